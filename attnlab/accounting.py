@@ -1,0 +1,105 @@
+"""Parameters and FLOPs of a model by formula, from the same axis strings that make the weights.
+
+FLOPs count the forward pass of matrix products, 2 for a multiply-add: every weight that is
+applied, the scores and the value product over all keys (a causal mask saves none here), the
+readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % at usual sizes).
+`config` is a `ModelConfig`.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from attnlab.heads import HeadSpec, weight_axes
+from attnlab.names import find
+
+
+def head_parameters(spec: HeadSpec) -> int:
+    """Parameters of one set of heads, biases included.
+
+    >>> head_parameters(HeadSpec("standard", width=512, num_heads=8)) == 4 * 512**2
+    True
+    """
+    return sum(math.prod(shape) for shape in spec.shapes.values())
+
+
+def head_flops(spec: HeadSpec, num_keys: int) -> int:
+    """Forward FLOPs per token of one set of heads that attends to `num_keys` keys.
+
+    >>> head_flops(HeadSpec("wide", width=512, num_heads=8), 512)
+    25165824
+    """
+    s = spec.sizes
+    matrices = sum(
+        math.prod(spec.shapes[name])
+        for name, _ in weight_axes(spec)
+        if not name.endswith("_bias")
+    )
+    return 2 * matrices + 2 * s["N"] * num_keys * (s["H"] + s["V"])
+
+
+def _norm(config: Any) -> int:
+    return config.width * (2 if config.norm_bias else 1)
+
+
+def part_parameters(config: Any) -> dict[str, int]:
+    """part -> parameters of one slot, its norm included."""
+    d, f = config.width, config.ffn_width
+    ffn = 2 * d * f + (d + f if config.ffn_bias else 0)
+    return {
+        "attention": head_parameters(config.heads) + _norm(config),
+        "ffn": ffn + _norm(config),
+    }
+
+
+def outer_parameters(config: Any) -> int:
+    """Parameters outside the layers: embeddings, their norm, the final norm, the readout."""
+    d, v = config.width, config.vocab_size
+    count = v * d + config.token_types * d
+    count += config.max_len * d if config.positions == "learned" else 0
+    count += _norm(config) * (config.embedding_norm + (config.norm == "pre"))
+    count += v * d if config.readout == "own" else 0
+    return count + (v if config.readout_bias else 0)
+
+
+def unique_parameters(config: Any) -> int:
+    """Numbers that are trained and stored: each slot once."""
+    parts = part_parameters(config)
+    return outer_parameters(config) + sum(
+        parts[part] * count for part, count in config.slots.num_slots.items()
+    )
+
+
+def applied_parameters(config: Any) -> int:
+    """Numbers that a token meets on its way: each slot as often as it is applied."""
+    parts = part_parameters(config)
+    return outer_parameters(config) + config.num_layers * sum(parts[p] for p in config.slots)
+
+
+def flops_per_token(config: Any, length: int) -> int:
+    """Forward FLOPs per token at sequences of `length`; sharing layers does not change it."""
+    layer = head_flops(config.heads, length) + 4 * config.width * config.ffn_width
+    return config.num_layers * layer + 2 * config.width * config.vocab_size
+
+
+BUDGETS = {
+    "parameters": lambda config, length: unique_parameters(config),
+    "flops": flops_per_token,
+}
+
+
+def match_ffn_width(config: Any, reference: Any, budget: str, length: int) -> Any:
+    """`config` with the ffn_width that brings its budget nearest to the reference's.
+
+    `budget` is "parameters" (unique) or "flops" (per token, forward). Both are linear in
+    ffn_width. Raises ValueError where even ffn_width 1 is over the budget.
+    """
+    cost = find("budget", budget, BUDGETS)
+    one, two = (cost(dataclasses.replace(config, ffn_width=f), length) for f in (1, 2))
+    ffn_width = 1 + round((cost(reference, length) - one) / (two - one))
+    if ffn_width < 1:
+        raise ValueError(
+            f"{config.layout}/{config.plan}: its heads alone cost more {budget} ({one:,}) than the "
+            f"whole reference ({cost(reference, length):,}); give the reference a larger ffn_width"
+        )
+    return dataclasses.replace(config, ffn_width=ffn_width)

@@ -1,0 +1,126 @@
+"""Where a run's numbers go: console, JSON lines, TensorBoard, a progress bar."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class Recorder:
+    """Writes metrics of a run with several seeds into `folder`. Use as a context manager.
+
+    `metrics.jsonl` holds one object per write: step and, per metric, a number or one per seed.
+    TensorBoard files lie in `tensorboard/seed_<n>`. Where `writes` is False (every process but
+    the first) it does nothing.
+    """
+
+    def __init__(self, folder: Path, seeds: Sequence[int], *, name: str = "", writes: bool = True):
+        self._path, self._seeds, self._name, self._writes = (
+            folder / "metrics.jsonl",
+            seeds,
+            name,
+            writes,
+        )
+        self._lines: Any = None
+        self._boards: list[Any] = []
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for file in (self._lines, *self._boards):
+            if file is not None:
+                file.close()
+
+    def say(self, line: str) -> None:
+        """One line for people, on standard error."""
+        if self._writes:
+            print(f"[{self._name}] {line}" if self._name else line, file=sys.stderr, flush=True)
+
+    def rewind(self, step: int) -> None:
+        """Drops what was written after `step`: a resumed run writes it again."""
+        if not self._writes:
+            return
+        kept = [row for row in read_metrics(self._path) if row["step"] <= step]
+        new = self._path.with_suffix(".tmp")
+        new.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        os.replace(new, self._path)
+        self._lines = self._path.open("a")
+        from tensorboardX import SummaryWriter
+
+        folder = self._path.parent / "tensorboard"
+        self._boards = [
+            SummaryWriter(str(folder / f"seed_{seed}"), purge_step=step + 1 if step else None)
+            for seed in self._seeds
+        ]
+
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Each value is one number or an array with one per seed."""
+        if not self._writes:
+            return
+        row = {name: np.asarray(value).tolist() for name, value in metrics.items()}
+        self._lines.write(json.dumps({"step": step, **row}) + "\n")
+        self._lines.flush()
+        for name, value in metrics.items():
+            per_seed = np.broadcast_to(value, len(self._boards))
+            for board, one in zip(self._boards, per_seed, strict=True):
+                board.add_scalar(name, float(one), step)
+        self.say(f"step {step:>6}  " + "  ".join(f"{n} {_show(v)}" for n, v in row.items()))
+
+    @contextmanager
+    def progress(self, total: int, first: int) -> Iterator[Callable[[int, int], None]]:
+        """A bar with tokens/s and time left on a terminal; yields advance(step, tokens_per_step)."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            transient=True,
+            disable=not (self._writes and sys.stderr.isatty()),
+            console=_stderr_console(),
+        )
+        with bar:
+            row = bar.add_task(self._name, total=total, completed=first, rate="")
+
+            def advance(step: int, tokens_per_step: int) -> None:
+                speed = bar.tasks[0].speed
+                rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
+                bar.update(row, completed=step, rate=rate)
+
+            yield advance
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def _stderr_console() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _show(value: Any) -> str:
+    many = value if isinstance(value, list) else [value]
+    return " ".join(f"{v:.4g}" for v in many)

@@ -1,0 +1,33 @@
+"""Devices: one mesh over all of them, data parallel."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+def data_mesh(batch_size: int) -> Mesh:
+    """All devices along one axis, "data". Raises ValueError where they do not divide a batch."""
+    count = jax.device_count()
+    if batch_size % count:
+        raise ValueError(
+            f"batch_size {batch_size} is not divisible by {count} devices; "
+            f"use a multiple of {count}"
+        )
+    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Every leaf whole on every device. Each process holds the same values."""
+    return jax.tree.map(lambda a: _place(mesh, P(), np.asarray(a)), tree)
+
+
+def spread(mesh: Mesh, rows: np.ndarray, axis: int) -> jax.Array:
+    """This process's rows of a batch -> the whole batch, `axis` cut over the devices."""
+    return _place(mesh, P(*(None,) * axis, "data"), rows)
+
+
+def _place(mesh: Mesh, spec: P, local: np.ndarray) -> jax.Array:
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, spec), local)

@@ -1,0 +1,70 @@
+"""Runs L layers under any sharing plan in one compiled scan."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attnlab.sharing import Plan
+
+# Cheap to make again from the slots; saved, they would cost one copy of the weights per layer.
+_SLICES = {"dynamic_slice", "gather", "squeeze", "reshape", "broadcast_in_dim"}
+
+
+def _save_all_but_slices(primitive, *_, **__) -> bool:
+    return primitive.name not in _SLICES
+
+
+def init_slots(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
+    """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot."""
+    keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))
+    return {p: jax.vmap(init[p])(jax.random.split(keys[p], g)) for p, g in plan.num_slots.items()}
+
+
+def run_stack(
+    block: Callable,
+    slots: dict[str, Any],
+    plan: Plan,
+    x: Any,
+    *,
+    layer: Any = None,
+    shared: Any = None,
+    state: Any = None,
+    remat: bool = True,
+) -> tuple[tuple[Any, Any], Any]:
+    """x after every application of `block`, in the order of `plan`.
+
+    Args:
+      block: (w, x, state, own, shared) -> (x, state, seen), where w[part] is the slot of `part`.
+      slots: part -> weights stacked [G, ...]; several stacks may read one pool.
+      plan: part -> slot per application.
+      layer: a tree with a leading [L] axis; each application gets its own row (gates, keys).
+      shared: given whole to every application (masks, rotary angles).
+      state: threaded through the applications.
+      remat: compute activations again in the backward pass instead of keeping them.
+
+    Returns: ((x, state), seen), `seen` stacked [L, ...]. Size and time of compilation do not
+      depend on L. Raises ValueError where plan and slots do not fit.
+
+    >>> plan = Plan(scale=(0, 1, 0))
+    >>> block = lambda w, x, state, own, shared: (x * w["scale"], state, None)
+    >>> float(run_stack(block, {"scale": jnp.array([2.0, 3.0])}, plan, jnp.ones(()))[0][0])
+    12.0
+    """
+    for part, count in plan.num_slots.items():
+        if part not in slots:
+            raise ValueError(f"the plan names part {part!r}, the slots hold {sorted(slots)}")
+        sizes = {a.shape[0] for a in jax.tree.leaves(slots[part])}
+        if min(sizes, default=count) < count:
+            raise ValueError(f"part {part!r}: the plan uses {count} slots, there are {min(sizes)}")
+
+    def body(carry, step):
+        index, own = step
+        w = {p: jax.tree.map(lambda a, p=p: a[index[p]], slots[p]) for p in plan}
+        x, state, seen = block(w, *carry, own, shared)
+        return (x, state), seen
+
+    body = jax.checkpoint(body, prevent_cse=False, policy=None if remat else _save_all_but_slices)
+    return lax.scan(body, (x, state), ({p: jnp.asarray(m) for p, m in plan.items()}, layer))

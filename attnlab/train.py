@@ -1,0 +1,321 @@
+"""Training: the steps of S seeds in one compiled program, evaluation, exact resume."""
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from attnlab import data, shard
+from attnlab.checkpoint import Checkpoints
+from attnlab.metrics import Recorder
+from attnlab.tasks import Task, cross_entropy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train. Valid once it exists; raises ValueError with a way out."""
+
+    steps: int = 800
+    batch_size: int = 16
+    length: int = 64
+    seeds: tuple[int, ...] = (0, 1, 2)
+    learning_rate: float = 3e-3
+    final_learning_rate: float = 3e-4
+    warmup_steps: int = 50
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    log_every: int = 50
+    eval_every: int = 200
+    eval_batch_size: int = 64
+    eval_windows: int = 2048
+    curve_windows: int = 256
+    checkpoint_every: int = 400
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value, zero_is_fine = getattr(self, field.name), field.name in _MAY_BE_ZERO
+            if field.name == "seeds":
+                continue
+            if isinstance(value, bool) or value < 0 or (value == 0 and not zero_is_fine):
+                least = "0 or more" if zero_is_fine else "more than 0"
+                raise ValueError(f"{field.name} must be {least}, not {value!r}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be below steps {self.steps}; lower it"
+            )
+
+
+_MAY_BE_ZERO = {"final_learning_rate", "warmup_steps", "weight_decay", "eval_windows", "beta1"}
+
+
+class TrainState(NamedTuple):
+    """What a run is at a step. Every leaf has a leading seeds axis."""
+
+    params: Any
+    opt_state: Any
+    step: jax.Array
+    window_loss: jax.Array
+    """Sum of the losses since the last log line, so that a resumed log is the same too."""
+
+
+class Result(NamedTuple):
+    """What `fit` returns."""
+
+    state: TrainState
+    step: int
+    heldout_loss: np.ndarray
+    """[S], nats per token."""
+    train_loss: np.ndarray
+    wall_seconds: float
+    """Of all seeds together, over every start of the run, compilation included."""
+    tokens_per_second: float
+    """Of all seeds together, compilation and evaluation left out."""
+
+
+class NonFiniteLoss(RuntimeError):
+    """A loss became NaN or infinite."""
+
+
+class Stopped(RuntimeError):
+    """The run was asked to stop; its state is saved."""
+
+
+def decays(params: Any) -> Any:
+    """True for matrices, False for biases and norm scales: by name, since slots are stacked."""
+
+    def by_name(path, _):
+        return not str(path[-1].key).endswith(("bias", "scale"))
+
+    return jax.tree_util.tree_map_with_path(by_name, params)
+
+
+def learning_rate(config: TrainConfig) -> optax.Schedule:
+    """Linear warm-up, then a cosine down to the final rate at the last step."""
+    return optax.schedules.warmup_cosine_decay_schedule(
+        init_value=config.learning_rate / (config.warmup_steps + 1),
+        peak_value=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        decay_steps=config.steps,
+        end_value=config.final_learning_rate,
+    )
+
+
+def adamw(config: TrainConfig) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2017) after clipping by the global norm."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate(config),
+            b1=config.beta1,
+            b2=config.beta2,
+            weight_decay=config.weight_decay,
+            mask=decays,
+        ),
+    )
+
+
+def over_seeds(step: Callable) -> Callable:
+    """`step` for a leading seeds axis on every argument.
+
+    One after the other on a CPU, where that is faster and bit-equal to each seed alone; side by
+    side on an accelerator.
+    """
+    if jax.default_backend() == "cpu":
+        return lambda *args: lax.map(lambda row: step(*row), args)
+    return jax.vmap(step)
+
+
+def init_state(model: Any, optimizer: Any, length: int, seed: int) -> TrainState:
+    """The state of one seed at step 0, without the seeds axis."""
+    params = model.init(jax.random.key(seed), jnp.zeros((1, length), jnp.int32))["params"]
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(params, optimizer.init(params), zero, jnp.zeros(()))
+
+
+def train_step(
+    model: Any, task: Task, optimizer: Any, state: TrainState, tokens: Any, seed: Any
+) -> TrainState:
+    """One optimizer step of one seed on tokens [B, T + 1]."""
+    key = jax.random.fold_in(jax.random.key(seed), state.step)
+    prepare_key, dropout_key = jax.random.split(key)
+    example = task.prepare(tokens, prepare_key)
+
+    def loss(params):
+        rngs = {"dropout": dropout_key}
+        logits = model.apply({"params": params}, example.inputs, deterministic=False, rngs=rngs)
+        nats = cross_entropy(logits, example.targets) * example.weights
+        return jnp.sum(nats) / jnp.maximum(jnp.sum(example.weights), 1)
+
+    value, grads = jax.value_and_grad(loss)(state.params)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return TrainState(params, opt_state, state.step + 1, state.window_loss + value)
+
+
+def make_evaluate(model: Any, task: Task, mesh: Any, batch_size: int) -> Callable:
+    """(params [S, ...], windows, valid) -> mean loss [S] in nats over the targets that count."""
+
+    def sums(params, tokens, valid, key):
+        example = task.prepare(tokens, key)
+        logits = model.apply({"params": params}, example.inputs)
+        weights = example.weights * valid
+        return jnp.sum(cross_entropy(logits, example.targets) * weights), jnp.sum(weights)
+
+    @jax.jit
+    def batch_sums(params, tokens, valid, key):
+        return over_seeds(lambda p: sums(p, tokens, valid, key))(params)
+
+    processes, process = jax.process_count(), jax.process_index()
+
+    def evaluate(params, tokens, valid):
+        totals = np.zeros(2)
+        for i, start in enumerate(range(0, len(tokens), batch_size)):
+            rows = [_fill(a[start : start + batch_size], batch_size) for a in (tokens, valid)]
+            mine = [a[process * batch_size // processes :][: batch_size // processes] for a in rows]
+            placed = [shard.spread(mesh, a, axis=0) for a in mine]
+            # The same masks for every model: the key depends on the batch alone.
+            got = batch_sums(params, *placed, jax.random.fold_in(jax.random.key(0), i))
+            totals = totals + np.asarray(got, np.float64).T
+        return totals[:, 0] / totals[:, 1]
+
+    return evaluate
+
+
+def _fill(rows: np.ndarray, count: int) -> np.ndarray:
+    """Rows of zeros (which do not count) up to `count`."""
+    return np.pad(rows, [(0, count - len(rows))] + [(0, 0)] * (rows.ndim - 1))
+
+
+def fit(
+    model: Any,
+    task: Task,
+    optimizer: Any,
+    config: TrainConfig,
+    corpus: data.Corpus,
+    *,
+    recorder: Recorder,
+    checkpoints: Checkpoints,
+) -> Result:
+    """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
+
+    A function of (model, config, corpus, seeds): killed at any moment and called again it ends
+    with the same numbers, bit for bit, on the same machine with as many cores.
+    Raises NonFiniteLoss (nothing is saved then) and, on SIGTERM or SIGINT, Stopped (after a save).
+    """
+    began = time.perf_counter()
+    mesh = shard.data_mesh(config.batch_size)
+    if config.eval_batch_size % jax.device_count():
+        raise ValueError(
+            f"eval_batch_size {config.eval_batch_size} is not divisible by "
+            f"{jax.device_count()} devices"
+        )
+    seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
+    make = jax.jit(lambda seed: init_state(model, optimizer, config.length, seed))
+    states = [make(np.uint32(seed)) for seed in config.seeds]
+    state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
+    one_step = over_seeds(lambda *row: train_step(model, task, optimizer, *row))
+    step_all = jax.jit(one_step, donate_argnums=0)
+    evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
+    schedule = learning_rate(config)
+
+    first, spent, busy = 0, 0.0, 0.0
+    restored = checkpoints.restore(state)
+    if restored:
+        first, state, notes = restored
+        spent, busy = notes["wall_seconds"], notes["busy_seconds"]
+        recorder.say(f"resuming at step {first}")
+    recorder.rewind(first)
+
+    def save(step: int) -> None:
+        if not np.all(np.isfinite([np.asarray(jax.tree.leaves(state.window_loss))])):
+            raise NonFiniteLoss(_diverged(config, step, state.window_loss))
+        seconds = {"wall_seconds": spent + time.perf_counter() - began, "busy_seconds": busy}
+        checkpoints.save(step, state, seconds)
+
+    def score(part: np.ndarray, count: int) -> np.ndarray:
+        return evaluate(state.params, *data.windows(part, config.length, count))
+
+    tokens_per_step = len(config.seeds) * config.batch_size * config.length
+    clock = time.perf_counter()
+    with _stop_signals() as asked_to_stop, recorder.progress(config.steps, first) as advance:
+        for step in range(first + 1, config.steps + 1):
+            rows = [
+                data.sample(
+                    corpus.train,
+                    config.length,
+                    config.batch_size,
+                    seed=seed,
+                    step=step,
+                    process=jax.process_index(),
+                    num_processes=jax.process_count(),
+                )
+                for seed in config.seeds
+            ]
+            state = step_all(state, shard.spread(mesh, np.stack(rows), axis=1), seeds)
+            if step == first + 1:  # what comes before is compilation
+                jax.block_until_ready(state.step)
+                clock = time.perf_counter()
+            if step % config.log_every == 0 or step == config.steps:
+                since = step - (step - 1) // config.log_every * config.log_every
+                losses = np.asarray(state.window_loss) / since
+                if not np.all(np.isfinite(losses)):
+                    raise NonFiniteLoss(_diverged(config, step, losses))
+                state = state._replace(window_loss=jax.tree.map(jnp.zeros_like, state.window_loss))
+                busy += time.perf_counter() - clock
+                recorder.write(
+                    step,
+                    {"train/loss": losses, "train/learning_rate": float(schedule(step - 1))},
+                )
+                advance(step, tokens_per_step)
+                clock = time.perf_counter()
+            if step % config.eval_every == 0 and step != config.steps:
+                recorder.write(step, {"eval/loss": score(corpus.heldout, config.curve_windows)})
+                clock = time.perf_counter()
+            if step % config.checkpoint_every == 0 or step == config.steps or asked_to_stop():
+                save(step)
+                clock = time.perf_counter()
+            if asked_to_stop() and step != config.steps:
+                raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
+    heldout = score(corpus.heldout, config.eval_windows)
+    train = score(corpus.train, config.eval_windows or config.curve_windows)
+    recorder.write(config.steps, {"eval/loss": heldout})
+    wall = spent + time.perf_counter() - began
+    done = max(config.steps - 1, 1)
+    return Result(state, config.steps, heldout, train, wall, done * tokens_per_step / max(busy, 1e-9))
+
+
+def _diverged(config: TrainConfig, step: int, losses: Any) -> str:
+    bad = [s for s, loss in zip(config.seeds, np.asarray(losses), strict=True) if not np.isfinite(loss)]
+    return (
+        f"the loss of seed {', '.join(map(str, bad))} is not finite at step {step}; lower "
+        "train.learning_rate, raise train.warmup_steps or use model.dtype=float32"
+    )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Within, SIGTERM and SIGINT set a flag in place of ending the process."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    both = (signal.SIGTERM, signal.SIGINT)
+    before = {s: signal.signal(s, lambda number, frame: asked.append(number)) for s in both}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,141 @@
+"""One arm: a config -> model, data and optimizer -> `fit` -> result.json. Its seeds are inside."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attnlab import accounting, data, train
+from attnlab.checkpoint import Checkpoints
+from attnlab.metrics import Recorder
+from attnlab.models import ModelConfig
+from attnlab.names import find
+from attnlab.tasks import TASKS
+from experiments import workdir
+
+COMPLETE, DIVERGED = "complete", "diverged"
+MAPS = "maps.npz"
+
+
+class Arm(NamedTuple):
+    """A config, checked and resolved: nothing in it can fail later for what it says."""
+
+    task: str
+    model: ModelConfig
+    train: train.TrainConfig
+    data_path: str
+    match: str
+
+
+def resolve(config: Any) -> Arm:
+    """A config of `experiments/configs` -> Arm. Raises ValueError, saying what to change."""
+    task = find("task", config.task, TASKS)
+    trains = train.TrainConfig(**{**config.train, "seeds": tuple(config.train.seeds)})
+    model = ModelConfig(**config.model)
+    if model.kind != task.kind:
+        raise ValueError(f"task {config.task!r} needs model.kind={task.kind!r}, not {model.kind!r}")
+    if model.vocab_size < data.VOCAB_SIZE + task.extra_tokens:
+        raise ValueError(
+            f"task {config.task!r} needs model.vocab_size of at least "
+            f"{data.VOCAB_SIZE + task.extra_tokens}, not {model.vocab_size}"
+        )
+    if model.max_len < trains.length:
+        raise ValueError(
+            f"train.length {trains.length} is longer than model.max_len {model.max_len}"
+        )
+    if config.match.budget:
+        reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)
+        model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
+    return Arm(config.task, model, trains, config.data.path, config.match.budget)
+
+
+def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
+    """Runs the arm in `folder`, or goes on where it was left; returns what result.json holds.
+
+    Raises ValueError before any work for bad input, train.Stopped after a signal. A loss that is
+    not finite ends the arm with status "diverged" and a message.
+    """
+    arm = resolve(config)
+    corpus = data.load_corpus(arm.data_path, length=arm.train.length)
+    record = {
+        "config": config.to_dict(),
+        "corpus": {
+            "name": corpus.name,
+            "sha256": corpus.sha256,
+            "bytes": corpus.num_bytes,
+            "heldout_bytes": len(corpus.heldout),
+        },
+        "environment": workdir.environment(),
+    }
+    size = accounting.unique_parameters(arm.model) * len(arm.train.seeds)
+    # Parameters and two moments in float32, for two checkpoints and the one being written.
+    changed = workdir.claim(folder, record, room=9 * 4 * size + (64 << 20))
+    done = folder / workdir.RESULT
+    if done.exists():
+        return workdir.read_json(done)
+    with (
+        Recorder(folder, arm.train.seeds, name=name, writes=jax.process_index() == 0) as recorder,
+        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
+    ):
+        for line in changed:
+            recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
+        result = {
+            "name": name,
+            "layout": arm.model.layout,
+            "plan": arm.model.plan,
+            "match": arm.match,
+            "model": dataclasses.asdict(arm.model),
+            "seeds": list(arm.train.seeds),
+            "steps": arm.train.steps,
+            "length": arm.train.length,
+            "learning_rate": arm.train.learning_rate,
+            "unique_parameters": accounting.unique_parameters(arm.model),
+            "applied_parameters": accounting.applied_parameters(arm.model),
+            "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
+            "unigram_bits_per_byte": data.unigram_bits(corpus.heldout),
+            "gzip_bits_per_byte": data.gzip_bits(corpus.heldout),
+        }
+        model, task = arm.model.build(), TASKS[arm.task]
+        try:
+            fitted = train.fit(
+                model,
+                task,
+                train.adamw(arm.train),
+                arm.train,
+                corpus,
+                recorder=recorder,
+                checkpoints=checkpoints,
+            )
+        except train.NonFiniteLoss as error:
+            result |= {"status": DIVERGED, "message": str(error)}
+        else:
+            result |= {
+                "status": COMPLETE,
+                "heldout_bits_per_byte": (fitted.heldout_loss / math.log(2)).tolist(),
+                "train_bits_per_byte": (fitted.train_loss / math.log(2)).tolist(),
+                "tokens_per_second": fitted.tokens_per_second,
+                "wall_seconds": fitted.wall_seconds,
+            }
+            _save_maps(folder / MAPS, model, fitted, corpus, arm.train)
+        if jax.process_index() == 0:
+            workdir.write_json(done, result)
+        return result
+
+
+def _save_maps(path: Path, model: Any, fitted: Any, corpus: Any, config: Any) -> None:
+    """The attention probabilities [L, N, T, T] of the first seed on one held-out window."""
+    tokens, _ = data.windows(corpus.heldout, config.length, 3)
+    params = jax.tree.map(lambda a: a[0], fitted.state.params)
+    look = jax.jit(lambda p, t: model.apply({"params": p}, t, return_probs=True)[1])
+    probs = look(params, tokens[1:2, :-1])[:, 0]
+    np.savez_compressed(
+        path,
+        probs=np.asarray(probs, np.float16),
+        tokens=tokens[1, :-1].astype(np.uint8),
+        step=fitted.step,
+        seed=config.seeds[0],
+        bits_per_byte=fitted.heldout_loss[0] / math.log(2),
+    )

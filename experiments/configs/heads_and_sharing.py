@@ -1,0 +1,45 @@
+"""Wide, standard or narrow heads, each layer its own weights or all layers one set: which is best?
+
+    python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py --workdir=runs/first
+
+Words after the colon: `match=parameters` or `match=flops` (every arm gets the ffn_width that
+brings it to the budget of standard heads with separate layers), `lr` (three learning rates an
+arm), and the words of byte_lm.py (`tiny`, `masked`, ...).
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+
+LAYOUTS = ("standard", "wide", "narrow")
+PLANS = ("separate", "albert")
+LEARNING_RATES = (1e-3, 3e-3, 1e-2)
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    words = [w for w in arg.split(",") if w]
+    config = byte_lm.get_config(",".join(w for w in words if w != "lr" and "=" not in w))
+    for word in (w for w in words if "=" in w):
+        name, budget = word.split("=")
+        if name != "match" or budget not in ("parameters", "flops"):
+            raise ValueError(f"unknown word {word!r}; known: match=parameters, match=flops")
+        config.match.budget = budget
+        # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give.
+        config.model.ffn_width = 8 * config.model.width
+    return config
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """One `add(**overrides)` per arm."""
+    for layout in LAYOUTS:
+        for plan in PLANS:
+            arm = {"model.layout": layout, "model.plan": plan}
+            if "lr" in arg.split(","):
+                for rate in LEARNING_RATES:
+                    final = rate / 10
+                    add(**arm, **{"train.learning_rate": rate, "train.final_learning_rate": final})
+            else:
+                add(**arm)
