@@ -9,14 +9,6 @@ from jax import lax
 
 from attnlab.sharing import Plan
 
-# Cheap to make again from the slots; saved, they would cost one copy of the weights per layer.
-_SLICES = {"dynamic_slice", "gather", "squeeze", "reshape", "broadcast_in_dim"}
-
-
-def _save_all_but_slices(primitive, *_, **__) -> bool:
-    return primitive.name not in _SLICES
-
-
 def init_slots(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
     """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot."""
     keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))
@@ -43,7 +35,9 @@ def run_stack(
       layer: a tree with a leading [L] axis; each application gets its own row (gates, keys).
       shared: given whole to every application (masks, rotary angles).
       state: threaded through the applications.
-      remat: compute activations again in the backward pass instead of keeping them.
+      remat: compute all activations again in the backward pass; else only what is cheap, and
+        keep the matrix products. Both times the slots are sliced again: saved, they would cost
+        one copy of the weights per layer.
 
     Returns: ((x, state), seen), `seen` stacked [L, ...]. Size and time of compilation do not
       depend on L. Raises ValueError where plan and slots do not fit.
@@ -66,5 +60,6 @@ def run_stack(
         x, state, seen = block(w, *carry, own, shared)
         return (x, state), seen
 
-    body = jax.checkpoint(body, prevent_cse=False, policy=None if remat else _save_all_but_slices)
+    policy = None if remat else jax.checkpoint_policies.dots_saveable
+    body = jax.checkpoint(body, prevent_cse=False, policy=policy)
     return lax.scan(body, (x, state), ({p: jnp.asarray(m) for p, m in plan.items()}, layer))

@@ -14,7 +14,7 @@ from ml_collections import config_flags
 from attnlab.train import Stopped
 from experiments import arm
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A config file, with :words", True)
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A config file, with :words")
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of this run.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
 
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.FLAGS.set_default("verbosity", -1)
     flags.mark_flags_as_required(["config", "workdir"])
     jax.config.config_with_absl()
     app.run(main)
