@@ -1,0 +1,72 @@
+"""What every test relies on: 8 virtual devices, one tolerance helper, tiny runs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+# Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
+# Those that compare bits take the fixture `optimized`.
+jax.config.update("jax_disable_most_optimizations", True)
+
+ROOT = Path(__file__).parent.parent
+# Largest difference allowed, relative to the largest expected value.
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+
+
+def assert_close(got, expected, *, loosen=1.0):
+    """Equal up to the rounding of the coarser dtype, relative to the largest expected value."""
+    got_leaves, expected_leaves = jax.tree.leaves(got), jax.tree.leaves(expected)
+    assert len(got_leaves) == len(expected_leaves)
+    for a, b in zip(got_leaves, expected_leaves, strict=True):
+        assert a.shape == b.shape
+        tolerance = max(TOLERANCE.get(str(x.dtype), 0) for x in (a, b)) * loosen
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        scale = max(np.max(np.abs(b), initial=0), 1e-30)
+        assert np.max(np.abs(a - b), initial=0) <= tolerance * scale
+
+
+@pytest.fixture
+def x64():
+    """float64 within one test."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def optimized():
+    """Compiled as in a run."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """The folder of real data that may stand beside the checkout; skips without it."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.exists():
+        pytest.skip("no shared/data beside the checkout")
+    return folder
+
+
+def command(module, *flags, **options):
+    """Runs `python -m module flags` as a user would, on one device; never raises."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_NUM"))}
+    return subprocess.run(
+        [sys.executable, "-m", module, *flags],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        **options,
+    )

@@ -1,0 +1,119 @@
+"""Formulas equal the tree, the published counts, and the products that a trace holds."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attnlab import LAYOUTS, PLANS, ModelConfig, applied_parameters, flops_per_token, unique_parameters
+from attnlab.accounting import match_ffn_width
+
+SMALL = ModelConfig(
+    vocab_size=29, max_len=11, width=12, num_layers=5, num_heads=3, ffn_width=17, value_dim=5
+)
+
+
+def tree_of(config):
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return jax.eval_shape(config.build().init, jax.random.key(0), tokens)["params"]
+
+
+def size_of(tree):
+    return sum(a.size for a in jax.tree.leaves(tree))
+
+
+OPTIONS = [
+    {},
+    {"attention_biases": "", "ffn_bias": False, "norm_bias": False, "readout": "own"},
+    {"norm": "post", "positions": "sinusoidal", "embedding_norm": True, "token_types": 3},
+    {"positions": "rotary", "readout": "own", "readout_bias": True, "head_dim": 6, "kind": "encoder"},
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parameters_equal_the_tree(layout, plan):
+    for options in OPTIONS:
+        config = dataclasses.replace(SMALL, layout=layout, plan=plan, **options)
+        assert unique_parameters(config) == size_of(tree_of(config))
+        alone = dataclasses.replace(config, plan="separate")
+        assert applied_parameters(config) == unique_parameters(alone)
+
+
+@pytest.mark.parametrize(
+    ("plan", "count"),
+    [  # ALBERT, Table 4 at E = H = 768, without the pooler
+        ("albert", 30_524_160),
+        ("attention_only", 82_487_808),
+        ("ffn_only", 56_527_104),
+        ("separate", 108_490_752),
+    ],
+)
+def test_albert_table_4(plan, count):
+    config = ModelConfig(
+        kind="encoder",
+        vocab_size=30_000,
+        max_len=512,
+        token_types=2,
+        embedding_norm=True,
+        width=768,
+        num_layers=12,
+        num_heads=12,
+        ffn_width=3072,
+        norm="post",
+        plan=plan,
+    )
+    assert unique_parameters(config) == size_of(tree_of(config)) == count
+    readout = 2 * 768 * 30_000
+    assert flops_per_token(config, 512) - readout == 188_743_680
+
+
+def product_flops(jaxpr):
+    """2 x multiply-adds of all matrix products in a jaxpr, scans counted by their length."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [v for v in equation.params.values() if hasattr(v, "eqns") or hasattr(v, "jaxpr")]
+        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for body in inner:
+            total += times * product_flops(getattr(body, "jaxpr", body))
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            summed = 1
+            for axis in contracted:
+                summed *= left[axis]
+            total += 2 * summed * equation.outvars[0].aval.size
+    return total
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_flops_equal_the_products_of_the_trace(layout, plan):
+    config = dataclasses.replace(SMALL, layout=layout, plan=plan)
+    tokens = jnp.zeros((2, 7), jnp.int32)
+    params = tree_of(config)
+    traced = jax.make_jaxpr(lambda p: config.build().apply({"params": p}, tokens))(params)
+    assert product_flops(traced.jaxpr) == 2 * 7 * flops_per_token(config, 7)
+
+
+@pytest.mark.parametrize("budget", ["parameters", "flops"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matched_arms_have_the_budget(layout, plan, budget):
+    reference = dataclasses.replace(SMALL, ffn_width=300)
+    arm = dataclasses.replace(SMALL, layout=layout, plan=plan)
+    matched = match_ffn_width(arm, reference, budget, 11)
+    cost = {"parameters": unique_parameters, "flops": lambda c: flops_per_token(c, 11)}[budget]
+    nearest = abs(cost(matched) - cost(reference))
+    for step in (-1, 1):
+        other = dataclasses.replace(matched, ffn_width=matched.ffn_width + step)
+        assert nearest <= abs(cost(other) - cost(reference))
+    assert nearest < 0.01 * cost(reference)
+
+
+def test_a_budget_that_heads_alone_exceed():
+    wide = dataclasses.replace(SMALL, layout="wide", value_dim=None, num_heads=6)
+    reference = dataclasses.replace(SMALL, ffn_width=2)
+    with pytest.raises(ValueError, match="give the reference a larger ffn_width"):
+        match_ffn_width(wide, reference, "parameters", 11)

@@ -1,0 +1,43 @@
+"""Values by hand, and what rotary positions promise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from attnlab import positions
+
+
+def test_sinusoidal_by_hand():
+    table = positions.sinusoidal(3, 4)
+    expected = [[np.sin(p), np.cos(p), np.sin(p / 100), np.cos(p / 100)] for p in range(3)]
+    assert_close(table, jnp.array(expected, jnp.float32))
+    assert positions.sinusoidal(3, 5).shape == (3, 5)
+
+
+def test_rotary_scores_depend_on_distance_alone(x64):
+    q, k = (jnp.asarray(np.random.default_rng(i).normal(size=(1, 1, 3, 6))) for i in (0, 1))
+
+    @jax.jit
+    def score(q_position, k_position):
+        turned = [
+            positions.rotate(a, positions.rotary_angles(jnp.array([p]), 6))
+            for a, p in ((q, q_position), (k, k_position))
+        ]
+        return jnp.sum(turned[0] * turned[1], axis=-1)
+
+    assert_close(score(9, 5), score(104, 100))
+    assert np.abs(score(9, 5) - score(9, 6)).min() > 1e-3
+    assert_close(score(7, 7), jnp.sum(q * k, axis=-1))
+
+
+def test_rotary_turns_pairs_half_a_head_apart():
+    x = jnp.array([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
+    turned = positions.rotate(x, positions.rotary_angles(jnp.array([2]), 4))
+    assert_close(turned[0, 0, 0], jnp.array([np.cos(2.0), 0, np.sin(2.0), 0], jnp.float32))
+
+
+def test_odd_heads_are_refused():
+    with pytest.raises(ValueError, match="head_dim 5 must be even"):
+        positions.rotary_angles(jnp.arange(2), 5)
