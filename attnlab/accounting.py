@@ -31,9 +31,7 @@ def head_flops(spec: HeadSpec, num_keys: int) -> int:
     """
     s = spec.sizes
     matrices = sum(
-        math.prod(spec.shapes[name])
-        for name, _ in weight_axes(spec)
-        if not name.endswith("_bias")
+        math.prod(spec.shapes[name]) for name, _ in weight_axes(spec) if not name.endswith("_bias")
     )
     return 2 * matrices + 2 * s["N"] * num_keys * (s["H"] + s["V"])
 

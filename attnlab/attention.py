@@ -23,7 +23,7 @@ class Options(NamedTuple):
     scale: float
     logits_soft_cap: float | None = None
     dropout_rate: float = 0.0
-    dropout_key: Array | None = None
+    dropout_key: Any = None
     mix: Mix = (None, None)
     return_probs: bool = False
     return_residual: bool = False
@@ -126,7 +126,9 @@ def dot_product_attention(
     if sees is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         seen["out"] = jnp.where(sees.swapaxes(1, 2)[..., None], seen["out"], 0)
-    results = tuple(seen[n] if batched else seen[n][0] for n in ("out", "probs", "residual") if n in seen)
+    results = tuple(
+        seen[n] if batched else seen[n][0] for n in ("out", "probs", "residual") if n in seen
+    )
     return results if len(results) > 1 else results[0]
 
 
@@ -248,7 +250,7 @@ def _dense(query, key, value, bias, allowed, options: Options) -> dict[str, Arra
     return seen
 
 
-def _jax_nn(name: str) -> Callable:
+def _jax_nn(name: Any) -> Callable:
     def run(query, key, value, bias, allowed, options: Options) -> dict[str, Array]:
         h, v = query.shape[-1], value.shape[-1]
         size = max(h, v)  # jax.nn wants H == V; zero columns change no product

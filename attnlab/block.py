@@ -60,7 +60,7 @@ def feed_forward(
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
-    """Zeroes entries with probability `rate` and divides the rest by 1 - rate; no key, no change."""
+    """Zero with probability `rate`, else x / (1 - rate); no key, no change."""
     if not rate or key is None:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)

@@ -62,21 +62,21 @@ class Checkpoints:
         `like` gives the tree, shapes, dtypes and placement. A damaged step is reported in one
         line and the next older one is tried. Raises ValueError where steps exist but none loads.
         """
-        tried = []
-        for found in sorted(self._checkpointer.checkpoints, key=lambda c: -c.step):
+        damaged = []
+        for step in sorted((c.step for c in self._checkpointer.checkpoints), reverse=True):
             try:
-                state, notes = self._load(found.step, like)
+                state, notes = self._load(step, like)
             except Exception as error:  # orbax raises many kinds for a damaged step
                 cause = error.__cause__ or error.__context__ or error
-                tried.append(found.step)
-                self._say(f"checkpoint {found.step} is damaged and left aside: {_brief(cause)}")
+                self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
+                damaged.append(step)
                 continue
-            for step in tried:  # else the run, when it gets there again, could not save
-                self._checkpointer.delete(step) if hasattr(self._checkpointer, "delete") else None
-            return found.step, state, notes
-        if tried:
+            for step_again in damaged:  # the run gets there again and must be able to save
+                self._checkpointer.delete(step_again)
+            return step, state, notes
+        if damaged:
             raise ValueError(
-                f"no checkpoint in {self._directory} could be read (tried {tried}); "
+                f"no checkpoint in {self._directory} could be read (tried {damaged}); "
                 "move the folder away to start again"
             )
         return None
@@ -92,7 +92,9 @@ class Checkpoints:
         for name, leaf in flat.items():
             if digest(leaf) != metadata["digests"][name]:
                 raise ValueError(f"the digest of {name} does not match")
-        return jax.tree.unflatten(jax.tree.structure(like), list(flat.values())), metadata["notes"]
+        # Orbax hands the names back sorted, not in the tree's order.
+        leaves = [flat[name] for name in flat_like]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), metadata["notes"]
 
 
 def _flat(tree: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Text -> batches of bytes. Every batch is a function of (seed, step, process): nothing to resume."""
+"""Text -> batches of bytes. A batch is a function of (seed, step, process): no state to save."""
 
 import gzip
 import hashlib
@@ -19,7 +19,7 @@ class Corpus(NamedTuple):
     train: np.ndarray
     heldout: np.ndarray
     sha256: str
-    """Of train + held-out, in that order."""
+    """Of the whole text in its own order."""
 
     @property
     def num_bytes(self) -> int:
@@ -35,15 +35,14 @@ def load_corpus(path: str = "", *, length: int) -> Corpus:
     Raises FileNotFoundError or ValueError, saying what is wrong, where no windows of `length` + 1
     bytes can be had from both parts.
     """
-    name, train, heldout = _standard_library() if not path else _text(Path(path))
-    for part, text in (("training", train), ("held-out", heldout)):
+    corpus = _text(Path(path)) if path else _standard_library()
+    for part, text in (("training", corpus.train), ("held-out", corpus.heldout)):
         if len(text) <= length:
             raise ValueError(
-                f"{name}: the {part} text has {len(text)} bytes, too short for one window of "
-                f"{length} + 1; give a longer text or a smaller length"
+                f"{corpus.name}: the {part} text has {len(text)} bytes, too short for one window "
+                f"of {length} + 1; give a longer text or a smaller length"
             )
-    digest = hashlib.sha256(train + heldout).hexdigest()
-    return Corpus(name, _tokens(train), _tokens(heldout), digest)
+    return corpus
 
 
 def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,19 +98,23 @@ def _tokens(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8).astype(np.int32)
 
 
-def _standard_library() -> tuple[str, bytes, bytes]:
+def _standard_library() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
-    train, heldout = [], []
     files = {p.relative_to(root).as_posix(): p for p in root.rglob("*.py")}
+    train: list[bytes] = []
+    heldout: list[bytes] = []
+    whole = hashlib.sha256()
     for name, path in sorted(files.items()):
         if not SKIPPED_FOLDERS & set(Path(name).parts[:-1]):
+            text = path.read_bytes()
+            whole.update(text)
             bucket = int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10
-            (train if bucket else heldout).append(path.read_bytes())
-    version = sysconfig.get_python_version()
-    return f"Python {version} standard library", b"".join(train), b"".join(heldout)
+            (train if bucket else heldout).append(text)
+    name = f"Python {sysconfig.get_python_version()} standard library"
+    return Corpus(name, _tokens(b"".join(train)), _tokens(b"".join(heldout)), whole.hexdigest())
 
 
-def _text(path: Path) -> tuple[str, bytes, bytes]:
+def _text(path: Path) -> Corpus:
     if not path.exists():
         raise FileNotFoundError(f"no text at {path}; leave data.path empty for the default corpus")
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -125,5 +128,5 @@ def _text(path: Path) -> tuple[str, bytes, bytes]:
     text = b"".join(parts)
     if not text:
         raise ValueError(f"{path} holds no text; give a text file or a folder of them")
-    cut = int(len(text) * 0.9)
-    return path.name, text[:cut], text[cut:]
+    cut, digest = int(len(text) * 0.9), hashlib.sha256(text).hexdigest()
+    return Corpus(path.name, _tokens(text[:cut]), _tokens(text[cut:]), digest)

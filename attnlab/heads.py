@@ -142,7 +142,9 @@ def is_input(name: str, axis: str) -> bool:
     return axis in INPUT_AXES[name]
 
 
-def init_heads(key: Array, spec: HeadSpec, *, std: float | None = None, dtype=jnp.float32) -> Weights:
+def init_heads(
+    key: Array, spec: HeadSpec, *, std: float | None = None, dtype=jnp.float32
+) -> Weights:
     """Fresh weights: normal with standard deviation 1/sqrt(fan in), biases zero.
 
     The fan is the number of inputs that one output sums over: D (q), E (k), W (v), the chunk C

@@ -74,7 +74,7 @@ class Recorder:
 
     @contextmanager
     def progress(self, total: int, first: int) -> Iterator[Callable[[int, int], None]]:
-        """A bar with tokens/s and time left on a terminal; yields advance(step, tokens_per_step)."""
+        """On a terminal a bar with tokens/s and time left. Yields advance(step, tokens_per_step)."""
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,

@@ -200,7 +200,9 @@ class Transformer(nn.Module):
         return (logits, probs) if return_probs else logits
 
     def _norm(self, name: str) -> Any:
-        return self.param(name, lambda key: init_norm(self.config.width, bias=self.config.norm_bias))
+        return self.param(
+            name, lambda key: init_norm(self.config.width, bias=self.config.norm_bias)
+        )
 
 
 class Decoder(Transformer):

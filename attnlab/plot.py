@@ -84,9 +84,7 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> Any:
     for curve in series:
         mean, look = curve.values.mean(0), curve.style
         band = curve.values.min(0), curve.values.max(0)
-        axes.fill_between(
-            curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0
-        )
+        axes.fill_between(curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0)
         axes.plot(
             curve.steps,
             mean,
@@ -272,13 +270,9 @@ def _scale(figure: Any, grid: Any, colour: str) -> None:
 
 def _label_ends(axes: Any, series: Sequence[Curve]) -> None:
     """Each label right of the axes, as near the end of its curve as the others leave room."""
-    height = (
-        1.35 * LETTERS / (72 * axes.figure.get_figheight() * 0.8)
-    )  # of the axes' height
+    height = 1.35 * LETTERS / (72 * axes.figure.get_figheight() * 0.8)  # of the axes' height
     low, high = axes.get_ylim()
-    ends = [
-        min(1.0, (float(c.values[:, -1].mean()) - low) / (high - low)) for c in series
-    ]
+    ends = [min(1.0, (float(c.values[:, -1].mean()) - low) / (high - low)) for c in series]
     places = _spread(ends, height)
     for curve, place in zip(series, places, strict=True):
         axes.annotate(

@@ -24,7 +24,9 @@ def rotary_angles(
     return _angles(positions, head_dim, base)
 
 
-def rotate(x: Float[Array, "B T N H"], angles: Float[Array, "*B T half"]) -> Float[Array, "B T N H"]:
+def rotate(
+    x: Float[Array, "B T N H"], angles: Float[Array, "*B T half"]
+) -> Float[Array, "B T N H"]:
     """Turns the pairs (x_i, x_{i+H/2}) by their angles; q.k then depends on distance alone.
 
     Pairs are taken half a head apart, as GPT-NeoX and Hugging Face do (the paper takes

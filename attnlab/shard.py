@@ -8,15 +8,24 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 
-def data_mesh(batch_size: int) -> Mesh:
-    """All devices along one axis, "data". Raises ValueError where they do not divide a batch."""
-    count = jax.device_count()
-    if batch_size % count:
-        raise ValueError(
-            f"batch_size {batch_size} is not divisible by {count} devices; "
-            f"use a multiple of {count}"
-        )
-    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,))
+def data_mesh(devices: Any = None, **batch_sizes: int) -> Mesh:
+    """All devices along one axis, "data". Raises ValueError where they do not divide a batch.
+
+    `batch_sizes` are named, for the message: `data_mesh(batch_size=16, eval_batch_size=64)`.
+    """
+    devices = jax.devices() if devices is None else devices
+    count = len(devices)
+    for name, size in batch_sizes.items():
+        if size % count:
+            raise ValueError(
+                f"{name} {size} is not divisible by {count} devices; use a multiple of {count}"
+            )
+    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def whole(mesh: Mesh) -> NamedSharding:
+    """Every array whole on every device."""
+    return NamedSharding(mesh, P())
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:

@@ -9,6 +9,7 @@ from jax import lax
 
 from attnlab.sharing import Plan
 
+
 def init_slots(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
     """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot."""
     keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import Mesh
 
 from attnlab import data, shard
 from attnlab.checkpoint import Checkpoints
@@ -138,7 +139,7 @@ def over_seeds(step: Callable) -> Callable:
     return jax.vmap(step)
 
 
-def init_state(model: Any, optimizer: Any, length: int, seed: int) -> TrainState:
+def init_state(model: Any, optimizer: Any, length: int, seed: Any) -> TrainState:
     """The state of one seed at step 0, without the seeds axis."""
     params = model.init(jax.random.key(seed), jnp.zeros((1, length), jnp.int32))["params"]
     zero = jnp.zeros((), jnp.int32)
@@ -165,7 +166,7 @@ def train_step(
     return TrainState(params, opt_state, state.step + 1, state.window_loss + value)
 
 
-def make_evaluate(model: Any, task: Task, mesh: Any, batch_size: int) -> Callable:
+def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callable:
     """(params [S, ...], windows, valid) -> mean loss [S] in nats over the targets that count."""
 
     def sums(params, tokens, valid, key):
@@ -206,6 +207,7 @@ def fit(
     config: TrainConfig,
     corpus: data.Corpus,
     *,
+    mesh: Mesh,
     recorder: Recorder,
     checkpoints: Checkpoints,
 ) -> Result:
@@ -216,18 +218,12 @@ def fit(
     Raises NonFiniteLoss (nothing is saved then) and, on SIGTERM or SIGINT, Stopped (after a save).
     """
     began = time.perf_counter()
-    mesh = shard.data_mesh(config.batch_size)
-    if config.eval_batch_size % jax.device_count():
-        raise ValueError(
-            f"eval_batch_size {config.eval_batch_size} is not divisible by "
-            f"{jax.device_count()} devices"
-        )
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
     make = jax.jit(lambda seed: init_state(model, optimizer, config.length, seed))
     states = [make(np.uint32(seed)) for seed in config.seeds]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
     one_step = over_seeds(lambda *row: train_step(model, task, optimizer, *row))
-    step_all = jax.jit(one_step, donate_argnums=0)
+    step_all = jax.jit(one_step, donate_argnums=0, out_shardings=shard.whole(mesh))
     evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
     schedule = learning_rate(config)
 
@@ -240,7 +236,7 @@ def fit(
     recorder.rewind(first)
 
     def save(step: int) -> None:
-        if not np.all(np.isfinite([np.asarray(jax.tree.leaves(state.window_loss))])):
+        if not np.all(np.isfinite(state.window_loss)):
             raise NonFiniteLoss(_diverged(config, step, state.window_loss))
         seconds = {"wall_seconds": spent + time.perf_counter() - began, "busy_seconds": busy}
         checkpoints.save(step, state, seconds)
@@ -294,11 +290,15 @@ def fit(
     recorder.write(config.steps, {"eval/loss": heldout})
     wall = spent + time.perf_counter() - began
     done = max(config.steps - 1, 1)
-    return Result(state, config.steps, heldout, train, wall, done * tokens_per_step / max(busy, 1e-9))
+    return Result(
+        state, config.steps, heldout, train, wall, done * tokens_per_step / max(busy, 1e-9)
+    )
 
 
 def _diverged(config: TrainConfig, step: int, losses: Any) -> str:
-    bad = [s for s, loss in zip(config.seeds, np.asarray(losses), strict=True) if not np.isfinite(loss)]
+    bad = [
+        s for s, loss in zip(config.seeds, np.asarray(losses), strict=True) if not np.isfinite(loss)
+    ]
     return (
         f"the loss of seed {', '.join(map(str, bad))} is not finite at step {step}; lower "
         "train.learning_rate, raise train.warmup_steps or use model.dtype=float32"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab import accounting, data, train
+from attnlab import accounting, data, shard, train
 from attnlab.checkpoint import Checkpoints
 from attnlab.metrics import Recorder
 from attnlab.models import ModelConfig
@@ -59,6 +59,9 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     not finite ends the arm with status "diverged" and a message.
     """
     arm = resolve(config)
+    mesh = shard.data_mesh(
+        batch_size=arm.train.batch_size, eval_batch_size=arm.train.eval_batch_size
+    )
     corpus = data.load_corpus(arm.data_path, length=arm.train.length)
     record = {
         "config": config.to_dict(),
@@ -106,6 +109,7 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
                 train.adamw(arm.train),
                 arm.train,
                 corpus,
+                mesh=mesh,
                 recorder=recorder,
                 checkpoints=checkpoints,
             )

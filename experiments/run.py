@@ -15,7 +15,7 @@ from attnlab.train import Stopped
 from experiments import arm
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A config file, with :words")
-_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of this run.")
+flags.DEFINE_string("workdir", None, "The folder of this run.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     if _DISTRIBUTED.value:
         jax.distributed.initialize()
     try:
-        result = arm.run(_CONFIG.value, Path(_WORKDIR.value))
+        result = arm.run(_CONFIG.value, Path(flags.FLAGS.workdir))
     except (ValueError, OSError, Stopped) as error:
         sys.exit(f"error: {error}")
     if result["status"] != arm.COMPLETE:

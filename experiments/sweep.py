@@ -1,4 +1,4 @@
-"""Many runs: python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
+r"""Many runs: python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
     --workdir=runs/first
 
 Runs every arm that the config's `sweep(add)` adds, one folder each, and writes the report. The
@@ -20,7 +20,7 @@ from attnlab.train import Stopped
 from experiments import arm, report, workdir
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A config file, with :words")
-_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the sweep; one folder an arm in it.")
+flags.DEFINE_string("workdir", None, "The folder of the sweep; one folder an arm in it.")
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
 
 
@@ -28,14 +28,16 @@ def main(argv: list[str]) -> None:
     """Checks every arm, then runs them one by one."""
     if len(argv) > 1:
         sys.exit(f"unexpected argument {argv[1]!r}; flags start with --")
-    folder, overrides = Path(_WORKDIR.value), config_flags.get_override_values(flags.FLAGS["config"])
+    folder, flag = Path(flags.FLAGS.workdir), flags.FLAGS["config"]
+    filename = config_flags.get_config_filename(flag)
+    overrides = config_flags.get_override_values(flag)
     try:
-        arms = arms_of(flags.FLAGS["config"].config_filename, overrides)
-        configs = {name: _with(_CONFIG.value, changes) for name, changes in arms.items()}
+        arms = arms_of(filename, overrides)
         if _PRINT_ONLY.value:
             for name, changes in arms.items():
-                print(command(flags.FLAGS["config"].config_filename, overrides | changes, folder / name))
+                print(command(filename, overrides | changes, folder / name))
             return
+        configs = {name: _with(_CONFIG.value, changes) for name, changes in arms.items()}
         for config in configs.values():
             arm.resolve(config)
         record = {"arms": {n: c.to_dict() for n, c in configs.items()}, "environment": {}}
@@ -93,7 +95,8 @@ def _word(field: str, value: Any) -> str:
 
 def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

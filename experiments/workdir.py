@@ -112,7 +112,7 @@ def _flat_difference(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict):
         return {prefix: tree}
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
     return flat

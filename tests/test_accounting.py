@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attnlab import LAYOUTS, PLANS, ModelConfig, applied_parameters, flops_per_token, unique_parameters
+from attnlab import (
+    LAYOUTS,
+    PLANS,
+    ModelConfig,
+    applied_parameters,
+    flops_per_token,
+    unique_parameters,
+)
 from attnlab.accounting import match_ffn_width
 
 SMALL = ModelConfig(
@@ -27,7 +34,13 @@ OPTIONS = [
     {},
     {"attention_biases": "", "ffn_bias": False, "norm_bias": False, "readout": "own"},
     {"norm": "post", "positions": "sinusoidal", "embedding_norm": True, "token_types": 3},
-    {"positions": "rotary", "readout": "own", "readout_bias": True, "head_dim": 6, "kind": "encoder"},
+    {
+        "positions": "rotary",
+        "readout": "own",
+        "readout_bias": True,
+        "head_dim": 6,
+        "kind": "encoder",
+    },
 ]
 
 

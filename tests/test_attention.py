@@ -146,7 +146,9 @@ def test_looking_changes_no_bit(call, dtype, optimized):
     np.testing.assert_array_equal(out, jax.jit(functools.partial(run, False))(q, k, v))
     bias, allowed = CALLS[call].get("bias", 0.0), allowed_of(CALLS[call])
     _, expected = by_hand(q, k, v, bias, allowed)
-    assert_close(probs, jnp.asarray(expected, probs.dtype), loosen=1 if dtype == jnp.float32 else 0.1)
+    assert_close(
+        probs, jnp.asarray(expected, probs.dtype), loosen=1 if dtype == jnp.float32 else 0.1
+    )
     # log sum exp of the scores: what makes exp(score - residual) a probability
     assert residual.shape == (2, 5, 6)
     empty = ~np.broadcast_to(allowed, (2, 6, 5, 7)).any(-1).swapaxes(1, 2)
@@ -243,7 +245,9 @@ def test_transforms_and_shard_map():
 def test_causal_by_gradient():
     """Output t moves with key s exactly when s <= t."""
     q, k, v = make(t=5, s=5)
-    jacobian = jax.jit(jax.jacobian(lambda v: dot_product_attention(q, k, v, is_causal=True)[0].sum((1, 2))))(v)
+    jacobian = jax.jit(
+        jax.jacobian(lambda v: dot_product_attention(q, k, v, is_causal=True)[0].sum((1, 2)))
+    )(v)
     moved = np.abs(np.asarray(jacobian[:, 0])).sum((2, 3)) > 0
     np.testing.assert_array_equal(moved, np.tril(np.ones((5, 5), bool)))
 
@@ -255,7 +259,11 @@ def test_causal_by_gradient():
         ({"mask": jnp.zeros((5, 7), jnp.int32)}, TypeError, "must be boolean"),
         ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
         ({"implementation": "flash"}, ValueError, "known: dense, xla, cudnn"),
-        ({"implementation": "xla", "logits_soft_cap": 1.0}, ValueError, "jax.nn has no logits_soft"),
+        (
+            {"implementation": "xla", "logits_soft_cap": 1.0},
+            ValueError,
+            "jax.nn has no logits_soft",
+        ),
         ({"implementation": "cudnn"}, ValueError, "needs an NVIDIA GPU, this is a cpu"),
     ],
 )

@@ -89,7 +89,9 @@ def test_each_dropout_acts(rate):
 
 def test_initial_scales():
     spec = BlockSpec(HeadSpec("standard", 64, 4), ffn_width=256)
-    make_one = jax.jit(lambda key: {p: f(key) for p, f in init_block(spec, residual_scale=0.5).items()})
+    make_one = jax.jit(
+        lambda key: {p: f(key) for p, f in init_block(spec, residual_scale=0.5).items()}
+    )
     w = make_one(jax.random.key(0))
     expected = {"up": 64**-0.5, "down": 0.5 * 256**-0.5}
     for name, std in expected.items():

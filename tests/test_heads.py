@@ -138,7 +138,7 @@ def test_key_bias_cancels(name, x64):
 @pytest.mark.parametrize("name", SPECS)
 def test_parameters_and_flops_by_formula(name):
     spec = SPECS[name]
-    w, x, context, values = make(spec)
+    w, *_ = make(spec)
     assert head_parameters(spec) == sum(a.size for a in w.values())
     s = spec.sizes
     # One query, one key: the products are each weight once, and the two of attention.
@@ -177,7 +177,7 @@ def test_narrow_is_standard_with_block_diagonal_weights(x64):
 def test_wide_is_standard_with_head_dim_equal_to_width():
     wide = HeadSpec("wide", width=6, num_heads=5)
     standard = HeadSpec("standard", width=6, num_heads=5, head_dim=6)
-    assert wide.shapes == standard.shapes == {k: (6, 5, 6) for k in "qkv"} | {"o": (5, 6, 6)}
+    assert wide.shapes == standard.shapes == dict.fromkeys("qkv", (6, 5, 6)) | {"o": (5, 6, 6)}
 
 
 def test_grouped_is_standard_with_repeated_keys_and_values(x64):
@@ -214,7 +214,9 @@ def scales_at_the_start(layout, width, num_heads):
         out = merge_heads(w, dot_product_attention(q, k, v), spec=spec)
         return jnp.stack([jnp.var(a) for a in (q, k, v, scores, out)])
 
-    draws = jax.jit(lambda keys: jax.lax.map(measure, keys))(jax.random.split(jax.random.key(1), 96))
+    draws = jax.jit(lambda keys: jax.lax.map(measure, keys))(
+        jax.random.split(jax.random.key(1), 96)
+    )
     return np.sqrt(np.mean(draws, axis=0))
 
 

@@ -14,8 +14,9 @@ import pytest
 from scipy import stats
 
 from attnlab import plot
-from experiments import figures, findings, report, results
-from experiments.statistics import holm, paired_difference
+from experiments import report
+from experiments.reporting import figures, findings, results
+from experiments.reporting.statistics import holm, paired_difference
 from experiments.workdir import PACKAGES, WorkdirError
 
 ARMS = {
@@ -39,9 +40,7 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
         "heldout_bytes": 100_000,
     }
     wobble = changes.pop("wobble", 0.001)
-    heldout = [
-        loss + NOISE[i] + wobble * math.sin(parameters + i) for i in range(len(seeds))
-    ]
+    heldout = [loss + NOISE[i] + wobble * math.sin(parameters + i) for i in range(len(seeds))]
     train = {
         "steps": 800,
         "batch_size": 16,
@@ -113,9 +112,7 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
             }
             for s in (200, 400, 800)
         ]
-        (folder / "metrics.jsonl").write_text(
-            "".join(json.dumps(r) + "\n" for r in rows)
-        )
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     if changes.pop("maps", True) and result["status"] == "complete":
         probs = np.tril(np.ones((2, 3, 8, 8))) / np.arange(1, 9)[:, None]
         tokens = np.frombuffer(b"if a:\n <", np.uint8)
@@ -133,9 +130,7 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
 
 def write_sweep(folder, arms=ARMS, **changes):
     for (layout, plan), (loss, parameters) in arms.items():
-        write_arm(
-            folder / f"{layout}-{plan}", layout, plan, loss, parameters, **changes
-        )
+        write_arm(folder / f"{layout}-{plan}", layout, plan, loss, parameters, **changes)
     return folder
 
 
@@ -182,9 +177,7 @@ def test_paired_difference_by_hand():
     # Differences 1, 2, 3: mean 2, standard deviation 1, error 1 / sqrt(3); t(0.975, 2) = 4.30265.
     got = paired_difference([1.0, 1.0, 1.0], [2.0, 3.0, 4.0], 0.95)
     half = 4.302652729911275 / math.sqrt(3)
-    np.testing.assert_allclose(
-        got, (3, 2, 2 - half, 2 + half, 0.0741799002274485), rtol=1e-8
-    )
+    np.testing.assert_allclose(got, (3, 2, 2 - half, 2 + half, 0.0741799002274485), rtol=1e-8)
     assert got.holds_zero
 
 
@@ -217,9 +210,7 @@ def test_one_pair_has_no_interval():
 
 def test_holm_by_hand():
     # Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, 0.04 x 1 -> raised to the 0.06 before it.
-    np.testing.assert_allclose(
-        holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02]
-    )
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
 
@@ -242,18 +233,12 @@ def test_csv(tmp_path):
     wide = [r for r in rows if r["layout"] == "wide"]
     saved = json.loads((tmp_path / "wide-separate" / "result.json").read_text())
     assert [int(r["seed"]) for r in wide] == [0, 1, 2]
-    assert [float(r["heldout_bits_per_byte"]) for r in wide] == saved[
-        "heldout_bits_per_byte"
-    ]
-    assert {(r["tokens_per_second"], r["wall_seconds"]) for r in wide} == {
-        ("12345.6", "20.0")
-    }
+    assert [float(r["heldout_bits_per_byte"]) for r in wide] == saved["heldout_bits_per_byte"]
+    assert {(r["tokens_per_second"], r["wall_seconds"]) for r in wide} == {("12345.6", "20.0")}
     lost = [r for r in rows if r["status"] == "diverged"]
     assert [r["seed"] for r in lost] == ["0", "1", "2"]
     assert {
-        r[c]
-        for r in lost
-        for c in ("heldout_bits_per_byte", "train_bits_per_byte", "wall_seconds")
+        r[c] for r in lost for c in ("heldout_bits_per_byte", "train_bits_per_byte", "wall_seconds")
     } == {""}
 
 
@@ -265,10 +250,7 @@ def test_answer_names_the_best_and_is_sure_where_it_may_be(plain):
         in markdown
     )
     assert "It is clearly better than 2 of the 2 other arms." in markdown
-    assert (
-        "| wide · separate | standard · separate | **wide · separate is better** |"
-        in markdown
-    )
+    assert "| wide · separate | standard · separate | **wide · separate is better** |" in markdown
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -278,17 +260,13 @@ def test_cannot_tell_where_the_interval_holds_zero(tmp_path):
         write_arm(folder, layout, "albert", 0, 1000, heldout_bits_per_byte=losses)
     markdown, _ = written(tmp_path)
     assert "we cannot tell: its 95 % interval −" in markdown
-    assert re.search(
-        r"\| cannot tell \| \d\.\d{3} \| −\d\.\d{3} to \d\.\d{3} \|", markdown
-    )
+    assert re.search(r"\| cannot tell \| \d\.\d{3} \| −\d\.\d{3} to \d\.\d{3} \|", markdown)
     assert "is better**" not in markdown
 
 
 def test_cannot_tell_where_only_holm_objects():
     difference = paired_difference([0.0, 0.0, 0.0], [1.0, 1.1, 1.3], 0.95)
-    run = results.Run(
-        None, {"layout": "wide", "plan": "albert", "status": "complete"}, {}
-    )
+    run = results.Run(None, {"layout": "wide", "plan": "albert", "status": "complete"}, {})
     assert not difference.holds_zero
     assert findings.verdict(run, difference, 0.06) == "cannot tell (not after Holm)"
     assert findings.verdict(run, difference, 0.04) == "**wide · albert is better**"
@@ -327,10 +305,7 @@ def test_of_swept_learning_rates_the_best_stands(tmp_path):
             )
     markdown, _ = written(tmp_path)
     assert "not a verdict" not in markdown
-    assert (
-        "best of its learning rates (0.001, 0.003 and 0.01) by mean held-out"
-        in markdown
-    )
+    assert "best of its learning rates (0.001, 0.003 and 0.01) by mean held-out" in markdown
     assert "favours every arm alike" in markdown
     assert re.search(
         r"\| wide · separate \| 3\.10\S* ± \S+ \| \*\*2\.80.*\*\* \| diverged \|",
@@ -383,9 +358,7 @@ def test_markdown_and_html_say_the_same(plain):
     text = re.sub(r"\s+", " ", "".join(Page(html).text).replace("\xa0", " "))
     plain = re.sub(r"\*\*|`|^[#>-] ?", "", markdown, flags=re.MULTILINE)
     plain = plain.replace("&lt;", "<")
-    lines = [
-        line for line in plain.splitlines() if line and line[0] not in "|!#-" and line
-    ]
+    lines = [line for line in plain.splitlines() if line and line[0] not in "|!#-" and line]
     assert len(lines) > 20
     cells = [
         c.strip()
@@ -561,18 +534,12 @@ def test_labels_of_points_cover_nothing():
         assert inside.contains(*box.min)
         assert inside.contains(*box.max)
         assert not any(box.overlaps(other) for other in boxes[:i])
-        ends = [
-            axes.transData.transform((p.x, p.y + s))
-            for p in points
-            for s in (-0.02, 0, 0.02)
-        ]
+        ends = [axes.transData.transform((p.x, p.y + s)) for p in points for s in (-0.02, 0, 0.02)]
         assert not any(box.contains(*end) for end in ends)
 
 
 def test_x_is_linear_where_it_spans_little():
-    points = [
-        plot.Point(str(x), plot.style(0, 0), x, 2.0, math.nan) for x in (100, 300)
-    ]
+    points = [plot.Point(str(x), plot.style(0, 0), x, 2.0, math.nan) for x in (100, 300)]
     assert plot.loss_against(points, "x", "y").axes[0].get_xscale() == "linear"
 
 

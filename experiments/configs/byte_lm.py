@@ -1,4 +1,4 @@
-"""How well does one head layout under one sharing plan predict bytes of real text?
+r"""How well does one head layout under one sharing plan predict bytes of real text?
 
     python -m experiments.run --config=experiments/configs/byte_lm.py:wide,albert --workdir=runs/one
 
@@ -48,7 +48,9 @@ def get_config(arg: str = "") -> ConfigDict:
 def _fields(example: Any) -> dict[str, Any]:
     """Every field of a dataclass, so that every one is a flag."""
     fields = {f.name: getattr(example, f.name) for f in dataclasses.fields(example)}
-    empty = {n: config_dict.placeholder(OPTIONAL.get(n, str)) for n, v in fields.items() if v is None}
+    empty = {
+        n: config_dict.placeholder(OPTIONAL.get(n, str)) for n, v in fields.items() if v is None
+    }
     return fields | empty
 
 

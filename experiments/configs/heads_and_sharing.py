@@ -1,6 +1,7 @@
-"""Wide, standard or narrow heads, each layer its own weights or all layers one set: which is best?
+r"""Wide, standard or narrow heads, each layer its own weights or all layers one set: which is best?
 
-    python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py --workdir=runs/first
+    python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
+        --workdir=runs/first
 
 Words after the colon: `match=parameters` or `match=flops` (every arm gets the ffn_width that
 brings it to the budget of standard heads with separate layers), `lr` (three learning rates an

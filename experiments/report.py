@@ -1,0 +1,332 @@
+r"""The report of one sweep or of several: python -m experiments.report --workdir=runs/first \
+    --workdir=runs/equal
+
+Writes report.md, report.html (one file that loads nothing), results.csv and the figures of
+report.md into the first folder. Each folder is a panel. `experiments.sweep` calls it at its end.
+"""
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from attnlab.heads import LAYOUTS
+from attnlab.sharing import PLANS
+from experiments import workdir
+from experiments.reporting import figures
+from experiments.reporting.document import (
+    Block,
+    Bullets,
+    Code,
+    Figures,
+    Heading,
+    Paragraph,
+    Table,
+    figures_of,
+    to_html,
+    to_markdown,
+)
+from experiments.reporting.findings import (
+    CONFIDENCE,
+    TITLES,
+    answer,
+    caution,
+    compare,
+    sure,
+    verdict,
+)
+from experiments.reporting.results import Panel, names, read, to_csv, warnings
+from experiments.reporting.wording import bits, listed, p_value, percent, span
+
+FIGURES = "figures"
+BUDGETS = ("unique_parameters", "applied_parameters", "flops_per_token")
+SHARED = {
+    "separate": "each layer its own weights",
+    "albert": "all layers one set of weights",
+}
+
+
+def main(argv: list[str]) -> None:
+    """Writes the report of --workdir."""
+    if len(argv) > 1:
+        sys.exit(f"error: unexpected argument {argv[1]!r}; flags start with --")
+    folders = [Path(name) for name in flags.FLAGS.workdir]
+    try:
+        write(folders)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(f"report: {folders[0] / 'report.html'}")
+
+
+def write(folders: list[Path]) -> None:
+    """Writes report.md, report.html, results.csv and figures/ into the first folder.
+
+    Raises WorkdirError, before anything is written, where a folder holds no result.
+    """
+    panels = read(folders)
+    blocks = document(panels)
+    (folders[0] / FIGURES).mkdir(exist_ok=True)
+    for figure in figures_of(blocks):
+        _put(folders[0] / FIGURES / f"{figure.name}.svg", figure.svg)
+    _put(folders[0] / "results.csv", to_csv(panels))
+    _put(folders[0] / "report.md", to_markdown(blocks, FIGURES))
+    _put(folders[0] / "report.html", to_html(blocks, _title(panels)))
+
+
+def _put(path: Path, text: str) -> None:
+    """Whole or not at all: a full disk leaves the earlier report."""
+    new = path.with_name(path.name + ".tmp")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+
+def document(panels: Sequence[Panel]) -> list[Block]:
+    """The whole report."""
+    blocks: list[Block] = [
+        Heading(1, _title(panels)),
+        Paragraph(_subject(panels), "quiet"),
+    ]
+    blocks += [Paragraph(line, "warning") for line in warnings(panels)]
+    for panel in panels:
+        blocks.append(Paragraph(answer(panel), "answer"))
+    blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
+    for number, panel in enumerate(panels):
+        blocks += _panel(panel, number, len({p.match for p in panels}) < len(panels))
+    if shown := figures.maps(panels):
+        blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(shown)]
+    return blocks + _making(panels)
+
+
+_MAPS = (
+    "What each head attends to on one held-out window. Row: the position that looks; column: the "
+    "position that is looked at. One seed, one window: an example, not a statistic."
+)
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
+    if len(layouts) > 1:
+        return f"Which heads predict text best: {listed(layouts, 'or')}?"
+    if len(plans) > 1:
+        return f"Which plan of sharing predicts text best: {listed(plans, 'or')}?"
+    return f"How well do {layouts[0]} heads with the {plans[0]} plan predict text?"
+
+
+def _subject(panels: Sequence[Panel]) -> str:
+    corpora = dict.fromkeys(r.record["corpus"]["name"] for p in panels for r in p.runs)
+    plans = [f"{p} ({SHARED[p]})" if p in SHARED else p for p in names(panels, "plan", PLANS)]
+    return (
+        f"Text: {listed(list(corpora), 'and')}. Plans: {listed(plans, 'and')}. Every loss is in "
+        "bits per byte of held-out text; less is better."
+    )
+
+
+def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
+    title = TITLES[panel.match] + (f" ({panel.folder.name})" if with_folder else "")
+    blocks: list[Block] = [Heading(2, title), Paragraph(_budget(panel)), _losses(panel)]
+    blocks += [
+        Paragraph(
+            f"**{run.name}** at learning rate {run.result['learning_rate']:g} diverged: "
+            f"{run.result['message']}.",
+            "warning",
+        )
+        for run in panel.runs
+        if not run.complete
+    ]
+    if len(panel.rates) > 1:
+        blocks += [_all_rates(panel)]
+    drawn = figures.of_panel(panel, f"{number + 1}-{panel.match or 'width'}")
+    blocks += [Figures(drawn)] if drawn else []
+    return blocks + _differences(panel)
+
+
+def _budget(panel: Panel) -> str:
+    """What is equal here, and what is not."""
+    runs = [run.result for run in panel.runs]
+    if panel.match:
+        name = "unique parameters" if panel.match == "parameters" else "FLOPs per token"
+        text = f"The feed-forward width of every arm is solved for equal {name}"
+        budgets = [name]
+    else:
+        text = "Every arm has the same width, depth and feed-forward width; their budgets differ"
+        budgets = ["unique parameters", "FLOPs per token"]
+    spans = []
+    for name in budgets:
+        values = [run[name.replace(" ", "_").lower()] for run in runs]
+        apart = max(values) / min(values) - 1
+        far = f"{percent(apart, 2)} apart" if apart < 0.1 else f"a factor of {1 + apart:.1f}"
+        spans.append(f"{name} from {min(values):,} to {max(values):,}, {far}")
+    return f"{text}: {'; '.join(spans)}."
+
+
+def _losses(panel: Panel) -> Table:
+    rows, roles = [], []
+    for i, run in enumerate(panel.arms):
+        r = run.result
+        scores, costs = ["diverged", "–"], ["–", "–"]
+        if run.complete:
+            scores = [bits(run), f"{np.mean(r['train_bits_per_byte']):.3f}"]
+            costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
+        budgets = [f"{r[name]:,}" for name in BUDGETS]
+        shape = [f"{r['model']['ffn_width']:,}", f"{r['learning_rate']:g}"]
+        rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
+        roles.append("bad" if not run.complete else "best" if i == 0 else "")
+    one = panel.runs[0].result
+    for name, field in (
+        ("unigram entropy", "unigram_bits_per_byte"),
+        ("gzip -9", "gzip_bits_per_byte"),
+    ):
+        rows.append([name, f"{one[field]:.3f}", *["–"] * 9])
+        roles.append("quiet")
+    header = [
+        "arm",
+        "held-out bits per byte",
+        "train bits per byte",
+        "unique parameters",
+        "applied parameters",
+        "FLOPs per token",
+        "tokens/s",
+        "wall seconds",
+        "FFN width",
+        "learning rate",
+        "seeds",
+    ]
+    caption = (
+        "Best first. Held-out loss: mean ± standard deviation over seeds. FLOPs: forward, per "
+        "token. Wall seconds: of all seeds of the arm together, compilation included. Unigram and "
+        "gzip are yardsticks: what the held-out text costs without a model."
+    )
+    return Table(caption, header, rows, roles, words=1)
+
+
+def _all_rates(panel: Panel) -> Table:
+    rows = []
+    for chosen in panel.arms:
+        cells = dict.fromkeys(panel.rates, "–")
+        for run in panel.runs:
+            if run.name == chosen.name:
+                text = bits(run) if run.complete else "diverged"
+                cells[run.result["learning_rate"]] = f"**{text}**" if run is chosen else text
+        rows.append([chosen.name, *cells.values()])
+    header = ["arm", *(f"learning rate {rate:g}" for rate in panel.rates)]
+    caption = "Held-out bits per byte at every learning rate; the chosen one is strong."
+    return Table(caption, header, rows, [""] * len(rows), words=1)
+
+
+def _differences(panel: Panel) -> list[Block]:
+    rows = compare(panel)
+    if not rows:
+        return []
+    level = percent(CONFIDENCE)
+    table = Table(
+        f"Positive: the second arm is worse, by so many bits per byte. {level} interval of "
+        f"Student's paired t; Holm's p counts all {len(rows)} comparisons.",
+        [
+            "better on average",
+            "other",
+            "verdict",
+            "difference",
+            f"{level} interval",
+            "p",
+            "Holm's p",
+            "pairs",
+        ],
+        [
+            [
+                a.name,
+                b.name,
+                verdict(a, d, adjusted),
+                f"{d.mean:.3f}",
+                span(d),
+                p_value(d.p),
+                p_value(adjusted) + (" *" if sure(d, adjusted) else ""),
+                str(d.pairs),
+            ]
+            for a, b, d, adjusted in rows
+        ],
+        [""] * len(rows),
+        words=3,
+    )
+    how = (
+        "Seeds pair: seed n starts from the same random key and reads the same batches in the same "
+        "order in every arm. The interval covers what seeds do, not another text or learning rate. "
+        "“Cannot tell” stands where it holds zero; * marks what holds after Holm's correction."
+    )
+    if any(math.isnan(d.p) for *_, d, _ in rows):
+        how += " One seed gives no interval."
+    return [Heading(3, "Differences, pair by pair"), Paragraph(how), table]
+
+
+def _making(panels: Sequence[Panel]) -> list[Block]:
+    """All that a number depends on, and how to have it again."""
+    runs = [run for panel in panels for run in panel.runs]
+    facts: dict[str, dict[str, None]] = {}
+
+    def note(name: str, text: str) -> None:
+        facts.setdefault(name, {})[text] = None
+
+    for run in runs:
+        corpus, config, env = (run.record[k] for k in ("corpus", "config", "environment"))
+        trains, model = config["train"], config["model"]
+        note(
+            "Text",
+            f"{corpus['name']}, {corpus['bytes']:,} bytes, of which the last score uses "
+            f"{_scored(trains)} of {corpus['heldout_bytes']:,} held-out bytes; "
+            f"sha256 `{corpus['sha256']}`",
+        )
+        seen = trains["steps"] * trains["batch_size"] * trains["length"]
+        part = seen / (corpus["bytes"] - corpus["heldout_bytes"])
+        note(
+            "Training",
+            f"{trains['steps']:,} steps of {trains['batch_size']} windows of "
+            f"{trains['length']} bytes: {seen:,} bytes a seed, {percent(part, 1)} of the "
+            f"training text; warm-up {trains['warmup_steps']} steps, then cosine",
+        )
+        note("Seeds", ", ".join(map(str, run.seeds)))
+        note("Learning rates", f"{trains['learning_rate']:g}")
+        note(
+            "Model",
+            f"{model['kind']}, {model['num_layers']} layers, width {model['width']}, "
+            f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
+        )
+        note("Device", f"{env['device']}, {env['machine']}, {env['cores']} cores")
+        versions = [f"{k} {env[k]}" for k in ("python", *workdir.PACKAGES)]
+        note("Versions", ", ".join(versions))
+        note("Commit", f"`{env['commit']}`")
+    folders = list(dict.fromkeys(panel.folder for panel in panels))
+    again = ["python -m experiments.sweep --config=FILE:WORDS --workdir=NEW_FOLDER"]
+    again.append(
+        shlex.join(["python", "-m", "experiments.report", *(f"--workdir={f}" for f in folders)])
+    )
+    return [
+        Heading(2, "How it was made"),
+        Bullets([f"**{name}:** {'; '.join(texts)}" for name, texts in facts.items()]),
+        Paragraph(
+            "To have the numbers again, start the sweep anew at that commit, with the config file "
+            "and the flags it was started with; every value that an arm used stands in its "
+            "`config.json`. The second line renews this report alone. One row per arm and seed: "
+            "`results.csv`."
+        ),
+        Code("\n".join(again)),
+    ]
+
+
+def _scored(trains: dict) -> str:
+    if not trains["eval_windows"]:
+        return "all"
+    windows = f"{trains['eval_windows']:,} evenly spaced windows of {trains['length']} bytes"
+    return f"{windows}, the same for all arms,"
+
+
+if __name__ == "__main__":
+    flags.DEFINE_multi_string(
+        "workdir", None, "A folder of a sweep; give it again for more panels."
+    )
+    flags.FLAGS.set_default("verbosity", -1)
+    flags.mark_flag_as_required("workdir")
+    app.run(main)

@@ -1,0 +1,145 @@
+"""The figures of a report: picks what is drawn and says what is seen."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from attnlab import plot
+from attnlab.heads import LAYOUTS
+from attnlab.sharing import PLANS
+from experiments import arm
+from experiments.reporting.document import Figure
+from experiments.reporting.findings import CONFIDENCE, TITLES, compare
+from experiments.reporting.results import Panel, Run, names
+from experiments.reporting.wording import percent
+
+MOST_LAYERS, MOST_HEADS = 4, 8
+"""Of a map: more would be too small to see on a phone."""
+
+
+def of_panel(panel: Panel, name: str) -> list[Figure]:
+    """Curves, loss against two budgets, and every arm's distance from the best."""
+    title, figures = TITLES[panel.match].lower(), []
+    curves = []
+    for run in panel.arms:
+        steps, values = run.curve()
+        if len(steps):
+            label = run.name if run.complete else f"{run.name} (diverged)"
+            curves.append(plot.Curve(label, _style(run), steps, values, not run.complete))
+    if curves:
+        windows = panel.runs[0].record["config"]["train"]["curve_windows"]
+        figures.append(
+            _drawn(
+                f"{name}-curves",
+                plot.learning_curves(curves, "held-out bits per byte"),
+                f"Learning curves {title}",
+                f"**Held-out loss while training, {title}.** Line: mean over seeds; band: "
+                f"lowest to highest seed. On {windows:,} windows; the last point is the final "
+                "score on all. The first quarter may begin above the figure.",
+            )
+        )
+    arms = panel.complete
+    if not arms:
+        return figures
+    for field, label in _budgets(panel.match):
+        points = [
+            plot.Point(run.name, _style(run), run.result[field], run.loss, run.spread)
+            for run in arms
+        ]
+        figures.append(
+            _drawn(
+                f"{name}-{field.replace('_', '-')}",
+                plot.loss_against(points, label, "held-out bits per byte"),
+                f"Held-out loss against {label} {title}",
+                f"**Held-out loss against {label}, {title}.** Mean ± standard deviation over "
+                "seeds.",
+            )
+        )
+    rows = [  # of the best against each
+        plot.Interval(b.name, _style(b), d.mean, d.low, d.high)
+        for a, b, d, _ in compare(panel)
+        if a is arms[0]
+    ]
+    if rows:
+        figures.append(
+            _drawn(
+                f"{name}-distance",
+                plot.intervals(rows, f"bits per byte worse than {arms[0].name}"),
+                f"Distance of every arm from the best {title}",
+                f"**How far each arm is from the best, {title}.** Mean paired difference and its "
+                f"{percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
+                "zero: cannot tell.",
+            )
+        )
+    return figures
+
+
+def maps(panels: Sequence[Panel]) -> list[Figure]:
+    """One attention map per layout: of separate weights if there are, else of the best arm."""
+    figures = []
+    for layout in names(panels, "layout", LAYOUTS):
+        arms = [r for p in panels for r in p.complete if r.result["layout"] == layout]
+        arms = [r for r in arms if (r.folder / arm.MAPS).exists()]
+        if arms:
+            figures.append(_map(min(arms, key=lambda r: r.result["plan"] != "separate")))
+    return figures
+
+
+def _map(run: Run) -> Figure:
+    with np.load(run.folder / arm.MAPS) as maps:
+        probs, tokens = maps["probs"], maps["tokens"]
+        step, seed, loss = (
+            int(maps["step"]),
+            int(maps["seed"]),
+            float(maps["bits_per_byte"]),
+        )
+    layers = _some(probs.shape[0], MOST_LAYERS)
+    heads = _some(probs.shape[1], MOST_HEADS)
+    figure = plot.attention_map(
+        probs[np.ix_(layers, heads)],
+        [f"layer {i + 1}" for i in layers],
+        [f"head {i + 1}" for i in heads],
+        _style(run).colour,
+    )
+    shown = (
+        ""
+        if probs.shape[:2] == (len(layers), len(heads))
+        else (
+            f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
+        )
+    )
+    return _drawn(
+        f"map-{run.result['layout']}",
+        figure,
+        f"Attention map of {run.name}",
+        f"**{run.name}** after {step:,} steps, seed {seed}, {loss:.3f} bits per byte held out."
+        f"{shown} The {len(tokens)} bytes, held out of {run.record['corpus']['name']}:",
+        source=repr(tokens.tobytes().decode("utf-8", "replace"))[1:-1],
+    )
+
+
+def _some(count: int, most: int) -> list[int]:
+    """At most `most` of range(count), evenly spaced, the first and the last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def _budgets(match: str) -> list[tuple[str, str]]:
+    """The two budgets to draw losses against: not the one that is the same for every arm."""
+    names = {
+        "parameters": "unique parameters",
+        "applied": "applied parameters",
+        "flops": "FLOPs per token",
+    }
+    names.pop(match or "applied")
+    return [(name.replace(" ", "_").lower(), name) for name in names.values()]
+
+
+def _drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
+    return Figure(name, plot.svg(figure, name), alt, caption, source)
+
+
+def _style(run: Run) -> plot.Style:
+    """The layout gives the colour, the plan the dashes and the marker."""
+    return plot.style(
+        list(LAYOUTS).index(run.result["layout"]), list(PLANS).index(run.result["plan"])
+    )

@@ -1,0 +1,227 @@
+"""What the folders of finished arms hold, put together for comparing."""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.metrics import read_metrics
+from experiments import arm, workdir
+
+COLUMNS = (
+    "layout",
+    "plan",
+    "seed",
+    "unique_parameters",
+    "applied_parameters",
+    "flops_per_token",
+    "heldout_bits_per_byte",
+    "train_bits_per_byte",
+    "tokens_per_second",
+    "wall_seconds",
+    "status",
+)
+"""Of results.csv; after them come MORE_COLUMNS."""
+MORE_COLUMNS = ("match", "learning_rate", "ffn_width", "steps", "arm", "corpus_sha256")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with all its seeds: its result.json, its config.json and where they lie."""
+
+    folder: Path
+    result: dict[str, Any]
+    record: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Layout and plan: what arms are compared by. The learning rate is no part of it."""
+        return f"{self.result['layout']} · {self.result['plan']}"
+
+    @property
+    def complete(self) -> bool:
+        """Did every seed reach its last step?"""
+        return self.result["status"] == arm.COMPLETE
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, in the order of every list of per-seed numbers."""
+        return self.result["seeds"]
+
+    @property
+    def heldout(self) -> np.ndarray:
+        """[S], bits per byte."""
+        return np.array(self.result["heldout_bits_per_byte"])
+
+    @property
+    def loss(self) -> float:
+        """Mean held-out bits per byte; infinite where the arm diverged."""
+        return float(self.heldout.mean()) if self.complete else math.inf
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the held-out bits over seeds; NaN with one seed."""
+        return float(self.heldout.std(ddof=1)) if len(self.seeds) > 1 else math.nan
+
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Steps [P] and held-out bits per byte [S, P], as far as they are numbers."""
+        rows = [r for r in read_metrics(self.folder / "metrics.jsonl") if "eval/loss" in r]
+        rows = [r for r in rows if np.all(np.isfinite(r["eval/loss"]))]
+        values = np.array([r["eval/loss"] for r in rows]).reshape(len(rows), len(self.seeds))
+        return np.array([r["step"] for r in rows], int), values.T / math.log(2)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Arms that are compared with each other: one folder, one budget."""
+
+    folder: Path
+    match: str
+    runs: list[Run]
+
+    @property
+    def arms(self) -> list[Run]:
+        """The best learning rate of every layout and plan, best first, diverged arms last."""
+        return sorted(
+            (min(runs, key=lambda r: r.loss) for runs in self.groups),
+            key=lambda r: r.loss,
+        )
+
+    @property
+    def groups(self) -> list[list[Run]]:
+        """Runs that differ in learning rate alone, rates ascending."""
+        groups: dict[str, list[Run]] = {}
+        for run in sorted(self.runs, key=lambda r: r.result["learning_rate"]):
+            groups.setdefault(run.name, []).append(run)
+        return list(groups.values())
+
+    @property
+    def complete(self) -> list[Run]:
+        """`arms` without those that diverged."""
+        return [run for run in self.arms if run.complete]
+
+    @property
+    def rates(self) -> list[float]:
+        """Every learning rate that was tried."""
+        return sorted({run.result["learning_rate"] for run in self.runs})
+
+    @property
+    def swept(self) -> bool:
+        """Had every layout and plan the same several learning rates to choose from?"""
+        tried = [[run.result["learning_rate"] for run in runs] for runs in self.groups]
+        return len(self.rates) > 1 and all(rates == self.rates for rates in tried)
+
+
+def read(folders: Sequence[Path]) -> list[Panel]:
+    """One panel per folder and match. Raises WorkdirError where a folder holds no result."""
+    panels = []
+    for folder in folders:
+        done = sorted([*folder.glob(workdir.RESULT), *folder.glob(f"*/{workdir.RESULT}")])
+        if not done:
+            raise workdir.WorkdirError(
+                f"{folder} holds no {workdir.RESULT}, nor does a folder in it; "
+                "give the --workdir of a sweep or run that has finished an arm"
+            )
+        runs = [
+            Run(
+                p.parent,
+                workdir.read_json(p),
+                workdir.read_json(p.parent / workdir.CONFIG),
+            )
+            for p in done
+        ]
+        for match in sorted({run.result["match"] for run in runs}):
+            panels.append(Panel(folder, match, [r for r in runs if r.result["match"] == match]))
+    return panels
+
+
+def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str]:
+    """Layouts or plans that occur, in the order of their table."""
+    found = {run.result[field] for panel in panels for run in panel.runs}
+    return [name for name in table if name in found]
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Names of the arms that the sweep in `folder` began with and that have no result yet."""
+    config = folder / workdir.CONFIG
+    record = workdir.read_json(config) if config.exists() else {}
+    started = record["arms"] if "arms" in record else ()  # noqa: SIM401
+    return [name for name in started if not (folder / name / workdir.RESULT).exists()]
+
+
+def warnings(panels: Sequence[Panel]) -> list[str]:
+    """What stands in the way of comparing: other texts, machines or settings."""
+    runs = [run for panel in panels for run in panel.runs]
+    lines = []
+    if len({run.record["corpus"]["sha256"] for run in runs}) > 1:
+        lines.append(
+            "**The arms were not trained on the same text** (the corpus hashes differ, see below): "
+            "their losses cannot be compared, whatever the tables say."
+        )
+    for name, values in _differing([run.record["environment"] for run in runs]):
+        lines.append(f"The arms ran in different environments: {name} is {' or '.join(values)}.")
+    for panel in panels:
+        configs = [run.record["config"] for run in panel.runs]
+        for section, free in _FREE.items():
+            for name, values in _differing([c[section] for c in configs]):
+                if name not in free:
+                    lines.append(
+                        f"{panel.folder.name}: the arms differ in {section}.{name} "
+                        f"({' or '.join(values)}), which is no question of this report."
+                    )
+    for folder in dict.fromkeys(panel.folder for panel in panels):
+        if names := unfinished(folder):
+            lines.append(f"{folder.name}: not finished, so not shown: {', '.join(names)}.")
+    return lines
+
+
+_FREE = {"model": {"layout", "plan"}, "train": {"learning_rate", "final_learning_rate"}}
+
+
+def _differing(tables: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """(name, its values as text) for every name that has more than one value."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    values = {n: dict.fromkeys(str(t[n]) if n in t else "missing" for t in tables) for n in names}
+    return [(name, list(found)) for name, found in values.items() if len(found) > 1]
+
+
+def to_csv(panels: Sequence[Panel]) -> str:
+    """One row per arm and seed; the numbers of a diverged arm are empty.
+
+    An arm trains its seeds in one program, so a seed's wall time is its share of the arm's.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS + MORE_COLUMNS)
+    for run in (run for panel in panels for run in panel.runs):
+        r = run.result
+        for i, seed in enumerate(run.seeds):
+            values = r | {
+                "seed": seed,
+                "ffn_width": r["model"]["ffn_width"],
+                "arm": run.folder.name,
+                "corpus_sha256": run.record["corpus"]["sha256"],
+            }
+            values |= _of_seed(run, i) if run.complete else dict.fromkeys(_SCORES, "")
+            writer.writerow(values[column] for column in COLUMNS + MORE_COLUMNS)
+    return file.getvalue()
+
+
+_SCORES = (
+    "heldout_bits_per_byte",
+    "train_bits_per_byte",
+    "tokens_per_second",
+    "wall_seconds",
+)
+
+
+def _of_seed(run: Run, i: int) -> dict[str, float]:
+    r = run.result
+    each = {name: r[name][i] for name in _SCORES[:2]}
+    rate, wall = r["tokens_per_second"], r["wall_seconds"] / len(run.seeds)
+    return each | {"tokens_per_second": rate, "wall_seconds": wall}

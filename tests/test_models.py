@@ -1,0 +1,197 @@
+"""What a model promises: causality, positions, dropout, looking, one program for any depth."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from attnlab import (
+    LAYOUTS,
+    PLANS,
+    FeedForward,
+    HeadSpec,
+    ModelConfig,
+    MultiHeadAttention,
+    masks,
+    multi_head_attention,
+)
+
+SMALL = ModelConfig(vocab_size=19, max_len=9, width=12, num_layers=3, num_heads=3, ffn_width=10)
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
+
+
+def make(config=SMALL, tokens=TOKENS):
+    """A model's jitted apply and large random weights."""
+    model = config.build()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+
+    def run(params, tokens, seed=None, **options):
+        if seed is None:
+            return model.apply({"params": params}, tokens, **options)
+        rngs = {"dropout": jax.random.key(seed)}
+        return model.apply({"params": params}, tokens, deterministic=False, rngs=rngs, **options)
+
+    return jax.jit(run, static_argnames="return_probs"), params
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_who_sees_whom(kind, positions):
+    """Changing token 4 moves the logits before it in an encoder alone."""
+    run, params = make(dataclasses.replace(SMALL, kind=kind, positions=positions))
+    moved = np.abs(run(params, TOKENS) - run(params, TOKENS.at[:, 4].add(1) % 19)).max((0, 2)) > 0
+    assert moved[4:].all()
+    assert moved[:4].all() == (kind == "encoder")
+    assert moved[:4].any() == (kind == "encoder")
+
+
+def test_without_positions_an_encoder_cannot_tell_the_order():
+    run, params = make(dataclasses.replace(SMALL, kind="encoder", positions="none"))
+    order = np.random.default_rng(2).permutation(7)
+    assert_close(run(params, TOKENS[:, order]), run(params, TOKENS)[:, order], loosen=10)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sharing_equals_copied_weights(layout, plan):
+    config = dataclasses.replace(SMALL, layout=layout, plan=plan, remat=plan == "albert")
+    run, params = make(config)
+    alone = dataclasses.replace(config, plan="separate")
+    slots = config.slots
+    layers = params["layers"]
+    copied = params | {
+        "layers": {p: jax.tree.map(lambda a, p=p: a[np.array(slots[p])], layers[p]) for p in slots}
+    }
+    assert_close(make(alone)[0](copied, TOKENS), run(params, TOKENS))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_looking_changes_no_bit(plan, dtype, optimized):
+    run, params = make(dataclasses.replace(SMALL, plan=plan, dtype=dtype))
+    logits, probs = run(params, TOKENS, return_probs=True)
+    np.testing.assert_array_equal(logits, run(params, TOKENS))
+    assert logits.dtype == jnp.float32
+    assert probs.shape == (3, 2, 3, 7, 7)
+    np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-5)
+
+
+def test_gates_act_per_application_on_shared_weights():
+    run, params = make(dataclasses.replace(SMALL, plan="albert"))
+    gate = jnp.ones((3, 3))
+    assert_close(run(params, TOKENS, head_gate=gate), run(params, TOKENS))
+    first, last = (run(params, TOKENS, head_gate=gate.at[i, 1].set(0)) for i in (0, 2))
+    assert np.abs(first - last).max() > 1e-3
+
+
+@pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"])
+def test_dropout(rate):
+    run, params = make(dataclasses.replace(SMALL, **{rate: 0.5}))
+    same, other = run(params, TOKENS, 0), run(params, TOKENS, 1)
+    np.testing.assert_array_equal(same, run(params, TOKENS, 0))
+    assert np.abs(same - other).max() > 1e-3
+    assert np.abs(same - run(params, TOKENS)).max() > 1e-3
+
+
+def test_padding_mask_and_token_types():
+    run, params = make(
+        dataclasses.replace(SMALL, kind="encoder", token_types=2, embedding_norm=True)
+    )
+    mask = masks.padding(jnp.array([7, 4]), 7)
+    got = run(params, TOKENS, mask=mask)
+    changed = run(params, TOKENS.at[1, 5].add(1) % 19, mask=mask)
+    np.testing.assert_array_equal(got[1, :4], changed[1, :4])
+    types = jnp.zeros_like(TOKENS)
+    np.testing.assert_array_equal(run(params, TOKENS), run(params, TOKENS, token_types=types))
+    assert np.abs(run(params, TOKENS) - run(params, TOKENS, token_types=types + 1)).max() > 1e-3
+
+
+def test_own_readout_with_bias():
+    run, params = make(dataclasses.replace(SMALL, readout="own", readout_bias=True))
+    more = params | {"readout_bias": params["readout_bias"] + 1}
+    assert_close(run(more, TOKENS), run(params, TOKENS) + 1)
+
+
+def lines_of_the_step(plan, depth):
+    from attnlab import tasks, train
+
+    model = dataclasses.replace(SMALL, plan=plan, num_layers=depth).build()
+    config = train.TrainConfig(length=7, batch_size=2)
+    optimizer, task = train.adamw(config), tasks.TASKS["causal_lm"]
+    state = jax.eval_shape(lambda: train.init_state(model, optimizer, 7, 0))
+    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+    step = jax.jit(lambda s, t: train.train_step(model, task, optimizer, s, t, 0))
+    return step.lower(state, tokens).as_text().count("\n")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_step_is_as_long_at_any_depth(plan):
+    assert lines_of_the_step(plan, 2) == lines_of_the_step(plan, 12) == lines_of_the_step(plan, 48)
+
+
+def test_modules_are_shells():
+    spec = HeadSpec("standard", width=12, num_heads=3, biases="qkvo")
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 5, 12)), jnp.float32)
+    module = MultiHeadAttention(spec, dropout_rate=0.5)
+    params = module.init(jax.random.key(0), x)["params"]
+    got = module.apply({"params": params}, x, is_causal=True)
+    assert_close(got, multi_head_attention(params["heads"], x, spec=spec, is_causal=True))
+    with pytest.raises(Exception, match="dropout"):
+        module.apply({"params": params}, x, deterministic=False)
+    module = FeedForward(ffn_width=7, dropout_rate=0.5)
+    params = module.init(jax.random.key(0), x)["params"]
+    assert params["ffn"]["up"].shape == (12, 7)
+    assert np.isfinite(module.apply({"params": params}, x)).all()
+
+
+def test_standard_equals_flax_attention():
+    """Flax's own module with the same weights: the layout is what everyone calls attention."""
+    spec = HeadSpec("standard", width=12, num_heads=3, biases="qkvo")
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(2, 5, 12)), jnp.float32)
+    flax = nn.MultiHeadDotProductAttention(num_heads=3)
+    params = flax.init(jax.random.key(1), x)["params"]
+    rng = np.random.default_rng(4)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), params)
+    names = {"q": "query", "k": "key", "v": "value", "o": "out"}
+    w = {n: params[f]["kernel"] for n, f in names.items()}
+    w |= {f"{n}_bias": params[f]["bias"] for n, f in names.items()}
+    expected = flax.apply({"params": params}, x, mask=masks.causal(5)[None, None])
+    assert_close(multi_head_attention(w, x, spec=spec, is_causal=True), expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(plan="alber"), "unknown plan 'alber': did you mean 'albert'"),
+        (dict(layout="narow"), "did you mean 'narrow'"),
+        (dict(kind="transformer"), "known: decoder, encoder"),
+        (dict(activation="swish"), "unknown activation"),
+        (dict(norm="sandwich"), "known: pre, post"),
+        (dict(positions="rotery"), "did you mean 'rotary'"),
+        (dict(positions="rotary", head_dim=3), "head_dim 3 must be even"),
+        (dict(dtype="float16x"), "unknown dtype"),
+        (dict(implementation="flash"), "unknown implementation"),
+        (dict(num_layers=0), "num_layers must be a whole number of at least 1"),
+        (dict(ffn_width=-4), "ffn_width must be"),
+        (dict(dropout_rate=1.0), r"in \[0, 1\)"),
+        (dict(init_std=0.0), "init_std must be positive"),
+        (dict(width=13), "width 13 is not divisible by 3 heads"),
+        (dict(plan=PLANS["albert"](2)), "the plan has 2 layers, num_layers is 3"),
+        (dict(init_residual="deep"), "unknown init_residual"),
+        (dict(token_types=-1), "token_types must be"),
+    ],
+)
+def test_impossible_configs_say_what_to_change(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(SMALL, **fields)
+
+
+def test_too_long_an_input():
+    with pytest.raises(ValueError, match="10 tokens are longer than max_len 9; raise max_len"):
+        make(tokens=jnp.zeros((1, 10), jnp.int32))

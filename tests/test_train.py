@@ -1,0 +1,209 @@
+"""A run is a function of its config: seeds, devices, kills and signals change nothing."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from attnlab import ModelConfig, data, shard, tasks, train
+from attnlab.checkpoint import Checkpoints
+from attnlab.metrics import Recorder, read_metrics
+
+MODEL = ModelConfig(width=16, num_layers=2, num_heads=2, ffn_width=24, max_len=8)
+CONFIG = train.TrainConfig(
+    steps=20,
+    batch_size=8,
+    length=8,
+    seeds=(0, 1, 5),
+    warmup_steps=2,
+    log_every=5,
+    eval_every=10,
+    checkpoint_every=5,
+    eval_batch_size=8,
+    eval_windows=20,
+    curve_windows=8,
+)
+# Each byte is the last one plus 1 or 2, modulo 9: ln 9 nats without context, ln 2 with it.
+TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
+CORPUS = data.Corpus("test", TEXT[:3600], TEXT[3600:], "")
+
+
+def fit(folder, config=CONFIG, model=MODEL, devices=1, recorder=Recorder, task="causal_lm"):
+    folder.mkdir(exist_ok=True)
+    mesh = shard.data_mesh(jax.devices()[:devices])
+    with (
+        recorder(folder, config.seeds) as records,
+        Checkpoints(folder / "checkpoints", say=records.say) as checkpoints,
+    ):
+        return train.fit(
+            model.build(),
+            tasks.TASKS[task],
+            train.adamw(config),
+            config,
+            CORPUS,
+            mesh=mesh,
+            recorder=records,
+            checkpoints=checkpoints,
+        )
+
+
+def assert_same_bits(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_it_learns(tmp_path):
+    """Nearer to ln 2, all there is to know, than to the ln 9 that needs no context."""
+    result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, learning_rate=1e-2))
+    assert (result.heldout_loss < 1.2).all()
+    assert (result.heldout_loss > np.log(2)).all()
+    assert (np.abs(result.train_loss - result.heldout_loss) < 0.1).all()
+    assert result.state.step.tolist() == [150] * 3
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in rows if "train/loss" in r] == list(range(5, 151, 5))
+    assert rows[-1]["eval/loss"] == result.heldout_loss.tolist()
+
+
+def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
+    model = dataclasses.replace(MODEL, dropout_rate=0.1)
+    together = fit(tmp_path / "all", model=model)
+    for i, seed in enumerate(CONFIG.seeds):
+        alone = fit(tmp_path / str(seed), dataclasses.replace(CONFIG, seeds=(seed,)), model)
+        assert_same_bits(jax.tree.map(lambda a: a[i : i + 1], together.state), alone.state)  # noqa: B023
+        assert together.heldout_loss[i] == alone.heldout_loss[0]
+    assert len(set(together.heldout_loss)) == 3
+
+
+def test_eight_devices_are_one_device(tmp_path):
+    one, eight = fit(tmp_path / "1"), fit(tmp_path / "8", devices=8)
+    rows = [read_metrics(tmp_path / n / "metrics.jsonl") for n in ("1", "8")]
+    losses = [np.array([r["train/loss"] for r in run if "train/loss" in r]) for run in rows]
+    assert losses[0].shape == (4, 3)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(eight.heldout_loss, one.heldout_loss, rtol=1e-5)
+
+
+class Killed(Exception):
+    pass
+
+
+def killing(step, kill):
+    """A Recorder that dies when it is to write `step`."""
+
+    class KillingRecorder(Recorder):
+        def write(self, at, metrics):
+            if at == step:
+                kill()
+            super().write(at, metrics)
+
+    return KillingRecorder
+
+
+def die():
+    raise Killed
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kill", [die, terminate])
+def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, optimized, capsys):
+    whole = fit(tmp_path / "whole")
+    broken = tmp_path / "broken"
+    for step in (5, 10, 15):
+        with contextlib.suppress(Killed, train.Stopped):
+            fit(broken, recorder=killing(step, kill))
+    resumed = fit(broken)
+    assert "resuming at step" in capsys.readouterr().err
+    assert_same_bits(resumed.state, whole.state)
+    np.testing.assert_array_equal(resumed.heldout_loss, whole.heldout_loss)
+    assert read_metrics(broken / "metrics.jsonl") == read_metrics(
+        tmp_path / "whole" / "metrics.jsonl"
+    )
+
+
+def test_sigterm_saves_and_says_so(tmp_path):
+    with pytest.raises(train.Stopped, match="stopped at step 5 of 20; the state is saved"):
+        fit(
+            tmp_path,
+            dataclasses.replace(CONFIG, checkpoint_every=100),
+            recorder=killing(5, terminate),
+        )
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
+    config = dataclasses.replace(CONFIG, learning_rate=1e38, warmup_steps=0, seeds=(3,))
+    with pytest.raises(
+        train.NonFiniteLoss, match=r"loss of seed 3 is not finite at step \d+; lower"
+    ):
+        fit(tmp_path, config)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [{"remat": True}, {"dtype": "bfloat16"}])
+def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
+    config = dataclasses.replace(CONFIG, seeds=(0,))
+    plain = fit(tmp_path / "plain", config)
+    other = fit(tmp_path / "other", config, dataclasses.replace(MODEL, **changes))
+    np.testing.assert_allclose(other.heldout_loss, plain.heldout_loss, rtol=0.01)
+    assert jax.tree.leaves(other.state.params)[0].dtype == jnp.float32
+
+
+def test_masked_lm_trains_an_encoder(tmp_path):
+    model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
+    config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,))
+    result = fit(tmp_path, config, model, task="masked_lm")
+    assert result.heldout_loss < np.log(9) - 0.1
+
+
+def test_decay_is_by_name():
+    shapes = jax.eval_shape(MODEL.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    flat = jax.tree_util.tree_flatten_with_path(train.decays(shapes["params"]))[0]
+    names = {jax.tree_util.keystr(path, simple=True, separator="."): on for path, on in flat}
+    decayed = {name.split(".")[-1] for name, on in names.items() if on}
+    assert decayed == {"embedding", "positions", "q", "k", "v", "o", "up", "down"}
+    # stacked norm scales are matrices by shape: ndim would decay them
+    assert names["layers.attention.norm.scale"] is False
+
+
+def test_learning_rate_by_hand():
+    config = train.TrainConfig(
+        steps=100, warmup_steps=9, learning_rate=1.0, final_learning_rate=0.1
+    )
+    rate = train.learning_rate(config)
+    got = [float(rate(step)) for step in (0, 9, 100)]
+    np.testing.assert_allclose(got, [0.1, 1.0, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(steps=0), "steps must be more than 0"),
+        (dict(batch_size=-1), "batch_size must be more than 0"),
+        (dict(learning_rate=0.0), "learning_rate must be more than 0"),
+        (dict(seeds=()), "seeds must be different numbers"),
+        (dict(seeds=(1, 1)), "seeds must be different numbers"),
+        (dict(warmup_steps=20), "warmup_steps 20 must be below steps 20"),
+        (dict(weight_decay=-0.1), "weight_decay must be 0 or more"),
+    ],
+)
+def test_impossible_training_says_what_to_change(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **fields)
+
+
+def test_devices_must_divide_the_batch():
+    with pytest.raises(ValueError, match="batch_size 12 is not divisible by 8 devices; use a mult"):
+        shard.data_mesh(batch_size=12)
+    batch = shard.spread(shard.data_mesh(batch_size=16), np.arange(32).reshape(2, 16), axis=1)
+    assert_close(batch.sum(), jnp.asarray(496))
+    assert batch.sharding.shard_shape(batch.shape) == (2, 2)
