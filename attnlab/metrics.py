@@ -74,7 +74,7 @@ class Recorder:
 
     @contextmanager
     def progress(self, total: int, first: int) -> Iterator[Callable[[int, int], None]]:
-        """On a terminal a bar with tokens/s and time left. Yields advance(step, tokens_per_step)."""
+        """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,

@@ -76,7 +76,7 @@ class LayerStack(nn.Module):
     plan: Plan
     init_std: float | None = None
     residual_scale: float = 1.0
-    remat: bool = False
+    remat: bool = True
 
     @nn.compact
     def __call__(

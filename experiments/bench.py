@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from attnlab import train
 from attnlab.models import ModelConfig
 from attnlab.tasks import TASKS
-from experiments import peers
+from experiments import launch, peers
 
 
 class Entry(NamedTuple):
@@ -80,6 +79,7 @@ def train_step_cases() -> Iterator[Case]:
         ffn_width=1024,
         activation="gelu_tanh",
         readout="own",
+        remat=False,  # as the peers
     )
     trains = train.TrainConfig(batch_size=16, length=256, seeds=(0,))
     model, optimizer = config.build(), train.adamw(trains)
@@ -218,10 +218,8 @@ _ROUNDS = flags.DEFINE_integer("rounds", 21, "Times each entry runs.", lower_bou
 _OUT = flags.DEFINE_string("out", "", "A folder for the table and its numbers; empty writes none.")
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Prints the table of a suite."""
-    if len(argv) > 1:
-        sys.exit(f"unexpected argument {argv[1]!r}; flags start with --")
     suite = str(_SUITE.value)
     # Torch's waiting threads spin by default, which makes it 2 to 4 times slower as soon as
     # anything else wants a core (measured). Read once, when torch is imported.
@@ -243,5 +241,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("suite")
-    jax.config.config_with_absl()
-    app.run(main)
+    launch.start(main)

@@ -8,16 +8,15 @@ report.md into the first folder. Each folder is a panel. `experiments.sweep` cal
 import math
 import os
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from attnlab.heads import LAYOUTS
 from attnlab.sharing import PLANS
-from experiments import workdir
+from experiments import launch, workdir
 from experiments.reporting import figures
 from experiments.reporting.document import (
     Block,
@@ -51,15 +50,10 @@ SHARED = {
 }
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Writes the report of --workdir."""
-    if len(argv) > 1:
-        sys.exit(f"error: unexpected argument {argv[1]!r}; flags start with --")
     folders = [Path(name) for name in flags.FLAGS.workdir]
-    try:
-        write(folders)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    write(folders)
     print(f"report: {folders[0] / 'report.html'}")
 
 
@@ -299,7 +293,11 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
         note("Versions", ", ".join(versions))
         note("Commit", f"`{env['commit']}`")
     folders = list(dict.fromkeys(panel.folder for panel in panels))
-    again = ["python -m experiments.sweep --config=FILE:WORDS --workdir=NEW_FOLDER"]
+    again = [
+        shlex.join(["python", "-m", "experiments.sweep", f"--config={config}", f"--workdir={f}"])
+        for f in folders
+        if (config := _config(f))
+    ]
     again.append(
         shlex.join(["python", "-m", "experiments.report", *(f"--workdir={f}" for f in folders)])
     )
@@ -323,10 +321,15 @@ def _scored(trains: dict) -> str:
     return f"{windows}, the same for all arms,"
 
 
+def _config(folder: Path) -> str:
+    """The config file of the sweep in `folder`; "" where its arms were started one by one."""
+    path = folder / workdir.CONFIG
+    return workdir.read_json(path)["environment"]["config"] if path.exists() else ""
+
+
 if __name__ == "__main__":
     flags.DEFINE_multi_string(
         "workdir", None, "A folder of a sweep; give it again for more panels."
     )
-    flags.FLAGS.set_default("verbosity", -1)
     flags.mark_flag_as_required("workdir")
-    app.run(main)
+    launch.start(main)

@@ -8,27 +8,19 @@ import sys
 from pathlib import Path
 
 import jax
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
 
-from attnlab.train import Stopped
-from experiments import arm
+from experiments import arm, launch
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A config file, with :words")
-flags.DEFINE_string("workdir", None, "The folder of this run.")
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Runs one arm and prints its held-out loss."""
-    if len(argv) > 1:
-        sys.exit(f"unexpected argument {argv[1]!r}; flags start with --")
     if _DISTRIBUTED.value:
         jax.distributed.initialize()
-    try:
-        result = arm.run(_CONFIG.value, Path(flags.FLAGS.workdir))
-    except (ValueError, OSError, Stopped) as error:
-        sys.exit(f"error: {error}")
+    _, config, _ = launch.config()
+    result = arm.run(config, Path(flags.FLAGS.workdir))
     if result["status"] != arm.COMPLETE:
         sys.exit(f"error: {result['message']}")
     for seed, bits in zip(result["seeds"], result["heldout_bits_per_byte"], strict=True):
@@ -36,7 +28,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.FLAGS.set_default("verbosity", -1)
-    flags.mark_flags_as_required(["config", "workdir"])
-    jax.config.config_with_absl()
-    app.run(main)
+    launch.define_config()
+    launch.start(main)

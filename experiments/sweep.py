@@ -12,40 +12,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
 
-from attnlab.train import Stopped
-from experiments import arm, report, workdir
+from experiments import arm, launch, report, workdir
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A config file, with :words")
-flags.DEFINE_string("workdir", None, "The folder of the sweep; one folder an arm in it.")
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Checks every arm, then runs them one by one."""
-    if len(argv) > 1:
-        sys.exit(f"unexpected argument {argv[1]!r}; flags start with --")
-    folder, flag = Path(flags.FLAGS.workdir), flags.FLAGS["config"]
-    filename = config_flags.get_config_filename(flag)
-    overrides = config_flags.get_override_values(flag)
-    try:
-        arms = arms_of(filename, overrides)
-        if _PRINT_ONLY.value:
-            for name, changes in arms.items():
-                print(command(filename, overrides | changes, folder / name))
-            return
-        configs = {name: _with(_CONFIG.value, changes) for name, changes in arms.items()}
-        for config in configs.values():
-            arm.resolve(config)
-        record = {"arms": {n: c.to_dict() for n, c in configs.items()}, "environment": {}}
-        workdir.claim(folder, record)
-        results = {n: arm.run(config, folder / n, name=n) for n, config in configs.items()}
-        report.write([folder])
-    except (ValueError, OSError, Stopped) as error:
-        sys.exit(f"error: {error}")
+    filename, base, overrides = launch.config()
+    folder, arms = Path(flags.FLAGS.workdir), arms_of(filename, overrides)
+    if _PRINT_ONLY.value:
+        for name, changes in arms.items():
+            print(command(filename, overrides | changes, folder / name))
+        return
+    configs = {name: _with(base, changes) for name, changes in arms.items()}
+    for config in configs.values():
+        arm.resolve(config)
+    record = {"arms": {n: c.to_dict() for n, c in configs.items()}}
+    workdir.claim(folder, record | {"environment": {"config": filename}})
+    results = {n: arm.run(config, folder / n, name=n) for n, config in configs.items()}
+    report.write([folder])
     print(f"report: {folder / 'report.html'}")
     failed = [n for n, result in results.items() if result["status"] != arm.COMPLETE]
     if failed:
@@ -103,7 +91,5 @@ def _load(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    flags.FLAGS.set_default("verbosity", -1)
-    flags.mark_flags_as_required(["config", "workdir"])
-    jax.config.config_with_absl()
-    app.run(main)
+    launch.define_config()
+    launch.start(main)

@@ -1,0 +1,83 @@
+"""Imports go one way, and `import attnlab` is light."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+# file -> the attnlab files it may import; the rest of a file's imports are other packages.
+LEAVES = {"names": set(), "masks": set(), "positions": set(), "sharing": set(), "shard": set()}
+ALLOWED = LEAVES | {
+    "heads": {"names"},
+    "attention": {"masks"},
+    "multihead": {"attention", "heads", "positions"},
+    "stack": {"sharing"},
+    "block": {"heads", "multihead", "names"},
+    "accounting": {"heads", "names"},
+    "modules": {"block", "heads", "multihead", "sharing", "stack"},
+    "models": {"attention", "block", "heads", "modules", "names", "positions", "sharing"},
+    "data": set(),
+    "tasks": set(),
+    "checkpoint": set(),
+    "metrics": set(),
+    "train": {"checkpoint", "data", "metrics", "shard", "tasks"},
+    "plot": set(),
+}
+# who alone may import a package
+ONLY = {"flax": {"modules", "models"}, "matplotlib": {"plot"}, "orbax": {"checkpoint"}}
+NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
+
+
+def imports_of(path):
+    """(attnlab files, other packages) that a file imports anywhere in it."""
+    ours, others = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if module == "attnlab":
+                ours |= {alias.name for alias in node.names}
+            elif module.startswith("attnlab."):
+                ours.add(module.split(".")[1])
+            else:
+                others.add(module.split(".")[0])
+        elif isinstance(node, ast.Import):
+            others |= {alias.name.split(".")[0] for alias in node.names}
+    return ours, others
+
+
+def test_every_file_has_a_row():
+    files = {p.stem for p in (ROOT / "attnlab").glob("*.py")} - {"__init__"}
+    assert files == set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_imports_go_one_way(name):
+    ours, others = imports_of(ROOT / "attnlab" / f"{name}.py")
+    assert ours <= ALLOWED[name]
+    assert not others & NEVER
+    for package, users in ONLY.items():
+        assert package not in others or name in users
+    assert name != "sharing" or not others
+
+
+def test_every_file_has_tests():
+    tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("test_*.py")}
+    # names and shard are tested where they are used, plot by the report, modules with models
+    assert set(ALLOWED) - tested <= {"names", "shard", "plot", "modules", "multihead"}
+
+
+def test_import_is_light():
+    heavy = ("orbax", "matplotlib", "tensorboardX", "rich.progress", "absl.app", "ml_collections")
+    code = f"import sys, attnlab; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Flax itself loads orbax where it finds it; nothing of ours does.
+    assert set(ast.literal_eval(out.stdout)) <= {"orbax"}
+
+
+def test_every_public_name_is_documented():
+    import attnlab
+
+    for name in attnlab.__all__:
+        assert getattr(attnlab, name).__doc__, name
