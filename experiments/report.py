@@ -322,9 +322,11 @@ def _scored(trains: dict) -> str:
 
 
 def _config(folder: Path) -> str:
-    """The config file of the sweep in `folder`; "" where its arms were started one by one."""
+    """The config file of the sweep in `folder`; "" where arms were started one by one."""
     path = folder / workdir.CONFIG
-    return workdir.read_json(path)["environment"]["config"] if path.exists() else ""
+    if not path.exists():
+        return ""
+    return workdir.read_json(path)["environment"].get("config") or ""
 
 
 if __name__ == "__main__":

@@ -474,7 +474,7 @@ def test_warns_of_what_cannot_be_compared(tmp_path, path, value, message):
 def test_unfinished_arms_are_named(tmp_path):
     write_sweep(tmp_path)
     (tmp_path / "config.json").write_text(
-        json.dumps({"arms": {"wide-separate": {}, "wide-albert": {}}})
+        json.dumps({"arms": {"wide-separate": {}, "wide-albert": {}}, "environment": {}})
     )
     markdown, _ = written(tmp_path)
     assert "not finished, so not shown: wide-albert." in markdown
