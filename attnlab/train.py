@@ -37,7 +37,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     log_every: int = 50
-    eval_every: int = 200
+    eval_every: int = 100
     eval_batch_size: int = 64
     eval_windows: int = 2048
     curve_windows: int = 256

@@ -167,7 +167,8 @@ def _losses(panel: Panel) -> Table:
             scores = [bits(run), f"{np.mean(r['train_bits_per_byte']):.3f}"]
             costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
         budgets = [f"{r[name]:,}" for name in BUDGETS]
-        shape = [f"{r['model']['ffn_width']:,}", f"{r['learning_rate']:g}"]
+        shape = [f"{r['model']['ffn_width']:,}"]
+        shape += [f"{r['learning_rate']:g}"] if len(panel.rates) > 1 else []
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")
     one = panel.runs[0].result
@@ -175,7 +176,7 @@ def _losses(panel: Panel) -> Table:
         ("unigram entropy", "unigram_bits_per_byte"),
         ("gzip -9", "gzip_bits_per_byte"),
     ):
-        rows.append([name, f"{one[field]:.3f}", *["–"] * 9])
+        rows.append([name, f"{one[field]:.3f}", *["–"] * (len(rows[0]) - 2)])
         roles.append("quiet")
     header = [
         "arm",
@@ -187,7 +188,7 @@ def _losses(panel: Panel) -> Table:
         "tokens/s",
         "wall seconds",
         "FFN width",
-        "learning rate",
+        *(["learning rate"] if len(panel.rates) > 1 else []),
         "seeds",
     ]
     caption = (

@@ -1,0 +1,34 @@
+"""What the README and the docstrings show is what happens."""
+
+import contextlib
+import doctest
+import importlib
+import io
+import re
+
+import pytest
+from conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_readme_code_prints_what_the_readme_says():
+    code, printed = re.search(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL).groups()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code, {})
+    assert out.getvalue() == printed
+
+
+def test_readme_names_files_that_exist():
+    named = re.findall(
+        r"experiments/configs/\w+\.py|(?:attnlab|tests|colab)/\w+\.(?:py|ipynb)", README
+    )
+    assert len(named) > 10
+    assert [n for n in named if not (ROOT / n).exists()] == []
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "attnlab").glob("[a-z]*.py")))
+def test_docstrings(name):
+    module = importlib.import_module(f"attnlab.{name}")
+    assert doctest.testmod(module).failed == 0
