@@ -114,7 +114,7 @@ def dot_product_attention(
         local_window_size,
     )
     bias = _four_axes(bias)
-    name = implementation or _choose(query, key, value, bias, options)
+    name = implementation or CHOSEN
     backend = _backend(name)
     reason = backend.refuse(query, key, value, bias, options)
     if reason:
@@ -142,14 +142,8 @@ def explain(query: Array, key: Array, value: Array, bias=None, **options: Any) -
     'it needs as many key heads (2) as value heads (1)'
     """
     asked = Options(**{"scale": 1.0} | options)
-    chosen = _choose(query, key, value, bias, asked)
     reasons = {n: b.refuse(query, key, value, bias, asked) for n, b in BACKENDS.items()}
-    return {n: "chosen" if n == chosen else reasons[n] or "could run" for n in BACKENDS}
-
-
-def _choose(query, key, value, bias, options) -> str:
-    """cuDNN's fused kernel where it can run, else our own dense path."""
-    return "cudnn" if _refuse_cudnn(query, key, value, bias, options) is None else "dense"
+    return {n: "chosen" if n == CHOSEN else reasons[n] or "could run" for n in BACKENDS}
 
 
 def _backend(name: str) -> Backend:
@@ -290,6 +284,9 @@ def _refuse_cudnn(query, key, value, bias, options: Options) -> str | None:
         return "the gradient of a bias in cuDNN is limited to batch 1"
     return _refuse_jax_nn(query, key, value, bias, options)
 
+
+# What implementation=None runs: right everywhere. A fused kernel has to be measured first.
+CHOSEN = "dense"
 
 BACKENDS: dict[str, Backend] = {
     "dense": Backend(_dense, lambda *call: None),

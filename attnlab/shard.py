@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -36,6 +37,19 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 def spread(mesh: Mesh, rows: np.ndarray, axis: int) -> jax.Array:
     """This process's rows of a batch -> the whole batch, `axis` cut over the devices."""
     return _place(mesh, P(*(None,) * axis, "data"), rows)
+
+
+def any_process(flag: bool) -> bool:
+    """Is `flag` True on any process? All of them must ask."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def wait_for_all(name: str) -> None:
+    """Goes on when every process is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def _place(mesh: Mesh, spec: P, local: np.ndarray) -> jax.Array:

@@ -227,82 +227,105 @@ def fit(
     evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
     schedule = learning_rate(config)
 
-    first, spent, busy = 0, 0.0, 0.0
+    first, spent, clock = 0, 0.0, _Clock()
     restored = checkpoints.restore(state)
     if restored:
         first, state, notes = restored
-        spent, busy = notes["wall_seconds"], notes["busy_seconds"]
+        spent, clock = notes["wall_seconds"], _Clock(notes["busy_seconds"], notes["busy_steps"])
         recorder.say(f"resuming at step {first}")
     recorder.rewind(first)
 
     def save(step: int) -> None:
-        if not np.all(np.isfinite(state.window_loss)):
-            raise NonFiniteLoss(_diverged(config, step, state.window_loss))
-        seconds = {"wall_seconds": spent + time.perf_counter() - began, "busy_seconds": busy}
-        checkpoints.save(step, state, seconds)
+        _check_finite(config, step, state.window_loss)
+        wall = spent + time.perf_counter() - began
+        notes = {"wall_seconds": wall, "busy_seconds": clock.seconds, "busy_steps": clock.steps}
+        checkpoints.save(step, state, notes)
 
-    def score(part: np.ndarray, count: int) -> np.ndarray:
-        return evaluate(state.params, *data.windows(part, config.length, count))
+    def score(step: int, part: np.ndarray, count: int) -> np.ndarray:
+        losses = evaluate(state.params, *data.windows(part, config.length, count))
+        _check_finite(config, step, losses)
+        return losses
 
     tokens_per_step = len(config.seeds) * config.batch_size * config.length
-    clock = time.perf_counter()
-    with _stop_signals() as asked_to_stop, recorder.progress(config.steps, first) as advance:
+    with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
         for step in range(first + 1, config.steps + 1):
-            rows = [
-                data.sample(
-                    corpus.train,
-                    config.length,
-                    config.batch_size,
-                    seed=seed,
-                    step=step,
-                    process=jax.process_index(),
-                    num_processes=jax.process_count(),
-                )
-                for seed in config.seeds
-            ]
-            state = step_all(state, shard.spread(mesh, np.stack(rows), axis=1), seeds)
-            if step == first + 1:  # what comes before is compilation
-                jax.block_until_ready(state.step)
-                clock = time.perf_counter()
-            if step % config.log_every == 0 or step == config.steps:
+            last, logs = step == config.steps, step % config.log_every == 0
+            state = step_all(state, shard.spread(mesh, batch(corpus, config, step), axis=1), seeds)
+            if logs or last:
+                clock.stop(state, step)
                 since = step - (step - 1) // config.log_every * config.log_every
                 losses = np.asarray(state.window_loss) / since
-                if not np.all(np.isfinite(losses)):
-                    raise NonFiniteLoss(_diverged(config, step, losses))
+                _check_finite(config, step, losses)
                 state = state._replace(window_loss=jax.tree.map(jnp.zeros_like, state.window_loss))
-                busy += time.perf_counter() - clock
-                recorder.write(
-                    step,
-                    {"train/loss": losses, "train/learning_rate": float(schedule(step - 1))},
-                )
+                rate = float(schedule(step - 1))
+                recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
                 advance(step, tokens_per_step)
-                clock = time.perf_counter()
-            if step % config.eval_every == 0 and step != config.steps:
-                recorder.write(step, {"eval/loss": score(corpus.heldout, config.curve_windows)})
-                clock = time.perf_counter()
-            if step % config.checkpoint_every == 0 or step == config.steps or asked_to_stop():
+            if step % config.eval_every == 0 and not last:
+                clock.stop(state, step)
+                losses = score(step, corpus.heldout, config.curve_windows)
+                recorder.write(step, {"eval/loss": losses})
+            # Hosts agree on the step to stop at, now and then: asking costs them a message.
+            stops = (logs or jax.process_count() == 1) and shard.any_process(asked())
+            if step % config.checkpoint_every == 0 or last or stops:
+                clock.stop(state, step)
                 save(step)
-                clock = time.perf_counter()
-            if asked_to_stop() and step != config.steps:
+            if stops and not last:
                 raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
-    heldout = score(corpus.heldout, config.eval_windows)
-    train = score(corpus.train, config.eval_windows or config.curve_windows)
+            clock.start(step)  # hence not before the first step, which compiles
+    heldout = score(config.steps, corpus.heldout, config.eval_windows)
+    train = score(config.steps, corpus.train, config.eval_windows or config.curve_windows)
     recorder.write(config.steps, {"eval/loss": heldout})
     wall = spent + time.perf_counter() - began
-    done = max(config.steps - 1, 1)
-    return Result(
-        state, config.steps, heldout, train, wall, done * tokens_per_step / max(busy, 1e-9)
-    )
+    speed = clock.steps * tokens_per_step / max(clock.seconds, 1e-9)
+    return Result(state, config.steps, heldout, train, wall, speed)
 
 
-def _diverged(config: TrainConfig, step: int, losses: Any) -> str:
-    bad = [
-        s for s, loss in zip(config.seeds, np.asarray(losses), strict=True) if not np.isfinite(loss)
+def batch(corpus: data.Corpus, config: TrainConfig, step: int) -> np.ndarray:
+    """This process's rows of the batches of all seeds [S, B / P, T + 1]."""
+    rows = [
+        data.sample(
+            corpus.train,
+            config.length,
+            config.batch_size,
+            seed=seed,
+            step=step,
+            process=jax.process_index(),
+            num_processes=jax.process_count(),
+        )
+        for seed in config.seeds
     ]
-    return (
-        f"the loss of seed {', '.join(map(str, bad))} is not finite at step {step}; lower "
-        "train.learning_rate, raise train.warmup_steps or use model.dtype=float32"
-    )
+    return np.stack(rows)
+
+
+class _Clock:
+    """Seconds and number of training steps alone: no compilation, evaluation or saving."""
+
+    def __init__(self, seconds: float = 0.0, steps: int = 0):
+        self.seconds, self.steps = seconds, steps
+        self._since: tuple[float, int] | None = None
+
+    def start(self, step: int) -> None:
+        """Runs from the end of `step`, if it does not run already."""
+        self._since = self._since or (time.perf_counter(), step)
+
+    def stop(self, state: TrainState, step: int) -> None:
+        """Waits for the end of `step` and adds what it took since the start."""
+        if self._since:
+            jax.block_until_ready(state.step)
+            began, first = self._since
+            self.seconds += time.perf_counter() - began
+            self.steps += step - first
+            self._since = None
+
+
+def _check_finite(config: TrainConfig, step: int, losses: Any) -> None:
+    pairs = zip(config.seeds, np.asarray(losses), strict=True)
+    bad = [str(seed) for seed, loss in pairs if not np.isfinite(loss)]
+    if bad:
+        raise NonFiniteLoss(
+            f"the loss of seed {', '.join(bad)} is not finite at step {step}; lower "
+            "train.learning_rate, raise train.warmup_steps or use model.dtype=float32"
+        )
 
 
 @contextmanager

@@ -75,7 +75,10 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     }
     size = accounting.unique_parameters(arm.model) * len(arm.train.seeds)
     # Parameters and two moments in float32, for two checkpoints and the one being written.
-    changed = workdir.claim(folder, record, room=9 * 4 * size + (64 << 20))
+    changed = []
+    if jax.process_index() == 0:
+        changed = workdir.claim(folder, record, room=9 * 4 * size + (64 << 20))
+    shard.wait_for_all("workdir")
     done = folder / workdir.RESULT
     if done.exists():
         return workdir.read_json(done)
@@ -123,23 +126,24 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            _save_maps(folder / MAPS, model, fitted, corpus, arm.train)
+            maps = _maps(model, fitted, corpus, arm.train)
+            if jax.process_index() == 0:
+                np.savez_compressed(folder / MAPS, **maps)
         if jax.process_index() == 0:
             workdir.write_json(done, result)
+        shard.wait_for_all("result")
         return result
 
 
-def _save_maps(path: Path, model: Any, fitted: Any, corpus: Any, config: Any) -> None:
+def _maps(model: Any, fitted: Any, corpus: Any, config: Any) -> dict[str, Any]:
     """The attention probabilities [L, N, T, T] of the first seed on one held-out window."""
     tokens, _ = data.windows(corpus.heldout, config.length, 3)
     params = jax.tree.map(lambda a: a[0], fitted.state.params)
     look = jax.jit(lambda p, t: model.apply({"params": p}, t, return_probs=True)[1])
-    probs = look(params, tokens[1:2, :-1])[:, 0]
-    np.savez_compressed(
-        path,
-        probs=np.asarray(probs, np.float16),
-        tokens=tokens[1, :-1].astype(np.uint8),
-        step=fitted.step,
-        seed=config.seeds[0],
-        bits_per_byte=fitted.heldout_loss[0] / math.log(2),
-    )
+    return {
+        "probs": np.asarray(look(params, tokens[1:2, :-1])[:, 0], np.float16),
+        "tokens": tokens[1, :-1].astype(np.uint8),
+        "step": fitted.step,
+        "seed": config.seeds[0],
+        "bits_per_byte": fitted.heldout_loss[0] / math.log(2),
+    }

@@ -13,6 +13,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +53,8 @@ class Case(NamedTuple):
     tokens: int
     """Of one call."""
     entries: list[Entry]
+    warm: bool = True
+    """Run every entry once before the first round; False where start-up is what is timed."""
 
 
 class Row(NamedTuple):
@@ -111,6 +117,37 @@ def train_step_cases() -> Iterator[Case]:
     yield Case("training step of the small decoder", trains.batch_size * trains.length, entries)
 
 
+def whole_run_cases() -> Iterator[Case]:
+    """nanoGPT's CPU setting from the start of the process to the held-out loss, one seed."""
+    if not _DATA.value:
+        raise ValueError("suite nanogpt needs --data, the folder or file of Tiny Shakespeare")
+
+    def process(*words: str) -> float:
+        run = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+        if run.returncode:
+            raise RuntimeError(run.stderr[-2000:])
+        loss = float(re.findall(r"held-out ([\d.]+)", run.stdout)[0])
+        print(f"{words[0]}: {loss}", flush=True)
+        return loss
+
+    def ours() -> float:
+        config = "experiments/configs/byte_lm.py:nanogpt_cpu"
+        with tempfile.TemporaryDirectory() as folder:
+            return process(
+                "experiments.run",
+                f"--config={config}",
+                f"--config.data.path={_DATA.value}",
+                "--config.train.seeds=(0,)",
+                f"--workdir={folder}/run",
+            )
+
+    entries = [
+        Entry("attnlab", ours, 0),
+        Entry("torch, eager", lambda: process("experiments.torch_nanogpt", _DATA.value), 0),
+    ]
+    yield Case("nanoGPT's CPU run, start-up included", 2000 * 12 * 64, entries, warm=False)
+
+
 def _jax_entry(name: str, step: Callable, state: Any, tokens: Any) -> Entry:
     """`step` (state, tokens) -> (state, loss), compiled, with its state given back to it."""
     # A copy, because the compiled step overwrites what it is given.
@@ -147,7 +184,7 @@ def measure(case: Case, rounds: int) -> list[Row]:
     """Times every entry once per round, in an order that each round draws anew."""
     rng = np.random.default_rng(0)
     seconds = np.zeros((rounds, len(case.entries)))
-    for entry in case.entries:
+    for entry in case.entries if case.warm else []:
         entry.run()
     for row in seconds:
         for i in rng.permutation(len(case.entries)):
@@ -211,10 +248,12 @@ def machine() -> dict[str, Any]:
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "train": train_step_cases,
+    "nanogpt": whole_run_cases,
 }
 
 _SUITE = flags.DEFINE_enum("suite", None, list(SUITES), "What to time.")
 _ROUNDS = flags.DEFINE_integer("rounds", 21, "Times each entry runs.", lower_bound=1)
+_DATA = flags.DEFINE_string("data", "", "The text of suite nanogpt.")
 _OUT = flags.DEFINE_string("out", "", "A folder for the table and its numbers; empty writes none.")
 
 

@@ -54,7 +54,7 @@ def test_one_run_and_again(tmp_path, text):
 
 
 def test_killed_and_started_again(tmp_path, text):
-    """SIGKILL at three moments; the same loss, bit for bit, and the same metrics."""
+    """SIGKILL at three moments, then a damaged checkpoint: the same loss and metrics to the bit."""
     flags = (text, "--config.train.steps=300", "--config.train.checkpoint_every=20")
     whole = run(tmp_path / "whole", "tiny", *flags)
     words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", *flags]
@@ -68,8 +68,12 @@ def test_killed_and_started_again(tmp_path, text):
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL
+    older, newest = sorted(broken.glob("checkpoints/*"), key=lambda p: int(p.name))[-2:]
+    damaged = max(newest.rglob("d/*"), key=lambda p: p.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     resumed = run(broken, "tiny", *flags)
-    assert "resuming at step" in resumed.stderr
+    assert f"checkpoint {newest.name} is damaged, trying an older one" in resumed.stderr
+    assert f"resuming at step {older.name}" in resumed.stderr
     assert losses(resumed) == losses(whole)
     results = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("whole", "broken")]
     assert results[0]["heldout_bits_per_byte"] == results[1]["heldout_bits_per_byte"]
