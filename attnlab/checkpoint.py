@@ -6,6 +6,7 @@ flipped bit, or another dtype, without a word. So each array's digest is stored 
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ class Checkpoints:
             logging.getLogger(name).setLevel(logging.ERROR)
         training = orbax.training
         self._directory, self._say = directory, say
-        self._checkpointer = training.Checkpointer(
+        self._open = lambda: training.Checkpointer(
             directory.resolve(),
             preservation_policy=training.preservation_policies.LatestN(keep),
         )
+        self._checkpointer = self._open()
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -71,8 +73,7 @@ class Checkpoints:
                 self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
                 damaged.append(step)
                 continue
-            for step_again in damaged:  # the run gets there again and must be able to save
-                self._checkpointer.delete(step_again)
+            self._remove(damaged)  # the run gets there again and must be able to save
             return step, state, notes
         if damaged:
             raise ValueError(
@@ -80,6 +81,14 @@ class Checkpoints:
                 "move the folder away to start again"
             )
         return None
+
+    def _remove(self, steps: list[int]) -> None:
+        if steps and jax.process_index() == 0:
+            for step in steps:
+                shutil.rmtree(self._directory / str(step))
+        if steps:
+            self._checkpointer.close()
+            self._checkpointer = self._open()
 
     def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
         flat_like = _flat(like)

@@ -65,6 +65,7 @@ def test_killed_and_started_again(tmp_path, text):
         )
         metrics = broken / "metrics.jsonl"
         while not metrics.exists() or metrics.read_text().count("\n") < lines:
+            assert process.poll() is None
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL
