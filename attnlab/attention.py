@@ -203,8 +203,9 @@ def _dense(query, key, value, bias, allowed, options: Options) -> dict[str, Arra
     (b, t, n, h), (_, s, k, _), (_, _, kv, v) = query.shape, key.shape, value.shape
     wide = jnp.promote_types(query.dtype, jnp.float32)
     before, after = options.mix
-    grouped = query.reshape(b, t, k, n // k, h)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, key, preferred_element_type=wide)
+    # The query heads of a key head are rows of one product: only q, which is small, is moved.
+    rows = query.swapaxes(1, 2).reshape(b, k, n // k * t, h)
+    scores = jnp.einsum("BKRH,BSKH->BKRS", rows, key, preferred_element_type=wide)
     scores = scores.reshape(b, n, t, s) * jnp.asarray(options.scale, wide)
     if bias is not None:
         scores = scores + bias.astype(wide)
@@ -234,8 +235,8 @@ def _dense(query, key, value, bias, allowed, options: Options) -> dict[str, Arra
     if options.dropout_rate:
         keep = jax.random.bernoulli(options.dropout_key, 1 - options.dropout_rate, weights.shape)
         weights = jnp.where(keep, weights / (1 - options.dropout_rate), 0)
-    weights = weights.astype(value.dtype).reshape(b, kv, n // kv, t, s)
-    out = jnp.einsum("BKGTS,BSKV->BKGTV", weights, value, preferred_element_type=wide)
+    weights = weights.astype(value.dtype).reshape(b, kv, n // kv * t, s)
+    out = jnp.einsum("BKRS,BSKV->BKRV", weights, value, preferred_element_type=wide)
     out = out.reshape(b, n, t, v) / some
     seen["out"] = out.swapaxes(1, 2).astype(value.dtype)
     if options.return_residual:

@@ -76,6 +76,9 @@ class Row(NamedTuple):
 
 def train_step_cases() -> Iterator[Case]:
     """One optimizer step of the small decoder, from equal weights, on one batch."""
+    # Torch's waiting threads spin by default, which makes it 2 to 4 times slower where others
+    # in the process want the cores (measured). Read once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config = ModelConfig(
         vocab_size=256,
         max_len=256,
@@ -239,7 +242,6 @@ def machine() -> dict[str, Any]:
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "cores": peers.cores(),
         "load": round(os.getloadavg()[0], 1),
-        "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"],
         "system": platform.platform(),
         "python": platform.python_version(),
         **{name: installed.get(name, "missing") for name in packages},
@@ -260,9 +262,6 @@ _OUT = flags.DEFINE_string("out", "", "A folder for the table and its numbers; e
 def main() -> None:
     """Prints the table of a suite."""
     suite = str(_SUITE.value)
-    # Torch's waiting threads spin by default, which makes it 2 to 4 times slower as soon as
-    # anything else wants a core (measured). Read once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     report: dict[str, Any] = {"machine": machine(), "cases": []}
     texts = [", ".join(f"{k} {v}" for k, v in report["machine"].items())]
     print(texts[0], flush=True)
