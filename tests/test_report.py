@@ -11,12 +11,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from attnlab import plot
 from experiments import report
 from experiments.reporting import figures, findings, results
-from experiments.reporting.statistics import holm, paired_difference
+from experiments.reporting.statistics import paired_difference
 from experiments.workdir import PACKAGES, WorkdirError
 
 ARMS = {
@@ -168,54 +166,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
-
-
-# Statistics
-
-
-def test_paired_difference_by_hand():
-    # Differences 1, 2, 3: mean 2, standard deviation 1, error 1 / sqrt(3); t(0.975, 2) = 4.30265.
-    got = paired_difference([1.0, 1.0, 1.0], [2.0, 3.0, 4.0], 0.95)
-    half = 4.302652729911275 / math.sqrt(3)
-    np.testing.assert_allclose(got, (3, 2, 2 - half, 2 + half, 0.0741799002274485), rtol=1e-8)
-    assert got.holds_zero
-
-
-def test_paired_difference_is_that_of_scipy():
-    a, b = np.random.default_rng(0).normal(size=(2, 7))
-    theirs = stats.ttest_rel(b, a)
-    interval = theirs.confidence_interval(0.9)
-    got = paired_difference(a, b, 0.9)
-    expected = (7, np.mean(b - a), interval.low, interval.high, theirs.pvalue)
-    np.testing.assert_allclose(got, expected, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("b", "p", "holds_zero"),
-    [([1.0, 2.0], 1.0, True), ([2.0, 3.0], 0.0, False)],
-    ids=["same", "apart"],
-)
-def test_differences_without_spread(b, p, holds_zero):
-    got = paired_difference([1.0, 2.0], b, 0.95)
-    assert (got.p, got.holds_zero) == (p, holds_zero)
-
-
-def test_one_pair_has_no_interval():
-    got = paired_difference([1.0], [1.5], 0.95)
-    assert (got.pairs, got.mean) == (1, 0.5)
-    assert math.isnan(got.low)
-    assert math.isnan(got.p)
-    assert got.holds_zero
-
-
-def test_holm_by_hand():
-    # Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, 0.04 x 1 -> raised to the 0.06 before it.
-    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
-# What is written
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -502,96 +452,3 @@ def test_command_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path} holds no result.json")
     assert done.stdout == "[False, False]\n"
-
-
-# Figures
-
-
-def test_labels_of_points_cover_nothing():
-    look = plot.style(0, 0)
-    points = [
-        plot.Point(f"layout · plan {i}", look, x, y, 0.02)
-        for i, (x, y) in enumerate(
-            [
-                (1e5, 2.80),
-                (1e5, 2.81),
-                (1.1e5, 2.80),
-                (9e5, 2.9),
-                (9.5e5, 2.91),
-                (9e5, 3.0),
-            ]
-        )
-    ]
-    figure = plot.loss_against(points, "parameters", "bits")
-    [axes] = figure.axes
-    assert axes.get_xscale() == "log"
-    renderer = figure.canvas.get_renderer()
-    from matplotlib.text import Text
-
-    boxes = [Text.get_window_extent(text, renderer) for text in axes.texts]
-    inside = axes.bbox.padded(1)
-    for i, box in enumerate(boxes):
-        assert inside.contains(*box.min)
-        assert inside.contains(*box.max)
-        assert not any(box.overlaps(other) for other in boxes[:i])
-        ends = [axes.transData.transform((p.x, p.y + s)) for p in points for s in (-0.02, 0, 0.02)]
-        assert not any(box.contains(*end) for end in ends)
-
-
-def test_x_is_linear_where_it_spans_little():
-    points = [plot.Point(str(x), plot.style(0, 0), x, 2.0, math.nan) for x in (100, 300)]
-    assert plot.loss_against(points, "x", "y").axes[0].get_xscale() == "linear"
-
-
-def test_labels_of_curves_keep_their_order_and_distance():
-    places = plot._spread([0.5, 0.1, 0.52, 0.51, 0.9], 0.1)
-    np.testing.assert_allclose(places, [0.41, 0.1, 0.61, 0.51, 0.9])
-
-
-def test_a_broken_curve_does_not_set_the_range():
-    steps = np.array([1, 2])
-    sound = plot.Curve("a", plot.style(0, 0), steps, np.array([[3.0, 2.0]]), False)
-    broken = plot.Curve("b", plot.style(1, 0), steps, np.array([[3.0, 1e9]]), True)
-    axes = plot.learning_curves([sound, broken], "bits").axes[0]
-    assert axes.get_ylim()[1] < 4
-
-
-def test_the_fall_at_the_start_does_not_set_the_range():
-    steps, values = np.array([10, 100, 400]), np.array([[9.0, 3.0, 2.0]])
-    curve = plot.Curve("a", plot.style(0, 0), steps, values, False)
-    low, high = plot.learning_curves([curve], "bits").axes[0].get_ylim()
-    assert 1.5 < low < 2.0
-    assert 3.0 < high < 3.5
-
-
-def test_layouts_differ_in_colour_and_plans_in_pattern():
-    a, b, c = plot.style(0, 0), plot.style(1, 0), plot.style(0, 1)
-    assert a.colour != b.colour
-    assert a[1:] == b[1:]
-    assert a.colour == c.colour
-    assert a.marker != c.marker
-    assert a.dashes != c.dashes
-
-
-def test_attention_map_is_as_opaque_as_attention():
-    probs = np.array([[[[1.0, 0.0], [0.25, 0.75]]]], np.float16)
-    figure = plot.attention_map(probs, ["layer 1"], ["head 1"], "#0072b2")
-    image = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(image[..., 3], [[1, 0], [0.5, 0.75**0.5]], atol=1e-3)
-
-
-def test_large_maps_show_some_layers_and_heads():
-    assert figures._some(12, 4) == [0, 4, 7, 11]
-    assert figures._some(3, 4) == [0, 1, 2]
-
-
-def test_svg_is_the_same_each_time_and_loads_nothing():
-    def draw(name):
-        points = [plot.Point("p", plot.style(0, 0), 1.0, 2.0, 0.1)]
-        return plot.svg(plot.loss_against(points, "x", "y"), name)
-
-    assert draw("a") == draw("a")
-    ids = [set(re.findall(r'id="([^"]+)"', draw(name))) for name in "ab"]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    assert draw("a").startswith("<svg")

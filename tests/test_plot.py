@@ -1,0 +1,99 @@
+"""Figures: nothing covers anything, and colours mean one thing."""
+
+import math
+import re
+
+import numpy as np
+
+from attnlab import plot
+from experiments.reporting import figures
+
+
+def test_labels_of_points_cover_nothing():
+    look = plot.style(0, 0)
+    points = [
+        plot.Point(f"layout · plan {i}", look, x, y, 0.02)
+        for i, (x, y) in enumerate(
+            [
+                (1e5, 2.80),
+                (1e5, 2.81),
+                (1.1e5, 2.80),
+                (9e5, 2.9),
+                (9.5e5, 2.91),
+                (9e5, 3.0),
+            ]
+        )
+    ]
+    figure = plot.loss_against(points, "parameters", "bits")
+    [axes] = figure.axes
+    assert axes.get_xscale() == "log"
+    renderer = figure.canvas.get_renderer()
+    from matplotlib.text import Text
+
+    boxes = [Text.get_window_extent(text, renderer) for text in axes.texts]
+    inside = axes.bbox.padded(1)
+    for i, box in enumerate(boxes):
+        assert inside.contains(*box.min)
+        assert inside.contains(*box.max)
+        assert not any(box.overlaps(other) for other in boxes[:i])
+        ends = [axes.transData.transform((p.x, p.y + s)) for p in points for s in (-0.02, 0, 0.02)]
+        assert not any(box.contains(*end) for end in ends)
+
+
+def test_x_is_linear_where_it_spans_little():
+    points = [plot.Point(str(x), plot.style(0, 0), x, 2.0, math.nan) for x in (100, 300)]
+    assert plot.loss_against(points, "x", "y").axes[0].get_xscale() == "linear"
+
+
+def test_labels_of_curves_keep_their_order_and_distance():
+    places = plot._spread([0.5, 0.1, 0.52, 0.51, 0.9], 0.1)
+    np.testing.assert_allclose(places, [0.41, 0.1, 0.61, 0.51, 0.9])
+
+
+def test_a_broken_curve_does_not_set_the_range():
+    steps = np.array([1, 2])
+    sound = plot.Curve("a", plot.style(0, 0), steps, np.array([[3.0, 2.0]]), False)
+    broken = plot.Curve("b", plot.style(1, 0), steps, np.array([[3.0, 1e9]]), True)
+    axes = plot.learning_curves([sound, broken], "bits").axes[0]
+    assert axes.get_ylim()[1] < 4
+
+
+def test_the_fall_at_the_start_does_not_set_the_range():
+    steps, values = np.array([10, 100, 400]), np.array([[9.0, 3.0, 2.0]])
+    curve = plot.Curve("a", plot.style(0, 0), steps, values, False)
+    low, high = plot.learning_curves([curve], "bits").axes[0].get_ylim()
+    assert 1.5 < low < 2.0
+    assert 3.0 < high < 3.5
+
+
+def test_layouts_differ_in_colour_and_plans_in_pattern():
+    a, b, c = plot.style(0, 0), plot.style(1, 0), plot.style(0, 1)
+    assert a.colour != b.colour
+    assert a[1:] == b[1:]
+    assert a.colour == c.colour
+    assert a.marker != c.marker
+    assert a.dashes != c.dashes
+
+
+def test_attention_map_is_as_opaque_as_attention():
+    probs = np.array([[[[1.0, 0.0], [0.25, 0.75]]]], np.float16)
+    figure = plot.attention_map(probs, ["layer 1"], ["head 1"], "#0072b2")
+    image = figure.axes[0].images[0].get_array()
+    np.testing.assert_allclose(image[..., 3], [[1, 0], [0.5, 0.75**0.5]], atol=1e-3)
+
+
+def test_large_maps_show_some_layers_and_heads():
+    assert figures._some(12, 4) == [0, 4, 7, 11]
+    assert figures._some(3, 4) == [0, 1, 2]
+
+
+def test_svg_is_the_same_each_time_and_loads_nothing():
+    def draw(name):
+        points = [plot.Point("p", plot.style(0, 0), 1.0, 2.0, 0.1)]
+        return plot.svg(plot.loss_against(points, "x", "y"), name)
+
+    assert draw("a") == draw("a")
+    ids = [set(re.findall(r'id="([^"]+)"', draw(name))) for name in "ab"]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    assert draw("a").startswith("<svg")
