@@ -102,7 +102,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "train.final_learning_rate": 1e-4,
         "train.warmup_steps": 100,
         "train.eval_every": 500,
-        "train.checkpoint_every": 500,
+        "train.checkpoint_every": 200,
         "train.eval_windows": 0,
     },
 }
