@@ -72,8 +72,8 @@ def test_killed_and_started_again(tmp_path, text):
     # A kill while a checkpoint is written leaves a folder with a longer name.
     steps = sorted(int(p.name) for p in broken.glob("checkpoints/*") if p.name.isdigit())
     older, newest = (broken / "checkpoints" / str(step) for step in steps[-2:])
-    damaged = max(newest.rglob("d/*"), key=lambda p: p.stat().st_size)
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    for file in newest.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-20])
     resumed = run(broken, "tiny", *flags)
     assert f"checkpoint {newest.name} is damaged, trying an older one" in resumed.stderr
     assert f"resuming at step {older.name}" in resumed.stderr
