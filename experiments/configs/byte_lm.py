@@ -25,7 +25,14 @@ from attnlab.names import find
 from attnlab.sharing import PLANS
 from attnlab.train import TrainConfig
 
-OPTIONAL = {"num_kv_heads": int, "head_dim": int, "value_dim": int, "init_std": float}
+# The types of the fields that may be None: a flag needs one to be read.
+OPTIONAL = {
+    "num_kv_heads": int,
+    "head_dim": int,
+    "value_dim": int,
+    "init_std": float,
+    "implementation": str,
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -48,9 +55,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def _fields(example: Any) -> dict[str, Any]:
     """Every field of a dataclass, so that every one is a flag."""
     fields = {f.name: getattr(example, f.name) for f in dataclasses.fields(example)}
-    empty = {
-        n: config_dict.placeholder(OPTIONAL.get(n, str)) for n, v in fields.items() if v is None
-    }
+    empty = {n: config_dict.placeholder(OPTIONAL[n]) for n, v in fields.items() if v is None}
     return fields | empty
 
 
