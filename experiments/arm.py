@@ -126,7 +126,7 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            maps = _maps(model, fitted, corpus, arm.train)
+            maps = _maps(arm.model, fitted, corpus, arm.train)
             if jax.process_index() == 0:
                 np.savez_compressed(folder / MAPS, **maps)
         if jax.process_index() == 0:
@@ -135,15 +135,17 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
         return result
 
 
-def _maps(model: Any, fitted: Any, corpus: Any, config: Any) -> dict[str, Any]:
+def _maps(config: ModelConfig, fitted: Any, corpus: Any, trains: Any) -> dict[str, Any]:
     """The attention probabilities [L, N, T, T] of the first seed on one held-out window."""
-    tokens, _ = data.windows(corpus.heldout, config.length, 3)
+    tokens, _ = data.windows(corpus.heldout, trains.length, 3)
     params = jax.tree.map(lambda a: a[0], fitted.state.params)
+    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
+    model = dataclasses.replace(config, implementation="dense").build()
     look = jax.jit(lambda p, t: model.apply({"params": p}, t, return_probs=True)[1])
     return {
         "probs": np.asarray(look(params, tokens[1:2, :-1])[:, 0], np.float16),
         "tokens": tokens[1, :-1].astype(np.uint8),
         "step": fitted.step,
-        "seed": config.seeds[0],
+        "seed": trains.seeds[0],
         "bits_per_byte": fitted.heldout_loss[0] / math.log(2),
     }

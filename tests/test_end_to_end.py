@@ -53,6 +53,13 @@ def test_one_run_and_again(tmp_path, text):
     assert everything(tmp_path / "run") == before
 
 
+def test_another_backend_trains_and_is_shown(tmp_path, text):
+    result = run(tmp_path / "run", "tiny", text, "--config.model.implementation=xla")
+    assert len(losses(result)) == 2
+    with np.load(tmp_path / "run" / "maps.npz") as maps:
+        np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
+
+
 def test_killed_and_started_again(tmp_path, text):
     """SIGKILL at three moments, then a damaged checkpoint: the same loss and metrics to the bit."""
     flags = (text, "--config.train.steps=300", "--config.train.checkpoint_every=20")
