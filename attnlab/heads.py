@@ -1,60 +1,34 @@
-"""Head layouts: how a head gets its q, k and v from x, and how heads become one output.
+"""Heads: x -> q, k, v and heads -> output, for every row of `layouts.LAYOUTS`.
 
-One letter per axis, everywhere in attnlab:
-
-    B batch    T query positions    S key positions    D width    O output width
-    N query heads    K key/value heads    H head width    V value width of a head
-    C = D/N, the chunk of x that belongs to a head    E, W widths of the key and value input
-    F feed-forward width    L layers    G slots (sets of shared weights)
-
-Two questions that seeds and blogs mix are kept apart here: *what a head reads* (all of x, or
-its own chunk: the layout) and *how wide it is* (`head_dim`). A layout is one row of `LAYOUTS`.
+The letters of the axes stand at the top of `attnlab/layouts.py`.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.layouts import INPUT_AXES, LAYOUTS, Absorbed, Layout, Weights
 from attnlab.names import find
-
-Weights = dict[str, Any]
-"""The weights of one set of heads: arrays named q, k, v, o and q_bias, k_bias, ..."""
-
-# The axes that a weight sums over; the rest are what it makes. They give the fan and the bias.
-INPUT_AXES = {"q": "DC", "k": "EC", "v": "WC", "o": "NV"}
-
-
-class Layout(NamedTuple):
-    """One way to make heads. A new layout is three functions and a row of `LAYOUTS`."""
-
-    axes: dict[str, str]
-    """Weight name -> axis letters: gives its shape, fan, parameter count and FLOPs."""
-    query: Callable
-    """(w, x, spec) -> [B, T, N, H]"""
-    memory: Callable
-    """(w, key_input, value_input, spec) -> k [B, S, K, H], v [B, S, K, V]"""
-    merge: Callable
-    """(w, heads [B, T, N, V], spec) -> [B, T, O]"""
-    head_dim: str = "C"
-    """The axis whose size H takes where a spec leaves `head_dim` out."""
-    source: str = ""
-    """Where the layout comes from."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadSpec:
     """Layout and sizes of a set of heads: frozen, hashable, complete.
 
-    Sizes left None take the layout's own: `head_dim` = D/N (`standard`, `narrow`) or D (`wide`),
-    `value_dim` = head_dim, `num_kv_heads` = num_heads, the input and output widths = `width`.
-    `num_kv_heads=1` is multi-query attention (Shazeer 2019, arXiv 1911.02150), between 1 and
-    num_heads grouped-query (Ainslie 2023, arXiv 2305.13245). `scale` multiplies the scores;
-    None is 1/sqrt(H). `biases` holds the letters of the maps that have one, of "qkvo".
+    Sizes left None take the layout's own: `head_dim` = D/N (`standard`, `narrow`, `narrow_tied`,
+    `alt`, `two_stage`) or D (`wide`); `value_dim` = head_dim, D/N where the layout has no head_dim
+    (`collaborative`, `bilinear`); `shared_dim` (`collaborative`) and the input and output widths =
+    `width`; `num_kv_heads` = num_heads. `num_kv_heads=1` is multi-query attention (Shazeer 2019,
+    arXiv 1911.02150), between 1 and num_heads grouped-query (Ainslie 2023, arXiv 2305.13245).
+
+    `scale` multiplies the scores; None is 1/sqrt(width of q). `biases` holds the letters of the
+    maps that have one, of "qkvo". `output=False` leaves W_O out: the output is the heads side by
+    side. `qk_norm` normalises q and k per head, with a learnt scale: "layer" (Dehghani et al.
+    2023, arXiv 2302.05442; Flax's `normalize_qk`) or "rms" (Qwen3).
 
     Raises ValueError, saying what to change, for an impossible combination.
     """
@@ -68,8 +42,11 @@ class HeadSpec:
     key_width: int | None = None
     value_width: int | None = None
     out_width: int | None = None
+    shared_dim: int | None = None
     scale: float | None = None
     biases: str = ""
+    output: bool = True
+    qk_norm: str | None = None
 
     def __post_init__(self):
         row = find("layout", self.layout, LAYOUTS)
@@ -78,88 +55,128 @@ class HeadSpec:
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, not {value}")
         letters = "".join(row.axes.values())
-        needs_chunk = "C" in letters or (self.head_dim is None and row.head_dim == "C")
+        self._check_sizes(row, letters)
+        self._check_maps(row)
+        needs_chunk = "C" in letters or "C" in (
+            self.head_dim or row.head_dim,
+            self.value_dim or row.value_dim,
+        )
         if needs_chunk and self.width % self.num_heads:
+            free = "head_dim" if "H" in letters else "value_dim"
             way_out = (
-                "change one of them" if "C" in letters else "set head_dim or change one of them"
+                "change one of them" if "C" in letters else f"set {free} or change one of them"
             )
             raise ValueError(
                 f"layout {self.layout!r}: width {self.width} is not divisible by "
                 f"{self.num_heads} heads; {way_out}"
             )
-        if "C" in row.axes["k"] and {self.key_width, self.value_width} - {None, self.width}:
+
+    def _check_sizes(self, row: Layout, letters: str) -> None:
+        """A size that the layout has no axis for is refused, not ignored."""
+        fixed = {"H": "head_dim", "V": "value_dim", "R": "shared_dim", "E": "key_width"}
+        for letter, name in (fixed | {"W": "value_width"}).items():
+            value = getattr(self, name)
+            if letter in letters or value is None or (letter in "EW" and value == self.width):
+                continue
+            reason = {
+                "R": "only 'collaborative' has one",
+                "E": f"each head reads a chunk of x, so it must equal width ({self.width})",
+                "W": f"each head reads a chunk of x, so it must equal width ({self.width})",
+            }.get(letter, "its heads are as wide as what they read")
+            raise ValueError(f"layout {self.layout!r} takes no {name}: {reason}; leave it out")
+        if self.num_kv_heads is None:
+            return
+        if "K" not in letters:
             raise ValueError(
-                f"layout {self.layout!r} gives each head a chunk of width, so key_width and "
-                f"value_width must equal width ({self.width})"
+                f"layout {self.layout!r} has no key heads to choose; "
+                "leave num_kv_heads out or use layout 'standard'"
             )
-        if self.num_kv_heads is not None:
-            if "K" not in letters:
-                raise ValueError(
-                    f"layout {self.layout!r} has one key head per query head; "
-                    "leave num_kv_heads out or use layout 'standard'"
-                )
-            if self.num_heads % self.num_kv_heads:
-                raise ValueError(
-                    f"num_heads {self.num_heads} is not divisible by num_kv_heads "
-                    f"{self.num_kv_heads}"
-                )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
+            )
+
+    def _check_maps(self, row: Layout) -> None:
         if not set(self.biases) <= set("qkvo") or len(set(self.biases)) != len(self.biases):
             raise ValueError(f"biases must be letters of 'qkvo', not {self.biases!r}")
+        maps = set(row.biases) - ({"o"} if not self.output else set())
+        if not set(self.biases) <= maps:
+            raise ValueError(
+                f"layout {self.layout!r}{'' if self.output else ' without output'} has no map for "
+                f"bias {min(set(self.biases) - maps)!r}; use letters of {''.join(sorted(maps))!r}"
+            )
+        if not self.output and "o" not in row.axes:
+            raise ValueError(f"layout {self.layout!r} is made of output maps; output must be True")
+        if not self.output and self.out_width is not None:
+            raise ValueError("output=False has no output map; leave out_width out")
+        if self.qk_norm is not None:
+            find("qk_norm", self.qk_norm, QK_NORMS)
+            if "qk" in row.axes:
+                raise ValueError(
+                    f"layout {self.layout!r} has no separate q and k; leave qk_norm out"
+                )
 
     @property
     def sizes(self) -> dict[str, int]:
         """Axis letter -> size, with every None resolved."""
-        d, n = self.width, self.num_heads
-        sizes = {"D": d, "N": n, "C": d // n}
-        head_dim = self.head_dim or sizes[LAYOUTS[self.layout].head_dim]
-        return sizes | {
+        d, n, row = self.width, self.num_heads, LAYOUTS[self.layout]
+        sizes = {
+            "D": d,
+            "N": n,
+            "C": d // n,
             "K": self.num_kv_heads or n,
-            "H": head_dim,
-            "V": self.value_dim or head_dim,
             "E": self.key_width or d,
             "W": self.value_width or d,
-            "O": self.out_width or d,
+            "R": self.shared_dim or d,
         }
+        sizes["H"] = self.head_dim or sizes[row.head_dim]
+        sizes["V"] = self.value_dim or sizes[row.value_dim]
+        # An absorbed value bias rides on one more column, of ones.
+        sizes["V"] += row.value_dim == "W" and "v" in self.biases
+        return sizes | {"O": self.out_width or d if self.output else n * sizes["V"]}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Weight name -> shape, biases included."""
         return {name: tuple(self.sizes[a] for a in axes) for name, axes in weight_axes(self)}
 
+    @property
+    def score_scale(self) -> float:
+        """What multiplies q k^T."""
+        return self.sizes["H"] ** -0.5 if self.scale is None else self.scale
+
 
 def weight_axes(spec: HeadSpec) -> list[tuple[str, str]]:
-    """(weight name, its axis letters) for every weight of `spec`; a bias has the output axes."""
-    rows = []
-    for name, axes in LAYOUTS[spec.layout].axes.items():
-        rows.append((name, axes.replace(" ", "")))
-        if name in spec.biases:
-            rows.append((f"{name}_bias", "".join(a for a in rows[-1][1] if not is_input(name, a))))
-    return rows
-
-
-def is_input(name: str, axis: str) -> bool:
-    """Does weight `name` sum over `axis`?"""
-    return axis in INPUT_AXES[name]
+    """(weight name, its axis letters) for every weight of `spec`, biases and norms included."""
+    row = LAYOUTS[spec.layout]
+    rows = [(name, axes.replace(" ", "")) for name, axes in row.axes.items()]
+    rows = [(name, axes) for name, axes in rows if spec.output or name != "o"]
+    rows += [(f"{letter}_bias", axes) for letter, axes in row.biases.items() if letter in spec.biases]
+    return rows + ([("q_norm", "H"), ("k_norm", "H")] if spec.qk_norm else [])
 
 
 def init_heads(
     key: Array, spec: HeadSpec, *, std: float | None = None, dtype=jnp.float32
 ) -> Weights:
-    """Fresh weights: normal with standard deviation 1/sqrt(fan in), biases zero.
+    """Fresh weights: normal with standard deviation 1/sqrt(fan in), biases zero, norms one.
 
     The fan is the number of inputs that one output sums over: D (q), E (k), W (v), the chunk C
     where a head reads its chunk, and N*V (o). So q, k, v and scores start with unit variance for
     unit-variance x in every layout (default initialisers take a wrong fan on 3-D weights).
-    `std` replaces 1/sqrt(fan in) by one number for all weights.
+    `std` replaces 1/sqrt(fan in) by one number for all matrices.
     """
     weights: Weights = {}
     names = weight_axes(spec)
     for (name, axes), k in zip(names, jax.random.split(key, len(names)), strict=True):
         if name.endswith("_bias"):
             weights[name] = jnp.zeros(spec.shapes[name], dtype)
+        elif name.endswith("_norm"):
+            weights[name] = jnp.ones(spec.shapes[name], dtype)
         else:
-            fan = math.prod(spec.sizes[a] for a in axes if is_input(name, a))
-            weights[name] = jax.random.normal(k, spec.shapes[name], dtype) * (std or fan**-0.5)
+            fan = math.prod(spec.sizes[a] for a in set(axes) & set(INPUT_AXES[name]))
+            # The mixing vectors of collaborative heads are no map: they sum over nothing.
+            scale = std if std and INPUT_AXES[name] else fan**-0.5
+            weights[name] = jax.random.normal(k, spec.shapes[name], dtype) * scale
     return weights
 
 
@@ -170,10 +187,12 @@ def project_heads(
     value_context: Float[Array, "B S W"] | None = None,
     *,
     spec: HeadSpec,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K V"]]:
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B S Kk H"], Float[Array, "B S Kv V"]]:
     """x -> q; context (default x) -> k; value_context (default context) -> v.
 
-    The weights are cast to the input's dtype, so x decides the precision of the products.
+    Each query head n uses key head n // (N/Kk) and value head n // (N/Kv): `collaborative`,
+    `bilinear` and `absorbed` have one key head. The weights are cast to the input's dtype, so x
+    decides the precision of the products.
 
     >>> import jax
     >>> spec = HeadSpec("narrow", width=6, num_heads=2)
@@ -182,9 +201,13 @@ def project_heads(
     [(1, 5, 2, 3), (1, 5, 2, 3), (1, 5, 2, 3)]
     """
     row = LAYOUTS[spec.layout]
-    context = x if context is None else context
-    value_context = context if value_context is None else value_context
-    return row.query(w, x, spec), *row.memory(w, context, value_context, spec)
+    x, context, value_context = _prepare(row, w, x, context, value_context)
+    q = row.query(w, x, spec)
+    k, v = row.memory(w, context, value_context, spec)
+    if spec.qk_norm:
+        normalise = QK_NORMS[spec.qk_norm]
+        q, k = normalise(q, w["q_norm"]), normalise(k, w["k_norm"])
+    return q, k, v
 
 
 def merge_heads(
@@ -194,61 +217,39 @@ def merge_heads(
     return LAYOUTS[spec.layout].merge(w, heads, spec)
 
 
-def _add_bias(y: Array, w: Weights, name: str) -> Array:
-    return y + w[name].astype(y.dtype) if name in w else y
+def absorption(spec: HeadSpec) -> list[Absorbed]:
+    """The steps from `spec` along the rows that are the same function.
+
+    >>> [step.spec.layout for step in absorption(HeadSpec("narrow_tied", width=6, num_heads=2))]
+    ['narrow', 'standard', 'bilinear', 'absorbed']
+    """
+    absorb = LAYOUTS[spec.layout].absorb
+    step = absorb and absorb(spec)
+    return [step, *absorption(step.spec)] if step else []
 
 
-def _read_all(w: Weights, name: str, x: Array) -> Array:
-    """[B, T, D] x [D, N, H] -> [B, T, N, H] as one flat matmul (1.6 times as fast on a CPU)."""
-    kernel = w[name].astype(x.dtype)
-    flat = x.reshape(-1, x.shape[-1]) @ kernel.reshape(kernel.shape[0], -1)
-    return _add_bias(flat.reshape(*x.shape[:-1], *kernel.shape[1:]), w, f"{name}_bias")
+def _prepare(row: Layout, w: Weights, x: Array, context, value_context) -> tuple[Array, ...]:
+    """Every input prepared, each array once."""
+    ready = row.prepare(w, x)
+    key = ready if context is None or context is x else row.prepare(w, context)
+    if value_context is None or value_context is context:
+        return ready, key, key
+    return ready, key, ready if value_context is x else row.prepare(w, value_context)
 
 
-def _read_chunk(w: Weights, name: str, x: Array) -> Array:
-    """Head n reads x[..., n*C:(n+1)*C] alone: [B, T, N*C] x [N, C, H] -> [B, T, N, H]."""
-    kernel = w[name].astype(x.dtype)
-    chunks = x.reshape(*x.shape[:-1], *kernel.shape[:2])
-    return _add_bias(jnp.einsum("BTNC,NCH->BTNH", chunks, kernel), w, f"{name}_bias")
+def _layer(a: Array, scale: Array) -> Array:
+    return _rms(a - jnp.mean(a, axis=-1, keepdims=True, dtype=_wide(a)).astype(a.dtype), scale)
 
 
-def _merge_all(w: Weights, heads: Array, spec: HeadSpec) -> Array:
-    kernel = w["o"].astype(heads.dtype)
-    flat = heads.reshape(-1, kernel.shape[0] * kernel.shape[1]) @ kernel.reshape(
-        -1, kernel.shape[2]
-    )
-    return _add_bias(flat.reshape(*heads.shape[:2], -1), w, "o_bias")
+def _rms(a: Array, scale: Array) -> Array:
+    y = a.astype(_wide(a))
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-6)
+    return (y * scale.astype(y.dtype)).astype(a.dtype)
 
 
-def _row(read: Callable, axes: str, **fields: Any) -> Layout:
-    """A layout whose q, k and v all read their input with `read`."""
-    return Layout(
-        axes=dict(zip("qkvo", axes.split(", "), strict=True)),
-        query=lambda w, x, spec: read(w, "q", x),
-        memory=lambda w, x, y, spec: (read(w, "k", x), read(w, "v", y)),
-        merge=_merge_all,
-        **fields,
-    )
+def _wide(a: Array) -> jnp.dtype:
+    return jnp.promote_types(a.dtype, jnp.float32)
 
 
-LAYOUTS: dict[str, Layout] = {
-    # Every head reads all of x. Sizes make it canonical, multi-query, grouped or V != H.
-    "standard": _row(
-        _read_all,
-        "D N H, E K H, W K V, N V O",
-        source="Vaswani et al. 2017, section 3.2.2, arXiv 1706.03762",
-    ),
-    # The same function with heads as wide as x.
-    "wide": _row(
-        _read_all,
-        "D N H, E K H, W K V, N V O",
-        head_dim="D",
-        source="pbloem/former, SelfAttentionWide",
-    ),
-    # Every head reads its own chunk of x, with its own weights.
-    "narrow": _row(
-        _read_chunk,
-        "N C H, N C H, N C V, N V O",
-        source="peterbloem.nl/blog/transformers, text of 2019 to 2023",
-    ),
-}
+# Over the width of each head, as in the sources; epsilon 1e-6 is Flax's.
+QK_NORMS: dict[str, Callable] = {"layer": _layer, "rms": _rms}
