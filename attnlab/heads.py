@@ -151,7 +151,9 @@ def weight_axes(spec: HeadSpec) -> list[tuple[str, str]]:
     row = LAYOUTS[spec.layout]
     rows = [(name, axes.replace(" ", "")) for name, axes in row.axes.items()]
     rows = [(name, axes) for name, axes in rows if spec.output or name != "o"]
-    rows += [(f"{letter}_bias", axes) for letter, axes in row.biases.items() if letter in spec.biases]
+    rows += [
+        (f"{letter}_bias", axes) for letter, axes in row.biases.items() if letter in spec.biases
+    ]
     return rows + ([("q_norm", "H"), ("k_norm", "H")] if spec.qk_norm else [])
 
 

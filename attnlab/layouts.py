@@ -110,15 +110,13 @@ def _merge_all(w: Weights, heads: Array, spec: Any) -> Array:
 
 def _row(read: Callable, axes: str, outer: dict[str, str] | None = None, **fields: Any) -> Layout:
     """A layout whose q, k and v all read their input with `read`; `outer` maps come before them."""
-    return Layout(
-        **{
-            "axes": (outer or {}) | dict(zip("qkvo", axes.split(", "), strict=True)),
-            "query": lambda w, x, spec: read(w, "q", x),
-            "memory": lambda w, x, y, spec: (read(w, "k", x), read(w, "v", y)),
-            "merge": _merge_all,
-        }
-        | fields
-    )
+    parts: dict[str, Any] = {
+        "axes": (outer or {}) | dict(zip("qkvo", axes.split(", "), strict=True)),
+        "query": lambda w, x, spec: read(w, "q", x),
+        "memory": lambda w, x, y, spec: (read(w, "k", x), read(w, "v", y)),
+        "merge": _merge_all,
+    }
+    return Layout(**parts | fields)
 
 
 def _query_two_stage(w: Weights, x: Array, spec: Any) -> Array:
@@ -183,7 +181,7 @@ def _untie(spec: Any) -> Absorbed:
 
 def block_diagonal(kernel: Array) -> Array:
     """[N, C, H] -> [N*C, N, H]: head n keeps its own chunk of the rows, zeros elsewhere."""
-    n, c, h = kernel.shape
+    n, _, h = kernel.shape
     return (jnp.eye(n, dtype=kernel.dtype)[:, None, :, None] * kernel[:, :, None]).reshape(-1, n, h)
 
 

@@ -1,11 +1,18 @@
-"""Heads and attention in one pure call."""
+"""Heads and attention in one pure call: order of contraction, rotary positions, gates, cache."""
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from attnlab.attention import Mix, dot_product_attention
-from attnlab.heads import HeadSpec, Weights, merge_heads, project_heads
+from attnlab.accounting import call_flops
+from attnlab.attention import Mix, dot_product_attention, explain
+from attnlab.cache import Cache, extend
+from attnlab.heads import HeadSpec, Weights, absorption, merge_heads, project_heads
+from attnlab.layouts import LAYOUTS, Absorbed
+from attnlab.masks import combine
+from attnlab.names import find
 from attnlab.positions import rotate
 
 
@@ -19,11 +26,15 @@ def multi_head_attention(
     mask: Num[Array, "..."] | Bool[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
     is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
+    logits_soft_cap: float | None = None,
     rotary: Float[Array, "*B T half"] | tuple[Array, Array] | None = None,
     head_gate: Float[Array, "*B N"] | None = None,
     mix: Mix | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    cache: Cache | None = None,
+    order: str | None = None,
     return_probs: bool = False,
     implementation: str | None = None,
 ) -> Any:
@@ -34,9 +45,15 @@ def multi_head_attention(
       x: what asks; context: what is attended to (default x); value_context: default context.
       rotary: angles of `positions.rotary_angles` for q and k, or a pair (for q, for k).
       head_gate: multiplies each head's output, [N] or [B, N]; 0 removes a head.
+      cache: of `init_cache(spec, ...)`: x are the next tokens, which see the cached ones too.
+        Key positions then are the slots of the cache. A call that overflows it returns NaN and
+        writes nothing.
+      order: "factored" (the weights as they are) or the layout that they are multiplied out to
+        first, which is the same function (see `contraction_orders`). None takes the one with the
+        fewest FLOPs; with a cache, the one that the cache was made for.
       Everything else as in `dot_product_attention`.
 
-    Returns: [B, T, O], and with `return_probs` also the probabilities [B, N, T, S].
+    Returns: [B, T, O], or a tuple (output, probs [B, N, T, S], cache) of those asked for.
 
     >>> import jax, jax.numpy as jnp
     >>> from attnlab import init_heads
@@ -45,18 +62,47 @@ def multi_head_attention(
     >>> multi_head_attention(w, jnp.ones((1, 5, 6)), spec=spec, is_causal=True).shape
     (1, 5, 6)
     """
+    if cache is not None:
+        if context is not None:
+            raise ValueError("a cache is for self-attention; leave context out")
+        order = order or ("absorbed" if "x" in cache else "factored")
+    orders = contraction_orders(
+        spec,
+        x.shape[0],
+        x.shape[1],
+        (x if context is None else context).shape[1],
+        cross=context is not None,
+        rotary=rotary is not None,
+        logits_soft_cap=logits_soft_cap,
+    )
+    for step in _steps(spec, orders, order):
+        w, spec = step.weights(w), step.spec
+    seen = None
+    window = _left(local_window_size)
+    keeps_x = LAYOUTS[spec.layout].reads_inputs
+    if cache is not None and keeps_x:
+        seen = extend(cache, {"x": x}, is_causal=is_causal, window=window)
+        context = seen.held["x"].astype(x.dtype)
     q, k, v = project_heads(w, x, context, value_context, spec=spec)
     if rotary is not None:
         q_angles, k_angles = rotary if isinstance(rotary, tuple) else (rotary, rotary)
         q, k = rotate(q, q_angles), rotate(k, k_angles)
+    if cache is not None and not keeps_x:
+        seen = extend(cache, {"k": k, "v": v}, is_causal=is_causal, window=window)
+        k, v = (seen.held[name].astype(x.dtype) for name in "kv")
+    if seen is not None:
+        # Slots are not positions: the cache knows who sees whom.
+        mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
     result = dot_product_attention(
         q,
         k,
         v,
         bias,
         mask,
-        scale=spec.scale,
+        scale=spec.score_scale,
         is_causal=is_causal,
+        local_window_size=local_window_size,
+        logits_soft_cap=logits_soft_cap,
         mix=mix,
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
@@ -64,7 +110,106 @@ def multi_head_attention(
         implementation=implementation,
     )
     heads, *probs = result if return_probs else (result,)
+    results: list[Any] = list(probs)
     if head_gate is not None:
         heads = heads * head_gate[..., None, :, None].astype(heads.dtype)
     out = merge_heads(w, heads, spec=spec)
-    return (out, *probs) if probs else out
+    if seen is not None:
+        out = jnp.where(seen.fits, out, jnp.nan)
+        results.append(seen.cache)
+    return (out, *results) if results else out
+
+
+def contraction_orders(
+    spec: HeadSpec,
+    batch: int,
+    num_queries: int,
+    num_keys: int | None = None,
+    *,
+    cross: bool = False,
+    rotary: bool = False,
+    logits_soft_cap: float | None = None,
+) -> dict[str, int | str]:
+    """order -> FLOPs of one forward call, what multiplying the weights out costs included; or the
+    reason why the call cannot take that order.
+
+    With heads as wide as x, x (W_Q W_K^T) x^T needs half the projections of (x W_Q)(x W_K)^T:
+
+    >>> contraction_orders(HeadSpec("wide", width=256, num_heads=8), batch=16, num_queries=256)
+    {'factored': 25769803776, 'bilinear': 21743271936, 'absorbed': 17716740096}
+    """
+    sizes = batch, num_queries, num_queries if num_keys is None else num_keys
+    reason = _breaks(spec, rotary, logits_soft_cap)
+    orders: dict[str, int | str] = {"factored": call_flops(spec, *sizes, cross=cross)}
+    spent = 0
+    for step in absorption(spec):
+        spent += step.flops
+        flops = spent + call_flops(step.spec, *sizes, cross=cross)
+        apart = step.spec.layout not in ("bilinear", "absorbed")
+        orders[step.spec.layout] = flops if apart or reason is None else reason
+    return orders
+
+
+def explain_heads(
+    spec: HeadSpec,
+    x: Any,
+    context: Any = None,
+    *,
+    order: str | None = None,
+    rotary: bool = False,
+    **options: Any,
+) -> dict[str, dict[str, Any]]:
+    """What `multi_head_attention` would do: the order of contraction and the backend.
+
+    Returns {"order": {order: FLOPs or reason}, "chosen": {"order": name}, "implementation": what
+    `explain` says of the q, k and v that this order makes}. `options` are those of `explain`.
+    x and context may be `jax.ShapeDtypeStruct`s.
+
+    >>> x = jax.ShapeDtypeStruct((16, 256, 256), "float32")
+    >>> explain_heads(HeadSpec("wide", width=256, num_heads=8), x)["chosen"]
+    {'order': 'absorbed'}
+    """
+    memory = x if context is None else context
+    orders = contraction_orders(
+        spec,
+        x.shape[0],
+        x.shape[1],
+        memory.shape[1],
+        cross=context is not None,
+        rotary=rotary,
+        logits_soft_cap=options.get("logits_soft_cap"),
+    )
+    steps = _steps(spec, orders, order)
+    reached = steps[-1].spec if steps else spec
+    w = {name: jax.ShapeDtypeStruct(shape, x.dtype) for name, shape in reached.shapes.items()}
+    q, k, v = jax.eval_shape(lambda w, x, y: project_heads(w, x, y, spec=reached), w, x, memory)
+    return {
+        "order": orders,
+        "chosen": {"order": reached.layout if steps else "factored"},
+        "implementation": explain(q, k, v, **options),
+    }
+
+
+def _breaks(spec: HeadSpec, rotary: bool, logits_soft_cap: float | None) -> str | None:
+    """Why q and k must stay apart, or None."""
+    if rotary:
+        return "rotary positions stand between W_Q and W_K"
+    if spec.qk_norm:
+        return "qk_norm stands between W_Q and W_K"
+    if logits_soft_cap is not None and "k" in spec.biases:
+        return "a soft cap sees the key bias, which this order cancels"
+    return None
+
+
+def _steps(spec: HeadSpec, orders: dict[str, int | str], order: str | None) -> list[Absorbed]:
+    """The steps to the order that was told, or to the one with the fewest FLOPs."""
+    if order is None:
+        order = min((c, i, n) for i, (n, c) in enumerate(orders.items()) if isinstance(c, int))[2]
+    cost = find(f"order of layout {spec.layout!r}", order, orders)
+    if isinstance(cost, str):
+        raise ValueError(f"order {order!r} cannot run this call: {cost}; use 'factored' or None")
+    return absorption(spec)[: list(orders).index(order)]
+
+
+def _left(window: int | tuple[int, int] | None) -> int | None:
+    return window[0] if isinstance(window, tuple) else window
