@@ -4,10 +4,13 @@ from attnlab import masks, positions
 from attnlab.accounting import applied_parameters, flops_per_token, unique_parameters
 from attnlab.attention import BACKENDS, dot_product_attention, explain
 from attnlab.block import feed_forward, layer_norm, transformer_block
-from attnlab.heads import LAYOUTS, HeadSpec, Layout, init_heads, merge_heads, project_heads
+from attnlab.cache import init_cache
+from attnlab.decode import generate, prefill
+from attnlab.heads import HeadSpec, init_heads, merge_heads, project_heads
+from attnlab.layouts import LAYOUTS, Layout
 from attnlab.models import Decoder, Encoder, ModelConfig
 from attnlab.modules import FeedForward, LayerStack, MultiHeadAttention
-from attnlab.multihead import multi_head_attention
+from attnlab.multihead import contraction_orders, explain_heads, multi_head_attention
 from attnlab.sharing import PLANS, Plan
 from attnlab.stack import init_slots, run_stack
 
@@ -27,10 +30,14 @@ __all__ = [
     "MultiHeadAttention",
     "Plan",
     "applied_parameters",
+    "contraction_orders",
     "dot_product_attention",
     "explain",
+    "explain_heads",
     "feed_forward",
     "flops_per_token",
+    "generate",
+    "init_cache",
     "init_heads",
     "init_slots",
     "layer_norm",
@@ -38,6 +45,7 @@ __all__ = [
     "merge_heads",
     "multi_head_attention",
     "positions",
+    "prefill",
     "project_heads",
     "run_stack",
     "transformer_block",

@@ -75,8 +75,9 @@ def part_parameters(config: Any) -> dict[str, int]:
     """part -> parameters of one slot, its norm included."""
     d, f = config.width, config.ffn_width
     ffn = 2 * d * f + (d + f if config.ffn_bias else 0)
+    mix = 2 * config.num_heads**2 if config.talking_heads else 0
     return {
-        "attention": head_parameters(config.heads) + _norm(config),
+        "attention": head_parameters(config.heads) + mix + _norm(config),
         "ffn": ffn + _norm(config),
     }
 
@@ -106,8 +107,12 @@ def applied_parameters(config: Any) -> int:
 
 
 def flops_per_token(config: Any, length: int) -> int:
-    """Forward FLOPs per token at sequences of `length`; sharing layers does not change it."""
+    """Forward FLOPs per token at sequences of `length`; sharing layers does not change it.
+
+    Of the factored order of contraction, whatever order a run takes.
+    """
     layer = head_flops(config.heads, length) + 4 * config.width * config.ffn_width
+    layer += 4 * config.num_heads**2 * length if config.talking_heads else 0
     return config.num_layers * layer + 2 * config.width * config.vocab_size
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.cache import Cache
 from attnlab.heads import HeadSpec, Weights, init_heads
 from attnlab.multihead import multi_head_attention
 from attnlab.names import find
@@ -32,6 +33,9 @@ class BlockSpec(NamedTuple):
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
     ffn_dropout_rate: float = 0.0
+    window: int | None = None
+    talking_heads: bool = False
+    order: str | None = None
     implementation: str | None = None
 
 
@@ -83,19 +87,25 @@ def init_feed_forward(
     return w | ({"up_bias": jnp.zeros(ffn_width), "down_bias": jnp.zeros(width)} if bias else {})
 
 
+def init_mix(num_heads: int) -> Weights:
+    """Talking heads that say nothing yet: both mixing matrices the identity."""
+    return {"before": jnp.eye(num_heads), "after": jnp.eye(num_heads)}
+
+
 def init_block(
     spec: BlockSpec, *, std: float | None = None, residual_scale: float = 1.0
 ) -> dict[str, Callable]:
-    """part -> (key -> one slot of its weights). Both parts own the norm that goes with them.
+    """part -> (key -> one slot of its weights). Both parts own the norm that goes with them, the
+    attention also the matrices of talking heads.
 
     `residual_scale` multiplies the two matrices that write into the residual stream (o, down);
     GPT-2 takes 1/sqrt(2 L) (Radford et al. 2019, section 2.3).
     """
 
-    def part(init: Callable, residual: str) -> Callable:
+    def part(init: Callable, *residual: str) -> Callable:
         def make(key: Array) -> Weights:
             w = init(key)
-            w[residual] = w[residual] * residual_scale
+            w |= {name: w[name] * residual_scale for name in residual if name in w}
             return w | {"norm": init_norm(spec.heads.width, bias=spec.norm_bias)}
 
         return make
@@ -104,8 +114,12 @@ def init_block(
         width = spec.heads.width
         return init_feed_forward(key, width, spec.ffn_width, bias=spec.ffn_bias, std=std)
 
+    def attention(key: Array) -> Weights:
+        w = init_heads(key, spec.heads, std=std)
+        return w | ({"mix": init_mix(spec.heads.num_heads)} if spec.talking_heads else {})
+
     return {
-        "attention": part(lambda key: init_heads(key, spec.heads, std=std), "o"),
+        "attention": part(attention, "o", "vo"),
         "ffn": part(ffn, "down"),
     }
 
@@ -119,31 +133,37 @@ def transformer_block(
     rotary: Array | None = None,
     head_gate: Array | None = None,
     dropout_key: Array | None = None,
+    cache: Cache | None = None,
     return_probs: bool = False,
-) -> tuple[Float[Array, "B T D"], Array | None]:
+) -> tuple[Float[Array, "B T D"], Array | None, Cache | None]:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then the FFN.
 
-    Returns the new x and, where asked, the attention probabilities [B, N, T, T].
+    Returns the new x; where asked the attention probabilities [B, N, T, S]; and the cache, with x
+    added, where one was given.
     """
     keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
-    probs = None
+    mix = w["attention"].get("mix")
+    seen: list[Any] = []
 
     def attention(x):
-        nonlocal probs
         out = multi_head_attention(
             w["attention"],
             x,
             spec=spec.heads,
             mask=mask,
             is_causal=spec.is_causal,
+            local_window_size=_window(spec),
             rotary=rotary,
             head_gate=head_gate,
+            mix=mix and (mix["before"], mix["after"]),
             dropout_rate=0.0 if keys[0] is None else spec.attention_dropout_rate,
             dropout_key=keys[0],
+            cache=cache,
+            order=spec.order,
             return_probs=return_probs,
             implementation=spec.implementation,
         )
-        out, probs = out if return_probs else (out, None)
+        out, *seen[:] = out if isinstance(out, tuple) else (out,)
         return dropout(out, spec.dropout_rate, keys[1])
 
     def ffn(x):
@@ -159,7 +179,15 @@ def transformer_block(
     residual: Any = find("norm", spec.norm, NORMS)
     x = residual(w["attention"]["norm"], attention, x, spec.norm_eps)
     x = residual(w["ffn"]["norm"], ffn, x, spec.norm_eps)
-    return x, probs
+    probs = seen.pop(0) if return_probs else None
+    return x, probs, seen.pop() if cache is not None else None
+
+
+def _window(spec: BlockSpec) -> tuple[int, int] | None:
+    """So many tokens back, and as many ahead where the layer may look ahead."""
+    if spec.window is None:
+        return None
+    return spec.window, 0 if spec.is_causal else spec.window
 
 
 NORMS: dict[str, Callable] = {

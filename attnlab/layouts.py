@@ -220,7 +220,7 @@ def _fold_outer(spec: Any) -> Absorbed:
     )
 
 
-def _multiply_scores(spec: Any) -> Absorbed:
+def _multiply_scores(spec: Any) -> Absorbed | None:
     """standard -> bilinear: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query
     bias becomes a vector per head.
     """
@@ -237,7 +237,7 @@ def _multiply_scores(spec: Any) -> Absorbed:
     return _bilinear(spec, weights)
 
 
-def _multiply_shared(spec: Any) -> Absorbed:
+def _multiply_shared(spec: Any) -> Absorbed | None:
     """collaborative -> bilinear: A_n = W_Q diag(m_n) W_K^T."""
 
     def weights(w: Weights) -> Weights:
@@ -250,7 +250,9 @@ def _multiply_shared(spec: Any) -> Absorbed:
     return _bilinear(spec, weights)
 
 
-def _bilinear(spec: Any, weights: Callable) -> Absorbed:
+def _bilinear(spec: Any, weights: Callable) -> Absorbed | None:
+    if spec.qk_norm:  # it stands between W_Q and W_K
+        return None
     s = spec.sizes
     reached = dataclasses.replace(
         spec,

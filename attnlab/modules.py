@@ -4,6 +4,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.block import BlockSpec, feed_forward, init_block, init_feed_forward, transformer_block
@@ -86,12 +87,15 @@ class LayerStack(nn.Module):
         mask: Array | None = None,
         rotary: Array | None = None,
         head_gate: Float[Array, "L N"] | Float[Array, "L B N"] | None = None,
+        cache: Any = None,
         deterministic: bool = True,
         return_probs: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "L B N T T"] | None]:
-        """x after all layers, and the probabilities of every layer where asked.
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "L B N T S"] | None, Any]:
+        """x after all layers, the probabilities of every layer where asked, the cache if given.
 
         `head_gate` multiplies each head of each application, also where layers share weights.
+        `cache` holds one cache per application, stacked [L, ...]: layers that share weights still
+        have keys of their own.
         """
         makers = init_block(self.block, std=self.init_std, residual_scale=self.residual_scale)
         slots = {
@@ -108,21 +112,27 @@ class LayerStack(nn.Module):
             keys = jax.random.split(self.make_rng("dropout"), self.plan.num_layers)
 
         def block(w, x, state, own, shared):
-            x, probs = transformer_block(
-                w, x, spec=self.block, return_probs=return_probs, **own, **shared
+            index, own = own
+            mine = jax.tree.map(lambda a: a[index], state)
+            x, probs, mine = transformer_block(
+                w, x, spec=self.block, cache=mine, return_probs=return_probs, **own, **shared
             )
-            return x, state, probs
+            return x, jax.tree.map(lambda a, new: a.at[index].set(new), state, mine), probs
 
-        (x, _), probs = run_stack(
+        (x, cache), probs = run_stack(
             block,
             slots,
             self.plan,
             x,
-            layer={"head_gate": head_gate, "dropout_key": keys},
+            layer=(
+                jnp.arange(self.plan.num_layers),
+                {"head_gate": head_gate, "dropout_key": keys},
+            ),
             shared={"mask": mask, "rotary": rotary},
+            state=cache,
             remat=self.remat,
         )
-        return x, probs
+        return x, probs, cache
 
     def _drops(self) -> bool:
         block = self.block

@@ -1,5 +1,6 @@
 """Heads and attention in one pure call: order of contraction, rotary positions, gates, cache."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -65,7 +66,8 @@ def multi_head_attention(
     if cache is not None:
         if context is not None:
             raise ValueError("a cache is for self-attention; leave context out")
-        order = order or ("absorbed" if "x" in cache else "factored")
+        kept = "x" in cache and spec.layout != "absorbed"
+        order = order or ("absorbed" if kept else "factored")
     orders = contraction_orders(
         spec,
         x.shape[0],
@@ -81,6 +83,8 @@ def multi_head_attention(
     window = _left(local_window_size)
     keeps_x = LAYOUTS[spec.layout].reads_inputs
     if cache is not None and keeps_x:
+        if rotary is not None:
+            raise ValueError("rotary positions cannot turn inputs that are cached; use 'bilinear'")
         seen = extend(cache, {"x": x}, is_causal=is_causal, window=window)
         context = seen.held["x"].astype(x.dtype)
     q, k, v = project_heads(w, x, context, value_context, spec=spec)
@@ -142,7 +146,7 @@ def contraction_orders(
     reason = _breaks(spec, rotary, logits_soft_cap)
     orders: dict[str, int | str] = {"factored": call_flops(spec, *sizes, cross=cross)}
     spent = 0
-    for step in absorption(spec):
+    for step in absorption(dataclasses.replace(spec, qk_norm=None)):
         spent += step.flops
         flops = spent + call_flops(step.spec, *sizes, cross=cross)
         apart = step.spec.layout not in ("bilinear", "absorbed")

@@ -31,6 +31,24 @@ def assert_close(got, expected, *, loosen=1.0):
         assert np.max(np.abs(a - b), initial=0) <= tolerance * scale
 
 
+def product_flops(jaxpr):
+    """2 x multiply-adds of all matrix products in a jaxpr, scans counted by their length."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [v for v in equation.params.values() if hasattr(v, "eqns") or hasattr(v, "jaxpr")]
+        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for body in inner:
+            total += times * product_flops(getattr(body, "jaxpr", body))
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            summed = 1
+            for axis in contracted:
+                summed *= left[axis]
+            total += 2 * summed * equation.outvars[0].aval.size
+    return total
+
+
 @pytest.fixture
 def x64():
     """float64 within one test."""

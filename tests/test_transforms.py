@@ -115,7 +115,8 @@ FUNCTIONS = {
 NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes tokens (below)
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
-    "init_heads", "init_slots", "Decoder", "Encoder",
+    "init_heads", "init_slots", "Decoder", "Encoder", "contraction_orders", "explain_heads",
+    "init_cache", "prefill", "generate",
 }  # fmt: skip
 
 

@@ -30,6 +30,11 @@ OPTIONAL = {
     "num_kv_heads": int,
     "head_dim": int,
     "value_dim": int,
+    "shared_dim": int,
+    "attention_scale": float,
+    "qk_norm": str,
+    "window": int,
+    "order": str,
     "init_std": float,
     "implementation": str,
 }
