@@ -17,7 +17,7 @@ from attnlab.layouts import LAYOUTS
 from attnlab.modules import LayerStack
 from attnlab.multihead import contraction_orders
 from attnlab.names import find
-from attnlab.sharing import PLANS, Plan
+from attnlab.sharing import COUNTED, PLANS, Plan, named
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
@@ -32,8 +32,8 @@ class ModelConfig:
     count for which the layout has a map. With `window` a token sees so many tokens back (an encoder
     also ahead). `talking_heads` mixes the heads' scores and probabilities by learnt matrices that
     start as the identity (Shazeer et al. 2020, arXiv 2003.02436). `order` is that of
-    `multi_head_attention`. `plan` is a name of `PLANS` or a
-    `Plan`; `init_std` None means 1/sqrt(fan in), and `init_residual="depth"` divides the two
+    `multi_head_attention`. `plan` is a name of `sharing.named` ("albert", "cycle:3") or a `Plan`;
+    `init_std` None means 1/sqrt(fan in), and `init_residual="depth"` divides the two
     matrices that write into the residual stream (o, down) by sqrt(2 L), as GPT-2 does.
     Weights are float32; `dtype` is what products run in. `remat` computes activations again in
     the backward pass: less memory, and on a CPU no slower. Raises ValueError with a way out.
@@ -158,7 +158,8 @@ class ModelConfig:
         """The plan as data."""
         if isinstance(self.plan, Plan):
             return self.plan
-        return find("plan", self.plan, PLANS)(self.num_layers)
+        find("plan", self.plan.partition(":")[0], PLANS | COUNTED)
+        return named(self.plan, self.num_layers)
 
     @property
     def block(self) -> BlockSpec:

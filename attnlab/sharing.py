@@ -65,6 +65,61 @@ def one(num_layers):
     return (0,) * num_layers
 
 
+def groups(num_layers, count, rule="exact"):
+    """`count` groups of neighbours: 0, 0, 1, 1, 2, 2; the group of layer i by a row of GROUP_RULES.
+
+    >>> groups(6, 3)
+    (0, 0, 1, 1, 2, 2)
+    """
+    return gapless(GROUP_RULES[rule](i, num_layers, count) for i in range(num_layers))
+
+
+def cycle(num_layers, count):
+    """One round of `count` slots after another: 0, 1, 2, 0, 1, 2."""
+    return tuple(i % count for i in range(num_layers))
+
+
+def cycle_rev(num_layers, count):
+    """`cycle` with the last round backwards: 0, 1, 2, 2, 1, 0."""
+    last = (num_layers - 1) // count * count
+    return tuple(i % count if i < last else count - 1 - i % count for i in range(num_layers))
+
+
+def sandwich(num_layers):
+    """The first and the last layer own, one slot for all between: 0, 1, 1, 2."""
+    return gapless({0: -2, num_layers - 1: -1}.get(i, 0) for i in range(num_layers))
+
+
+def inner_groups(num_calls, num_groups, inner, rule="hf"):
+    """ALBERT's stack: each of `num_calls` group calls applies all `inner` blocks of its group.
+
+    Applications are num_calls * inner, slots num_groups * inner.
+
+    >>> inner_groups(3, 2, 2, rule="exact")
+    (0, 1, 0, 1, 2, 3)
+    """
+    calls = groups(num_calls, num_groups, rule)
+    return tuple(group * inner + k for group in calls for k in range(inner))
+
+
+def gapless(slots):
+    """Slots renamed to 0, 1, 2, ... in the order in which they are first used.
+
+    >>> gapless([4, 4, 0, 7])
+    (0, 0, 1, 2)
+    """
+    names = {}
+    return tuple(names.setdefault(slot, len(names)) for slot in slots)
+
+
+# Layer i of L in N groups. Floats make them differ (L = N = 22, i = 15: google's gives group 14, so
+# two layers share by accident); to match a peer, take its formula.
+GROUP_RULES = {
+    "exact": lambda i, layers, count: i * count // layers,
+    "hf": lambda i, layers, count: int(i / (layers / count)),  # transformers, modeling_albert.py
+    "google": lambda i, layers, count: int(i / layers * count),  # google-research/albert
+}
+
 PLANS = {
     # Vaswani et al. 2017; what tensor2tensor, BERT and GPT-2 do.
     "separate": lambda n: Plan(attention=own(n), ffn=own(n)),
@@ -72,4 +127,43 @@ PLANS = {
     "albert": lambda n: Plan(attention=one(n), ffn=one(n)),
     "attention_only": lambda n: Plan(attention=one(n), ffn=own(n)),
     "ffn_only": lambda n: Plan(attention=own(n), ffn=one(n)),
+    # Subformer (Reid et al. 2021, arXiv 2101.00234).
+    "sandwich": lambda n: Plan(attention=sandwich(n), ffn=sandwich(n)),
 }
+"""Name -> (number of layers) -> Plan."""
+
+COUNTED = {
+    # ALBERT's groups, by three rules (see GROUP_RULES).
+    "groups": groups,
+    "groups_hf": lambda n, count: groups(n, count, "hf"),
+    "groups_google": lambda n, count: groups(n, count, "google"),
+    # Takase and Kiyono 2021 (arXiv 2104.06022); `sequence` is `groups` under their name.
+    "sequence": groups,
+    "cycle": cycle,
+    "cycle_rev": cycle_rev,
+}
+"""Name -> (number of layers, number of slots) -> slots of each part. Written "cycle:3"."""
+
+
+def named(name, num_layers):
+    """The plan that a config names: a row of PLANS, or of COUNTED with its number of slots.
+
+    >>> named("cycle_rev:3", 6)["ffn"]
+    (0, 1, 2, 2, 1, 0)
+
+    Raises ValueError for an unknown name and for a count that the layers cannot fill.
+    """
+    base, colon, count = name.partition(":")
+    if base in PLANS and not colon:
+        return PLANS[base](num_layers)
+    known = ", ".join([*PLANS, *(f"{n}:COUNT" for n in COUNTED)])
+    if base not in COUNTED:
+        hint = f"plan {base!r} takes no count" if base in PLANS else f"unknown plan {name!r}"
+        raise ValueError(f"{hint}; known: {known}")
+    if not count.isdigit() or not 1 <= int(count) <= num_layers:
+        raise ValueError(
+            f"plan {name!r} needs a number of slots from 1 to the {num_layers} layers, as in "
+            f"'{base}:{min(2, num_layers)}'"
+        )
+    slots = COUNTED[base](num_layers, int(count))
+    return Plan(attention=slots, ffn=slots)

@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from attnlab.heads import LAYOUTS
-from attnlab.sharing import PLANS
+from attnlab.sharing import COUNTED, PLANS
 from experiments import launch, workdir
 from experiments.reporting import figures
 from experiments.reporting.document import (
@@ -103,7 +103,7 @@ _MAPS = (
 
 
 def _title(panels: Sequence[Panel]) -> str:
-    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
+    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS | COUNTED)
     if len(layouts) > 1:
         return f"Which heads predict text best: {listed(layouts, 'or')}?"
     if len(plans) > 1:
@@ -113,7 +113,8 @@ def _title(panels: Sequence[Panel]) -> str:
 
 def _subject(panels: Sequence[Panel]) -> str:
     corpora = dict.fromkeys(r.record["corpus"]["name"] for p in panels for r in p.runs)
-    plans = [f"{p} ({SHARED[p]})" if p in SHARED else p for p in names(panels, "plan", PLANS)]
+    found = names(panels, "plan", PLANS | COUNTED)
+    plans = [f"{p} ({SHARED[p]})" if p in SHARED else p for p in found]
     return (
         f"Text: {listed(list(corpora), 'and')}. Plans: {listed(plans, 'and')}. Every loss is in "
         "bits per byte of held-out text; less is better."

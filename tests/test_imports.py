@@ -26,6 +26,7 @@ ALLOWED = LEAVES | {
         "positions", "sharing",
     },
     "decode": {"cache"},
+    "surgery": {"heads", "layouts", "names", "sharing"},
     "data": set(),
     "tasks": set(),
     "checkpoint": set(),

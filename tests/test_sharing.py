@@ -3,6 +3,7 @@
 import pytest
 
 from attnlab import PLANS, Plan
+from attnlab.sharing import GROUP_RULES, groups, inner_groups, named
 
 
 def test_named_plans():
@@ -11,8 +12,66 @@ def test_named_plans():
         "albert": Plan(attention=(0, 0, 0), ffn=(0, 0, 0)),
         "attention_only": Plan(attention=(0, 0, 0), ffn=(0, 1, 2)),
         "ffn_only": Plan(attention=(0, 1, 2), ffn=(0, 0, 0)),
+        "sandwich": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
     }
     assert {name: plan(3) for name, plan in PLANS.items()} == literal
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [  # Takase and Kiyono 2021, figure 2, and Subformer, of 6 layers
+        ("sequence:3", (0, 0, 1, 1, 2, 2)),
+        ("groups:3", (0, 0, 1, 1, 2, 2)),
+        ("cycle:3", (0, 1, 2, 0, 1, 2)),
+        ("cycle_rev:3", (0, 1, 2, 2, 1, 0)),
+        ("sandwich", (0, 1, 1, 1, 1, 2)),
+        ("groups:4", (0, 0, 1, 2, 2, 3)),
+        ("cycle:6", (0, 1, 2, 3, 4, 5)),
+        ("groups:1", (0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_plans_with_a_number_of_slots(name, slots):
+    assert named(name, 6) == Plan(attention=slots, ffn=slots)
+
+
+def test_the_last_round_alone_goes_backwards():
+    assert named("cycle_rev:3", 9)["ffn"] == (0, 1, 2, 0, 1, 2, 2, 1, 0)
+
+
+def test_the_three_rules_for_groups_differ_where_floats_do():
+    """Google's rule even where the groups divide the layers, Hugging Face's only where not."""
+    exact, hf, google = (named(f"groups{r}:22", 22)["ffn"] for r in ("", "_hf", "_google"))
+    assert exact == hf == tuple(range(22))
+    assert google[14] == google[15] == 14
+    assert max(google) == 20  # the slot that never comes to exist leaves no gap
+    layer, of_18 = 9, GROUP_RULES["hf"](9, 18, 14)
+    assert (of_18, GROUP_RULES["exact"](layer, 18, 14)) == (6, 7)
+    for layers in range(1, 97):
+        for count in range(1, layers + 1):
+            if layers % count == 0:
+                assert groups(layers, count, "hf") == groups(layers, count)
+
+
+def test_inner_groups():
+    """6 layers, 3 groups, inner 2: calls 0,0,1,1,2,2, so 12 blocks applied from 6 sets."""
+    slots = inner_groups(6, 3, 2)
+    assert slots == (0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cycel:2", "unknown plan 'cycel:2'; known: separate, "),
+        ("albert:2", "plan 'albert' takes no count"),
+        ("cycle", "needs a number of slots from 1 to the 6 layers, as in 'cycle:2'"),
+        ("cycle:7", "from 1 to the 6 layers"),
+        ("groups:0", "from 1 to the 6 layers"),
+        ("cycle:-1", "from 1 to the 6 layers"),
+    ],
+)
+def test_impossible_names(name, message):
+    with pytest.raises(ValueError, match=message):
+        named(name, 6)
 
 
 def test_a_plan_is_a_hashable_mapping():

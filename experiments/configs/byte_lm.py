@@ -5,8 +5,9 @@ r"""How well does one head layout under one sharing plan predict bytes of real t
 2 CPU cores, 3 seeds: standard heads take 40 seconds to 2.76 bits per byte of the held-out part of
 the Python 3.11 standard library (unigram 4.76, gzip 1.89), wide heads 65 seconds to 2.66.
 
-Words after the colon: a layout, a plan, `masked` (an encoder that fills in masked bytes), `tiny`
-(seconds, for tests), or `nanogpt_cpu`: nanoGPT's CPU setting on Tiny Shakespeare,
+Words after the colon: a layout, a plan (`albert`, `cycle:3`), `masked` (an encoder that fills in
+masked bytes), `tiny` (seconds, for tests), or `nanogpt_cpu`: nanoGPT's CPU setting on Tiny
+Shakespeare,
 
     python -m experiments.run --config=experiments/configs/byte_lm.py:nanogpt_cpu \
         --config.data.path=PATH/tinyshakespeare --workdir=runs/shakespeare
@@ -22,7 +23,7 @@ from ml_collections import ConfigDict, config_dict
 from attnlab.heads import LAYOUTS
 from attnlab.models import ModelConfig
 from attnlab.names import find
-from attnlab.sharing import PLANS
+from attnlab.sharing import COUNTED, PLANS
 from attnlab.train import TrainConfig
 
 # The types of the fields that may be None: a flag needs one to be read.
@@ -67,10 +68,12 @@ def _fields(example: Any) -> dict[str, Any]:
 def _apply(config: ConfigDict, word: str) -> None:
     if word in LAYOUTS:
         config.model.layout = word
-    elif word in PLANS:
+    elif word.partition(":")[0] in PLANS | COUNTED:
         config.model.plan = word
     else:
-        for path, value in find("word", word, VARIANTS | dict.fromkeys([*LAYOUTS, *PLANS])).items():
+        for path, value in find(
+            "word", word, VARIANTS | dict.fromkeys([*LAYOUTS, *PLANS, *COUNTED])
+        ).items():
             config.update_from_flattened_dict({path: value})
 
 

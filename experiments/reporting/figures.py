@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab import plot
 from attnlab.heads import LAYOUTS
-from attnlab.sharing import PLANS
+from attnlab.sharing import COUNTED, PLANS
 from experiments import arm
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import CONFIDENCE, TITLES, compare
@@ -140,6 +140,5 @@ def _drawn(name: str, figure: object, alt: str, caption: str, source: str = "") 
 
 def _style(run: Run) -> plot.Style:
     """The layout gives the colour, the plan the dashes and the marker."""
-    return plot.style(
-        list(LAYOUTS).index(run.result["layout"]), list(PLANS).index(run.result["plan"])
-    )
+    plan = run.result["plan"].partition(":")[0]
+    return plot.style(list(LAYOUTS).index(run.result["layout"]), [*PLANS, *COUNTED].index(plan))

@@ -141,9 +141,9 @@ def read(folders: Sequence[Path]) -> list[Panel]:
 
 
 def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str]:
-    """Layouts or plans that occur, in the order of their table."""
+    """Layouts or plans that occur, in the order of their table; "cycle:3" stands with "cycle"."""
     found = {run.result[field] for panel in panels for run in panel.runs}
-    return [name for name in table if name in found]
+    return [name for row in table for name in sorted(found) if name.partition(":")[0] == row]
 
 
 def unfinished(folder: Path) -> list[str]:

@@ -1,0 +1,141 @@
+"""Changing which layers share weights, of a model that has its weights already.
+
+`config` is a `ModelConfig`, `params` the weights of `config.build()`. A coarser plan averages the
+slots that become one; that changes the outputs, and `output_difference` says by how much.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from attnlab.heads import HeadSpec, absorption, weight_axes
+from attnlab.layouts import LAYOUTS, Weights
+from attnlab.names import find
+from attnlab.sharing import PLANS, Plan, named
+
+
+def unshare(config: Any, params: Any) -> tuple[Any, Any]:
+    """The same function with plan "separate": every layer gets a copy of what it used.
+
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="albert")
+    >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    >>> alone, copied = unshare(config, params)
+    >>> alone.plan, copied["layers"]["ffn"]["up"].shape[0]
+    ('separate', 3)
+    """
+    return replan(config, params, "separate")
+
+
+def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -> tuple[Any, Any]:
+    """(config, params) under another plan of as many layers.
+
+    A new slot is the mean of what its layers used before. `merge="aligned"` first renames the
+    heads of each layer so that they agree best with those of the slot's first layer: heads have no
+    order, so the plain mean mixes heads that do different things. Exact where all those weights
+    are equal, above all where a plan is refined (`unshare`).
+
+    Raises ValueError for a plan of another length or of other parts, and for `aligned` where a
+    head is tied to a place.
+    """
+    old = config.slots
+    new = PLANS[plan](old.num_layers) if plan in PLANS else plan
+    new = named(new, old.num_layers) if isinstance(new, str) else new
+    if new.num_layers != old.num_layers or set(new) != set(old):
+        raise ValueError(
+            f"the new plan has parts {sorted(new)} of {new.num_layers} layers, the model has "
+            f"{sorted(old)} of {old.num_layers}; they must be the same"
+        )
+    average = find("merge", merge, MERGES)
+    layers = {}
+    for part in new:
+        used = [jax.tree.map(lambda a, i=i: a[i], params["layers"][part]) for i in old[part]]
+        slots = []
+        for slot in range(new.num_slots[part]):
+            together = [w for w, s in zip(used, new[part], strict=True) if s == slot]
+            slots.append(average(together, part, config.heads))
+        layers[part] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
+    return dataclasses.replace(config, plan=plan), params | {"layers": layers}
+
+
+def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: Any) -> float:
+    """Largest difference of the logits of two (config, params), relative to the largest logit."""
+    one, two = (
+        np.asarray(jax.jit(c.build().apply)({"params": p}, tokens), np.float64)
+        for c, p in (before, after)
+    )
+    return float(np.max(np.abs(one - two)) / np.max(np.abs(one)))
+
+
+def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
+    """The order of the heads of `w` that agrees best with those of `target`: w's head order[n]
+    stands for target's head n.
+
+    Two heads agree as far as their matrices W_Q W_K^T and W_V W_O point the same way (cosine):
+    what a head does, whatever basis its q, k and v are written in. The best order is found
+    exactly (Hungarian method).
+    """
+    if "C" in "".join(LAYOUTS[spec.layout].axes.values()):
+        raise ValueError(
+            f"layout {spec.layout!r}: each head reads its own chunk of x, so heads cannot change "
+            "places; use merge='mean'"
+        )
+    if spec.sizes["K"] != spec.num_heads or not spec.output or spec.qk_norm:
+        raise ValueError(
+            "heads are aligned one by one: groups of heads that share keys, heads without an "
+            "output map and q/k norms have no such order; use merge='mean'"
+        )
+    agreement = 0
+    for name, axis in (("qk", 1), ("vo", 0)):
+        one, two = (_per_head(a, spec)[name] for a in (target, w))
+        rows = [np.moveaxis(np.asarray(a, np.float64), axis, 0) for a in (one, two)]
+        flat = [a.reshape(spec.num_heads, -1) for a in rows]
+        flat = [a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-30) for a in flat]
+        agreement = agreement + flat[0] @ flat[1].T
+    return linear_sum_assignment(-agreement)[1]
+
+
+def reorder_heads(w: Weights, order: Any, spec: HeadSpec) -> Weights:
+    """Head order[n] becomes head n: the same function, for layouts whose heads read all of x."""
+    order, moved = np.asarray(order), dict(w)
+    for name, letters in weight_axes(spec):
+        for axis, letter in enumerate(letters):
+            if letter in "NK":
+                moved[name] = jnp.take(moved[name], order, axis=axis)
+    if "mix" in w:
+        moved["mix"] = jax.tree.map(lambda a: a[order][:, order], w["mix"])
+    return moved
+
+
+def _per_head(w: Weights, spec: HeadSpec) -> Weights:
+    for step in absorption(spec):
+        w = step.weights(w)
+    return w
+
+
+def _mean(together: list[Any], part: str, spec: HeadSpec) -> Any:
+    first, *rest = together
+    equal = all(
+        np.array_equal(a, b)
+        for w in rest
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(w), strict=True)
+    )
+    # The mean of equal numbers may differ from them in the last bit.
+    return first if equal else jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *together)
+
+
+def _aligned(together: list[Any], part: str, spec: HeadSpec) -> Any:
+    if part == "attention":
+        first = together[0]
+        together = [first] + [
+            reorder_heads(w, align_heads(w, first, spec), spec) for w in together[1:]
+        ]
+    return _mean(together, part, spec)
+
+
+MERGES: dict[str, Callable] = {"mean": _mean, "aligned": _aligned}

@@ -1,0 +1,102 @@
+"""Plans change under a model; what must not move does not, and what moves is measured."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_heads import SPECS
+from test_heads import make as make_heads
+from test_models import SMALL, TOKENS, make
+
+from attnlab import PLANS, Plan, multi_head_attention
+from attnlab.sharing import named
+from attnlab.surgery import align_heads, output_difference, reorder_heads, replan, unshare
+
+DEEP = dataclasses.replace(SMALL, num_layers=4)
+SHARING = ["albert", "attention_only", "sandwich", "cycle:2", "cycle_rev:3"]
+
+
+@pytest.mark.parametrize("plan", SHARING)
+def test_unshared_weights_give_the_same_logits(plan):
+    before = dataclasses.replace(DEEP, plan=plan)
+    _, params = make(before)
+    after = unshare(before, params)
+    assert after[0].plan == "separate"
+    assert output_difference((before, params), after, TOKENS) == 0
+    again = replan(*after, plan)
+    jax.tree.map(np.testing.assert_array_equal, again[1], params)
+
+
+@pytest.mark.parametrize("plan", SHARING)
+def test_the_gradient_of_a_slot_is_the_sum_over_its_uses(plan, x64):
+    config = dataclasses.replace(DEEP, plan=plan, dtype="float64")
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), make(config)[1])
+    alone, copied = unshare(config, params)
+
+    def grad(config, params):
+        loss = lambda p: jnp.sum(config.build().apply({"params": p}, TOKENS) ** 2)
+        return jax.jit(jax.grad(loss))(params)
+
+    shared, separate = grad(config, params), grad(alone, copied)
+    for part, slots in named(plan, 4).items() if ":" in plan else PLANS[plan](4).items():
+        for slot in set(slots):
+            uses = [i for i, s in enumerate(slots) if s == slot]
+            total = jax.tree.map(lambda a, u=uses: a[np.array(u)].sum(0), separate["layers"][part])
+            assert_close(jax.tree.map(lambda a, s=slot: a[s], shared["layers"][part]), total)
+
+
+def test_sharing_takes_the_mean_and_says_what_it_changed():
+    _, params = make(DEEP)
+    config, shared = replan(DEEP, params, "cycle:2")
+    up = params["layers"]["ffn"]["up"]
+    assert_close(
+        shared["layers"]["ffn"]["up"], jnp.stack([(up[0] + up[2]) / 2, (up[1] + up[3]) / 2])
+    )
+    assert output_difference((DEEP, params), (config, shared), TOKENS) > 0.1
+    by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 1, 1, 2))
+    config, shared = replan(DEEP, params, by_hand)
+    assert config.slots == by_hand
+    assert shared["layers"]["ffn"]["up"].shape[0] == 3
+
+
+def test_layers_with_renamed_heads_merge_without_loss_once_aligned():
+    """Both layers the same function, the second with its heads in another order and basis."""
+    config = dataclasses.replace(DEEP, num_layers=2, talking_heads=True)
+    _, params = make(config)
+    attention = jax.tree.map(lambda a: a[0], params["layers"]["attention"])
+    renamed = reorder_heads(attention, [2, 0, 1], config.heads)
+    both = jax.tree.map(lambda *a: jnp.stack(a), attention, renamed)
+    ffn = jax.tree.map(lambda a: jnp.stack([a[0], a[0]]), params["layers"]["ffn"])
+    params = params | {"layers": {"attention": both, "ffn": ffn}}
+    aligned = replan(config, params, "albert", merge="aligned")
+    assert output_difference((config, params), aligned, TOKENS) < 1e-5
+    plain = replan(config, params, "albert")
+    assert output_difference((config, params), plain, TOKENS) > 0.1
+
+
+@pytest.mark.parametrize("name", ["standard", "free sizes", "wide", "collaborative", "bilinear"])
+def test_reordered_heads_are_the_same_function_and_are_found_again(name, x64):
+    spec = dataclasses.replace(SPECS[name], num_kv_heads=None)
+    w, x, context, values = make_heads(spec, jnp.float64)
+    order = np.random.default_rng(0).permutation(spec.num_heads)
+    moved = reorder_heads(w, order, spec)
+    run = jax.jit(lambda w: multi_head_attention(w, x, context, value_context=values, spec=spec))
+    assert_close(run(moved), run(w))
+    np.testing.assert_array_equal(align_heads(moved, w, spec), np.argsort(order))
+
+
+def test_what_cannot_be_done_says_why():
+    _, params = make(SMALL)
+    with pytest.raises(ValueError, match="they must be the same"):
+        replan(SMALL, params, PLANS["albert"](2))
+    with pytest.raises(ValueError, match="unknown merge 'median'"):
+        replan(SMALL, params, "albert", merge="median")
+    narrow = dataclasses.replace(SMALL, layout="narrow")
+    with pytest.raises(ValueError, match="reads its own chunk of x"):
+        replan(narrow, make(narrow)[1], "albert", merge="aligned")
+    grouped = dataclasses.replace(SMALL, num_kv_heads=1)
+    with pytest.raises(ValueError, match="groups of heads that share keys"):
+        replan(grouped, make(grouped)[1], "albert", merge="aligned")
