@@ -12,6 +12,7 @@ from attnlab import accounting, data, shard, train
 from attnlab.checkpoint import Checkpoints
 from attnlab.metrics import Recorder
 from attnlab.models import ModelConfig
+from attnlab.multihead import explain_heads
 from attnlab.names import find
 from attnlab.tasks import TASKS
 from experiments import workdir
@@ -103,6 +104,7 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "unigram_bits_per_byte": data.unigram_bits(corpus.heldout),
             "gzip_bits_per_byte": data.gzip_bits(corpus.heldout),
+            "attention": attention(arm.model, arm.train.batch_size, arm.train.length),
         }
         model, task = arm.model.build(), TASKS[arm.task]
         try:
@@ -133,6 +135,21 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
             workdir.write_json(done, result)
         shard.wait_for_all("result")
         return result
+
+
+def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
+    """How heads are computed: order of contraction and backend, with the reasons against others."""
+    drops = config.attention_dropout_rate
+    return explain_heads(
+        config.heads,
+        jax.ShapeDtypeStruct((batch, length, config.width), config.dtype),
+        order=config.order,
+        rotary=config.positions == "rotary",
+        is_causal=config.kind == "decoder",
+        dropout_rate=drops,
+        dropout_key=jax.random.key(0) if drops else None,
+        implementation=config.implementation,
+    )
 
 
 def _maps(config: ModelConfig, fitted: Any, corpus: Any, trains: Any) -> dict[str, Any]:

@@ -290,6 +290,7 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
             f"{model['kind']}, {model['num_layers']} layers, width {model['width']}, "
             f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
         )
+        note("Attention", _computed(run.result))
         note("Device", f"{env['device']}, {env['machine']}, {env['cores']} cores")
         versions = [f"{k} {env[k]}" for k in ("python", *workdir.PACKAGES)]
         note("Versions", ", ".join(versions))
@@ -314,6 +315,18 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
         ),
         Code("\n".join(again)),
     ]
+
+
+def _computed(result: dict) -> str:
+    """Which order of contraction and which backend an arm ran, and why no other backend."""
+    told = result["attention"]
+    backends = told["implementation"]
+    chosen = next(name for name, why in backends.items() if why == "chosen")
+    others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
+    return (
+        f"{result['layout']} heads in the order {told['chosen']['order']}, backend {chosen} "
+        f"({', '.join(others)})"
+    )
 
 
 def _scored(trains: dict) -> str:

@@ -82,6 +82,11 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
         "flops_per_token": 2 * parameters,
         "unigram_bits_per_byte": 4.765,
         "gzip_bits_per_byte": 1.894,
+        "attention": {
+            "order": {"factored": 1, "absorbed": 2},
+            "chosen": {"order": "factored"},
+            "implementation": {"dense": "chosen", "cudnn": "needs a GPU"},
+        },
         "status": "complete",
         "heldout_bits_per_byte": heldout,
         "train_bits_per_byte": [x - 0.1 for x in heldout],
@@ -452,3 +457,9 @@ def test_command_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path} holds no result.json")
     assert done.stdout == "[False, False]\n"
+
+
+def test_the_report_says_how_attention_was_computed(plain):
+    text = (plain / "report.md").read_text()
+    for layout in ("standard", "wide"):
+        assert f"{layout} heads in the order factored, backend dense (cudnn: needs a GPU)" in text

@@ -1,0 +1,102 @@
+"""What a model is, before it costs anything: which layer uses which weights, and what that costs.
+
+    python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
+
+Prints the plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how
+attention would be computed at the config's batch and length. Nothing is trained or written.
+"""
+
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from attnlab import accounting
+from attnlab.models import ModelConfig
+from experiments import arm, launch
+
+
+def main() -> None:
+    """Prints the model of --config."""
+    resolved = arm.resolve(flags.FLAGS.config)
+    print(describe(resolved.model, resolved.train.batch_size, resolved.train.length))
+
+
+def describe(config: ModelConfig, batch: int, length: int) -> str:
+    """The model in text, for batches of `batch` texts of `length` tokens."""
+    plan = config.plan if isinstance(config.plan, str) else "by hand"
+    title = (
+        f"{config.kind}, {config.num_layers} layers of width {config.width}, {config.num_heads} "
+        f"{config.layout} heads, plan {plan}"
+    )
+    unique = accounting.unique_parameters(config)
+    applied = accounting.applied_parameters(config)
+    cache = config.num_layers * accounting.cache_bytes_per_token(config.heads)
+    costs = [
+        ("unique parameters", f"{unique:,}"),
+        ("applied parameters", f"{applied:,} ({applied / unique:.2f} x unique)"),
+        ("FLOPs per token", f"{accounting.flops_per_token(config, length):,} at length {length}"),
+        ("cache per token", f"{cache:,} bytes in float32"),
+    ]
+    return "\n\n".join(
+        [
+            title,
+            _picture(config),
+            _parts(config),
+            _columns(costs),
+            _attention(config, batch, length),
+        ]
+    )
+
+
+def _picture(config: ModelConfig) -> str:
+    """One row per part, one column per application: the number of the slot that it uses."""
+    rows = [("layer", range(1, config.num_layers + 1))]
+    rows += [(part, [s + 1 for s in slots]) for part, slots in config.slots.items()]
+    width = len(str(config.num_layers))
+    lines = [f"{name:<12}{' '.join(f'{n:>{width}}' for n in numbers)}" for name, numbers in rows]
+    return "\n".join(lines)
+
+
+def _parts(config: ModelConfig) -> str:
+    outer = accounting.outer_parameters(config)
+    rows = [("part", "sets", "parameters each", "unique", "applied")]
+    for part, size in accounting.part_parameters(config).items():
+        count, uses = config.slots.num_slots[part], config.num_layers
+        rows.append((part, str(count), f"{size:,}", f"{size * count:,}", f"{size * uses:,}"))
+    return _columns([*rows, ("outside", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
+
+
+def _attention(config: ModelConfig, batch: int, length: int) -> str:
+    """Order of contraction and backend, with the reasons against the others."""
+    told = arm.attention(config, batch, length)
+    lines = [f"order of contraction, at {batch} texts of {length} tokens:"]
+    for order, cost in told["order"].items():
+        mark = "*" if order == told["chosen"]["order"] else " "
+        lines.append(f"  {mark} {order:<12} {_flops(cost)}")
+    lines.append("backend:")
+    for name, reason in told["implementation"].items():
+        lines.append(f"  {'*' if reason == 'chosen' else ' '} {name:<12} {reason}")
+    return "\n".join(lines)
+
+
+def _flops(cost: Any) -> str:
+    return f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost
+
+
+def _columns(rows: list[tuple[str, ...]]) -> str:
+    """The first column to the left, numbers to the right where there are several."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [f"{first:<{widths[0]}}"]
+        for cell, width in zip(rest, widths[1:], strict=True):
+            cells.append(f"{cell:>{width}}" if len(rest) > 1 else cell)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "A config file, with :words.")
+    flags.mark_flag_as_required("config")
+    launch.start(main)

@@ -1,0 +1,48 @@
+"""The picture of a model, and that its numbers are those of the accounting."""
+
+import dataclasses
+
+from conftest import command
+
+from attnlab import ModelConfig, applied_parameters, flops_per_token, unique_parameters
+from attnlab.sharing import Plan
+from experiments.inspect_model import describe
+
+CONFIG = ModelConfig(width=12, num_layers=10, num_heads=3, layout="wide", plan="cycle_rev:4")
+
+
+def test_the_plan_as_a_picture():
+    lines = describe(CONFIG, 8, 16).splitlines()
+    assert lines[0] == "decoder, 10 layers of width 12, 3 wide heads, plan cycle_rev:4"
+    assert lines[2] == "layer        1  2  3  4  5  6  7  8  9 10"
+    assert lines[3] == "attention    1  2  3  4  1  2  3  4  4  3"
+    assert lines[4] == "ffn          1  2  3  4  1  2  3  4  4  3"
+
+
+def test_parts_add_up():
+    plan = Plan(attention=(0, 0, 1), ffn=(0, 1, 2))
+    config = dataclasses.replace(CONFIG, num_layers=3, plan=plan)
+    text = describe(config, 8, 16)
+    rows = [line.split() for line in text.split("\n\n")[2].splitlines()[1:]]
+    unique, applied = (sum(int(r[i].replace(",", "")) for r in rows) for i in (-2, -1))
+    assert (unique, applied) == (unique_parameters(config), applied_parameters(config))
+    assert [row[:2] for row in rows] == [["attention", "2"], ["ffn", "3"], ["outside", "1"]]
+    assert f"{flops_per_token(config, 16):,} at length 16" in text
+    assert "plan by hand" in text
+
+
+def test_the_chosen_order_and_backend_are_marked():
+    told = describe(dataclasses.replace(CONFIG, implementation="xla"), 8, 16)
+    assert "  * absorbed" in told
+    assert "  * xla" in told
+    assert "  * factored" in describe(dataclasses.replace(CONFIG, order="factored"), 8, 16)
+
+
+def test_from_the_command_line():
+    config = "--config=experiments/configs/byte_lm.py:tiny,sandwich"
+    result = command("experiments.inspect_model", config, "--config.model.num_layers=3")
+    assert result.returncode == 0, result.stderr
+    assert "attention   1 2 3" in result.stdout
+    wrong = command("experiments.inspect_model", config, "--config.model.layout=narow")
+    assert wrong.returncode == 1
+    assert "did you mean 'narrow'" in wrong.stderr
