@@ -4,56 +4,69 @@
 where that stood. It settles what a mask means before any backend runs, so no backend can differ.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Num
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
 
-from attnlab import masks
+from attnlab.blockwise import blockwise, refuse_blockwise
+from attnlab.dense import Mix, Options, dense, probabilities
+from attnlab.fused import cudnn, refuse_cudnn, refuse_jax_nn, xla
+from attnlab.visible import Visible
 
-Mix = tuple[Array | None, Array | None]
-
-
-class Options(NamedTuple):
-    """What a backend is asked for beside q, k, v, bias and mask."""
-
-    scale: float
-    logits_soft_cap: float | None = None
-    dropout_rate: float = 0.0
-    dropout_key: Any = None
-    mix: Mix = (None, None)
-    return_probs: bool = False
-    return_residual: bool = False
+__all__ = ["BACKENDS", "Backend", "Mix", "Options", "dot_product_attention", "explain"]
 
 
 class Backend(NamedTuple):
     """One way to compute attention. `refuse` says why it cannot do a call, or returns None."""
 
     run: Callable[..., dict[str, Array]]
-    """(q, k, v, bias, allowed, options) -> {"out", and "probs", "residual" where asked}"""
+    """(q, k, v, bias, visible, options) -> {"out", and "residual" where asked}"""
     refuse: Callable[..., str | None]
-    """(q, k, v, bias, options) -> reason or None"""
+    """(q, k, v, bias, visible, options) -> reason or None; looks at shapes and dtypes alone"""
+
+
+BACKENDS: dict[str, Backend] = {
+    "dense": Backend(dense, lambda *call: None),
+    "blockwise": Backend(blockwise, refuse_blockwise),
+    "xla": Backend(xla, refuse_jax_nn),
+    "cudnn": Backend(cudnn, refuse_cudnn),
+}
+
+
+class Call(NamedTuple):
+    """A call that was checked: what every backend takes, in its order."""
+
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None
+    visible: Visible
+    options: Options
 
 
 def dot_product_attention(
-    query: Float[Array, "*B T N H"],
-    key: Float[Array, "*B S K H"],
-    value: Float[Array, "*B S Kv V"],
-    bias: Float[Array, "..."] | None = None,
-    mask: Num[Array, "..."] | Bool[Array, "..."] | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
+    scale: Any = None,
     is_causal: bool = False,
-    query_seq_lengths: Int[Array, " B"] | None = None,
-    key_value_seq_lengths: Int[Array, " B"] | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    logits_soft_cap: float | None = None,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: Any = None,
+    logits_soft_cap: Any = None,
     dropout_rate: float = 0.0,
-    dropout_key: Array | None = None,
-    mix: Mix | None = None,
+    dropout_key: Any = None,
+    mix: Any = None,
     return_probs: bool = False,
     return_residual: bool = False,
     implementation: str | None = None,
@@ -67,230 +80,304 @@ def dot_product_attention(
       mask: boolean, True = may attend, broadcastable to [B, N, T, S].
       scale: multiplies q k^T; None is 1/sqrt(H).
       is_causal: query t sees keys 0..t (top-left aligned where T != S, as in jax.nn).
-      query_seq_lengths, key_value_seq_lengths: valid positions per batch row; each works alone.
+      query_seq_lengths, key_value_seq_lengths: valid positions per batch row [B]; each works alone.
       local_window_size: (left, right): query t sees keys t-left..t+right; w means (w, w).
       logits_soft_cap: c tanh(scores / c), after scale and bias, before the mask.
-      dropout_rate, dropout_key: dropout on the probabilities.
+      dropout_rate, dropout_key: dropout on the probabilities. One key drops the same ones in
+        every backend.
       mix: two [N, M] and [M, N] matrices that mix heads before and after the softmax, either of
         them None (talking heads, Shazeer et al. 2020, arXiv 2003.02436).
-      return_probs: also return the probabilities [B, N, T, S], before dropout. Never changes a
-        bit of the output.
+      return_probs: also return the probabilities [B, N, T, S], before dropout. They are computed
+        aside: asking for them never changes a bit of the output, nor the backend.
       return_residual: also return log sum exp of the scores [B, T, N], -inf for empty rows.
-      implementation: a row of `BACKENDS`; None chooses (see `explain`).
+      implementation: a row of `BACKENDS`; None chooses (see `explain`). `dense` alone has second
+        and forward-mode derivatives.
 
     Returns: [B, T, N, V] in the value's dtype, or a tuple (output, probs, residual) of those asked
       for. The softmax and the sums run in float32 at least. A row with nothing to attend to gives
       zeros and zero gradient. Keys and values at positions that no query of their batch row may
       see reach neither outputs nor gradients, whatever they hold (NaN, inf).
 
-    Raises: TypeError for a mask that is not boolean; ValueError for shapes that do not fit, a
-      missing dropout key, or a backend that cannot do what is asked (with a way out).
+    Raises: before anything runs, one TypeError for a wrong kind (a mask that is not boolean) or
+      ValueError for shapes that do not fit, a missing dropout key, or a backend that cannot do
+      what is asked. It names the argument, its shape and the way out.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> dot_product_attention(x, x, x, is_causal=True).shape
     (1, 3, 2, 4)
     """
-    batched = query.ndim == 4
-    if not batched:
-        query, key, value = query[None], key[None], value[None]
-    options = Options(
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        logits_soft_cap=logits_soft_cap,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-        mix=mix or (None, None),
-        return_probs=return_probs,
-        return_residual=return_residual,
-    )
-    _check(query, key, value, mask, options)
-    query, key, value, allowed, sees = _apply_masks(
+    call, batched = _checked(
         query,
         key,
         value,
-        _four_axes(mask),
-        is_causal,
-        query_seq_lengths,
-        key_value_seq_lengths,
-        local_window_size,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+        logits_soft_cap=logits_soft_cap,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        mix=mix,
+        return_residual=return_residual,
     )
-    bias = _four_axes(bias)
-    name = implementation or CHOSEN
-    backend = _backend(name)
-    reason = backend.refuse(query, key, value, bias, options)
+    _known(implementation)
+    name = implementation or _choose(call)
+    reason = BACKENDS[name].refuse(*call)
     if reason:
         raise ValueError(
-            f"implementation={name!r} cannot run this call: {reason}; "
-            "use implementation='dense' or None"
+            f"implementation={name!r} cannot run query {call.query.shape}, key {call.key.shape}, "
+            f"value {call.value.shape}: {reason}; use implementation='dense' or None"
         )
-    seen = backend.run(query, key, value, bias, allowed, options)
+    sees, used = call.visible.sees_and_used()
+    # A zero times NaN is NaN, in the gradient too: what is hidden must not be multiplied at all.
+    if used is not None:
+        shown = used[:, :, None, None]
+        call = call._replace(
+            key=jnp.where(shown, call.key, 0), value=jnp.where(shown, call.value, 0)
+        )
+    if sees is not None:
+        sees = sees.swapaxes(1, 2)[..., None]
+        call = call._replace(query=jnp.where(sees, call.query, 0))
+    seen = BACKENDS[name].run(*call)
     if sees is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
-        seen["out"] = jnp.where(sees.swapaxes(1, 2)[..., None], seen["out"], 0)
+        seen["out"] = jnp.where(sees, seen["out"], 0)
+    if return_probs:
+        seen["probs"] = probabilities(call.query, call.key, *call[3:])
     results = tuple(
         seen[n] if batched else seen[n][0] for n in ("out", "probs", "residual") if n in seen
     )
     return results if len(results) > 1 else results[0]
 
 
-def explain(query: Array, key: Array, value: Array, bias=None, **options: Any) -> dict[str, str]:
+def explain(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any):
     """Backend -> "chosen", "could run" or the reason why it could not.
 
-    Takes the keywords of `Options` (scale, logits_soft_cap, dropout_rate, mix, return_probs, ...).
+    Takes the arguments of `dot_product_attention`; arrays may be `jax.ShapeDtypeStruct`s. Raises
+    what that call would raise, except for a backend that was asked for and cannot run.
 
     >>> q, v = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 1, 4))
     >>> explain(q, q, v)["xla"]
     'it needs as many key heads (2) as value heads (1)'
     """
-    asked = Options(**{"scale": 1.0} | options)
-    reasons = {n: b.refuse(query, key, value, bias, asked) for n, b in BACKENDS.items()}
-    return {n: "chosen" if n == CHOSEN else reasons[n] or "could run" for n in BACKENDS}
+    names = inspect.signature(dot_product_attention).parameters
+    if unknown := sorted(set(options) - set(names)):
+        raise TypeError(f"explain: unknown keywords {unknown}; known: {', '.join(names)}")
+    options.pop("return_probs", None)  # no backend may depend on it
+    name = options.pop("implementation", None)
+    _known(name)
+    given = dict(query=query, key=key, value=value, bias=bias, mask=mask) | options
+    kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    arrays = {
+        n: a for n, a in given.items() if any(isinstance(x, kinds) for x in jax.tree.leaves(a))
+    }
+    answer: dict[str, str] = {}
+
+    def look(arrays):
+        call, _ = _checked(**(given | arrays))
+        chosen = name or _choose(call)
+        for n, backend in BACKENDS.items():
+            answer[n] = backend.refuse(*call) or ("chosen" if n == chosen else "could run")
+
+    jax.eval_shape(look, arrays)
+    return answer
 
 
-def _backend(name: str) -> Backend:
-    if name not in BACKENDS:
+def _choose(call: Call) -> str:
+    """The row of `BACKENDS` that implementation=None runs.
+
+    By device, dtypes, sizes and features. Measured on a CPU; not measured on a GPU or TPU.
+    """
+    (b, t, n, _), s, platform = call.query.shape, call.key.shape[1], jax.default_backend()
+    size = 4 * b * n * t * s
+    order = ["cudnn"] if platform == "gpu" else []
+    if size > (CACHE if platform == "cpu" else 2**30):
+        order.append("blockwise")
+    return next((n for n in order if BACKENDS[n].refuse(*call) is None), "dense")
+
+
+# From these many bytes of scores on, a CPU is faster in blocks.
+CACHE = 4 * 2**20
+
+
+def _known(name: Any) -> None:
+    if name is not None and name not in tuple(BACKENDS):
         raise ValueError(f"unknown implementation {name!r}; known: {', '.join(BACKENDS)}, None")
-    return BACKENDS[name]
 
 
-def _check(query, key, value, mask, options) -> None:
-    if mask is not None and mask.dtype != jnp.bool_:
+def _checked(
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    *,
+    scale=None,
+    is_causal=False,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    local_window_size=None,
+    logits_soft_cap=None,
+    dropout_rate=0.0,
+    dropout_key=None,
+    mix=None,
+    return_residual=False,
+) -> tuple[Call, bool]:
+    """The call with its batch axis, and whether it came with one; or the error."""
+    query, key, value = (
+        _array(n, a, jnp.floating) for n, a in dict(query=query, key=key, value=value).items()
+    )
+    shapes = f"query {query.shape}, key {key.shape} and value {value.shape}"
+    batched = query.ndim == 4
+    if not query.ndim == key.ndim == value.ndim or query.ndim not in (3, 4):
+        raise ValueError(
+            f"{shapes} must be [B, T, N, H], [B, S, K, H] and [B, S, Kv, V], or all without B"
+        )
+    if not batched:
+        query, key, value = query[None], key[None], value[None]
+    q, k, v = query.shape, key.shape, value.shape
+    if 0 in q + k + v:
+        raise ValueError(f"{shapes}: no axis may have size 0")
+    if q[0] != k[0] or k[:2] != v[:2] or q[3] != k[3]:
+        raise ValueError(
+            f"{shapes} do not fit together: they must be [B, T, N, H], [B, S, K, H], [B, S, Kv, V]"
+        )
+    if q[2] % k[2] or q[2] % v[2]:
+        raise ValueError(
+            f"{shapes}: {k[2]} key heads and {v[2]} value heads must divide {q[2]} query heads"
+        )
+    scores = (q[0], q[2], q[1], k[1])
+    before, after, inner = _checked_mix(mix, q[2])
+    if inner != q[2] and mask is not None and jnp.ndim(mask) > 2 and jnp.shape(mask)[-3] != 1:
+        raise ValueError(f"mask {jnp.shape(mask)} must be the same for all of mix's {inner} heads")
+    if mask is not None and jnp.result_type(mask) != jnp.bool_:
         raise TypeError(
-            f"mask must be boolean (True = may attend), not {mask.dtype}; "
+            f"mask must be boolean (True = may attend), not {jnp.result_type(mask)}; "
             "pass numbers that are added to the scores as bias"
         )
-    q, k, v = query.shape, key.shape, value.shape
-    if q[0] != k[0] or k[:2] != v[:2] or q[3] != k[3]:
-        raise ValueError(f"query {q}, key {k} and value {v} do not fit together")
-    if q[2] % k[2] or q[2] % v[2]:
-        raise ValueError(f"{k[2]} key heads and {v[2]} value heads must divide {q[2]} query heads")
-    if options.dropout_rate and options.dropout_key is None:
-        raise ValueError(f"dropout_rate={options.dropout_rate} needs a dropout_key")
-
-
-def _four_axes(a: Array | None) -> Array | None:
-    """Leading axes of size 1, so that [T, S] and [N, T, S] broadcast to [B, N, T, S]."""
-    return a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape)
-
-
-def _apply_masks(query, key, value, mask, is_causal, query_lengths, key_lengths, window):
-    """One boolean `allowed`, with positions that no one may see or use set to zero.
-
-    `sees` [B, N, T] tells which query rows have anything to attend to; None means all.
-    """
-    (_, t, _, _), s = query.shape, key.shape[1]
-    if isinstance(window, int):
-        window = (window, window)
-    allowed = masks.combine(
-        mask,
-        masks.causal(t, s)[None, None] if is_causal else None,
-        masks.window(t, s, left=window[0], right=window[1])[None, None] if window else None,
-        None if key_lengths is None else masks.padding(key_lengths, s),
-        None if query_lengths is None else masks.padding(query_lengths, t).swapaxes(2, 3),
+    _check_dropout(dropout_rate, dropout_key)
+    visible = Visible(
+        q[1],
+        k[1],
+        mask=_broadcastable("mask", mask, jnp.bool_, scores),
+        is_causal=bool(is_causal),
+        window=_checked_window(local_window_size),
+        query_lengths=_lengths("query_seq_lengths", query_seq_lengths, q[0], batched),
+        key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, q[0], batched),
     )
-    only_causal = allowed is not None and (mask, query_lengths, key_lengths, window) == (None,) * 4
-    if allowed is None or (only_causal and s <= t):  # every key is seen, every row sees one
-        return query, key, value, allowed, None
-    used = jnp.any(allowed, axis=(1, 2))[:, :, None, None]
-    sees = jnp.any(allowed, axis=3)
-    # A zero times NaN is NaN, in the gradient too: what is hidden must not be multiplied at all.
-    query = jnp.where(sees.swapaxes(1, 2)[..., None], query, 0)
-    key, value = jnp.where(used, key, 0), jnp.where(used, value, 0)
-    return query, key, value, allowed, sees
+    options = Options(
+        scale=q[3] ** -0.5 if scale is None else _scalar("scale", scale),
+        logits_soft_cap=_positive("logits_soft_cap", logits_soft_cap),
+        dropout_rate=float(dropout_rate),
+        dropout_key=dropout_key,
+        mix=(before, after),
+        return_residual=return_residual,
+    )
+    bias = _broadcastable("bias", bias, jnp.floating, scores)
+    return Call(query, key, value, bias, visible, options), batched
 
 
-def _dense(query, key, value, bias, allowed, options: Options) -> dict[str, Array]:
-    """The reference: all scores at once."""
-    (b, t, n, h), (_, s, k, _), (_, _, kv, v) = query.shape, key.shape, value.shape
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    before, after = options.mix
-    # The query heads of a key head are rows of one product: only q, which is small, is moved.
-    rows = query.swapaxes(1, 2).reshape(b, k, n // k * t, h)
-    scores = jnp.einsum("BKRH,BSKH->BKRS", rows, key, preferred_element_type=wide)
-    scores = scores.reshape(b, n, t, s) * jnp.asarray(options.scale, wide)
-    if bias is not None:
-        scores = scores + bias.astype(wide)
-    if options.logits_soft_cap is not None:
-        scores = options.logits_soft_cap * jnp.tanh(scores / options.logits_soft_cap)
-    if before is not None:
-        scores = jnp.einsum("BNTS,NM->BMTS", scores, before.astype(wide))
-    # Hidden scores sink to -lowest and the row's top stays above -lowest / 2, so exp() of a
-    # hidden score is exactly 0, in an empty row too, and no gradient is ever NaN.
-    lowest = float(jnp.finfo(wide).max) / 2
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, -lowest)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.exp(scores - jnp.maximum(top, -lowest / 2))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    some = jnp.where(total > 0, total, 1)
-    seen: dict[str, Array] = {}
-    # The rows are divided by their sums after the product with v: a [T, V] pass for a [T, S] one.
-    # So the probabilities, where they are asked for, are a side branch that cannot touch `out`.
-    if options.return_probs or after is not None:
-        probs = weights / some
-        if after is not None:
-            probs = jnp.einsum("BMTS,MN->BNTS", probs, after.astype(wide))
-            weights, some = probs, jnp.ones((), wide)
-        if options.return_probs:
-            seen["probs"] = probs
-    if options.dropout_rate:
-        keep = jax.random.bernoulli(options.dropout_key, 1 - options.dropout_rate, weights.shape)
-        weights = jnp.where(keep, weights / (1 - options.dropout_rate), 0)
-    weights = weights.astype(value.dtype).reshape(b, kv, n // kv * t, s)
-    out = jnp.einsum("BKRS,BSKV->BKRV", weights, value, preferred_element_type=wide)
-    out = out.reshape(b, n, t, v) / some
-    seen["out"] = out.swapaxes(1, 2).astype(value.dtype)
-    if options.return_residual:
-        residual = jnp.where(total > 0, top + jnp.log(some), -math.inf)
-        seen["residual"] = residual[..., 0].swapaxes(1, 2)
-    return seen
+def _array(name: str, a: Any, kind: Any) -> Array:
+    wanted = {jnp.floating: "a float", jnp.integer: "an integer", jnp.bool_: "a boolean"}[kind]
+    try:
+        array = jnp.asarray(a)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be {wanted} array, not {type(a).__name__}") from None
+    if not jnp.issubdtype(array.dtype, kind):
+        raise TypeError(f"{name} must be {wanted} array, not {array.dtype} {array.shape}")
+    return array
 
 
-def _jax_nn(name: Any) -> Callable:
-    def run(query, key, value, bias, allowed, options: Options) -> dict[str, Array]:
-        h, v = query.shape[-1], value.shape[-1]
-        size = max(h, v)  # jax.nn wants H == V; zero columns change no product
-        query, key, value = (
-            jnp.pad(a, [(0, 0)] * 3 + [(0, size - a.shape[-1])]) for a in (query, key, value)
+def _broadcastable(name: str, a: Any, kind: Any, scores: tuple[int, ...]) -> Array | None:
+    """With leading axes of size 1, so that [T, S] and [N, T, S] broadcast to [B, N, T, S]."""
+    if a is None:
+        return None
+    a = _array(name, a, kind)
+    shape = (1,) * (4 - a.ndim) + a.shape
+    if len(shape) != 4 or any(x not in (1, y) for x, y in zip(shape, scores, strict=True)):
+        raise ValueError(
+            f"{name} {a.shape} must broadcast to the scores [B, N, T, S] = {scores}: "
+            "each axis is 1 or as long"
         )
-        out = jax.nn.dot_product_attention(
-            query, key, value, bias, allowed, scale=options.scale, implementation=name
-        )
-        return {"out": out[..., :v]}
-
-    return run
+    return a.reshape(shape)
 
 
-def _refuse_jax_nn(query, key, value, bias, options: Options) -> str | None:
-    for field, default in Options._field_defaults.items():
-        if field != "dropout_key" and getattr(options, field) != default:
-            return f"jax.nn has no {field}"
-    if key.shape[-2] != value.shape[-2]:
-        return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"
-    if not query.dtype == key.dtype == value.dtype:
-        return f"it needs one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
-    return None
+def _lengths(name: str, a: Any, batch: int, batched: bool) -> Array | None:
+    if a is None:
+        return None
+    a = _array(name, a, jnp.integer)
+    if a.shape != (batch,) and (batched or a.shape != ()):
+        raise ValueError(f"{name} {a.shape} must be one length per batch row, [B] = ({batch},)")
+    return a.reshape(batch).astype(jnp.int32)
 
 
-def _refuse_cudnn(query, key, value, bias, options: Options) -> str | None:
-    device, size = jax.default_backend(), max(query.shape[-1], value.shape[-1])
-    if device != "gpu":
-        return f"cuDNN needs an NVIDIA GPU, this is a {device}"
-    if query.dtype not in (jnp.float16, jnp.bfloat16):
-        return f"cuDNN needs float16 or bfloat16, not {query.dtype}"
-    if size % 8 or size > 128:
-        return f"cuDNN needs a head width of at most 128 that 8 divides, not {size}"
-    if query.shape[1] % 2 or key.shape[1] % 2:
-        return f"cuDNN needs even lengths, not {query.shape[1]} and {key.shape[1]}"
-    if bias is not None:
-        return "the gradient of a bias in cuDNN is limited to batch 1"
-    return _refuse_jax_nn(query, key, value, bias, options)
+def _checked_window(window: Any) -> tuple[int, int] | None:
+    if window is None:
+        return None
+    pair = (window, window) if isinstance(window, int | np.integer) else window
+    if not (
+        isinstance(pair, tuple | list)
+        and len(pair) == 2
+        and all(isinstance(w, int | np.integer) and not isinstance(w, bool) for w in pair)
+    ):
+        raise TypeError(f"local_window_size must be an int or (left, right), not {window!r}")
+    if min(pair) < 0:
+        raise ValueError(f"local_window_size must be at least 0 on both sides, not {window}")
+    return int(pair[0]), int(pair[1])
 
 
-# What implementation=None runs: right everywhere. A fused kernel has to be measured first.
-CHOSEN = "dense"
+def _checked_mix(mix: Any, heads: int) -> tuple[Array | None, Array | None, int]:
+    """Both matrices and how many heads lie between them."""
+    if mix is None:
+        return None, None, heads
+    if not isinstance(mix, tuple | list) or len(mix) != 2:
+        raise TypeError(f"mix must be two matrices [N, M] and [M, N], or None, not {mix!r:.80}")
+    before, after = (None if m is None else _array("mix", m, jnp.floating) for m in mix)
+    inner = heads if before is None or before.ndim != 2 else before.shape[1]
+    wanted = ((heads, inner), (inner, heads))
+    got = tuple(None if m is None else m.shape for m in (before, after))
+    if any(g not in (None, w) for g, w in zip(got, wanted, strict=True)) or (
+        after is None and inner != heads
+    ):
+        raise ValueError(f"mix {got} must be [N, M] and [M, N] with N = {heads} query heads")
+    return before, after, inner
 
-BACKENDS: dict[str, Backend] = {
-    "dense": Backend(_dense, lambda *call: None),
-    "xla": Backend(_jax_nn("xla"), _refuse_jax_nn),
-    "cudnn": Backend(_jax_nn("cudnn"), _refuse_cudnn),
-}
+
+def _scalar(name: str, a: Any) -> Any:
+    try:
+        fits = jnp.shape(a) == () and jnp.result_type(a) != jnp.bool_
+        fits = fits and not jnp.issubdtype(jnp.result_type(a), jnp.complexfloating)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise TypeError(f"{name} must be one real number, not {a!r:.80}")
+    return a
+
+
+def _positive(name: str, a: Any) -> float | None:
+    if a is None:
+        return None
+    if not isinstance(a, int | float | np.number) or isinstance(a, bool):
+        raise TypeError(f"{name} must be a Python number, not {a!r:.80}")
+    if not 0 < a < math.inf:
+        raise ValueError(f"{name} must be above 0 and finite, or None, not {a}")
+    return float(a)
+
+
+def _check_dropout(rate: Any, key: Any) -> None:
+    if not isinstance(rate, int | float | np.number) or isinstance(rate, bool):
+        raise TypeError(f"dropout_rate must be a Python number, not {rate!r:.80}")
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout_rate must be at least 0 and below 1, not {rate}")
+    if not rate:
+        return
+    if key is None:
+        raise ValueError(f"dropout_rate={rate} needs a dropout_key")
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    raw = hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim == 1
+    if not raw and not (typed and key.shape == ()):
+        shape = getattr(key, "shape", type(key).__name__)
+        raise TypeError(f"dropout_key must be one key, as of jax.random.key(0), not {shape}")

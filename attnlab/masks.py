@@ -2,8 +2,13 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+import numpy as np
+from jaxtyping import Array, Bool, Int, Integer
+
+Nodes = Integer[Array | np.ndarray, " edges"]
+"""One end of each edge."""
 
 
 def causal(num_queries: int, num_keys: int | None = None, *, offset: int = 0) -> Bool[Array, "T S"]:
@@ -41,6 +46,58 @@ def segments(
     """Positions of one segment see each other: several texts packed into one row."""
     key_segments = query_segments if key_segments is None else key_segments
     return (query_segments[:, :, None] == key_segments[:, None, :])[:, None]
+
+
+def from_edges(
+    senders: Nodes, receivers: Nodes, num_nodes: int, num_keys: int | None = None
+) -> Bool[Array, "T S"]:
+    """Node receivers[i] sees node senders[i]: the neighbourhoods of a graph.
+
+    An edge is directed (list both directions of an undirected one), listing it twice changes
+    nothing, and a node sees itself only where a self-loop is listed. Two kinds of nodes have
+    num_nodes receivers and num_keys senders. Edges that only pad the list: see `edge_ends`.
+
+    >>> import jax.numpy as jnp
+    >>> from_edges(jnp.array([1, 2, 2]), jnp.array([0, 0, 1]), 3).astype(int).tolist()
+    [[0, 1, 1], [0, 0, 1], [0, 0, 0]]
+    """
+    num_keys = num_nodes if num_keys is None else num_keys
+    senders, receivers = edge_ends(senders, receivers, num_nodes, num_keys)
+    return jnp.zeros((num_nodes, num_keys), bool).at[receivers, senders].set(True, mode="drop")
+
+
+def edge_ends(
+    senders: Nodes, receivers: Nodes, num_nodes: int, num_keys: int
+) -> tuple[Integer[Array, " edges"], Integer[Array, " edges"]]:
+    """(senders, receivers) with both ends one past the last node on edges that do not count.
+
+    Pad an edge list to a fixed length with senders = num_keys and receivers = num_nodes: such an
+    edge is dropped. Any other index outside the nodes is a ValueError; under `jit`, where indices
+    cannot be looked at, its edge is dropped too (JAX by itself would move the index or wrap it).
+
+    Raises: TypeError for indices that are not integers; ValueError for two lists of different
+      lengths and for indices outside the nodes.
+    """
+    ends = {"senders": (senders, num_keys), "receivers": (receivers, num_nodes)}
+    for name, (index, size) in ends.items():
+        if not jnp.issubdtype(index.dtype, jnp.integer):
+            raise TypeError(f"{name} must be integers, not {index.dtype}")
+        if index.ndim != 1 or senders.shape != receivers.shape:
+            raise ValueError(
+                "senders and receivers must be two lists of one length, not of shapes "
+                f"{senders.shape} and {receivers.shape}"
+            )
+        if not isinstance(index, jax.core.Tracer):
+            bad = np.asarray(index)[(np.asarray(index) < 0) | (np.asarray(index) > size)]
+            if bad.size:
+                raise ValueError(
+                    f"{name} holds {bad[0]}, which is no index of {size} nodes; "
+                    f"an edge that pads the list has index {size}"
+                )
+    # As JAX's own integers: int8 could not hold num_keys itself.
+    senders, receivers = (jnp.asarray(a).astype(jnp.result_type(int)) for a in (senders, receivers))
+    real = (senders >= 0) & (senders < num_keys) & (receivers >= 0) & (receivers < num_nodes)
+    return jnp.where(real, senders, num_keys), jnp.where(real, receivers, num_nodes)
 
 
 def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:

@@ -1,6 +1,7 @@
 """Formulas equal the tree, the published counts, and the products that a trace holds."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,15 @@ from conftest import product_flops
 from attnlab import (
     LAYOUTS,
     PLANS,
+    HeadSpec,
     ModelConfig,
     applied_parameters,
     flops_per_token,
+    init_cache,
+    multi_head_attention,
     unique_parameters,
 )
-from attnlab.accounting import match_ffn_width
+from attnlab.accounting import cache_bytes_per_token, call_flops, match_ffn_width
 
 SMALL = ModelConfig(
     vocab_size=29, max_len=11, width=12, num_layers=5, num_heads=3, ffn_width=17, value_dim=5
@@ -126,3 +130,27 @@ def test_a_budget_that_heads_alone_exceed():
     reference = dataclasses.replace(SMALL, ffn_width=2)
     with pytest.raises(ValueError, match="give the reference a larger ffn_width"):
         match_ffn_width(wide, reference, "parameters", 11)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_flops_are_those_of_xla(layout, optimized):
+    """Within 2 % of the compiler's own count of one dense layer, softmax and all."""
+    spec = HeadSpec(layout, width=256, num_heads=4)
+    x = jax.ShapeDtypeStruct((2, 64, 256), jnp.float32)
+    w = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in spec.shapes.items()}
+    run = functools.partial(
+        multi_head_attention, spec=spec, order="factored", implementation="dense"
+    )
+    counted = jax.jit(run).lower(w, x).compile().cost_analysis()["flops"]
+    assert abs(call_flops(spec, 2, 64, 64) / counted - 1) < 0.02
+
+
+def test_cache_bytes_are_those_of_the_cache():
+    for layout in LAYOUTS:
+        spec = HeadSpec(layout, width=12, num_heads=6, **KV_HEADS.get(layout, {}))
+        cache = init_cache(spec, 1, 7)
+        held = sum(a.nbytes for name, a in cache.items() if name != "length")
+        assert cache_bytes_per_token(spec) == held / 7
+
+
+KV_HEADS = {"standard": {"num_kv_heads": 2}, "collaborative": {"num_kv_heads": 3}}
