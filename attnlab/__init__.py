@@ -1,11 +1,12 @@
 """attnlab: a JAX/Flax laboratory for attention heads."""
 
-from attnlab import masks, positions
+from attnlab import adapters, masks, positions
 from attnlab.accounting import applied_parameters, flops_per_token, unique_parameters
 from attnlab.attention import BACKENDS, dot_product_attention, explain
 from attnlab.block import feed_forward, layer_norm, transformer_block
 from attnlab.cache import init_cache
 from attnlab.decode import generate, prefill
+from attnlab.edges import attention_over_edges
 from attnlab.heads import HeadSpec, init_heads, merge_heads, project_heads
 from attnlab.layouts import LAYOUTS, Layout
 from attnlab.models import Decoder, Encoder, ModelConfig
@@ -29,7 +30,9 @@ __all__ = [
     "ModelConfig",
     "MultiHeadAttention",
     "Plan",
+    "adapters",
     "applied_parameters",
+    "attention_over_edges",
     "contraction_orders",
     "dot_product_attention",
     "explain",

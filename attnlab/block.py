@@ -142,12 +142,13 @@ def transformer_block(
     added, where one was given.
     """
     keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
+    heads = {name: a for name, a in w["attention"].items() if name not in ("norm", "mix")}
     mix = w["attention"].get("mix")
     seen: list[Any] = []
 
     def attention(x):
         out = multi_head_attention(
-            w["attention"],
+            heads,
             x,
             spec=spec.heads,
             mask=mask,

@@ -6,6 +6,7 @@ The letters of the axes stand at the top of `attnlab/layouts.py`.
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +202,10 @@ def project_heads(
     >>> w = init_heads(jax.random.key(0), spec)
     >>> [a.shape for a in project_heads(w, jax.numpy.ones((1, 5, 6)), spec=spec)]
     [(1, 5, 2, 3), (1, 5, 2, 3), (1, 5, 2, 3)]
+
+    Raises ValueError for weights and inputs that do not fit the spec.
     """
+    check_arrays(w, x, context, value_context, spec)
     row = LAYOUTS[spec.layout]
     x, context, value_context = _prepare(row, w, x, context, value_context)
     q = row.query(w, x, spec)
@@ -228,6 +232,31 @@ def absorption(spec: HeadSpec) -> list[Absorbed]:
     absorb = LAYOUTS[spec.layout].absorb
     step = absorb and absorb(spec)
     return [step, *absorption(step.spec)] if step else []
+
+
+def check_arrays(w: Weights, x: Any, context: Any, value_context: Any, spec: HeadSpec) -> None:
+    """Raises ValueError, naming the array, its shape and what the spec asks for."""
+    shapes = spec.shapes
+    if odd := sorted(set(w) ^ set(shapes)):
+        raise ValueError(
+            f"weights {sorted(w)} are not those of the spec, {sorted(shapes)}: see {odd}; make "
+            "them with init_heads(key, spec)"
+        )
+    for name, shape in shapes.items():
+        if w[name].shape != shape:
+            raise ValueError(f"weight {name} has shape {w[name].shape}, the spec asks for {shape}")
+    keys = x if context is None else context
+    values = keys if value_context is None else value_context
+    inputs = (("x", x, "width", "D"), ("context", keys, "key_width", "E"))
+    for name, a, field, letter in (*inputs, ("value_context", values, "value_width", "W")):
+        if len(a.shape) != 3:
+            raise ValueError(f"{name} {a.shape} must be [batch, length, width]")
+        if a.shape[2] != spec.sizes[letter]:
+            raise ValueError(f"{name} {a.shape} must end in {field} {spec.sizes[letter]}")
+        if a.shape[0] != x.shape[0]:
+            raise ValueError(f"{name} {a.shape} and x {x.shape} must have one batch size")
+    if values.shape[1] != keys.shape[1]:
+        raise ValueError(f"value_context {values.shape} must be as long as context {keys.shape}")
 
 
 def _prepare(row: Layout, w: Weights, x: Array, context, value_context) -> tuple[Array, ...]:

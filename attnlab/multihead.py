@@ -10,7 +10,14 @@ from jaxtyping import Array, Bool, Float, Num
 from attnlab.accounting import call_flops
 from attnlab.attention import Mix, dot_product_attention, explain
 from attnlab.cache import Cache, extend
-from attnlab.heads import HeadSpec, Weights, absorption, merge_heads, project_heads
+from attnlab.heads import (
+    HeadSpec,
+    Weights,
+    absorption,
+    check_arrays,
+    merge_heads,
+    project_heads,
+)
 from attnlab.layouts import LAYOUTS, Absorbed
 from attnlab.masks import combine
 from attnlab.names import find
@@ -63,6 +70,7 @@ def multi_head_attention(
     >>> multi_head_attention(w, jnp.ones((1, 5, 6)), spec=spec, is_causal=True).shape
     (1, 5, 6)
     """
+    check_arrays(w, x, context, value_context, spec)
     if cache is not None:
         if context is not None:
             raise ValueError("a cache is for self-attention; leave context out")

@@ -54,7 +54,8 @@ def test_order_of_norm_and_residual(norm):
     got, probs = run(w, x)
 
     def f(w, y):
-        return multi_head_attention(w, y, spec=spec.heads, is_causal=True)
+        heads = {name: w[name] for name in spec.heads.shapes}
+        return multi_head_attention(heads, y, spec=spec.heads, is_causal=True)
 
     a, b = w["attention"], w["ffn"]
     if norm == "pre":

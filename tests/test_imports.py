@@ -26,6 +26,8 @@ ALLOWED = LEAVES | {
         "positions", "sharing",
     },
     "decode": {"cache"},
+    "edges": {"masks"},
+    "adapters": {"attention", "heads", "layouts"},
     "surgery": {"heads", "layouts", "names", "sharing"},
     "data": set(),
     "tasks": set(),

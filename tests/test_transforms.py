@@ -68,6 +68,18 @@ FUNCTIONS = {
         lambda dtype: draw(dtype, 4),
         lambda dtype: draw(dtype, 2, 5, 3, 4),
     ),
+    "attention_over_edges": (
+        lambda w, x: attnlab.attention_over_edges(
+            x, x, x * w, jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4])
+        ),
+        lambda dtype: draw(dtype, 4),
+        lambda dtype: draw(dtype, 2, 5, 3, 4),
+    ),
+    "attention_fn": (
+        lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)),
+        lambda dtype: draw(dtype, 4),
+        lambda dtype: draw(dtype, 2, 5, 3, 4),
+    ),
     "project_heads": (
         lambda w, x: attnlab.project_heads(w, x, spec=SPEC)[0],
         lambda dtype: tree(dtype, INIT_HEADS),
@@ -116,12 +128,12 @@ NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes token
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
     "init_heads", "init_slots", "Decoder", "Encoder", "contraction_orders", "explain_heads",
-    "init_cache", "prefill", "generate",
+    "init_cache", "prefill", "generate", "adapters",
 }  # fmt: skip
 
 
 def test_every_public_name_is_here():
-    assert set(FUNCTIONS) - {"rotate"} | NOT_OF_ARRAYS == set(attnlab.__all__)
+    assert set(FUNCTIONS) - {"rotate", "attention_fn"} | NOT_OF_ARRAYS == set(attnlab.__all__)
 
 
 def all_transforms(run, w, x):
@@ -191,6 +203,7 @@ def test_masks_and_tables_under_jit():
     for make in (
         lambda n: masks.combine(masks.causal(3), masks.padding(n, 3)),
         lambda n: masks.segments(n[:, None] * jnp.arange(3)),
+        lambda n: masks.from_edges(n, n, 3),
         lambda n: positions.sinusoidal(3, 4),
     ):
         np.testing.assert_allclose(jax.jit(make)(lengths), make(lengths), atol=1e-6)

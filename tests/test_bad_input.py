@@ -1,0 +1,73 @@
+"""Whatever sizes are asked for: either heads that work, or one error that names what to change."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab import LAYOUTS, HeadSpec, contraction_orders, multi_head_attention
+from attnlab.heads import check_arrays
+
+FIELDS = {
+    "num_kv_heads": st.none() | st.integers(-1, 6),
+    "head_dim": st.none() | st.integers(0, 5),
+    "value_dim": st.none() | st.integers(0, 5),
+    "key_width": st.none() | st.sampled_from([5, 12]),
+    "value_width": st.none() | st.sampled_from([7, 12]),
+    "out_width": st.none() | st.integers(0, 9),
+    "shared_dim": st.none() | st.integers(0, 9),
+    "biases": st.sampled_from(["", "q", "qkvo", "qvo", "kk", "x"]),
+    "output": st.booleans(),
+    "qk_norm": st.none() | st.sampled_from(["rms", "layer", "l2"]),
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    layout=st.sampled_from([*LAYOUTS, "narow"]),
+    width=st.sampled_from([0, 7, 12]),
+    num_heads=st.integers(0, 6),
+    fields=st.fixed_dictionaries({}, optional=FIELDS),
+)
+def test_any_spec_works_or_says_what_to_change(layout, width, num_heads, fields):
+    try:
+        spec = HeadSpec(layout, width, num_heads, **fields)
+    except ValueError as error:
+        names = ["layout", "width", "num_heads", *FIELDS]
+        assert any(name in str(error) for name in names)
+        return
+    shapes = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in spec.shapes.items()}
+    sizes = spec.sizes
+    x, y, z = (jax.ShapeDtypeStruct((2, 3, sizes[a]), "float32") for a in "DEW")
+    for order, cost in contraction_orders(spec, 2, 3, cross=True).items():
+        run = lambda w, x, y, z, order=order: multi_head_attention(
+            w, x, y, value_context=z, spec=spec, order=order
+        )
+        if isinstance(cost, int):
+            assert jax.eval_shape(run, shapes, x, y, z).shape == (2, 3, sizes["O"])
+        else:
+            with pytest.raises(ValueError, match="use 'factored'"):
+                jax.eval_shape(run, shapes, x, y, z)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": (2, 5, 7)}, "x .2, 5, 7. must end in width 6"),
+        ({"x": (5, 6)}, "x .5, 6. must be .batch, length, width."),
+        ({"context": (2, 4, 7)}, "context .2, 4, 7. must end in key_width 6"),
+        ({"context": (3, 4, 6)}, "context .3, 4, 6. and x .2, 5, 6. must have one batch size"),
+        ({"value_context": (2, 3, 6)}, "value_context .2, 3, 6. must be as long as"),
+        ({"q": (6, 2, 4)}, r"weight q has shape \(6, 2, 4\), the spec asks for \(6, 2, 3\)"),
+        ({"extra": (3,)}, "weights .*extra.* are not those of the spec"),
+    ],
+)
+def test_arrays_that_do_not_fit(changes, message):
+    spec = HeadSpec("standard", 6, 2)
+    w = {name: jnp.ones(shape) for name, shape in spec.shapes.items()}
+    arrays = {"x": jnp.ones((2, 5, 6)), "context": None, "value_context": None}
+    for name, shape in changes.items():
+        (arrays if name in arrays else w)[name] = jnp.ones(shape)
+    with pytest.raises(ValueError, match=message):  # in the tests jaxtyping would be first
+        check_arrays(w, spec=spec, **arrays)
