@@ -46,6 +46,8 @@ class System(NamedTuple):
     """(q, k, v) -> the output of a call that is also asked for the probabilities"""
     fresh: Callable | None = None
     """(key, width, num_heads, head_dim) -> (q kernel, o kernel) of its default initialiser"""
+    decode: Callable | None = None
+    """(x [1, steps, 8], size) -> outputs [steps, 8], token by token into a cache of `size`"""
 
 
 class NotOfferedError(Exception):
@@ -72,6 +74,18 @@ def ours() -> Iterator[tuple[str, System]]:
         w = attnlab.init_heads(key, spec)
         return w["q"], w["o"]
 
+    def decode(x, size, implementation=None):
+        spec = attnlab.HeadSpec("standard", width=8, num_heads=2)
+        w, cache = attnlab.init_heads(jax.random.key(0), spec), attnlab.init_cache(spec, 1, size)
+        run = functools.partial(
+            attnlab.multi_head_attention, spec=spec, is_causal=True, implementation=implementation
+        )
+        outs = []
+        for t in range(x.shape[1]):
+            out, cache = jax.jit(run)(w, x[:, t : t + 1], cache=cache)
+            outs.append(out[0, 0])
+        return jnp.stack(outs)
+
     q = jnp.ones((1, 8, 2, 8), jnp.bfloat16)
     for name in attnlab.BACKENDS:
         attend = functools.partial(attnlab.dot_product_attention, implementation=name)
@@ -80,7 +94,8 @@ def ours() -> Iterator[tuple[str, System]]:
             jax.eval_shape(attend, q, q, q)
         except ValueError:  # not on this device
             continue
-        yield f"attnlab {name}", System(attend, looks, fresh)
+        of_backend = functools.partial(decode, implementation=name)
+        yield f"attnlab {name}", System(attend, looks, fresh, of_backend)
     sows = functools.partial(adapters.attention_fn, module=Sow())
     yield "attnlab in Flax", System(adapters.attention_fn, sows, fresh)
 
@@ -97,17 +112,34 @@ def flax() -> Iterator[tuple[str, System]]:
         w = module.init(key, jnp.ones((1, 2, width)))["params"]
         return w["query"]["kernel"], w["out"]["kernel"]
 
+    def linen_decode(x, size):
+        module = nn.MultiHeadDotProductAttention(2, decode=True)
+        held = module.init(jax.random.key(0), jnp.ones((1, size, 8)))
+        params, cache, outs = held["params"], held["cache"], []
+        for t in range(x.shape[1]):
+            out, new = module.apply(
+                {"params": params, "cache": cache}, x[:, t : t + 1], mutable=["cache"]
+            )
+            cache = new["cache"]
+            outs.append(out[0, 0])
+        return jnp.stack(outs)
+
+    def nnx_decode(x, size):
+        module = nnx.MultiHeadAttention(2, 8, decode=True, rngs=nnx.Rngs(0))
+        module.init_cache((1, size, 8))
+        return jnp.stack([module(x[:, t : t + 1])[0, 0] for t in range(x.shape[1])])
+
     def of_nnx(key, width, heads, head_dim):
         rngs = nnx.Rngs(params=key)
         module = nnx.MultiHeadAttention(heads, width, heads * head_dim, decode=False, rngs=rngs)
         return module.query.kernel[...], module.out.kernel[...]
 
-    for name, attend, fresh in (
-        ("linen", nn.dot_product_attention, linen),
-        ("nnx", nnx.dot_product_attention, of_nnx),
+    for name, attend, fresh, decode in (
+        ("linen", nn.dot_product_attention, linen, linen_decode),
+        ("nnx", nnx.dot_product_attention, of_nnx, nnx_decode),
     ):
         looks = lambda *a, attend=attend: attend(*a, module=Sow())
-        yield name, System(attend, looks, fresh)
+        yield name, System(attend, looks, fresh, decode)
 
 
 def others() -> Iterator[tuple[str, System]]:
@@ -333,6 +365,20 @@ def initial_scale(system: System) -> Finding:
     return Finding(f"q {q8:.2f} to {q64:.2f}, o {o8:.2f} to {o64:.2f}", same)
 
 
+def decode_overflow(system: System) -> Finding:
+    """6 tokens, one by one, into a cache of 4: an error or NaN, never a slot written over."""
+    if system.decode is None:
+        raise NotOfferedError("cache")
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 8)), jnp.float32)
+    fits = np.isfinite(system.decode(x[:, :4], 4)).all()
+    try:
+        out = np.asarray(system.decode(x, 4))
+    except ValueError:
+        return Finding("error", fits)
+    lost = np.isnan(out[4:]).all()
+    return Finding("NaN" if lost else "goes on, last slot written over", bool(fits and lost))
+
+
 def identical_heads(system: System) -> Finding:
     """Heads that start with the same weights: after 200 Adam steps still exactly the same."""
     rng = np.random.default_rng(0)
@@ -372,6 +418,7 @@ PROBES: dict[str, Callable[[System], Finding]] = {
     "6 query, 3 key, 2 value heads": head_counts,
     "causal, T < S": causal_alignment,
     "residual of bfloat16": residual_dtype,
+    "6 tokens into a cache of 4": decode_overflow,
     "fresh heads 8 and 64 wide": initial_scale,
     "200 steps from identical heads": identical_heads,
 }

@@ -19,6 +19,7 @@ LACKS = {
     ("attnlab xla", probes.head_counts),
     ("attnlab xla", probes.residual_dtype),
     ("attnlab in Flax", probes.residual_dtype),
+    ("attnlab in Flax", probes.decode_overflow),
 }
 # A bias is no mask for jax.nn: its -inf row is NaN. No call gets there unless it asks for xla.
 WRONG = {("attnlab xla", probes.bias_of_minus_infinity)}
@@ -92,6 +93,16 @@ def test_each_probe_can_fail():
     assert probes.ask(probes.residual_dtype, system) == ("bfloat16", False)
     for probe in (probes.value_width, probes.identical_heads):
         assert probes.ask(probe, system).right is False
+
+
+def test_a_cache_that_clamps_is_found():
+    def clamps(x, size):
+        held = [x[0, min(t, size - 1)] for t in range(x.shape[1])]
+        return jnp.stack(held)
+
+    finding = probes.decode_overflow(probes.System(np.add, decode=clamps))
+    assert finding == ("goes on, last slot written over", False)
+    assert probes.ask(probes.decode_overflow, probes.System(np.add)) == probes.Finding("–")
 
 
 def test_wider_heads_under_xavier_start_smaller():
