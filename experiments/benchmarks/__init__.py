@@ -1,0 +1,1 @@
+"""What `experiments.bench` times: one file per subject."""

@@ -1,0 +1,305 @@
+"""Suite attention: layers, bare functions, long sequences and wide heads beside their peers.
+
+Ours and every peer get the same weights and inputs, and their outputs and gradients are compared
+before anything is timed. Gradients are those with respect to all arguments (weights and x, or
+q, k and v) for one random cotangent, and come with the output, as in a training step.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import attnlab
+from attnlab.heads import HeadSpec
+from attnlab.multihead import explain_heads
+from experiments.benchmarks.flops import matmul_flops
+from experiments.benchmarks.measure import Bar, Case, Entry, refuse
+from experiments.peers import attention as peers
+from experiments.peers import on_torch
+from experiments.peers.attention import Peer
+
+OURS = "attnlab"
+# Largest difference allowed, relative to the largest value: sums of 4096 terms in another order.
+TOLERANCE = {"float32": 5e-4, "bfloat16": 5e-2}
+# An entry may take this share of the memory that is free; the rest is for its neighbours.
+SHARE_OF_MEMORY = 0.7
+MODES = ("forward", "with gradient")
+
+
+class Size(NamedTuple):
+    """Of one case. N heads of width H on inputs of width D (a bare function has no D)."""
+
+    B: int
+    T: int
+    N: int
+    H: int
+    D: int = 0
+    is_causal: bool = False
+    dtype: str = "float32"
+
+    def words(self) -> list[str]:
+        """B T, D N H, then what is particular."""
+        sizes = [f"{a}{getattr(self, a)}" for a in "BTDNH" if getattr(self, a)]
+        causal = ("causal",) if self.is_causal else ()
+        dtype = () if self.dtype == "float32" else (self.dtype,)
+        return [" ".join(sizes[:2]), " ".join(sizes[2:]), *causal, *dtype]
+
+
+LAYERS = (
+    Size(4, 512, 8, 64, 512),
+    Size(4, 512, 8, 64, 512, is_causal=True),
+    Size(16, 128, 8, 32, 256),
+    Size(16, 128, 8, 32, 256, is_causal=True),
+    Size(1, 4096, 8, 64, 512, is_causal=True),
+)
+WIDE_LAYERS = (Size(16, 256, 8, 256, 256), Size(16, 128, 8, 512, 512))
+WIDE_PEERS = ("Linen", "torch sdpa")
+FUNCTIONS = (
+    Size(4, 512, 8, 64, is_causal=True),
+    Size(16, 128, 8, 32),
+    Size(1, 4096, 8, 64, is_causal=True),
+)
+PEER_FUNCTIONS = ("Linen", "NNX", "Equinox", "jax.nn", "torch sdpa")
+LONG = Size(1, 16384, 8, 64, is_causal=True)
+ON_GPU = tuple(
+    Size(8, t, 8, h, is_causal=True, dtype="bfloat16")
+    for h in (64, 128, 256, 512)
+    for t in (1024, 2048, 4096, 8192)
+)
+GPU_PEERS = ("jax.nn", "jax.nn cudnn", "torch sdpa")
+
+
+def cases() -> Iterator[Case]:
+    """What there is to time on this device."""
+    if jax.default_backend() == "gpu":
+        for size in ON_GPU:
+            for mode in MODES:
+                yield function_case(size, mode, GPU_PEERS, twin="torch sdpa")
+        return
+    for size in LAYERS:
+        for mode in MODES:
+            yield layer_case("layer", size, mode, tuple(peers.LAYERS))
+    for size in WIDE_LAYERS:
+        # Half the products of the projections fall away (see `order`), so ours must gain.
+        for mode, time in zip(MODES, (0.80, 0.90), strict=True):
+            yield layer_case("wide layer", size, mode, WIDE_PEERS, (Bar("Linen", time),))
+    for size in FUNCTIONS:
+        for mode in MODES:
+            long = size.T >= 4096 and mode == "with gradient"
+            bars = (Bar("jax.nn", 0.5, memory=0.1),) if long else ()
+            yield function_case(size, mode, PEER_FUNCTIONS, bars)
+    yield function_case(LONG, "with gradient", ("jax.nn",), twin="", most_rounds=1)
+
+
+def layer_case(
+    word: str,
+    size: Size,
+    mode: str,
+    names: Iterable[str],
+    bars: tuple[Bar, ...] = (),
+    twin: str = "Linen",
+) -> Case:
+    """Self-attention with its projections, without biases: `multi_head_attention` and peers."""
+    spec = HeadSpec("standard", size.D, size.N, head_dim=size.H)
+
+    def build() -> list[Entry]:
+        w, x = jax.jit(
+            lambda key: (
+                attnlab.init_heads(key, spec, dtype=size.dtype),
+                _normal(key, (size.B, size.T, size.D), size),
+            )
+        )(jax.random.key(0))
+        ours = functools.partial(attnlab.multi_head_attention, spec=spec, is_causal=size.is_causal)
+        would = explain_heads(spec, x, is_causal=size.is_causal)
+        order, backend = would["chosen"]["order"], _chosen(would["implementation"])
+        own: dict[str, Callable] = {f"{OURS} ({order}, {backend})": ours}
+        for other, cost in would["order"].items() if word == "wide layer" else ():
+            if other != order and isinstance(cost, int):
+                own[f"{OURS}, {other}"] = functools.partial(ours, order=other)
+        others = {n: functools.partial(peers.LAYERS[n], spec, size.is_causal) for n in names}
+        return entries(own, others, (w, x), mode, twin)
+
+    return _case(word, size, mode, build, bars=bars)
+
+
+def function_case(
+    size: Size,
+    mode: str,
+    names: Iterable[str],
+    bars: tuple[Bar, ...] = (),
+    twin: str = "Linen",
+    most_rounds: int | None = None,
+) -> Case:
+    """q, k, v -> output: `dot_product_attention` with each of its backends, and peers."""
+
+    def build() -> list[Entry]:
+        keys = jax.random.split(jax.random.key(0), 3)
+        q, k, v = (_normal(key, (size.B, size.T, size.N, size.H), size) for key in keys)
+        ours = functools.partial(attnlab.dot_product_attention, is_causal=size.is_causal)
+        would = attnlab.explain(q, k, v, is_causal=size.is_causal)
+        own: dict[str, Callable] = {f"{OURS} ({_chosen(would)})": ours}
+        for backend, word in would.items() if most_rounds is None else ():
+            if word == "could run":
+                own[f"{OURS}, {backend}"] = functools.partial(ours, implementation=backend)
+        others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in names}
+        return entries(own, others, (q, k, v), mode, twin)
+
+    rounds: dict[str, Any] = {"most_rounds": most_rounds, "warm": most_rounds is None}
+    return _case("function", size, mode, build, bars=bars, **rounds)
+
+
+def _chosen(backends: Mapping[str, str]) -> str:
+    return next(name for name, word in backends.items() if word == "chosen")
+
+
+def _case(word: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:
+    sizes, *marks = size.words()
+    name = ", ".join([f"{word} {sizes} {marks[0]}", *marks[1:], mode])
+    label = f"{sizes}\n{' '.join(marks)}"
+    return Case(name, f"{word}s, {mode}", label, size.B * size.T, build, **fields)
+
+
+def _normal(key: Any, shape: tuple[int, ...], size: Size) -> Any:
+    return jax.random.normal(key, shape, size.dtype)
+
+
+class DifferentResultsError(AssertionError):
+    """Two entries of a case do not compute the same, so their times mean nothing."""
+
+
+def entries(
+    own: Mapping[str, Callable],
+    others: Mapping[str, Callable[[], Peer]],
+    args: tuple,
+    mode: str,
+    twin: str,
+) -> list[Entry]:
+    """Ours and the peers, compiled, run once and found equal. `twin` is entered twice.
+
+    A peer whose library is missing is left out, one that fails says why in its row. Raises
+    DifferentResultsError where results differ, and what ours raises.
+    """
+    out = jax.eval_shape(next(iter(own.values())), *args)
+    cotangent = jax.random.normal(jax.random.key(1), out.shape, out.dtype)
+    made: list[Entry] = []
+    expected = None
+    for name, call in own.items():
+        entry, expected = _entry(name, Peer(call), args, cotangent, mode, expected)
+        made.append(entry._replace(ours=True))
+    for name, build in others.items():
+        for again in (False, True) if name == twin else (False,):
+            label = f"{name}, again" if again else name
+            try:
+                entry, _ = _entry(label, build(), args, cotangent, mode, expected)
+            except DifferentResultsError:
+                raise
+            except ImportError as error:
+                _left_out(error.name or name)
+                continue
+            except Exception as error:  # whatever a library raises for what it cannot do
+                reason = " ".join(str(error).split()) or type(error).__name__
+                entry = refuse(label, f"{reason[:157]}..." if len(reason) > 160 else reason)
+            made.append(entry._replace(twin=again))
+    return made
+
+
+def _entry(name, peer, args, cotangent, mode, expected) -> tuple[Entry, Any]:
+    """The entry and the results that all have to equal: its own where there are none yet."""
+    entry = (torch_entry if peer.torch else jax_entry)(name, peer, args, cotangent, mode)
+    if entry.refusal:
+        return entry, expected
+    result = entry.run()
+    if peer.torch:
+        result = jax.tree.map(on_torch.array, result)
+    if expected is None:
+        check_equal(name, result, result)  # finite
+        return entry, result
+    out, grads = expected
+    check_equal(name, result, (peer.arrange_output(out), peer.arrange(*grads) if grads else ()))
+    return entry, expected
+
+
+@functools.cache
+def _left_out(package: str) -> None:
+    print(f"{package} is left out: it is not installed; pip install attnlab[bench]", flush=True)
+
+
+def check_equal(name: str, got: Any, expected: Any) -> None:
+    """Raises DifferentResultsError unless all is finite and agrees up to rounding."""
+    got, expected = jax.tree.leaves(got), jax.tree.leaves(expected)
+    if [a.shape for a in got] != [b.shape for b in expected]:
+        shapes = f"{[a.shape for a in got]}, not {[b.shape for b in expected]}"
+        raise DifferentResultsError(f"{name}: shapes {shapes}")
+    for a, b in zip(got, expected, strict=True):
+        tolerance = TOLERANCE[str(b.dtype)]
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        worst = np.max(np.abs(a - b)) / np.max(np.abs(b))
+        if not worst <= tolerance:  # NaN too
+            raise DifferentResultsError(f"{name} computes something else: {worst:.2g} off")
+
+
+def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Any, mode: str) -> Entry:
+    """Compiled for these arguments; refuses what would not fit in memory."""
+
+    def work(args, cotangent):
+        if mode == "forward":
+            return peer.call(*args), ()
+        out, pull = jax.vjp(peer.call, *args)
+        return out, pull(cotangent)
+
+    given = peer.arrange(*args), peer.arrange_output(cotangent)
+    traced = jax.jit(work).trace(*given)
+    compiled = traced.lower().compile()
+    memory = compiled.memory_analysis()
+    temp = memory.temp_size_in_bytes if memory else None
+    need, free = (temp or 0) + (memory.output_size_in_bytes if memory else 0), free_bytes()
+    entry = Entry(
+        name,
+        lambda: jax.block_until_ready(compiled(*given)),
+        temp_bytes=temp,
+        flops=matmul_flops(traced.jaxpr),
+    )
+    if free is not None and need > SHARE_OF_MEMORY * free:
+        reason = f"needs {need / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+        return entry._replace(refusal=reason)
+    return entry
+
+
+def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Any, mode: str) -> Entry:
+    """Eager, in tensors of its own."""
+    torch = on_torch.load()
+    given = [on_torch.tensor(a).requires_grad_() for a in peer.arrange(*args)]
+    cotangent = on_torch.tensor(peer.arrange_output(cotangent))
+
+    def forward():
+        with torch.inference_mode():
+            return peer.call(*given), ()
+
+    def with_gradient():
+        out = peer.call(*given)
+        return out, torch.autograd.grad(out, given, cotangent)
+
+    work = forward if mode == "forward" else with_gradient
+
+    def run():
+        result = work()
+        on_torch.wait()
+        return result
+
+    return Entry(name, run)
+
+
+def free_bytes() -> int | None:
+    """Memory that a program may still take on JAX's device; None where it is not known."""
+    stats = jax.devices()[0].memory_stats()
+    if stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    linux = Path("/proc/meminfo")
+    if not linux.exists():
+        return None
+    return 1024 * int(re.findall(r"MemAvailable:\s+(\d+) kB", linux.read_text())[0])

@@ -1,0 +1,200 @@
+"""Entries that do the same work -> times, ratios, verdicts and a table.
+
+Machines are noisy, so no time is reported alone. Each round takes every entry once, in a new
+order; a ratio is taken within a round; a row is the median ratio with its 95 % bootstrap interval.
+One peer is entered twice: its row (A/A) is the noise of this very run.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# A round calls a fast entry until this time is filled, so that the clock does not matter.
+SECONDS_PER_ROUND = 0.02
+# Of the median ratio of times, ours / peer.
+NOT_SLOWER = 1.10
+
+
+class Entry(NamedTuple):
+    """One thing to time."""
+
+    name: str
+    run: Callable[[], Any]
+    """Does the work once, waits for it and returns what it made."""
+    ours: bool = False
+    twin: bool = False
+    """True for the second entry of a peer, which stands right after the first."""
+    temp_bytes: int | None = None
+    """What XLA sets aside beside arguments and results; None where it is not XLA's."""
+    flops: float | None = None
+    """Of its matrix products; None where they cannot be counted."""
+    refusal: str = ""
+    """Why it cannot do this work; then `run` is never called."""
+
+
+class Bar(NamedTuple):
+    """What ours has to reach beside one peer: a share of its time, and of its memory."""
+
+    peer: str
+    time: float
+    memory: float | None = None
+
+
+class Case(NamedTuple):
+    """Entries that do the same work; ours is the first."""
+
+    name: str
+    group: str
+    """Cases of a group share a panel of the figure."""
+    label: str
+    """What tells this one apart there."""
+    tokens: int
+    """Of one call."""
+    build: Callable[[], list[Entry]]
+    """Makes the entries, finds them equal; called when the turn of the case comes."""
+    warm: bool = True
+    """Run every entry once before the first round; False where start-up is what is timed."""
+    bars: tuple[Bar, ...] = ()
+    most_rounds: int | None = None
+
+
+class Row(NamedTuple):
+    """One line of a table. Times are None where the entry refuses, ratios where ours does."""
+
+    name: str
+    ours: bool
+    twin: bool
+    milliseconds: float | None
+    """Median over rounds."""
+    best_milliseconds: float | None
+    """Of the fastest round. Far below the median where other work held the cores."""
+    ratio: float | None
+    """Median over rounds of ours / this; in an A/A row of the peer's second entry / its first."""
+    low: float | None
+    high: float | None
+    verdict: str
+    temp_bytes: int | None
+    flops: float | None
+    seconds: list[float]
+    """Of each round."""
+
+
+def refuse(name: str, reason: str, ours: bool = False) -> Entry:
+    """An entry that only says why it cannot do the work."""
+
+    def run() -> None:
+        raise RuntimeError(reason)
+
+    return Entry(name, run, ours=ours, refusal=reason)
+
+
+def measure(entries: Sequence[Entry], rounds: int, *, warm: bool = True) -> list[Row]:
+    """Times every entry once per round, in an order that each round draws anew."""
+    rng = np.random.default_rng(0)
+    able = [i for i, entry in enumerate(entries) if not entry.refusal]
+    # A time of warming up may hold what is done only once, so the second call counts.
+    first = [(_seconds(entries[i].run, 1), _seconds(entries[i].run, 1))[1] for i in able if warm]
+    calls = max(1, math.ceil(SECONDS_PER_ROUND / max(min(first), 1e-6))) if first else 1
+    seconds = np.full((rounds, len(entries)), np.nan)
+    for row in seconds:
+        for i in rng.permutation(able):
+            row[i] = _seconds(entries[i].run, calls)
+    return [_row(entries, i, seconds, rng) for i in range(len(entries))]
+
+
+def _seconds(run: Callable[[], Any], calls: int) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - began) / calls
+
+
+def _row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Generator) -> Row:
+    entry, own = entries[i], seconds[:, i]
+    above, below = (i, i - 1) if entry.twin else (0, i)
+    known = not (entry.refusal or entries[above].refusal)
+    ratio, low, high = interval(seconds[:, above] / seconds[:, below], rng) if known else [None] * 3
+    if entry.refusal:
+        verdict = f"refuses: {entry.refusal}"
+    elif entry.twin:
+        verdict = "A/A, the noise"
+    elif entry.ours:
+        verdict = "ours, as another row" if i else "ours"
+    elif ratio is None or low is None:
+        verdict = "ours refuses"
+    else:
+        verdict = "not slower" if low <= 1.0 and ratio <= NOT_SLOWER else "SLOWER"
+    return Row(
+        name=entry.name,
+        ours=entry.ours,
+        twin=entry.twin,
+        milliseconds=None if entry.refusal else 1e3 * float(np.median(own)),
+        best_milliseconds=None if entry.refusal else 1e3 * float(np.min(own)),
+        ratio=ratio,
+        low=low,
+        high=high,
+        verdict=verdict,
+        temp_bytes=entry.temp_bytes,
+        flops=entry.flops,
+        seconds=[] if entry.refusal else own.tolist(),
+    )
+
+
+def interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:
+    """Median of per-round ratios and the ends of its 95 % bootstrap interval."""
+    draws = np.median(rng.choice(ratios, (10_000, len(ratios))), axis=1)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(np.median(ratios)), float(low), float(high)
+
+
+def fastest_peer(rows: Sequence[Row]) -> Row | None:
+    """The row of the peer that took the least median time; None where no peer ran."""
+    peers = [r for r in rows if not r.ours and not r.twin and r.ratio is not None]
+    return max(peers, key=lambda r: r.ratio or 0.0, default=None)
+
+
+def judge(bar: Bar, rows: Sequence[Row]) -> str:
+    """What ours has to reach beside a peer, what it reached, and whether that is enough."""
+    peer = next((r for r in rows if r.name == bar.peer and r.ratio is not None), None)
+    if peer is None or peer.ratio is None:
+        return f"bar beside {bar.peer}: it did not run"
+    met = peer.ratio <= bar.time
+    text = f"at most {bar.time:.2f} of the time of {bar.peer}: {peer.ratio:.3f}"
+    if bar.memory is not None and peer.temp_bytes and rows[0].temp_bytes is not None:
+        share = rows[0].temp_bytes / peer.temp_bytes
+        met = met and share <= bar.memory
+        text += f"; at most {bar.memory:.2f} of its XLA temporary memory: {share:.3f}"
+    return f"bar: {text}: {'met' if met else 'NOT MET'}"
+
+
+def table(case: Case, rows: Sequence[Row], rounds: int) -> str:
+    """Markdown."""
+    lines = [
+        f"### {case.name}, {rounds} rounds",
+        "",
+        "| | ms | best | tokens/s | time, ours / this | 95 % | ours is | XLA temp MiB "
+        "| FLOPs, ours / this |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        time, ratio = ["", "", ""], ["", ""]
+        if r.milliseconds is not None and r.best_milliseconds is not None:
+            speed = f"{case.tokens / r.milliseconds * 1e3:,.0f}"
+            time = [f"{r.milliseconds:.4g}", f"{r.best_milliseconds:.4g}", speed]
+        if r.ratio is not None:
+            ratio = [f"{r.ratio:.3f}", f"{r.low:.3f} to {r.high:.3f}"]
+        temp = "" if r.temp_bytes is None else f"{r.temp_bytes / 2**20:.1f}"
+        flops = f"{rows[0].flops / r.flops:.3f}" if rows[0].flops and r.flops else ""
+        lines.append("| " + " | ".join([r.name, *time, *ratio, r.verdict, temp, flops]) + " |")
+    lines.append("")
+    peer = fastest_peer(rows)
+    if peer is not None:
+        lines.append(
+            f"fastest peer: {peer.name}, time ours / this {peer.ratio:.3f} "
+            f"({peer.low:.3f} to {peer.high:.3f}): {peer.verdict}"
+        )
+    lines += [judge(bar, rows) for bar in case.bars]
+    return "\n".join(lines).rstrip()

@@ -1,0 +1,278 @@
+"""How wide must a head be to attend as it likes? python -m experiments.rank_bound --out=DIR
+
+Bhojanapalli et al. 2020 (arXiv 2002.07028), Theorem 1: with n independent tokens a head of width n
+or more can make every positive attention matrix, and a narrower one cannot make all. The softmax
+ignores a constant per query, so the exact threshold is rank(log P - its mean over keys), which is
+at most n - 1. Here random matrices with Dirichlet(1) rows meet two heads of each width: one
+constructed by a truncated SVD of the scores (exact from n - 1 on, an upper bound below), and one
+fitted by gradient descent on the KL divergence. About a minute on 2 cores.
+"""
+
+import csv
+import functools
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import flags
+from jaxtyping import Float
+
+from attnlab import plot
+from attnlab.attention import dot_product_attention
+from experiments import launch
+
+Matrix = Float[np.ndarray, "n n"]
+
+
+def centred_scores(P: Matrix) -> Matrix:
+    """log P - its mean over keys: the scores of P whose rows sum to zero, so rank n - 1 at most.
+
+    P [T, S] holds one query per row. Raises ValueError unless all is positive and rows sum to 1.
+    """
+    P = np.asarray(P, np.float64)
+    if not (P > 0).all() or np.abs(P.sum(-1) - 1).max() > 1e-6:
+        raise ValueError("P must be positive with rows that sum to 1; a softmax makes nothing else")
+    scores = np.log(P)
+    return scores - scores.mean(-1, keepdims=True)
+
+
+def reachable_attention(P: Matrix, rank: int) -> Matrix:
+    """softmax of the rank-`rank` truncated SVD of the centred scores: equals P from n - 1 on.
+
+    A head of width `rank` can make it, so its error bounds that of the best head from above.
+
+    >>> P = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
+    >>> float(abs(reachable_attention(P, 2) - P).max()) < 1e-15
+    True
+    >>> float(abs(reachable_attention(P, 1) - P).max()) > 0.01
+    True
+    """
+    left, right = _factors(P, rank)
+    return _softmax(left @ right.T)
+
+
+def weights_for_attention(
+    P: Matrix, X: Float[np.ndarray, "n D"], head_dim: int
+) -> tuple[Float[np.ndarray, "D H"], Float[np.ndarray, "D H"]]:
+    """W_Q and W_K with softmax(X W_Q (X W_K)^T / sqrt(H)) = reachable_attention(P, head_dim).
+
+    The SVD of the scores gives the queries and keys that are wanted, and pinv(X) the weights that
+    read them off X. So P itself is reached from head_dim = n - 1 on, for every P.
+
+    Raises ValueError where the n tokens in the rows of X are not linearly independent (D < n, as
+    in the paper's counterexample with D = 1 and X = [1, 0]: a token that is zero asks nothing).
+    """
+    X = np.asarray(X, np.float64)
+    n = len(X)
+    if np.linalg.matrix_rank(X) < n:
+        raise ValueError(
+            f"X {X.shape}: its {n} rows must be linearly independent, which takes D >= {n}"
+        )
+    inverse = np.linalg.pinv(X)
+    left, right = _factors(P, head_dim)
+    return inverse @ left * head_dim**0.25, inverse @ right * head_dim**0.25
+
+
+def attention_of(
+    w_q: Float[Any, "D H"], w_k: Float[Any, "D H"], X: Float[Any, "n D"]
+) -> Float[Any, "n n"]:
+    """The attention matrix that attnlab computes from these weights."""
+    q, k = (jnp.asarray(X @ w)[:, None] for w in (w_q, w_k))
+    _, probs = dot_product_attention(q, k, jnp.zeros_like(k), return_probs=True)
+    return probs[0]
+
+
+@functools.partial(jax.jit, static_argnames=("head_dims", "steps"))
+def fit(
+    P: Float[Any, "M n n"],
+    X: Float[Any, "M n D"],
+    key: Any,
+    *,
+    head_dims: tuple[int, ...],
+    steps: int,
+    rate: float = 0.03,
+) -> tuple[Float[Any, "R M"], Float[Any, "R M"]]:
+    """W_Q and W_K of every head_dim and matrix by Adam, from random weights, in one program.
+
+    Returns for each of R head_dims and M matrices: KL(P || fitted) in nats, mean over queries, and
+    max |fitted - P|. Narrow heads are wide ones with zero columns, so that all have one shape.
+    """
+    (count, _, width), widest = X.shape, max(head_dims)
+    used = jnp.arange(widest) < jnp.array(head_dims)[:, None]
+    scale = jnp.array(head_dims) ** -0.5
+    shape = (2, len(head_dims), count, width, widest)
+    start = jax.random.normal(key, shape, X.dtype) * width**-0.5
+
+    def log_probs(weights):
+        q, k = jnp.einsum("MnD,wRMDH->wRMnH", X, weights * used[:, None, None])
+        return jax.nn.log_softmax(jnp.einsum("R,RMnH,RMmH->RMnm", scale, q, k))
+
+    def divergence(weights):
+        return jnp.sum(P * (jnp.log(P) - log_probs(weights)), -1).mean(-1)
+
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+
+    def step(_, state):
+        weights, memory = state
+        grads = jax.grad(lambda w: divergence(w).sum())(weights)
+        updates, memory = optimizer.update(grads, memory)
+        return optax.apply_updates(weights, updates), memory
+
+    weights, _ = jax.lax.fori_loop(0, steps, step, (start, optimizer.init(start)))
+    worst = jnp.abs(jnp.exp(log_probs(weights)) - P).max((-2, -1))
+    return divergence(weights), worst
+
+
+class Result(NamedTuple):
+    """Of one head_dim, with one entry per random matrix."""
+
+    n: int
+    head_dim: int
+    constructed: Float[np.ndarray, " M"]
+    """max |P_hat - P| of the truncated SVD, with explicit weights, through attnlab."""
+    fitted: Float[np.ndarray, " M"]
+    """The same after gradient descent."""
+    kl: Float[np.ndarray, " M"]
+    """KL(P || fitted), nats per query."""
+
+
+def head_dims(n: int) -> tuple[int, ...]:
+    """Powers of two, then closely around n - 1."""
+    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
+    return tuple(sorted({*powers, 3 * n // 4, n - 2, n - 1, n} - {0}))
+
+
+def experiment(n: int, matrices: int, steps: int) -> list[Result]:
+    """`matrices` random P of size n, each with tokens of its own, against every head_dim."""
+    rng = np.random.default_rng(n)
+    P = rng.dirichlet(np.ones(n), (matrices, n))
+    X = rng.standard_normal((matrices, n, 3 * n // 2))
+    sizes = head_dims(n)
+    kl, fitted = fit(P, X, jax.random.key(n), head_dims=sizes, steps=steps)
+    results = []
+    for i, size in enumerate(sizes):
+        made = [
+            attention_of(*weights_for_attention(p, x, size), x) for p, x in zip(P, X, strict=True)
+        ]
+        worst = np.abs(np.stack(made) - P).max((1, 2))
+        results.append(Result(n, size, worst, np.asarray(fitted[i]), np.asarray(kl[i])))
+    return results
+
+
+def table(results: Sequence[Result]) -> str:
+    """Markdown: median over matrices, lowest to highest in brackets."""
+    lines = [
+        "| n | head_dim | constructed, max error | fitted, max error | fitted, KL in nats |",
+        "|---|---|---|---|---|",
+    ]
+    for r in results:
+        mark = " (n - 1)" if r.head_dim == r.n - 1 else ""
+        values = [f"{np.median(v):.1e} ({v.min():.0e} to {v.max():.0e})" for v in r[2:]]
+        lines.append(f"| {r.n} | {r.head_dim}{mark} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+def comma_separated(results: Sequence[Result]) -> str:
+    """One line for each head_dim and matrix."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["n", "head_dim", "matrix", *Result._fields[2:]])
+    for r in results:
+        for m, values in enumerate(zip(*r[2:], strict=True)):
+            rows.writerow([r.n, r.head_dim, m, *(f"{v:.6e}" for v in values)])
+    return file.getvalue()
+
+
+def figure(results: Sequence[Result]) -> Any:
+    """Error against head_dim, a panel per n: median and range over matrices, n - 1 marked."""
+    from matplotlib.figure import Figure
+
+    sizes = sorted({r.n for r in results})
+    drawn = Figure((0.6 + 3.9 * len(sizes), 3.6), layout="constrained", facecolor=plot.PAPER)
+    panels = drawn.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
+    for axes, n in zip(panels, sizes, strict=True):
+        rows = [r for r in results if r.n == n]
+        x = [r.head_dim for r in rows]
+        axes.axvline(n - 1, color=plot.INK, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            "n − 1",
+            (n - 1, 1.0),
+            (-4, -2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right",
+            va="top",
+            color=plot.INK,
+            fontsize=plot.LETTERS,
+        )
+        for k, (name, label) in enumerate(
+            {"constructed": "truncated SVD", "fitted": "fitted"}.items()
+        ):
+            look, values = plot.style(k, k), np.array([getattr(r, name) for r in rows])
+            band = values.min(1), values.max(1)
+            axes.fill_between(x, *band, color=look.colour, alpha=0.2, linewidth=0)
+            axes.plot(
+                x, np.median(values, 1), look.marker + look.dashes, color=look.colour, label=label
+            )
+        axes.set_yscale("log")
+        axes.set_title(f"{n} tokens", fontsize=plot.LETTERS, color=plot.INK, loc="left")
+        axes.set_xlabel("head_dim", fontsize=plot.LETTERS, color=plot.INK)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(plot.GRID)
+        axes.tick_params(which="both", labelcolor=plot.INK, color=plot.GRID)
+        axes.grid(color=plot.GRID, linewidth=0.6)
+        axes.set_xticks([1, n // 4, n // 2, 3 * n // 4, n - 1])
+    first = drawn.axes[0]
+    first.set_ylabel("largest error of a probability", fontsize=plot.LETTERS, color=plot.INK)
+    first.legend(loc="lower left", frameon=False, labelcolor="linecolor", fontsize=plot.LETTERS)
+    return drawn
+
+
+def _factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and keys [n, rank] whose products are the truncated scores; zero columns past n."""
+    if rank < 1:
+        raise ValueError(f"a head is at least 1 wide, not {rank}")
+    u, s, vt = np.linalg.svd(centred_scores(P))
+    root = np.sqrt(s[:rank])
+    return tuple(  # type: ignore[return-value]
+        np.pad(a[:, : len(root)] * root, ((0, 0), (0, rank - len(root)))) for a in (u, vt.T)
+    )
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def main() -> None:
+    """Prints the table and writes table, numbers and figure."""
+    jax.config.update("jax_enable_x64", True)  # to tell an exact head from a good one
+    words = flags.FLAGS
+    sizes = [int(n) for n in words.sizes]
+    results = [r for n in sizes for r in experiment(n, words.matrices, words.steps)]
+    text = table(results)
+    print(text)
+    if words.out:
+        folder = Path(words.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rank_bound.md").write_text(
+            f"Dirichlet(1) rows, {words.matrices} matrices, {words.steps} steps of Adam; median "
+            f"(lowest to highest)\n\n{text}\n"
+        )
+        (folder / "rank_bound.csv").write_text(comma_separated(results))
+        drawn = figure(results)
+        drawn.savefig(folder / "rank_bound.png", dpi=150)
+        (folder / "rank_bound.svg").write_text(plot.svg(drawn, "rank_bound"))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_list("sizes", ["16", "32"], "Numbers of tokens n.")
+    flags.DEFINE_integer("matrices", 5, "Random matrices of each size.", lower_bound=1)
+    flags.DEFINE_integer("steps", 10_000, "Of gradient descent.", lower_bound=1)
+    flags.DEFINE_string("out", "", "A folder for table, numbers and figure; empty writes none.")
+    launch.start(main)

@@ -1,0 +1,108 @@
+"""Which attention matrices a head of a given width can make (Bhojanapalli et al. 2020)."""
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from experiments import rank_bound
+from experiments.rank_bound import (
+    attention_of,
+    centred_scores,
+    fit,
+    reachable_attention,
+    weights_for_attention,
+)
+
+N = 6
+
+
+@pytest.fixture
+def P():
+    return np.random.default_rng(0).dirichlet(np.ones(N), N)
+
+
+def test_every_attention_is_reached_at_n_minus_one_and_not_below(P):
+    assert_close(reachable_attention(P, N - 1), P)
+    assert_close(reachable_attention(P, N + 3), P)
+    errors = [np.abs(reachable_attention(P, r) - P).max() for r in range(1, N - 1)]
+    assert min(errors) > 1e-3
+
+
+def test_centred_scores_have_rank_n_minus_one_and_the_softmax_of_P(P):
+    scores = centred_scores(P)
+    assert_close(scores + scores.mean(1, keepdims=True), scores)
+    assert np.linalg.matrix_rank(scores) == N - 1
+    assert_close(np.asarray(jax.nn.softmax(scores)), P.astype(np.float32))
+
+
+def test_rank_of_the_scores_decides(P):
+    """A matrix made by a head of width 2 is reached at width 2, whatever n is."""
+    rng = np.random.default_rng(1)
+    scores = rng.normal(size=(N, 2)) @ rng.normal(size=(2, N))
+    low = np.exp(scores - scores.mean(1, keepdims=True))
+    low /= low.sum(1, keepdims=True)
+    assert_close(reachable_attention(low, 2), low)
+    assert np.abs(reachable_attention(low, 1) - low).max() > 1e-3
+
+
+@pytest.mark.parametrize("head_dim", [2, N - 1, N + 3])
+def test_explicit_weights_reach_it_through_attnlab(P, x64, head_dim):
+    X = np.random.default_rng(2).standard_normal((N, N + 2))
+    w_q, w_k = weights_for_attention(P, X, head_dim)
+    assert w_q.shape == w_k.shape == (N + 2, head_dim)
+    probs = attention_of(w_q, w_k, X)
+    assert_close(probs, reachable_attention(P, head_dim))
+    assert (np.abs(probs - P).max() < 1e-12) == (head_dim >= N - 1)
+
+
+def test_one_number_per_token_cannot_ask(x64):
+    """The paper's counterexample, d = 1, n = 2, X = [1, 0]: the second row is always uniform."""
+    X, P = np.array([[1.0], [0.0]]), np.array([[0.9, 0.1], [0.8, 0.2]])
+    w = np.random.default_rng(3).normal(0, 30, (2, 4, 1, 1))
+    for w_q, w_k in zip(*w, strict=True):
+        assert_close(attention_of(w_q, w_k, X)[1], np.array([0.5, 0.5]))
+    with pytest.raises(ValueError, match=r"X \(2, 1\).*linearly independent, which takes D >= 2"):
+        weights_for_attention(P, X, 1)
+    # It is X that fails: width 1 = n - 1 is enough as soon as the tokens are independent.
+    X = np.array([[1.0, 0.0], [3.0, 2.0]])
+    assert_close(attention_of(*weights_for_attention(P, X, 1), X), P)
+
+
+def test_what_no_softmax_makes_is_refused(P):
+    with pytest.raises(ValueError, match="positive with rows that sum to 1"):
+        centred_scores(np.eye(3))
+    with pytest.raises(ValueError, match="positive with rows that sum to 1"):
+        centred_scores(2 * P)
+    with pytest.raises(ValueError, match="at least 1 wide, not 0"):
+        reachable_attention(P, 0)
+
+
+def test_gradient_descent_finds_the_threshold_too(x64):
+    rng = np.random.default_rng(4)
+    P, X = rng.dirichlet(np.ones(4), (2, 4)), rng.standard_normal((2, 4, 7))
+    kl, worst = fit(P, X, jax.random.key(0), head_dims=(1, 2, 3), steps=2000)
+    assert kl.shape == worst.shape == (3, 2)
+    assert (kl[:2] > 1e-3).all()
+    assert (kl[2] < 1e-6).all()
+    assert (worst[2] < 1e-3).all()
+    # A head of width 1 has no other way: the fit is no worse than the construction.
+    bound = [np.sum(p * np.log(p / reachable_attention(p, 1)), 1).mean() for p in P]
+    assert (kl[0] <= np.array(bound) + 1e-9).all()
+
+
+def test_table_numbers_and_figure(x64):
+    results = rank_bound.experiment(5, matrices=2, steps=3)
+    assert [r.head_dim for r in results] == [1, 2, 3, 4, 5]
+    assert [bool((r.constructed < 1e-12).all()) for r in results] == [False] * 3 + [True] * 2
+    text = rank_bound.table(results)
+    assert text.count("(n - 1)") == 1
+    assert "| 5 | 4 (n - 1) |" in text
+    rows = list(csv.DictReader(rank_bound.comma_separated(results).splitlines()))
+    assert len(rows) == 5 * 2
+    assert float(rows[1]["kl"]) == pytest.approx(results[0].kl[1], rel=1e-5)
+    axes = rank_bound.figure(results).axes[0]
+    assert axes.get_yscale() == "log"
+    assert axes.lines[0].get_xdata() == [4, 4]
