@@ -5,6 +5,7 @@ from attnlab.accounting import applied_parameters, flops_per_token, unique_param
 from attnlab.attention import BACKENDS, dot_product_attention, explain
 from attnlab.block import feed_forward, layer_norm, transformer_block
 from attnlab.cache import init_cache
+from attnlab.conversion import convert, permute_heads, regauge, truncate
 from attnlab.decode import generate, prefill
 from attnlab.edges import attention_over_edges
 from attnlab.heads import HeadSpec, init_heads, merge_heads, project_heads
@@ -34,6 +35,7 @@ __all__ = [
     "applied_parameters",
     "attention_over_edges",
     "contraction_orders",
+    "convert",
     "dot_product_attention",
     "explain",
     "explain_heads",
@@ -47,10 +49,13 @@ __all__ = [
     "masks",
     "merge_heads",
     "multi_head_attention",
+    "permute_heads",
     "positions",
     "prefill",
     "project_heads",
+    "regauge",
     "run_stack",
     "transformer_block",
+    "truncate",
     "unique_parameters",
 ]

@@ -200,7 +200,7 @@ def _choose(call: Call) -> str:
 
 
 # From these many bytes of scores on, a CPU is faster in blocks.
-CACHE = 4 * 2**20
+CACHE = 16 * 2**20
 
 
 def _known(name: Any) -> None:

@@ -87,7 +87,7 @@ def kept(seed: Array, rate: float, starts: tuple, sizes: tuple, shape: tuple) ->
     )
     row = (b * shape[1] + n) * shape[2] + t
     bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, s]))[0]
-    return bits >= round(rate * 2**32)
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def _weights(query, key, bias, visible: Visible, options: Options) -> tuple[Array, Array, Array]:

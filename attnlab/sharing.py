@@ -108,7 +108,7 @@ def gapless(slots):
     >>> gapless([4, 4, 0, 7])
     (0, 0, 1, 2)
     """
-    names = {}
+    names: dict = {}
     return tuple(names.setdefault(slot, len(names)) for slot in slots)
 
 

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from attnlab.heads import HeadSpec, absorption, weight_axes
 from attnlab.layouts import LAYOUTS, Weights
 from attnlab.names import find
-from attnlab.sharing import PLANS, Plan, named
+from attnlab.sharing import Plan, named
 
 
 def unshare(config: Any, params: Any) -> tuple[Any, Any]:
@@ -44,8 +44,7 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
     head is tied to a place.
     """
     old = config.slots
-    new = PLANS[plan](old.num_layers) if plan in PLANS else plan
-    new = named(new, old.num_layers) if isinstance(new, str) else new
+    new = named(plan, old.num_layers) if isinstance(plan, str) else plan
     if new.num_layers != old.num_layers or set(new) != set(old):
         raise ValueError(
             f"the new plan has parts {sorted(new)} of {new.num_layers} layers, the model has "
@@ -90,7 +89,7 @@ def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
             "heads are aligned one by one: groups of heads that share keys, heads without an "
             "output map and q/k norms have no such order; use merge='mean'"
         )
-    agreement = 0
+    agreement: Any = 0
     for name, axis in (("qk", 1), ("vo", 0)):
         one, two = (_per_head(a, spec)[name] for a in (target, w))
         rows = [np.moveaxis(np.asarray(a, np.float64), axis, 0) for a in (one, two)]

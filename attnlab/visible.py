@@ -62,9 +62,9 @@ class Visible(NamedTuple):
     def sees_and_used(self) -> Any:
         """Rows that see a key [B, N, T] and keys that a row sees [B, S], axes maybe 1; None: all.
 
-        The seen rows are the first ones of a batch row, and from row to row both ends of a range
-        move by at most one, so the keys in any range are one range too. Costs O(T + S), but for a
-        mask that differs from query to query.
+        Row 0 starts at key 0 and from row to row both ends of a range move by at most one, so the
+        keys in any range are the first ones. Costs O(T + S), but for a mask that differs from
+        query to query.
         """
         ranges, mask = self.ranges(), self.mask
         if mask is not None and (ranges is None or mask.shape[2] > 1):
@@ -74,7 +74,7 @@ class Visible(NamedTuple):
             return [None, None]
         first, end = ranges
         sees, key = (first < end)[:, None], np.arange(self.num_keys, dtype=np.int32)
-        used = (first.min(1)[:, None] <= key) & (key < end.max(1)[:, None])
+        used = key < end.max(1)[:, None]
         if mask is not None:
             keys = jnp.broadcast_to(mask[:, :, 0], (*mask.shape[:2], self.num_keys))
             before = jnp.pad(jnp.cumsum(keys, axis=2), ((0, 0), (0, 0), (1, 0)))

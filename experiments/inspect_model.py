@@ -6,6 +6,7 @@ Prints the plan as a picture, unique and applied parameters by part, FLOPs, cach
 attention would be computed at the config's batch and length. Nothing is trained or written.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -51,7 +52,7 @@ def describe(config: ModelConfig, batch: int, length: int) -> str:
 
 def _picture(config: ModelConfig) -> str:
     """One row per part, one column per application: the number of the slot that it uses."""
-    rows = [("layer", range(1, config.num_layers + 1))]
+    rows = [("layer", list(range(1, config.num_layers + 1)))]
     rows += [(part, [s + 1 for s in slots]) for part, slots in config.slots.items()]
     width = len(str(config.num_layers))
     lines = [f"{name:<12}{' '.join(f'{n:>{width}}' for n in numbers)}" for name, numbers in rows]
@@ -84,7 +85,7 @@ def _flops(cost: Any) -> str:
     return f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost
 
 
-def _columns(rows: list[tuple[str, ...]]) -> str:
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
     """The first column to the left, numbers to the right where there are several."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []

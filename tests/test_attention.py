@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlab import BACKENDS, attention, blockwise, dot_product_attention, explain, fused, masks
+from attnlab.visible import Visible
 
 # B=2 T=5 S=7 N=6 K=3 H=4 V=8
 RUNNABLE = [n for n in BACKENDS if n != "cudnn"]
@@ -347,6 +348,7 @@ def test_one_key_drops_the_same_in_every_backend(kind, x64):
     assert_close(attend(q, k, eye, **call, implementation="blockwise"), (out, probs))
     kept = np.asarray(out.swapaxes(1, 2)) > 0
     assert_close(out.swapaxes(1, 2), jnp.where(kept, probs / 0.7, 0))
+    assert len(np.unique(kept.reshape(600, 70), axis=0)) == 600
     bits = kept - 0.7
     assert abs(bits.mean()) < 0.01
     for axis in range(4):  # 4.5 standard errors
@@ -540,16 +542,24 @@ def test_what_cudnn_is_told_means_the_same(call, monkeypatch):
 
     def as_xla(q, k, v, *, implementation, **asked):
         assert implementation == "cudnn"
-        assert q.shape[-1] == v.shape[-1] == 8
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 8
         assert "mask" not in asked or asked["mask"].shape[2:] == (5, 7)
+        for name in ("query_seq_lengths", "key_value_seq_lengths"):  # NaN where one is 0
+            assert asked.get(name) is None or (np.asarray(asked[name]) > 0).all()
         return plain(q, k, v, implementation="xla", **asked)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", as_xla)
-    monkeypatch.setattr(fused, "refuse_cudnn", lambda *call: None)
     monkeypatch.setitem(BACKENDS, "cudnn", attention.Backend(fused.cudnn, lambda *call: None))
-    got = attend(*make(), implementation="cudnn", **CALLS[call])
-    expected, _ = by_hand(*make(), allowed=allowed_of(CALLS[call]))
+    q, k, v = make()
+    got = dot_product_attention(q, k, v[..., :7], implementation="cudnn", **CALLS[call])
+    expected, _ = by_hand(q, k, v[..., :7], allowed=allowed_of(CALLS[call]))
     assert_close(got, jnp.asarray(expected, jnp.float32))
+
+
+def test_cudnn_gets_a_mask_where_rows_are_empty():
+    """Causal, one key back, 8 queries and 3 keys: the last rows see nothing."""
+    assert fused._native(Visible(8, 3, is_causal=True, window=(1, 0))) is None
+    assert fused._native(Visible(4, 3, is_causal=True, window=(1, 0))) is not None
 
 
 small = st.integers(1, 3)

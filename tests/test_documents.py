@@ -12,8 +12,10 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text()
 
 
-def test_readme_code_prints_what_the_readme_says():
-    code, printed = re.search(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL).groups()
+@pytest.mark.parametrize(
+    ("code", "printed"), re.findall(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL)
+)
+def test_readme_code_prints_what_the_readme_says(code, printed):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(code, {})
@@ -28,7 +30,13 @@ def test_readme_names_files_that_exist():
     assert [n for n in named if not (ROOT / n).exists()] == []
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "attnlab").glob("[a-z]*.py")))
+MODULES = sorted(
+    ".".join(p.relative_to(ROOT).with_suffix("").parts)
+    for p in (ROOT / "attnlab").rglob("[a-z]*.py")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
-    module = importlib.import_module(f"attnlab.{name}")
+    module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0

@@ -13,7 +13,11 @@ ALLOWED = LEAVES | {
     "layouts": set(),
     "heads": {"layouts", "names"},
     "cache": {"heads", "layouts", "names"},
-    "attention": {"masks"},
+    "visible": {"masks"},
+    "dense": {"visible"},
+    "blockwise": {"dense", "visible"},
+    "fused": {"dense", "visible"},
+    "attention": {"blockwise", "dense", "fused", "visible"},
     "multihead": {
         "accounting", "attention", "cache", "heads", "layouts", "masks", "names", "positions",
     },
@@ -25,6 +29,7 @@ ALLOWED = LEAVES | {
         "attention", "block", "cache", "heads", "layouts", "modules", "multihead", "names",
         "positions", "sharing",
     },
+    "conversion": {"attention", "heads", "layouts", "positions"},
     "decode": {"cache"},
     "edges": {"masks"},
     "adapters": {"attention", "heads", "layouts"},
@@ -41,10 +46,12 @@ ONLY = {"flax": {"modules", "models"}, "matplotlib": {"plot"}, "orbax": {"checkp
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
 
 
-def imports_of(path):
-    """(attnlab files, other packages) that a file imports anywhere in it."""
+def imports_of(name):
+    """(attnlab files or folders, other packages) that a file or folder imports anywhere in it."""
     ours, others = set(), set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    folder = ROOT / "attnlab" / name
+    files = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+    for node in (node for path in files for node in ast.walk(ast.parse(path.read_text()))):
         if isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if module == "attnlab":
@@ -55,17 +62,18 @@ def imports_of(path):
                 others.add(module.split(".")[0])
         elif isinstance(node, ast.Import):
             others |= {alias.name.split(".")[0] for alias in node.names}
-    return ours, others
+    return ours - {name}, others
 
 
 def test_every_file_has_a_row():
     files = {p.stem for p in (ROOT / "attnlab").glob("*.py")} - {"__init__"}
-    assert files == set(ALLOWED)
+    folders = {p.parent.name for p in (ROOT / "attnlab").glob("*/__init__.py")}
+    assert files | folders == set(ALLOWED)
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_imports_go_one_way(name):
-    ours, others = imports_of(ROOT / "attnlab" / f"{name}.py")
+    ours, others = imports_of(name)
     assert ours <= ALLOWED[name]
     assert not others & NEVER
     for package, users in ONLY.items():
@@ -76,7 +84,16 @@ def test_imports_go_one_way(name):
 def test_every_file_has_tests():
     tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("test_*.py")}
     # these are tested where they are used
-    assert set(ALLOWED) - tested <= {"names", "shard", "modules", "layouts", "cache"}
+    assert set(ALLOWED) - tested <= {
+        "names",
+        "shard",
+        "modules",
+        "layouts",
+        "cache",
+        "dense",
+        "fused",
+        "conversion",
+    }
 
 
 def test_import_is_light():

@@ -11,7 +11,7 @@ from attnlab.sharing import named
 
 ALL_PLANS = {name: plan(5) for name, plan in PLANS.items()} | {
     "cycle_rev:2": named("cycle_rev:2", 5),
-    "by hand": Plan(attention=(0, 1, 0, 2, 1), ffn=(0, 0, 1, 1, 0))
+    "by hand": Plan(attention=(0, 1, 0, 2, 1), ffn=(0, 0, 1, 1, 0)),
 }
 
 

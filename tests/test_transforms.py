@@ -128,7 +128,8 @@ NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes token
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
     "init_heads", "init_slots", "Decoder", "Encoder", "contraction_orders", "explain_heads",
-    "init_cache", "prefill", "generate", "adapters",
+    "init_cache", "prefill", "generate", "adapters", "convert",
+    "permute_heads", "regauge", "truncate",
 }  # fmt: skip
 
 

@@ -1,0 +1,179 @@
+"""Exact maps between head layouts: one row of `MAPS` each. `convert` finds the way through them.
+
+A map takes the weights of one spec to the weights of another that is the same function of x, the
+context and the value context, head by head and at any mask. What a map needs is of two kinds. The
+*spec* decides most (`specs.py`). Some also need *weights* with a structure, such as a low rank
+(`weights.py`).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from attnlab.conversion import specs, weights
+from attnlab.heads import HeadSpec
+from attnlab.layouts import LAYOUTS, Weights
+
+
+class Map(NamedTuple):
+    """One exact map: which specs it leads to, and the weights there."""
+
+    reach: Callable[[HeadSpec, HeadSpec], Iterable[HeadSpec]]
+    """(spec, goal) -> the specs that it reaches on the way to the goal"""
+    weights: Callable[[Weights, HeadSpec, HeadSpec], Weights]
+    """(w, spec, reached) -> weights there, or raises `Refused`"""
+    takes: str
+    """What it takes, in words."""
+    breaks: tuple[str, ...] = ()
+    """What makes it inexact: of "rotary", "qk_norm", "cap" (a soft cap together with key biases)"""
+    conditional: bool = False
+    """Do the values of the weights decide whether it applies?"""
+
+
+FREE_SCORES = ("rotary", "qk_norm", "cap")  # holds for q k^T alone, not for q and k
+FREE_WIDTH = ("rotary", "qk_norm")  # needs a head width that nothing looks at
+
+
+def _along(*layouts: str) -> dict[str, Any]:
+    """The step of the row's own `absorb`."""
+    step: Callable[[HeadSpec], Any] = lambda spec: LAYOUTS[spec.layout].absorb(spec)  # type: ignore
+
+    def reach(spec, goal):
+        if spec.layout in layouts and step(spec):
+            yield specs.settled(step(spec).spec)
+
+    def weights(w, spec, reached):
+        return step(spec).weights({name: jnp.asarray(a) for name, a in w.items()})
+
+    return {"reach": reach, "weights": weights}
+
+
+MAPS: dict[str, Map] = {
+    "rename": Map(specs.renamed, weights.keep, "`wide` and `standard` of the same sizes"),
+    "untie": Map(takes="a copy of the one projection per head", **_along("narrow_tied")),
+    "spread": Map(takes="chunks as block-diagonal matrices", **_along("narrow")),
+    "fold_down": Map(takes="the shared matrix multiplied into each head", **_along("alt")),
+    "fold_outer": Map(takes="the outer maps multiplied into each head", **_along("two_stage")),
+    "multiply_scores": Map(
+        takes="A_n = W_Q W_K^T; the key bias cancels, the query bias becomes a vector",
+        breaks=FREE_SCORES,
+        **_along("standard", "wide"),
+    ),
+    "multiply_shared": Map(
+        takes="A_n = W_Q diag(m_n) W_K^T", breaks=FREE_SCORES, **_along("collaborative")
+    ),
+    "multiply_values": Map(
+        takes="W_V W_O per head; the value bias carries the row mass", **_along("bilinear")
+    ),
+    "identity_outer": Map(
+        specs.becomes("standard", "two_stage"),
+        weights.identity_outer,
+        "outer maps that are identities",
+    ),
+    "identity_down": Map(
+        specs.becomes("narrow", "alt"),
+        weights.identity_down,
+        "a shared matrix that is the identity",
+    ),
+    "identity_output": Map(
+        specs.output, weights.identity_output, "an output map that is the identity"
+    ),
+    "identity_keys": Map(
+        specs.identity_keys, weights.identity_keys, "head_dim = width of the key input"
+    ),
+    "identity_values": Map(
+        specs.identity_values,
+        weights.identity_values,
+        "value_dim = width of the value input, one more with a value bias",
+    ),
+    "repeat_heads": Map(
+        specs.repeated, weights.repeat, "a key/value head copied for its query heads"
+    ),
+    "repeat_keys": Map(
+        specs.repeated_keys, weights.repeat_keys, "head_dim = shared_dim, one key head copied"
+    ),
+    "block_indicators": Map(
+        specs.indicators,
+        weights.indicators,
+        "shared_dim = N H: m_n is 1 at the columns of head n",
+        breaks=FREE_WIDTH,
+    ),
+    "pad_head_dim": Map(
+        specs.size("H"), weights.pad("H"), "zero columns in q and k", breaks=FREE_WIDTH
+    ),
+    "pad_rotary_pairs": Map(
+        specs.interleaved,
+        weights.interleave,
+        "head_dim times a whole number: zero pairs between the turning pairs of q and k",
+        breaks=("qk_norm",),
+    ),
+    "pad_value_dim": Map(specs.size("V"), weights.pad("V"), "zero columns in v, zero rows in o"),
+    "pad_shared_dim": Map(
+        specs.size("R"), weights.pad("R"), "zero columns in q, k and m", breaks=FREE_WIDTH
+    ),
+    "pad_heads": Map(specs.heads, weights.pad("NK"), "more heads, all zero"),
+    "drop_key_bias": Map(
+        specs.no_bias("k"), weights.keep, "it adds the same to a whole row", breaks=FREE_SCORES
+    ),
+    "add_zero_bias": Map(specs.finish("biases"), weights.add_zeros, "a bias of zeros"),
+    "rescale": Map(specs.finish("scale"), weights.rescale, "the ratio of the scales goes into q"),
+    # From here on the weights decide.
+    "factor_keys": Map(
+        specs.factored_keys,
+        weights.factor_keys,
+        "stacked score matrices of a key head of rank <= head_dim (SVD)",
+        breaks=("rotary",),
+        conditional=True,
+    ),
+    "factor_values": Map(
+        specs.factored_values,
+        weights.factor_values,
+        "value maps of a value head side by side of rank <= value_dim (SVD)",
+        conditional=True,
+    ),
+    "diagonalise": Map(
+        specs.diagonal,
+        weights.diagonalise,
+        "score matrices that are diagonal in one pair of bases (eigenvectors)",
+        breaks=("rotary",),
+        conditional=True,
+    ),
+    "share_down": Map(
+        specs.becomes("standard", "alt"),
+        weights.share_down,
+        "[q k v] of each head of rank <= D/N (SVD)",
+        conditional=True,
+    ),
+    "cut_chunks": Map(
+        specs.becomes("standard", "narrow", "narrow", "narrow_tied"),
+        weights.cut,
+        "block-diagonal q, k and v",
+        conditional=True,
+    ),
+    "tie": Map(
+        specs.becomes("narrow", "narrow_tied"), weights.tie, "equal heads", conditional=True
+    ),
+    "tie_products": Map(
+        specs.becomes("narrow", "narrow_tied"),
+        weights.tie_products,
+        "heads of equal q k^T whose values have a basis in common",
+        breaks=FREE_SCORES,
+        conditional=True,
+    ),
+    "share_heads": Map(
+        specs.shared,
+        weights.share,
+        "key and value heads that are equal in groups",
+        conditional=True,
+    ),
+    "drop_output": Map(
+        specs.no_output,
+        weights.drop_output,
+        "an o that keeps each head in its own chunk of the output",
+        conditional=True,
+    ),
+    "drop_zero_bias": Map(
+        specs.no_bias("qkvo"), weights.drop_zero_bias, "a bias that is zero", conditional=True
+    ),
+}

@@ -1,0 +1,175 @@
+"""Where each exact map leads: (spec, goal) -> the specs that it reaches on the way to the goal.
+
+The goal is `settled`. A size that a map may choose is the goal's, so that a search ends.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from attnlab.heads import HeadSpec
+from attnlab.layouts import LAYOUTS
+
+LETTERS = {
+    "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",
+    "E": "key_width", "W": "value_width",
+}  # fmt: skip
+
+
+def letters_of(layout: str) -> str:
+    """The axis letters that the matrices of a layout have."""
+    return "".join(LAYOUTS[layout].axes.values())
+
+
+def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSpec:
+    """`spec` with every size and the scale spelled out; as another layout with the same sizes.
+
+    Two specs that mean the same are equal once they are settled.
+    """
+    layout, s = layout or spec.layout, spec.sizes
+    sizes = {n: s[a] if a in letters_of(layout) else None for a, n in LETTERS.items()}
+    settled_fields = {
+        "layout": layout,
+        "out_width": s["O"] if spec.output else None,
+        "scale": spec.score_scale,
+        "biases": "".join(sorted(spec.biases)),
+    }
+    return dataclasses.replace(spec, **settled_fields | sizes | changes)
+
+
+def becomes(source: str, layout: str, *goals: str) -> Callable:
+    """One layout to another with the sizes that it has, on the way to `goals` (default: it)."""
+    chunks = "C" in letters_of(layout)
+
+    def reach(spec, goal):
+        s = spec.sizes
+        if spec.layout != source or goal.layout not in (goals or (layout,)):
+            return
+        fits = s["D"] == s["E"] == s["W"] and s["D"] % s["N"] == 0 and s["K"] == s["N"]
+        if fits or not chunks:
+            yield settled(spec, layout)
+
+    return reach
+
+
+def size(letter: str) -> Callable:
+    """The size that the goal has for this letter."""
+
+    def reach(spec, goal):
+        both = letter in letters_of(spec.layout) and letter in letters_of(goal.layout)
+        if both and spec.sizes[letter] < goal.sizes[letter] and (letter != "V" or spec.output):
+            yield settled(spec, **{LETTERS[letter]: goal.sizes[letter]})
+
+    return reach
+
+
+def repeated(spec, goal):
+    s = spec.sizes
+    if "K" in letters_of(spec.layout):
+        for k in {s["N"], goal.sizes["K"]}:
+            if k > s["K"] and k % s["K"] == 0 and s["N"] % k == 0:
+                yield settled(spec, num_kv_heads=k)
+
+
+def shared(spec, goal):
+    k, wanted = spec.sizes["K"], goal.sizes["K"]
+    both = "K" in letters_of(spec.layout) and "K" in letters_of(goal.layout)
+    if both and wanted < k and k % wanted == 0 and spec.num_heads == goal.num_heads:
+        yield settled(spec, num_kv_heads=wanted)
+
+
+def heads(spec, goal):
+    s = spec.sizes
+    if spec.layout == "standard" and s["K"] == s["N"] < goal.num_heads and spec.output:
+        yield settled(spec, num_heads=goal.num_heads, num_kv_heads=goal.num_heads)
+
+
+def indicators(spec, goal):
+    s = spec.sizes
+    both = spec.layout == "standard" and goal.layout == "collaborative"
+    if both and s["K"] == s["N"] and s["N"] * s["H"] <= goal.sizes["R"]:
+        yield settled(spec, "collaborative", shared_dim=s["N"] * s["H"])
+
+
+def repeated_keys(spec, goal):
+    if spec.layout == "collaborative":
+        yield settled(spec, "standard", head_dim=spec.sizes["R"])
+
+
+def identity_keys(spec, goal):
+    if spec.layout == "bilinear" and goal.layout not in ("bilinear", "absorbed"):
+        yield settled(spec, "standard", head_dim=spec.sizes["E"])
+
+
+def factored_keys(spec, goal):
+    s, g = spec.sizes, goal.sizes
+    if spec.layout == "bilinear":
+        for h in {g["H"]} if "H" in letters_of(goal.layout) else {g["R"] // s["N"]} - {0}:
+            if goal.layout not in ("bilinear", "absorbed") and h < s["E"]:
+                yield settled(spec, "standard", head_dim=h)
+
+
+def diagonal(spec, goal):
+    if spec.layout == "bilinear" and goal.layout == "collaborative":
+        yield settled(spec, "collaborative", shared_dim=goal.sizes["R"])
+
+
+def interleaved(spec, goal):
+    for reached in size("H")(spec, goal):
+        if reached.sizes["H"] % spec.sizes["H"] == 0 == spec.sizes["H"] % 2:
+            yield reached
+
+
+def identity_values(spec, goal):
+    s, k = spec.sizes, goal.sizes["K"]
+    if spec.layout == "absorbed" and goal.layout != "absorbed" and goal.sizes["V"] >= s["V"]:
+        k = k if s["N"] % k == 0 else s["N"]
+        yield settled(spec, "bilinear", num_kv_heads=k, value_dim=s["V"])
+
+
+def factored_values(spec, goal):
+    if spec.layout == "absorbed" and goal.layout != "absorbed":
+        for k in {spec.num_heads, goal.sizes["K"]}:
+            if spec.num_heads % k == 0:
+                yield settled(spec, "bilinear", num_kv_heads=k, value_dim=goal.sizes["V"])
+
+
+def output(spec, goal):
+    if not spec.output:
+        yield settled(spec, output=True, out_width=spec.sizes["O"])
+
+
+def no_output(spec, goal):
+    s, v = spec.sizes, goal.sizes["V"]
+    fits = spec.num_heads == goal.num_heads and s["N"] * v == s["O"] and "o" not in spec.biases
+    if spec.output and not goal.output and "v" in LAYOUTS[spec.layout].axes and fits:
+        yield settled(spec, output=False, out_width=None, value_dim=v)
+
+
+def no_bias(letters: str) -> Callable:
+    def reach(spec, goal):
+        spare = {a for a in letters if a in spec.biases and a not in goal.biases}
+        if spare:
+            yield settled(spec, biases="".join(a for a in spec.biases if a not in spare))
+
+    return reach
+
+
+def finish(field: str) -> Callable:
+    """What is left to last: all but these two is already as in the goal."""
+
+    def reach(spec, goal):
+        extra = set(spec.biases) - set(goal.biases)
+        if spec.layout != goal.layout or extra or goal.scale == 0:
+            return
+        done = dataclasses.replace(spec, biases=goal.biases, scale=goal.scale)
+        if done == goal and getattr(spec, field) != getattr(goal, field):
+            yield dataclasses.replace(spec, **{field: getattr(goal, field)})
+
+    return reach
+
+
+def renamed(spec, goal):
+    other = {"wide": "standard", "standard": "wide"}.get(spec.layout)
+    if other and (other == "standard" or goal.layout == "wide"):
+        yield settled(spec, other)

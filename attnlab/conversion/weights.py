@@ -1,0 +1,263 @@
+"""The weights of each exact map: (w, spec, reached) -> weights of `reached`, in NumPy float64.
+
+A map that needs weights with a structure raises `Refused`, with the numbers that are missing. The
+letters of the axes stand at the top of `attnlab/layouts.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.conversion.factors import (
+    Refused,
+    diagonalised,
+    same,
+    split,
+    stacked_scores,
+    stacked_values,
+)
+from attnlab.heads import HeadSpec, weight_axes
+from attnlab.layouts import Weights, block_diagonal
+
+
+def _with(spec: HeadSpec, w: Weights, change: Callable[[str, str, np.ndarray], Any]) -> Weights:
+    """Every weight changed by (name, its axes, values) -> values."""
+    return {name: change(name, axes, w[name]) for name, axes in weight_axes(spec)}
+
+
+def pad(letters: str) -> Callable[[Weights, HeadSpec, HeadSpec], Weights]:
+    """Zeros at the end of every axis of these letters."""
+
+    def weights(w: Weights, spec: HeadSpec, reached: HeadSpec) -> Weights:
+        new = {a: reached.sizes[a] - spec.sizes[a] for a in letters}
+        return _with(spec, w, lambda name, axes, a: np.pad(a, [(0, new.get(x, 0)) for x in axes]))
+
+    return weights
+
+
+def repeat(w, spec, reached):
+    times = reached.sizes["K"] // spec.sizes["K"]
+    return _with(
+        spec, w, lambda n, axes, a: np.repeat(a, times, axes.index("K")) if "K" in axes else a
+    )
+
+
+def share(w, spec, reached):
+    k, wanted = spec.sizes["K"], reached.sizes["K"]
+
+    def first(name, axes, a):
+        if "K" not in axes:
+            return a
+        axis = axes.index("K")
+        kept = np.take(a, range(0, k, k // wanted), axis)
+        if not same(a, np.repeat(kept, k // wanted, axis)):
+            raise Refused(f"the heads of {name} are not equal in {wanted} groups")
+        return kept
+
+    return _with(spec, w, first)
+
+
+def identity_outer(w, spec, reached):
+    s = spec.sizes
+    return w | {f"{n}_outer": np.eye(s[a]) for n, a in zip("qkv", "DEW", strict=True)}
+
+
+def identity_down(w, spec, reached):
+    return w | {"down": np.eye(spec.width)}
+
+
+def indicators(w, spec, reached):
+    """The heads' q and k side by side; m_n picks the columns of head n."""
+    s = spec.sizes
+    flat = {n: w[n].reshape(*w[n].shape[:-2], -1) for n in ("q", "k", "q_bias", "k_bias") if n in w}
+    return w | flat | {"m": np.repeat(np.eye(s["N"]), s["H"], axis=1)}
+
+
+def repeat_keys(w, spec, reached):
+    k, m = spec.sizes["K"], w["m"]
+    made = {"q": w["q"][:, None] * m, "k": np.repeat(w["k"][:, None], k, axis=1)}
+    if "q_bias" in w:
+        made["q_bias"] = w["q_bias"] * m
+    if "k_bias" in w:
+        made["k_bias"] = np.repeat(w["k_bias"][None], k, axis=0)
+    return {n: a for n, a in w.items() if n != "m"} | made
+
+
+def identity_keys(w, spec, reached):
+    s = spec.sizes
+    keys = np.repeat(np.eye(s["E"])[:, None], s["K"], axis=1)
+    return {n: a for n, a in w.items() if n != "qk"} | {"q": w["qk"], "k": keys}
+
+
+def queries(left: np.ndarray, spec: HeadSpec) -> Weights:
+    """Rows [N, D (+1), H] -> q and its bias."""
+    q = {"q": left[:, : spec.width].swapaxes(0, 1)}
+    return q | ({"q_bias": left[:, spec.width]} if "q" in spec.biases else {})
+
+
+def factor_keys(w, spec, reached):
+    """All heads of a key head at once: their stacked rows have the key head's columns."""
+    s, h = spec.sizes, reached.sizes["H"]
+    rows = stacked_scores(w).reshape(s["K"], -1, s["E"])
+    left, right = split(rows, h, "the score matrix of key head")
+    made = queries(left.reshape(s["N"], -1, h), spec) | {"k": np.moveaxis(right, 2, 0)}
+    return {n: a for n, a in w.items() if n not in ("qk", "q_bias")} | made
+
+
+def diagonalise(w, spec, reached):
+    q, m, k = diagonalised(stacked_scores(w), reached.sizes["R"])
+    made = {"q": q[: spec.width], "k": k, "m": m}
+    made |= {"q_bias": q[-1]} if "q_bias" in w else {}
+    return {n: a for n, a in w.items() if n not in ("qk", "q_bias")} | made
+
+
+def interleave(w, spec, reached):
+    """Column i of each half -> column i H'/H: rotary angles base^(-2i/H) that are the same."""
+    h, new = spec.sizes["H"], reached.sizes["H"]
+
+    def place(name, axes, a):
+        if "H" not in axes:
+            return a
+        wide = np.zeros((*a.shape[:-1], 2, h // 2, new // h))
+        wide[..., 0] = a.reshape(wide.shape[:-1])
+        return wide.reshape(*a.shape[:-1], new)
+
+    return _with(spec, w, place)
+
+
+def values(left: np.ndarray, right: np.ndarray, spec: HeadSpec) -> Weights:
+    """left [K, W (+1), V], right [K, V, N/K O] -> v, its bias, o."""
+    s, (k, _, v) = spec.sizes, left.shape
+    o = right.reshape(k, v, s["N"] // k, s["O"]).swapaxes(1, 2).reshape(s["N"], v, s["O"])
+    made = {"v": left[:, : s["W"]].swapaxes(0, 1), "o": o}
+    return made | ({"v_bias": left[:, s["W"]]} if "v" in spec.biases else {})
+
+
+def factor_values(w, spec, reached):
+    k = reached.sizes["K"]
+    both = stacked_values(w)
+    side_by_side = both.reshape(k, -1, *both.shape[1:]).swapaxes(1, 2)
+    left, right = split(
+        side_by_side.reshape(k, both.shape[1], -1), reached.sizes["V"], "the value map of head"
+    )
+    rest = {n: a for n, a in w.items() if n not in ("vo", "v_bias")}
+    return rest | values(left, right, spec)
+
+
+def identity_values(w, spec, reached):
+    both, k = stacked_values(w), reached.sizes["K"]
+    v = np.repeat(np.eye(both.shape[1])[None], k, axis=0)
+    made = {"v": v[:, : spec.sizes["W"]].swapaxes(0, 1), "o": both}
+    made |= {"v_bias": v[:, -1]} if "v" in spec.biases else {}
+    return {n: a for n, a in w.items() if n not in ("vo", "v_bias")} | made
+
+
+def share_down(w, spec, reached):
+    """[q_n k_n v_n] = down_n times what is left, if its rank is at most C."""
+    s = spec.sizes
+    both = np.concatenate([w["q"], w["k"], w["v"]], axis=2).swapaxes(0, 1)
+    left, right = split(both, s["C"], "[q k v] of head")
+    q, k, v = np.split(right, [s["H"], 2 * s["H"]], axis=2)
+    return w | {"down": left.swapaxes(0, 1).reshape(s["D"], -1), "q": q, "k": k, "v": v}
+
+
+def cut(w, spec, reached):
+    """The diagonal blocks, if all else is zero."""
+    s, blocks = spec.sizes, {}
+    for name in "qkv":
+        parts = w[name].reshape(s["N"], s["C"], s["N"], -1)
+        blocks[name] = np.stack([parts[n, :, n] for n in range(s["N"])])
+        if not same(w[name], np.asarray(block_diagonal(jnp.asarray(blocks[name])))):
+            raise Refused(f"a head of {name} reads more than its own chunk")
+    return w | blocks
+
+
+TIED = ("q", "k", "v", "q_bias", "k_bias", "v_bias")
+
+
+def tie(w, spec, reached):
+    for name in TIED:
+        if name in w and not same(w[name], np.broadcast_to(w[name][:1], w[name].shape)):
+            raise Refused(f"the heads of {name} differ")
+    return {n: a[0] if n in TIED else a for n, a in w.items()}
+
+
+def bias_row(w: Weights, name: str) -> np.ndarray:
+    """A chunk's matrices with their bias as one more row: [N, C (+1), H]."""
+    bias = f"{name}_bias"
+    return np.concatenate([w[name]] + ([w[bias][:, None]] if bias in w else []), axis=1)
+
+
+def tie_products(w, spec, reached):
+    """Heads that differ in q and k but not in q k^T; values that have a basis in common, or are
+    equal where there is no output map.
+    """
+    scores = bias_row(w, "q") @ w["k"].swapaxes(1, 2)
+    if not same(scores, np.broadcast_to(scores[:1], scores.shape)):
+        raise Refused("the scores of the heads differ")
+    first = {n: a[0] if n in TIED else a for n, a in w.items()}
+    rows = bias_row(w, "v")
+    if not spec.output:
+        if not same(rows, np.broadcast_to(rows[:1], rows.shape)):
+            raise Refused("the values of the heads differ")
+        return first
+    maps = (rows @ w["o"]).swapaxes(0, 1)
+    left, right = split(
+        maps.reshape(1, rows.shape[1], -1), reached.sizes["V"], "the value map of all heads,"
+    )
+    c, v = spec.sizes["C"], reached.sizes["V"]
+    made = {"v": left[0, :c], "o": right.reshape(v, spec.num_heads, -1).swapaxes(0, 1)}
+    made |= {"v_bias": left[0, c]} if "v_bias" in w else {}
+    return first | made
+
+
+def drop_output(w, spec, reached):
+    """o_n writes to its own chunk of the output alone, so v can do it."""
+    s, new = spec.sizes, reached.sizes["V"]
+    parts = w["o"].reshape(s["N"], s["V"], s["N"], new)
+    blocks = np.stack([parts[n, :, n] for n in range(s["N"])])
+    if not same(parts, parts * np.eye(s["N"])[:, None, :, None]):
+        raise Refused("a head's o writes to more than its own chunk of the output")
+    axes = dict(weight_axes(spec))["v"]
+    groups = s["K"] if "K" in axes else s["N"] if "N" in axes else 1
+    blocks = blocks.reshape(groups, -1, s["V"], new)
+    if not same(blocks, np.broadcast_to(blocks[:, :1], blocks.shape)):
+        raise Refused("heads with the same values have different o")
+    head = "N" if "N" in axes else "K"
+    made = {}
+    for name, axes in weight_axes(spec):
+        if name in ("v", "v_bias"):
+            one = blocks[0, 0] if head not in axes else blocks[:, 0]
+            by = f"{head}VU" if head in axes else "VU"
+            made[name] = np.einsum(f"{axes},{by}->{axes.replace('V', 'U')}", w[name], one)
+    return {n: a for n, a in w.items() if n != "o"} | made
+
+
+def drop_zero_bias(w, spec, reached):
+    for letter in set(spec.biases) - set(reached.biases):
+        largest = np.max(np.abs(w[f"{letter}_bias"]))
+        if largest > 0:
+            raise Refused(f"the bias of {letter} is not zero: up to {largest:.2g}")
+    return keep(w, spec, reached)
+
+
+def keep(w, spec, reached):
+    return {name: w[name] for name in reached.shapes}
+
+
+def add_zeros(w, spec, reached):
+    return {name: w.get(name, np.zeros(shape)) for name, shape in reached.shapes.items()}
+
+
+def rescale(w, spec, reached):
+    """The ratio of the scales goes into q, or into its norm's scale where q is normalised."""
+    names = ("q_norm",) if spec.qk_norm else ("qk", "q", "q_bias")
+    ratio = spec.scale / reached.scale
+    return {n: a * ratio if n in names else a for n, a in w.items()}
+
+
+def identity_output(w, spec, reached):
+    s = spec.sizes
+    return w | {"o": np.eye(s["O"]).reshape(s["N"], s["V"], s["O"])}

@@ -1,0 +1,263 @@
+"""The layout atlas, docs/layouts.md: python -m experiments.atlas
+
+Everything on the page is asked of the code: formulas from the axes of the weights, backends from
+their own refusals, and the table of layout against layout from `convert` on generic weights. Half
+a minute on 2 cores; a test fails while the page is not what this makes.
+"""
+
+import functools
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.accounting import cache_bytes_per_token, head_flops, head_parameters
+from attnlab.attention import BACKENDS, explain
+from attnlab.conversion.convert import convert
+from attnlab.conversion.maps import MAPS
+from attnlab.conversion.witness import Witness
+from attnlab.heads import HeadSpec, absorption, project_heads, weight_axes
+from attnlab.layouts import INPUT_AXES, LAYOUTS
+
+PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
+TOKENS = 512
+SIZES = {layout: HeadSpec(layout, width=512, num_heads=8) for layout in LAYOUTS}
+SMALL = {layout: HeadSpec(layout, width=12, num_heads=4) for layout in LAYOUTS}
+
+# x asks, y gives the keys, z the values; x_n is chunk n of x.
+EQUATIONS = {
+    "standard": "q_n = x Q_n,  k_n = y K_n,  v_n = z V_n",
+    "wide": "q_n = x Q_n,  k_n = y K_n,  v_n = z V_n,  H = V = D",
+    "narrow": "q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n",
+    "narrow_tied": "q_n = x_n Q,  k_n = y_n K,  v_n = z_n V",
+    "alt": "q_n = (x down)_n Q_n,  k_n = (y down)_n K_n,  v_n = (z down)_n V_n",
+    "collaborative": "q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n",
+    "bilinear": "q_n = x A_n,  k_n = y,  v_n = z V_n",
+    "absorbed": "q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n",
+    "two_stage": "q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n",
+}
+# The scores of a head over all x and y are a matrix of at most this rank.
+RANKS = {
+    "standard": "DH", "wide": "DH", "narrow": "CH", "narrow_tied": "CH", "alt": "CH",
+    "collaborative": "DR", "bilinear": "DE", "absorbed": "DE", "two_stage": "DH",
+}  # fmt: skip
+URLS = {
+    r"arXiv (\d+\.\d+)": "https://arxiv.org/abs/{}",
+    r"(pbloem/former)": "https://github.com/{}",
+    r"(peterbloem\.nl/blog/transformers)": "https://{}",
+    "(Transformer Circuits)": "https://transformer-circuits.pub/2021/framework/index.html",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    return (
+        "\n\n".join([INTRODUCTION, *map(section, LAYOUTS), numbers(), backends(), maps(), pairs()])
+        + "\n"
+    )
+
+
+INTRODUCTION = """\
+# The layout atlas
+
+How heads get q, k and v from x, layout by layout: what it costs, and which layouts are the same
+function. This page is made by `python -m experiments.atlas`; a test fails while it is stale.
+
+    out = sum_n softmax(scale q_n k_n^T) v_n W_O,n
+
+x asks, y gives the keys, z the values (self-attention: all the same). x_n is chunk n of x, its
+columns n C to (n+1) C.
+
+D width, N heads, K key/value heads, H width of a head, V value width of a head, C = D/N, E and W
+widths of y and z, O output width, R shared key width, T tokens. Sizes left out are D/N for H and V
+and D for E, W, O and R, unless the layout says otherwise. Head sizes, head counts and the width are
+independent: what a head *reads* (all of x or its chunk) is the layout, how *wide* it is a size.
+Numbers are for D = 512, N = 8, T = 512, one text, no biases."""
+
+
+def section(layout: str) -> str:
+    """One layout: equation, weights, formulas, source."""
+    spec, row = SIZES[layout], LAYOUTS[layout]
+    chain = [layout, *(step.spec.layout for step in absorption(spec))]
+    weights = ", ".join(f"`{n}` [{', '.join(a)}]" for n, a in weight_axes(spec))
+    counted, flops = products(spec), products(spec, applied=True)
+    lines = [
+        ("equation", f"`{EQUATIONS[layout]}`"),
+        ("weights", weights),
+        ("parameters", f"{total(counted)} = {evaluate(counted, spec):,}"),
+        ("FLOPs per token", f"2 ({total(flops)} + N T (H + V)) = {head_flops(spec, TOKENS):,}"),
+        ("rank of a head's scores", f"at most min({', '.join(RANKS[layout])}) = {rank(spec)}"),
+        (
+            "cache",
+            f"{cached(spec)} numbers = {cache_bytes_per_token(spec):,} bytes a token (float32)",
+        ),
+        ("same function as", " → ".join(chain) if len(chain) > 1 else "end of the chain"),
+        ("source", link(row.source)),
+    ]
+    return f"## {layout}\n\n| | |\n|---|---|\n" + "\n".join(f"| {a} | {b} |" for a, b in lines)
+
+
+def products(spec: HeadSpec, applied: bool = False) -> list[str]:
+    """Each weight as a product of letters; as often as it is applied to a token, or stored once."""
+    rows = []
+    for name, axes in weight_axes(spec):
+        tied = applied and "C" in axes and "N" not in axes
+        if not (applied and not INPUT_AXES[name]):  # vectors that are multiplied in
+            rows.append("N" * tied + axes)
+    return rows
+
+
+def total(terms: list[str]) -> str:
+    """Letters as text: DNH + DNH -> 2 D N H."""
+    counts = {term: terms.count(term) for term in terms}
+    return " + ".join(" ".join([*([str(c)] * (c > 1)), *t]) for t, c in counts.items())
+
+
+def evaluate(terms: list[str], spec: HeadSpec) -> int:
+    """The sum of the products at the sizes of `spec`."""
+    return sum(math.prod(spec.sizes[a] for a in term) for term in terms)
+
+
+def rank(spec: HeadSpec) -> int:
+    """The largest rank that the scores of a head can have."""
+    return min(spec.sizes[a] for a in RANKS[spec.layout])
+
+
+def cached(spec: HeadSpec) -> str:
+    """What decoding keeps, in letters."""
+    row = LAYOUTS[spec.layout]
+    heads = "K" if "K" in "".join(row.axes.values()) else "N"
+    width = {"collaborative": "R", "bilinear": "E"}.get(spec.layout, "H")
+    return (
+        "E"
+        if row.reads_inputs
+        else f"{width if row.one_key_head else f'{heads} {width}'} + {heads} V"
+    )
+
+
+def link(source: str) -> str:
+    """A source with the address that it names."""
+    for pattern, url in URLS.items():
+        if found := re.search(pattern, source):
+            return f"[{source}]({url.format(found[1])})"
+    return source
+
+
+def numbers() -> str:
+    """Every layout beside the others."""
+    rows = []
+    for layout, spec in SIZES.items():
+        cost = head_parameters(spec), head_flops(spec, TOKENS), cache_bytes_per_token(spec)
+        rows.append(f"| {layout} | " + " | ".join(f"{c:,}" for c in cost) + f" | {rank(spec)} |")
+    return (
+        f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, all other sizes left out. "
+        "FLOPs are those of the\nweights as they are; `multi_head_attention` runs the cheapest "
+        "layout of the chain (`contraction_orders`).\n\n"
+        "| layout | parameters | FLOPs per token | cache bytes per token | rank of scores |\n"
+        "|---|--:|--:|--:|--:|\n" + "\n".join(rows)
+    )
+
+
+def backends() -> str:
+    """Which backend can run the q, k and v of each layout."""
+    rows = []
+    for layout, spec in SIZES.items():
+        cells = [can_run(spec, name) for name in BACKENDS]
+        rows.append(f"| {layout} | " + " | ".join(cells) + " |")
+    names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in BACKENDS]
+    return (
+        "## Backends\n\nWhat can run q, k and v of these sizes, forward and backward, without "
+        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU: asked are compute "
+        "capabilities 8.0 and 9.0.\n\n"
+        f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
+    )
+
+
+def can_run(spec: HeadSpec, backend: str) -> str:
+    """ "yes", or the backend's own reason, whatever this machine is."""
+    dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
+    x = jax.ShapeDtypeStruct((1, TOKENS, spec.width), dtype)
+    w = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in spec.shapes.items()}
+    q, k, v = jax.eval_shape(functools.partial(project_heads, spec=spec), w, x)
+    answers = {}
+    for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
+        device = SimpleNamespace(platform="gpu", compute_capability=capability)
+        with mock.patch("jax.devices", return_value=[device]):
+            answer = explain(q, k, v, implementation=backend)[backend]
+        answers[capability] = "yes" if answer in ("chosen", "could run") else answer
+    if len(set(answers.values())) == 1:
+        return next(iter(answers.values()))
+    return "; ".join(f"{c}: {a}" for c, a in answers.items())
+
+
+def maps() -> str:
+    """The table of exact maps."""
+    words = {"rotary": "rotary positions", "qk_norm": "q/k norm", "cap": "soft cap with key bias"}
+    rows = [
+        f"| `{name}` | {row.takes} | {', '.join(words[b] for b in row.breaks) or '–'} |"
+        for name, row in MAPS.items()
+    ]
+    return (
+        "## Exact maps\n\n`convert` finds the shortest way through these. From "
+        f"`{next(n for n, r in MAPS.items() if r.conditional)}` on they need weights\nwith a "
+        "structure; `convert` looks for it.\n\n| map | what it takes | broken by |\n|---|---|---|\n"
+        + "\n".join(rows)
+    )
+
+
+def pairs() -> str:
+    """Source layout against target layout, by running `convert`."""
+    rng = np.random.default_rng(0)
+    lines, table = [], []
+    for source, spec in SMALL.items():
+        w = {
+            n: rng.normal(size=a) * s
+            for (n, a), s in zip(spec.shapes.items(), stds(spec), strict=True)
+        }
+        found = {target: answer(w, spec, goal) for target, goal in SMALL.items()}
+        table.append(f"| **{source}** | " + " | ".join(f[0] for f in found.values()) + " |")
+        lines += [
+            f"| {source} | {target} | {f[1]} |" for target, f in found.items() if target != source
+        ]
+    names = " | ".join(SMALL)
+    return (
+        "## Which layout is which\n\nEvery layout at D = 12, N = 4 and its own default sizes, with "
+        "generic random weights, no rotary\npositions. *exact*: `convert` returns weights of the "
+        "target (top) that are the same function as the source\n(left). Else the kind of its proof "
+        "that there are none: *rank*, *permutation* (of chunks); see `Witness`.\n\n"
+        f"| | {names} |\n|---|{'---|' * len(SMALL)}\n"
+        + "\n".join(table)
+        + "\n\nHow, and why not. The largest difference is that of outputs and of gradients with "
+        "respect to the\ninputs, relative, in float64.\n\n"
+        "| source | target | maps, largest difference; or the witness |\n|---|---|---|\n"
+        + "\n".join(lines)
+    )
+
+
+def stds(spec: HeadSpec) -> list[float]:
+    """1/sqrt(fan in) of each weight."""
+    fans = [[spec.sizes[a] for a in axes if a in INPUT_AXES[n]] for n, axes in weight_axes(spec)]
+    return [math.prod(fan) ** -0.5 for fan in fans]
+
+
+def answer(w: dict, source: HeadSpec, target: HeadSpec) -> tuple[str, str]:
+    """(a word for the table, a sentence), with no digit that may differ between machines."""
+    found = convert(w, source, target)[1]
+    if isinstance(found, Witness):
+        numbers = f" {found.found}, there at most {found.allowed}" if found.kind == "rank" else ""
+        return found.kind, f"{found.kind}{numbers}: {found.what}"
+    worst = max(found.forward, found.gradient)
+    if worst >= 1e-12:
+        raise AssertionError(f"{source.layout} -> {target.layout}: differs by {worst}")
+    return "exact" if found.maps else "–", " → ".join(f"`{m}`" for m in found.maps) + ", < 1e-12"
+
+
+if __name__ == "__main__":
+    PATH.parent.mkdir(exist_ok=True)
+    PATH.write_text(page())
+    print(f"wrote {PATH}")
