@@ -28,7 +28,10 @@ def test_readme_names_files_that_exist():
     assert [n for n in named if not (ROOT / n).exists()] == []
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "attnlab").glob("[a-z]*.py")))
+FILES = sorted(p.relative_to(ROOT) for p in (ROOT / "attnlab").rglob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("name", [".".join(p.with_suffix("").parts) for p in FILES])
 def test_docstrings(name):
-    module = importlib.import_module(f"attnlab.{name}")
+    module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0
