@@ -5,6 +5,7 @@ Needs neither torch nor transformers. Nothing in a folder is executed.
 
 import dataclasses
 import fnmatch
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from attnlab.config import ModelConfig
 from attnlab.names import find
+from attnlab.outer import POSITIONS
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.distilbert import DISTILBERT
@@ -23,9 +25,10 @@ from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.rows import fill, unfill
 from attnlab.pretrained.settings import read_settings
+from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
 
-FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA)}
+FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA, T5)}
 
 
 def load(
@@ -53,7 +56,7 @@ def load(
     settings = read_settings(raw, family.settings, family.fixed, ignore)
     tensors = _ours(family, read_folder(folder), ignore)
     architecture = (raw.get("architectures") or [""])[0]
-    config = ModelConfig(**family.fields(settings, set(tensors), architecture))
+    config = ModelConfig(**family.fields(settings, tensors, architecture))
     rows = family.rows(config, settings)
     known = {row.name for row in rows}
     patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
@@ -102,6 +105,7 @@ def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str 
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
+@functools.lru_cache(maxsize=32)
 def param_shapes(config: ModelConfig) -> Any:
     """The tree of a model's weights as `jax.ShapeDtypeStruct`s; nothing is computed."""
     tokens = jnp.zeros((1, 1), jnp.int32)
@@ -110,28 +114,44 @@ def param_shapes(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda key: model.init(key, *texts), jax.random.key(0))["params"]
 
 
-# How a model computes what it computes, and where its layers store their weights.
-FREE = ("plan", "dtype", "remat", "order", "implementation", "init_std", "init_residual")
-
-
 def _cannot(family: Family, config: ModelConfig) -> str | None:
     """Why a config.json of the family would describe another model; None where it would not."""
     try:
         settings, architecture = family.describe(config)
-        names = {row.name for row in family.rows(config, settings)}
+        names = {row.name: None for row in family.rows(config, settings)}
         read = ModelConfig(**family.fields(settings, names, architecture))
     except (ValueError, KeyError, StopIteration, TypeError) as error:
         return str(error) or type(error).__name__
-    for field in dataclasses.fields(config):
-        ours, theirs = getattr(config, field.name), getattr(read, field.name)
-        same = ours == theirs or (field.name, ours, theirs) == (
-            "embedding_dropout_rate",
-            None,
-            config.dropout_rate,
-        )
-        if field.name not in FREE and not same:
-            return f"{field.name} would be {theirs!r}, not {ours!r}"
+    ours, theirs = _meaning(config), _meaning(read)
+    for field, value in ours.items():
+        if theirs.get(field, NOTHING) != value:
+            return f"{field} would be {theirs.get(field, NOTHING)!r}, not {value!r}"
     return None
+
+
+# How a model computes what it computes, and where its layers keep their weights.
+FREE = {"plan", "encoder_plan", "share_encoder", "dtype", "remat", "order", "implementation"}
+FREE |= {"init_std", "init_residual"}
+NOTHING = "nothing"
+
+
+def _meaning(config: ModelConfig) -> dict[str, Any]:
+    """The fields that decide what is computed, with every None resolved."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    values |= {name: config.heads.sizes[a] for name, a in HEAD_SIZES.items()}
+    values["attention_scale"] = config.heads.score_scale
+    values["attention_biases"] = sorted(config.heads.biases)
+    values["encoder_layers"] = config.encoder_layers or config.num_layers
+    if config.embedding_dropout_rate is None:
+        values["embedding_dropout_rate"] = config.dropout_rate
+    row = POSITIONS[config.positions]
+    unread = set(FREE) | (set() if row.rotary else {"rotary_base"})
+    unread |= set() if row.skips_padding else {"pad_token"}
+    unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}
+    return {name: value for name, value in values.items() if name not in unread}
+
+
+HEAD_SIZES = {"num_kv_heads": "K", "head_dim": "H", "value_dim": "V", "shared_dim": "R"}
 
 
 def _ours(

@@ -9,7 +9,7 @@ from attnlab.pretrained.bert import (
     encoder_settings,
     head_fields,
 )
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import activation
 from attnlab.sharing import Plan
@@ -55,12 +55,12 @@ def group_slots(num_calls: int, num_groups: int, inner: int) -> tuple[int, ...]:
     return tuple(group * inner + k for group in groups for k in range(inner))
 
 
-def _fields(s: dict[str, Any], names: set[str], architecture: str) -> dict[str, Any]:
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
     slots = group_slots(s["num_hidden_layers"], s["num_hidden_groups"], s["inner_group_num"])
     needs = ARCHITECTURES.get(architecture, (False,) * 3)
-    mlm = needs[0] or "predictions.dense.weight" in names
-    pooler = "pooler.weight" in names or needs[2]
-    classes = 2 if needs[2] or "sop_classifier.classifier.weight" in names else 0
+    mlm = needs[0] or "predictions.dense.weight" in tensors
+    pooler = "pooler.weight" in tensors or needs[2]
+    classes = 2 if needs[2] or "sop_classifier.classifier.weight" in tensors else 0
     readout = activation(s, "hidden_act") if mlm else None
     return (
         encoder_fields(s)

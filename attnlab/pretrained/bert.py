@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import activation, their_activation
 
@@ -110,12 +110,12 @@ ARCHITECTURES = {  # what each needs: (masked-LM head, pooler, classes)
 }
 
 
-def _fields(s: dict[str, Any], names: set[str], architecture: str) -> dict[str, Any]:
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
     needs = ARCHITECTURES.get(architecture, (False,) * 3)
     # A bare model may come without its pooler.
-    mlm = needs[0] or "cls.predictions.transform.dense.weight" in names
-    pooler = "pooler.dense.weight" in names or needs[2]
-    classes = 2 if needs[2] or "cls.seq_relationship.weight" in names else 0
+    mlm = needs[0] or "cls.predictions.transform.dense.weight" in tensors
+    pooler = "pooler.dense.weight" in tensors or needs[2]
+    classes = 2 if needs[2] or "cls.seq_relationship.weight" in tensors else 0
     readout = activation(s, "hidden_act") if mlm else None
     return encoder_fields(s) | head_fields(s["tie_word_embeddings"], readout, pooler, classes)
 

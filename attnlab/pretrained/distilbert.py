@@ -3,7 +3,7 @@
 from typing import Any
 
 from attnlab.pretrained.bert import embedding_rows, head_fields, layer_rows
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm
 from attnlab.pretrained.settings import activation, their_activation
 
@@ -33,8 +33,8 @@ NAMES = {
 }
 
 
-def _fields(s: dict[str, Any], names: set[str], architecture: str) -> dict[str, Any]:
-    mlm = architecture == "DistilBertForMaskedLM" or "vocab_transform.weight" in names
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    mlm = architecture == "DistilBertForMaskedLM" or "vocab_transform.weight" in tensors
     readout = activation(s, "activation") if mlm else None
     return head_fields(s["tie_word_embeddings"], readout, False, 0) | dict(
         kind="encoder",

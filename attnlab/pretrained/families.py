@@ -1,9 +1,14 @@
 """What a family of published models says about itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from attnlab.pretrained.rows import Row
+
+Tensors = Mapping[str, np.ndarray | None]
+"""What a file holds; None where only the name is known."""
 
 
 class Family(NamedTuple):
@@ -13,7 +18,7 @@ class Family(NamedTuple):
     settings: dict[str, Any]
     """Attributes that are read, with what they are where config.json says nothing."""
     fields: Callable
-    """(settings, names of the tensors, architecture) -> the fields of a ModelConfig"""
+    """(settings, tensors, architecture) -> the fields of a ModelConfig"""
     describe: Callable
     """config -> (settings, architecture): the inverse, as far as the format can say it"""
     rows: Callable[[Any, dict[str, Any]], list[Row]]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import activation, their_activation
 
@@ -23,7 +23,7 @@ SETTINGS = {
 }
 
 
-def _fields(s: dict[str, Any], names: set[str], architecture: str) -> dict[str, Any]:
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
     own = not s["tie_word_embeddings"] and architecture != "GPT2Model"
     return dict(
         kind="decoder",

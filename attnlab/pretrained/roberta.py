@@ -11,17 +11,17 @@ from attnlab.pretrained.bert import (
     layer_rows,
 )
 from attnlab.pretrained.bert import SETTINGS as OF_BERT
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
 
 SETTINGS = OF_BERT | {"vocab_size": 50265, "pad_token_id": 1}
 
 
-def _fields(s: dict[str, Any], names: set[str], architecture: str) -> dict[str, Any]:
-    mlm = architecture == "RobertaForMaskedLM" or "lm_head.dense.weight" in names
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    mlm = architecture == "RobertaForMaskedLM" or "lm_head.dense.weight" in tensors
     # Its head has the exact gelu whatever hidden_act says.
     heads = head_fields(
-        s["tie_word_embeddings"], "gelu" if mlm else None, "pooler.dense.weight" in names, 0
+        s["tie_word_embeddings"], "gelu" if mlm else None, "pooler.dense.weight" in tensors, 0
     )
     positions = dict(positions="learned_unpadded", pad_token=s["pad_token_id"])
     return encoder_fields(s) | heads | positions

@@ -22,6 +22,9 @@ DISTILBERT = dict(
 )
 GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
 GPT2 |= dict(bos_token_id=1, eos_token_id=2)
+T5 = dict(vocab_size=97, d_model=32, d_kv=6, d_ff=56, num_layers=2, num_heads=4)
+T5 |= dict(decoder_start_token_id=0, relative_attention_num_buckets=8)
+T5 |= dict(relative_attention_max_distance=10)
 
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
@@ -82,13 +85,27 @@ PEERS = {
         tr.GPT2Config,
         GPT2 | dict(scale_attn_weights=False, tie_word_embeddings=False, n_layer=3),
     ),
+    "t5": (tr.T5ForConditionalGeneration, tr.T5Config, T5),
+    "t5-1.1-own-head": (
+        tr.T5ForConditionalGeneration,
+        tr.T5Config,
+        T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3),
+    ),
+    "t5-scaled-own-head-big-eps": (
+        tr.T5ForConditionalGeneration,
+        tr.T5Config,
+        T5 | dict(feed_forward_proj="gated-silu", layer_norm_epsilon=0.05, num_heads=3),
+    ),
+    "t5-bare-gelu": (tr.T5Model, tr.T5Config, T5 | dict(feed_forward_proj="gelu")),
+    "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
+OWN_HEAD = ("own-head", "own-head-big-eps")
 
 
-def make(name):
+def make(name, **sizes):
     """The model, with large weights in place of the small ones it starts from."""
     model_class, config_class, attributes = PEERS[name]
-    config = config_class(**attributes)
+    config = config_class(**attributes | sizes)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = model_class(config).eval()
@@ -96,13 +113,16 @@ def make(name):
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
             p.copy_(torch.from_numpy(_large(key, tuple(p.shape), rng).astype(np.float32)))
+        if name.endswith(OWN_HEAD):
+            # The file decides whether a T5 has a head of its own, so give it one.
+            head = torch.empty_like(model.lm_head.weight).normal_() * config.d_model**-0.5
+            model.lm_head.weight = torch.nn.Parameter(head)
     return model
 
 
-def inputs(name, length=11):
+def inputs(name, length=11, vocab=97):
     """A batch of three texts, with padding at the end of two of them and types given."""
     rng = np.random.default_rng(2)
-    vocab = PEERS[name][2]["vocab_size"]
     pad = PEERS[name][2].get("pad_token_id", 1)
     ids = rng.integers(5, vocab, (3, length))
     real = np.arange(length) < np.array([[length], [length - 4], [length - 7]])
@@ -111,7 +131,7 @@ def inputs(name, length=11):
     types = PEERS[name][2].get("type_vocab_size", 2)
     if not name.startswith(("distilbert", "t5")):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
-    if name.startswith("t5"):
+    if name.startswith("t5") and "encoder" not in name:
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
     return given
 
