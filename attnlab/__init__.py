@@ -3,16 +3,19 @@
 from attnlab import adapters, masks, positions
 from attnlab.accounting import applied_parameters, flops_per_token, unique_parameters
 from attnlab.attention import BACKENDS, dot_product_attention, explain
-from attnlab.block import feed_forward, layer_norm, transformer_block
+from attnlab.block import transformer_block
 from attnlab.cache import init_cache
+from attnlab.config import ModelConfig
 from attnlab.conversion import convert, permute_heads, regauge, truncate
 from attnlab.decode import generate, prefill
 from attnlab.edges import attention_over_edges
 from attnlab.heads import HeadSpec, init_heads, merge_heads, project_heads
+from attnlab.layers import run_layers
 from attnlab.layouts import LAYOUTS, Layout
-from attnlab.models import Decoder, Encoder, ModelConfig
+from attnlab.models import Decoder, Encoder, EncoderDecoder, Outputs
 from attnlab.modules import FeedForward, LayerStack, MultiHeadAttention
 from attnlab.multihead import contraction_orders, explain_heads, multi_head_attention
+from attnlab.pointwise import feed_forward, layer_norm, rms_norm
 from attnlab.sharing import PLANS, Plan
 from attnlab.stack import init_slots, run_stack
 
@@ -24,12 +27,14 @@ __all__ = [
     "PLANS",
     "Decoder",
     "Encoder",
+    "EncoderDecoder",
     "FeedForward",
     "HeadSpec",
     "LayerStack",
     "Layout",
     "ModelConfig",
     "MultiHeadAttention",
+    "Outputs",
     "Plan",
     "adapters",
     "applied_parameters",
@@ -54,6 +59,8 @@ __all__ = [
     "prefill",
     "project_heads",
     "regauge",
+    "rms_norm",
+    "run_layers",
     "run_stack",
     "transformer_block",
     "truncate",

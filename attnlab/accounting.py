@@ -13,6 +13,8 @@ from typing import Any
 from attnlab.heads import HeadSpec, weight_axes
 from attnlab.layouts import LAYOUTS
 from attnlab.names import find
+from attnlab.outer import count_outer
+from attnlab.pointwise import feed_forward_shapes
 
 
 def head_parameters(spec: HeadSpec) -> int:
@@ -67,53 +69,64 @@ def _multiply_adds(spec: HeadSpec, name: str, axes: str) -> int:
     return math.prod(spec.shapes[name]) * (spec.num_heads if tied else 1)
 
 
-def _norm(config: Any) -> int:
-    return config.width * (2 if config.norm_bias else 1)
-
-
 def part_parameters(config: Any) -> dict[str, int]:
     """part -> parameters of one slot, its norm included."""
-    d, f = config.width, config.ffn_width
-    ffn = 2 * d * f + (d + f if config.ffn_bias else 0)
+    norm = config.width * (2 if config.norm_bias else 1)
+    shapes = feed_forward_shapes(config.width, config.ffn_width, config.activation)
+    biases = sum(out for _, out in shapes.values()) if config.ffn_bias else 0
     mix = 2 * config.num_heads**2 if config.talking_heads else 0
-    return {
-        "attention": head_parameters(config.heads) + mix + _norm(config),
-        "ffn": ffn + _norm(config),
+    parts = {
+        "attention": head_parameters(config.heads) + mix + norm,
+        "ffn": sum(map(math.prod, shapes.values())) + biases + norm,
     }
-
-
-def outer_parameters(config: Any) -> int:
-    """Parameters outside the layers: embeddings, their norm, the final norm, the readout."""
-    d, v = config.width, config.vocab_size
-    count = v * d + config.token_types * d
-    count += config.max_len * d if config.positions == "learned" else 0
-    count += _norm(config) * (config.embedding_norm + (config.norm == "pre"))
-    count += v * d if config.readout == "own" else 0
-    return count + (v if config.readout_bias else 0)
+    if "cross" in config.slots:
+        parts["cross"] = head_parameters(config.heads) + norm
+    return parts
 
 
 def unique_parameters(config: Any) -> int:
     """Numbers that are trained and stored: each slot once."""
     parts = part_parameters(config)
-    return outer_parameters(config) + sum(
-        parts[part] * count for part, count in config.slots.num_slots.items()
+    pools = [config.slots]
+    if config.kind == "encoder_decoder" and not config.share_encoder:
+        pools.append(config.encoder_slots)
+    return count_outer(config) + sum(
+        parts[part] * count for plan in pools for part, count in plan.num_slots.items()
     )
 
 
 def applied_parameters(config: Any) -> int:
     """Numbers that a token meets on its way: each slot as often as it is applied."""
     parts = part_parameters(config)
-    return outer_parameters(config) + config.num_layers * sum(parts[p] for p in config.slots)
+    return count_outer(config) + sum(
+        plan.num_layers * parts[part] for plan in _plans(config) for part in plan
+    )
 
 
 def flops_per_token(config: Any, length: int) -> int:
     """Forward FLOPs per token at sequences of `length`; sharing layers does not change it.
 
-    Of the factored order of contraction, whatever order a run takes.
+    Of the factored order of contraction, whatever order a run takes. With an encoder: of a token
+    of the source and one of the target together. The pooler, once a text, is left out.
     """
-    layer = head_flops(config.heads, length) + 4 * config.width * config.ffn_width
-    layer += 4 * config.num_heads**2 * length if config.talking_heads else 0
-    return config.num_layers * layer + 2 * config.width * config.vocab_size
+    c = config
+    shapes = feed_forward_shapes(c.width, c.ffn_width, c.activation).values()
+    heads = head_flops(c.heads, length)
+    mix = 4 * c.num_heads**2 * length if c.talking_heads else 0
+    cross = call_flops(c.heads, 1, length, length, cross=True) // length
+    flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
+    total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
+    e = c.embedding_width or c.width
+    total += 2 * e * c.width * len(_plans(c)) if c.embedding_width else 0
+    total += 2 * c.width * e if c.readout_transform else 0
+    read = e if c.readout_transform else c.width
+    return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
+
+
+def _plans(config: Any) -> list[Any]:
+    """Of each stack that runs."""
+    both = config.kind == "encoder_decoder"
+    return [config.slots, config.encoder_slots] if both else [config.slots]
 
 
 BUDGETS = {

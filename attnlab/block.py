@@ -1,5 +1,6 @@
 """One transformer layer as a pure function: norms, attention, feed-forward, dropout, residuals."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,20 +12,28 @@ from attnlab.cache import Cache
 from attnlab.heads import HeadSpec, Weights, init_heads
 from attnlab.multihead import multi_head_attention
 from attnlab.names import find
+from attnlab.pointwise import (
+    NORM_KINDS,
+    dropout,
+    feed_forward,
+    init_feed_forward,
+    init_norm,
+)
 
-ACTIVATIONS: dict[str, Callable] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-}
+DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
 
 
 class BlockSpec(NamedTuple):
-    """What one layer does, apart from its weights."""
+    """What one layer does, apart from its weights.
+
+    `dropout_rate` is that of the outputs of the sublayers that `dropout_places` names; `cross`
+    are the heads that read a second text, None where there is none.
+    """
 
     heads: HeadSpec
     ffn_width: int
     norm: str = "pre"
+    norm_kind: str = "layer"
     norm_eps: float = 1e-5
     norm_bias: bool = True
     activation: str = "gelu"
@@ -33,58 +42,17 @@ class BlockSpec(NamedTuple):
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
     ffn_dropout_rate: float = 0.0
+    dropout_places: tuple[str, ...] = ("embeddings", "attention", "ffn")
+    cross: HeadSpec | None = None
     window: int | None = None
     talking_heads: bool = False
     order: str | None = None
     implementation: str | None = None
 
-
-def layer_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
-    """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016)."""
-    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    y = y - jnp.mean(y, axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
-    y = y * w["scale"].astype(y.dtype)
-    return (y + w["bias"].astype(y.dtype) if "bias" in w else y).astype(x.dtype)
-
-
-def feed_forward(
-    w: Weights,
-    x: Float[Array, "*B D"],
-    *,
-    activation: str = "gelu",
-    dropout_rate: float = 0.0,
-    dropout_key: Array | None = None,
-) -> Float[Array, "*B D"]:
-    """act(x W_up + b) W_down + b, position by position (Vaswani et al. 2017, section 3.3)."""
-    act = find("activation", activation, ACTIVATIONS)
-    flat = _linear(w, "up", x.reshape(-1, x.shape[-1]))
-    flat = dropout(act(flat), dropout_rate, dropout_key)
-    return _linear(w, "down", flat).reshape(x.shape)
-
-
-def dropout(x: Array, rate: float, key: Array | None) -> Array:
-    """Zero with probability `rate`, else x / (1 - rate); no key, no change."""
-    if not rate or key is None:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
-
-
-def init_norm(width: int, *, bias: bool = True) -> Weights:
-    """Scale one, bias zero."""
-    return {"scale": jnp.ones(width)} | ({"bias": jnp.zeros(width)} if bias else {})
-
-
-def init_feed_forward(
-    key: Array, width: int, ffn_width: int, *, bias: bool = True, std: float | None = None
-) -> Weights:
-    """Normal with standard deviation 1/sqrt(fan in), or `std`; biases zero."""
-    up, down = jax.random.split(key)
-    w = {
-        "up": jax.random.normal(up, (width, ffn_width)) * (std or width**-0.5),
-        "down": jax.random.normal(down, (ffn_width, width)) * (std or ffn_width**-0.5),
-    }
-    return w | ({"up_bias": jnp.zeros(ffn_width), "down_bias": jnp.zeros(width)} if bias else {})
+    @property
+    def drops(self) -> bool:
+        """Does training need a random stream?"""
+        return any((self.dropout_rate, self.attention_dropout_rate, self.ffn_dropout_rate))
 
 
 def init_mix(num_heads: int) -> Weights:
@@ -95,10 +63,10 @@ def init_mix(num_heads: int) -> Weights:
 def init_block(
     spec: BlockSpec, *, std: float | None = None, residual_scale: float = 1.0
 ) -> dict[str, Callable]:
-    """part -> (key -> one slot of its weights). Both parts own the norm that goes with them, the
+    """part -> (key -> one slot of its weights). Each part owns the norm that goes with it, the
     attention also the matrices of talking heads.
 
-    `residual_scale` multiplies the two matrices that write into the residual stream (o, down);
+    `residual_scale` multiplies the matrices that write into the residual stream (o, down);
     GPT-2 takes 1/sqrt(2 L) (Radford et al. 2019, section 2.3).
     """
 
@@ -111,47 +79,65 @@ def init_block(
         return make
 
     def ffn(key: Array) -> Weights:
-        width = spec.heads.width
-        return init_feed_forward(key, width, spec.ffn_width, bias=spec.ffn_bias, std=std)
+        return init_feed_forward(
+            key,
+            spec.heads.width,
+            spec.ffn_width,
+            activation=spec.activation,
+            bias=spec.ffn_bias,
+            std=std,
+        )
 
     def attention(key: Array) -> Weights:
         w = init_heads(key, spec.heads, std=std)
         return w | ({"mix": init_mix(spec.heads.num_heads)} if spec.talking_heads else {})
 
-    return {
+    parts = {
         "attention": part(attention, "o", "vo"),
         "ffn": part(ffn, "down"),
     }
+    if spec.cross is not None:
+        make_cross = functools.partial(init_heads, spec=spec.cross, std=std)
+        parts["cross"] = part(make_cross, "o", "vo")
+    return parts
 
 
 def transformer_block(
     w: dict[str, Weights],
     x: Float[Array, "B T D"],
+    context: Float[Array, "B S E"] | None = None,
     *,
     spec: BlockSpec,
     mask: Array | None = None,
+    bias: Array | None = None,
+    context_mask: Array | None = None,
     rotary: Array | None = None,
     head_gate: Array | None = None,
     dropout_key: Array | None = None,
     cache: Cache | None = None,
     return_probs: bool = False,
-) -> tuple[Float[Array, "B T D"], Array | None, Cache | None]:
-    """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then the FFN.
+) -> tuple[Float[Array, "B T D"], Any, Cache | None]:
+    """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
+    `spec.cross` has heads for it, attention to `context`, then the FFN.
 
-    Returns the new x; where asked the attention probabilities [B, N, T, S]; and the cache, with x
-    added, where one was given.
+    Returns the new x; where asked the attention probabilities [B, N, T, S], with a context a pair
+    of them (to itself, to the context); and the cache, with x added, where one was given.
     """
-    keys = (None,) * 4 if dropout_key is None else jax.random.split(dropout_key, 4)
-    heads = {name: a for name, a in w["attention"].items() if name not in ("norm", "mix")}
+    # Without a context the first four keys are those of a layer that has none.
+    keys = (None,) * 6 if dropout_key is None else jax.random.split(dropout_key, 6)
     mix = w["attention"].get("mix")
     seen: list[Any] = []
+    drop = lambda place, out, key: dropout(
+        out, spec.dropout_rate if place in spec.dropout_places else 0.0, key
+    )
 
     def attention(x):
         out = multi_head_attention(
-            heads,
+            w["attention"],
             x,
             spec=spec.heads,
             mask=mask,
+            bias=bias,
             is_causal=spec.is_causal,
             local_window_size=_window(spec),
             rotary=rotary,
@@ -165,7 +151,7 @@ def transformer_block(
             implementation=spec.implementation,
         )
         out, *seen[:] = out if isinstance(out, tuple) else (out,)
-        return dropout(out, spec.dropout_rate, keys[1])
+        return drop("attention", out, keys[1])
 
     def ffn(x):
         out = feed_forward(
@@ -175,12 +161,36 @@ def transformer_block(
             dropout_rate=spec.ffn_dropout_rate,
             dropout_key=keys[2],
         )
-        return dropout(out, spec.dropout_rate, keys[3])
+        return drop("ffn", out, keys[3])
+
+    crossed: list[Any] = []
+
+    def cross(x):
+        assert spec.cross is not None
+        out = multi_head_attention(
+            w["cross"],
+            x,
+            context,
+            spec=spec.cross,
+            mask=context_mask,
+            dropout_rate=0.0 if keys[4] is None else spec.attention_dropout_rate,
+            dropout_key=keys[4],
+            order=spec.order,
+            return_probs=return_probs,
+            implementation=spec.implementation,
+        )
+        out, *crossed[:] = out if isinstance(out, tuple) else (out,)
+        return drop("attention", out, keys[5])
 
     residual: Any = find("norm", spec.norm, NORMS)
-    x = residual(w["attention"]["norm"], attention, x, spec.norm_eps)
-    x = residual(w["ffn"]["norm"], ffn, x, spec.norm_eps)
+    normalise = functools.partial(find("norm_kind", spec.norm_kind, NORM_KINDS), eps=spec.norm_eps)
+    x = residual(w["attention"]["norm"], attention, x, normalise)
+    if spec.cross is not None:
+        x = residual(w["cross"]["norm"], cross, x, normalise)
+    x = residual(w["ffn"]["norm"], ffn, x, normalise)
     probs = seen.pop(0) if return_probs else None
+    if return_probs and spec.cross is not None:
+        probs = probs, crossed.pop()
     return x, probs, seen.pop() if cache is not None else None
 
 
@@ -192,12 +202,6 @@ def _window(spec: BlockSpec) -> tuple[int, int] | None:
 
 
 NORMS: dict[str, Callable] = {
-    "pre": lambda w, f, x, eps: x + f(layer_norm(w, x, eps=eps)),
-    "post": lambda w, f, x, eps: layer_norm(w, x + f(x), eps=eps),
+    "pre": lambda w, f, x, normalise: x + f(normalise(w, x)),
+    "post": lambda w, f, x, normalise: normalise(w, x + f(x)),
 }
-
-
-def _linear(w: Weights, name: str, x: Array) -> Array:
-    y = x @ w[name].astype(x.dtype)
-    bias = f"{name}_bias"
-    return y + w[bias].astype(y.dtype) if bias in w else y

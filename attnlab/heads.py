@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 from attnlab.layouts import INPUT_AXES, LAYOUTS, Absorbed, Layout, Weights
 from attnlab.names import find
 
+WEIGHT_NAMES = {*INPUT_AXES, *(f"{letter}_bias" for letter in "qkvo"), "q_norm", "k_norm"}
+
 
 @dataclasses.dataclass(frozen=True)
 class HeadSpec:
@@ -237,7 +239,8 @@ def absorption(spec: HeadSpec) -> list[Absorbed]:
 def check_arrays(w: Weights, x: Any, context: Any, value_context: Any, spec: HeadSpec) -> None:
     """Raises ValueError, naming the array, its shape and what the spec asks for."""
     shapes = spec.shapes
-    if odd := sorted(set(w) ^ set(shapes)):
+    # A tree may hold more (a layer's norm), but no weight of heads that the spec does not know of.
+    if odd := sorted(set(shapes) - set(w) | (set(w) - set(shapes)) & WEIGHT_NAMES):
         raise ValueError(
             f"weights {sorted(w)} are not those of the spec, {sorted(shapes)}: see {odd}; make "
             "them with init_heads(key, spec)"

@@ -1,185 +1,61 @@
-"""`ModelConfig` -> a decoder (causal LM) or an encoder (masked LM)."""
+"""`ModelConfig` -> a decoder (causal LM), an encoder (masked LM) or both (text to text)."""
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab import positions
-from attnlab.attention import BACKENDS
-from attnlab.block import ACTIVATIONS, NORMS, BlockSpec, dropout, init_norm, layer_norm
-from attnlab.cache import Cache, init_cache
-from attnlab.heads import HeadSpec
-from attnlab.layouts import LAYOUTS
-from attnlab.modules import LayerStack
-from attnlab.multihead import contraction_orders
-from attnlab.names import find
-from attnlab.sharing import COUNTED, PLANS, Plan, named
+from attnlab.cache import Cache
+from attnlab.config import DTYPES, MODELS, ModelConfig
+from attnlab.layers import Ran, run_layers
+from attnlab.masks import combine
+from attnlab.modules import LayerStack, Slots
+from attnlab.outer import (
+    POSITIONS,
+    dense,
+    embed,
+    init_outer,
+    number_positions,
+    pool,
+    read_out,
+    relative_bias,
+)
+from attnlab.pointwise import NORM_KINDS, dropout
+from attnlab.positions import rotary_angles
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
-POSITIONS = ("learned", "sinusoidal", "rotary", "none")
-READOUTS = ("tied", "own")
 
+class Outputs(NamedTuple):
+    """What a model shows; None for what it does not have, or was not asked for."""
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Everything that makes a model. Frozen, hashable, and valid once it exists.
+    logits: Float[Array, "B T vocab"] | None
+    last: Float[Array, "B T D"]
+    """What the readout reads: the last layer's output, after the final norm where there is one."""
+    hidden: Float[Array, "L1 B T D"] | None = None
+    """What the first layer reads, and the output of every layer."""
+    pooled: Float[Array, "B D"] | None = None
+    classes: Float[Array, "B C"] | None = None
+    probs: Float[Array, "L B N T S"] | None = None
+    cache: Cache | None = None
+    cross_probs: Float[Array, "L B N T S"] | None = None
+    encoded: Float[Array, "B S D"] | None = None
+    """What cross-attention reads: the encoder's last output."""
+    encoder_hidden: Float[Array, "L1 B S D"] | None = None
+    encoder_probs: Float[Array, "L B N S S"] | None = None
 
-    Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
-    count for which the layout has a map. With `window` a token sees so many tokens back (an encoder
-    also ahead). `talking_heads` mixes the heads' scores and probabilities by learnt matrices that
-    start as the identity (Shazeer et al. 2020, arXiv 2003.02436). `order` is that of
-    `multi_head_attention`. `plan` is a name of `sharing.named` ("albert", "cycle:3") or a `Plan`;
-    `init_std` None means 1/sqrt(fan in), and `init_residual="depth"` divides the two
-    matrices that write into the residual stream (o, down) by sqrt(2 L), as GPT-2 does.
-    Weights are float32; `dtype` is what products run in. `remat` computes activations again in
-    the backward pass: less memory, and on a CPU no slower. Raises ValueError with a way out.
-    """
+    def asked(self, return_probs: bool, return_outputs: bool) -> Any:
+        """All of it, or the logits (without a readout: `last`) with the probs and cache asked for.
 
-    kind: str = "decoder"
-    vocab_size: int = 256
-    max_len: int = 64
-    width: int = 64
-    num_layers: int = 4
-    num_heads: int = 4
-    layout: str = "standard"
-    plan: str | Plan = "separate"
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    value_dim: int | None = None
-    shared_dim: int | None = None
-    attention_scale: float | None = None
-    attention_output: bool = True
-    qk_norm: str | None = None
-    window: int | None = None
-    talking_heads: bool = False
-    ffn_width: int = 256
-    norm: str = "pre"
-    norm_eps: float = 1e-5
-    norm_bias: bool = True
-    activation: str = "gelu"
-    attention_biases: str = "qkvo"
-    ffn_bias: bool = True
-    positions: str = "learned"
-    token_types: int = 0
-    embedding_norm: bool = False
-    readout: str = "tied"
-    readout_bias: bool = False
-    dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    ffn_dropout_rate: float = 0.0
-    init_std: float | None = None
-    init_residual: str = "plain"
-    dtype: str = "float32"
-    remat: bool = True
-    order: str | None = None
-    implementation: str | None = None
-
-    def __post_init__(self):
-        for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "ffn_width"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{field} must be a whole number of at least 1, not {value!r}")
-        if self.token_types < 0:
-            raise ValueError(f"token_types must be at least 0, not {self.token_types}")
-        for field in ("dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"{field} must be in [0, 1), not {getattr(self, field)}")
-        if self.init_std is not None and self.init_std <= 0:
-            raise ValueError(f"init_std must be positive or None, not {self.init_std}")
-        find("kind of model", self.kind, MODELS)
-        find("norm", self.norm, NORMS)
-        find("activation", self.activation, ACTIVATIONS)
-        find("positions", self.positions, dict.fromkeys(POSITIONS))
-        find("readout", self.readout, dict.fromkeys(READOUTS))
-        find("init_residual", self.init_residual, {"plain": 1, "depth": 1})
-        find("dtype", self.dtype, DTYPES)
-        if self.implementation is not None:
-            find("implementation", self.implementation, BACKENDS)
-        if self.slots.num_layers != self.num_layers:
-            raise ValueError(
-                f"the plan has {self.slots.num_layers} layers, num_layers is {self.num_layers}"
-            )
-        if self.window is not None and self.window < 0:
-            raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
-        self._check_heads(self.heads)
-
-    def _check_heads(self, heads: HeadSpec) -> None:
-        """What a layer asks of its heads."""
-        if heads.sizes["O"] != self.width:
-            raise ValueError(
-                f"without an output map the heads side by side ({heads.sizes['O']}) must be as "
-                f"wide as the model ({self.width}); set value_dim or attention_output=True"
-            )
-        rotary = self.positions == "rotary"
-        if rotary and heads.sizes["H"] % 2:
-            raise ValueError(
-                f"rotary positions turn pairs: head_dim {heads.sizes['H']} must be even"
-            )
-        if rotary and self.layout == "absorbed":
-            raise ValueError(
-                "layout 'absorbed' has the inputs for keys, which rotary positions cannot turn; "
-                "use layout 'bilinear' or other positions"
-            )
-        if self.order is not None:
-            orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
-            cost = find(f"order of layout {self.layout!r}", self.order, orders)
-            if isinstance(cost, str):
-                raise ValueError(f"order {self.order!r} cannot run: {cost}; use 'factored' or None")
-
-    @property
-    def heads(self) -> HeadSpec:
-        """The attention heads of every layer."""
-        return HeadSpec(
-            layout=self.layout,
-            width=self.width,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
-            shared_dim=self.shared_dim,
-            scale=self.attention_scale,
-            biases=self._biases(),
-            output=self.attention_output,
-            qk_norm=self.qk_norm,
-        )
-
-    def _biases(self) -> str:
-        """A layout without a map has no bias for it; a letter that is none stays, and fails."""
-        maps = set(find("layout", self.layout, LAYOUTS).biases)
-        maps -= set() if self.attention_output else {"o"}
-        return "".join(a for a in self.attention_biases if a in maps or a not in "qkvo")
-
-    @property
-    def slots(self) -> Plan:
-        """The plan as data."""
-        if isinstance(self.plan, Plan):
-            return self.plan
-        find("plan", self.plan.partition(":")[0], PLANS | COUNTED)
-        return named(self.plan, self.num_layers)
-
-    @property
-    def block(self) -> BlockSpec:
-        """One layer."""
-        return BlockSpec(
-            heads=self.heads,
-            is_causal=self.kind == "decoder",
-            **{f: getattr(self, f) for f in BlockSpec._fields if f not in ("heads", "is_causal")},
-        )
-
-    def build(self) -> "Transformer":
-        """The Flax module."""
-        return MODELS[self.kind](self)
-
-    def empty_cache(self, batch: int, size: int) -> Cache:
-        """A cache of `size` tokens for every layer: arrays [L, B, size, ...]."""
-        one = init_cache(
-            self.heads, batch, size, DTYPES[self.dtype], order=self.order or "factored"
-        )
-        return jax.tree.map(lambda a: jnp.zeros((self.num_layers, *a.shape), a.dtype), one)
+        Probabilities of a decoder with an encoder are a triple: own, cross, encoder's.
+        """
+        if return_outputs:
+            return self
+        result: list[Any] = [self.last if self.logits is None else self.logits]
+        if return_probs:
+            three = self.probs, self.cross_probs, self.encoder_probs
+            result.append(self.probs if self.encoded is None else three)
+        result += [] if self.cache is None else [self.cache]
+        return tuple(result) if len(result) > 1 else result[0]
 
 
 class Transformer(nn.Module):
@@ -193,88 +69,56 @@ class Transformer(nn.Module):
         tokens: Int[Array, "B T"],
         *,
         token_types: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "*B T"] | None = None,
+        padding_mask: Bool[Array, "B S"] | None = None,
         mask: Bool[Array, "..."] | None = None,
         head_gate: Float[Array, "..."] | None = None,
         cache: Cache | None = None,
         deterministic: bool = True,
         return_probs: bool = False,
+        return_outputs: bool = False,
     ) -> Any:
         """tokens -> logits [B, T, vocab_size] in float32 at least.
 
         With `return_probs` also the attention probabilities [L, B, N, T, T]; the logits are the
-        same bits. `mask` is boolean, True = may attend; `head_gate` is [L, N] or [L, B, N].
+        same bits. With `return_outputs` all of `Outputs`. `mask` is boolean, True = may attend;
+        `padding_mask` [B, T] True = a token, seen by all; `positions` default to 0, 1, 2, ... or
+        what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N].
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
         cache is returned last; positions past `max_len` or a full cache give NaN.
         Dropout takes the "dropout" random stream when not `deterministic`.
         """
-        c, dtype = self.config, DTYPES[self.config.dtype]
-        length = tokens.shape[1]
-        if length > c.max_len:
-            raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
-        matrix = nn.initializers.normal(c.init_std or c.width**-0.5)
+        c = self.config
         if cache is not None and c.kind != "decoder":
             raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
-        where = jnp.arange(length) + (0 if cache is None else cache["length"][0])
-
-        def positioned(table):
-            if cache is None:
-                return table[:length]
-            return table.at[where].get(mode="fill", fill_value=jnp.nan)
-
-        table = self.param("embedding", matrix, (c.vocab_size, c.width))
-        x = table[tokens]
-        if c.positions == "learned":
-            x = x + positioned(self.param("positions", matrix, (c.max_len, c.width)))
-        if c.positions == "sinusoidal":
-            x = x + positioned(positions.sinusoidal(c.max_len, c.width)).astype(x.dtype)
-        if c.token_types:
-            types = self.param("token_types", matrix, (c.token_types, c.width))
-            x = x + types[jnp.zeros_like(tokens) if token_types is None else token_types]
-        if c.embedding_norm:
-            x = layer_norm(self._norm("embedding_norm"), x, eps=c.norm_eps)
-        if c.dropout_rate and not deterministic:
-            x = dropout(x, c.dropout_rate, self.make_rng("dropout"))
-        rotary = None
-        if c.positions == "rotary":
-            rotary = positions.rotary_angles(where, c.heads.sizes["H"])
+        w = {name: self.param(name, init) for name, init in init_outer(c).items()}
+        text = _Text(self, w, c, tokens, token_types, positions, cache, deterministic)
         layers = LayerStack(
-            c.block,
-            c.slots,
-            init_std=c.init_std,
-            residual_scale=(2 * c.num_layers) ** -0.5 if c.init_residual == "depth" else 1.0,
-            remat=c.remat,
-            name="layers",
+            c.block, c.slots, c.init_std, _residual_scale(c), remat=c.remat, name="layers"
         )
-        x, probs, cache = layers(
-            x.astype(dtype),
-            mask=mask,
-            rotary=rotary,
+        ran = layers(
+            text.x,
+            mask=combine(mask, _seen_by_all(padding_mask)),
+            bias=text.bias("relative_bias", two_sided=c.kind == "encoder"),
+            rotary=text.rotary,
             head_gate=head_gate,
             cache=cache,
             deterministic=deterministic,
             return_probs=return_probs,
+            return_hidden=return_outputs,
         )
-        if c.norm == "pre":
-            x = layer_norm(self._norm("final_norm"), x, eps=c.norm_eps)
-        readout = table.T
-        if c.readout == "own":
-            readout = self.param("readout", matrix, (c.width, c.vocab_size))
-        logits = jax.lax.dot(
-            x.reshape(-1, c.width),
-            readout.astype(x.dtype),
-            preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
-        ).reshape(*tokens.shape, c.vocab_size)
-        if c.readout_bias:
-            logits = logits + self.param("readout_bias", nn.initializers.zeros, (c.vocab_size,))
-        results = [logits, probs, cache]
-        asked = [True, return_probs, cache is not None]
-        given = tuple(a for a, wanted in zip(results, asked, strict=True) if wanted)
-        return given if len(given) > 1 else logits
-
-    def _norm(self, name: str) -> Any:
-        return self.param(
-            name, lambda key: init_norm(self.config.width, bias=self.config.norm_bias)
+        last = text.finish(ran.x, "final_norm")
+        pooled = pool(w, last) if c.pooler else None
+        outputs = Outputs(
+            logits=None if c.readout == "none" else read_out(w, last, config=c),
+            last=last,
+            hidden=text.all_hidden(ran),
+            pooled=pooled,
+            classes=None if pooled is None or not c.pooled_classes else dense(w, "classes", pooled),
+            probs=ran.probs,
+            cache=ran.cache,
         )
+        return outputs.asked(return_probs, return_outputs)
 
 
 class Decoder(Transformer):
@@ -285,4 +129,153 @@ class Encoder(Transformer):
     """Each position sees all: predicts the tokens that were masked."""
 
 
-MODELS = {"decoder": Decoder, "encoder": Encoder}
+class EncoderDecoder(nn.Module):
+    """An encoder reads one text; a decoder that attends to it writes another (Vaswani 2017)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        padding_mask: Bool[Array, "B S"] | None = None,
+        target_padding_mask: Bool[Array, "B R"] | None = None,
+        encoded: Float[Array, "B S D"] | None = None,
+        cache: Cache | None = None,
+        deterministic: bool = True,
+        return_probs: bool = False,
+        return_outputs: bool = False,
+    ) -> Any:
+        """source, tokens -> logits [B, T, vocab_size] of the token after each of `tokens`.
+
+        `padding_mask` [B, S] True = a token of the source, for the encoder and for the decoder
+        that reads it; `target_padding_mask` [B, T] the same for `tokens`. With `encoded`
+        (`Outputs.encoded` of an earlier call) the encoder is not run again; with `cache` the
+        tokens are the next ones. With `return_probs` also the probabilities: of the decoder
+        [L, B, N, T, T], of the decoder to the source [L, B, N, T, S], of the encoder
+        [Le, B, N, S, S] (None with `encoded`); with `return_outputs` all of `Outputs`.
+        """
+        c = self.config
+        w = {name: self.param(name, init) for name, init in init_outer(c).items()}
+        pool_of = lambda name, block, plan: Slots(
+            block, plan, c.init_std, _residual_scale(c), name=name
+        )()
+        pools = {"layers": pool_of("layers", c.block, c.slots)}
+        own = "" if c.share_encoder else "encoder_"
+        if own:
+            pools["encoder_layers"] = pool_of("encoder_layers", c.encoder_block, c.encoder_slots)
+        drops = c.block.drops and not deterministic
+        key = lambda: self.make_rng("dropout") if drops else None
+        looks: Any = {
+            "remat": c.remat,
+            "return_probs": return_probs,
+            "return_hidden": return_outputs,
+        }
+        seen_source = _seen_by_all(padding_mask)
+        outputs: dict[str, Any] = {}
+        if encoded is None:
+            text = _Text(self, w, c, source, None, None, None, deterministic)
+            ran = run_layers(
+                pools[f"{own}layers"],
+                c.encoder_slots,
+                text.x,
+                spec=c.encoder_block,
+                mask=seen_source,
+                bias=text.bias(f"{own}relative_bias", two_sided=True),
+                rotary=text.rotary,
+                dropout_key=key(),
+                **looks,
+            )
+            encoded = text.finish(ran.x, f"{own}final_norm")
+            outputs = {"encoder_hidden": text.all_hidden(ran), "encoder_probs": ran.probs}
+        text = _Text(self, w, c, tokens, None, None, cache, deterministic)
+        ran = run_layers(
+            pools["layers"],
+            c.slots,
+            text.x,
+            encoded,
+            spec=c.block,
+            mask=_seen_by_all(target_padding_mask),
+            bias=text.bias("relative_bias", two_sided=False),
+            context_mask=seen_source,
+            rotary=text.rotary,
+            dropout_key=key(),
+            cache=cache,
+            **looks,
+        )
+        last = text.finish(ran.x, "final_norm")
+        probs, cross_probs = ran.probs or (None, None)
+        return Outputs(
+            logits=None if c.readout == "none" else read_out(w, last, config=c),
+            last=last,
+            hidden=text.all_hidden(ran),
+            probs=probs,
+            cross_probs=cross_probs,
+            cache=ran.cache,
+            encoded=encoded,
+            **outputs,
+        ).asked(return_probs, return_outputs)
+
+
+MODELS.update(decoder=Decoder, encoder=Encoder, encoder_decoder=EncoderDecoder)
+
+
+class _Text:
+    """One text on its way through a model: embedded, with its positions, and out again."""
+
+    def __init__(self, module, w, config, tokens, token_types, numbers, cache, deterministic):
+        c, length = config, tokens.shape[1]
+        if length > c.max_len:
+            raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
+        self.w, self.config, self.cache = w, c, cache
+        self.keys = module.make_rng if not deterministic else lambda stream: None
+        if numbers is None:
+            start = None if cache is None else cache["length"][0]
+            numbers = number_positions(c, tokens, start)
+        x = embed(w, tokens, config=c, numbers=numbers, token_types=token_types)
+        self.numbers = jnp.arange(length) if numbers is None else numbers
+        rate = c.dropout_rate if c.embedding_dropout_rate is None else c.embedding_dropout_rate
+        self.x = self._drop("embeddings", x, rate).astype(DTYPES[c.dtype])
+        self.rotary = None
+        if POSITIONS[c.positions].rotary:
+            self.rotary = rotary_angles(self.numbers, c.heads.sizes["H"], base=c.rotary_base)
+
+    def bias(self, name: str, *, two_sided: bool) -> Array | None:
+        """What relative positions add to the scores."""
+        if name not in self.w:
+            return None
+        keys = self.numbers
+        if self.cache is not None:
+            # The youngest position of each slot (see `cache.extend`); what is not there is masked.
+            size = next(a.shape[2] for n, a in self.cache.items() if n != "length")
+            last = self.cache["length"][0] + len(self.numbers) - 1
+            keys = last - (last - jnp.arange(size)) % size
+        return relative_bias(
+            self.w[name], self.numbers, keys, config=self.config, two_sided=two_sided
+        )
+
+    def finish(self, x: Array, norm: str) -> Array:
+        """The final norm, where there is one, and what is dropped behind it."""
+        c = self.config
+        if norm in self.w:
+            x = NORM_KINDS[c.norm_kind](self.w[norm], x, eps=c.norm_eps)
+        return self._drop("final", x, c.dropout_rate)
+
+    def all_hidden(self, ran: Ran) -> Array | None:
+        """[L + 1, B, T, D], where it was asked for."""
+        return None if ran.hidden is None else jnp.concatenate([self.x[None], ran.hidden])
+
+    def _drop(self, place: str, x: Array, rate: float) -> Array:
+        if not rate or place not in self.config.dropout_places:
+            return x
+        return dropout(x, rate, self.keys("dropout"))
+
+
+def _residual_scale(c: ModelConfig) -> float:
+    return (2 * c.num_layers) ** -0.5 if c.init_residual == "depth" else 1.0
+
+
+def _seen_by_all(padding_mask: Array | None) -> Array | None:
+    return None if padding_mask is None else jnp.asarray(padding_mask)[:, None, None, :]

@@ -3,15 +3,15 @@
 from typing import Any
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.block import BlockSpec, feed_forward, init_block, init_feed_forward, transformer_block
+from attnlab.block import BlockSpec, init_block
 from attnlab.heads import HeadSpec, init_heads
+from attnlab.layers import Ran, run_layers
 from attnlab.multihead import multi_head_attention
+from attnlab.pointwise import feed_forward, init_feed_forward
 from attnlab.sharing import Plan
-from attnlab.stack import init_slots, run_stack
+from attnlab.stack import init_slots
 
 
 class MultiHeadAttention(nn.Module):
@@ -57,7 +57,12 @@ class FeedForward(nn.Module):
         w = self.param(
             "ffn",
             lambda key: init_feed_forward(
-                key, width, self.ffn_width, bias=self.bias, std=self.init_std
+                key,
+                width,
+                self.ffn_width,
+                activation=self.activation,
+                bias=self.bias,
+                std=self.init_std,
             ),
         )
         drops = self.dropout_rate > 0 and not deterministic
@@ -81,59 +86,47 @@ class LayerStack(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        *,
-        mask: Array | None = None,
-        rotary: Array | None = None,
-        head_gate: Float[Array, "L N"] | Float[Array, "L B N"] | None = None,
-        cache: Any = None,
-        deterministic: bool = True,
-        return_probs: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "L B N T S"] | None, Any]:
-        """x after all layers, the probabilities of every layer where asked, the cache if given.
-
-        `head_gate` multiplies each head of each application, also where layers share weights.
-        `cache` holds one cache per application, stacked [L, ...]: layers that share weights still
-        have keys of their own.
-        """
-        makers = init_block(self.block, std=self.init_std, residual_scale=self.residual_scale)
-        slots = {
-            part: self.param(
-                part,
-                lambda key, part=part, count=count: init_slots(
-                    {part: makers[part]}, key, Plan(**{part: range(count)})
-                )[part],
-            )
-            for part, count in self.plan.num_slots.items()
-        }
-        keys = None
-        if self._drops() and not deterministic:
-            keys = jax.random.split(self.make_rng("dropout"), self.plan.num_layers)
-
-        def block(w, x, state, own, shared):
-            index, own = own
-            mine = jax.tree.map(lambda a: a[index], state)
-            x, probs, mine = transformer_block(
-                w, x, spec=self.block, cache=mine, return_probs=return_probs, **own, **shared
-            )
-            return x, jax.tree.map(lambda a, new: a.at[index].set(new), state, mine), probs
-
-        (x, cache), probs = run_stack(
-            block,
+        self, x: Float[Array, "B T D"], *, deterministic: bool = True, **options: Any
+    ) -> Ran:
+        """`run_layers` with weights of its own. Dropout takes the "dropout" random stream."""
+        slots = init_stack(self, self.block, self.plan, self.init_std, self.residual_scale)
+        drops = self.block.drops and not deterministic
+        return run_layers(
             slots,
             self.plan,
             x,
-            layer=(
-                jnp.arange(self.plan.num_layers),
-                {"head_gate": head_gate, "dropout_key": keys},
-            ),
-            shared={"mask": mask, "rotary": rotary},
-            state=cache,
+            spec=self.block,
+            dropout_key=self.make_rng("dropout") if drops else None,
             remat=self.remat,
+            **options,
         )
-        return x, probs, cache
 
-    def _drops(self) -> bool:
-        block = self.block
-        return any((block.dropout_rate, block.attention_dropout_rate, block.ffn_dropout_rate))
+
+def init_stack(
+    module: nn.Module, block: BlockSpec, plan: Plan, std: float | None, residual_scale: float
+) -> dict[str, Any]:
+    """The slots of `plan` as parameters of `module`: part -> [G, ...]."""
+    makers = init_block(block, std=std, residual_scale=residual_scale)
+    return {
+        part: module.param(
+            part,
+            lambda key, part=part, count=count: init_slots(
+                {part: makers[part]}, key, Plan(**{part: range(count)})
+            )[part],
+        )
+        for part, count in plan.num_slots.items()
+    }
+
+
+class Slots(nn.Module):
+    """The weights of a `LayerStack` alone, for models in which several stacks read one pool."""
+
+    block: BlockSpec
+    plan: Plan
+    init_std: float | None = None
+    residual_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self) -> dict[str, Any]:
+        """part -> [G, ...]"""
+        return init_stack(self, self.block, self.plan, self.init_std, self.residual_scale)

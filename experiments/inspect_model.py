@@ -14,6 +14,7 @@ from ml_collections import config_flags
 
 from attnlab import accounting
 from attnlab.models import ModelConfig
+from attnlab.outer import count_outer
 from experiments import arm, launch
 
 
@@ -60,7 +61,7 @@ def _picture(config: ModelConfig) -> str:
 
 
 def _parts(config: ModelConfig) -> str:
-    outer = accounting.outer_parameters(config)
+    outer = count_outer(config)
     rows = [("part", "sets", "parameters each", "unique", "applied")]
     for part, size in accounting.part_parameters(config).items():
         count, uses = config.slots.num_slots[part], config.num_layers

@@ -20,6 +20,7 @@ from attnlab import (
     unique_parameters,
 )
 from attnlab.accounting import cache_bytes_per_token, call_flops, match_ffn_width
+from attnlab.outer import count_outer
 
 SMALL = ModelConfig(
     vocab_size=29, max_len=11, width=12, num_layers=5, num_heads=3, ffn_width=17, value_dim=5
@@ -40,7 +41,8 @@ def with_layout(layout, **fields):
 
 def tree_of(config):
     tokens = jnp.zeros((1, 2), jnp.int32)
-    return jax.eval_shape(config.build().init, jax.random.key(0), tokens)["params"]
+    texts = (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
+    return jax.eval_shape(config.build().init, jax.random.key(0), *texts)["params"]
 
 
 def size_of(tree):
@@ -59,7 +61,29 @@ OPTIONS = [
         "kind": "encoder",
     },
     {"talking_heads": True, "order": "factored", "window": 2},
+    {
+        "activation": "gated_silu",
+        "norm_kind": "rms",
+        "norm_bias": False,
+        "embedding_width": 12,
+        "embedding_norm": True,
+    },
+    {
+        "kind": "encoder",
+        "embedding_width": 7,
+        "embedding_norm": True,
+        "readout_transform": "tanh",
+        "readout_bias": True,
+        "pooler": True,
+        "pooled_classes": 2,
+    },
+    {"readout": "none", "positions": "relative", "ffn_bias": False, "activation": "gated_gelu"},
+    {"embedding_width": 5, "readout": "own", "readout_transform": "gelu"},
+    {"kind": "encoder_decoder", "encoder_layers": 3, "encoder_plan": "albert"},
+    {"kind": "encoder_decoder", "share_encoder": True, "positions": "relative"},
 ]
+# What a trace has beside the products of the tokens: nothing here, and texts of its own there.
+TRACED = [{}, *(options for options in OPTIONS[5:] if "pooler" not in options)]
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -68,8 +92,9 @@ def test_parameters_equal_the_tree(layout, plan):
     for options in OPTIONS:
         config = with_layout(layout, plan=plan, **options)
         assert unique_parameters(config) == size_of(tree_of(config))
-        alone = dataclasses.replace(config, plan="separate")
-        assert applied_parameters(config) == unique_parameters(alone)
+        alone = dataclasses.replace(config, plan="separate", encoder_plan=None, share_encoder=False)
+        applied = applied_parameters(config) - count_outer(config)
+        assert applied == unique_parameters(alone) - count_outer(alone)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +128,14 @@ def test_albert_table_4(plan, count):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_flops_equal_the_products_of_the_trace(layout, plan):
-    config = with_layout(layout, plan=plan, order="factored", talking_heads=plan == "albert")
-    tokens = jnp.zeros((2, 7), jnp.int32)
-    params = tree_of(config)
-    traced = jax.make_jaxpr(lambda p: config.build().apply({"params": p}, tokens))(params)
-    assert product_flops(traced.jaxpr) == 2 * 7 * flops_per_token(config, 7)
+    for options in TRACED if plan == "attention_only" else TRACED[:1]:
+        fields = {"order": "factored", "talking_heads": plan == "albert"} | options
+        config = with_layout(layout, plan=plan, **fields)
+        tokens = jnp.zeros((2, 7), jnp.int32)
+        texts = (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
+        run = lambda p, c=config, t=texts: c.build().apply({"params": p}, *t)
+        traced = jax.make_jaxpr(run)(tree_of(config))
+        assert product_flops(traced.jaxpr) == 2 * 7 * flops_per_token(config, 7)
 
 
 @pytest.mark.parametrize("budget", ["parameters", "flops"])

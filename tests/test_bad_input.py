@@ -62,7 +62,7 @@ def test_any_spec_works_or_says_what_to_change(layout, width, num_heads, fields)
         ({"context": (3, 4, 6)}, "context .3, 4, 6. and x .2, 5, 6. must have one batch size"),
         ({"value_context": (2, 3, 6)}, "value_context .2, 3, 6. must be as long as"),
         ({"q": (6, 2, 4)}, r"weight q has shape \(6, 2, 4\), the spec asks for \(6, 2, 3\)"),
-        ({"extra": (3,)}, "weights .*extra.* are not those of the spec"),
+        ({"k_bias": (2, 3)}, "weights .*k_bias.* are not those of the spec"),
     ],
 )
 def test_arrays_that_do_not_fit(changes, message):

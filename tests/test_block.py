@@ -1,14 +1,20 @@
 """One layer against Flax's own modules and the definition."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
 
-from attnlab import HeadSpec, feed_forward, layer_norm, multi_head_attention, transformer_block
-from attnlab.block import ACTIVATIONS, NORMS, BlockSpec, dropout, init_block
+from attnlab import (
+    HeadSpec,
+    feed_forward,
+    layer_norm,
+    multi_head_attention,
+    rms_norm,
+    transformer_block,
+)
+from attnlab.block import NORMS, BlockSpec, init_block
 
 
 def draw(*shape, seed=0):
@@ -22,30 +28,6 @@ def make(spec):
     return jax.tree.unflatten(tree, [draw(*a.shape, seed=i) for i, a in enumerate(leaves)])
 
 
-def test_layer_norm_equals_flax():
-    x, w = 3 * draw(2, 5, 7) + 2, {"scale": draw(7, seed=1), "bias": draw(7, seed=2)}
-    flax = nn.LayerNorm(epsilon=1e-3).apply({"params": w}, x)
-    assert_close(jax.jit(lambda w, x: layer_norm(w, x, eps=1e-3))(w, x), flax)
-    assert layer_norm(w, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_feed_forward_by_hand(activation):
-    from scipy.special import erf
-
-    hand = {
-        "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
-        "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
-        "relu": lambda x: np.maximum(x, 0),
-    }[activation]
-    w = {"up": draw(3, 5), "up_bias": draw(5), "down": draw(5, 3), "down_bias": draw(3)}
-    x = draw(2, 4, 3, seed=4)
-    got = jax.jit(lambda w, x: feed_forward(w, x, activation=activation))(w, x)
-    w = {n: np.asarray(a) for n, a in w.items()}
-    expected = hand(np.asarray(x) @ w["up"] + w["up_bias"]) @ w["down"] + w["down_bias"]
-    assert_close(got, jnp.asarray(expected, jnp.float32))
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_order_of_norm_and_residual(norm):
     spec = BlockSpec(HeadSpec("standard", 6, 2), ffn_width=10, norm=norm, is_causal=True)
@@ -54,8 +36,7 @@ def test_order_of_norm_and_residual(norm):
     got, probs = run(w, x)
 
     def f(w, y):
-        heads = {name: w[name] for name in spec.heads.shapes}
-        return multi_head_attention(heads, y, spec=spec.heads, is_causal=True)
+        return multi_head_attention(w, y, spec=spec.heads, is_causal=True)
 
     a, b = w["attention"], w["ffn"]
     if norm == "pre":
@@ -69,13 +50,53 @@ def test_order_of_norm_and_residual(norm):
     assert not np.triu(probs, 1).any()
 
 
-def test_dropout_keeps_the_mean_and_needs_a_key():
-    x = jnp.ones((100, 100))
-    dropped = dropout(x, 0.2, jax.random.key(0))
-    assert set(np.unique(dropped)) == {0.0, 1.25}
-    np.testing.assert_allclose(dropped.mean(), 1, atol=0.02)
-    assert dropout(x, 0.2, None) is x
-    assert dropout(x, 0.0, jax.random.key(0)) is x
+@pytest.mark.parametrize("norm", NORMS)
+def test_cross_attention_comes_between(norm):
+    spec = BlockSpec(
+        HeadSpec("standard", 6, 2),
+        ffn_width=10,
+        norm=norm,
+        norm_kind="rms",
+        norm_bias=False,
+        is_causal=True,
+        cross=HeadSpec("standard", 6, 3),
+    )
+    w, x, context = make(spec), draw(2, 5, 6, seed=9), draw(2, 4, 6, seed=8)
+    hidden = jnp.asarray(np.arange(4) < 3)[None, None, None]
+
+    def run(w, x):
+        options = dict(spec=spec, context_mask=hidden, return_probs=True)
+        return transformer_block(w, x, context, **options)[:2]
+
+    got, (probs, cross_probs) = jax.jit(run)(w, x)
+    steps = {
+        "attention": lambda w, y: multi_head_attention(w, y, spec=spec.heads, is_causal=True),
+        "cross": lambda w, y: multi_head_attention(w, y, context, spec=spec.cross, mask=hidden),
+        "ffn": feed_forward,
+    }
+    y = x
+    for part, f in steps.items():
+        norm_of = lambda y, part=part: rms_norm(w[part]["norm"], y, eps=1e-5)
+        y = y + f(w[part], norm_of(y)) if norm == "pre" else norm_of(y + f(w[part], y))
+    assert_close(got, y)
+    assert probs.shape == (2, 2, 5, 5)
+    assert cross_probs.shape == (2, 3, 5, 4)
+    assert not cross_probs[..., 3].any()
+
+
+def test_dropout_acts_where_it_is_told():
+    """Of the outputs of the sublayers: one place alone is neither both nor none."""
+    x, results = draw(2, 5, 6, seed=9), []
+    for places in ((), ("attention",), ("ffn",), ("attention", "ffn")):
+        spec = BlockSpec(
+            HeadSpec("standard", 6, 2), ffn_width=10, dropout_rate=0.5, dropout_places=places
+        )
+        w = make(spec)
+        run = jax.jit(lambda k, s=spec: transformer_block(w, x, spec=s, dropout_key=k)[0])  # noqa: B023
+        results.append(run(jax.random.key(0)))
+    assert_close(results[0], transformer_block(w, x, spec=spec)[0])
+    for i, a in enumerate(results):
+        assert all(np.abs(a - b).max() > 0.01 for b in results[:i])
 
 
 @pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"])

@@ -22,14 +22,21 @@ ALLOWED = LEAVES | {
         "accounting", "attention", "cache", "heads", "layouts", "masks", "names", "positions",
     },
     "stack": {"sharing"},
-    "block": {"cache", "heads", "multihead", "names"},
-    "accounting": {"heads", "layouts", "names"},
-    "modules": {"block", "heads", "multihead", "sharing", "stack"},
+    "pointwise": {"names"},
+    "block": {"cache", "heads", "multihead", "names", "pointwise"},
+    "layers": {"block", "sharing", "stack"},
+    "outer": {"pointwise", "positions"},
+    "accounting": {"heads", "layouts", "names", "outer", "pointwise"},
+    "modules": {"block", "heads", "layers", "multihead", "pointwise", "sharing", "stack"},
+    "config": {
+        "attention", "block", "cache", "heads", "layouts", "multihead", "names", "outer",
+        "pointwise", "sharing",
+    },
     "models": {
-        "attention", "block", "cache", "heads", "layouts", "modules", "multihead", "names",
-        "positions", "sharing",
+        "cache", "config", "layers", "masks", "modules", "outer", "pointwise", "positions",
     },
     "conversion": {"attention", "heads", "layouts", "positions"},
+    "pretrained": {"config", "names", "outer", "sharing"},
     "decode": {"cache"},
     "edges": {"masks"},
     "adapters": {"attention", "heads", "layouts"},
@@ -65,6 +72,12 @@ def imports_of(name):
     return ours - {name}, others
 
 
+def test_pretrained_reads_with_numpy_alone():
+    """Name tables know no layer and no module, and nobody's loader."""
+    _, others = imports_of("pretrained")
+    assert not others & (NEVER | set(ONLY) | {"pickle", "transformers", "safetensors"})
+
+
 def test_every_file_has_a_row():
     files = {p.stem for p in (ROOT / "attnlab").glob("*.py")} - {"__init__"}
     folders = {p.parent.name for p in (ROOT / "attnlab").glob("*/__init__.py")}
@@ -93,6 +106,9 @@ def test_every_file_has_tests():
         "dense",
         "fused",
         "conversion",
+        "config",
+        "layers",
+        "outer",
     }
 
 

@@ -16,9 +16,12 @@ from attnlab import (
     HeadSpec,
     ModelConfig,
     MultiHeadAttention,
+    Plan,
+    layer_norm,
     masks,
     multi_head_attention,
 )
+from attnlab.outer import POSITIONS
 
 SMALL = ModelConfig(vocab_size=19, max_len=9, width=12, num_layers=3, num_heads=3, ffn_width=10)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
@@ -40,7 +43,7 @@ def make(config=SMALL, tokens=TOKENS):
     return jax.jit(run, static_argnames="return_probs"), params
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary", "none"])
+@pytest.mark.parametrize("positions", [n for n, p in POSITIONS.items() if not p.skips_padding])
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_who_sees_whom(kind, positions):
     """Changing token 4 moves the logits before it in an encoder alone."""
@@ -185,11 +188,132 @@ def test_standard_equals_flax_attention():
         (dict(plan=PLANS["albert"](2)), "the plan has 2 layers, num_layers is 3"),
         (dict(init_residual="deep"), "unknown init_residual"),
         (dict(token_types=-1), "token_types must be"),
+        (dict(norm_kind="rms"), "an RMS norm has no bias; set norm_bias=False"),
+        (dict(positions="learned_unpadded"), "set pad_token and kind='encoder'"),
+        (dict(positions="relative", relative_buckets=6), "must be a multiple of 4"),
+        (dict(embedding_width=5), "set readout_transform='gelu' or readout='own'"),
+        (dict(readout="none", readout_bias=True), "readout='none' has no logits"),
+        (dict(readout_transform="gated_gelu"), "unknown readout_transform"),
+        (dict(pooled_classes=2), "set pooler=True"),
+        (dict(encoder_layers=2), "are for kind='encoder_decoder', this is a decoder"),
+        (dict(plan=Plan(attention=(0,) * 3, cross=(0,) * 3)), "nothing to attend to but itself"),
+        (
+            dict(kind="encoder_decoder", encoder_layers=4, share_encoder=True),
+            "the encoder uses 4 slots of 'attention', the decoder has 3",
+        ),
+        (dict(kind="encoder_decoder", pooler=True), "has no pooler"),
+        (dict(embedding_dropout_rate=1.0), "embedding_dropout_rate must be in"),
+        (dict(dropout_places=("embedding",)), "did you mean 'embeddings'"),
     ],
 )
 def test_impossible_configs_say_what_to_change(fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **fields)
+
+
+TEXT_TO_TEXT = dataclasses.replace(
+    SMALL,
+    kind="encoder_decoder",
+    encoder_layers=2,
+    positions="relative",
+    relative_buckets=8,
+    relative_distance=6,
+    norm_kind="rms",
+    norm_bias=False,
+    activation="gated_gelu",
+)
+SOURCE = jnp.asarray(np.random.default_rng(5).integers(0, 19, (2, 5)))
+
+
+def make_both(config=TEXT_TO_TEXT):
+    model = config.build()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), SOURCE, TOKENS)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+    run = lambda params, *texts, **options: model.apply({"params": params}, *texts, **options)
+    return jax.jit(run, static_argnames=("return_probs", "return_outputs")), params
+
+
+def test_who_sees_whom_in_text_to_text():
+    """A token of the source moves all logits, one of the target those from it on; padding none."""
+    run, params = make_both()
+    plain = run(params, SOURCE, TOKENS)
+    moved = np.abs(plain - run(params, SOURCE.at[:, 3].add(1) % 19, TOKENS)).max((0, 2)) > 0
+    assert moved.all()
+    moved = np.abs(plain - run(params, SOURCE, TOKENS.at[:, 4].add(1) % 19)).max((0, 2)) > 0
+    assert moved[4:].all()
+    assert not moved[:4].any()
+    real = jnp.asarray(np.arange(5) < 3)[None].repeat(2, 0)
+    short = run(params, SOURCE[:, :3], TOKENS)
+    assert_close(run(params, SOURCE, TOKENS, padding_mask=real), short)
+
+
+def test_text_to_text_in_pieces():
+    """The encoder once, then the decoder token by token, is the whole at once."""
+    run, params = make_both()
+    whole = run(params, SOURCE, TOKENS, return_outputs=True, return_probs=True)
+    assert whole.hidden.shape == (4, 2, 7, 12)
+    assert whole.encoder_hidden.shape == (3, 2, 5, 12)
+    assert [a.shape[0] for a in (whole.probs, whole.cross_probs, whole.encoder_probs)] == [3, 3, 2]
+    cache, logits = TEXT_TO_TEXT.empty_cache(2, 7), []
+    for start, end in ((0, 3), (3, 4), (4, 7)):
+        piece = TOKENS[:, start:end]
+        seen, cache = run(params, SOURCE, piece, encoded=whole.encoded, cache=cache)
+        logits.append(seen)
+    assert_close(jnp.concatenate(logits, 1), whole.logits, loosen=5)
+
+
+def test_a_shared_encoder_equals_copied_weights():
+    config = dataclasses.replace(TEXT_TO_TEXT, encoder_layers=None, share_encoder=True)
+    run, params = make_both(config)
+    apart = dataclasses.replace(config, share_encoder=False)
+    copied = params | {
+        "encoder_layers": {p: params["layers"][p] for p in ("attention", "ffn")},
+        "encoder_final_norm": params["final_norm"],
+        "encoder_relative_bias": params["relative_bias"],
+    }
+    alone, own = make_both(apart)
+    assert jax.tree.structure(own) == jax.tree.structure(copied)
+    assert_close(alone(copied, SOURCE, TOKENS), run(params, SOURCE, TOKENS))
+
+
+def test_outputs_are_the_steps_of_the_model():
+    config = dataclasses.replace(
+        SMALL, kind="encoder", pooler=True, pooled_classes=2, readout="none", token_types=2
+    )
+    model = config.build()
+    params = make(config)[1]
+    seen = model.apply({"params": params}, TOKENS, return_outputs=True)
+    assert seen.logits is None
+    assert_close(model.apply({"params": params}, TOKENS), seen.last)
+    assert_close(layer_norm(params["final_norm"], seen.hidden[-1]), seen.last)
+    pooled = jnp.tanh(seen.last[:, 0] @ params["pooler"] + params["pooler_bias"])
+    assert_close(seen.pooled, pooled)
+    assert_close(seen.classes, pooled @ params["classes"] + params["classes_bias"])
+    words = params["embedding"][TOKENS] + params["positions"][:7] + params["token_types"][0]
+    assert_close(seen.hidden[0], words)
+
+
+def test_given_positions_are_honoured():
+    for positions in ("learned", "rotary", "relative"):
+        run, params = make(dataclasses.replace(SMALL, positions=positions))
+        same = run(params, TOKENS, positions=jnp.arange(7))
+        assert_close(run(params, TOKENS), same)
+        far = run(
+            params, TOKENS, positions=jnp.arange(7)[None].repeat(2, 0) * jnp.array([[1], [0]])
+        )
+        assert_close(far[0], same[0], loosen=5)
+        assert np.abs(far[1] - same[1]).max() > 1e-3
+
+
+def test_positions_skip_padding():
+    """A left-padded text is the text, when padding is hidden too."""
+    config = dataclasses.replace(SMALL, kind="encoder", positions="learned_unpadded", pad_token=1)
+    run, params = make(config)
+    text = TOKENS[:, :4].at[:].max(2)
+    padded = jnp.concatenate([jnp.ones((2, 2), text.dtype), text], axis=1)
+    got = run(params, padded, padding_mask=padded != 1)
+    assert_close(got[:, 2:], run(params, text))
 
 
 def test_too_long_an_input():

@@ -41,3 +41,29 @@ def test_rotary_turns_pairs_half_a_head_apart():
 def test_odd_heads_are_refused():
     with pytest.raises(ValueError, match="head_dim 5 must be even"):
         positions.rotary_angles(jnp.arange(2), 5)
+
+
+def test_sinusoidal_halves_by_hand():
+    """tensor2tensor's table: sines, then cosines; the divisor is n - 1; an odd width ends in 0."""
+    table = positions.sinusoidal_halves(5, 7)
+    rates = 1e4 ** (-np.arange(3) / 2)
+    for p in range(5):
+        row = [*np.sin(p * rates), *np.cos(p * rates), 0]
+        np.testing.assert_allclose(table[p], row, atol=1e-6)
+
+
+@pytest.mark.parametrize("two_sided", [True, False])
+def test_relative_buckets_by_hand(two_sided):
+    """The definition, distance by distance, in float64 away from the edges."""
+    distances = np.arange(-300, 301)
+    got = positions.relative_buckets(
+        jnp.asarray(distances), num_buckets=32, max_distance=128, two_sided=two_sided
+    )
+    n = 16 if two_sided else 32
+    for distance, bucket in zip(distances, np.asarray(got), strict=True):
+        far = abs(distance) if two_sided else max(-distance, 0)
+        e = n // 2
+        expected = far
+        if far >= e:
+            expected = min(e + int(np.log(far / e) / np.log(128 / e) * (n - e) + 1e-6), n - 1)
+        assert bucket == expected + (n if two_sided and distance > 0 else 0), distance

@@ -100,6 +100,12 @@ FUNCTIONS = {
         lambda dtype: tree(dtype, lambda key: init_block(key)["ffn"]),
         X,
     ),
+    "rms_norm": (attnlab.rms_norm, lambda dtype: {"scale": draw(dtype, 6)}, X),
+    "run_layers": (
+        lambda w, x: attnlab.run_layers(w, PLAN, x, spec=BLOCK).x,
+        lambda dtype: tree(dtype, init_layers),
+        X,
+    ),
     "layer_norm": (
         attnlab.layer_norm,
         lambda dtype: {"scale": draw(dtype, 6), "bias": draw(dtype, 6)},
@@ -129,7 +135,7 @@ NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes token
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
     "init_heads", "init_slots", "Decoder", "Encoder", "contraction_orders", "explain_heads",
     "init_cache", "prefill", "generate", "adapters", "convert",
-    "permute_heads", "regauge", "truncate",
+    "permute_heads", "regauge", "truncate", "EncoderDecoder", "Outputs",
 }  # fmt: skip
 
 

@@ -37,6 +37,12 @@ OPTIONAL = {
     "window": int,
     "order": str,
     "init_std": float,
+    "encoder_layers": int,
+    "encoder_plan": str,
+    "pad_token": int,
+    "embedding_width": int,
+    "readout_transform": str,
+    "embedding_dropout_rate": float,
     "implementation": str,
 }
 

@@ -1,0 +1,79 @@
+"""L transformer layers under a sharing plan, as one pure call."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attnlab.block import BlockSpec, transformer_block
+from attnlab.sharing import Plan
+from attnlab.stack import run_stack
+
+
+class Ran(NamedTuple):
+    """What a stack of layers gives; None where it was not asked for."""
+
+    x: Float[Array, "B T D"]
+    probs: Any
+    """[L, B, N, T, S], with a context a pair of them"""
+    cache: Any
+    hidden: Float[Array, "L B T D"] | None
+    """x after every layer"""
+
+
+def run_layers(
+    slots: dict[str, Any],
+    plan: Plan,
+    x: Float[Array, "B T D"],
+    context: Float[Array, "B S E"] | None = None,
+    *,
+    spec: BlockSpec,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    context_mask: Array | None = None,
+    rotary: Array | None = None,
+    head_gate: Float[Array, "L N"] | Float[Array, "L B N"] | None = None,
+    dropout_key: Array | None = None,
+    cache: Any = None,
+    remat: bool = True,
+    return_probs: bool = False,
+    return_hidden: bool = False,
+) -> Ran:
+    """x after all layers of `plan`, which read their weights in `slots` (part -> [G, ...]).
+
+    `head_gate` multiplies each head of each application, also where layers share weights.
+    `cache` holds one cache per application, stacked [L, ...]: layers that share weights still
+    have keys of their own. The rest is as in `transformer_block` and the same for every layer.
+    """
+    keys = None if dropout_key is None else jax.random.split(dropout_key, plan.num_layers)
+
+    def block(w, x, state, own, shared):
+        index, own = own
+        mine = jax.tree.map(lambda a: a[index], state)
+        x, probs, mine = transformer_block(
+            w, x, spec=spec, cache=mine, return_probs=return_probs, **own, **shared
+        )
+        state = jax.tree.map(lambda a, new: a.at[index].set(new), state, mine)
+        return x, state, (probs, x if return_hidden else None)
+
+    (x, cache), (probs, hidden) = run_stack(
+        block,
+        slots,
+        plan,
+        x,
+        layer=(
+            jnp.arange(plan.num_layers),
+            {"head_gate": head_gate, "dropout_key": keys},
+        ),
+        shared={
+            "context": context,
+            "mask": mask,
+            "bias": bias,
+            "context_mask": context_mask,
+            "rotary": rotary,
+        },
+        state=cache,
+        remat=remat,
+    )
+    return Ran(x, probs, cache, hidden)

@@ -1,0 +1,175 @@
+"""Published checkpoints -> (model, params), and back: one name table per family.
+
+Needs neither torch nor transformers. Nothing in a folder is executed.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.config import ModelConfig
+from attnlab.names import find
+from attnlab.outer import POSITIONS
+from attnlab.pretrained.albert import ALBERT
+from attnlab.pretrained.bert import BERT
+from attnlab.pretrained.distilbert import DISTILBERT
+from attnlab.pretrained.families import Family
+from attnlab.pretrained.gpt2 import GPT2
+from attnlab.pretrained.roberta import ROBERTA
+from attnlab.pretrained.rows import fill, unfill
+from attnlab.pretrained.settings import read_settings
+from attnlab.pretrained.t5 import T5
+from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
+
+FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA, T5)}
+
+
+def load(
+    folder: str | Path, *, ignore: tuple[str, ...] = (), **fields: Any
+) -> tuple[Any, dict[str, Any]]:
+    """(model, params) of a folder with config.json and safetensors, as transformers saves it.
+
+    Weights are float32, whatever the file holds. The heads of the model are those that the file
+    or its architecture has: readout, pooler, classes. `fields` replace fields of the
+    `ModelConfig` that change no weight (dtype, remat, order, ...).
+
+    Strict both ways: every tensor is used or known to hold nothing, every weight is filled.
+    `ignore` are patterns of further tensors, or of attributes in config.json, to leave out.
+
+    Raises ValueError, naming the tensor, the attribute or the file, and never runs or unpickles
+    anything that it finds.
+    """
+    folder = Path(folder)
+    raw = read_json(folder / "config.json")
+    if "model_type" not in raw:
+        raise ValueError(
+            f"{folder / 'config.json'} has no model_type; known: {', '.join(FAMILIES)}"
+        )
+    family: Family = find("model_type", raw["model_type"], FAMILIES)
+    settings = read_settings(raw, family.settings, family.fixed, ignore)
+    tensors = _ours(family, read_folder(folder), ignore)
+    architecture = (raw.get("architectures") or [""])[0]
+    config = ModelConfig(**family.fields(settings, tensors, architecture))
+    rows = family.rows(config, settings)
+    known = {row.name for row in rows}
+    patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
+    unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
+    if unknown:
+        raise ValueError(
+            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
+            f"the first is {unknown[0]!r}; if they do not matter, pass ignore=({unknown[0]!r},)"
+        )
+    params = fill(param_shapes(config), rows, tensors)
+    model = dataclasses.replace(config, **fields).build()
+    return model, jax.tree.map(jnp.asarray, params)
+
+
+def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str = "") -> None:
+    """Writes config.json and model.safetensors, which transformers loads with equal outputs.
+
+    The family is the one whose config.json can say what the model computes; `family` chooses.
+    Layers that share weights are written once each where the format cannot say that they do.
+
+    Raises ValueError where no family computes the same.
+    """
+    config = model.config
+    families = [find("family", family, FAMILIES)] if family else FAMILIES.values()
+    reasons = {f.name: _cannot(f, config) for f in families}
+    fits = [name for name, reason in reasons.items() if reason is None]
+    if not fits:
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise ValueError(f"no published format can say this model. {why}")
+    chosen = FAMILIES[fits[0]]
+    settings, architecture = chosen.describe(config)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = unfill(jax.tree.map(np.asarray, params), chosen.rows(config, settings))
+    for name, other in chosen.unused(config).items():
+        tensors[name] = tensors[other]
+    bare = architecture.endswith("Model") and not architecture.endswith("HeadModel")
+    if not bare:
+        tensors = {
+            name if name.startswith(chosen.heads) else chosen.prefix + name: a
+            for name, a in tensors.items()
+        }
+    write_file(folder / ONE_FILE, tensors)
+    head = {"architectures": [architecture], "model_type": chosen.name, "dtype": "float32"}
+    text = json.dumps(settings | head, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+@functools.lru_cache(maxsize=32)
+def param_shapes(config: ModelConfig) -> Any:
+    """The tree of a model's weights as `jax.ShapeDtypeStruct`s; nothing is computed."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    texts = (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
+    model = config.build()
+    return jax.eval_shape(lambda key: model.init(key, *texts), jax.random.key(0))["params"]
+
+
+def _cannot(family: Family, config: ModelConfig) -> str | None:
+    """Why a config.json of the family would describe another model; None where it would not."""
+    try:
+        settings, architecture = family.describe(config)
+        names = {row.name: None for row in family.rows(config, settings)}
+        read = ModelConfig(**family.fields(settings, names, architecture))
+    except (ValueError, KeyError, StopIteration, TypeError) as error:
+        return str(error) or type(error).__name__
+    ours, theirs = _meaning(config), _meaning(read)
+    for field, value in ours.items():
+        if theirs.get(field, NOTHING) != value:
+            return f"{field} would be {theirs.get(field, NOTHING)!r}, not {value!r}"
+    return None
+
+
+# How a model computes what it computes, and where its layers keep their weights.
+FREE = {"plan", "encoder_plan", "share_encoder", "dtype", "remat", "order", "implementation"}
+FREE |= {"init_std", "init_residual"}
+NOTHING = "nothing"
+
+
+def _meaning(config: ModelConfig) -> dict[str, Any]:
+    """The fields that decide what is computed, with every None resolved."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    values |= {name: config.heads.sizes[a] for name, a in HEAD_SIZES.items()}
+    values["attention_scale"] = config.heads.score_scale
+    values["attention_biases"] = sorted(config.heads.biases)
+    values["encoder_layers"] = config.encoder_layers or config.num_layers
+    if config.embedding_dropout_rate is None:
+        values["embedding_dropout_rate"] = config.dropout_rate
+    row = POSITIONS[config.positions]
+    unread = set(FREE) | (set() if row.rotary else {"rotary_base"})
+    unread |= set() if row.skips_padding else {"pad_token"}
+    unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}
+    return {name: value for name, value in values.items() if name not in unread}
+
+
+HEAD_SIZES = {"num_kv_heads": "K", "head_dim": "H", "value_dim": "V", "shared_dim": "R"}
+
+
+def _ours(
+    family: Family, tensors: dict[str, np.ndarray], ignore: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """The tensors under the names of the name table: no prefix, today's endings."""
+    found: dict[str, np.ndarray] = {}
+    for name, a in tensors.items():
+        if _matches(name, ignore):
+            continue
+        short = name.removeprefix(family.prefix)
+        for old, new in family.renamed:
+            short = short.removesuffix(old) + new if short.endswith(old) else short
+        if short in found:
+            raise ValueError(f"the tensor {name!r} is there twice, under another name as well")
+        found[short] = a
+    return found
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

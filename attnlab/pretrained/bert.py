@@ -1,0 +1,158 @@
+"""BERT (Devlin et al. 2018), in the names of Hugging Face."""
+
+from typing import Any
+
+from attnlab.pretrained.families import Family, Tensors
+from attnlab.pretrained.rows import Row, dense, norm, same
+from attnlab.pretrained.settings import activation, their_activation
+
+SETTINGS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "tie_word_embeddings": True,
+}
+
+
+def encoder_fields(s: dict[str, Any]) -> dict[str, Any]:
+    """What BERT, ALBERT and RoBERTa have in common."""
+    return dict(
+        kind="encoder",
+        vocab_size=s["vocab_size"],
+        max_len=s["max_position_embeddings"],
+        width=s["hidden_size"],
+        num_layers=s["num_hidden_layers"],
+        num_heads=s["num_attention_heads"],
+        ffn_width=s["intermediate_size"],
+        norm="post",
+        norm_eps=s["layer_norm_eps"],
+        activation=activation(s, "hidden_act"),
+        token_types=s["type_vocab_size"],
+        embedding_norm=True,
+        dropout_rate=s["hidden_dropout_prob"],
+        attention_dropout_rate=s["attention_probs_dropout_prob"],
+        init_std=0.02,
+    )
+
+
+def head_fields(tied: bool, readout: str | None, pooler: bool, classes: int) -> dict[str, Any]:
+    """The heads that are there; `readout` is the activation of the masked-LM head, or None."""
+    found = dict(pooler=pooler, pooled_classes=classes, readout="none")
+    if readout is None:
+        return found
+    kind = "tied" if tied else "own"
+    return found | dict(readout=kind, readout_bias=True, readout_transform=readout)
+
+
+def encoder_settings(c: Any) -> dict[str, Any]:
+    """The inverse of `encoder_fields`."""
+    return dict(
+        vocab_size=c.vocab_size,
+        hidden_size=c.width,
+        num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads,
+        intermediate_size=c.ffn_width,
+        hidden_act=their_activation(c.activation),
+        hidden_dropout_prob=c.dropout_rate,
+        attention_probs_dropout_prob=c.attention_dropout_rate,
+        max_position_embeddings=c.max_len,
+        type_vocab_size=c.token_types,
+        layer_norm_eps=c.norm_eps,
+        tie_word_embeddings=c.readout != "own",
+    )
+
+
+def embedding_rows(token_types: int) -> list[Row]:
+    """Tables and their norm."""
+    at = "embeddings."
+    rows = same(f"{at}word_embeddings.weight", "embedding")
+    rows += same(f"{at}position_embeddings.weight", "positions")
+    rows += same(f"{at}token_type_embeddings.weight", "token_types") if token_types else []
+    return rows + norm(f"{at}LayerNorm", "embedding_norm")
+
+
+def layer_rows(config: Any, names: dict[str, str], at: str) -> list[Row]:
+    """All layers; `names` are theirs of q, k, v, o, up, down and the two norms, after `at`."""
+    rows: list[Row] = []
+    for i in range(config.num_layers):
+        slots = {part: config.slots[part][i] for part in config.slots}
+        for ours, part in dict.fromkeys("qkvo", "attention").items():
+            rows += dense(at.format(i) + names[ours], "layers", part, ours, slot=slots[part])
+        for ours in ("up", "down"):
+            rows += dense(at.format(i) + names[ours], "layers", "ffn", ours, slot=slots["ffn"])
+        for part in ("attention", "ffn"):
+            rows += norm(at.format(i) + names[part], "layers", part, "norm", slot=slots[part])
+    return rows
+
+
+NAMES = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "o": "attention.output.dense",
+    "attention": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "ffn": "output.LayerNorm",
+}
+ARCHITECTURES = {  # what each needs: (masked-LM head, pooler, classes)
+    "BertModel": (False, True, False),
+    "BertForMaskedLM": (True, False, False),
+    "BertForPreTraining": (True, True, True),
+}
+
+
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    needs = ARCHITECTURES.get(architecture, (False,) * 3)
+    # A bare model may come without its pooler.
+    mlm = needs[0] or "cls.predictions.transform.dense.weight" in tensors
+    pooler = "pooler.dense.weight" in tensors or needs[2]
+    classes = 2 if needs[2] or "cls.seq_relationship.weight" in tensors else 0
+    readout = activation(s, "hidden_act") if mlm else None
+    return encoder_fields(s) | head_fields(s["tie_word_embeddings"], readout, pooler, classes)
+
+
+def _describe(c: Any) -> tuple[dict[str, Any], str]:
+    if c.readout == "none":
+        return encoder_settings(c), "BertModel"
+    return encoder_settings(c), "BertForPreTraining" if c.pooled_classes else "BertForMaskedLM"
+
+
+def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+    rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
+    rows += dense("pooler.dense", "pooler") if c.pooler else []
+    rows += dense("cls.seq_relationship", "classes") if c.pooled_classes else []
+    if c.readout_transform:
+        rows += dense("cls.predictions.transform.dense", "transform")
+        rows += norm("cls.predictions.transform.LayerNorm", "transform_norm")
+    if c.readout == "tied":
+        rows += same("cls.predictions.bias", "readout_bias")
+    if c.readout == "own":
+        rows += dense("cls.predictions.decoder", "readout")
+    return rows
+
+
+BERT = Family(
+    name="bert",
+    settings=SETTINGS,
+    fields=_fields,
+    describe=_describe,
+    rows=_rows,
+    prefix="bert.",
+    heads=("cls.",),
+    ignored=("embeddings.position_ids",),
+    # A tied decoder may be stored again; an own one has its own bias, and the other is unused.
+    ignored_for=lambda c: ("cls.predictions.decoder.*",) if c.readout == "tied" else (),
+    unused=lambda c: (
+        {"cls.predictions.bias": "cls.predictions.decoder.bias"} if c.readout == "own" else {}
+    ),
+    renamed=((".gamma", ".weight"), (".beta", ".bias")),
+)

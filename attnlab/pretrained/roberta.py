@@ -1,0 +1,59 @@
+"""RoBERTa (Liu et al. 2019), in the names of Hugging Face."""
+
+from typing import Any
+
+from attnlab.pretrained.bert import (
+    NAMES,
+    embedding_rows,
+    encoder_fields,
+    encoder_settings,
+    head_fields,
+    layer_rows,
+)
+from attnlab.pretrained.bert import SETTINGS as OF_BERT
+from attnlab.pretrained.families import Family, Tensors
+from attnlab.pretrained.rows import Row, dense, norm, same
+
+SETTINGS = OF_BERT | {"vocab_size": 50265, "pad_token_id": 1}
+
+
+def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    mlm = architecture == "RobertaForMaskedLM" or "lm_head.dense.weight" in tensors
+    # Its head has the exact gelu whatever hidden_act says.
+    heads = head_fields(
+        s["tie_word_embeddings"], "gelu" if mlm else None, "pooler.dense.weight" in tensors, 0
+    )
+    positions = dict(positions="learned_unpadded", pad_token=s["pad_token_id"])
+    return encoder_fields(s) | heads | positions
+
+
+def _describe(c: Any) -> tuple[dict[str, Any], str]:
+    settings = encoder_settings(c) | dict(pad_token_id=c.pad_token)
+    return settings, "RobertaModel" if c.readout == "none" else "RobertaForMaskedLM"
+
+
+def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+    rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
+    rows += dense("pooler.dense", "pooler") if c.pooler else []
+    if c.readout_transform:
+        rows += dense("lm_head.dense", "transform") + norm("lm_head.layer_norm", "transform_norm")
+    if c.readout == "tied":
+        rows += same("lm_head.bias", "readout_bias")
+    if c.readout == "own":
+        rows += dense("lm_head.decoder", "readout")
+    return rows
+
+
+ROBERTA = Family(
+    name="roberta",
+    settings=SETTINGS,
+    fields=_fields,
+    describe=_describe,
+    rows=_rows,
+    prefix="roberta.",
+    heads=("lm_head.",),
+    ignored=("embeddings.position_ids",),
+    ignored_for=lambda c: ("lm_head.decoder.*",) if c.readout == "tied" else (),
+    unused=lambda c: {"lm_head.bias": "lm_head.decoder.bias"} if c.readout == "own" else {},
+    renamed=((".gamma", ".weight"), (".beta", ".bias")),
+)

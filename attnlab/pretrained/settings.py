@@ -1,0 +1,95 @@
+"""config.json: every attribute is read, known to change nothing, or refused by name."""
+
+import fnmatch
+from typing import Any
+
+# Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
+HARMLESS = """
+architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
+initializer_range initializer_factor bos_token_id eos_token_id sep_token_id cls_token_id
+mask_token_id pad_token_id unk_token_id decoder_start_token_id use_cache output_attentions
+output_hidden_states return_dict task_specific_params id2label label2id num_labels
+problem_type gradient_checkpointing finetuning_task tokenizer_class prefix torchscript
+use_bfloat16 tf_legacy_loss chunk_size_feed_forward classifier_dropout
+classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels output_past
+attn_implementation _attn_implementation _attn_implementation_autoset max_length min_length
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
+top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx directionality
+pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+pooler_type reorder_and_upcast_attn
+""".split()  # noqa: SIM905
+FIXED: dict[str, Any] = {
+    "pruned_heads": {},
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "tie_encoder_decoder": False,
+    "is_encoder_decoder": False,
+    "position_embedding_type": "absolute",
+}
+# Their names of activations, and ours; the first name of each is the one that is written.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+}
+
+
+def read_settings(
+    raw: dict[str, Any], defaults: dict[str, Any], fixed: dict[str, Any], ignore: tuple[str, ...]
+) -> dict[str, Any]:
+    """The attributes of `defaults`, with what `raw` says of them.
+
+    Attributes of `fixed` may only have that value. Raises ValueError that names the attribute.
+    """
+    fixed = FIXED | fixed
+    for name, value in raw.items():
+        if name in defaults:
+            _check_type(name, value, defaults[name])
+        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
+            continue
+        elif name in fixed:
+            if value != fixed[name]:
+                raise ValueError(
+                    f"config.json: {name} = {value!r} is not supported, only {fixed[name]!r}"
+                )
+        elif not any(fnmatch.fnmatchcase(name, pattern) for pattern in HARMLESS):
+            raise ValueError(
+                f"config.json: {name} = {value!r} is unknown here and may change what the model "
+                f"computes; if it does not, pass ignore=({name!r},)"
+            )
+    return {name: raw.get(name, default) for name, default in defaults.items()}
+
+
+def activation(settings: dict[str, Any], name: str) -> str:
+    """Our name of the activation that `settings[name]` names."""
+    theirs = settings[name]
+    if theirs not in ACTIVATIONS:
+        raise ValueError(
+            f"config.json: {name} = {theirs!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[theirs]
+
+
+def their_activation(ours: str) -> str:
+    """The inverse of `activation`."""
+    return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
+
+
+def _check_type(name: str, value: Any, default: Any) -> None:
+    kinds = {bool: bool, int: int, float: (int, float), str: str}.get(type(default))
+    wrong = kinds and not isinstance(value, kinds)  # type: ignore[arg-type]
+    if wrong or (type(default) in (int, float) and isinstance(value, bool)):
+        raise ValueError(
+            f"config.json: {name} = {value!r} should be a {type(default).__name__}, "
+            f"as {default!r} is"
+        )

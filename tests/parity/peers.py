@@ -1,0 +1,162 @@
+"""Tiny random models of transformers and what they give, for parity tests and golden files."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import torch
+import transformers as tr
+
+BERT = dict(
+    vocab_size=97,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=56,
+    max_position_embeddings=40,
+)
+ALBERT = BERT | dict(embedding_size=16)
+DISTILBERT = dict(
+    vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=56, max_position_embeddings=40
+)
+GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
+GPT2 |= dict(bos_token_id=1, eos_token_id=2)
+T5 = dict(vocab_size=97, d_model=32, d_kv=6, d_ff=56, num_layers=2, num_heads=4)
+T5 |= dict(decoder_start_token_id=0, relative_attention_num_buckets=8)
+T5 |= dict(relative_attention_max_distance=10)
+
+# name -> (class of the model, class of the config, its attributes)
+PEERS = {
+    "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
+    "bert-bare-3-heads-big-eps": (
+        tr.BertModel,
+        tr.BertConfig,
+        BERT | dict(hidden_size=21, num_attention_heads=3, layer_norm_eps=0.05, type_vocab_size=3),
+    ),
+    "bert-untied-gelu_new": (
+        tr.BertForMaskedLM,
+        tr.BertConfig,
+        BERT | dict(tie_word_embeddings=False, hidden_act="gelu_new", num_hidden_layers=3),
+    ),
+    "albert": (tr.AlbertForPreTraining, tr.AlbertConfig, ALBERT),
+    "albert-groups-inner": (
+        tr.AlbertModel,
+        tr.AlbertConfig,
+        ALBERT
+        | dict(num_hidden_layers=6, num_hidden_groups=3, inner_group_num=2, layer_norm_eps=0.05),
+    ),
+    "albert-square-map": (
+        tr.AlbertForMaskedLM,
+        tr.AlbertConfig,
+        ALBERT
+        | dict(embedding_size=32, num_hidden_layers=3, num_hidden_groups=2, hidden_act="relu"),
+    ),
+    "albert-one-call-two-blocks": (
+        tr.AlbertForMaskedLM,
+        tr.AlbertConfig,
+        ALBERT | dict(num_hidden_layers=1, inner_group_num=2, tie_word_embeddings=False),
+    ),
+    "roberta": (tr.RobertaForMaskedLM, tr.RobertaConfig, BERT | dict(hidden_act="relu")),
+    "roberta-bare-pad-4": (
+        tr.RobertaModel,
+        tr.RobertaConfig,
+        BERT | dict(pad_token_id=4, type_vocab_size=1, layer_norm_eps=0.05, num_attention_heads=2),
+    ),
+    "roberta-untied": (
+        tr.RobertaForMaskedLM,
+        tr.RobertaConfig,
+        BERT | dict(tie_word_embeddings=False),
+    ),
+    "distilbert": (tr.DistilBertForMaskedLM, tr.DistilBertConfig, DISTILBERT),
+    "distilbert-bare-sinusoids": (
+        tr.DistilBertModel,
+        tr.DistilBertConfig,
+        DISTILBERT | dict(sinusoidal_pos_embds=True, n_layers=3, activation="relu"),
+    ),
+    "gpt2": (tr.GPT2LMHeadModel, tr.GPT2Config, GPT2),
+    "gpt2-bare-inner-relu": (
+        tr.GPT2Model,
+        tr.GPT2Config,
+        GPT2 | dict(n_inner=24, activation_function="relu", n_head=2, layer_norm_epsilon=0.05),
+    ),
+    "gpt2-unscaled-untied": (
+        tr.GPT2LMHeadModel,
+        tr.GPT2Config,
+        GPT2 | dict(scale_attn_weights=False, tie_word_embeddings=False, n_layer=3),
+    ),
+    "t5": (tr.T5ForConditionalGeneration, tr.T5Config, T5),
+    "t5-1.1-own-head": (
+        tr.T5ForConditionalGeneration,
+        tr.T5Config,
+        T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3),
+    ),
+    "t5-scaled-own-head-big-eps": (
+        tr.T5ForConditionalGeneration,
+        tr.T5Config,
+        T5 | dict(feed_forward_proj="gated-silu", layer_norm_epsilon=0.05, num_heads=3),
+    ),
+    "t5-bare-gelu": (tr.T5Model, tr.T5Config, T5 | dict(feed_forward_proj="gelu")),
+    "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
+}
+OWN_HEAD = ("own-head", "own-head-big-eps")
+
+
+def make(name, **sizes):
+    """The model, with large weights in place of the small ones it starts from."""
+    model_class, config_class, attributes = PEERS[name]
+    config = config_class(**attributes | sizes)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    rng = np.random.default_rng(1)
+    with torch.no_grad():
+        for key, p in sorted(model.named_parameters()):
+            p.copy_(torch.from_numpy(_large(key, tuple(p.shape), rng).astype(np.float32)))
+        if name.endswith(OWN_HEAD):
+            # The file decides whether a T5 has a head of its own, so give it one.
+            head = torch.empty_like(model.lm_head.weight).normal_() * config.d_model**-0.5
+            model.lm_head.weight = torch.nn.Parameter(head)
+    return model
+
+
+def inputs(name, length=11, vocab=97):
+    """A batch of three texts, with padding at the end of two of them and types given."""
+    rng = np.random.default_rng(2)
+    pad = PEERS[name][2].get("pad_token_id", 1)
+    ids = rng.integers(5, vocab, (3, length))
+    real = np.arange(length) < np.array([[length], [length - 4], [length - 7]])
+    ids = np.where(real, ids, pad)
+    given = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
+    types = PEERS[name][2].get("type_vocab_size", 2)
+    if not name.startswith(("distilbert", "t5")):
+        given["token_type_ids"] = rng.integers(0, types, ids.shape)
+    if name.startswith("t5") and "encoder" not in name:
+        given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
+    return given
+
+
+def outputs(model, given):
+    """What the peer says, as NumPy arrays; a list of layers becomes one array."""
+    tensors = {key: torch.from_numpy(np.asarray(a)) for key, a in given.items()}
+    with torch.no_grad():
+        said = model(**tensors, output_hidden_states=True, output_attentions=True)
+    found = {}
+    for key, value in said.items():
+        if isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
+            found[key] = np.stack([a.numpy() for a in value])
+        elif isinstance(value, torch.Tensor):
+            found[key] = value.numpy()
+    return found
+
+
+def _large(key, shape, rng):
+    values = rng.normal(size=shape)
+    if "norm" in key.lower() or "ln_" in key:
+        return (1 + 0.3 * values) if key.endswith("weight") else 0.3 * values
+    if key.endswith("bias"):
+        return 0.3 * values
+    if any(part in key for part in ("embedding", "wte", "wpe", "shared", "relative")):
+        return 0.7 * values
+    fan_in = shape[0] if ".c_" in key else shape[1]
+    return 1.2 * values / np.sqrt(fan_in)
