@@ -1,9 +1,12 @@
 """What a model is, before it costs anything: which layer uses which weights, and what that costs.
 
     python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
+    python -m experiments.inspect_model --path=FOLDER
 
-Prints the plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how
-attention would be computed at the config's batch and length. Nothing is trained or written.
+FOLDER holds config.json and safetensors of a published model (see `attnlab.pretrained`). Prints the
+plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how attention would
+be computed at the config's batch and length (one text of 512 tokens for a folder). Nothing is
+trained or written.
 """
 
 from collections.abc import Sequence
@@ -12,15 +15,23 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from attnlab import accounting
+from attnlab import accounting, pretrained
 from attnlab.models import ModelConfig
 from attnlab.outer import count_outer
+from attnlab.sharing import Plan
 from experiments import arm, launch
 
 
 def main() -> None:
-    """Prints the model of --config."""
-    resolved = arm.resolve(flags.FLAGS.config)
+    """Prints the model of --config or of the folder --path."""
+    path, config = flags.FLAGS.path, flags.FLAGS.config
+    if bool(path) == bool(config):
+        raise ValueError("give either --config or --path")
+    if path:
+        model = pretrained.load(path)[0].config
+        print(describe(model, 1, min(model.max_len, 512)))
+        return
+    resolved = arm.resolve(config)
     print(describe(resolved.model, resolved.train.batch_size, resolved.train.length))
 
 
@@ -51,22 +62,36 @@ def describe(config: ModelConfig, batch: int, length: int) -> str:
     )
 
 
+def _stacks(config: ModelConfig) -> dict[str, Plan]:
+    """Name -> plan of every stack."""
+    if config.kind != "encoder_decoder":
+        return {config.kind: config.slots}
+    return {"encoder": config.encoder_slots, "decoder": config.slots}
+
+
 def _picture(config: ModelConfig) -> str:
     """One row per part, one column per application: the number of the slot that it uses."""
-    rows = [("layer", list(range(1, config.num_layers + 1)))]
-    rows += [(part, [s + 1 for s in slots]) for part, slots in config.slots.items()]
-    width = len(str(config.num_layers))
-    lines = [f"{name:<12}{' '.join(f'{n:>{width}}' for n in numbers)}" for name, numbers in rows]
+    lines = []
+    for stack, plan in _stacks(config).items():
+        rows = [(stack, list(range(1, plan.num_layers + 1)))]
+        rows += [(f"  {part}", [s + 1 for s in slots]) for part, slots in plan.items()]
+        width = len(str(plan.num_layers))
+        lines += [f"{name:<13}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
+    if config.kind == "encoder_decoder" and config.share_encoder:
+        lines.append("both stacks read one pool of sets")
     return "\n".join(lines)
 
 
 def _parts(config: ModelConfig) -> str:
-    outer = count_outer(config)
+    outer, sizes = count_outer(config), accounting.part_parameters(config)
     rows = [("part", "sets", "parameters each", "unique", "applied")]
-    for part, size in accounting.part_parameters(config).items():
-        count, uses = config.slots.num_slots[part], config.num_layers
-        rows.append((part, str(count), f"{size:,}", f"{size * count:,}", f"{size * uses:,}"))
-    return _columns([*rows, ("outside", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
+    for stack, plan in _stacks(config).items():
+        for part, count in plan.num_slots.items():
+            size, uses = sizes[part], plan.num_layers
+            own = 0 if stack == "encoder" and config.share_encoder else count
+            numbers = (f"{size:,}", f"{size * own:,}", f"{size * uses:,}")
+            rows.append((f"{stack} {part}", str(own), *numbers))
+    return _columns([*rows, ("outside the layers", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
 
 
 def _attention(config: ModelConfig, batch: int, length: int) -> str:
@@ -100,5 +125,5 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "A config file, with :words.")
-    flags.mark_flag_as_required("config")
+    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
     launch.start(main)
