@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.dense import Options
+from attnlab.masks import combine
 from attnlab.visible import Visible
 
 
@@ -19,16 +20,17 @@ def _pad_widths(size: int, *arrays: Array) -> list[Array]:
 def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
     size = max(query.shape[-1], value.shape[-1])
     q, k, v = _pad_widths(size, query, key, value)
+    allowed = visible.allowed()
+    if bias is not None:  # a bias of -inf hides too, and a row of it is NaN in jax.nn
+        shown = bias > -jnp.inf
+        bias, allowed = jnp.where(shown, bias, 0), combine(allowed, shown)
     out = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        bias,
-        visible.allowed(),
-        scale=options.scale,
-        implementation="xla",
-    )
-    return {"out": out[..., : value.shape[-1]]}
+        q, k, v, bias, allowed, scale=options.scale, implementation="xla"
+    )[..., : value.shape[-1]]
+    if bias is not None:
+        sees = jnp.any(allowed, axis=3).swapaxes(1, 2)[..., None]
+        out = jnp.where(sees, out, 0)
+    return {"out": out}
 
 
 def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:

@@ -4,8 +4,8 @@
     python -m experiments.inspect_model --path=FOLDER
 
 FOLDER holds config.json and safetensors of a published model (see `attnlab.pretrained`). Prints the
-plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how attention would
-be computed at the config's batch and length (one text of 512 tokens for a folder). Nothing is
+plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how attention
+would be computed at the config's batch and length (one text of 512 tokens for a folder). Nothing is
 trained or written.
 """
 

@@ -16,7 +16,7 @@ ALLOWED = LEAVES | {
     "visible": {"masks"},
     "dense": {"visible"},
     "blockwise": {"dense", "visible"},
-    "fused": {"dense", "visible"},
+    "fused": {"dense", "masks", "visible"},
     "attention": {"blockwise", "dense", "fused", "visible"},
     "multihead": {
         "accounting", "attention", "cache", "heads", "layouts", "masks", "names", "positions",

@@ -21,18 +21,15 @@ LACKS = {
     ("attnlab in Flax", probes.residual_dtype),
     ("attnlab in Flax", probes.decode_overflow),
 }
-# A bias is no mask for jax.nn: its -inf row is NaN. No call gets there unless it asks for xla.
-WRONG = {("attnlab xla", probes.bias_of_minus_infinity)}
 
 
 @pytest.mark.parametrize("name", probes.PROBES)
 def test_ours_pass(name):
     probe = probes.PROBES[name]
     for system in OURS:
-        if (system, probe) not in WRONG:
-            finding = probes.ask(probe, KNOWN[system])
-            passes = finding.right or (finding.right is None and (system, probe) in LACKS)
-            assert passes, (system, finding)
+        finding = probes.ask(probe, KNOWN[system])
+        passes = finding.right or (finding.right is None and (system, probe) in LACKS)
+        assert passes, (system, finding)
 
 
 def test_every_backend_of_this_device_is_asked():
