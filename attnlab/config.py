@@ -13,7 +13,7 @@ from attnlab.heads import HeadSpec
 from attnlab.layouts import LAYOUTS
 from attnlab.multihead import contraction_orders
 from attnlab.names import find
-from attnlab.outer import POSITIONS, READOUTS
+from attnlab.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.pointwise import ACTIVATIONS, NORM_KINDS
 from attnlab.sharing import COUNTED, PLANS, Plan, named
 
@@ -40,7 +40,7 @@ class ModelConfig:
     per head and one of `relative_buckets` distances, the last of them from `relative_distance`
     on (T5). `readout` "tied" takes the embedding, "none" leaves the logits out;
     `readout_transform` is the activation of a dense layer and a norm before it (BERT), or None.
-    `pooler` reads the first token, `pooled_classes` logits are read from that. Dropout of
+    `pooler` is a row of `POOLERS`, `pooled_classes` logits are read from what it gives. Dropout of
     `dropout_rate` acts at `dropout_places`; inside attention and FFN the other two rates act;
     `embedding_dropout_rate` None is `dropout_rate`.
 
@@ -94,7 +94,7 @@ class ModelConfig:
     readout_bias: bool = False
     readout_scale: float = 1.0
     readout_transform: str | None = None
-    pooler: bool = False
+    pooler: str | None = None
     pooled_classes: int = 0
     dropout_rate: float = 0.0
     embedding_dropout_rate: float | None = None
@@ -179,8 +179,10 @@ class ModelConfig:
             raise ValueError(
                 "readout='none' has no logits; leave readout_bias and readout_transform out"
             )
+        if self.pooler is not None:
+            find("pooler", self.pooler, POOLERS)
         if self.pooled_classes and not self.pooler:
-            raise ValueError("pooled_classes are read from the pooled output; set pooler=True")
+            raise ValueError("pooled_classes are read from the pooled output; set pooler='first'")
 
     def _check_encoder(self) -> None:
         """An encoder beside the decoder, and what it may share."""
@@ -205,7 +207,7 @@ class ModelConfig:
                 f"{self.encoder_layers or self.num_layers}"
             )
         if self.pooler:
-            raise ValueError("an encoder_decoder has no pooler; set pooler=False")
+            raise ValueError("an encoder_decoder has no pooler; leave it out")
         for part, count in encoder.num_slots.items():
             if self.share_encoder and count > ours.get(part, 0):
                 raise ValueError(

@@ -12,12 +12,12 @@ from attnlab.layers import Ran, run_layers
 from attnlab.masks import combine
 from attnlab.modules import LayerStack, Slots
 from attnlab.outer import (
+    POOLERS,
     POSITIONS,
     dense,
     embed,
     init_outer,
     number_positions,
-    pool,
     read_out,
     relative_bias,
 )
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
             return_hidden=return_outputs,
         )
         last = text.finish(ran.x, "final_norm")
-        pooled = pool(w, last) if c.pooler else None
+        pooled = POOLERS[c.pooler](w, last) if c.pooler else None
         outputs = Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
             last=last,

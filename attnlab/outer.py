@@ -67,7 +67,7 @@ def outer_shapes(config: Any) -> dict[str, Any]:
     if c.readout == "own":
         shapes |= {"readout": (e if c.readout_transform else d, c.vocab_size)}
     shapes |= {"readout_bias": (c.vocab_size,)} if c.readout_bias else {}
-    shapes |= matrix("pooler", d, d) if c.pooler else {}
+    shapes |= matrix("pooler", d, d) if c.pooler == "first" else {}
     return shapes | (matrix("classes", d, c.pooled_classes) if c.pooled_classes else {})
 
 
@@ -176,9 +176,12 @@ def read_out(w: Weights, x: Float[Array, "B T D"], *, config: Any) -> Float[Arra
     return logits + w["readout_bias"] if c.readout_bias else logits
 
 
-def pool(w: Weights, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-    """tanh(x_0 W + b): the first token speaks for the text (Devlin et al. 2018)."""
-    return jnp.tanh(dense(w, "pooler", x[:, 0]))
+POOLERS: dict[str, Callable] = {
+    # tanh(x_0 W + b): the first token speaks for the text (Devlin et al. 2018).
+    "first": lambda w, x: jnp.tanh(dense(w, "pooler", x[:, 0])),
+    "max": lambda w, x: jnp.max(x, axis=1),
+    "mean": lambda w, x: jnp.mean(x, axis=1),
+}
 
 
 def dense(w: Weights, name: str, x: Array) -> Array:

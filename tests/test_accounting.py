@@ -74,7 +74,7 @@ OPTIONS = [
         "embedding_norm": True,
         "readout_transform": "tanh",
         "readout_bias": True,
-        "pooler": True,
+        "pooler": "first",
         "pooled_classes": 2,
     },
     {"readout": "none", "positions": "relative", "ffn_bias": False, "activation": "gated_gelu"},

@@ -77,7 +77,7 @@ def vaswani(layers=6, d=512, f=2048, h=8, k=64, v=64, vocab=37000, **fields):
 
 def albert_paper(embedding, pooler, **fields):
     """Table 4 (arXiv 1909.11942); Google's code has an embedding map only where sizes differ."""
-    config = dataclasses.replace(ALBERT, pooler=pooler, **fields)
+    config = dataclasses.replace(ALBERT, pooler="first" if pooler else None, **fields)
     return dataclasses.replace(config, embedding_width=None if embedding == 768 else embedding)
 
 
@@ -203,7 +203,7 @@ ROWS = {
         )
     },
     "ALBERT table 1, BERT-large": (
-        dataclasses.replace(BERT_LARGE, vocab_size=30000, pooler=False), 333_557_760,
+        dataclasses.replace(BERT_LARGE, vocab_size=30000, pooler=None), 333_557_760,
     ),
     **{
         f"ALBERT base, {groups} groups": (

@@ -194,14 +194,14 @@ def test_standard_equals_flax_attention():
         (dict(embedding_width=5), "set readout_transform='gelu' or readout='own'"),
         (dict(readout="none", readout_bias=True), "readout='none' has no logits"),
         (dict(readout_transform="gated_gelu"), "unknown readout_transform"),
-        (dict(pooled_classes=2), "set pooler=True"),
+        (dict(pooled_classes=2), "set pooler='first'"),
         (dict(encoder_layers=2), "are for kind='encoder_decoder', this is a decoder"),
         (dict(plan=Plan(attention=(0,) * 3, cross=(0,) * 3)), "nothing to attend to but itself"),
         (
             dict(kind="encoder_decoder", encoder_layers=4, share_encoder=True),
             "the encoder uses 4 slots of 'attention', the decoder has 3",
         ),
-        (dict(kind="encoder_decoder", pooler=True), "has no pooler"),
+        (dict(kind="encoder_decoder", pooler="first"), "has no pooler"),
         (dict(embedding_dropout_rate=1.0), "embedding_dropout_rate must be in"),
         (dict(dropout_places=("embedding",)), "did you mean 'embeddings'"),
     ],
@@ -279,7 +279,7 @@ def test_a_shared_encoder_equals_copied_weights():
 
 def test_outputs_are_the_steps_of_the_model():
     config = dataclasses.replace(
-        SMALL, kind="encoder", pooler=True, pooled_classes=2, readout="none", token_types=2
+        SMALL, kind="encoder", pooler="first", pooled_classes=2, readout="none", token_types=2
     )
     model = config.build()
     params = make(config)[1]

@@ -179,6 +179,17 @@ def test_a_damaged_file_is_named(family, tmp_path):
         pretrained.load(folder)
 
 
+def test_a_header_that_begins_as_a_pickle_does(tmp_path):
+    """640 bytes of header are \\x80\\x02 on disk."""
+    path = tmp_path / "model.safetensors"
+    write_file(path, {"a": np.arange(3, dtype=np.float32)})
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header, rest = whole[8 : 8 + length].ljust(640), whole[8 + length :]
+    path.write_bytes((640).to_bytes(8, "little") + header + rest)
+    np.testing.assert_array_equal(read_file(path)["a"], [0, 1, 2])
+
+
 class Trap:
     """Unpickled, it leaves a folder behind."""
 

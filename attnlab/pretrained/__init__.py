@@ -5,7 +5,6 @@ Needs neither torch nor transformers. Nothing in a folder is executed.
 
 import dataclasses
 import fnmatch
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,12 @@ from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.rows import fill, unfill
 from attnlab.pretrained.settings import read_settings
+from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
+from attnlab.pretrained.variables import SYSTEMS, from_variables
+
+__all__ = ["FAMILIES", "SYSTEMS", "from_variables", "load", "param_shapes", "save"]
 
 FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA, T5)}
 
@@ -103,15 +106,6 @@ def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str 
     head = {"architectures": [architecture], "model_type": chosen.name, "dtype": "float32"}
     text = json.dumps(settings | head, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-
-
-@functools.lru_cache(maxsize=32)
-def param_shapes(config: ModelConfig) -> Any:
-    """The tree of a model's weights as `jax.ShapeDtypeStruct`s; nothing is computed."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    texts = (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
-    model = config.build()
-    return jax.eval_shape(lambda key: model.init(key, *texts), jax.random.key(0))["params"]
 
 
 def _cannot(family: Family, config: ModelConfig) -> str | None:

@@ -45,7 +45,8 @@ def encoder_fields(s: dict[str, Any]) -> dict[str, Any]:
 
 def head_fields(tied: bool, readout: str | None, pooler: bool, classes: int) -> dict[str, Any]:
     """The heads that are there; `readout` is the activation of the masked-LM head, or None."""
-    found = dict(pooler=pooler, pooled_classes=classes, readout="none")
+    found: dict[str, Any] = dict(pooled_classes=classes, readout="none")
+    found["pooler"] = "first" if pooler else None
     if readout is None:
         return found
     kind = "tied" if tied else "own"

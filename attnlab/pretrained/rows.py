@@ -17,7 +17,8 @@ class Row(NamedTuple):
     slot: int | None = None
     """Of stacked weights [G, ...] which one."""
     kind: str = "same"
-    """"linear" is stored (out, in), "conv1d" (in, out), "vector" flat, "same" as it is."""
+    """"linear" is stored (out, in), "conv1d" (in, out), "vector" flat, "same" as it is, "swapped"
+    with the last two axes exchanged."""
 
 
 def same(name: str, *path: str, slot: int | None = None) -> list[Row]:
@@ -65,7 +66,8 @@ def fill(shapes: Any, rows: Iterable[Row], tensors: dict[str, np.ndarray]) -> An
         slices = [a if row.slot is None else a[row.slot] for a in leaves]
         folded = [_fold(row, path[-1], a.shape) for path, a in zip(row.paths, slices, strict=True)]
         stored = (*folded[0][:-1], sum(shape[-1] for shape in folded))
-        stored = stored[::-1] if row.kind == "linear" else stored
+        swapped = row.kind in ("linear", "swapped")
+        stored = (*stored[:-2], *stored[:-3:-1]) if swapped else stored
         tensor = tensors[row.name]
         if tensor.shape != stored:
             where = ", ".join(".".join(path) for path in row.paths)
@@ -73,7 +75,7 @@ def fill(shapes: Any, rows: Iterable[Row], tensors: dict[str, np.ndarray]) -> An
                 f"the tensor {row.name!r} has shape {tensor.shape}, config.json asks for {stored} "
                 f"(it becomes {where})"
             )
-        tensor = tensor.T if row.kind == "linear" else tensor
+        tensor = tensor.swapaxes(-1, -2) if swapped else tensor
         ends = np.cumsum([shape[-1] for shape in folded])[:-1]
         pieces = np.split(tensor, ends, axis=-1) if len(folded) > 1 else [tensor]
         for path, a, piece in zip(row.paths, slices, pieces, strict=True):
@@ -97,7 +99,8 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
             a = a if row.slot is None else a[row.slot]
             pieces.append(a.reshape(_fold(row, path[-1], a.shape)))
         tensor = np.concatenate(pieces, axis=-1) if len(pieces) > 1 else pieces[0]
-        tensors[row.name] = tensor.T if row.kind == "linear" else tensor
+        swapped = row.kind in ("linear", "swapped")
+        tensors[row.name] = tensor.swapaxes(-1, -2) if swapped else tensor
     return tensors
 
 
@@ -105,7 +108,7 @@ def _fold(row: Row, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Heads and their width side by side, as files have them: [in, out], or flat."""
     if row.kind == "vector":
         return (math.prod(shape),)
-    if len(shape) < 3:
+    if len(shape) < 3 or row.kind == "swapped":
         return shape
     return (math.prod(shape[:-1]), shape[-1]) if name == "o" else (shape[0], math.prod(shape[1:]))
 

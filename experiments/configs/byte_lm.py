@@ -42,6 +42,7 @@ OPTIONAL = {
     "pad_token": int,
     "embedding_width": int,
     "readout_transform": str,
+    "pooler": str,
     "embedding_dropout_rate": float,
     "implementation": str,
 }

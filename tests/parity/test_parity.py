@@ -129,3 +129,41 @@ def test_a_shared_model_is_written_unshared(tmp_path):
     peer_outputs.compare(
         peer_outputs.run(shared, params, given), peers.outputs(loaded, given), close
     )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [{}, dict(kdim=5, vdim=7)])
+def test_torch_attention(widths, bias):
+    """torch's module itself: output and the probabilities of each head, with hidden keys."""
+    import jax.numpy as jnp
+    import torch
+
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(12, 3, bias=bias, batch_first=True, **widths).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.normal_()
+    rng = np.random.default_rng(0)
+    x, key, value = (
+        rng.normal(size=size).astype(np.float32)
+        for size in ((2, 5, 12), (2, 4, widths.get("kdim", 12)), (2, 4, widths.get("vdim", 12)))
+    )
+    hidden = np.arange(4) >= np.array([[4], [2]])
+    with torch.no_grad():
+        expected, probs = theirs(
+            *map(torch.from_numpy, (x, key, value)),
+            key_padding_mask=torch.from_numpy(hidden),
+            average_attn_weights=False,
+        )
+    variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
+    config = dict(embed_dim=12, num_heads=3, **widths)
+    model, params = pretrained.from_variables("torch_mha", config, variables)
+    got = model.apply(
+        {"params": params},
+        *map(jnp.asarray, (x, key)),
+        value_context=jnp.asarray(value),
+        mask=jnp.asarray(~hidden)[:, None, None],
+        return_probs=True,
+    )
+    close(got[0], expected)
+    close(got[1], probs)

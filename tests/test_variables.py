@@ -1,0 +1,284 @@
+"""Weights under other systems' names, against the definition of each, written out in NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_pretrained import FAMILIES, split, write
+
+from attnlab import pretrained
+
+RNG = np.random.default_rng(0)
+E, N = 12, 3
+X = RNG.normal(size=(2, 5, E))
+
+
+def draw(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def softmax(a):
+    a = np.exp(a - a.max(-1, keepdims=True))
+    return a / a.sum(-1, keepdims=True)
+
+
+def attend(q, k, v, scale, hidden=None):
+    """[B, T, N, H] each -> the heads side by side."""
+    scores = np.einsum("btnh,bsnh->bnts", q, k) * scale
+    if hidden is not None:
+        scores = np.where(hidden, -np.inf, scores)
+    heads = np.einsum("bnts,bsnv->btnv", softmax(scores), v)
+    return heads.reshape(*heads.shape[:2], -1)
+
+
+def linear(w, name, x):
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
+
+
+def run(model, params, x, **options):
+    x = jnp.asarray(x, jnp.int32 if x.dtype.kind == "i" else jnp.float32)
+    return jax.jit(lambda p, x: model.apply({"params": p}, x, **options))(params, x)
+
+
+def former(kind, output=True, at=""):
+    """The variables of one attention of `former`."""
+    c = E // N
+    shape = {"Wide": (N * E, E), "Narrow": (c, c)}.get(kind, (E, E))
+    names = ("tokeys", "toqueries", "tovalues")
+    if kind == "Alt":
+        w = {name: draw(N, c, c) for name in names} | {"downproj.weight": draw(E, E)}
+    else:
+        w = {f"{name}.weight": draw(*shape) for name in names}
+    if output:
+        w["unifyheads.weight"] = draw(E, N * E if kind == "Wide" else E)
+        w["unifyheads.bias"] = draw(E)
+    return {at + name: a for name, a in w.items()}
+
+
+def former_attention(kind, w, x, revision="HEAD", causal=False):
+    """By its definition: what each head reads, and how scores are scaled."""
+    split_up = lambda a: a.reshape(*a.shape[:2], N, -1)
+    if kind == "Alt":
+        chunks = split_up(linear(w, "downproj", x))
+        q, k, v = (
+            np.einsum("btnk,nik->btni", chunks, w[name])
+            for name in ("toqueries", "tokeys", "tovalues")
+        )
+    else:
+        source = split_up(x) if kind == "Narrow" else x
+        q, k, v = (linear(w, name, source) for name in ("toqueries", "tokeys", "tovalues"))
+        q, k, v = (a if kind == "Narrow" else split_up(a) for a in (q, k, v))
+    hidden = np.triu(np.ones((x.shape[1],) * 2, bool), 1) if causal else None
+    scale = (E if revision == "2019" else q.shape[-1]) ** -0.5
+    heads = attend(q, k, v, scale, hidden)
+    return linear(w, "unifyheads", heads) if "unifyheads.weight" in w else heads
+
+
+FORMS = [
+    ("", True, "HEAD"),
+    ("", True, "2019"),
+    ("Wide", True, "HEAD"),
+    ("Narrow", False, "HEAD"),
+    ("Narrow", True, "2019"),
+    ("Alt", True, "HEAD"),
+]
+
+
+@pytest.mark.parametrize(("kind", "output", "revision"), FORMS)
+def test_former_attention(kind, output, revision):
+    w = former(kind, output)
+    config = dict(module=f"SelfAttention{kind}", emb=E, heads=N, revision=revision)
+    model, params = pretrained.from_variables("former", config, w)
+    expected = former_attention(kind, w, X, revision)
+    assert_close(run(model, params, X), jnp.asarray(expected, jnp.float32), loosen=5)
+
+
+@pytest.mark.parametrize("module", ["GTransformer", "CTransformer-max", "CTransformer-mean"])
+@pytest.mark.parametrize("kind", ["", "Wide", "Narrow", "Alt"])
+def test_former_models(kind, module):
+    module, *pooling = module.split("-")
+    outputs = 7 if module == "CTransformer" else 11
+    w = {"token_embedding.weight": draw(11, E), "pos_embedding.weight": draw(6, E)}
+    w |= {"toprobs.weight": draw(outputs, E), "toprobs.bias": draw(outputs)}
+    for i in range(2):
+        at = f"tblocks.{i}."
+        w |= former(kind, kind != "Narrow", f"{at}attention.")
+        w |= {f"{at}norm{j}.{n}": draw(E) for j in (1, 2) for n in ("weight", "bias")}
+        w |= {f"{at}ff.0.weight": draw(10, E), f"{at}ff.0.bias": draw(10)}
+        w |= {f"{at}ff.2.weight": draw(E, 10), f"{at}ff.2.bias": draw(E)}
+
+    def normalise(name, x):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+        return x * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    tokens = RNG.integers(0, 11, (2, 5))
+    x = w["token_embedding.weight"][tokens] + w["pos_embedding.weight"][:5]
+    for i in range(2):
+        at = f"tblocks.{i}."
+        own = {n.removeprefix(f"{at}attention."): a for n, a in w.items() if n.startswith(at)}
+        causal = module == "GTransformer"
+        x = normalise(f"{at}norm1", x + former_attention(kind, own, x, causal=causal))
+        ff = linear(w, f"{at}ff.2", np.maximum(linear(w, f"{at}ff.0", x), 0))
+        x = normalise(f"{at}norm2", x + ff)
+    config = dict(module=module, heads=N, attention_type=kind.lower() or "default")
+    if pooling:
+        x = x.max(1) if pooling == ["max"] else x.mean(1)
+        config["max_pool"] = pooling == ["max"]
+    expected = linear(w, "toprobs", x)
+    model, params = pretrained.from_variables("former", config, w)
+    seen = run(model, params, tokens, return_outputs=True)
+    got = seen.classes if pooling else seen.logits
+    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=10)
+
+
+def test_the_tutorial_code():
+    """One chunk projection for all heads, scores over sqrt(embed_size), 0 in the mask = hidden."""
+    c = E // N
+    w = {f"{name}.weight": draw(c, c) for name in ("values", "keys", "queries")}
+    w |= {"fc_out.weight": draw(E, E), "fc_out.bias": draw(E)}
+    keep = np.arange(5) < np.array([[5], [3]])
+    chunks = X.reshape(2, 5, N, c)
+    q, k, v = (linear(w, name, chunks) for name in ("queries", "keys", "values"))
+    heads = attend(q, k, v, E**-0.5, ~keep[:, None, None])
+    model, params = pretrained.from_variables("seed_snippet", dict(embed_size=E, heads=N), w)
+    got = run(model, params, X, mask=jnp.asarray(keep)[:, None, None])
+    assert_close(got, jnp.asarray(linear(w, "fc_out", heads), jnp.float32), loosen=5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_torch_attention_by_hand(apart, bias):
+    """Packed [q; k; v], or apart where keys and values have widths of their own; one bias."""
+    widths = (E, 5, 7) if apart else (E, E, E)
+    parts = [draw(E, width) for width in widths]
+    names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    w = dict(zip(names, parts, strict=True)) if apart else {"in_proj_weight": np.concatenate(parts)}
+    packed = draw(3 * E) * bias
+    w |= {"out_proj.weight": draw(E, E)} | (
+        {"in_proj_bias": packed, "out_proj.bias": draw(E)} if bias else {}
+    )
+    config = dict(embed_dim=E, num_heads=N) | (dict(kdim=5, vdim=7) if apart else {})
+    model, params = pretrained.from_variables("torch_mha", config, w)
+    texts = [X, RNG.normal(size=(2, 4, 5)), RNG.normal(size=(2, 4, 7))] if apart else [X] * 3
+    q, k, v = (
+        (x @ part.T + packed[i * E : (i + 1) * E]).reshape(2, -1, N, E // N)
+        for i, (x, part) in enumerate(zip(texts, parts, strict=True))
+    )
+    expected = linear(w, "out_proj", attend(q, k, v, (E // N) ** -0.5))
+    x, key, value = (jnp.asarray(a, jnp.float32) for a in texts)
+    got = jax.jit(lambda p: model.apply({"params": p}, x, key, value_context=value))(params)
+    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
+
+
+def to_google(name, a, prefix):
+    """A tensor of Hugging Face's file under the name, and in the order, of Google's."""
+    name = name.removeprefix(prefix)
+    if name.startswith("embeddings.") and "LayerNorm" not in name:
+        return "bert/" + name.removesuffix(".weight").replace(".", "/"), a
+    fixed = {
+        "predictions.bias": "cls/predictions/output_bias",
+        "cls.predictions.bias": "cls/predictions/output_bias",
+        "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
+        "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
+        "sop_classifier.classifier.weight": "cls/seq_relationship/output_weights",
+        "sop_classifier.classifier.bias": "cls/seq_relationship/output_bias",
+    }
+    if name in fixed:
+        return fixed[name], a
+    *path, last = name.split(".")
+    path = "/".join(path)
+    for old, new in (
+        (
+            ("encoder/layer/", "encoder/layer_"),
+            ("albert_layer_groups/", "transformer/group_"),
+            ("/albert_layers/", "/inner_group_"),
+            ("attention/LayerNorm", "LayerNorm"),
+            ("full_layer_layer_norm", "LayerNorm_1"),
+            ("attention/dense", "attention_1/output/dense"),
+            ("ffn_output", "ffn_1/intermediate/output/dense"),
+            ("predictions/LayerNorm", "cls/predictions/transform/LayerNorm"),
+            ("predictions/dense", "cls/predictions/transform/dense"),
+        )
+        if prefix == "albert."
+        else (("encoder/layer/", "encoder/layer_"),)
+    ):
+        path = path.replace(old, new)
+    if prefix == "albert.":
+        for word in ("query", "key", "value"):
+            path = path.replace(f"attention/{word}", f"attention_1/self/{word}")
+        path = path + "/intermediate/dense" if path.endswith("/ffn") else path
+        path = path.replace("/ffn/intermediate", "/ffn_1/intermediate")
+        path = "pooler/dense" if path == "pooler" else path
+    path = path if path.startswith("cls/") else f"bert/{path}"
+    if "LayerNorm" in path:
+        return f"{path}/{'gamma' if last == 'weight' else 'beta'}", a
+    return (f"{path}/kernel", a.T) if last == "weight" else (f"{path}/bias", a)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_google_names(family, tmp_path):
+    """The same weights under Hugging Face's names give the same, with the tanh gelu."""
+    config, tensors, _, _ = split(FAMILIES[family])
+    folder = write(tmp_path / "folder", config, tensors)
+    theirs, expected = pretrained.load(folder, activation="gelu_tanh")
+    config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
+    w = dict(to_google(name, a, f"{family}.") for name, a in tensors.items())
+    assert len(w) == len(tensors)
+    settings = config | {"hidden_act": "gelu"}
+    model, params = pretrained.from_variables(f"google_{family}", settings, w)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    fields = {"readout_transform": "gelu_tanh", "dropout_places": model.config.dropout_places}
+    if family == "albert":
+        assert fields["dropout_places"] == ("embeddings", "attention", "ffn")
+    assert dataclasses.replace(theirs.config, plan="separate", **fields) == dataclasses.replace(
+        model.config, plan="separate"
+    )
+    assert model.config.slots == theirs.config.slots
+
+
+def test_googles_albert_with_equal_sizes_has_no_map():
+    from attnlab.pretrained.albert import SETTINGS
+    from attnlab.pretrained.variables import SYSTEMS
+
+    sizes = dict(hidden_size=12, num_attention_heads=3, intermediate_size=10, vocab_size=7)
+    for width, mapped in ((12, False), (6, True)):
+        config, rows = SYSTEMS["google_albert"](SETTINGS | sizes | {"embedding_size": width}, {})
+        assert any("embedding_hidden_mapping_in" in row.name for row in rows) == mapped
+        assert (config.embedding_width is not None) == mapped
+    many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
+    config, rows = SYSTEMS["google_albert"](SETTINGS | many, {})
+    assert config.slots["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
+    assert not any("/group_15/" in row.name for row in rows)
+    assert any("/group_16/" in row.name for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("system", "config", "change", "message"),
+    [
+        ("seed_snippet", dict(embed_size=E), {}, "config needs 'heads'"),
+        ("seed_snippet", dict(embed_size=E, heads=N, depth=1), {}, "'depth' is unknown"),
+        ("seed_snippet", dict(embed_size=E, heads=N), {"fc_out.bias": None}, "'fc_out.bias'"),
+        ("seed_snippet", dict(embed_size=E, heads=N), {"more": draw(2)}, "no place for .*'more'"),
+        (
+            "seed_snippet",
+            dict(embed_size=E, heads=N),
+            {"fc_out.weight": draw(2, 3)},
+            r"'fc_out.weight' has shape \(2, 3\)",
+        ),
+        ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
+        ("torch_mha", dict(embed_dim=E, num_heads=N), {"bias_k": draw(1, 1, E)}, "bias_k"),
+        ("former", dict(module="SelfAttentionRelative", emb=E, heads=N), {}, "unknown module"),
+        ("former", dict(module="SelfAttention", emb=E, heads=N, revision="1"), {}, "revision"),
+    ],
+)
+def test_what_does_not_fit_is_named(system, config, change, message):
+    c = E // N
+    w = {f"{name}.weight": draw(c, c) for name in ("values", "keys", "queries")}
+    w |= {"fc_out.weight": draw(E, E), "fc_out.bias": draw(E)} | change
+    w = {name: a for name, a in w.items() if a is not None}
+    with pytest.raises(ValueError, match=message):
+        pretrained.from_variables(system, config, w)
