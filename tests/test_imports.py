@@ -36,7 +36,7 @@ ALLOWED = LEAVES | {
         "cache", "config", "layers", "masks", "modules", "outer", "pointwise", "positions",
     },
     "conversion": {"attention", "heads", "layouts", "positions"},
-    "pretrained": {"config", "heads", "layouts", "names", "outer", "sharing"},
+    "pretrained": {"config", "heads", "modules", "names", "outer", "sharing"},
     "decode": {"cache"},
     "edges": {"masks"},
     "adapters": {"attention", "heads", "layouts"},
