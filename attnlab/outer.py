@@ -125,6 +125,8 @@ def embed(
     c, row = config, POSITIONS[config.positions]
     x = w["embedding"][tokens]
     x = x if c.embedding_scale == 1 else x * jnp.asarray(c.embedding_scale, x.dtype)
+    if c.zero_token is not None:
+        x = jnp.where((tokens == c.zero_token)[..., None], 0, x)
     table = w.get("positions")
     if row.fixed is not None:
         table = row.fixed(c.max_len, x.shape[-1]).astype(x.dtype)

@@ -12,7 +12,13 @@ import pytest
 
 from attnlab import HeadSpec, ModelConfig, Plan, unique_parameters
 from attnlab.accounting import head_parameters, part_parameters
-from attnlab.pretrained import FAMILIES, param_shapes
+from attnlab.pretrained import (
+    FAMILIES,
+    PUBLISHED,
+    TRANSFORMERS,
+    param_shapes,
+    published_config,
+)
 from attnlab.pretrained.albert import group_slots
 from attnlab.pretrained.settings import read_settings
 
@@ -230,6 +236,37 @@ def test_published_count(name):
     config, count = ROWS[name]
     assert unique_parameters(config) == count
     assert sum(a.size for a in jax.tree.leaves(param_shapes(config))) == count
+
+
+NAMED = {
+    "bert_base": 110_106_428,
+    "bert_large": 336_226_108,
+    "albert_base": 11_813_810,
+    "albert_large": 17_847_474,
+    "albert_xlarge": 59_021_490,
+    "albert_xxlarge": 223_158_450,
+    "roberta_base": 124_697_433,
+    "roberta_large": 355_412_057,
+    "distilbert_base": 66_985_530,
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "t5_small": 60_506_624,
+    "t5_base": 222_903_552,
+    "t5_large": 737_668_096,
+    "t5_3b": 2_851_598_336,
+    "t5_11b": 11_307_321_344,
+    "t5_v1_1_small": 76_961_152,
+    "t5_v1_1_base": 247_577_856,
+    "transformer_base": 63_045_632,
+    "transformer_big": 214_171_648,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
+def test_named_configs(name):
+    assert unique_parameters(published_config(name)) == NAMED[name]
 
 
 # heads, width of a head, key heads, d_ff of the translation model, d_ff of the language model

@@ -174,6 +174,103 @@ def test_torch_attention_by_hand(apart, bias):
     assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
 
 
+def t2t_variables(after, three):
+    """Two encoder layers, one decoder layer, keys and values of widths of their own."""
+    place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
+    h, k, v, f = N, 2, 5, 10
+    w = {f"symbol_modality_11_12/shared/weights_{i}": draw(n, E) for i, n in enumerate((4, 4, 3))}
+
+    def normed(path):
+        return {f"{path}/{place}/layer_norm/layer_norm_{n}": draw(E) for n in ("scale", "bias")}
+
+    for stack, depth in (("encoder", 2), ("decoder", 1)):
+        for i in range(depth):
+            at = f"body/{stack}/layer_{i}/"
+            for word in ("self_attention", "encdec_attention")[: 1 + (stack == "decoder")]:
+                heads = f"{at}{word}/multihead_attention/"
+                if three:
+                    w |= {f"{heads}{n}": draw(E, h, d) for n, d in (("q", k), ("k", k), ("v", v))}
+                    w[f"{heads}o"] = draw(h, v, E)
+                else:
+                    sizes = {"q": k, "k": k, "v": v}
+                    w |= {f"{heads}{n}/kernel": draw(E, h * d) for n, d in sizes.items()}
+                    w[f"{heads}output_transform/kernel"] = draw(h * v, E)
+                w |= normed(at + word)
+            w |= {f"{at}ffn/conv1/kernel": draw(E, f), f"{at}ffn/conv1/bias": draw(f)}
+            w |= {f"{at}ffn/conv2/kernel": draw(f, E), f"{at}ffn/conv2/bias": draw(E)}
+            w |= normed(f"{at}ffn")
+        w |= normed(f"body/{stack}") if after == "da" else {}
+    return {f"transformer/{name}": a for name, a in w.items()}
+
+
+def t2t_by_hand(w, after, source, target):
+    w = {name.removeprefix("transformer/"): a for name, a in w.items()}
+    table = np.concatenate([w[f"symbol_modality_11_12/shared/weights_{i}"] for i in range(3)])
+
+    def normalise(path, x):
+        place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
+        path = f"{path}/{place}/layer_norm/layer_norm_"
+        x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+        return x * w[f"{path}scale"] + w[f"{path}bias"]
+
+    def step(path, f, x):
+        return x + f(normalise(path, x)) if after == "da" else normalise(path, x + f(x))
+
+    def heads(path, x, context, hidden):
+        maps = {}
+        for n in "qkv":
+            a = w.get(f"{path}/multihead_attention/{n}")
+            three = a is not None
+            a = a if three else w[f"{path}/multihead_attention/{n}/kernel"].reshape(E, N, -1)
+            maps[n] = np.einsum("btd,dnh->btnh", x if n == "q" else context, a)
+        scale = 1 if three else maps["q"].shape[-1] ** -0.5
+        side = attend(maps["q"], maps["k"], maps["v"], scale, hidden)
+        o = "o" if three else "output_transform/kernel"
+        return side @ w[f"{path}/multihead_attention/{o}"].reshape(-1, E)
+
+    def ffn(path, x):
+        x = np.maximum(x @ w[f"{path}/conv1/kernel"] + w[f"{path}/conv1/bias"], 0)
+        return x @ w[f"{path}/conv2/kernel"] + w[f"{path}/conv2/bias"]
+
+    def embedded(ids):
+        n = E // 2
+        angles = np.arange(ids.shape[1])[:, None] * 1e4 ** (-np.arange(n) / (n - 1))
+        words = table[ids] * E**0.5 * (ids != 0)[..., None]
+        return words + np.concatenate([np.sin(angles), np.cos(angles)], -1)
+
+    padding = (source == 0)[:, None, None]
+    x = embedded(source)
+    for i in range(2):
+        at = f"body/encoder/layer_{i}/self_attention"
+        x = step(at, lambda y, at=at: heads(at, y, y, padding), x)
+        at = f"body/encoder/layer_{i}/ffn"
+        x = step(at, lambda y, at=at: ffn(at, y), x)
+    encoded = normalise("body/encoder", x) if after == "da" else x
+    ahead = np.triu(np.ones((target.shape[1],) * 2, bool), 1)
+    x, at = embedded(target), "body/decoder/layer_0/"
+    x = step(f"{at}self_attention", lambda y: heads(f"{at}self_attention", y, y, ahead), x)
+    x = step(
+        f"{at}encdec_attention", lambda y: heads(f"{at}encdec_attention", y, encoded, padding), x
+    )
+    x = step(f"{at}ffn", lambda y: ffn(f"{at}ffn", y), x)
+    return (normalise("body/decoder", x) if after == "da" else x) @ table.T
+
+
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize("after", ["da", "dan"])
+def test_tensor2tensor(after, three):
+    w = t2t_variables(after, three)
+    source = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+    target = np.array([[0, 7, 8, 2], [0, 8, 1, 10]])
+    expected = t2t_by_hand(w, after, source, target)
+    config = dict(num_heads=N, layer_postprocess_sequence=after, max_length=16)
+    model, params = pretrained.from_variables("t2t", config, w)
+    texts = jnp.asarray(source), jnp.asarray(target)
+    got = jax.jit(lambda p: model.apply({"params": p}, *texts, padding_mask=texts[0] != 0))(params)
+    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=10)
+
+
 def to_google(name, a, prefix):
     """A tensor of Hugging Face's file under the name, and in the order, of Google's."""
     name = name.removeprefix(prefix)

@@ -21,6 +21,7 @@ from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.distilbert import DISTILBERT
 from attnlab.pretrained.families import Family
 from attnlab.pretrained.gpt2 import GPT2
+from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.rows import fill, unfill
 from attnlab.pretrained.settings import read_settings
@@ -29,7 +30,17 @@ from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
 
-__all__ = ["FAMILIES", "SYSTEMS", "from_variables", "load", "param_shapes", "save"]
+__all__ = [
+    "FAMILIES",
+    "PUBLISHED",
+    "SYSTEMS",
+    "TRANSFORMERS",
+    "from_variables",
+    "load",
+    "param_shapes",
+    "published_config",
+    "save",
+]
 
 FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA, T5)}
 

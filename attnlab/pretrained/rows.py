@@ -108,7 +108,7 @@ def _fold(row: Row, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Heads and their width side by side, as files have them: [in, out], or flat."""
     if row.kind == "vector":
         return (math.prod(shape),)
-    if len(shape) < 3 or row.kind == "swapped":
+    if len(shape) < 3 or row.kind in ("same", "swapped"):
         return shape
     return (math.prod(shape[:-1]), shape[-1]) if name == "o" else (shape[0], math.prod(shape[1:]))
 

@@ -16,13 +16,13 @@ from attnlab.config import ModelConfig
 from attnlab.heads import HeadSpec
 from attnlab.modules import MultiHeadAttention
 from attnlab.names import find
-from attnlab.pretrained import albert, bert
+from attnlab.pretrained import albert, bert, t2t
 from attnlab.pretrained.rows import Row, dense, fill, norm, same
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.shapes import param_shapes
 from attnlab.sharing import Plan
 
-Tensors = Mapping[str, np.ndarray]
+Tensors = dict[str, np.ndarray]
 Built = tuple[Any, list[Row]]
 """A HeadSpec or a ModelConfig, and the name table."""
 
@@ -39,6 +39,9 @@ def from_variables(
                    ("default", "wide", "narrow", "alt"), max_pool. revision="2019" scales scores by
                    1/sqrt(emb), "HEAD" (default) by 1/sqrt(width of a head).
     seed_snippet   the tutorial class with one chunk projection for all heads: embed_size, heads
+    t2t            tensor2tensor's Transformer, encoder and decoder with one vocabulary: num_heads;
+                   layer_postprocess_sequence "da" (default) or, as in the paper, "dan";
+                   norm_epsilon, max_length. Decoder inputs are targets shifted right behind a 0.
     google_bert    bert_config.json of google-research/bert (whose gelu is the tanh kind)
     google_albert  albert_config.json of google-research/albert
 
@@ -273,10 +276,19 @@ def _google_albert(config: dict[str, Any], tensors: Tensors) -> Built:
     return built, [_google(row) for row in rows]
 
 
+def _t2t(config: dict[str, Any], tensors: Tensors) -> Built:
+    heads, after, eps, length = _take(
+        config, "num_heads", layer_postprocess_sequence="da", norm_epsilon=1e-6, max_length=256
+    )
+    t2t.strip(tensors)
+    return t2t.build(tensors, heads, after, eps, length)
+
+
 SYSTEMS: dict[str, Callable[[dict[str, Any], Tensors], Built]] = {
     "torch_mha": _torch_mha,
     "former": _former,
     "seed_snippet": _seed_snippet,
+    "t2t": _t2t,
     "google_bert": _google_bert,
     "google_albert": _google_albert,
 }

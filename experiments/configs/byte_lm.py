@@ -40,6 +40,7 @@ OPTIONAL = {
     "encoder_layers": int,
     "encoder_plan": str,
     "pad_token": int,
+    "zero_token": int,
     "embedding_width": int,
     "readout_transform": str,
     "pooler": str,

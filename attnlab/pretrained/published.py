@@ -1,0 +1,113 @@
+"""The sizes of published models, by name: configs to train or to count, without any weights."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from attnlab.config import ModelConfig
+from attnlab.names import find
+from attnlab.pretrained.albert import ALBERT
+from attnlab.pretrained.bert import BERT
+from attnlab.pretrained.distilbert import DISTILBERT
+from attnlab.pretrained.families import Family
+from attnlab.pretrained.gpt2 import GPT2
+from attnlab.pretrained.roberta import ROBERTA
+from attnlab.pretrained.t5 import T5
+
+
+class Published(NamedTuple):
+    """A family, the task model that was trained, and what config.json says beyond the defaults."""
+
+    family: Family
+    architecture: str
+    settings: dict[str, Any]
+    tensors: tuple[str, ...] = ()
+    """Tensors of the file that decide about heads."""
+
+
+def _bert(width: int, layers: int, heads: int) -> dict[str, int]:
+    return dict(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )
+
+
+def _gpt2(width: int, layers: int, heads: int) -> Published:
+    return Published(GPT2, "GPT2LMHeadModel", dict(n_embd=width, n_layer=layers, n_head=heads))
+
+
+def _t5(width: int, d_kv: int, ffn_width: int, layers: int, heads: int, v11: bool) -> Published:
+    sizes = dict(d_model=width, d_kv=d_kv, d_ff=ffn_width, num_layers=layers, num_heads=heads)
+    if not v11:
+        return Published(T5, "T5ForConditionalGeneration", sizes)
+    gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    return Published(T5, "T5ForConditionalGeneration", sizes | gated, ("lm_head.weight",))
+
+
+ROBERTA_SIZES = dict(max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
+PUBLISHED = {
+    "bert_base": Published(BERT, "BertForPreTraining", _bert(768, 12, 12)),
+    "bert_large": Published(BERT, "BertForPreTraining", _bert(1024, 24, 16)),
+    "albert_base": Published(ALBERT, "AlbertForPreTraining", _bert(768, 12, 12)),
+    "albert_large": Published(ALBERT, "AlbertForPreTraining", _bert(1024, 24, 16)),
+    "albert_xlarge": Published(ALBERT, "AlbertForPreTraining", _bert(2048, 24, 16)),
+    "albert_xxlarge": Published(ALBERT, "AlbertForPreTraining", _bert(4096, 12, 64)),
+    "roberta_base": Published(ROBERTA, "RobertaForMaskedLM", ROBERTA_SIZES | _bert(768, 12, 12)),
+    "roberta_large": Published(ROBERTA, "RobertaForMaskedLM", ROBERTA_SIZES | _bert(1024, 24, 16)),
+    "distilbert_base": Published(DISTILBERT, "DistilBertForMaskedLM", {}),
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2_medium": _gpt2(1024, 24, 16),
+    "gpt2_large": _gpt2(1280, 36, 20),
+    "gpt2_xl": _gpt2(1600, 48, 25),
+    "t5_small": _t5(512, 64, 2048, 6, 8, v11=False),
+    "t5_base": _t5(768, 64, 3072, 12, 12, v11=False),
+    "t5_large": _t5(1024, 64, 4096, 24, 16, v11=False),
+    "t5_3b": _t5(1024, 128, 16384, 24, 32, v11=False),
+    "t5_11b": _t5(1024, 128, 65536, 24, 128, v11=False),
+    "t5_v1_1_small": _t5(512, 64, 1024, 8, 6, v11=True),
+    "t5_v1_1_base": _t5(768, 64, 2048, 12, 12, v11=True),
+}
+# The paper's (Vaswani et al. 2017, table 3), with tensor2tensor's positions; post-norm.
+TRANSFORMER = ModelConfig(
+    kind="encoder_decoder",
+    vocab_size=37000,
+    max_len=1024,
+    width=512,
+    num_layers=6,
+    num_heads=8,
+    ffn_width=2048,
+    norm="post",
+    norm_eps=1e-6,
+    activation="relu",
+    attention_biases="",
+    positions="sinusoidal_halves",
+    embedding_scale=512**0.5,
+    dropout_rate=0.1,
+)
+TRANSFORMERS = {
+    "transformer_base": TRANSFORMER,
+    "transformer_big": dataclasses.replace(
+        TRANSFORMER,
+        width=1024,
+        num_heads=16,
+        ffn_width=4096,
+        embedding_scale=1024**0.5,
+        dropout_rate=0.3,
+    ),
+}
+
+
+def published_config(name: str, **fields: Any) -> ModelConfig:
+    """The config of a published model; `fields` replace some of it.
+
+    >>> from attnlab import unique_parameters
+    >>> unique_parameters(published_config("gpt2"))
+    124439808
+    """
+    row = find("published model", name, PUBLISHED | TRANSFORMERS)
+    if isinstance(row, Published):
+        settings = row.family.settings | row.settings
+        tensors = dict.fromkeys(row.tensors)
+        row = ModelConfig(**row.family.fields(settings, tensors, row.architecture))
+    return dataclasses.replace(row, **fields)
