@@ -21,6 +21,7 @@ from attnlab import (
     masks,
     multi_head_attention,
 )
+from attnlab.block import DROPOUT_PLACES
 from attnlab.outer import POSITIONS
 
 SMALL = ModelConfig(vocab_size=19, max_len=9, width=12, num_layers=3, num_heads=3, ffn_width=10)
@@ -100,6 +101,25 @@ def test_dropout(rate):
     np.testing.assert_array_equal(same, run(params, TOKENS, 0))
     assert np.abs(same - other).max() > 1e-3
     assert np.abs(same - run(params, TOKENS)).max() > 1e-3
+
+
+@pytest.mark.parametrize("place", DROPOUT_PLACES)
+def test_each_place_of_dropout_acts_alone(place):
+    run, params = make(dataclasses.replace(SMALL, dropout_rate=0.5, dropout_places=(place,)))
+    plain = run(params, TOKENS)
+    assert np.abs(run(params, TOKENS, 0) - plain).max() > 1e-3
+    run, _ = make(dataclasses.replace(SMALL, dropout_rate=0.5, dropout_places=()))
+    assert_close(run(params, TOKENS, 0), plain)
+
+
+def test_embeddings_can_have_a_rate_of_their_own():
+    run, params = make(dataclasses.replace(SMALL, dropout_rate=0.5, embedding_dropout_rate=0.0))
+    only, _ = make(
+        dataclasses.replace(SMALL, dropout_rate=0.5, dropout_places=("attention", "ffn"))
+    )
+    np.testing.assert_array_equal(run(params, TOKENS, 0), only(params, TOKENS, 0))
+    alone, _ = make(dataclasses.replace(SMALL, embedding_dropout_rate=0.5))
+    assert np.abs(alone(params, TOKENS, 0) - alone(params, TOKENS)).max() > 1e-3
 
 
 def test_padding_mask_and_token_types():

@@ -167,3 +167,25 @@ def test_torch_attention(widths, bias):
     )
     close(got[0], expected)
     close(got[1], probs)
+
+
+def test_an_encoder_that_shares_with_its_decoder(tmp_path):
+    """transformers has no switch for it: it computes the same from two copies."""
+    import dataclasses
+
+    import peer_outputs
+    import peers
+    import transformers as tr
+
+    peers.make("t5").save_pretrained(tmp_path / "theirs")
+    model, params = pretrained.load(tmp_path / "theirs")
+    tied = dataclasses.replace(model.config, share_encoder=True).build()
+    params = {name: a for name, a in params.items() if not name.startswith("encoder_")}
+    pretrained.save(tmp_path / "tied", tied, params)
+    loaded = tr.T5ForConditionalGeneration.from_pretrained(
+        tmp_path / "tied", attn_implementation="eager"
+    ).eval()
+    given = peers.inputs("t5")
+    seen = peer_outputs.run(tied, params, given)
+    compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
+    assert {"logits", "encoder_hidden", "cross_probs"} <= set(compared)
