@@ -49,7 +49,8 @@ from attnlab import HeadSpec, accounting
 
 width, num_heads, length = 64, 4, 24  # @param
 x = jax.random.normal(jax.random.key(0), (1, length, width))
-specs = {layout: HeadSpec(layout, width, num_heads) for layout in attnlab.LAYOUTS}
+layouts = ("standard", "wide", "narrow")  # of attnlab.LAYOUTS
+specs = {layout: HeadSpec(layout, width, num_heads) for layout in layouts}
 
 print(f"{'layout':10}{'head width':>11}{'parameters':>12}{'FLOPs/token':>13}  W_Q")
 for layout, spec in specs.items():
@@ -114,7 +115,7 @@ settings = train.TrainConfig(
 )
 corpus = data.load_corpus(length=settings.length)
 curves = {}
-for layout in attnlab.LAYOUTS:
+for layout in layouts:
     model = attnlab.ModelConfig(
         layout=layout, width=32, num_layers=2, num_heads=4, ffn_width=128, max_len=32
     ).build()

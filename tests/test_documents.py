@@ -12,8 +12,12 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text()
 
 
+INSIDE = "((?:(?!```).)*)"
+
+
 @pytest.mark.parametrize(
-    ("code", "printed"), re.findall(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL)
+    ("code", "printed"),
+    re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", README, re.DOTALL),
 )
 def test_readme_code_prints_what_the_readme_says(code, printed):
     out = io.StringIO()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, product_flops
+from jax.flatten_util import ravel_pytree
 from test_heads import SPECS, make
 
 from attnlab import (
@@ -46,7 +47,7 @@ def test_every_order_is_the_same_function(name, call, x64):
     spec = SPECS[name]
     arrays = make(spec, jnp.float64)
     options = CALLS[call](spec.num_heads, np.random.default_rng(6))
-    target = make(dataclasses.replace(spec, width=spec.sizes["O"]), jnp.float64)[1]
+    target = jnp.asarray(np.random.default_rng(7).normal(size=(2, 7, spec.sizes["O"])))
 
     def run(order, w, x, context, values):
         out = multi_head_attention(
@@ -66,12 +67,12 @@ def test_every_order_is_the_same_function(name, call, x64):
 
     results = all_orders(*arrays)
     if spec.qk_norm is None and spec.output:
-        assert list(results)[-1] == "absorbed" or spec.layout == "absorbed"
+        assert "absorbed" in results or spec.layout == "absorbed"
     for (_, out), grads in results.values():
         (_, expected), expected_grads = results["factored"]
         assert_close(out, expected)
-        for grad, of_factored in zip(grads, expected_grads, strict=True):
-            assert_close(grad, of_factored, loosen=10)
+        # As one vector: the gradient of a key bias is rounding alone where it cancels.
+        assert_close(ravel_pytree(grads)[0], ravel_pytree(expected_grads)[0], loosen=10)
 
 
 def test_a_soft_cap_and_rotary_refuse_what_they_break():
