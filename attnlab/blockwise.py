@@ -77,7 +77,7 @@ def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int,
     return max(c for c in range(1, b + 1) if b % c == 0 and c <= max(rows, 1)), heads, t, s
 
 
-EDGE, AREA = 256, 2**19  # most queries (and keys beside them), most scores of a block
+EDGE, AREA = 512, 2**19  # most queries (and keys beside them), most scores of a block
 
 
 def blockwise(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
