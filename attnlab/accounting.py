@@ -85,7 +85,14 @@ def part_parameters(config: Any) -> dict[str, int]:
 
 
 def unique_parameters(config: Any) -> int:
-    """Numbers that are trained and stored: each slot once."""
+    """Numbers that are trained and stored: each slot once.
+
+    >>> from attnlab import ModelConfig
+    >>> alone, shared = (ModelConfig(num_layers=4, plan=p) for p in ("separate", "albert"))
+    >>> layer = sum(part_parameters(alone).values())
+    >>> unique_parameters(alone) - unique_parameters(shared) == 3 * layer
+    True
+    """
     parts = part_parameters(config)
     pools = [config.slots]
     if config.kind == "encoder_decoder" and not config.share_encoder:
@@ -96,7 +103,13 @@ def unique_parameters(config: Any) -> int:
 
 
 def applied_parameters(config: Any) -> int:
-    """Numbers that a token meets on its way: each slot as often as it is applied."""
+    """Numbers that a token meets on its way: each slot as often as it is applied.
+
+    >>> from attnlab import ModelConfig
+    >>> alone, shared = (ModelConfig(num_layers=4, plan=p) for p in ("separate", "albert"))
+    >>> applied_parameters(shared) == unique_parameters(alone)
+    True
+    """
     parts = part_parameters(config)
     return count_outer(config) + sum(
         plan.num_layers * parts[part] for plan in _plans(config) for part in plan
@@ -108,6 +121,10 @@ def flops_per_token(config: Any, length: int) -> int:
 
     Of the factored order of contraction, whatever order a run takes. With an encoder: of a token
     of the source and one of the target together. The pooler, once a text, is left out.
+
+    >>> from attnlab import ModelConfig
+    >>> flops_per_token(ModelConfig(plan="albert"), 64) == flops_per_token(ModelConfig(), 64)
+    True
     """
     c = config
     shapes = feed_forward_shapes(c.width, c.ffn_width, c.activation).values()

@@ -191,6 +191,13 @@ def heads_to_linen(w: Weights, spec: HeadSpec) -> dict[str, dict[str, Array]]:
 
     Raises: ValueError for what Flax's module cannot be: another layout than "standard" or "wide",
       V != H, a scale of its own, no output map, "rms" norms.
+
+    >>> import jax
+    >>> from attnlab.heads import init_heads
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> tree = heads_to_linen(init_heads(jax.random.key(0), spec), spec)
+    >>> tree["query"]["kernel"].shape, tree["out"]["kernel"].shape
+    ((6, 2, 3), (2, 3, 6))
     """
     s = spec.sizes
     reasons = {

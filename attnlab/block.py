@@ -122,6 +122,11 @@ def transformer_block(
 
     Returns the new x; where asked the attention probabilities [B, N, T, S], with a context a pair
     of them (to itself, to the context); and the cache, with x added, where one was given.
+
+    >>> spec = BlockSpec(HeadSpec("narrow", width=6, num_heads=2), ffn_width=8)
+    >>> w = {part: make(jax.random.key(0)) for part, make in init_block(spec).items()}
+    >>> transformer_block(w, jnp.ones((1, 5, 6)), spec=spec)[0].shape
+    (1, 5, 6)
     """
     # Without a context the first four keys are those of a layer that has none.
     keys = (None,) * 6 if dropout_key is None else jax.random.split(dropout_key, 6)

@@ -20,6 +20,14 @@ def prefill(
 
     Raises ValueError where they do not fit; inside a traced function, where nobody can know how
     full the cache is, logits are NaN instead and the cache stays as it was.
+
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(width=8, num_heads=2, num_layers=2)
+    >>> model, tokens = config.build(), jnp.array([[1, 2, 3]])
+    >>> params = model.init(jax.random.key(0), tokens)["params"]
+    >>> logits, cache = prefill(model, params, tokens, config.empty_cache(1, 5))
+    >>> logits.shape, cache["length"].tolist()
+    ((1, 3, 256), [3, 3])
     """
     config, length = model.config, tokens.shape[1]
     size = next(a.shape[2] for name, a in cache.items() if name != "length")
@@ -65,6 +73,13 @@ def generate(
 
     Raises ValueError, before anything is compiled, for a text longer than `max_len` or than the
     cache, for a missing key, and for a model that is no decoder.
+
+    >>> from attnlab import ModelConfig
+    >>> model = ModelConfig(width=8, num_heads=2, num_layers=2).build()
+    >>> prompt = jnp.array([[1, 2, 3]])
+    >>> params = model.init(jax.random.key(0), prompt)["params"]
+    >>> generate(model, params, prompt, 4).shape
+    (1, 4)
     """
     config = model.config
     if config.kind != "decoder":

@@ -169,6 +169,10 @@ def init_heads(
     where a head reads its chunk, and N*V (o). So q, k, v and scores start with unit variance for
     unit-variance x in every layout (default initialisers take a wrong fan on 3-D weights).
     `std` replaces 1/sqrt(fan in) by one number for all matrices.
+
+    >>> w = init_heads(jax.random.key(0), HeadSpec("standard", width=8, num_heads=2, biases="o"))
+    >>> {name: a.shape for name, a in w.items()}
+    {'q': (8, 2, 4), 'k': (8, 2, 4), 'v': (8, 2, 4), 'o': (2, 4, 8), 'o_bias': (8,)}
     """
     weights: Weights = {}
     names = weight_axes(spec)
@@ -221,7 +225,13 @@ def project_heads(
 def merge_heads(
     w: Weights, heads: Float[Array, "B T N V"], *, spec: HeadSpec
 ) -> Float[Array, "B T O"]:
-    """Heads -> output: sum_i heads_i W_O[i], which is concat(heads) W_O."""
+    """Heads -> output: sum_i heads_i W_O[i], which is concat(heads) W_O.
+
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> w = init_heads(jax.random.key(0), spec)
+    >>> merge_heads(w, jnp.ones((1, 5, 2, 3)), spec=spec).shape
+    (1, 5, 6)
+    """
     return LAYOUTS[spec.layout].merge(w, heads, spec)
 
 

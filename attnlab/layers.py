@@ -45,6 +45,15 @@ def run_layers(
     `head_gate` multiplies each head of each application, also where layers share weights.
     `cache` holds one cache per application, stacked [L, ...]: layers that share weights still
     have keys of their own. The rest is as in `transformer_block` and the same for every layer.
+
+    >>> from attnlab.block import init_block
+    >>> from attnlab.heads import HeadSpec
+    >>> from attnlab.stack import init_slots
+    >>> spec = BlockSpec(HeadSpec("standard", width=6, num_heads=2), ffn_width=8)
+    >>> plan = Plan(attention=(0, 0, 0), ffn=(0, 1, 0))
+    >>> slots = init_slots(init_block(spec), jax.random.key(0), plan)
+    >>> run_layers(slots, plan, jax.numpy.ones((1, 5, 6)), spec=spec).x.shape
+    (1, 5, 6)
     """
     keys = None if dropout_key is None else jax.random.split(dropout_key, plan.num_layers)
 

@@ -36,14 +36,22 @@ def window(
 
 
 def padding(lengths: Int[Array, " B"], num_keys: int) -> Bool[Array, "B 1 1 S"]:
-    """Every query of batch row b sees the first lengths[b] keys."""
+    """Every query of batch row b sees the first lengths[b] keys.
+
+    >>> padding(jnp.array([1, 2]), 2)[:, 0, 0].tolist()
+    [[True, False], [True, True]]
+    """
     return (jnp.arange(num_keys)[None] < lengths[:, None])[:, None, None]
 
 
 def segments(
     query_segments: Int[Array, "B T"], key_segments: Int[Array, "B S"] | None = None
 ) -> Bool[Array, "B 1 T S"]:
-    """Positions of one segment see each other: several texts packed into one row."""
+    """Positions of one segment see each other: several texts packed into one row.
+
+    >>> segments(jnp.array([[0, 0, 1]]))[0, 0].astype(int).tolist()
+    [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
     key_segments = query_segments if key_segments is None else key_segments
     return (query_segments[:, :, None] == key_segments[:, None, :])[:, None]
 

@@ -13,7 +13,11 @@ Weights = dict[str, Array]
 
 
 def layer_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
-    """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016)."""
+    """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016).
+
+    >>> layer_norm({"scale": jnp.ones(2)}, jnp.array([1.0, 3.0]), eps=0.0).tolist()
+    [-1.0, 1.0]
+    """
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
@@ -22,7 +26,11 @@ def layer_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Fl
 
 
 def rms_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float[Array, "... D"]:
-    """x / sqrt(mean(x^2) + eps) * scale, in float32 at least (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) * scale, in float32 at least (Zhang and Sennrich 2019).
+
+    >>> rms_norm({"scale": jnp.ones(2)}, jnp.array([2.0, 2.0]), eps=0.0).tolist()
+    [1.0, 1.0]
+    """
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
     return (y * w["scale"].astype(y.dtype)).astype(x.dtype)
@@ -68,6 +76,10 @@ def feed_forward(
     """act(x W_up + b) W_down + b, position by position (Vaswani et al. 2017, section 3.3).
 
     The rows `gated_*` of `ACTIVATIONS` take (act(x W_gate + b) * (x W_up + b)) W_down + b.
+
+    >>> w = {"up": jnp.ones((2, 3)), "down": jnp.ones((3, 2))}
+    >>> float(feed_forward(w, jnp.array([[1.0, 2.0]]), activation="relu")[0, 1])
+    9.0
     """
     row = find("activation", activation, ACTIVATIONS)
     flat = x.reshape(-1, x.shape[-1])

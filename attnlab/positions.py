@@ -62,7 +62,11 @@ def relative_buckets(
 def rotary_angles(
     positions: Int[Array, "*B T"], head_dim: int, *, base: float = 10000.0
 ) -> Float[Array, "*B T half"]:
-    """position * base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864)."""
+    """position * base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
+
+    >>> rotary_angles(jnp.arange(3), 4)[:, 0].tolist()
+    [0.0, 1.0, 2.0]
+    """
     if head_dim % 2:
         raise ValueError(f"rotary positions turn pairs: head_dim {head_dim} must be even")
     return _angles(positions, head_dim, base)
@@ -75,6 +79,10 @@ def rotate(
 
     Pairs are taken half a head apart, as GPT-NeoX and Hugging Face do (the paper takes
     neighbours: a fixed permutation of the head, which W_Q and W_K absorb).
+
+    >>> quarter = jnp.array([[jnp.pi / 2]])
+    >>> float(rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)[0, 0, 0, 1])
+    1.0
     """
     angles = angles[..., None, :].astype(jnp.promote_types(x.dtype, jnp.float32))
     cos, sin = jnp.cos(angles), jnp.sin(angles)

@@ -11,7 +11,12 @@ from attnlab.sharing import Plan
 
 
 def init_slots(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
-    """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot."""
+    """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot.
+
+    >>> make = {"scale": lambda key: jax.random.normal(key, (3,))}
+    >>> init_slots(make, jax.random.key(0), Plan(scale=(0, 1, 0)))["scale"].shape
+    (2, 3)
+    """
     keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))
     return {p: jax.vmap(init[p])(jax.random.split(keys[p], g)) for p, g in plan.num_slots.items()}
 

@@ -3,11 +3,14 @@
 import contextlib
 import doctest
 import importlib
+import inspect
 import io
 import re
 
 import pytest
 from conftest import ROOT
+
+import attnlab
 
 README = (ROOT / "README.md").read_text()
 
@@ -44,3 +47,10 @@ MODULES = sorted(
 def test_docstrings(name):
     module = importlib.import_module(name)
     assert doctest.testmod(module).failed == 0
+
+
+def test_every_public_function_has_an_example():
+    functions = [getattr(attnlab, name) for name in attnlab.__all__]
+    functions = [f for f in functions if inspect.isfunction(f)]
+    assert len(functions) > 25
+    assert [f.__name__ for f in functions if ">>>" not in f.__doc__] == []

@@ -179,6 +179,12 @@ def permute_heads(params: Weights, spec: HeadSpec, order: list[int]) -> Weights:
 
     Heads that share keys and values stay together. Raises ValueError where the place of a head
     means something: its chunk of x (`narrow`, `narrow_tied`), or of the output (output=False).
+
+    >>> from attnlab import init_heads
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> w = init_heads(jax.random.key(0), spec)
+    >>> bool((permute_heads(w, spec, [1, 0])["q"][:, 0] == w["q"][:, 1]).all())
+    True
     """
     s = spec.sizes
     if sorted(order) != list(range(s["N"])):
@@ -220,6 +226,12 @@ def regauge(
       rotary: q and k are turned by rotary positions: A must commute with that.
 
     Raises: ValueError for other shapes, and where the layout has no such freedom.
+
+    >>> from attnlab import init_heads
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> w = init_heads(jax.random.key(0), spec)
+    >>> regauge(w, spec, qk=2 * jnp.eye(3))["q"].shape
+    (6, 2, 3)
     """
     with float64():
         w, cast = _wide(params, spec)
@@ -303,6 +315,12 @@ def truncate(
     gets keys of its own. The values stay as they are.
 
     Raises: ValueError for a rank below 1, q/k norm, or a layout that does not lead to `bilinear`.
+
+    >>> from attnlab import init_heads
+    >>> spec = HeadSpec("bilinear", width=6, num_heads=2)
+    >>> w, cost = truncate(init_heads(jax.random.key(0), spec), spec, 2)
+    >>> cost.spec.layout, w["q"].shape, bool((cost.score_error > 0).all())
+    ('standard', (6, 2, 2), True)
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, not {rank}")
