@@ -2,7 +2,8 @@
 
 FLOPs count the forward pass of matrix products, 2 for a multiply-add: every weight that is
 applied, the scores and the value product over all keys (a causal mask saves none here), the
-readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % at usual sizes).
+readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % at usual sizes), and
+what is paid once a call, whatever the number of tokens: the product that makes a layer's delta.
 `config` is a `ModelConfig`.
 """
 
@@ -10,11 +11,12 @@ import dataclasses
 import math
 from typing import Any
 
-from attnlab.heads import HeadSpec, weight_axes
+from attnlab.heads import MEMORY_NAMES, HeadSpec, weight_axes
 from attnlab.layouts import LAYOUTS
 from attnlab.names import find
 from attnlab.outer import count_outer
 from attnlab.pointwise import feed_forward_shapes
+from attnlab.relaxed import delta_shapes
 
 
 def head_parameters(spec: HeadSpec) -> int:
@@ -42,7 +44,7 @@ def call_flops(
     s, queries, keys = spec.sizes, 0, 0
     for name, axes in weight_axes(spec):
         count = _multiply_adds(spec, name, axes)
-        on_keys = name in ("k", "v", "k_outer", "v_outer")
+        on_keys = name in MEMORY_NAMES
         queries += 0 if on_keys else count
         keys += count if on_keys or (cross and name == "down") else 0
     scores = s["N"] * num_queries * num_keys * (s["H"] + s["V"])
@@ -61,6 +63,17 @@ def cache_bytes_per_token(spec: HeadSpec, bytes_per_number: int = 4) -> int:
     return numbers * bytes_per_number
 
 
+def model_cache_bytes(config: Any, bytes_per_number: int = 4) -> int:
+    """What decoding stores per token in all layers; those that reuse keys store none.
+
+    >>> from attnlab import ModelConfig
+    >>> [model_cache_bytes(ModelConfig(num_layers=4, plan=p)) for p in ("separate", "cla:2")]
+    [2048, 1024]
+    """
+    memories = max(config.slots.memories) + 1
+    return memories * cache_bytes_per_token(config.heads, bytes_per_number)
+
+
 def _multiply_adds(spec: HeadSpec, name: str, axes: str) -> int:
     """Of one weight per token. Vectors that are added or multiplied in count nothing."""
     if name == "m" or (name[1:] in ("_bias", "_norm") and axes != "NO"):
@@ -69,19 +82,32 @@ def _multiply_adds(spec: HeadSpec, name: str, axes: str) -> int:
     return math.prod(spec.shapes[name]) * (spec.num_heads if tied else 1)
 
 
-def part_parameters(config: Any) -> dict[str, int]:
-    """part -> parameters of one slot, its norm included."""
-    norm = config.width * (2 if config.norm_bias else 1)
-    shapes = feed_forward_shapes(config.width, config.ffn_width, config.activation)
-    biases = sum(out for _, out in shapes.values()) if config.ffn_bias else 0
-    mix = 2 * config.num_heads**2 if config.talking_heads else 0
-    parts = {
-        "attention": head_parameters(config.heads) + mix + norm,
-        "ffn": sum(map(math.prod, shapes.values())) + biases + norm,
-    }
-    if "cross" in config.slots:
-        parts["cross"] = head_parameters(config.heads) + norm
+def part_shapes(config: Any, plan: Any) -> dict[str, dict[str, tuple[int, ...]]]:
+    """part of `plan` -> weight -> its shape in one slot, the part's norm included."""
+    c, norm = config, {"norm.scale": (config.width,)}
+    norm |= {"norm.bias": (c.width,)} if c.norm_bias else {}
+    mix = {f"mix.{side}": (c.num_heads, c.num_heads) for side in ("before", "after")}
+    ffn: dict[str, tuple[int, ...]] = dict(feed_forward_shapes(c.width, c.ffn_width, c.activation))
+    ffn |= {f"{name}_bias": shape[1:] for name, shape in ffn.items()} if c.ffn_bias else {}
+    attention = c.heads.shapes | (mix if c.talking_heads else {}) | norm
+    parts = {"attention": attention, "ffn": ffn | norm, "cross": c.heads.shapes | norm}
+    if "kv" in plan:
+        parts["kv"] = {name: attention.pop(name) for name in MEMORY_NAMES if name in attention}
+    parts = {part: shapes for part, shapes in parts.items() if part in plan}
+    if "delta" in plan:
+        parts["delta"] = {
+            f"{part}.{name}.{factor}": shape
+            for part, shapes in parts.items()
+            for name in shapes
+            for factor, shape in delta_shapes(name, shapes[name], c.delta_rank).items()
+        }
     return parts
+
+
+def part_parameters(config: Any, plan: Any = None) -> dict[str, int]:
+    """part -> parameters of one slot, its norm included; of the stack of `plan`."""
+    shapes = part_shapes(config, config.slots if plan is None else plan)
+    return {part: sum(map(math.prod, weights.values())) for part, weights in shapes.items()}
 
 
 def unique_parameters(config: Any) -> int:
@@ -93,13 +119,8 @@ def unique_parameters(config: Any) -> int:
     >>> unique_parameters(alone) - unique_parameters(shared) == 3 * layer
     True
     """
-    parts = part_parameters(config)
-    pools = [config.slots]
-    if config.kind == "encoder_decoder" and not config.share_encoder:
-        pools.append(config.encoder_slots)
-    return count_outer(config) + sum(
-        parts[part] * count for plan in pools for part, count in plan.num_slots.items()
-    )
+    pools = [config.slots] if config.share_encoder else _plans(config)
+    return count_outer(config) + sum(_total(config, plan, plan.num_slots) for plan in pools)
 
 
 def applied_parameters(config: Any) -> int:
@@ -110,10 +131,8 @@ def applied_parameters(config: Any) -> int:
     >>> applied_parameters(shared) == unique_parameters(alone)
     True
     """
-    parts = part_parameters(config)
-    return count_outer(config) + sum(
-        plan.num_layers * parts[part] for plan in _plans(config) for part in plan
-    )
+    plans = _plans(config)
+    return count_outer(config) + sum(_total(config, plan, plan.num_applied) for plan in plans)
 
 
 def flops_per_token(config: Any, length: int) -> int:
@@ -131,13 +150,22 @@ def flops_per_token(config: Any, length: int) -> int:
     heads = head_flops(c.heads, length)
     mix = 4 * c.num_heads**2 * length if c.talking_heads else 0
     cross = call_flops(c.heads, 1, length, length, cross=True) // length
+    memory = 2 * sum(
+        _multiply_adds(c.heads, n, a) for n, a in weight_axes(c.heads) if n in MEMORY_NAMES
+    )
     flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
+    flops |= {"kv": 0, "delta": 0}
     total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
+    total -= sum(memory * sum(plan.reuses) for plan in _plans(c))
     e = c.embedding_width or c.width
     total += 2 * e * c.width * len(_plans(c)) if c.embedding_width else 0
     total += 2 * c.width * e if c.readout_transform else 0
     read = e if c.readout_transform else c.width
     return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
+
+
+def _total(config: Any, plan: Any, counts: dict[str, int]) -> int:
+    return sum(size * counts[part] for part, size in part_parameters(config, plan).items())
 
 
 def _plans(config: Any) -> list[Any]:

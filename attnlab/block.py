@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from attnlab.cache import Cache
-from attnlab.heads import HeadSpec, Weights, init_heads
-from attnlab.multihead import multi_head_attention
+from attnlab.heads import HeadSpec, Weights, init_heads, split_memory
+from attnlab.multihead import make_memory, multi_head_attention
 from attnlab.names import find
 from attnlab.pointwise import (
     NORM_KINDS,
@@ -19,6 +20,7 @@ from attnlab.pointwise import (
     init_feed_forward,
     init_norm,
 )
+from attnlab.relaxed import add_delta, init_delta
 
 DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
 
@@ -27,7 +29,9 @@ class BlockSpec(NamedTuple):
     """What one layer does, apart from its weights.
 
     `dropout_rate` is that of the outputs of the sublayers that `dropout_places` names; `cross`
-    are the heads that read a second text, None where there is none.
+    are the heads that read a second text, None where there is none. With `kv_apart` the maps to
+    keys and values are a part `kv` of their own; with `delta_rank` there is a part `delta`, a
+    difference of that rank to each matrix of the other parts (`relaxed.py`).
     """
 
     heads: HeadSpec
@@ -44,6 +48,8 @@ class BlockSpec(NamedTuple):
     ffn_dropout_rate: float = 0.0
     dropout_places: tuple[str, ...] = ("embeddings", "attention", "ffn")
     cross: HeadSpec | None = None
+    kv_apart: bool = False
+    delta_rank: int | None = None
     window: int | None = None
     talking_heads: bool = False
     order: str | None = None
@@ -92,13 +98,18 @@ def init_block(
         w = init_heads(key, spec.heads, std=std)
         return w | ({"mix": init_mix(spec.heads.num_heads)} if spec.talking_heads else {})
 
-    parts = {
-        "attention": part(attention, "o", "vo"),
-        "ffn": part(ffn, "down"),
-    }
+    whole = part(attention, "o", "vo")
+    parts = {"attention": whole, "ffn": part(ffn, "down")}
     if spec.cross is not None:
         make_cross = functools.partial(init_heads, spec=spec.cross, std=std)
         parts["cross"] = part(make_cross, "o", "vo")
+    if spec.kv_apart:
+        parts["attention"] = lambda key: split_memory(whole(key))[0]
+        parts["kv"] = lambda key: split_memory(whole(key))[1]
+    if (rank := spec.delta_rank) is not None:
+        others = dict(parts)
+        like = lambda key: {name: make(key) for name, make in others.items()}
+        parts["delta"] = lambda key: init_delta(key, jax.eval_shape(like, key), rank)
     return parts
 
 
@@ -114,20 +125,28 @@ def transformer_block(
     rotary: Array | None = None,
     head_gate: Array | None = None,
     dropout_key: Array | None = None,
+    memory: tuple[Array, Array] | None = None,
+    reuse: Array | bool = False,
     cache: Cache | None = None,
     return_probs: bool = False,
-) -> tuple[Float[Array, "B T D"], Any, Cache | None]:
+) -> tuple[Float[Array, "B T D"], Any, Cache | None, tuple[Array, Array] | None]:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
     `spec.cross` has heads for it, attention to `context`, then the FFN.
 
     Returns the new x; where asked the attention probabilities [B, N, T, S], with a context a pair
-    of them (to itself, to the context); and the cache, with x added, where one was given.
+    of them (to itself, to the context); the cache, with x added, where one was given; and the keys
+    and values read, where `memory` holds those of an earlier layer: they are read again where
+    `reuse` is true, else made of x.
 
     >>> spec = BlockSpec(HeadSpec("narrow", width=6, num_heads=2), ffn_width=8)
     >>> w = {part: make(jax.random.key(0)) for part, make in init_block(spec).items()}
     >>> transformer_block(w, jnp.ones((1, 5, 6)), spec=spec)[0].shape
     (1, 5, 6)
     """
+    if "delta" in w:
+        w = add_delta({part: a for part, a in w.items() if part != "delta"}, w["delta"])
+    heads = w["attention"] | w.get("kv", {})
+    read = [memory]
     # Without a context the first four keys are those of a layer that has none.
     keys = (None,) * 6 if dropout_key is None else jax.random.split(dropout_key, 6)
     mix = w["attention"].get("mix")
@@ -137,8 +156,11 @@ def transformer_block(
     )
 
     def attention(x):
+        if memory is not None:
+            make = lambda: make_memory(heads, x, spec=spec.heads, rotary=rotary)
+            read[0] = lax.cond(reuse, lambda: memory, make)
         out = multi_head_attention(
-            w["attention"],
+            heads,
             x,
             spec=spec.heads,
             mask=mask,
@@ -150,6 +172,7 @@ def transformer_block(
             mix=mix and (mix["before"], mix["after"]),
             dropout_rate=0.0 if keys[0] is None else spec.attention_dropout_rate,
             dropout_key=keys[0],
+            memory=read[0],
             cache=cache,
             order=spec.order,
             return_probs=return_probs,
@@ -196,7 +219,7 @@ def transformer_block(
     probs = seen.pop(0) if return_probs else None
     if return_probs and spec.cross is not None:
         probs = probs, crossed.pop()
-    return x, probs, seen.pop() if cache is not None else None
+    return x, probs, seen.pop() if cache is not None else None, read[0]
 
 
 def _window(spec: BlockSpec) -> tuple[int, int] | None:

@@ -30,7 +30,8 @@ class ModelConfig:
     count for which the layout has a map. With `window` a token sees so many tokens back (an encoder
     also ahead). `talking_heads` mixes the heads' scores and probabilities by learnt matrices that
     start as the identity (Shazeer et al. 2020, arXiv 2003.02436). `order` is that of
-    `multi_head_attention`. `plan` is a name of `sharing.named` ("albert", "cycle:3") or a `Plan`;
+    `multi_head_attention`. `plan` is a name of `sharing.named` ("albert", "cycle:3") or a `Plan`,
+    `delta_rank` the rank of the differences between layers where it has a part `delta`;
     `init_std` None means 1/sqrt(fan in), and `init_residual="depth"` divides the two matrices that
     write into the residual stream (o, down) by sqrt(2 L), as GPT-2 does.
 
@@ -62,6 +63,7 @@ class ModelConfig:
     num_heads: int = 4
     layout: str = "standard"
     plan: str | Plan = "separate"
+    delta_rank: int = 8
     num_kv_heads: int | None = None
     head_dim: int | None = None
     value_dim: int | None = None
@@ -113,6 +115,7 @@ class ModelConfig:
     def __post_init__(self):
         for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "ffn_width"):
             _check_count(field, getattr(self, field), 1)
+        _check_count("delta_rank", self.delta_rank, 1)
         for field in ("encoder_layers", "embedding_width"):
             if getattr(self, field) is not None:
                 _check_count(field, getattr(self, field), 1)
@@ -145,11 +148,30 @@ class ModelConfig:
             raise ValueError(
                 f"the plan has {self.slots.num_layers} layers, num_layers is {self.num_layers}"
             )
+        self._check_parts(self.slots)
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
         self._check_outer()
         self._check_encoder()
         self._check_heads(self.heads)
+
+    def _check_parts(self, plan: Plan) -> None:
+        """Parts that a layer has, and what keys that layers share ask of it."""
+        must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
+        if not must <= set(plan) <= must | may:
+            raise ValueError(
+                f"a plan has the parts {sorted(must)} and may have {sorted(may)}; this one has "
+                f"{sorted(plan)}"
+            )
+        if "kv" in plan and self.layout == "absorbed":
+            raise ValueError(
+                "layout 'absorbed' has the inputs for keys, which layers cannot share; use layout "
+                "'bilinear' or a plan without 'kv'"
+            )
+        if any(plan.reuses) and self.order not in (None, "factored"):
+            raise ValueError(
+                f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
+            )
 
     def _check_outer(self) -> None:
         """Positions, readout and pooler fit what the model is."""
@@ -207,6 +229,12 @@ class ModelConfig:
             raise ValueError(
                 f"encoder_plan has {encoder.num_layers} layers, encoder_layers is "
                 f"{self.encoder_layers or self.num_layers}"
+            )
+        self._check_parts(encoder)
+        if self.share_encoder and ("kv" in encoder) != ("kv" in self.slots):
+            raise ValueError(
+                "share_encoder: both stacks or neither need the part 'kv'; give encoder_plan one "
+                "like that of plan"
             )
         if self.pooler:
             raise ValueError("an encoder_decoder has no pooler; leave it out")
@@ -281,35 +309,43 @@ class ModelConfig:
     @property
     def block(self) -> BlockSpec:
         """One layer; of the decoder, where there is an encoder too."""
-        own = ("heads", "is_causal", "cross")
+        own = ("heads", "is_causal", "cross", "kv_apart", "delta_rank")
         return BlockSpec(
             heads=self.heads,
             is_causal=self.kind != "encoder",
             cross=self.heads if self.kind == "encoder_decoder" else None,
+            **self._parts_of(self.slots),
             **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
         )
 
     @property
     def encoder_block(self) -> BlockSpec:
         """One layer of the encoder beside the decoder."""
-        return self.block._replace(is_causal=False, cross=None)
+        apart = self._parts_of(self.encoder_slots)
+        return self.block._replace(is_causal=False, cross=None, **apart)
+
+    def _parts_of(self, plan: Plan) -> dict[str, Any]:
+        rank = self.delta_rank if "delta" in plan else None
+        return {"kv_apart": "kv" in plan, "delta_rank": rank}
 
     def build(self) -> Any:
         """The Flax module."""
         return MODELS[self.kind](self)
 
     def empty_cache(self, batch: int, size: int) -> Cache:
-        """A cache of `size` tokens for every layer: arrays [L, B, size, ...]."""
+        """A cache of `size` tokens for every layer that makes keys: arrays [L, B, size, ...]."""
         one = init_cache(
             self.heads, batch, size, DTYPES[self.dtype], order=self.order or "factored"
         )
-        return jax.tree.map(lambda a: jnp.zeros((self.num_layers, *a.shape), a.dtype), one)
+        count = max(self.slots.memories) + 1
+        return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
 
 
 def _as_data(plan: str | Plan, num_layers: int) -> Plan:
     if isinstance(plan, Plan):
         return plan
-    find("plan", plan.partition(":")[0], PLANS | COUNTED)
+    if "=" not in plan:
+        find("plan", plan.partition(":")[0], PLANS | COUNTED)
     return named(plan, num_layers)
 
 

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 from attnlab.layouts import INPUT_AXES, LAYOUTS, Absorbed, Layout, Weights
 from attnlab.names import find
 
+# The weights that make keys and values, where a layout has them.
+MEMORY_NAMES = ("k_outer", "v_outer", "k", "v", "k_bias", "v_bias", "k_norm")
 WEIGHT_NAMES = {*INPUT_AXES, *(f"{letter}_bias" for letter in "qkvo"), "q_norm", "k_norm"}
 
 
@@ -214,12 +216,54 @@ def project_heads(
     check_arrays(w, x, context, value_context, spec)
     row = LAYOUTS[spec.layout]
     x, context, value_context = _prepare(row, w, x, context, value_context)
-    q = row.query(w, x, spec)
-    k, v = row.memory(w, context, value_context, spec)
-    if spec.qk_norm:
-        normalise = QK_NORMS[spec.qk_norm]
-        q, k = normalise(q, w["q_norm"]), normalise(k, w["k_norm"])
-    return q, k, v
+    return _query(w, x, spec), *_memory(w, context, value_context, spec)
+
+
+def project_query(
+    w: Weights, x: Float[Array, "B T D"], *, spec: HeadSpec
+) -> Float[Array, "B T N H"]:
+    """The q of `project_heads` alone.
+
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> project_query(init_heads(jax.random.key(0), spec), jnp.ones((1, 5, 6)), spec=spec).shape
+    (1, 5, 2, 3)
+    """
+    check_arrays(w, x, None, None, spec)
+    return _query(w, LAYOUTS[spec.layout].prepare(w, x), spec)
+
+
+def project_memory(
+    w: Weights, context: Float[Array, "B S E"], *, spec: HeadSpec
+) -> tuple[Float[Array, "B S Kk H"], Float[Array, "B S Kv V"]]:
+    """The k and v of `project_heads` alone, both of one text.
+
+    >>> spec = HeadSpec("standard", width=6, num_heads=2, num_kv_heads=1)
+    >>> w = init_heads(jax.random.key(0), spec)
+    >>> [a.shape for a in project_memory(w, jnp.ones((1, 5, 6)), spec=spec)]
+    [(1, 5, 1, 3), (1, 5, 1, 3)]
+    """
+    ready = LAYOUTS[spec.layout].prepare(w, context)
+    return _memory(w, ready, ready, spec)
+
+
+def _query(w: Weights, x: Array, spec: HeadSpec) -> Array:
+    q = LAYOUTS[spec.layout].query(w, x, spec)
+    return QK_NORMS[spec.qk_norm](q, w["q_norm"]) if spec.qk_norm else q
+
+
+def _memory(w: Weights, x: Array, y: Array, spec: HeadSpec) -> tuple[Array, Array]:
+    k, v = LAYOUTS[spec.layout].memory(w, x, y, spec)
+    return (QK_NORMS[spec.qk_norm](k, w["k_norm"]) if spec.qk_norm else k), v
+
+
+def split_memory(w: Weights) -> tuple[Weights, Weights]:
+    """(the rest, what makes keys and values) of the weights of heads.
+
+    >>> [sorted(part) for part in split_memory({"q": 1, "k": 2, "v": 3, "o": 4, "norm": 5})]
+    [['norm', 'o', 'q'], ['k', 'v']]
+    """
+    memory = {name: a for name, a in w.items() if name in MEMORY_NAMES}
+    return {name: a for name, a in w.items() if name not in memory}, memory
 
 
 def merge_heads(

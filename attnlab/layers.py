@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.block import BlockSpec, transformer_block
+from attnlab.cache import init_cache
 from attnlab.sharing import Plan
 from attnlab.stack import run_stack
 
@@ -43,8 +44,9 @@ def run_layers(
     """x after all layers of `plan`, which read their weights in `slots` (part -> [G, ...]).
 
     `head_gate` multiplies each head of each application, also where layers share weights.
-    `cache` holds one cache per application, stacked [L, ...]: layers that share weights still
-    have keys of their own. The rest is as in `transformer_block` and the same for every layer.
+    `cache` holds one cache per application that makes keys and values, stacked [L, ...]: layers
+    that share weights still have keys of their own, those that reuse keys read the cache of the
+    layer that made them. The rest is as in `transformer_block` and the same for every layer.
 
     >>> from attnlab.block import init_block
     >>> from attnlab.heads import HeadSpec
@@ -56,24 +58,33 @@ def run_layers(
     (1, 5, 6)
     """
     keys = None if dropout_key is None else jax.random.split(dropout_key, plan.num_layers)
+    memory = None
+    if any(plan.reuses):
+        batch, length = x.shape[:2]
+        empty = init_cache(spec.heads, batch, length, x.dtype)
+        memory = empty["k"], empty["v"]
+    lengths = {} if cache is None else {"length": cache["length"]}
 
     def block(w, x, state, own, shared):
         index, own = own
-        mine = jax.tree.map(lambda a: a[index], state)
-        x, probs, mine = transformer_block(
-            w, x, spec=spec, cache=mine, return_probs=return_probs, **own, **shared
+        caches, memory = state
+        # A layer that reuses keys writes them once more where the one that made them wrote them:
+        # hence the lengths from before the call.
+        mine = jax.tree.map(lambda a: a[index], caches and caches | lengths)
+        x, probs, mine, memory = transformer_block(
+            w, x, spec=spec, memory=memory, cache=mine, return_probs=return_probs, **own, **shared
         )
-        state = jax.tree.map(lambda a, new: a.at[index].set(new), state, mine)
-        return x, state, (probs, x if return_hidden else None)
+        caches = jax.tree.map(lambda a, new: a.at[index].set(new), caches, mine)
+        return x, (caches, memory), (probs, x if return_hidden else None)
 
-    (x, cache), (probs, hidden) = run_stack(
+    (x, (cache, _)), (probs, hidden) = run_stack(
         block,
         slots,
         plan,
         x,
         layer=(
-            jnp.arange(plan.num_layers),
-            {"head_gate": head_gate, "dropout_key": keys},
+            jnp.array(plan.memories),
+            {"head_gate": head_gate, "dropout_key": keys, "reuse": jnp.array(plan.reuses)},
         ),
         shared={
             "context": context,
@@ -82,7 +93,7 @@ def run_layers(
             "context_mask": context_mask,
             "rotary": rotary,
         },
-        state=cache,
+        state=(cache, memory),
         remat=remat,
     )
     return Ran(x, probs, cache, hidden)

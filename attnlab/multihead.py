@@ -17,6 +17,8 @@ from attnlab.heads import (
     check_arrays,
     merge_heads,
     project_heads,
+    project_memory,
+    project_query,
 )
 from attnlab.layouts import LAYOUTS, Absorbed
 from attnlab.masks import combine
@@ -41,6 +43,7 @@ def multi_head_attention(
     mix: Mix | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    memory: tuple[Array, Array] | None = None,
     cache: Cache | None = None,
     order: str | None = None,
     return_probs: bool = False,
@@ -53,6 +56,9 @@ def multi_head_attention(
       x: what asks; context: what is attended to (default x); value_context: default context.
       rotary: angles of `positions.rotary_angles` for q and k, or a pair (for q, for k).
       head_gate: multiplies each head's output, [N] or [B, N]; 0 removes a head.
+      memory: keys and values to read in place of those of x: `make_memory` of an earlier layer
+        (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981). `k` and `v` of w then do
+        nothing.
       cache: of `init_cache(spec, ...)`: x are the next tokens, which see the cached ones too.
         Key positions then are the slots of the cache. A call that overflows it returns NaN and
         writes nothing.
@@ -71,6 +77,15 @@ def multi_head_attention(
     (1, 5, 6)
     """
     check_arrays(w, x, context, value_context, spec)
+    if memory is not None:
+        if context is not None or LAYOUTS[spec.layout].reads_inputs:
+            raise ValueError(
+                "memory stands in place of keys and values of x; leave context out, and use layout "
+                "'bilinear' for 'absorbed'"
+            )
+        if order not in (None, "factored"):
+            raise ValueError(f"order {order!r} cannot read memory; use 'factored' or None")
+        order = "factored"
     if cache is not None:
         if context is not None:
             raise ValueError("a cache is for self-attention; leave context out")
@@ -95,10 +110,13 @@ def multi_head_attention(
             raise ValueError("rotary positions cannot turn inputs that are cached; use 'bilinear'")
         seen = extend(cache, {"x": x}, is_causal=is_causal, window=window)
         context = seen.held["x"].astype(x.dtype)
-    q, k, v = project_heads(w, x, context, value_context, spec=spec)
-    if rotary is not None:
-        q_angles, k_angles = rotary if isinstance(rotary, tuple) else (rotary, rotary)
-        q, k = rotate(q, q_angles), rotate(k, k_angles)
+    q_angles, k_angles = rotary if isinstance(rotary, tuple) else (rotary, rotary)
+    if memory is None:
+        q, k, v = project_heads(w, x, context, value_context, spec=spec)
+        k = k if k_angles is None else rotate(k, k_angles)
+    else:
+        q, (k, v) = project_query(w, x, spec=spec), memory
+    q = q if q_angles is None else rotate(q, q_angles)
     if cache is not None and not keeps_x:
         seen = extend(cache, {"k": k, "v": v}, is_causal=is_causal, window=window)
         k, v = (seen.held[name].astype(x.dtype) for name in "kv")
@@ -130,6 +148,25 @@ def multi_head_attention(
         out = jnp.where(seen.fits, out, jnp.nan)
         results.append(seen.cache)
     return (out, *results) if results else out
+
+
+def make_memory(
+    w: Weights, x: Float[Array, "B S E"], *, spec: HeadSpec, rotary: Array | None = None
+) -> tuple[Float[Array, "B S Kk H"], Float[Array, "B S Kv V"]]:
+    """The keys and values of x, turned by the angles `rotary`: what another call of
+    `multi_head_attention` takes as `memory`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from attnlab import init_heads
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> w, x = init_heads(jax.random.key(0), spec), jnp.ones((1, 5, 6))
+    >>> memory = make_memory(w, x, spec=spec)
+    >>> two = [multi_head_attention(w, x, spec=spec, memory=m) for m in (None, memory)]
+    >>> bool((two[0] == two[1]).all())
+    True
+    """
+    k, v = project_memory(w, x, spec=spec)
+    return (k if rotary is None else rotate(k, rotary)), v
 
 
 def contraction_orders(

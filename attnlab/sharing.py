@@ -7,8 +7,13 @@ class Plan:
     A hashable read-only mapping. Slots count from 0 without gaps, so the slots of a part stack
     to [G, ...]. Checked here because JAX clamps an index that is out of range in silence.
 
+    The part `kv` (the maps to keys and values, apart from the rest of attention) may hold None:
+    that application makes none and reads the keys and values that the last one before it made.
+
     >>> Plan(attention=(0, 0), ffn=(0, 1)).num_slots
     {'attention': 1, 'ffn': 2}
+    >>> Plan(attention=(0, 1, 2), kv=(0, None, 1), ffn=(0, 1, 2)).num_applied["kv"]
+    2
     """
 
     __slots__ = ("_parts",)
@@ -19,7 +24,15 @@ class Plan:
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise ValueError(f"every part needs one slot per application; got {lengths}")
         for name, slots in self.items():
-            if set(slots) != set(range(max(slots) + 1)):
+            if None in slots and name != "kv":
+                raise ValueError(f"{name}: None (reuse) is for the part 'kv' alone; got {slots}")
+            if slots[0] is None:
+                raise ValueError(
+                    f"{name}: the first application reuses keys and values that none has made; "
+                    f"give it a slot; got {slots}"
+                )
+            used = {slot for slot in slots if slot is not None}
+            if used != set(range(max(used) + 1)):
                 raise ValueError(f"{name}: slots must be 0, 1, 2, ... without gaps; got {slots}")
 
     def __getitem__(self, part):
@@ -52,7 +65,37 @@ class Plan:
     @property
     def num_slots(self):
         """part -> number of weight sets."""
-        return {name: max(slots) + 1 for name, slots in self.items()}
+        return {name: max(self.indices(name)) + 1 for name in self}
+
+    @property
+    def num_applied(self):
+        """part -> how often its weights are applied: by all applications but those that reuse."""
+        return {name: len(slots) - slots.count(None) for name, slots in self.items()}
+
+    def indices(self, part):
+        """The slot that each application can read; where it reuses, that of the one before.
+
+        >>> Plan(attention=(0, 1, 2), kv=(0, None, 1)).indices("kv")
+        (0, 0, 1)
+        """
+        filled: list = []
+        for slot in self[part]:
+            filled.append(filled[-1] if slot is None else slot)
+        return tuple(filled)
+
+    @property
+    def reuses(self):
+        """Does an application read keys and values that one before it made? One bool each."""
+        return tuple(slot is None for slot in self._parts.get("kv", range(self.num_layers)))
+
+    @property
+    def memories(self):
+        """Which keys and values each application reads, counted in the order of their making.
+
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, None)).memories
+        (0, 0, 1, 1)
+        """
+        return tuple(i - sum(self.reuses[: i + 1]) for i in range(self.num_layers))
 
 
 def own(num_layers):
@@ -102,6 +145,16 @@ def inner_groups(num_calls, num_groups, inner, rule="hf"):
     return tuple(group * inner + k for group in calls for k in range(inner))
 
 
+def reuse(slots):
+    """None for each slot that equals the one before it: made once, read by all neighbours.
+
+    >>> reuse((0, 0, 1, 1))
+    (0, None, 1, None)
+    """
+    before = (None, *slots)
+    return tuple(None if slot == last else slot for slot, last in zip(slots, before, strict=False))
+
+
 def gapless(slots):
     """Slots renamed to 0, 1, 2, ... in the order in which they are first used.
 
@@ -134,29 +187,44 @@ PLANS = {
 
 COUNTED = {
     # ALBERT's groups, by three rules (see GROUP_RULES).
-    "groups": groups,
-    "groups_hf": lambda n, count: groups(n, count, "hf"),
-    "groups_google": lambda n, count: groups(n, count, "google"),
+    "groups": lambda n, count: _both(groups(n, count)),
+    "groups_hf": lambda n, count: _both(groups(n, count, "hf")),
+    "groups_google": lambda n, count: _both(groups(n, count, "google")),
     # Takase and Kiyono 2021 (arXiv 2104.06022); `sequence` is `groups` under their name.
-    "sequence": groups,
-    "cycle": cycle,
-    "cycle_rev": cycle_rev,
+    "sequence": lambda n, count: _both(groups(n, count)),
+    "cycle": lambda n, count: _both(cycle(n, count)),
+    "cycle_rev": lambda n, count: _both(cycle_rev(n, count)),
+    # Relaxed recursive transformers (Bae et al. 2024, arXiv 2410.20672): looped blocks, each
+    # application with a low-rank difference of its own.
+    "relaxed": lambda n, count: Plan(attention=cycle(n, count), ffn=cycle(n, count), delta=own(n)),
+    # Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981): neighbours read the same keys
+    # and values. CLA2 of 12 layers is "cla:6".
+    "cla": lambda n, count: Plan(attention=own(n), kv=reuse(groups(n, count)), ffn=own(n)),
 }
-"""Name -> (number of layers, number of slots) -> slots of each part. Written "cycle:3"."""
+"""Name -> (number of layers, number of slots) -> Plan. Written "cycle:3"."""
+
+
+def _both(slots):
+    return Plan(attention=slots, ffn=slots)
 
 
 def named(name, num_layers):
-    """The plan that a config names: a row of PLANS, or of COUNTED with its number of slots.
+    """The plan that a config names: a row of PLANS, or of COUNTED with its number of slots; or a
+    plan by hand, part by part, with "-" for what reuses.
 
     >>> named("cycle_rev:3", 6)["ffn"]
     (0, 1, 2, 2, 1, 0)
+    >>> named("attention=0,1,0 kv=0,-,1 ffn=0,0,0", 3)
+    Plan(attention=(0, 1, 0), kv=(0, None, 1), ffn=(0, 0, 0))
 
     Raises ValueError for an unknown name and for a count that the layers cannot fill.
     """
+    if "=" in name:
+        return _by_hand(name)
     base, colon, count = name.partition(":")
     if base in PLANS and not colon:
         return PLANS[base](num_layers)
-    known = ", ".join([*PLANS, *(f"{n}:COUNT" for n in COUNTED)])
+    known = ", ".join([*PLANS, *(f"{n}:COUNT" for n in COUNTED), "'attention=0,0,1 ffn=0,1,2'"])
     if base not in COUNTED:
         hint = f"plan {base!r} takes no count" if base in PLANS else f"unknown plan {name!r}"
         raise ValueError(f"{hint}; known: {known}")
@@ -165,5 +233,18 @@ def named(name, num_layers):
             f"plan {name!r} needs a number of slots from 1 to the {num_layers} layers, as in "
             f"'{base}:{min(2, num_layers)}'"
         )
-    slots = COUNTED[base](num_layers, int(count))
-    return Plan(attention=slots, ffn=slots)
+    return COUNTED[base](num_layers, int(count))
+
+
+def _by_hand(text):
+    parts = dict(word.partition("=")[::2] for word in text.split())
+    try:
+        read = {
+            part: [None if slot == "-" else int(slot) for slot in slots.split(",")]
+            for part, slots in parts.items()
+        }
+    except ValueError as error:
+        raise ValueError(
+            f"plan {text!r} is not read; write it as 'attention=0,0,1 ffn=0,1,2'"
+        ) from error
+    return Plan(**read)

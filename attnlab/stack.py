@@ -66,6 +66,15 @@ def run_stack(
         x, state, seen = block(w, *carry, own, shared)
         return (x, state), seen
 
-    policy = None if remat else jax.checkpoint_policies.dots_saveable
+    policy = None if remat else _products_of_tokens
     body = jax.checkpoint(body, prevent_cse=False, policy=policy)
-    return lax.scan(body, (x, state), ({p: jnp.asarray(m) for p, m in plan.items()}, layer))
+    return lax.scan(body, (x, state), ({p: jnp.asarray(plan.indices(p)) for p in plan}, layer))
+
+
+def _products_of_tokens(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Keep every matrix product but those that make weights (`relaxed.add_delta` asks for the
+    highest precision): these would cost one copy of the weights per layer."""
+    return primitive is lax.dot_general_p and params["precision"] != MAKES_WEIGHTS
+
+
+MAKES_WEIGHTS = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)

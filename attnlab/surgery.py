@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from attnlab.heads import HeadSpec, absorption, weight_axes
+from attnlab.heads import HeadSpec, absorption, split_memory, weight_axes
 from attnlab.layouts import LAYOUTS, Weights
 from attnlab.names import find
-from attnlab.sharing import Plan, named
+from attnlab.relaxed import add_delta, fit_delta
+from attnlab.sharing import Plan, named, own
 
 
 def unshare(config: Any, params: Any) -> tuple[Any, Any]:
@@ -40,26 +41,72 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
     order, so the plain mean mixes heads that do different things. Exact where all those weights
     are equal, above all where a plan is refined (`unshare`).
 
-    Raises ValueError for a plan of another length or of other parts, and for `aligned` where a
-    head is tied to a place.
+    A part `delta` of the old plan is added to the weights that it belongs to; one of the new plan
+    gets what the new slots lack, as near as `config.delta_rank` allows (`relaxed.fit_delta`).
+    Layers that reuse keys and values (`kv`) go on doing so; others may begin to.
+
+    Raises ValueError for a plan of another length or that takes a part away which cannot be, and
+    for `aligned` where a head is tied to a place.
     """
     old = config.slots
     new = named(plan, old.num_layers) if isinstance(plan, str) else plan
-    if new.num_layers != old.num_layers or set(new) != set(old):
+    _check(old, new, merge)
+    average = find("merge", merge, MERGES)
+    used = [_applied(params["layers"], old, i) for i in range(old.num_layers)]
+    layers: dict[str, Any] = {}
+    wanted: list[Weights] = [{} for _ in used]
+    for part in (name for name in new if name != "delta"):
+        slots = []
+        for slot in range(new.num_slots[part]):
+            users = [i for i, s in enumerate(new.indices(part)) if s == slot]
+            together = [_part(used[i], part, new) for i in users]
+            together, merged = average(together, part, config.heads)
+            slots.append(merged)
+            for i, w in zip(users, together, strict=True):
+                wanted[i][part] = w
+        layers[part] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
+    if "delta" in new:
+        have = [_applied(layers, new, i) for i in range(new.num_layers)]
+        deltas = [
+            fit_delta(target, w, config.delta_rank) for target, w in zip(wanted, have, strict=True)
+        ]
+        layers["delta"] = jax.tree.map(lambda *a: jnp.stack(a), *deltas)
+    return dataclasses.replace(config, plan=plan), params | {"layers": layers}
+
+
+def _check(old: Plan, new: Plan, merge: str) -> None:
+    fixed = lambda plan: {part for part in plan if part not in ("kv", "delta")}
+    if new.num_layers != old.num_layers or fixed(new) != fixed(old):
         raise ValueError(
             f"the new plan has parts {sorted(new)} of {new.num_layers} layers, the model has "
             f"{sorted(old)} of {old.num_layers}; they must be the same"
         )
-    average = find("merge", merge, MERGES)
-    layers = {}
-    for part in new:
-        used = [jax.tree.map(lambda a, i=i: a[i], params["layers"][part]) for i in old[part]]
-        slots = []
-        for slot in range(new.num_slots[part]):
-            together = [w for w, s in zip(used, new[part], strict=True) if s == slot]
-            slots.append(average(together, part, config.heads))
-        layers[part] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
-    return dataclasses.replace(config, plan=plan), params | {"layers": layers}
+    if any(old.reuses) and old.reuses != new.reuses:
+        raise ValueError(
+            "layers that reuse keys and values have no maps of their own to give back; the new "
+            f"plan needs a part kv that reuses where the old one does, {old['kv']}"
+        )
+    if merge == "aligned" and "kv" in new:
+        raise ValueError("heads whose keys are a part of their own have no order; use merge='mean'")
+    if "delta" in new and new["delta"] != own(new.num_layers):
+        raise ValueError(f"each layer needs a delta of its own, in order; got {new['delta']}")
+
+
+def _applied(layers: Any, plan: Plan, layer: int) -> dict[str, Weights]:
+    """part -> what `layer` computes with, its delta added."""
+    w = {}
+    for part in (name for name in plan if name in layers):
+        slot = plan.indices(part)[layer]
+        w[part] = jax.tree.map(lambda a, slot=slot: a[slot], layers[part])
+    return add_delta(w, w.pop("delta")) if "delta" in w else w
+
+
+def _part(w: dict[str, Weights], part: str, plan: Plan) -> Weights:
+    """The part of one layer as the plan cuts it: the maps to keys and values apart, or not."""
+    whole = w["attention"] | w.get("kv", {})
+    if part in ("attention", "kv") and "kv" in plan:
+        return split_memory(whole)[part == "kv"]
+    return whole if part == "attention" else w[part]
 
 
 def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: Any) -> float:
@@ -117,7 +164,7 @@ def _per_head(w: Weights, spec: HeadSpec) -> Weights:
     return w
 
 
-def _mean(together: list[Any], part: str, spec: HeadSpec) -> Any:
+def _mean(together: list[Any], part: str, spec: HeadSpec) -> tuple[list[Any], Any]:
     first, *rest = together
     equal = all(
         np.array_equal(a, b)
@@ -125,10 +172,11 @@ def _mean(together: list[Any], part: str, spec: HeadSpec) -> Any:
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(w), strict=True)
     )
     # The mean of equal numbers may differ from them in the last bit.
-    return first if equal else jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *together)
+    mean = lambda *a: jnp.mean(jnp.stack(a), axis=0)
+    return together, first if equal else jax.tree.map(mean, *together)
 
 
-def _aligned(together: list[Any], part: str, spec: HeadSpec) -> Any:
+def _aligned(together: list[Any], part: str, spec: HeadSpec) -> tuple[list[Any], Any]:
     if part == "attention":
         first = together[0]
         together = [first] + [
@@ -138,3 +186,4 @@ def _aligned(together: list[Any], part: str, spec: HeadSpec) -> Any:
 
 
 MERGES: dict[str, Callable] = {"mean": _mean, "aligned": _aligned}
+"""Name -> (weights of the layers of a slot, part, heads) -> (them as they are merged, the slot)."""

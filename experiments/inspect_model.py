@@ -44,7 +44,7 @@ def describe(config: ModelConfig, batch: int, length: int) -> str:
     )
     unique = accounting.unique_parameters(config)
     applied = accounting.applied_parameters(config)
-    cache = config.num_layers * accounting.cache_bytes_per_token(config.heads)
+    cache = accounting.model_cache_bytes(config)
     costs = [
         ("unique parameters", f"{unique:,}"),
         ("applied parameters", f"{applied:,} ({applied / unique:.2f} x unique)"),
@@ -73,8 +73,11 @@ def _picture(config: ModelConfig) -> str:
     """One row per part, one column per application: the number of the slot that it uses."""
     lines = []
     for stack, plan in _stacks(config).items():
-        rows = [(stack, list(range(1, plan.num_layers + 1)))]
-        rows += [(f"  {part}", [s + 1 for s in slots]) for part, slots in plan.items()]
+        rows: list[tuple[str, list[Any]]] = [(stack, list(range(1, plan.num_layers + 1)))]
+        rows += [
+            (f"  {part}", ["<" if s is None else s + 1 for s in slots])
+            for part, slots in plan.items()
+        ]
         width = len(str(plan.num_layers))
         lines += [f"{name:<13}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
     if config.kind == "encoder_decoder" and config.share_encoder:
@@ -83,11 +86,11 @@ def _picture(config: ModelConfig) -> str:
 
 
 def _parts(config: ModelConfig) -> str:
-    outer, sizes = count_outer(config), accounting.part_parameters(config)
+    outer = count_outer(config)
     rows = [("part", "sets", "parameters each", "unique", "applied")]
     for stack, plan in _stacks(config).items():
-        for part, count in plan.num_slots.items():
-            size, uses = sizes[part], plan.num_layers
+        for part, size in accounting.part_parameters(config, plan).items():
+            count, uses = plan.num_slots[part], plan.num_applied[part]
             own = 0 if stack == "encoder" and config.share_encoder else count
             numbers = (f"{size:,}", f"{size * own:,}", f"{size * uses:,}")
             rows.append((f"{stack} {part}", str(own), *numbers))

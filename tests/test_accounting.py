@@ -19,7 +19,12 @@ from attnlab import (
     multi_head_attention,
     unique_parameters,
 )
-from attnlab.accounting import cache_bytes_per_token, call_flops, match_ffn_width
+from attnlab.accounting import (
+    cache_bytes_per_token,
+    call_flops,
+    match_ffn_width,
+    model_cache_bytes,
+)
 from attnlab.outer import count_outer
 
 SMALL = ModelConfig(
@@ -182,3 +187,33 @@ def test_cache_bytes_are_those_of_the_cache():
 
 
 KV_HEADS = {"standard": {"num_kv_heads": 2}, "collaborative": {"num_kv_heads": 3}}
+
+
+OTHER_PARTS = [
+    {"plan": "relaxed:2", "delta_rank": 4, "talking_heads": True, "qk_norm": "rms"},
+    {"plan": "attention=0,0,0,1,1 kv=0,-,1,0,- ffn=0,1,2,3,4"},
+    {"kind": "encoder_decoder", "plan": "relaxed:1", "encoder_plan": "cla:2", "norm_bias": False},
+    {"kind": "encoder_decoder", "plan": "relaxed:2", "share_encoder": True},
+]
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "absorbed"])
+def test_parameters_of_keys_and_deltas_equal_the_tree(layout):
+    for options in OTHER_PARTS:
+        if "qk" in LAYOUTS[layout].axes:
+            options = {name: value for name, value in options.items() if name != "qk_norm"}
+        config = with_layout(layout, **options)
+        assert unique_parameters(config) == size_of(tree_of(config))
+
+
+def test_layers_that_reuse_keys_spend_nothing_on_them():
+    config = dataclasses.replace(SMALL, plan="cla:2", num_kv_heads=1)  # 5 layers, 3 reuse
+    alone = dataclasses.replace(config, plan="separate")
+    width, head_dim, value_dim = 12, 4, 5
+    maps, biases = width * (head_dim + value_dim), head_dim + value_dim
+    assert flops_per_token(alone, 7) - flops_per_token(config, 7) == 3 * 2 * maps
+    assert unique_parameters(alone) - unique_parameters(config) == 3 * (maps + biases)
+    assert applied_parameters(config) == unique_parameters(config)
+    held = config.empty_cache(1, 7)
+    bytes_held = sum(a.nbytes for name, a in held.items() if name != "length")
+    assert model_cache_bytes(config) == bytes_held / 7

@@ -134,3 +134,17 @@ def test_an_encoder_generates_nothing():
         generate(encoder.build(), {}, TOKENS, 2)
     with pytest.raises(ValueError, match="only a decoder goes on from a cache"):
         make(encoder)[0](make(encoder)[1], TOKENS, cache=encoder.empty_cache(2, 9))
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
+@pytest.mark.parametrize("plan", ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,-,0 ffn=0,1,0"])
+def test_layers_that_share_more(plan, positions):
+    """Keys that layers share are kept once; with a window they go round in one cache."""
+    for window, size in ((None, 7), (2, 6)):
+        fields = {"plan": plan, "positions": positions, "window": window, "head_dim": 6}
+        config = dataclasses.replace(LONG, **fields)
+        run, params = make(config)
+        got = jax.jit(lambda p, c=config, s=size: in_pieces(c, p, s))(params)
+        assert_close(got, run(params, TOKENS), loosen=5)
+        count = 3 if plan == "relaxed:2" else 2
+        assert config.empty_cache(2, 7)["k"].shape[0] == count

@@ -1,6 +1,7 @@
 """The picture of a model, and that its numbers are those of the accounting."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,18 @@ def test_the_plan_as_a_picture():
     assert lines[2] == "decoder       1  2  3  4  5  6  7  8  9 10"
     assert lines[3] == "  attention   1  2  3  4  1  2  3  4  4  3"
     assert lines[4] == "  ffn         1  2  3  4  1  2  3  4  4  3"
+
+
+def test_who_makes_keys_and_who_reads_them():
+    config = dataclasses.replace(CONFIG, num_layers=4, plan="cla:2")
+    lines = describe(config, 8, 16).splitlines()
+    assert lines[3:6] == ["  attention  1 2 3 4", "  kv         1 < 2 <", "  ffn        1 2 3 4"]
+    unshared = describe(dataclasses.replace(config, plan="separate"), 8, 16)
+    stored = [
+        int(re.search(r"cache per token *([0-9,]+)", t)[1].replace(",", ""))
+        for t in ("\n".join(lines), unshared)
+    ]
+    assert 2 * stored[0] == stored[1]
 
 
 def test_parts_add_up():

@@ -20,6 +20,8 @@ from attnlab import (
     positions,
 )
 from attnlab.heads import absorption
+from attnlab.layouts import LAYOUTS
+from attnlab.multihead import make_memory
 
 MASK = jnp.asarray(np.random.default_rng(5).random((2, 1, 7, 8)) < 0.6).at[1, 0, 3].set(False)
 # What may stand between weights and output; T=7, S=8. Row 3 of batch row 1 sees nothing.
@@ -217,3 +219,17 @@ def test_the_absorbed_cache_holds_the_inputs_alone():
     numbers = lambda order: sum(a.size for a in init_cache(spec, 1, 10, order=order).values()) - 1
     assert numbers("factored") == 10 * 2 * 5 * 6
     assert numbers("absorbed") == 10 * 6
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_memory_of_the_same_text_changes_nothing(name, x64):
+    """And that of another text is attention to that text, its own k and v unread."""
+    spec = SPECS[name]
+    if spec.sizes["E"] != spec.sizes["W"] or LAYOUTS[spec.layout].reads_inputs:
+        return
+    w, x, context, _ = make(spec, jnp.float64)
+    memory = make_memory(w, context, spec=spec)
+    spoilt = w | {n: a * jnp.nan for n, a in w.items() if n in ("k", "v")}
+    call = functools.partial(multi_head_attention, spec=spec, order="factored")
+    got = jax.jit(lambda w, x, m: call(w, x, memory=m))(spoilt, x, memory)
+    assert_close(got, jax.jit(call)(w, x, context))

@@ -28,10 +28,31 @@ def test_named_plans():
         ("groups:4", (0, 0, 1, 2, 2, 3)),
         ("cycle:6", (0, 1, 2, 3, 4, 5)),
         ("groups:1", (0, 0, 0, 0, 0, 0)),
+        ("attention=0,1,0,1,0,1 ffn=0,1,0,1,0,1", (0, 1, 0, 1, 0, 1)),
     ],
 )
 def test_plans_with_a_number_of_slots(name, slots):
     assert named(name, 6) == Plan(attention=slots, ffn=slots)
+
+
+def test_plans_with_parts_of_their_own():
+    six = (0, 1, 2, 3, 4, 5)
+    keys = (0, None, 1, None, 2, None)  # CLA2: neighbours two by two
+    assert named("cla:3", 6) == Plan(attention=six, kv=keys, ffn=six)
+    loops = (0, 1, 0, 1, 0, 1)
+    assert named("relaxed:2", 6) == Plan(attention=loops, ffn=loops, delta=six)
+
+
+def test_who_reads_which_keys():
+    """Two layers share weights for keys that each makes anew; the others reuse."""
+    plan = Plan(attention=(0, 0, 0, 0, 0), kv=(0, None, 1, 0, None))
+    assert plan.reuses == (False, True, False, False, True)
+    assert plan.memories == (0, 0, 1, 2, 2)
+    assert plan.indices("kv") == (0, 0, 1, 0, 0)
+    assert plan.num_slots == {"attention": 1, "kv": 2}
+    assert plan.num_applied == {"attention": 5, "kv": 3}
+    plain = Plan(attention=(0, 0))
+    assert (plain.reuses, plain.memories) == ((False, False), (0, 1))
 
 
 def test_the_last_round_alone_goes_backwards():
@@ -67,6 +88,8 @@ def test_inner_groups():
         ("cycle:7", "from 1 to the 6 layers"),
         ("groups:0", "from 1 to the 6 layers"),
         ("cycle:-1", "from 1 to the 6 layers"),
+        ("cla", "needs a number of slots from 1 to the 6 layers, as in 'cla:2'"),
+        ("attention=0,x ffn=0,0", "is not read; write it as 'attention=0,0,1 ffn=0,1,2'"),
     ],
 )
 def test_impossible_names(name, message):
@@ -92,6 +115,9 @@ def test_a_plan_is_a_hashable_mapping():
         ({}, "one slot per application"),
         ({"attention": (0, 2)}, "without gaps"),
         ({"attention": (0, -1)}, "without gaps"),
+        ({"attention": (0, None)}, "reuse. is for the part 'kv' alone"),
+        ({"attention": (0, 1), "kv": (None, 0)}, "reuses keys and values that none has made"),
+        ({"attention": (0, 1, 2), "kv": (0, None, 2)}, "without gaps"),
     ],
 )
 def test_impossible_plans(parts, message):

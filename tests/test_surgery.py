@@ -100,3 +100,50 @@ def test_what_cannot_be_done_says_why():
     grouped = dataclasses.replace(SMALL, num_kv_heads=1)
     with pytest.raises(ValueError, match="groups of heads that share keys"):
         replan(grouped, make(grouped)[1], "albert", merge="aligned")
+
+
+@pytest.mark.parametrize("merge", ["mean", "aligned"])
+def test_a_delta_of_full_rank_takes_any_layers_up_without_loss(merge, x64):
+    config = dataclasses.replace(DEEP, delta_rank=99, dtype="float64")
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), make(config)[1])
+    relaxed = replan(config, params, "relaxed:2", merge=merge)
+    assert relaxed[1]["layers"]["attention"]["q"].shape[0] == 2
+    assert output_difference((config, params), relaxed, TOKENS) < 1e-10
+    alone = unshare(*relaxed)
+    assert set(alone[1]["layers"]) == {"attention", "ffn"}
+    assert output_difference(relaxed, alone, TOKENS) < 1e-10
+
+
+def test_more_rank_is_nearer():
+    _, params = make(DEEP)
+    errors = []
+    for rank in (1, 4, 8):
+        config = dataclasses.replace(DEEP, delta_rank=rank)
+        relaxed = replan(config, params, "relaxed:1")
+        apart = unshare(*relaxed)[1]["layers"]["ffn"]["up"] - params["layers"]["ffn"]["up"]
+        errors.append(float(jnp.sum(jnp.square(apart))))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0] / 4
+
+
+def test_keys_of_neighbours_become_one():
+    """Cut into parts and joined again is exact; taken from a neighbour it is another function."""
+    _, params = make(DEEP)
+    four = (0, 1, 2, 3)
+    apart = replan(DEEP, params, Plan(attention=four, kv=four, ffn=four))
+    assert output_difference((DEEP, params), apart, TOKENS) == 0
+    jax.tree.map(np.testing.assert_array_equal, unshare(*apart)[1], params)
+    pairs = replan(DEEP, params, "cla:2")
+    keys = params["layers"]["attention"]["k"]
+    assert_close(
+        pairs[1]["layers"]["kv"]["k"], jnp.stack([(keys[0] + keys[1]), (keys[2] + keys[3])]) / 2
+    )
+    assert output_difference((DEEP, params), pairs, TOKENS) > 0.1
+    albert = replan(*pairs, "attention=0,0,0,0 kv=0,-,0,- ffn=0,0,0,0")
+    assert albert[0].slots.memories == (0, 0, 1, 1)
+    with pytest.raises(ValueError, match=r"reuses where the old one does, .0, None, 1, None."):
+        unshare(*pairs)
+    with pytest.raises(ValueError, match=r"a delta of its own, in order; got .0, 0, 1, 1."):
+        replan(DEEP, params, Plan(attention=four, ffn=four, delta=(0, 0, 1, 1)))
+    with pytest.raises(ValueError, match="keys are a part of their own"):
+        replan(DEEP, params, "cla:2", merge="aligned")
