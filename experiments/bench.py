@@ -1,8 +1,8 @@
 """Speed beside peers: python -m experiments.bench --suite=attention [--cases=REGEX] [--out=DIR]
 
 Suites: `attention` (layers, functions, wide heads, long sequences), `train` (a step of the small
-decoder), `nanogpt` (a whole run). Peers that are not installed are left out:
-pip install attnlab[bench].
+decoder), `nanogpt` (a whole run), `plans` (what 24 layers cost to compile, and in memory, under
+every sharing plan). Peers that are not installed are left out: pip install attnlab[bench].
 
 Ours is "not slower" than a peer when the interval starts at 1.00 or below and the median ratio
 of times (ours / peer) is at most 1.10; see `experiments.benchmarks.measure`.
@@ -22,7 +22,7 @@ from absl import flags
 
 from attnlab import plot
 from experiments import launch
-from experiments.benchmarks import attention, train
+from experiments.benchmarks import attention, plans, train
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table
 from experiments.peers import on_torch
@@ -30,6 +30,7 @@ from experiments.peers import on_torch
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention.cases,
     "train": train.step_cases,
+    "plans": plans.cases,
     "nanogpt": lambda: train.whole_run_cases(flags.FLAGS.data),
 }
 

@@ -63,14 +63,7 @@ class LinenDecoder(nn.Module):
 
 def linen_params(ours: Any, model: LinenDecoder) -> Any:
     """The weights of our decoder in the tree of `model`."""
-    heads, ffn = ours["layers"]["attention"], ours["layers"]["ffn"]
-    names = zip(("query", "key", "value", "out"), "qkvo", strict=True)
-    layers = {
-        "attention_norm": heads["norm"],
-        "attention": {n: {"kernel": heads[m], "bias": heads[f"{m}_bias"]} for n, m in names},
-        "ffn_norm": ffn["norm"],
-        **{n: {"kernel": ffn[n], "bias": ffn[f"{n}_bias"]} for n in ("up", "down")},
-    }
+    layers = linen_layers(ours["layers"])
     rows = range(model.config.num_layers)
     loop = {f"layer_{i}": jax.tree.map(lambda a, i=i: a[i], layers) for i in rows}
     return ({"layers": layers} if model.scan else loop) | {
@@ -78,6 +71,18 @@ def linen_params(ours: Any, model: LinenDecoder) -> Any:
         "positions": {"embedding": ours["positions"]},
         "final_norm": ours["final_norm"],
         "readout": {"kernel": ours["readout"]},
+    }
+
+
+def linen_layers(ours: Any) -> Any:
+    """The weights of our layers, stacked, in the tree of `LinenBlock`."""
+    heads, ffn = ours["attention"], ours["ffn"]
+    names = zip(("query", "key", "value", "out"), "qkvo", strict=True)
+    return {
+        "attention_norm": heads["norm"],
+        "attention": {n: {"kernel": heads[m], "bias": heads[f"{m}_bias"]} for n, m in names},
+        "ffn_norm": ffn["norm"],
+        **{n: {"kernel": ffn[n], "bias": ffn[f"{n}_bias"]} for n in ("up", "down")},
     }
 
 
