@@ -4,8 +4,8 @@ The letters of the axes stand at the top of `attnlab/layouts.py`.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from attnlab.layouts import INPUT_AXES, LAYOUTS, Absorbed, Layout, Weights
 from attnlab.names import find
+from attnlab.pointwise import NORM_KINDS
 
 WEIGHT_NAMES = {*INPUT_AXES, *(f"{letter}_bias" for letter in "qkvo"), "q_norm", "k_norm"}
 
@@ -113,7 +114,7 @@ class HeadSpec:
         if not self.output and self.out_width is not None:
             raise ValueError("output=False has no output map; leave out_width out")
         if self.qk_norm is not None:
-            find("qk_norm", self.qk_norm, QK_NORMS)
+            find("qk_norm", self.qk_norm, NORM_KINDS)
             if "qk" in row.axes:
                 raise ValueError(
                     f"layout {self.layout!r} has no separate q and k; leave qk_norm out"
@@ -217,8 +218,9 @@ def project_heads(
     q = row.query(w, x, spec)
     k, v = row.memory(w, context, value_context, spec)
     if spec.qk_norm:
-        normalise = QK_NORMS[spec.qk_norm]
-        q, k = normalise(q, w["q_norm"]), normalise(k, w["k_norm"])
+        # Over the width of each head, as in the sources; epsilon 1e-6 is Flax's.
+        normalise = functools.partial(NORM_KINDS[spec.qk_norm], eps=1e-6)
+        q, k = normalise({"scale": w["q_norm"]}, q), normalise({"scale": w["k_norm"]}, k)
     return q, k, v
 
 
@@ -279,21 +281,3 @@ def _prepare(row: Layout, w: Weights, x: Array, context, value_context) -> tuple
     if value_context is None or value_context is context:
         return ready, key, key
     return ready, key, ready if value_context is x else row.prepare(w, value_context)
-
-
-def _layer(a: Array, scale: Array) -> Array:
-    return _rms(a - jnp.mean(a, axis=-1, keepdims=True, dtype=_wide(a)).astype(a.dtype), scale)
-
-
-def _rms(a: Array, scale: Array) -> Array:
-    y = a.astype(_wide(a))
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-6)
-    return (y * scale.astype(y.dtype)).astype(a.dtype)
-
-
-def _wide(a: Array) -> jnp.dtype:
-    return jnp.promote_types(a.dtype, jnp.float32)
-
-
-# Over the width of each head, as in the sources; epsilon 1e-6 is Flax's.
-QK_NORMS: dict[str, Callable] = {"layer": _layer, "rms": _rms}

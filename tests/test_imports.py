@@ -11,7 +11,7 @@ from conftest import ROOT
 LEAVES = {"names": set(), "masks": set(), "positions": set(), "sharing": set(), "shard": set()}
 ALLOWED = LEAVES | {
     "layouts": set(),
-    "heads": {"layouts", "names"},
+    "heads": {"layouts", "names", "pointwise"},
     "cache": {"heads", "layouts", "names"},
     "visible": {"masks"},
     "dense": {"visible"},
