@@ -40,7 +40,7 @@ ALLOWED = LEAVES | {
     "decode": {"cache"},
     "edges": {"masks"},
     "adapters": {"attention", "heads", "layouts"},
-    "surgery": {"heads", "layouts", "names", "sharing"},
+    "surgery": {"conversion", "heads", "layouts", "names", "sharing"},
     "data": set(),
     "tasks": set(),
     "checkpoint": set(),
