@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.cache import Cache
+from attnlab.cache import Cache, held_positions, stacked_size
 from attnlab.config import DTYPES, MODELS, ModelConfig
 from attnlab.layers import Ran, run_layers
 from attnlab.masks import combine
@@ -248,10 +248,9 @@ class _Text:
             return None
         keys = self.numbers
         if self.cache is not None:
-            # The youngest position of each slot (see `cache.extend`); what is not there is masked.
-            size = next(a.shape[2] for n, a in self.cache.items() if n != "length")
+            # What is not there is masked.
             last = self.cache["length"][0] + len(self.numbers) - 1
-            keys = last - (last - jnp.arange(size)) % size
+            keys = held_positions(last, stacked_size(self.cache))
         return relative_bias(
             self.w[name], self.numbers, keys, config=self.config, two_sided=two_sided
         )
