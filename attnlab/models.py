@@ -14,14 +14,13 @@ from attnlab.modules import LayerStack, Slots
 from attnlab.outer import (
     POOLERS,
     POSITIONS,
-    dense,
     embed,
     init_outer,
     number_positions,
     read_out,
     relative_bias,
 )
-from attnlab.pointwise import NORM_KINDS, dropout
+from attnlab.pointwise import NORM_KINDS, dropout, linear
 from attnlab.positions import rotary_angles
 
 
@@ -108,13 +107,13 @@ class Transformer(nn.Module):
             return_hidden=return_outputs,
         )
         last = text.finish(ran.x, "final_norm")
-        pooled = POOLERS[c.pooler](w, last) if c.pooler else None
+        pooled: Any = POOLERS[c.pooler](w, last) if c.pooler else None
         outputs = Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
             last=last,
             hidden=text.all_hidden(ran),
             pooled=pooled,
-            classes=None if pooled is None or not c.pooled_classes else dense(w, "classes", pooled),
+            classes=linear(w, "classes", pooled) if c.pooled_classes else None,
             probs=ran.probs,
             cache=ran.cache,
         )
