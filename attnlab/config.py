@@ -11,7 +11,7 @@ from attnlab.block import DROPOUT_PLACES, NORMS, BlockSpec
 from attnlab.cache import Cache, init_cache
 from attnlab.heads import HeadSpec
 from attnlab.layouts import LAYOUTS
-from attnlab.multihead import contraction_orders
+from attnlab.multihead import check_order, contraction_orders
 from attnlab.names import find
 from attnlab.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.pointwise import ACTIVATIONS, NORM_KINDS
@@ -236,9 +236,7 @@ class ModelConfig:
             )
         if self.order is not None:
             orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
-            cost = find(f"order of layout {self.layout!r}", self.order, orders)
-            if isinstance(cost, str):
-                raise ValueError(f"order {self.order!r} cannot run: {cost}; use 'factored' or None")
+            check_order(heads, orders, self.order)
 
     @property
     def heads(self) -> HeadSpec:

@@ -211,13 +211,26 @@ def _breaks(spec: HeadSpec, rotary: bool, logits_soft_cap: float | None) -> str 
     return None
 
 
+def check_order(spec: HeadSpec, orders: dict[str, int | str], order: str) -> None:
+    """Raises ValueError for an order that is none of `orders` (see `contraction_orders`), or that
+    stands there with a reason.
+
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> orders = contraction_orders(spec, 1, 5, rotary=True)
+    >>> check_order(spec, orders, "bilinear")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: order 'bilinear' cannot run: rotary positions stand between W_Q and W_K; ...
+    """
+    cost = find(f"order of layout {spec.layout!r}", order, orders)
+    if isinstance(cost, str):
+        raise ValueError(f"order {order!r} cannot run: {cost}; use 'factored' or None")
+
+
 def _steps(spec: HeadSpec, orders: dict[str, int | str], order: str | None) -> list[Absorbed]:
     """The steps to the order that was told, or to the one with the fewest FLOPs."""
     if order is None:
         order = min((c, i, n) for i, (n, c) in enumerate(orders.items()) if isinstance(c, int))[2]
-    cost = find(f"order of layout {spec.layout!r}", order, orders)
-    if isinstance(cost, str):
-        raise ValueError(f"order {order!r} cannot run this call: {cost}; use 'factored' or None")
+    check_order(spec, orders, order)
     return absorption(spec)[: list(orders).index(order)]
 
 
