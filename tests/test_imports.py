@@ -35,7 +35,7 @@ ALLOWED = LEAVES | {
     "models": {
         "cache", "config", "layers", "masks", "modules", "outer", "pointwise", "positions",
     },
-    "conversion": {"attention", "heads", "layouts", "positions"},
+    "conversion": {"heads", "layouts", "multihead", "positions"},
     "pretrained": {"config", "heads", "modules", "names", "outer", "sharing"},
     "decode": {"cache"},
     "edges": {"masks"},
