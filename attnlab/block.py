@@ -42,6 +42,7 @@ class BlockSpec(NamedTuple):
     norm_bias: bool = True
     activation: str = "gelu"
     ffn_bias: bool = True
+    ffn_skip: float = 1.0
     is_causal: bool = False
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
@@ -131,7 +132,8 @@ def transformer_block(
     return_probs: bool = False,
 ) -> tuple[Float[Array, "B T D"], Any, Cache | None, tuple[Array, Array] | None]:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
-    `spec.cross` has heads for it, attention to `context`, then the FFN.
+    `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
+    `spec.ffn_skip` times.
 
     Returns the new x; where asked the attention probabilities [B, N, T, S], with a context a pair
     of them (to itself, to the context); the cache, with x added, where one was given; and the keys
@@ -215,7 +217,7 @@ def transformer_block(
     x = residual(w["attention"]["norm"], attention, x, normalise)
     if spec.cross is not None:
         x = residual(w["cross"]["norm"], cross, x, normalise)
-    x = residual(w["ffn"]["norm"], ffn, x, normalise)
+    x = residual(w["ffn"]["norm"], ffn, x, normalise, spec.ffn_skip)
     probs = seen.pop(0) if return_probs else None
     if return_probs and spec.cross is not None:
         probs = probs, crossed.pop()
@@ -230,6 +232,6 @@ def _window(spec: BlockSpec) -> tuple[int, int] | None:
 
 
 NORMS: dict[str, Callable] = {
-    "pre": lambda w, f, x, normalise: x + f(normalise(w, x)),
-    "post": lambda w, f, x, normalise: normalise(w, x + f(x)),
+    "pre": lambda w, f, x, normalise, skip=1.0: skip * x + f(normalise(w, x)),
+    "post": lambda w, f, x, normalise, skip=1.0: normalise(w, skip * x + f(x)),
 }

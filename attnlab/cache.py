@@ -8,7 +8,7 @@ goes round; without one it ends when it is full.
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from attnlab.heads import HeadSpec, absorption
 from attnlab.layouts import LAYOUTS
@@ -94,8 +94,7 @@ def extend(
         name: cache[name].at[:, slots].set(a.astype(cache[name].dtype), mode="drop")
         for name, a in new.items()
     }
-    last = start + t - 1
-    holds = last - (last - jnp.arange(size)) % size  # the youngest position of each slot, or < 0
+    holds = held_positions(start + t - 1, size)
     allowed = (holds >= 0) & jnp.ones((t, 1), bool)
     if is_causal:
         allowed = allowed & (holds <= position[:, None])
@@ -103,3 +102,22 @@ def extend(
         allowed = allowed & (holds >= position[:, None] - window)
     length = jnp.where(fits, start + t, start)
     return Seen(held, allowed, fits, cache | held | {"length": length})
+
+
+def held_positions(last: Int[Array, ""] | int, size: int) -> Int[Array, "S"]:
+    """The youngest position p <= last with p mod size = slot, for every slot; below 0 where there
+    is none yet.
+
+    >>> held_positions(4, 3).tolist(), held_positions(1, 3).tolist()
+    ([3, 4, 2], [0, 1, -1])
+    """
+    return last - (last - jnp.arange(size)) % size
+
+
+def stacked_size(cache: Cache) -> int:
+    """How many tokens the cache of a model has room for: its arrays are [L, B, size, ...].
+
+    >>> stacked_size({"length": jnp.zeros(2, int), "x": jnp.zeros((2, 1, 5, 6))})
+    5
+    """
+    return next(a.shape[2] for name, a in cache.items() if name != "length")

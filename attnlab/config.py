@@ -11,7 +11,7 @@ from attnlab.block import DROPOUT_PLACES, NORMS, BlockSpec
 from attnlab.cache import Cache, init_cache
 from attnlab.heads import HeadSpec
 from attnlab.layouts import LAYOUTS
-from attnlab.multihead import contraction_orders
+from attnlab.multihead import check_order, contraction_orders
 from attnlab.names import find
 from attnlab.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.pointwise import ACTIVATIONS, NORM_KINDS
@@ -44,7 +44,8 @@ class ModelConfig:
     out; `readout_transform` is the activation of a dense layer and a norm before it (BERT), or
     None. `pooler` is a row of `POOLERS`, `pooled_classes` logits are read from what it gives.
     Dropout of `dropout_rate` acts at `dropout_places`; inside attention and FFN the other two
-    rates act; `embedding_dropout_rate` None is `dropout_rate`.
+    rates act; `embedding_dropout_rate` None is `dropout_rate`. `ffn_skip` multiplies what goes past
+    the feed-forward part of a decoder, or of an encoder that stands alone (SummAE has 2).
 
     An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
     and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
@@ -84,6 +85,7 @@ class ModelConfig:
     activation: str = "gelu"
     attention_biases: str = "qkvo"
     ffn_bias: bool = True
+    ffn_skip: float = 1.0
     positions: str = "learned"
     pad_token: int | None = None
     rotary_base: float = 10000.0
@@ -264,9 +266,7 @@ class ModelConfig:
             )
         if self.order is not None:
             orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
-            cost = find(f"order of layout {self.layout!r}", self.order, orders)
-            if isinstance(cost, str):
-                raise ValueError(f"order {self.order!r} cannot run: {cost}; use 'factored' or None")
+            check_order(heads, orders, self.order)
 
     @property
     def heads(self) -> HeadSpec:
@@ -322,7 +322,7 @@ class ModelConfig:
     def encoder_block(self) -> BlockSpec:
         """One layer of the encoder beside the decoder."""
         apart = self._parts_of(self.encoder_slots)
-        return self.block._replace(is_causal=False, cross=None, **apart)
+        return self.block._replace(is_causal=False, cross=None, ffn_skip=1.0, **apart)
 
     def _parts_of(self, plan: Plan) -> dict[str, Any]:
         rank = self.delta_rank if "delta" in plan else None

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attnlab.cache import Cache
+from attnlab.cache import Cache, stacked_size
 
 
 def prefill(
@@ -30,7 +30,7 @@ def prefill(
     ((1, 3, 256), [3, 3])
     """
     config, length = model.config, tokens.shape[1]
-    size = next(a.shape[2] for name, a in cache.items() if name != "length")
+    size = stacked_size(cache)
     traced = isinstance(cache["length"], jax.core.Tracer)
     used = 0 if traced else int(cache["length"][0])
     goes_round = config.window is not None and config.window < size

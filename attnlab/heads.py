@@ -5,7 +5,6 @@ The letters of the axes stand at the top of `attnlab/layouts.py`.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jaxtyping import Array, Float
 
 from attnlab.layouts import INPUT_AXES, LAYOUTS, Absorbed, Layout, Weights
 from attnlab.names import find
+from attnlab.pointwise import NORM_KINDS
 
 # The weights that make keys and values, where a layout has them.
 MEMORY_NAMES = ("k_outer", "v_outer", "k", "v", "k_bias", "v_bias", "k_norm")
@@ -115,7 +115,7 @@ class HeadSpec:
         if not self.output and self.out_width is not None:
             raise ValueError("output=False has no output map; leave out_width out")
         if self.qk_norm is not None:
-            find("qk_norm", self.qk_norm, QK_NORMS)
+            find("qk_norm", self.qk_norm, NORM_KINDS)
             if "qk" in row.axes:
                 raise ValueError(
                     f"layout {self.layout!r} has no separate q and k; leave qk_norm out"
@@ -247,13 +247,17 @@ def project_memory(
 
 
 def _query(w: Weights, x: Array, spec: HeadSpec) -> Array:
-    q = LAYOUTS[spec.layout].query(w, x, spec)
-    return QK_NORMS[spec.qk_norm](q, w["q_norm"]) if spec.qk_norm else q
+    return _normalise(w, "q_norm", LAYOUTS[spec.layout].query(w, x, spec), spec)
 
 
 def _memory(w: Weights, x: Array, y: Array, spec: HeadSpec) -> tuple[Array, Array]:
     k, v = LAYOUTS[spec.layout].memory(w, x, y, spec)
-    return (QK_NORMS[spec.qk_norm](k, w["k_norm"]) if spec.qk_norm else k), v
+    return _normalise(w, "k_norm", k, spec), v
+
+
+def _normalise(w: Weights, name: str, a: Array, spec: HeadSpec) -> Array:
+    """Over the width of each head, as in the sources; epsilon 1e-6 is Flax's."""
+    return NORM_KINDS[spec.qk_norm]({"scale": w[name]}, a, eps=1e-6) if spec.qk_norm else a
 
 
 def split_memory(w: Weights) -> tuple[Weights, Weights]:
@@ -323,21 +327,3 @@ def _prepare(row: Layout, w: Weights, x: Array, context, value_context) -> tuple
     if value_context is None or value_context is context:
         return ready, key, key
     return ready, key, ready if value_context is x else row.prepare(w, value_context)
-
-
-def _layer(a: Array, scale: Array) -> Array:
-    return _rms(a - jnp.mean(a, axis=-1, keepdims=True, dtype=_wide(a)).astype(a.dtype), scale)
-
-
-def _rms(a: Array, scale: Array) -> Array:
-    y = a.astype(_wide(a))
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + 1e-6)
-    return (y * scale.astype(y.dtype)).astype(a.dtype)
-
-
-def _wide(a: Array) -> jnp.dtype:
-    return jnp.promote_types(a.dtype, jnp.float32)
-
-
-# Over the width of each head, as in the sources; epsilon 1e-6 is Flax's.
-QK_NORMS: dict[str, Callable] = {"layer": _layer, "rms": _rms}

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.cache import Cache
+from attnlab.cache import Cache, held_positions, stacked_size
 from attnlab.config import DTYPES, MODELS, ModelConfig
 from attnlab.layers import Ran, run_layers
 from attnlab.masks import combine
@@ -14,14 +14,13 @@ from attnlab.modules import LayerStack, Slots
 from attnlab.outer import (
     POOLERS,
     POSITIONS,
-    dense,
     embed,
     init_outer,
     number_positions,
     read_out,
     relative_bias,
 )
-from attnlab.pointwise import NORM_KINDS, dropout
+from attnlab.pointwise import NORM_KINDS, dropout, linear
 from attnlab.positions import rotary_angles
 
 
@@ -108,13 +107,13 @@ class Transformer(nn.Module):
             return_hidden=return_outputs,
         )
         last = text.finish(ran.x, "final_norm")
-        pooled = POOLERS[c.pooler](w, last) if c.pooler else None
+        pooled: Any = POOLERS[c.pooler](w, last) if c.pooler else None
         outputs = Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
             last=last,
             hidden=text.all_hidden(ran),
             pooled=pooled,
-            classes=None if pooled is None or not c.pooled_classes else dense(w, "classes", pooled),
+            classes=linear(w, "classes", pooled) if c.pooled_classes else None,
             probs=ran.probs,
             cache=ran.cache,
         )
@@ -248,10 +247,9 @@ class _Text:
             return None
         keys = self.numbers
         if self.cache is not None:
-            # The youngest position of each slot (see `cache.extend`); what is not there is masked.
-            size = next(a.shape[2] for n, a in self.cache.items() if n != "length")
+            # What is not there is masked.
             last = self.cache["length"][0] + len(self.numbers) - 1
-            keys = last - (last - jnp.arange(size)) % size
+            keys = held_positions(last, stacked_size(self.cache))
         return relative_bias(
             self.w[name], self.numbers, keys, config=self.config, two_sided=two_sided
         )

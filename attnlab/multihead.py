@@ -91,15 +91,7 @@ def multi_head_attention(
             raise ValueError("a cache is for self-attention; leave context out")
         kept = "x" in cache and spec.layout != "absorbed"
         order = order or ("absorbed" if kept else "factored")
-    orders = contraction_orders(
-        spec,
-        x.shape[0],
-        x.shape[1],
-        (x if context is None else context).shape[1],
-        cross=context is not None,
-        rotary=rotary is not None,
-        logits_soft_cap=logits_soft_cap,
-    )
+    orders = _orders(spec, x, context, rotary is not None, logits_soft_cap)
     for step in _steps(spec, orders, order):
         w, spec = step.weights(w), step.spec
     seen = None
@@ -218,25 +210,31 @@ def explain_heads(
     >>> explain_heads(HeadSpec("wide", width=256, num_heads=8), x)["chosen"]
     {'order': 'absorbed'}
     """
-    memory = x if context is None else context
-    orders = contraction_orders(
-        spec,
-        x.shape[0],
-        x.shape[1],
-        memory.shape[1],
-        cross=context is not None,
-        rotary=rotary,
-        logits_soft_cap=options.get("logits_soft_cap"),
-    )
+    orders = _orders(spec, x, context, rotary, options.get("logits_soft_cap"))
     steps = _steps(spec, orders, order)
     reached = steps[-1].spec if steps else spec
     w = {name: jax.ShapeDtypeStruct(shape, x.dtype) for name, shape in reached.shapes.items()}
-    q, k, v = jax.eval_shape(lambda w, x, y: project_heads(w, x, y, spec=reached), w, x, memory)
+    q, k, v = jax.eval_shape(lambda w, x, y: project_heads(w, x, y, spec=reached), w, x, context)
     return {
         "order": orders,
         "chosen": {"order": reached.layout if steps else "factored"},
         "implementation": explain(q, k, v, **options),
     }
+
+
+def _orders(
+    spec: HeadSpec, x: Any, context: Any, rotary: bool, logits_soft_cap: float | None
+) -> dict[str, int | str]:
+    """`contraction_orders` of a call with these arrays."""
+    return contraction_orders(
+        spec,
+        x.shape[0],
+        x.shape[1],
+        (x if context is None else context).shape[1],
+        cross=context is not None,
+        rotary=rotary,
+        logits_soft_cap=logits_soft_cap,
+    )
 
 
 def _breaks(spec: HeadSpec, rotary: bool, logits_soft_cap: float | None) -> str | None:
@@ -250,13 +248,26 @@ def _breaks(spec: HeadSpec, rotary: bool, logits_soft_cap: float | None) -> str 
     return None
 
 
+def check_order(spec: HeadSpec, orders: dict[str, int | str], order: str) -> None:
+    """Raises ValueError for an order that is none of `orders` (see `contraction_orders`), or that
+    stands there with a reason.
+
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> orders = contraction_orders(spec, 1, 5, rotary=True)
+    >>> check_order(spec, orders, "bilinear")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: order 'bilinear' cannot run: rotary positions stand between W_Q and W_K; ...
+    """
+    cost = find(f"order of layout {spec.layout!r}", order, orders)
+    if isinstance(cost, str):
+        raise ValueError(f"order {order!r} cannot run: {cost}; use 'factored' or None")
+
+
 def _steps(spec: HeadSpec, orders: dict[str, int | str], order: str | None) -> list[Absorbed]:
     """The steps to the order that was told, or to the one with the fewest FLOPs."""
     if order is None:
         order = min((c, i, n) for i, (n, c) in enumerate(orders.items()) if isinstance(c, int))[2]
-    cost = find(f"order of layout {spec.layout!r}", order, orders)
-    if isinstance(cost, str):
-        raise ValueError(f"order {order!r} cannot run this call: {cost}; use 'factored' or None")
+    check_order(spec, orders, order)
     return absorption(spec)[: list(orders).index(order)]
 
 

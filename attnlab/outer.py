@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab import positions
-from attnlab.pointwise import ACTIVATIONS, NORM_KINDS, init_norm
+from attnlab.pointwise import ACTIVATIONS, NORM_KINDS, init_norm, linear
 
 Weights = dict[str, Any]
 
@@ -141,7 +141,7 @@ def embed(
         x = x + w["embedding"][token_types]
     if c.embedding_norm:
         x = NORM_KINDS[c.norm_kind](w["embedding_norm"], x, eps=c.norm_eps)
-    return dense(w, "embedding_map", x) if c.embedding_width else x
+    return linear(w, "embedding_map", x) if c.embedding_width else x
 
 
 def relative_bias(
@@ -166,7 +166,7 @@ def read_out(w: Weights, x: Float[Array, "B T D"], *, config: Any) -> Float[Arra
     """scale * x W + b in float32 at least, of norm(act(x W_t + b_t)) where there is a transform."""
     c = config
     if c.readout_transform:
-        x = ACTIVATIONS[c.readout_transform].run(dense(w, "transform", x))
+        x = ACTIVATIONS[c.readout_transform].run(linear(w, "transform", x))
         x = NORM_KINDS[c.norm_kind](w["transform_norm"], x, eps=c.norm_eps)
     x = x if c.readout_scale == 1 else x * jnp.asarray(c.readout_scale, x.dtype)
     kernel = w["readout"] if c.readout == "own" else w["embedding"].T
@@ -180,12 +180,7 @@ def read_out(w: Weights, x: Float[Array, "B T D"], *, config: Any) -> Float[Arra
 
 POOLERS: dict[str, Callable] = {
     # tanh(x_0 W + b): the first token speaks for the text (Devlin et al. 2018).
-    "first": lambda w, x: jnp.tanh(dense(w, "pooler", x[:, 0])),
+    "first": lambda w, x: jnp.tanh(linear(w, "pooler", x[:, 0])),
     "max": lambda w, x: jnp.max(x, axis=1),
     "mean": lambda w, x: jnp.mean(x, axis=1),
 }
-
-
-def dense(w: Weights, name: str, x: Array) -> Array:
-    """x W + b."""
-    return x @ w[name].astype(x.dtype) + w[f"{name}_bias"].astype(x.dtype)

@@ -1,7 +1,7 @@
 """What a layer does to every position on its own: norms, the feed-forward part, dropout."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,9 +83,20 @@ def feed_forward(
     """
     row = find("activation", activation, ACTIVATIONS)
     flat = x.reshape(-1, x.shape[-1])
-    flat = row.run(*(_linear(w, name, flat) for name in row.maps))
+    flat = row.run(*(linear(w, name, flat) for name in row.maps))
     flat = dropout(flat, dropout_rate, dropout_key)
-    return _linear(w, "down", flat).reshape(x.shape)
+    return linear(w, "down", flat).reshape(x.shape)
+
+
+def linear(w: dict[str, Any], name: str, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+    """x W + b with W = w[name]; b = w[name_bias], where there is one.
+
+    >>> linear({"up": jnp.ones((2, 1)), "up_bias": jnp.ones(1)}, "up", jnp.array([3.0, 4.0]))
+    Array([8.], dtype=float32)
+    """
+    y = x @ w[name].astype(x.dtype)
+    bias = f"{name}_bias"
+    return y + w[bias].astype(y.dtype) if bias in w else y
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
@@ -123,9 +134,3 @@ def feed_forward_shapes(width: int, ffn_width: int, activation: str) -> dict[str
     """Matrix -> [in, out]; each may have a bias [out]."""
     maps = find("activation", activation, ACTIVATIONS).maps
     return dict.fromkeys(maps, (width, ffn_width)) | {"down": (ffn_width, width)}
-
-
-def _linear(w: Weights, name: str, x: Array) -> Array:
-    y = x @ w[name].astype(x.dtype)
-    bias = f"{name}_bias"
-    return y + w[bias].astype(y.dtype) if bias in w else y

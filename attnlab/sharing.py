@@ -136,12 +136,13 @@ def sandwich(num_layers):
 def inner_groups(num_calls, num_groups, inner, rule="hf"):
     """ALBERT's stack: each of `num_calls` group calls applies all `inner` blocks of its group.
 
-    Applications are num_calls * inner, slots num_groups * inner.
+    Applications are num_calls * inner, slots num_groups * inner. Groups keep their numbers: a
+    rule that leaves one out leaves a gap, which a `Plan` refuses.
 
     >>> inner_groups(3, 2, 2, rule="exact")
     (0, 1, 0, 1, 2, 3)
     """
-    calls = groups(num_calls, num_groups, rule)
+    calls = (GROUP_RULES[rule](i, num_calls, num_groups) for i in range(num_calls))
     return tuple(group * inner + k for group in calls for k in range(inner))
 
 

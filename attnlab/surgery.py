@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from attnlab.heads import HeadSpec, absorption, split_memory, weight_axes
+from attnlab.conversion import permute_heads
+from attnlab.conversion.measure import difference
+from attnlab.heads import HeadSpec, absorption, split_memory
 from attnlab.layouts import LAYOUTS, Weights
 from attnlab.names import find
 from attnlab.relaxed import add_delta, fit_delta
@@ -115,7 +117,7 @@ def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: A
         np.asarray(jax.jit(c.build().apply)({"params": p}, tokens), np.float64)
         for c, p in (before, after)
     )
-    return float(np.max(np.abs(one - two)) / np.max(np.abs(one)))
+    return difference(two, one)
 
 
 def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
@@ -147,15 +149,15 @@ def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
 
 
 def reorder_heads(w: Weights, order: Any, spec: HeadSpec) -> Weights:
-    """Head order[n] becomes head n: the same function, for layouts whose heads read all of x."""
-    order, moved = np.asarray(order), dict(w)
-    for name, letters in weight_axes(spec):
-        for axis, letter in enumerate(letters):
-            if letter in "NK":
-                moved[name] = jnp.take(moved[name], order, axis=axis)
+    """Head order[n] becomes head n, with its row and column of talking heads; the layer's norm
+    stays. The errors are those of `permute_heads`, which does it.
+    """
+    order = [int(n) for n in order]
+    moved = permute_heads({name: w[name] for name in spec.shapes}, spec, order)
     if "mix" in w:
-        moved["mix"] = jax.tree.map(lambda a: a[order][:, order], w["mix"])
-    return moved
+        places = np.asarray(order)
+        moved["mix"] = jax.tree.map(lambda a: a[places][:, places], w["mix"])
+    return w | moved
 
 
 def _per_head(w: Weights, spec: HeadSpec) -> Weights:

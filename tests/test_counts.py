@@ -19,8 +19,8 @@ from attnlab.pretrained import (
     param_shapes,
     published_config,
 )
-from attnlab.pretrained.albert import group_slots
 from attnlab.pretrained.settings import read_settings
+from attnlab.sharing import inner_groups
 
 
 def published(family, architecture, *tensors, **settings):
@@ -213,7 +213,7 @@ ROWS = {
     ),
     **{
         f"ALBERT base, {groups} groups": (
-            plan(ALBERT, Plan(**dict.fromkeys(("attention", "ffn"), group_slots(12, groups, 1)))),
+            plan(ALBERT, Plan(**dict.fromkeys(("attention", "ffn"), inner_groups(12, groups, 1)))),
             count,
         )
         for groups, count in (

@@ -11,7 +11,7 @@ from conftest import ROOT
 LEAVES = {name: set() for name in ("names", "masks", "positions", "relaxed", "sharing", "shard")}
 ALLOWED = LEAVES | {
     "layouts": set(),
-    "heads": {"layouts", "names"},
+    "heads": {"layouts", "names", "pointwise"},
     "cache": {"heads", "layouts", "names"},
     "visible": {"masks"},
     "dense": {"visible"},
@@ -35,12 +35,12 @@ ALLOWED = LEAVES | {
     "models": {
         "cache", "config", "layers", "masks", "modules", "outer", "pointwise", "positions",
     },
-    "conversion": {"attention", "heads", "layouts", "positions"},
+    "conversion": {"heads", "layouts", "multihead", "positions"},
     "pretrained": {"config", "heads", "modules", "names", "outer", "sharing"},
     "decode": {"cache"},
     "edges": {"masks"},
     "adapters": {"attention", "heads", "layouts"},
-    "surgery": {"heads", "layouts", "names", "relaxed", "sharing"},
+    "surgery": {"conversion", "heads", "layouts", "names", "relaxed", "sharing"},
     "data": set(),
     "tasks": set(),
     "checkpoint": set(),

@@ -88,6 +88,16 @@ def test_reordered_heads_are_the_same_function_and_are_found_again(name, x64):
     np.testing.assert_array_equal(align_heads(moved, w, spec), np.argsort(order))
 
 
+@pytest.mark.parametrize(("name", "order"), [("alt", [2, 0, 1]), ("grouped", [5, 4, 3, 0, 2, 1])])
+def test_heads_with_chunks_or_shared_keys_move_with_what_is_theirs(name, order, x64):
+    spec = SPECS[name]
+    w, x, *_ = make_heads(spec, jnp.float64)
+    run = jax.jit(lambda w: multi_head_attention(w, x, spec=spec))
+    moved = reorder_heads(w, order, spec)
+    assert_close(run(moved), run(w))
+    assert_close(moved["o"], w["o"][np.array(order)])
+
+
 def test_what_cannot_be_done_says_why():
     _, params = make(SMALL)
     with pytest.raises(ValueError, match="they must be the same"):
@@ -97,6 +107,8 @@ def test_what_cannot_be_done_says_why():
     narrow = dataclasses.replace(SMALL, layout="narrow")
     with pytest.raises(ValueError, match="reads its own chunk of x"):
         replan(narrow, make(narrow)[1], "albert", merge="aligned")
+    with pytest.raises(ValueError, match="its chunk of x"):
+        reorder_heads(make_heads(SPECS["narrow"])[0], [1, 0, 2], SPECS["narrow"])
     grouped = dataclasses.replace(SMALL, num_kv_heads=1)
     with pytest.raises(ValueError, match="groups of heads that share keys"):
         replan(grouped, make(grouped)[1], "albert", merge="aligned")

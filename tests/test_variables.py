@@ -271,6 +271,80 @@ def test_tensor2tensor(after, three):
     assert_close(got, jnp.asarray(expected, jnp.float32), loosen=10)
 
 
+def summae_variables():
+    """Two encoder layers, one decoder layer: 12 each and 18, 4 of the last norms, and the table."""
+    w = {"embedding": draw(11, E)}
+    normed = lambda path: {f"{path}/preprocess/LayerNorm/{n}": draw(E) for n in ("gamma", "beta")}
+    for stack, depth in (("encoder", 2), ("decoder", 1)):
+        w |= normed(stack)
+        for i in range(depth):
+            at = f"{stack}/layer_{i}/"
+            for word in ("self_attention", "encdec_attention")[: 1 + (stack == "decoder")]:
+                maps = ("q_proj", "k_proj", "v_proj", "output_proj")
+                w |= {f"{at}{word}/{n}/kernel": draw(E, E) for n in maps} | normed(at + word)
+            w |= {f"{at}ffn/ffn/dense/kernel": draw(E, 10), f"{at}ffn/ffn/dense/bias": draw(10)}
+            w |= {f"{at}ffn/ffn/dense_1/kernel": draw(10, E), f"{at}ffn/ffn/dense_1/bias": draw(E)}
+            w |= normed(f"{at}ffn")
+    assert len(w) == 2 * 12 + 18 + 4 + 1
+    return w
+
+
+def summae_by_hand(w, source, target):
+    def normalise(path, x):
+        path, x = f"{path}/preprocess/LayerNorm/", x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
+        return x * w[f"{path}gamma"] + w[f"{path}beta"]
+
+    def heads(path, x, context, hidden):
+        read = lambda n, x: (x @ w[f"{path}/{n}_proj/kernel"]).reshape(*x.shape[:2], N, -1)
+        q, k, v = read("q", x), read("k", context), read("v", context)
+        return attend(q, k, v, q.shape[-1] ** -0.5, hidden) @ w[f"{path}/output_proj/kernel"]
+
+    def ffn(path, x):
+        x = np.maximum(x @ w[f"{path}/ffn/dense/kernel"] + w[f"{path}/ffn/dense/bias"], 0)
+        return x @ w[f"{path}/ffn/dense_1/kernel"] + w[f"{path}/ffn/dense_1/bias"]
+
+    def timed(x):
+        angles = np.arange(x.shape[1])[:, None] * 1e4 ** (-np.arange(E // 2) / (E // 2 - 1))
+        return x + np.concatenate([np.sin(angles), np.cos(angles)], -1)
+
+    padding = (source == 0)[:, None, None]
+    x = timed(w["embedding"][source] * (source != 0)[..., None])
+    for i in range(2):
+        at = f"encoder/layer_{i}/self_attention"
+        y = normalise(at, x)
+        x = x + heads(at, y, y, padding)
+        at = f"encoder/layer_{i}/ffn"
+        x = x + ffn(at, normalise(at, x))
+    encoded = normalise("encoder", x)
+    # Their decoder is given the targets and pads a zero vector before them.
+    x = w["embedding"][target][:, :-1]
+    x = timed(np.concatenate([np.zeros((len(x), 1, E)), x], axis=1))
+    ahead = np.triu(np.ones((x.shape[1],) * 2, bool), 1)
+    y = normalise("decoder/layer_0/self_attention", x)
+    x = x + heads("decoder/layer_0/self_attention", y, y, ahead)
+    y = normalise("decoder/layer_0/encdec_attention", x)
+    x = x + heads("decoder/layer_0/encdec_attention", y, encoded, padding)
+    x = 2 * x + ffn("decoder/layer_0/ffn", normalise("decoder/layer_0/ffn", x))
+    return encoded, normalise("decoder", x)
+
+
+def test_summae():
+    w = summae_variables()
+    source = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+    target = np.array([[7, 8, 2, 4], [8, 1, 10, 3]])
+    config = dict(num_encoder_heads=N, num_decoder_heads=N, max_length=16)
+    model, params = pretrained.from_variables("summae", config, w)
+    texts = jnp.asarray(source), jnp.asarray(np.pad(target, ((0, 0), (1, 0)))[:, :-1])
+    options = dict(padding_mask=texts[0] != 0, return_outputs=True)
+    seen = jax.jit(lambda p: model.apply({"params": p}, *texts, **options))(params)
+    encoded, last = summae_by_hand(w, source, target)
+    assert_close(seen.encoded, jnp.asarray(encoded, jnp.float32), loosen=10)
+    assert_close(seen.last, jnp.asarray(last, jnp.float32), loosen=10)
+    with pytest.raises(ValueError, match="num_encoder_heads 2 and num_decoder_heads 3 must be"):
+        pretrained.from_variables("summae", config | dict(num_encoder_heads=2), w)
+
+
 def to_google(name, a, prefix):
     """A tensor of Hugging Face's file under the name, and in the order, of Google's."""
     name = name.removeprefix(prefix)

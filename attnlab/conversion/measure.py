@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.attention import dot_product_attention
-from attnlab.heads import HeadSpec, merge_heads, project_heads
+from attnlab.heads import HeadSpec
 from attnlab.layouts import Weights
-from attnlab.positions import rotary_angles, rotate
+from attnlab.multihead import multi_head_attention
+from attnlab.positions import rotary_angles
 
 # Relative: above rounding, below anything that a user would call a difference.
 MEASURABLE = 1e-9
@@ -75,21 +75,22 @@ def forward(
     """(x, context, value context) -> output, or the probabilities, exactly as the layout states it:
     no other order of products.
     """
-    q, k, v = project_heads(w, *inputs, spec=spec)
-    if situation.rotary:
-        angles = lambda a: rotary_angles(jnp.arange(a.shape[1]), a.shape[-1])
-        q, k = rotate(q, angles(q)), rotate(k, angles(k))
-    result = dot_product_attention(
-        q,
-        k,
-        v,
+    x, context, values = inputs
+    angles = lambda a: rotary_angles(jnp.arange(a.shape[1]), spec.sizes["H"])
+    result = multi_head_attention(
+        w,
+        x,
+        context,
+        spec=spec,
+        value_context=values,
         mask=mask,
-        scale=spec.score_scale,
         logits_soft_cap=situation.logits_soft_cap,
+        rotary=(angles(x), angles(context)) if situation.rotary else None,
+        order="factored",
         return_probs=probs,
         implementation="dense",
     )
-    return result[1] if probs else merge_heads(w, result, spec=spec)
+    return result[1] if probs else result
 
 
 def _with_gradients(w, inputs, mask, cotangent, *, spec, situation):

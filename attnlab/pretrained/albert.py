@@ -4,15 +4,17 @@ from typing import Any
 
 from attnlab.pretrained.bert import SETTINGS as OF_BERT
 from attnlab.pretrained.bert import (
+    block_rows,
     embedding_rows,
     encoder_fields,
     encoder_settings,
     head_fields,
+    head_rows,
 )
 from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.rows import Row, dense, norm, same
+from attnlab.pretrained.rows import Row, dense
 from attnlab.pretrained.settings import activation
-from attnlab.sharing import Plan
+from attnlab.sharing import Plan, inner_groups
 
 SETTINGS = OF_BERT | {
     "vocab_size": 30000,
@@ -43,20 +45,8 @@ ARCHITECTURES = {  # what each needs: (masked-LM head, pooler, classes)
 }
 
 
-def group_slots(num_calls: int, num_groups: int, inner: int) -> tuple[int, ...]:
-    """The slot of every block that is applied: a call of a group runs all its inner blocks.
-
-    The group of call i is int(i / (calls / groups)), in floats, as transformers computes it.
-
-    >>> group_slots(4, 2, 2)
-    (0, 1, 0, 1, 2, 3, 2, 3)
-    """
-    groups = [int(i / (num_calls / num_groups)) for i in range(num_calls)]
-    return tuple(group * inner + k for group in groups for k in range(inner))
-
-
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    slots = group_slots(s["num_hidden_layers"], s["num_hidden_groups"], s["inner_group_num"])
+    slots = inner_groups(s["num_hidden_layers"], s["num_hidden_groups"], s["inner_group_num"])
     needs = ARCHITECTURES.get(architecture, (False,) * 3)
     mlm = needs[0] or "predictions.dense.weight" in tensors
     pooler = "pooler.weight" in tensors or needs[2]
@@ -79,7 +69,7 @@ def _groups(plan: Plan) -> tuple[int, int, int]:
     """(calls, groups, inner) of a plan; where no groups make it, every layer is a group."""
     length, count = plan.num_layers, max(plan.num_slots.values())
     for inner in (n for n in range(1, count + 1) if length % n == count % n == 0):
-        slots = group_slots(length // inner, count // inner, inner)
+        slots = inner_groups(length // inner, count // inner, inner)
         if plan == Plan(attention=slots, ffn=slots):
             return length // inner, count // inner, inner
     return length, length, 1
@@ -104,27 +94,18 @@ def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     calls, groups, inner = (
         s[name] for name in ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
     )
-    stored = group_slots(calls, groups, inner)
+    stored = inner_groups(calls, groups, inner)
     for slot in range(groups * inner):
         first = stored.index(slot)  # an application that uses this block tells its parts
         at = f"encoder.albert_layer_groups.{slot // inner}.albert_layers.{slot % inner}."
-        for ours in ("q", "k", "v", "o", "up", "down"):
-            part = "attention" if ours in "qkvo" else "ffn"
-            where = c.slots[part][first]
-            rows += dense(at + NAMES[ours], "layers", part, ours, slot=where)
-        for part in ("attention", "ffn"):
-            where = c.slots[part][first]
-            rows += norm(at + NAMES[part], "layers", part, "norm", slot=where)
-    rows += dense("pooler", "pooler") if c.pooler else []
-    rows += dense("sop_classifier.classifier", "classes") if c.pooled_classes else []
-    if c.readout_transform:
-        rows += dense("predictions.dense", "transform")
-        rows += norm("predictions.LayerNorm", "transform_norm")
-    if c.readout == "tied":
-        rows += same("predictions.bias", "readout_bias")
-    if c.readout == "own":
-        rows += dense("predictions.decoder", "readout")
-    return rows
+        rows += block_rows(c, NAMES, at, first)
+    return rows + head_rows(
+        c,
+        pooler="pooler",
+        classes="sop_classifier.classifier",
+        transform=("predictions.dense", "predictions.LayerNorm"),
+        readout=("predictions.bias", "predictions.decoder"),
+    )
 
 
 ALBERT = Family(

@@ -80,17 +80,45 @@ def embedding_rows(token_types: int) -> list[Row]:
     return rows + norm(f"{at}LayerNorm", "embedding_norm")
 
 
+def block_rows(config: Any, names: dict[str, str], at: str, layer: int) -> list[Row]:
+    """One layer; `names` are theirs of q, k, v, o, up, down and the two norms, after `at`."""
+    rows: list[Row] = []
+    slots = {part: config.slots[part][layer] for part in ("attention", "ffn")}
+    for part, weights in (("attention", "qkvo"), ("ffn", ("up", "down"))):
+        for ours in weights:
+            rows += dense(at + names[ours], "layers", part, ours, slot=slots[part])
+    for part, slot in slots.items():
+        rows += norm(at + names[part], "layers", part, "norm", slot=slot)
+    return rows
+
+
 def layer_rows(config: Any, names: dict[str, str], at: str) -> list[Row]:
-    """All layers; `names` are theirs of q, k, v, o, up, down and the two norms, after `at`."""
+    """All layers; the number of each goes into `at` (see `block_rows`)."""
     rows: list[Row] = []
     for i in range(config.num_layers):
-        slots = {part: config.slots[part][i] for part in config.slots}
-        for ours, part in dict.fromkeys("qkvo", "attention").items():
-            rows += dense(at.format(i) + names[ours], "layers", part, ours, slot=slots[part])
-        for ours in ("up", "down"):
-            rows += dense(at.format(i) + names[ours], "layers", "ffn", ours, slot=slots["ffn"])
-        for part in ("attention", "ffn"):
-            rows += norm(at.format(i) + names[part], "layers", part, "norm", slot=slots[part])
+        rows += block_rows(config, names, at.format(i), i)
+    return rows
+
+
+def head_rows(
+    config: Any,
+    *,
+    pooler: str = "",
+    classes: str = "",
+    transform: tuple[str, str],
+    readout: tuple[str, str],
+) -> list[Row]:
+    """The heads that are there, under their names: the transform and its norm; the readout's bias
+    where it is tied, and the readout where it is not. A family may have no pooler or classes.
+    """
+    rows = dense(pooler, "pooler") if pooler and config.pooler else []
+    rows += dense(classes, "classes") if classes and config.pooled_classes else []
+    if config.readout_transform:
+        rows += dense(transform[0], "transform") + norm(transform[1], "transform_norm")
+    if config.readout == "tied":
+        rows += same(readout[0], "readout_bias")
+    if config.readout == "own":
+        rows += dense(readout[1], "readout")
     return rows
 
 
@@ -129,16 +157,13 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
-    rows += dense("pooler.dense", "pooler") if c.pooler else []
-    rows += dense("cls.seq_relationship", "classes") if c.pooled_classes else []
-    if c.readout_transform:
-        rows += dense("cls.predictions.transform.dense", "transform")
-        rows += norm("cls.predictions.transform.LayerNorm", "transform_norm")
-    if c.readout == "tied":
-        rows += same("cls.predictions.bias", "readout_bias")
-    if c.readout == "own":
-        rows += dense("cls.predictions.decoder", "readout")
-    return rows
+    return rows + head_rows(
+        c,
+        pooler="pooler.dense",
+        classes="cls.seq_relationship",
+        transform=("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+        readout=("cls.predictions.bias", "cls.predictions.decoder"),
+    )
 
 
 BERT = Family(

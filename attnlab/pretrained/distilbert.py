@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from attnlab.pretrained.bert import embedding_rows, head_fields, layer_rows
+from attnlab.pretrained.bert import embedding_rows, head_fields, head_rows, layer_rows
 from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.rows import Row, dense, norm
+from attnlab.pretrained.rows import Row
 from attnlab.pretrained.settings import activation, their_activation
 
 SETTINGS = {
@@ -74,13 +74,11 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(0) + layer_rows(c, NAMES, "transformer.layer.{}.")
-    if c.readout_transform:
-        rows += dense("vocab_transform", "transform") + norm("vocab_layer_norm", "transform_norm")
-    if c.readout == "tied":
-        rows.append(Row("vocab_projector.bias", (("readout_bias",),)))
-    if c.readout == "own":
-        rows += dense("vocab_projector", "readout")
-    return rows
+    return rows + head_rows(
+        c,
+        transform=("vocab_transform", "vocab_layer_norm"),
+        readout=("vocab_projector.bias", "vocab_projector"),
+    )
 
 
 DISTILBERT = Family(

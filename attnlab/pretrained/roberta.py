@@ -8,11 +8,12 @@ from attnlab.pretrained.bert import (
     encoder_fields,
     encoder_settings,
     head_fields,
+    head_rows,
     layer_rows,
 )
 from attnlab.pretrained.bert import SETTINGS as OF_BERT
 from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.rows import Row, dense, norm, same
+from attnlab.pretrained.rows import Row
 
 SETTINGS = OF_BERT | {"vocab_size": 50265, "pad_token_id": 1}
 
@@ -34,14 +35,12 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
-    rows += dense("pooler.dense", "pooler") if c.pooler else []
-    if c.readout_transform:
-        rows += dense("lm_head.dense", "transform") + norm("lm_head.layer_norm", "transform_norm")
-    if c.readout == "tied":
-        rows += same("lm_head.bias", "readout_bias")
-    if c.readout == "own":
-        rows += dense("lm_head.decoder", "readout")
-    return rows
+    return rows + head_rows(
+        c,
+        pooler="pooler.dense",
+        transform=("lm_head.dense", "lm_head.layer_norm"),
+        readout=("lm_head.bias", "lm_head.decoder"),
+    )
 
 
 ROBERTA = Family(

@@ -16,7 +16,7 @@ from attnlab.config import ModelConfig
 from attnlab.heads import HeadSpec
 from attnlab.modules import MultiHeadAttention
 from attnlab.names import find
-from attnlab.pretrained import albert, bert, t2t
+from attnlab.pretrained import albert, bert, summae, t2t
 from attnlab.pretrained.rows import Row, dense, fill, norm, same
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.shapes import param_shapes
@@ -44,6 +44,10 @@ def from_variables(
                    norm_epsilon, max_length. Decoder inputs are targets shifted right behind a 0.
     google_bert    bert_config.json of google-research/bert (whose gelu is the tanh kind)
     google_albert  albert_config.json of google-research/albert
+    summae         TransformerEncoderDecoder of google-research/summae: num_encoder_heads,
+                   num_decoder_heads, max_length. It takes vectors: the table that they come from
+                   is the variable "embedding" [V, E]. Decoder inputs are targets shifted right
+                   behind a 0, which is the zero vector; the model gives `Outputs.last`.
 
     Attentions come as a `MultiHeadAttention`, the rest as a decoder or encoder; a model of
     `former` ends in a log-softmax, ours in the logits before it.
@@ -284,6 +288,18 @@ def _t2t(config: dict[str, Any], tensors: Tensors) -> Built:
     return t2t.build(tensors, heads, after, eps, length)
 
 
+def _summae(config: dict[str, Any], tensors: Tensors) -> Built:
+    heads, decoder_heads, length = _take(
+        config, "num_encoder_heads", "num_decoder_heads", max_length=256
+    )
+    if heads != decoder_heads:
+        raise ValueError(
+            f"num_encoder_heads {heads} and num_decoder_heads {decoder_heads} must be equal: both "
+            "stacks of a model have the same heads"
+        )
+    return summae.build(tensors, heads, length)
+
+
 SYSTEMS: dict[str, Callable[[dict[str, Any], Tensors], Built]] = {
     "torch_mha": _torch_mha,
     "former": _former,
@@ -291,4 +307,5 @@ SYSTEMS: dict[str, Callable[[dict[str, Any], Tensors], Built]] = {
     "t2t": _t2t,
     "google_bert": _google_bert,
     "google_albert": _google_albert,
+    "summae": _summae,
 }
