@@ -44,7 +44,7 @@ def call_flops(
     s, queries, keys = spec.sizes, 0, 0
     for name, axes in weight_axes(spec):
         count = _multiply_adds(spec, name, axes)
-        on_keys = name in MEMORY_NAMES
+        on_keys = name in MEMORY_NAMES and axes != "NO"  # an absorbed value bias joins the output
         queries += 0 if on_keys else count
         keys += count if on_keys or (cross and name == "down") else 0
     scores = s["N"] * num_queries * num_keys * (s["H"] + s["V"])
