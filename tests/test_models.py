@@ -86,6 +86,17 @@ def test_looking_changes_no_bit(plan, dtype, optimized):
     np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.parametrize("plan", ["separate", "cla:2"])
+def test_rotary_positions_count_from_anywhere(plan):
+    """Also for keys that a layer reads from the one before."""
+    config = dataclasses.replace(SMALL, positions="rotary", plan=plan)
+    run, params = make(config)
+    shifted = run(params, TOKENS, positions=jnp.arange(7) + 5)
+    assert_close(shifted, run(params, TOKENS), loosen=5)
+    apart = run(params, TOKENS, positions=jnp.arange(7) * 2)
+    assert np.abs(apart - shifted).max() > 1e-2
+
+
 def test_gates_act_per_application_on_shared_weights():
     run, params = make(dataclasses.replace(SMALL, plan="albert"))
     gate = jnp.ones((3, 3))

@@ -142,3 +142,28 @@ def test_without_remat_the_gradients_are_the_same(name, x64):
     assert_close(
         scanned(spec, plan, remat=False)(slots, x, x), scanned(spec, plan, remat=True)(slots, x, x)
     )
+
+
+def scan_outputs(jaxpr):
+    """Shapes that the scans of a jaxpr give out."""
+    shapes = set()
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                shapes |= scan_outputs(inner)
+        if equation.primitive.name == "scan":
+            shapes |= {v.aval.shape for v in equation.outvars}
+    return shapes
+
+
+@pytest.mark.parametrize("name", ["albert", "relaxed"])
+def test_no_layer_keeps_a_copy_of_its_weights(name):
+    """Without remat products are kept for the backward pass, but not those that make weights."""
+    plan, slots, x = make(name, 6)
+    kept = scan_outputs(jax.make_jaxpr(scanned(block_of(name), plan, remat=False))(slots, x, x))
+    assert (6, 2 * 4, 5) in kept  # x W_up of every layer
+    shared = [n for n in ("attention", "ffn") if plan.num_slots[n] < 6]
+    matrices = {"attention": [(6, 3, 4), (6, 12)], "ffn": [(6, 5), (5, 6)]}  # q; up and down
+    for shape in (shape for part in shared for shape in matrices[part]):
+        assert (6, *shape) not in kept
