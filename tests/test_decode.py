@@ -102,6 +102,39 @@ def test_prefill_in_two_calls_and_overflow():
     jax.tree.map(np.testing.assert_array_equal, after, cache)
 
 
+def test_a_traced_cache_that_goes_round_takes_a_text_by_pieces():
+    """Nobody knows how full it is: 2 tokens, then 5 that would push out what they still see."""
+    config = dataclasses.replace(LONG, window=2)
+    run, params = make(config)
+    model = config.build()
+
+    @jax.jit
+    def both(cache):
+        first, cache = prefill(model, params, TOKENS[:, :2], cache)
+        second, _ = prefill(model, params, TOKENS[:, 2:], cache)
+        return jnp.concatenate([first, second], axis=1)
+
+    assert_close(both(config.empty_cache(2, 6)), run(params, TOKENS), loosen=5)
+
+
+def test_a_text_as_long_as_max_len_and_no_longer():
+    _, params = make(LONG)
+    model = LONG.build()
+    _, cache = prefill(model, params, TOKENS, LONG.empty_cache(2, 20))
+    logits, cache = prefill(model, params, TOKENS, cache)
+    assert np.isfinite(logits).all()
+    with pytest.raises(ValueError, match="1 tokens behind 14 are longer than max_len 14"):
+        prefill(model, params, TOKENS[:, :1], cache)
+
+
+def test_a_cache_no_larger_than_the_window_cannot_go_round():
+    config = dataclasses.replace(LONG, window=3)
+    with pytest.raises(ValueError, match="or give the model a window smaller than the cache"):
+        prefill(config.build(), {}, TOKENS, config.empty_cache(2, 3))
+    with pytest.raises(ValueError, match="cache_size 3 is too small for 9 tokens"):
+        generate(config.build(), {}, TOKENS, 2, cache_size=3)
+
+
 def test_positions_past_the_table_are_nan_in_a_traced_step():
     _, params = make(LONG)
     model, step = LONG.build(), jnp.zeros((2, 1), jnp.int32)

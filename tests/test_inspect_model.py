@@ -49,6 +49,9 @@ def test_parts_add_up():
     assert [row[1:3] for row in rows[:2]] == [["attention", "2"], ["ffn", "3"]]
     assert f"{flops_per_token(config, 16):,} at length 16" in text
     assert "plan by hand" in text
+    assert f"({applied / unique:.2f} x unique)" in text
+    held = [a.nbytes for name, a in config.empty_cache(1, 1).items() if name != "length"]
+    assert f"{sum(held):,} bytes in float32" in text
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -73,6 +76,7 @@ def test_a_published_folder(tmp_path):
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith("decoder, 4 layers of width 12, 3 standard heads")
     assert f"{unique_parameters(config):,}" in told.stdout
+    assert f"at 1 texts of {config.max_len} tokens" in told.stdout
     neither = command("experiments.inspect_model")
     assert neither.returncode == 1
     assert "give either --config or --path" in neither.stderr

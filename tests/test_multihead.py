@@ -129,6 +129,15 @@ def test_the_cheapest_order_is_chosen_and_is_what_runs():
     assert explain_heads(standard, x)["implementation"]["dense"]
 
 
+def test_an_explanation_is_of_the_very_call():
+    spec = HeadSpec("wide", width=16, num_heads=3, biases="k")
+    x, longer = (jax.ShapeDtypeStruct((8, t, 16), "float32") for t in (16, 40))
+    told = lambda *arrays, **options: explain_heads(spec, *arrays, **options)["order"]
+    assert told(x, longer) == contraction_orders(spec, 8, 16, 40, cross=True)
+    assert told(x, rotary=True) == contraction_orders(spec, 8, 16, rotary=True)
+    assert told(x, logits_soft_cap=5.0) == contraction_orders(spec, 8, 16, logits_soft_cap=5.0)
+
+
 def test_steps_keep_the_shapes_of_their_spec():
     for spec in SPECS.values():
         w = make(spec)[0]
@@ -170,6 +179,16 @@ def test_a_cache_gives_what_the_whole_text_gives(name, window, x64):
         assert_close(out, whole)
 
 
+def test_queries_and_keys_may_stand_at_other_positions(x64):
+    """The last 3 of 7 tokens ask, all 7 are looked at."""
+    spec = HeadSpec("standard", width=12, num_heads=3)
+    w, x, *_ = make(spec, jnp.float64)
+    angles = positions.rotary_angles(jnp.arange(7), 4)
+    run = jax.jit(functools.partial(multi_head_attention, spec=spec))
+    got = run(w, x[:, 4:], x, rotary=(angles[4:], angles))
+    assert_close(got, run(w, x, rotary=angles)[:, 4:])
+
+
 def test_rotary_keys_are_cached_turned(x64):
     spec = HeadSpec("bilinear", width=12, num_heads=3)
     w, x, *_ = make(spec, jnp.float64)
@@ -178,6 +197,19 @@ def test_rotary_keys_are_cached_turned(x64):
     first, cache = run(w, x[:, :4], rotary=angles[:4], cache=init_cache(spec, 2, 7, x.dtype))
     second, _ = run(w, x[:, 4:], rotary=angles[4:], cache=cache)
     assert_close(jnp.concatenate([first, second], axis=1), run(w, x, rotary=angles))
+
+
+def test_a_cache_takes_a_mask_and_need_not_be_causal(x64):
+    """All its slots filled by one call; slots are positions until it goes round."""
+    spec = SPECS["grouped"]
+    w, x, *_ = make(spec, jnp.float64)
+    run = jax.jit(
+        functools.partial(multi_head_attention, spec=spec, mask=MASK[..., :7]),
+        static_argnames="is_causal",
+    )
+    for is_causal in (False, True):
+        got, _ = run(w, x, is_causal=is_causal, cache=init_cache(spec, 2, 7, x.dtype))
+        assert_close(got, run(w, x, is_causal=is_causal))
 
 
 def test_a_full_cache_gives_nan_and_keeps_what_it_holds():

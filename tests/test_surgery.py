@@ -62,6 +62,20 @@ def test_sharing_takes_the_mean_and_says_what_it_changed():
     assert shared["layers"]["ffn"]["up"].shape[0] == 3
 
 
+def test_the_difference_is_relative_to_the_model_before():
+    _, params = make(SMALL)
+    louder = dataclasses.replace(SMALL, readout_scale=3.0)
+    assert abs(output_difference((SMALL, params), (louder, params), TOKENS) - 2) < 1e-5
+
+
+def test_three_equal_layers_merge_without_a_changed_bit():
+    config = dataclasses.replace(SMALL, num_layers=3, plan="albert")
+    _, params = make(config)
+    jax.tree.map(
+        np.testing.assert_array_equal, replan(*unshare(config, params), "albert")[1], params
+    )
+
+
 def test_layers_with_renamed_heads_merge_without_loss_once_aligned():
     """Both layers the same function, the second with its heads in another order and basis."""
     config = dataclasses.replace(DEEP, num_layers=2, talking_heads=True)
@@ -102,8 +116,21 @@ def test_heads_with_chunks_or_shared_keys_move_with_what_is_theirs(name, order, 
     assert_close(moved["o"], w["o"][np.array(order)])
 
 
+def test_heads_that_look_alike_are_told_apart_by_what_they_write():
+    spec, order = SPECS["standard"], [2, 0, 3, 1]
+    w, *_ = make_heads(spec)
+    w |= {name: jnp.broadcast_to(w[name][:, :1], w[name].shape) for name in "qk"}
+    found = align_heads(reorder_heads(w, order, spec), w, spec)
+    np.testing.assert_array_equal(found, np.argsort(order))
+
+
 def test_what_cannot_be_done_says_why():
     _, params = make(SMALL)
+    with pytest.raises(ValueError, match="they must be the same"):
+        replan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
+    normed = dataclasses.replace(SMALL, qk_norm="rms")
+    with pytest.raises(ValueError, match="q/k norms have no such order"):
+        replan(normed, make(normed)[1], "albert", merge="aligned")
     with pytest.raises(ValueError, match="they must be the same"):
         replan(SMALL, params, PLANS["albert"](2))
     with pytest.raises(ValueError, match="unknown merge 'median'"):
