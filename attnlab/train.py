@@ -78,12 +78,12 @@ class Result(NamedTuple):
     state: TrainState
     step: int
     heldout_loss: np.ndarray
-    """[S], nats per token."""
+    """[S], nats per target that counts."""
     train_loss: np.ndarray
     wall_seconds: float
     """Of all seeds together, over every start of the run, compilation included."""
     tokens_per_second: float
-    """Of all seeds together, compilation and evaluation left out."""
+    """Bytes of the windows, of all seeds together, compilation and evaluation left out."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -139,9 +139,11 @@ def over_seeds(step: Callable) -> Callable:
     return jax.vmap(step)
 
 
-def init_state(model: Any, optimizer: Any, length: int, seed: Any) -> TrainState:
+def init_state(model: Any, task: Task, optimizer: Any, length: int, seed: Any) -> TrainState:
     """The state of one seed at step 0, without the seeds axis."""
-    params = model.init(jax.random.key(seed), jnp.zeros((1, length), jnp.int32))["params"]
+    window = jnp.zeros((1, length + 1), jnp.int32)
+    inputs = task.prepare(window, jax.random.key(0)).inputs
+    params = model.init(jax.random.key(seed), **inputs)["params"]
     zero = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer.init(params), zero, jnp.zeros(()))
 
@@ -156,7 +158,7 @@ def train_step(
 
     def loss(params):
         rngs = {"dropout": dropout_key}
-        logits = model.apply({"params": params}, example.inputs, deterministic=False, rngs=rngs)
+        logits = model.apply({"params": params}, **example.inputs, deterministic=False, rngs=rngs)
         nats = cross_entropy(logits, example.targets) * example.weights
         return jnp.sum(nats) / jnp.maximum(jnp.sum(example.weights), 1)
 
@@ -170,10 +172,10 @@ def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callab
     """(params [S, ...], windows, valid) -> mean loss [S] in nats over the targets that count."""
 
     def sums(params, tokens, valid, key):
-        example = task.prepare(tokens, key)
-        logits = model.apply({"params": params}, example.inputs)
-        weights = example.weights * valid
-        return jnp.sum(cross_entropy(logits, example.targets) * weights), jnp.sum(weights)
+        example = task.prepare(tokens, key, valid)
+        logits = model.apply({"params": params}, **example.inputs)
+        nats = cross_entropy(logits, example.targets) * example.weights
+        return jnp.sum(nats), jnp.sum(example.weights)
 
     @jax.jit
     def batch_sums(params, tokens, valid, key):
@@ -219,7 +221,7 @@ def fit(
     """
     began = time.perf_counter()
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
-    make = jax.jit(lambda seed: init_state(model, optimizer, config.length, seed))
+    make = jax.jit(lambda seed: init_state(model, task, optimizer, config.length, seed))
     states = [make(np.uint32(seed)) for seed in config.seeds]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
     one_step = over_seeds(lambda *row: train_step(model, task, optimizer, *row))

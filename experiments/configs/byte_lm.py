@@ -6,8 +6,10 @@ r"""How well does one head layout under one sharing plan predict bytes of real t
 the Python 3.11 standard library (unigram 4.76, gzip 1.89), wide heads 65 seconds to 2.66.
 
 Words after the colon: a layout, a plan (`albert`, `cycle:3`), `masked` (an encoder that fills in
-masked bytes), `tiny` (seconds, for tests), a published model (`bert_base`, `albert_xxlarge`, ...:
-its sizes, and a task for its kind), or `nanogpt_cpu`: nanoGPT's CPU setting on Tiny Shakespeare,
+masked bytes), `seq2seq` (an encoder and a decoder that write the spans cut out of a text, as T5
+does; bits per target token then), `tiny` (seconds, for tests), a published model (`bert_base`,
+`albert_xxlarge`, ...: its sizes, and a task for its kind), or `nanogpt_cpu`: nanoGPT's CPU setting
+on Tiny Shakespeare,
 
     python -m experiments.run --config=experiments/configs/byte_lm.py:nanogpt_cpu \
         --config.data.path=PATH/tinyshakespeare --workdir=runs/shakespeare
@@ -102,6 +104,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "task": "masked_lm",
         "model.kind": "encoder",
         "model.vocab_size": 257,
+    },
+    "seq2seq": {
+        "task": "span_corruption",
+        "model.kind": "encoder_decoder",
+        "model.vocab_size": 357,
     },
     "tiny": {
         "model.width": 16,

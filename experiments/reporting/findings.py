@@ -23,11 +23,11 @@ def answer(panel: Panel) -> str:
     if not arms:
         return f"{title}, there is nothing to compare: every arm diverged."
     if len(arms) == 1:
-        reached = f"**{arms[0].name} reaches {bits(arms[0])} bits per byte**"
+        reached = f"**{arms[0].name} reaches {bits(arms[0])} bits per {panel.unit}**"
         return f"{title}, {reached}; there is no other arm to compare it with.{ending}"
     best, second = arms[:2]
     first = (
-        f"{title}, **{best.name} predicts best: {bits(best)} bits per byte**, "
+        f"{title}, **{best.name} predicts best: {bits(best)} bits per {panel.unit}**, "
         f"{second.loss - best.loss:.3f} less than {second.name}, the next of {len(arms)}."
     )
     return f"{first} {_certainty(panel)}{ending}"

@@ -20,13 +20,9 @@ COLUMNS = (
     "unique_parameters",
     "applied_parameters",
     "flops_per_token",
-    "heldout_bits_per_byte",
-    "train_bits_per_byte",
-    "tokens_per_second",
-    "wall_seconds",
-    "status",
 )
-"""Of results.csv; after them come MORE_COLUMNS."""
+"""Of results.csv; after them come the losses, SPEEDS, status and MORE_COLUMNS."""
+SPEEDS = ("tokens_per_second", "wall_seconds")
 MORE_COLUMNS = ("match", "learning_rate", "ffn_width", "steps", "arm", "corpus_sha256")
 
 
@@ -54,13 +50,23 @@ class Run:
         return self.result["seeds"]
 
     @property
+    def unit(self) -> str:
+        """What a loss is the mean over."""
+        return self.result.get("unit", "byte")
+
+    @property
     def heldout(self) -> np.ndarray:
-        """[S], bits per byte."""
-        return np.array(self.result["heldout_bits_per_byte"])
+        """[S], bits per unit."""
+        return np.array(self.result[arm.score("heldout", self.unit)])
+
+    @property
+    def train(self) -> np.ndarray:
+        """[S], bits per unit, of the training text."""
+        return np.array(self.result[arm.score("train", self.unit)])
 
     @property
     def loss(self) -> float:
-        """Mean held-out bits per byte; infinite where the arm diverged."""
+        """Mean held-out bits per unit; infinite where the arm diverged."""
         return float(self.heldout.mean()) if self.complete else math.inf
 
     @property
@@ -69,7 +75,7 @@ class Run:
         return float(self.heldout.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [P] and held-out bits per byte [S, P], as far as they are numbers."""
+        """Steps [P] and held-out bits per unit [S, P], as far as they are numbers."""
         rows = [r for r in read_metrics(self.folder / "metrics.jsonl") if "eval/loss" in r]
         rows = [r for r in rows if np.all(np.isfinite(r["eval/loss"]))]
         values = np.array([r["eval/loss"] for r in rows]).reshape(len(rows), len(self.seeds))
@@ -109,6 +115,11 @@ class Panel:
     def rates(self) -> list[float]:
         """Every learning rate that was tried."""
         return sorted({run.result["learning_rate"] for run in self.runs})
+
+    @property
+    def unit(self) -> str:
+        """What the losses are means over."""
+        return " or ".join(dict.fromkeys(run.unit for run in self.runs))
 
     @property
     def swept(self) -> bool:
@@ -163,6 +174,11 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
             "**The arms were not trained on the same text** (the corpus hashes differ, see below): "
             "their losses cannot be compared, whatever the tables say."
         )
+    if len(tasks := sorted({run.record["config"]["task"] for run in runs})) > 1:
+        lines.append(
+            f"**The arms answer different questions** ({', '.join(tasks)}): their losses cannot be "
+            "compared, whatever the tables say."
+        )
     for name, values in _differing([run.record["environment"] for run in runs]):
         lines.append(f"The arms ran in different environments: {name} is {' or '.join(values)}.")
     for panel in panels:
@@ -195,10 +211,14 @@ def to_csv(panels: Sequence[Panel]) -> str:
 
     An arm trains its seeds in one program, so a seed's wall time is its share of the arm's.
     """
+    runs = [run for panel in panels for run in panel.runs]
+    units = dict.fromkeys(run.unit for run in runs)
+    scores = [arm.score(part, unit) for part in ("heldout", "train") for unit in units]
+    columns = (*COLUMNS, *scores, *SPEEDS, "status", *MORE_COLUMNS)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS + MORE_COLUMNS)
-    for run in (run for panel in panels for run in panel.runs):
+    writer.writerow(columns)
+    for run in runs:
         r = run.result
         for i, seed in enumerate(run.seeds):
             values = r | {
@@ -207,21 +227,14 @@ def to_csv(panels: Sequence[Panel]) -> str:
                 "arm": run.folder.name,
                 "corpus_sha256": run.record["corpus"]["sha256"],
             }
-            values |= _of_seed(run, i) if run.complete else dict.fromkeys(_SCORES, "")
-            writer.writerow(values[column] for column in COLUMNS + MORE_COLUMNS)
+            values |= dict.fromkeys((*scores, *SPEEDS), "")
+            values |= _of_seed(run, i) if run.complete else {}
+            writer.writerow(values[column] for column in columns)
     return file.getvalue()
-
-
-_SCORES = (
-    "heldout_bits_per_byte",
-    "train_bits_per_byte",
-    "tokens_per_second",
-    "wall_seconds",
-)
 
 
 def _of_seed(run: Run, i: int) -> dict[str, float]:
     r = run.result
-    each = {name: r[name][i] for name in _SCORES[:2]}
+    names = [arm.score(part, run.unit) for part in ("heldout", "train")]
     rate, wall = r["tokens_per_second"], r["wall_seconds"] / len(run.seeds)
-    return each | {"tokens_per_second": rate, "wall_seconds": wall}
+    return {name: r[name][i] for name in names} | {"tokens_per_second": rate, "wall_seconds": wall}
