@@ -17,7 +17,7 @@ from absl import flags
 from attnlab.heads import LAYOUTS
 from attnlab.sharing import COUNTED, PLANS
 from experiments import launch, workdir
-from experiments.reporting import figures
+from experiments.reporting import beside, figures
 from experiments.reporting.document import (
     Block,
     Bullets,
@@ -32,10 +32,10 @@ from experiments.reporting.document import (
 )
 from experiments.reporting.findings import (
     CONFIDENCE,
-    TITLES,
     answer,
     caution,
     compare,
+    heading,
     sure,
     verdict,
 )
@@ -87,7 +87,8 @@ def document(panels: Sequence[Panel]) -> list[Block]:
     ]
     blocks += [Paragraph(line, "warning") for line in warnings(panels)]
     for panel in panels:
-        blocks.append(Paragraph(answer(panel), "answer"))
+        told = beside.answer if panel.paper else answer
+        blocks.append(Paragraph(told(panel), "answer"))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, len({p.match for p in panels}) < len(panels))
@@ -103,6 +104,9 @@ _MAPS = (
 
 
 def _title(panels: Sequence[Panel]) -> str:
+    papers = list(dict.fromkeys(p.paper["title"] for p in panels if p.paper))
+    if papers:
+        return f"{listed(papers, 'and')}, on other data and at another scale"
     layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS | COUNTED)
     if len(layouts) > 1:
         return f"Which heads predict text best: {listed(layouts, 'or')}?"
@@ -128,8 +132,9 @@ _UNITS = {
 
 
 def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
-    title = TITLES[panel.match] + (f" ({panel.folder.name})" if with_folder else "")
-    blocks: list[Block] = [Heading(2, title), Paragraph(_budget(panel)), _losses(panel)]
+    title = heading(panel) + (f" ({panel.folder.name})" if with_folder else "")
+    blocks = beside.section(panel)
+    blocks += [Heading(2, title), Paragraph(_budget(panel)), _losses(panel)]
     blocks += [
         Paragraph(
             f"**{run.name}** at learning rate {run.result['learning_rate']:g} diverged: "
@@ -153,6 +158,9 @@ def _budget(panel: Panel) -> str:
         name = "unique parameters" if panel.match == "parameters" else "FLOPs per token"
         text = f"The feed-forward width of every arm is solved for equal {name}"
         budgets = [name]
+    elif panel.paper:
+        text = "The arms are the rows of the table; their budgets differ"
+        budgets = ["unique parameters", "FLOPs per token"]
     else:
         text = "Every arm has the same width, depth and feed-forward width; their budgets differ"
         budgets = ["unique parameters", "FLOPs per token"]

@@ -11,7 +11,7 @@ from attnlab.sharing import COUNTED, PLANS
 from attnlab.tasks import TASKS
 from experiments import arm
 from experiments.reporting.document import Figure
-from experiments.reporting.findings import CONFIDENCE, TITLES, compare
+from experiments.reporting.findings import CONFIDENCE, compare, heading
 from experiments.reporting.results import Panel, Run, names
 from experiments.reporting.wording import percent
 
@@ -21,13 +21,14 @@ MOST_LAYERS, MOST_HEADS = 4, 8
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
     """Curves, loss against two budgets, and every arm's distance from the best."""
-    title, figures = TITLES[panel.match].lower(), []
+    title, figures = heading(panel).lower(), []
+    looks = styles(panel)
     curves = []
     for run in panel.arms:
         steps, values = run.curve()
         if len(steps):
             label = run.name if run.complete else f"{run.name} (diverged)"
-            curves.append(plot.Curve(label, _style(run), steps, values, not run.complete))
+            curves.append(plot.Curve(label, looks[run.name], steps, values, not run.complete))
     if curves:
         windows = panel.runs[0].record["config"]["train"]["curve_windows"]
         figures.append(
@@ -45,7 +46,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         return figures
     for field, label in _budgets(panel.match):
         points = [
-            plot.Point(run.name, _style(run), run.result[field], run.loss, run.spread)
+            plot.Point(run.name, looks[run.name], run.result[field], run.loss, run.spread)
             for run in arms
         ]
         figures.append(
@@ -57,11 +58,13 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
                 "seeds.",
             )
         )
-    rows = [  # of the best against each
-        plot.Interval(b.name, _style(b), d.mean, d.low, d.high)
-        for a, b, d, _ in compare(panel)
-        if a is arms[0]
-    ]
+    one = panel.base or arms[0]
+    rows = []
+    for a, b, d, _ in compare(panel):
+        if b is one:  # the difference the other way round
+            rows.append(plot.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
+        elif a is one:
+            rows.append(plot.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
     if rows:
         figures.append(
             _drawn(
@@ -155,6 +158,21 @@ def _budgets(match: str) -> list[tuple[str, str]]:
 
 def _drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
     return Figure(name, plot.svg(figure, name), alt, caption, source)
+
+
+def styles(panel: Panel) -> dict[str, plot.Style]:
+    """Of each arm. With titles the first word gives the colour: the group of rows of a table."""
+    titles = {run.title for run in panel.runs}
+    if "" in titles:
+        return {run.name: _style(run) for run in panel.runs}
+    groups: dict[str, list[str]] = {}
+    for name in (name for name in panel.paper.get("rows", sorted(titles)) if name in titles):
+        groups.setdefault(name.split()[0], []).append(name)
+    return {
+        name: plot.style(colour, pattern)
+        for colour, names in enumerate(groups.values())
+        for pattern, name in enumerate(names)
+    }
 
 
 def _style(run: Run) -> plot.Style:

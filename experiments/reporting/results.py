@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,12 @@ class Run:
     folder: Path
     result: dict[str, Any]
     record: dict[str, Any]
+    title: str = ""
 
     @property
     def name(self) -> str:
-        """Layout and plan: what arms are compared by. The learning rate is no part of it."""
-        return f"{self.result['layout']} · {self.result['plan']}"
+        """The title, else layout and plan: what arms are compared by, whatever learning rate."""
+        return self.title or f"{self.result['layout']} · {self.result['plan']}"
 
     @property
     def complete(self) -> bool:
@@ -89,6 +90,18 @@ class Panel:
     folder: Path
     match: str
     runs: list[Run]
+    sweep: dict[str, Any] = field(default_factory=dict)
+    """What config.json of the sweep says: its arms, titles of them, the paper they are from."""
+
+    @property
+    def paper(self) -> dict[str, Any]:
+        """The published table that the arms are rows of, or nothing."""
+        return self.sweep.get("paper", {})
+
+    @property
+    def base(self) -> Run | None:
+        """The arm of the paper that the others are compared with, if it is complete."""
+        return next((run for run in self.complete if run.name == self.paper.get("base")), None)
 
     @property
     def arms(self) -> list[Run]:
@@ -138,16 +151,20 @@ def read(folders: Sequence[Path]) -> list[Panel]:
                 f"{folder} holds no {workdir.RESULT}, nor does a folder in it; "
                 "give the --workdir of a sweep or run that has finished an arm"
             )
+        sweep = _sweep(folder)
+        titles = sweep.get("titles", {})
         runs = [
             Run(
                 p.parent,
                 workdir.read_json(p),
                 workdir.read_json(p.parent / workdir.CONFIG),
+                titles.get(p.parent.name, ""),
             )
             for p in done
         ]
         for match in sorted({run.result["match"] for run in runs}):
-            panels.append(Panel(folder, match, [r for r in runs if r.result["match"] == match]))
+            found = [r for r in runs if r.result["match"] == match]
+            panels.append(Panel(folder, match, found, sweep))
     return panels
 
 
@@ -159,10 +176,14 @@ def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str
 
 def unfinished(folder: Path) -> list[str]:
     """Names of the arms that the sweep in `folder` began with and that have no result yet."""
-    config = folder / workdir.CONFIG
-    record = workdir.read_json(config) if config.exists() else {}
-    started = record["arms"] if "arms" in record else ()  # noqa: SIM401
+    started = _sweep(folder).get("arms", ())
     return [name for name in started if not (folder / name / workdir.RESULT).exists()]
+
+
+def _sweep(folder: Path) -> dict[str, Any]:
+    """The record of the sweep in `folder`; empty where arms were started one by one."""
+    path = folder / workdir.CONFIG
+    return workdir.read_json(path) if path.exists() else {}
 
 
 def warnings(panels: Sequence[Panel]) -> list[str]:
@@ -183,9 +204,11 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
         lines.append(f"The arms ran in different environments: {name} is {' or '.join(values)}.")
     for panel in panels:
         configs = [run.record["config"] for run in panel.runs]
+        asked = panel.sweep.get("arms", {}).values()
         for section, free in _FREE.items():
+            varied = {name for name, _ in _differing([c.get(section, {}) for c in asked])}
             for name, values in _differing([c[section] for c in configs]):
-                if name not in free:
+                if name not in free | varied:
                     lines.append(
                         f"{panel.folder.name}: the arms differ in {section}.{name} "
                         f"({' or '.join(values)}), which is no question of this report."
