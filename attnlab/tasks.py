@@ -143,14 +143,20 @@ def span_corruption(
 
 
 def cross_entropy(
-    logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"]
+    logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"], smoothing: float = 0.0
 ) -> Float[Array, "B T"]:
-    """-log softmax(logits)[target], in nats.
+    """-sum_v q_v log softmax(logits)_v in nats, with q_v = (1 - e) [v = target] + e / vocab.
+
+    e is `smoothing`; with 0 it is -log softmax(logits)[target]. Label smoothing is of Szegedy et
+    al. 2016, section 7, arXiv 1512.00567, used by Vaswani et al. 2017, section 5.4, with e = 0.1;
+    the uniform part covers the whole vocabulary, the target included.
 
     >>> cross_entropy(jnp.zeros((1, 1, 4)), jnp.array([[2]])) == jnp.log(4)
     Array([[ True]], dtype=bool)
     """
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if smoothing:
+        picked = (1 - smoothing) * picked + smoothing * jnp.mean(logits, axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - picked
 
 

@@ -64,9 +64,10 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     not finite ends the arm with status "diverged" and a message.
     """
     arm = resolve(config)
-    mesh = shard.data_mesh(
-        batch_size=arm.train.batch_size, eval_batch_size=arm.train.eval_batch_size
-    )
+    sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
+    if arm.train.accumulate > 1:
+        sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
+    mesh = shard.data_mesh(**sizes)
     corpus = data.load_corpus(arm.data_path, length=arm.train.length)
     record = {
         "config": config.to_dict(),

@@ -132,3 +132,7 @@ def test_cross_entropy_by_hand():
     logits = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]])) + 7.0
     nats = tasks.cross_entropy(logits, jnp.array([[1, 2]]))
     assert_close(nats, -jnp.log(jnp.array([[0.25, 0.8]])), loosen=10)
+    p = np.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]]])
+    q = np.array([[[0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]])  # 0.7 on the target, 0.3 / 3 on each
+    smooth = tasks.cross_entropy(logits, jnp.array([[1, 2]]), 0.3)
+    assert_close(smooth, jnp.asarray(-(q * np.log(p)).sum(-1)), loosen=10)
