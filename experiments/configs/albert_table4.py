@@ -86,8 +86,17 @@ TABLE = Table(
     rows=ROWS,
     model=published_config("albert_base", pooled_classes=0, max_len=512),
     train=dict(
-        steps=125_000, batch_size=4096, length=512, learning_rate=5e-4, final_learning_rate=0.0,
-        warmup_steps=3125, beta2=0.999, weight_decay=0.01, log_every=500, eval_every=5000,
+        steps=125_000,
+        batch_size=4096,
+        accumulate=64,
+        length=512,
+        learning_rate=5e-4,
+        final_learning_rate=0.0,
+        warmup_steps=3125,
+        beta2=0.999,
+        weight_decay=0.01,
+        log_every=500,
+        eval_every=5000,
         checkpoint_every=5000,
     ),
     shrink=("width/16",),
@@ -102,6 +111,6 @@ TABLE = Table(
         "train.steps": 600,
     },
     uncounted={"readout": "none", "readout_bias": False, "readout_transform": None},
-)  # fmt: skip
+)
 
 get_config, sweep, paper = tables.functions(TABLE)
