@@ -35,6 +35,7 @@ SHORT = {
     "model.max_len": 64,
     "train.steps": 300,
     "train.batch_size": 16,
+    "train.accumulate": 1,
     "train.length": 64,
     "train.learning_rate": 3e-3,
     "train.final_learning_rate": 3e-4,
