@@ -174,7 +174,8 @@ def attention_map(
     """
     rows, columns = probs.shape[:2]
     cell = min(1.0, 4.0 / columns)
-    figure, grid = _figure(columns * cell + 0.7, rows * cell + 1.2, rows, columns)
+    height = max(cell * probs.shape[2] / probs.shape[3], 0.5)  # the name of the layer stands there
+    figure, grid = _figure(columns * cell + 0.7, rows * height + 1.2, rows, columns)
     for i, j in np.ndindex(rows, columns):
         axes = grid[i, j]
         axes.imshow(_tint(probs[i, j], colour), interpolation="none", aspect="auto")

@@ -1,6 +1,7 @@
 """Training: the steps of S seeds in one compiled program, evaluation, exact resume."""
 
 import dataclasses
+import functools
 import signal
 import threading
 import time
@@ -18,15 +19,21 @@ from jax.sharding import Mesh
 from attnlab import data, shard
 from attnlab.checkpoint import Checkpoints
 from attnlab.metrics import Recorder
-from attnlab.tasks import Task, cross_entropy
+from attnlab.tasks import Example, Task, cross_entropy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train. Valid once it exists; raises ValueError with a way out."""
+    """How to train. Valid once it exists; raises ValueError with a way out.
+
+    Each batch goes through the model in `accumulate` equal parts, one after the other: less
+    memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
+    `tasks.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
+    """
 
     steps: int = 800
     batch_size: int = 16
+    accumulate: int = 1
     length: int = 64
     seeds: tuple[int, ...] = (0, 1, 2)
     learning_rate: float = 3e-3
@@ -36,6 +43,7 @@ class TrainConfig:
     beta2: float = 0.99
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    label_smoothing: float = 0.0
     log_every: int = 50
     eval_every: int = 100
     eval_batch_size: int = 64
@@ -53,13 +61,23 @@ class TrainConfig:
                 raise ValueError(f"{field.name} must be {least}, not {value!r}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "
+                f"use a multiple of {self.accumulate}"
+            )
+        if self.label_smoothing >= 1:
+            raise ValueError(f"label_smoothing must be below 1, not {self.label_smoothing}")
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below steps {self.steps}; lower it"
             )
 
 
-_MAY_BE_ZERO = {"final_learning_rate", "warmup_steps", "weight_decay", "eval_windows", "beta1"}
+_MAY_BE_ZERO = {
+    "final_learning_rate", "warmup_steps", "weight_decay", "eval_windows", "beta1",
+    "label_smoothing",
+}  # fmt: skip
 
 
 class TrainState(NamedTuple):
@@ -78,12 +96,12 @@ class Result(NamedTuple):
     state: TrainState
     step: int
     heldout_loss: np.ndarray
-    """[S], nats per token."""
+    """[S], nats per target that counts."""
     train_loss: np.ndarray
     wall_seconds: float
     """Of all seeds together, over every start of the run, compilation included."""
     tokens_per_second: float
-    """Of all seeds together, compilation and evaluation left out."""
+    """Bytes of the windows, of all seeds together, compilation and evaluation left out."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -139,41 +157,74 @@ def over_seeds(step: Callable) -> Callable:
     return jax.vmap(step)
 
 
-def init_state(model: Any, optimizer: Any, length: int, seed: Any) -> TrainState:
+def init_state(model: Any, task: Task, optimizer: Any, length: int, seed: Any) -> TrainState:
     """The state of one seed at step 0, without the seeds axis."""
-    params = model.init(jax.random.key(seed), jnp.zeros((1, length), jnp.int32))["params"]
+    window = jnp.zeros((1, length + 1), jnp.int32)
+    inputs = task.prepare(window, jax.random.key(0)).inputs
+    params = model.init(jax.random.key(seed), **inputs)["params"]
     zero = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer.init(params), zero, jnp.zeros(()))
 
 
 def train_step(
-    model: Any, task: Task, optimizer: Any, state: TrainState, tokens: Any, seed: Any
+    model: Any,
+    task: Task,
+    optimizer: Any,
+    state: TrainState,
+    tokens: Any,
+    seed: Any,
+    *,
+    accumulate: int = 1,
+    label_smoothing: float = 0.0,
 ) -> TrainState:
-    """One optimizer step of one seed on tokens [B, T + 1]."""
+    """One optimizer step of one seed on tokens [B, T + 1].
+
+    The loss is sum(w nats) / sum(w) over the targets of the whole batch, w their weights, however
+    many parts it goes through in: the gradient is the sum over the parts of the gradients of
+    sum(w nats), divided by the sum of w over all parts. (A mean of the parts' means would weigh
+    targets of a part that has few of them more.) The batch is prepared whole, so the targets do
+    not depend on `accumulate`; dropout does.
+    """
     key = jax.random.fold_in(jax.random.key(seed), state.step)
     prepare_key, dropout_key = jax.random.split(key)
     example = task.prepare(tokens, prepare_key)
+    count = jnp.maximum(jnp.sum(example.weights), 1)
 
-    def loss(params):
+    def loss(params, part, dropout_key):
         rngs = {"dropout": dropout_key}
-        logits = model.apply({"params": params}, example.inputs, deterministic=False, rngs=rngs)
-        nats = cross_entropy(logits, example.targets) * example.weights
-        return jnp.sum(nats) / jnp.maximum(jnp.sum(example.weights), 1)
+        logits = model.apply({"params": params}, **part.inputs, deterministic=False, rngs=rngs)
+        nats = cross_entropy(logits, part.targets, label_smoothing) * part.weights
+        return jnp.sum(nats) / count
 
-    value, grads = jax.value_and_grad(loss)(state.params)
+    value_and_grad = functools.partial(jax.value_and_grad(loss), state.params)
+    if accumulate == 1:
+        value, grads = value_and_grad(example, dropout_key)
+    else:
+        value, grads = _in_parts(value_and_grad, example, dropout_key, accumulate)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return TrainState(params, opt_state, state.step + 1, state.window_loss + value)
+
+
+def _in_parts(call: Callable, example: Example, key: jax.Array, count: int) -> Any:
+    """The sum of what `call(part, key)` gives for every part, one after the other."""
+    # Part i has the rows i, i + count, ...: so every device has rows of every part.
+    parts = jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), example)
+    steps = parts, jax.random.split(key, count)
+    shapes = jax.eval_shape(lambda s: call(*jax.tree.map(lambda a: a[0], s)), steps)
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+    add = lambda sums, step: (jax.tree.map(jnp.add, sums, call(*step)), None)
+    return lax.scan(add, zeros, steps)[0]
 
 
 def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callable:
     """(params [S, ...], windows, valid) -> mean loss [S] in nats over the targets that count."""
 
     def sums(params, tokens, valid, key):
-        example = task.prepare(tokens, key)
-        logits = model.apply({"params": params}, example.inputs)
-        weights = example.weights * valid
-        return jnp.sum(cross_entropy(logits, example.targets) * weights), jnp.sum(weights)
+        example = task.prepare(tokens, key, valid)
+        logits = model.apply({"params": params}, **example.inputs)
+        nats = cross_entropy(logits, example.targets) * example.weights
+        return jnp.sum(nats), jnp.sum(example.weights)
 
     @jax.jit
     def batch_sums(params, tokens, valid, key):
@@ -219,11 +270,18 @@ def fit(
     """
     began = time.perf_counter()
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
-    make = jax.jit(lambda seed: init_state(model, optimizer, config.length, seed))
+    make = jax.jit(lambda seed: init_state(model, task, optimizer, config.length, seed))
     states = [make(np.uint32(seed)) for seed in config.seeds]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
-    one_step = over_seeds(lambda *row: train_step(model, task, optimizer, *row))
-    step_all = jax.jit(one_step, donate_argnums=0, out_shardings=shard.whole(mesh))
+    one_step = functools.partial(
+        train_step,
+        model,
+        task,
+        optimizer,
+        accumulate=config.accumulate,
+        label_smoothing=config.label_smoothing,
+    )
+    step_all = jax.jit(over_seeds(one_step), donate_argnums=0, out_shardings=shard.whole(mesh))
     evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
     schedule = learning_rate(config)
 

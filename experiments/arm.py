@@ -14,7 +14,7 @@ from attnlab.metrics import Recorder
 from attnlab.models import ModelConfig
 from attnlab.multihead import explain_heads
 from attnlab.names import find
-from attnlab.tasks import TASKS
+from attnlab.tasks import TASKS, Task, input_lengths
 from experiments import workdir
 
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -43,10 +43,14 @@ def resolve(config: Any) -> Arm:
             f"task {config.task!r} needs model.vocab_size of at least "
             f"{data.VOCAB_SIZE + task.extra_tokens}, not {model.vocab_size}"
         )
-    if model.max_len < trains.length:
-        raise ValueError(
-            f"train.length {trains.length} is longer than model.max_len {model.max_len}"
-        )
+    for name, length in input_lengths(task, trains.length).items():
+        if length > model.max_len:
+            raise ValueError(
+                f"train.length {trains.length} gives {name!r} of {length} tokens, longer than "
+                f"model.max_len {model.max_len}"
+            )
+    if model.readout == "none":
+        raise ValueError(f"task {config.task!r} reads logits; model.readout='none' has none")
     if config.match.budget:
         reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)
         model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
@@ -60,9 +64,10 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     not finite ends the arm with status "diverged" and a message.
     """
     arm = resolve(config)
-    mesh = shard.data_mesh(
-        batch_size=arm.train.batch_size, eval_batch_size=arm.train.eval_batch_size
-    )
+    sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
+    if arm.train.accumulate > 1:
+        sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
+    mesh = shard.data_mesh(**sizes)
     corpus = data.load_corpus(arm.data_path, length=arm.train.length)
     record = {
         "config": config.to_dict(),
@@ -89,8 +94,11 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     ):
         for line in changed:
             recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
+        model, task = arm.model.build(), TASKS[arm.task]
+        length = input_lengths(task, arm.train.length)["tokens"]
         result = {
             "name": name,
+            "unit": task.unit,
             "layout": arm.model.layout,
             "plan": arm.model.plan,
             "match": arm.match,
@@ -104,9 +112,8 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "unigram_bits_per_byte": data.unigram_bits(corpus.heldout),
             "gzip_bits_per_byte": data.gzip_bits(corpus.heldout),
-            "attention": attention(arm.model, arm.train.batch_size, arm.train.length),
+            "attention": attention(arm.model, arm.train.batch_size, length),
         }
-        model, task = arm.model.build(), TASKS[arm.task]
         try:
             fitted = train.fit(
                 model,
@@ -123,12 +130,12 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
         else:
             result |= {
                 "status": COMPLETE,
-                "heldout_bits_per_byte": (fitted.heldout_loss / math.log(2)).tolist(),
-                "train_bits_per_byte": (fitted.train_loss / math.log(2)).tolist(),
+                score("heldout", task.unit): (fitted.heldout_loss / math.log(2)).tolist(),
+                score("train", task.unit): (fitted.train_loss / math.log(2)).tolist(),
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            maps = _maps(arm.model, fitted, corpus, arm.train)
+            maps = _maps(arm.model, task, fitted, corpus, arm.train)
             if jax.process_index() == 0:
                 np.savez_compressed(folder / MAPS, **maps)
         if jax.process_index() == 0:
@@ -137,32 +144,51 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
         return result
 
 
+def score(part: str, unit: str) -> str:
+    """The name of a loss in result.json and results.csv: "heldout_bits_per_byte"."""
+    return f"{part}_bits_per_{unit.replace(' ', '_')}"
+
+
 def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
-    """How heads are computed: order of contraction and backend, with the reasons against others."""
+    """How heads are computed: order of contraction and backend, with the reasons against others.
+
+    Of a decoder with an encoder: its own attention.
+    """
     drops = config.attention_dropout_rate
     return explain_heads(
         config.heads,
         jax.ShapeDtypeStruct((batch, length, config.width), config.dtype),
         order=config.order,
         rotary=config.positions == "rotary",
-        is_causal=config.kind == "decoder",
+        is_causal=config.kind != "encoder",
         dropout_rate=drops,
         dropout_key=jax.random.key(0) if drops else None,
         implementation=config.implementation,
     )
 
 
-def _maps(config: ModelConfig, fitted: Any, corpus: Any, trains: Any) -> dict[str, Any]:
-    """The attention probabilities [L, N, T, T] of the first seed on one held-out window."""
+def _maps(config: ModelConfig, task: Task, fitted: Any, corpus: Any, trains: Any) -> dict[str, Any]:
+    """The attention probabilities [L, N, T, S] of the first seed on one held-out window.
+
+    Of a decoder with an encoder: to the source. `tokens` is what the rows stand for, `source`,
+    where it is another text, what the columns stand for.
+    """
     tokens, _ = data.windows(corpus.heldout, trains.length, 3)
     params = jax.tree.map(lambda a: a[0], fitted.state.params)
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     model = dataclasses.replace(config, implementation="dense").build()
-    look = jax.jit(lambda p, t: model.apply({"params": p}, t, return_probs=True)[1])
+
+    @jax.jit
+    def look(params, tokens):
+        inputs = task.prepare(tokens, jax.random.key(0)).inputs
+        probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
+        cross = probs[1] if "source" in inputs else probs
+        return cross[:, 0], {name: a[0] for name, a in inputs.items()}
+
+    probs, inputs = look(params, tokens[1:2])
     return {
-        "probs": np.asarray(look(params, tokens[1:2, :-1])[:, 0], np.float16),
-        "tokens": tokens[1, :-1].astype(np.uint8),
-        "step": fitted.step,
-        "seed": trains.seeds[0],
-        "bits_per_byte": fitted.heldout_loss[0] / math.log(2),
+        "probs": np.asarray(probs, np.float16),
+        **{name: np.asarray(a, np.int32) for name, a in inputs.items()},
+        "step": np.array(fitted.step),
+        "seed": np.array(trains.seeds[0]),
     }

@@ -17,7 +17,7 @@ from absl import flags
 from attnlab.heads import LAYOUTS
 from attnlab.sharing import COUNTED, PLANS
 from experiments import launch, workdir
-from experiments.reporting import figures
+from experiments.reporting import beside, figures
 from experiments.reporting.document import (
     Block,
     Bullets,
@@ -32,10 +32,10 @@ from experiments.reporting.document import (
 )
 from experiments.reporting.findings import (
     CONFIDENCE,
-    TITLES,
     answer,
     caution,
     compare,
+    heading,
     sure,
     verdict,
 )
@@ -87,7 +87,8 @@ def document(panels: Sequence[Panel]) -> list[Block]:
     ]
     blocks += [Paragraph(line, "warning") for line in warnings(panels)]
     for panel in panels:
-        blocks.append(Paragraph(answer(panel), "answer"))
+        told = beside.answer if panel.paper else answer
+        blocks.append(Paragraph(told(panel), "answer"))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, len({p.match for p in panels}) < len(panels))
@@ -103,6 +104,9 @@ _MAPS = (
 
 
 def _title(panels: Sequence[Panel]) -> str:
+    papers = list(dict.fromkeys(p.paper["title"] for p in panels if p.paper))
+    if papers:
+        return f"{listed(papers, 'and')}, on other data and at another scale"
     layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS | COUNTED)
     if len(layouts) > 1:
         return f"Which heads predict text best: {listed(layouts, 'or')}?"
@@ -115,15 +119,22 @@ def _subject(panels: Sequence[Panel]) -> str:
     corpora = dict.fromkeys(r.record["corpus"]["name"] for p in panels for r in p.runs)
     found = names(panels, "plan", PLANS | COUNTED)
     plans = [f"{p} ({SHARED[p]})" if p in SHARED else p for p in found]
+    units = listed(list(dict.fromkeys(p.unit for p in panels)), "or")
     return (
         f"Text: {listed(list(corpora), 'and')}. Plans: {listed(plans, 'and')}. Every loss is in "
-        "bits per byte of held-out text; less is better."
+        f"bits per {units} of held-out text; less is better.{_UNITS.get(units, '')}"
     )
 
 
+_UNITS = {
+    "target token": " Target tokens are the bytes that were cut out and the sentinels before them."
+}
+
+
 def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
-    title = TITLES[panel.match] + (f" ({panel.folder.name})" if with_folder else "")
-    blocks: list[Block] = [Heading(2, title), Paragraph(_budget(panel)), _losses(panel)]
+    title = heading(panel) + (f" ({panel.folder.name})" if with_folder else "")
+    blocks = beside.section(panel)
+    blocks += [Heading(2, title), Paragraph(_budget(panel)), _losses(panel)]
     blocks += [
         Paragraph(
             f"**{run.name}** at learning rate {run.result['learning_rate']:g} diverged: "
@@ -147,6 +158,9 @@ def _budget(panel: Panel) -> str:
         name = "unique parameters" if panel.match == "parameters" else "FLOPs per token"
         text = f"The feed-forward width of every arm is solved for equal {name}"
         budgets = [name]
+    elif panel.paper:
+        text = "The arms are the rows of the table; their budgets differ"
+        budgets = ["unique parameters", "FLOPs per token"]
     else:
         text = "Every arm has the same width, depth and feed-forward width; their budgets differ"
         budgets = ["unique parameters", "FLOPs per token"]
@@ -165,7 +179,7 @@ def _losses(panel: Panel) -> Table:
         r = run.result
         scores, costs = ["diverged", "–"], ["–", "–"]
         if run.complete:
-            scores = [bits(run), f"{np.mean(r['train_bits_per_byte']):.3f}"]
+            scores = [bits(run), f"{np.mean(run.train):.3f}"]
             costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
         budgets = [f"{r[name]:,}" for name in BUDGETS]
         shape = [f"{r['model']['ffn_width']:,}"]
@@ -173,16 +187,14 @@ def _losses(panel: Panel) -> Table:
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")
     one = panel.runs[0].result
-    for name, field in (
-        ("unigram entropy", "unigram_bits_per_byte"),
-        ("gzip -9", "gzip_bits_per_byte"),
-    ):
+    yardsticks = {"unigram entropy": "unigram_bits_per_byte", "gzip -9": "gzip_bits_per_byte"}
+    for name, field in yardsticks.items() if panel.unit == "byte" else ():
         rows.append([name, f"{one[field]:.3f}", *["–"] * (len(rows[0]) - 2)])
         roles.append("quiet")
     header = [
         "arm",
-        "held-out bits per byte",
-        "train bits per byte",
+        f"held-out bits per {panel.unit}",
+        f"train bits per {panel.unit}",
         "unique parameters",
         "applied parameters",
         "FLOPs per token",
@@ -192,11 +204,14 @@ def _losses(panel: Panel) -> Table:
         *(["learning rate"] if len(panel.rates) > 1 else []),
         "seeds",
     ]
+    two = one["model"]["kind"] == "encoder_decoder"
+    each = "source and target token, each text as long as the window" if two else "token"
     caption = (
         "Best first. Held-out loss: mean ± standard deviation over seeds. FLOPs: forward, per "
-        "token. Wall seconds: of all seeds of the arm together, compilation included. Unigram and "
-        "gzip are yardsticks: what the held-out text costs without a model."
+        f"{each}. Wall seconds: of all seeds of the arm together, compilation included."
     )
+    if panel.unit == "byte":
+        caption += " Unigram and gzip are yardsticks: what the held-out text costs without a model."
     return Table(caption, header, rows, roles, words=1)
 
 
@@ -210,7 +225,7 @@ def _all_rates(panel: Panel) -> Table:
                 cells[run.result["learning_rate"]] = f"**{text}**" if run is chosen else text
         rows.append([chosen.name, *cells.values()])
     header = ["arm", *(f"learning rate {rate:g}" for rate in panel.rates)]
-    caption = "Held-out bits per byte at every learning rate; the chosen one is strong."
+    caption = f"Held-out bits per {panel.unit} at every learning rate; the chosen one is strong."
     return Table(caption, header, rows, [""] * len(rows), words=1)
 
 
@@ -220,7 +235,7 @@ def _differences(panel: Panel) -> list[Block]:
         return []
     level = percent(CONFIDENCE)
     table = Table(
-        f"Positive: the second arm is worse, by so many bits per byte. {level} interval of "
+        f"Positive: the second arm is worse, by so many bits per {panel.unit}. {level} interval of "
         f"Student's paired t; Holm's p counts all {len(rows)} comparisons.",
         [
             "better on average",
@@ -285,9 +300,12 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
         )
         note("Seeds", ", ".join(map(str, run.seeds)))
         note("Learning rates", f"{trains['learning_rate']:g}")
+        encoder = ""
+        if model["kind"] == "encoder_decoder":
+            encoder = f"{model['encoder_layers'] or model['num_layers']} and "
         note(
             "Model",
-            f"{model['kind']}, {model['num_layers']} layers, width {model['width']}, "
+            f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
             f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
         )
         note("Attention", _computed(run.result))

@@ -23,8 +23,9 @@ def main() -> None:
     result = arm.run(config, Path(flags.FLAGS.workdir))
     if result["status"] != arm.COMPLETE:
         sys.exit(f"error: {result['message']}")
-    for seed, bits in zip(result["seeds"], result["heldout_bits_per_byte"], strict=True):
-        print(f"seed {seed}: held-out {bits:.4f} bits per byte")
+    unit = result["unit"]
+    for seed, bits in zip(result["seeds"], result[arm.score("heldout", unit)], strict=True):
+        print(f"seed {seed}: held-out {bits:.4f} bits per {unit}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, command
 
+from experiments import arm, report
+from experiments.configs import byte_lm
+
 BYTE_LM = "experiments/configs/byte_lm.py"
 SWEEP = "experiments/configs/heads_and_sharing.py"
 
@@ -51,6 +54,33 @@ def test_one_run_and_again(tmp_path, text):
     again = run(tmp_path / "run", "wide,albert,tiny", text, "--config.model.num_layers=3")
     assert again.stdout == first.stdout
     assert everything(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_encoder_and_a_decoder_train(tmp_path, text, shared):
+    if shared:  # in this process: faster
+        config = byte_lm.get_config("seq2seq,tiny")
+        config.data.path, config.model.share_encoder = text.partition("=")[2], True
+        result = arm.run(config, tmp_path / "run")
+    else:
+        done = run(tmp_path / "run", "seq2seq,tiny", text)
+        assert done.returncode == 0, done.stderr
+        assert len(re.findall(r"held-out [\d.]+ bits per target token", done.stdout)) == 2
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    first, last = (np.mean(rows[i]["train/loss"]) for i in (0, -2))
+    assert last < first - 0.5
+    assert (result["unit"], result["model"]["share_encoder"]) == ("target token", shared)
+    with np.load(tmp_path / "run" / "maps.npz") as maps:  # of the decoder to the source
+        assert maps["probs"].shape == (2, 2, 4, 15)
+        assert (maps["tokens"].shape, maps["source"].shape) == ((4,), (15,))
+        np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
+    report.write([tmp_path / "run"])
+    told = (tmp_path / "run" / "report.md").read_text()
+    assert "bits per target token" in told
+    assert "per byte" not in told
+    assert "Rows: the 4 tokens that the decoder reads; columns: the 15 tokens of the sour" in told
+    assert "<0>  →  <start><0>" in told
 
 
 def test_another_backend_trains_and_is_shown(tmp_path, text):
@@ -139,6 +169,8 @@ def test_a_diverged_arm_is_said_and_kept(tmp_path, text):
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "diverged"
 
 
+SEQ2SEQ = ["--config.task=span_corruption", "--config.model.kind=encoder_decoder"]
+SEQ2SEQ += ["--config.model.vocab_size=357"]
 BAD_FLAGS = {
     "an unknown field": (["--config.model.widht=3"], "unknown config field 'widht' Did you mean"),
     "a wrong type": (["--config.train.steps=abc"], "flag --config.train.steps=abc: invalid"),
@@ -149,6 +181,15 @@ BAD_FLAGS = {
     "no steps": (["--config.train.steps=0"], "steps must be more than 0"),
     "a missing text": (["--config.data.path=/no/such/text"], "no text at /no/such/text"),
     "a long window": (["--config.train.length=17"], "longer than model.max_len 16"),
+    "a long source": (
+        [*SEQ2SEQ, "--config.train.length=20"],
+        "train.length 20 gives 'source' of 18 tokens, longer than model.max_len 16",
+    ),
+    "too many sentinels": (
+        [*SEQ2SEQ, "--config.train.length=2000"],
+        "needs 101 sentinels, there are 100; use a shorter length",
+    ),
+    "no logits": (["--config.model.readout=none"], "model.readout='none' has none"),
     "the wrong task": (["--config.task=masked_lm"], "needs model.kind='encoder', not 'decoder'"),
     "an impossible match": (
         ["--config.match.budget=flops", "--config.model.layout=wide", "--config.model.num_heads=8"],

@@ -158,7 +158,7 @@ def lines_of_the_step(plan, depth):
     model = dataclasses.replace(SMALL, plan=plan, num_layers=depth).build()
     config = train.TrainConfig(length=7, batch_size=2)
     optimizer, task = train.adamw(config), tasks.TASKS["causal_lm"]
-    state = jax.eval_shape(lambda: train.init_state(model, optimizer, 7, 0))
+    state = jax.eval_shape(lambda: train.init_state(model, task, optimizer, 7, 0))
     tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
     step = jax.jit(lambda s, t: train.train_step(model, task, optimizer, s, t, 0))
     return step.lower(state, tokens).as_text().count("\n")

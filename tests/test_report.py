@@ -125,7 +125,6 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
             tokens=tokens,
             step=800,
             seed=seeds[0],
-            bits_per_byte=heldout[0],
         )
     (folder / "result.json").write_text(json.dumps(result | changes))
     (folder / "config.json").write_text(json.dumps(record))
@@ -463,3 +462,28 @@ def test_the_report_says_how_attention_was_computed(plain):
     _, text, _ = plain
     for layout in ("standard", "wide"):
         assert f"{layout} heads in the order factored, backend dense (cudnn: needs a GPU)" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_losses_are_named_after_what_they_are_means_over(tmp_path):
+    write_sweep(tmp_path)
+    seq2seq = tmp_path / "narrow-albert"
+    result, record = (json.loads((seq2seq / f"{n}.json").read_text()) for n in ("result", "config"))
+    for part in ("heldout", "train"):
+        result[f"{part}_bits_per_target_token"] = result.pop(f"{part}_bits_per_byte")
+    record["config"]["task"] = "span_corruption"
+    (seq2seq / "result.json").write_text(json.dumps(result | {"unit": "target token"}))
+    (seq2seq / "config.json").write_text(json.dumps(record))
+    markdown, _ = written(tmp_path)
+    assert "different questions** (causal_lm, span_corruption)" in markdown
+    assert "held-out bits per target token or byte" in markdown
+    assert "gzip" not in markdown
+    with (tmp_path / "results.csv").open() as f:
+        for row in csv.DictReader(f):
+            per_byte = [row[f"{p}_bits_per_byte"] for p in ("heldout", "train")]
+            per_token = [row[f"{p}_bits_per_target_token"] for p in ("heldout", "train")]
+            full, empty = (per_byte, per_token)
+            if row["arm"] == "narrow-albert":
+                full, empty = empty, full
+            assert all(full)
+            assert not any(empty)

@@ -2,14 +2,17 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import assert_close
+from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, data, shard, tasks, train
 from attnlab.checkpoint import Checkpoints
@@ -80,13 +83,56 @@ def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
     assert len(set(together.heldout_loss)) == 3
 
 
-def test_eight_devices_are_one_device(tmp_path):
-    one, eight = fit(tmp_path / "1"), fit(tmp_path / "8", devices=8)
-    rows = [read_metrics(tmp_path / n / "metrics.jsonl") for n in ("1", "8")]
-    losses = [np.array([r["train/loss"] for r in run if "train/loss" in r]) for run in rows]
-    assert losses[0].shape == (4, 3)
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    np.testing.assert_allclose(eight.heldout_loss, one.heldout_loss, rtol=1e-5)
+def test_eight_devices_and_two_parts_are_one_device(tmp_path):
+    config = dataclasses.replace(CONFIG, batch_size=16, steps=10, seeds=(0, 5))
+    results, losses = [], []
+    for devices, parts in ((1, 1), (8, 1), (8, 2)):
+        folder = tmp_path / f"{devices}-{parts}"
+        config = dataclasses.replace(config, accumulate=parts)
+        results.append(fit(folder, config, devices=devices).heldout_loss)
+        rows = read_metrics(folder / "metrics.jsonl")
+        losses.append(np.array([r["train/loss"] for r in rows if "train/loss" in r]))
+    assert losses[0].shape == (2, 2)
+    for loss, result in zip(losses[1:], results[1:], strict=True):
+        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+        np.testing.assert_allclose(result, results[0], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("task", ["masked_lm", "span_corruption"])
+def test_parts_give_the_gradient_of_the_whole_batch(task):
+    """The step of plain gradient descent, with targets that fall unevenly on the parts."""
+    task, rng = tasks.TASKS[task], np.random.default_rng(1)
+    model = dataclasses.replace(MODEL, kind=task.kind, vocab_size=400, max_len=20, dtype="float64")
+    if task.kind == "encoder_decoder":  # its targets are as many in every row: filling makes them
+        valid = jnp.asarray(rng.random((12, 20)) < 0.6)
+        prepare = task.prepare
+        task = task._replace(prepare=lambda t, key: prepare(t, key, valid[: len(t)]))
+    optimizer, tokens = optax.sgd(1.0), jnp.asarray(rng.integers(0, 256, (12, 21)))
+
+    @jax.jit
+    def steps(tokens):
+        state = train.init_state(model.build(), task, optimizer, 20, 0)
+        grown = jax.tree.map(lambda a: 3.0 * a.astype(jnp.float64), state.params)
+        state = state._replace(params=grown)
+        step = functools.partial(train.train_step, model.build(), task, optimizer, state, tokens, 7)
+        ends = [step(accumulate=n, label_smoothing=0.1) for n in (1, 3)]
+        changes = [jax.tree.map(jnp.subtract, end.params, grown) for end in ends]
+        return [(ravel_pytree(c)[0], end.window_loss) for c, end in zip(changes, ends, strict=True)]
+
+    whole, parts = steps(tokens)
+    assert_close(parts, whole)
+
+
+def test_training_is_smoothed_and_evaluation_is_not(tmp_path):
+    """Half of each target is spread over 256 symbols: no prediction costs less than 3.4 nats."""
+    config = dataclasses.replace(
+        CONFIG, steps=60, seeds=(0,), learning_rate=1e-2, label_smoothing=0.5, accumulate=2
+    )
+    result = fit(tmp_path, config)
+    rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
+    assert rows[-1]["train/loss"][0] > 3.4
+    assert max(result.heldout_loss[0], result.train_loss[0]) < 3
 
 
 class Killed(Exception):
@@ -194,6 +240,9 @@ def test_learning_rate_by_hand():
         (dict(seeds=(1, 1)), "seeds must be different numbers"),
         (dict(warmup_steps=20), "warmup_steps 20 must be below steps 20"),
         (dict(weight_decay=-0.1), "weight_decay must be 0 or more"),
+        (dict(accumulate=3), "batch_size 8 is not divisible by accumulate 3; use a multiple"),
+        (dict(accumulate=0), "accumulate must be more than 0"),
+        (dict(label_smoothing=1.0), "label_smoothing must be below 1"),
     ],
 )
 def test_impossible_training_says_what_to_change(fields, message):

@@ -45,11 +45,12 @@ def _step_entries(config: ModelConfig, trains: train.TrainConfig) -> list[Entry]
     model, optimizer = config.build(), train.adamw(trains)
     size = (trains.batch_size, trains.length + 1)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
-    state = jax.jit(lambda: train.init_state(model, optimizer, trains.length, 0))()
+    task = TASKS["causal_lm"]
+    state = jax.jit(lambda: train.init_state(model, task, optimizer, trains.length, 0))()
 
     def ours(state, tokens):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = train.train_step(model, TASKS["causal_lm"], optimizer, state, tokens, 0)
+        state = train.train_step(model, task, optimizer, state, tokens, 0)
         return state, state.window_loss
 
     entries = [_jax_entry("attnlab", ours, state, tokens)._replace(ours=True)]

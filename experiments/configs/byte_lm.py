@@ -6,8 +6,10 @@ r"""How well does one head layout under one sharing plan predict bytes of real t
 the Python 3.11 standard library (unigram 4.76, gzip 1.89), wide heads 65 seconds to 2.66.
 
 Words after the colon: a layout, a plan (`albert`, `cycle:3`), `masked` (an encoder that fills in
-masked bytes), `tiny` (seconds, for tests), or `nanogpt_cpu`: nanoGPT's CPU setting on Tiny
-Shakespeare,
+masked bytes), `seq2seq` (an encoder and a decoder that write the spans cut out of a text, as T5
+does; bits per target token then), `tiny` (seconds, for tests), a published model (`bert_base`,
+`albert_xxlarge`, ...: its sizes, and a task for its kind), or `nanogpt_cpu`: nanoGPT's CPU setting
+on Tiny Shakespeare,
 
     python -m experiments.run --config=experiments/configs/byte_lm.py:nanogpt_cpu \
         --config.data.path=PATH/tinyshakespeare --workdir=runs/shakespeare
@@ -23,7 +25,9 @@ from ml_collections import ConfigDict, config_dict
 from attnlab.heads import LAYOUTS
 from attnlab.models import ModelConfig
 from attnlab.names import find
+from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing import COUNTED, PLANS
+from attnlab.tasks import TASKS
 from attnlab.train import TrainConfig
 
 # The types of the fields that may be None: a flag needs one to be read.
@@ -73,15 +77,25 @@ def _fields(example: Any) -> dict[str, Any]:
     return fields | empty
 
 
+def set_model(config: ConfigDict, model: ModelConfig) -> None:
+    """Every field of `model`, its plan by name, and the first task for its kind."""
+    names = {PLANS[name](model.num_layers): name for name in PLANS}
+    plan = model.plan if isinstance(model.plan, str) else names[model.plan]
+    for field in dataclasses.fields(model):
+        config.model[field.name] = plan if field.name == "plan" else getattr(model, field.name)
+    config.task = next(name for name, task in TASKS.items() if task.kind == model.kind)
+
+
 def _apply(config: ConfigDict, word: str) -> None:
     if word in LAYOUTS:
         config.model.layout = word
+    elif word in PUBLISHED | TRANSFORMERS:
+        set_model(config, published_config(word))
     elif word.partition(":")[0] in PLANS | COUNTED:
         config.model.plan = word
     else:
-        for path, value in find(
-            "word", word, VARIANTS | dict.fromkeys([*LAYOUTS, *PLANS, *COUNTED])
-        ).items():
+        known = dict.fromkeys([*LAYOUTS, *PLANS, *COUNTED, *PUBLISHED, *TRANSFORMERS])
+        for path, value in find("word", word, VARIANTS | known).items():
             config.update_from_flattened_dict({path: value})
 
 
@@ -90,6 +104,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "task": "masked_lm",
         "model.kind": "encoder",
         "model.vocab_size": 257,
+    },
+    "seq2seq": {
+        "task": "span_corruption",
+        "model.kind": "encoder_decoder",
+        "model.vocab_size": 357,
     },
     "tiny": {
         "model.width": 16,

@@ -1,15 +1,17 @@
 """The figures of a report: picks what is drawn and says what is seen."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
 from attnlab import plot
 from attnlab.heads import LAYOUTS
 from attnlab.sharing import COUNTED, PLANS
+from attnlab.tasks import TASKS
 from experiments import arm
 from experiments.reporting.document import Figure
-from experiments.reporting.findings import CONFIDENCE, TITLES, compare
+from experiments.reporting.findings import CONFIDENCE, compare, heading
 from experiments.reporting.results import Panel, Run, names
 from experiments.reporting.wording import percent
 
@@ -19,19 +21,20 @@ MOST_LAYERS, MOST_HEADS = 4, 8
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
     """Curves, loss against two budgets, and every arm's distance from the best."""
-    title, figures = TITLES[panel.match].lower(), []
+    title, figures = heading(panel).lower(), []
+    looks = styles(panel)
     curves = []
     for run in panel.arms:
         steps, values = run.curve()
         if len(steps):
             label = run.name if run.complete else f"{run.name} (diverged)"
-            curves.append(plot.Curve(label, _style(run), steps, values, not run.complete))
+            curves.append(plot.Curve(label, looks[run.name], steps, values, not run.complete))
     if curves:
         windows = panel.runs[0].record["config"]["train"]["curve_windows"]
         figures.append(
             _drawn(
                 f"{name}-curves",
-                plot.learning_curves(curves, "held-out bits per byte"),
+                plot.learning_curves(curves, f"held-out bits per {panel.unit}"),
                 f"Learning curves {title}",
                 f"**Held-out loss while training, {title}.** Line: mean over seeds; band: "
                 f"lowest to highest seed. On {windows:,} windows; the last point is the final "
@@ -43,28 +46,30 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         return figures
     for field, label in _budgets(panel.match):
         points = [
-            plot.Point(run.name, _style(run), run.result[field], run.loss, run.spread)
+            plot.Point(run.name, looks[run.name], run.result[field], run.loss, run.spread)
             for run in arms
         ]
         figures.append(
             _drawn(
                 f"{name}-{field.replace('_', '-')}",
-                plot.loss_against(points, label, "held-out bits per byte"),
+                plot.loss_against(points, label, f"held-out bits per {panel.unit}"),
                 f"Held-out loss against {label} {title}",
                 f"**Held-out loss against {label}, {title}.** Mean ± standard deviation over "
                 "seeds.",
             )
         )
-    rows = [  # of the best against each
-        plot.Interval(b.name, _style(b), d.mean, d.low, d.high)
-        for a, b, d, _ in compare(panel)
-        if a is arms[0]
-    ]
+    one = panel.base or arms[0]
+    rows = []
+    for a, b, d, _ in compare(panel):
+        if b is one:  # the difference the other way round
+            rows.append(plot.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
+        elif a is one:
+            rows.append(plot.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
     if rows:
         figures.append(
             _drawn(
                 f"{name}-distance",
-                plot.intervals(rows, f"bits per byte worse than {arms[0].name}"),
+                plot.intervals(rows, f"bits per {panel.unit} worse than {arms[0].name}"),
                 f"Distance of every arm from the best {title}",
                 f"**How far each arm is from the best, {title}.** Mean paired difference and its "
                 f"{percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
@@ -87,11 +92,17 @@ def maps(panels: Sequence[Panel]) -> list[Figure]:
 
 def _map(run: Run) -> Figure:
     with np.load(run.folder / arm.MAPS) as maps:
-        probs, tokens = maps["probs"], maps["tokens"]
-        step, seed, loss = (
-            int(maps["step"]),
-            int(maps["seed"]),
-            float(maps["bits_per_byte"]),
+        texts = {name: maps[name] for name in ("source", "tokens") if name in maps}
+        probs, step, seed = maps["probs"], int(maps["step"]), int(maps["seed"])
+    loss = run.heldout[run.seeds.index(seed)]
+    symbols = TASKS[run.record["config"]["task"]].symbols
+    corpus, count = run.record["corpus"]["name"], len(texts["tokens"])
+    told = f"The {count} {'tokens' if symbols else 'bytes'}, held out of {corpus}:"
+    if "source" in texts:
+        told = (
+            f"Rows: the {count} tokens that the decoder reads; columns: the {len(texts['source'])} "
+            f"tokens of the source that it looks at. Held out of {corpus}; the source, then what "
+            "the decoder reads:"
         )
     layers = _some(probs.shape[0], MOST_LAYERS)
     heads = _some(probs.shape[1], MOST_HEADS)
@@ -112,10 +123,21 @@ def _map(run: Run) -> Figure:
         f"map-{run.result['layout']}",
         figure,
         f"Attention map of {run.name}",
-        f"**{run.name}** after {step:,} steps, seed {seed}, {loss:.3f} bits per byte held out."
-        f"{shown} The {len(tokens)} bytes, held out of {run.record['corpus']['name']}:",
-        source=repr(tokens.tobytes().decode("utf-8", "replace"))[1:-1],
+        f"**{run.name}** after {step:,} steps, seed {seed}, {loss:.3f} bits per {run.unit} held "
+        f"out.{shown} {told}",
+        source="  →  ".join(_written(tokens, symbols) for tokens in texts.values()),
     )
+
+
+def _written(tokens: np.ndarray, symbols: Sequence[str]) -> str:
+    """Bytes as text, special tokens by their symbols."""
+    pieces = []
+    for special, run in groupby(tokens.tolist(), lambda token: token >= 256):
+        if special:
+            pieces += [symbols[token - 256] for token in run]
+        else:
+            pieces.append(repr(bytes(run).decode("utf-8", "replace"))[1:-1])
+    return "".join(pieces)
 
 
 def _some(count: int, most: int) -> list[int]:
@@ -136,6 +158,21 @@ def _budgets(match: str) -> list[tuple[str, str]]:
 
 def _drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
     return Figure(name, plot.svg(figure, name), alt, caption, source)
+
+
+def styles(panel: Panel) -> dict[str, plot.Style]:
+    """Of each arm. With titles the first word gives the colour: the group of rows of a table."""
+    titles = {run.title for run in panel.runs}
+    if "" in titles:
+        return {run.name: _style(run) for run in panel.runs}
+    groups: dict[str, list[str]] = {}
+    for name in (name for name in panel.paper.get("rows", sorted(titles)) if name in titles):
+        groups.setdefault(name.split()[0], []).append(name)
+    return {
+        name: plot.style(colour, pattern)
+        for colour, names in enumerate(groups.values())
+        for pattern, name in enumerate(names)
+    }
 
 
 def _style(run: Run) -> plot.Style:

@@ -12,22 +12,28 @@ TITLES = {
     "": "At equal width",
     "parameters": "At equal parameters",
     "flops": "At equal FLOPs",
+    "paper": "Row by row",
 }
+
+
+def heading(panel: Panel) -> str:
+    """What the arms have in common."""
+    return TITLES["paper" if panel.paper and not panel.match else panel.match]
 
 
 def answer(panel: Panel) -> str:
     """The best arm, by how much, and how sure that is."""
-    arms, title = panel.complete, TITLES[panel.match]
+    arms, title = panel.complete, heading(panel)
     gone = [run.name for run in panel.arms if not run.complete]
     ending = f" Diverged: {listed(gone, 'and')}." if gone else ""
     if not arms:
         return f"{title}, there is nothing to compare: every arm diverged."
     if len(arms) == 1:
-        reached = f"**{arms[0].name} reaches {bits(arms[0])} bits per byte**"
+        reached = f"**{arms[0].name} reaches {bits(arms[0])} bits per {panel.unit}**"
         return f"{title}, {reached}; there is no other arm to compare it with.{ending}"
     best, second = arms[:2]
     first = (
-        f"{title}, **{best.name} predicts best: {bits(best)} bits per byte**, "
+        f"{title}, **{best.name} predicts best: {bits(best)} bits per {panel.unit}**, "
         f"{second.loss - best.loss:.3f} less than {second.name}, the next of {len(arms)}."
     )
     return f"{first} {_certainty(panel)}{ending}"
@@ -89,12 +95,15 @@ def caution(panel: Panel) -> str:
 
 
 def compare(panel: Panel) -> list[tuple[Run, Run, Difference, float]]:
-    """(a, b, b - a, Holm's p) for every two complete arms, a the one with the lower mean loss.
+    """(a, b, b - a, Holm's p) for every two complete arms, a the one with the lower mean loss;
+    in a published table, for those pairs that hold its base.
 
     Seeds pair: the same seed reads the same batches in the same order in every arm.
     """
     rows = []
     for a, b in combinations(panel.complete, 2):
+        if panel.base and panel.base not in (a, b):
+            continue
         both = [seed for seed in a.seeds if seed in b.seeds]
         if both:
             of_a, of_b = (r.heldout[[r.seeds.index(s) for s in both]] for r in (a, b))

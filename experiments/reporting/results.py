@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,9 @@ COLUMNS = (
     "unique_parameters",
     "applied_parameters",
     "flops_per_token",
-    "heldout_bits_per_byte",
-    "train_bits_per_byte",
-    "tokens_per_second",
-    "wall_seconds",
-    "status",
 )
-"""Of results.csv; after them come MORE_COLUMNS."""
+"""Of results.csv; after them come the losses, SPEEDS, status and MORE_COLUMNS."""
+SPEEDS = ("tokens_per_second", "wall_seconds")
 MORE_COLUMNS = ("match", "learning_rate", "ffn_width", "steps", "arm", "corpus_sha256")
 
 
@@ -37,11 +33,12 @@ class Run:
     folder: Path
     result: dict[str, Any]
     record: dict[str, Any]
+    title: str = ""
 
     @property
     def name(self) -> str:
-        """Layout and plan: what arms are compared by. The learning rate is no part of it."""
-        return f"{self.result['layout']} · {self.result['plan']}"
+        """The title, else layout and plan: what arms are compared by, whatever learning rate."""
+        return self.title or f"{self.result['layout']} · {self.result['plan']}"
 
     @property
     def complete(self) -> bool:
@@ -54,13 +51,23 @@ class Run:
         return self.result["seeds"]
 
     @property
+    def unit(self) -> str:
+        """What a loss is the mean over."""
+        return self.result.get("unit", "byte")
+
+    @property
     def heldout(self) -> np.ndarray:
-        """[S], bits per byte."""
-        return np.array(self.result["heldout_bits_per_byte"])
+        """[S], bits per unit."""
+        return np.array(self.result[arm.score("heldout", self.unit)])
+
+    @property
+    def train(self) -> np.ndarray:
+        """[S], bits per unit, of the training text."""
+        return np.array(self.result[arm.score("train", self.unit)])
 
     @property
     def loss(self) -> float:
-        """Mean held-out bits per byte; infinite where the arm diverged."""
+        """Mean held-out bits per unit; infinite where the arm diverged."""
         return float(self.heldout.mean()) if self.complete else math.inf
 
     @property
@@ -69,7 +76,7 @@ class Run:
         return float(self.heldout.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [P] and held-out bits per byte [S, P], as far as they are numbers."""
+        """Steps [P] and held-out bits per unit [S, P], as far as they are numbers."""
         rows = [r for r in read_metrics(self.folder / "metrics.jsonl") if "eval/loss" in r]
         rows = [r for r in rows if np.all(np.isfinite(r["eval/loss"]))]
         values = np.array([r["eval/loss"] for r in rows]).reshape(len(rows), len(self.seeds))
@@ -83,6 +90,18 @@ class Panel:
     folder: Path
     match: str
     runs: list[Run]
+    sweep: dict[str, Any] = field(default_factory=dict)
+    """What config.json of the sweep says: its arms, titles of them, the paper they are from."""
+
+    @property
+    def paper(self) -> dict[str, Any]:
+        """The published table that the arms are rows of, or nothing."""
+        return self.sweep.get("paper", {})
+
+    @property
+    def base(self) -> Run | None:
+        """The arm of the paper that the others are compared with, if it is complete."""
+        return next((run for run in self.complete if run.name == self.paper.get("base")), None)
 
     @property
     def arms(self) -> list[Run]:
@@ -111,6 +130,11 @@ class Panel:
         return sorted({run.result["learning_rate"] for run in self.runs})
 
     @property
+    def unit(self) -> str:
+        """What the losses are means over."""
+        return " or ".join(dict.fromkeys(run.unit for run in self.runs))
+
+    @property
     def swept(self) -> bool:
         """Had every layout and plan the same several learning rates to choose from?"""
         tried = [[run.result["learning_rate"] for run in runs] for runs in self.groups]
@@ -127,16 +151,20 @@ def read(folders: Sequence[Path]) -> list[Panel]:
                 f"{folder} holds no {workdir.RESULT}, nor does a folder in it; "
                 "give the --workdir of a sweep or run that has finished an arm"
             )
+        sweep = _sweep(folder)
+        titles = sweep.get("titles", {})
         runs = [
             Run(
                 p.parent,
                 workdir.read_json(p),
                 workdir.read_json(p.parent / workdir.CONFIG),
+                titles.get(p.parent.name, ""),
             )
             for p in done
         ]
         for match in sorted({run.result["match"] for run in runs}):
-            panels.append(Panel(folder, match, [r for r in runs if r.result["match"] == match]))
+            found = [r for r in runs if r.result["match"] == match]
+            panels.append(Panel(folder, match, found, sweep))
     return panels
 
 
@@ -148,10 +176,14 @@ def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str
 
 def unfinished(folder: Path) -> list[str]:
     """Names of the arms that the sweep in `folder` began with and that have no result yet."""
-    config = folder / workdir.CONFIG
-    record = workdir.read_json(config) if config.exists() else {}
-    started = record["arms"] if "arms" in record else ()  # noqa: SIM401
+    started = _sweep(folder).get("arms", ())
     return [name for name in started if not (folder / name / workdir.RESULT).exists()]
+
+
+def _sweep(folder: Path) -> dict[str, Any]:
+    """The record of the sweep in `folder`; empty where arms were started one by one."""
+    path = folder / workdir.CONFIG
+    return workdir.read_json(path) if path.exists() else {}
 
 
 def warnings(panels: Sequence[Panel]) -> list[str]:
@@ -163,13 +195,20 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
             "**The arms were not trained on the same text** (the corpus hashes differ, see below): "
             "their losses cannot be compared, whatever the tables say."
         )
+    if len(tasks := sorted({run.record["config"]["task"] for run in runs})) > 1:
+        lines.append(
+            f"**The arms answer different questions** ({', '.join(tasks)}): their losses cannot be "
+            "compared, whatever the tables say."
+        )
     for name, values in _differing([run.record["environment"] for run in runs]):
         lines.append(f"The arms ran in different environments: {name} is {' or '.join(values)}.")
     for panel in panels:
         configs = [run.record["config"] for run in panel.runs]
+        asked = panel.sweep.get("arms", {}).values()
         for section, free in _FREE.items():
+            varied = {name for name, _ in _differing([c.get(section, {}) for c in asked])}
             for name, values in _differing([c[section] for c in configs]):
-                if name not in free:
+                if name not in free | varied:
                     lines.append(
                         f"{panel.folder.name}: the arms differ in {section}.{name} "
                         f"({' or '.join(values)}), which is no question of this report."
@@ -195,10 +234,14 @@ def to_csv(panels: Sequence[Panel]) -> str:
 
     An arm trains its seeds in one program, so a seed's wall time is its share of the arm's.
     """
+    runs = [run for panel in panels for run in panel.runs]
+    units = dict.fromkeys(run.unit for run in runs)
+    scores = [arm.score(part, unit) for part in ("heldout", "train") for unit in units]
+    columns = (*COLUMNS, *scores, *SPEEDS, "status", *MORE_COLUMNS)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS + MORE_COLUMNS)
-    for run in (run for panel in panels for run in panel.runs):
+    writer.writerow(columns)
+    for run in runs:
         r = run.result
         for i, seed in enumerate(run.seeds):
             values = r | {
@@ -207,21 +250,14 @@ def to_csv(panels: Sequence[Panel]) -> str:
                 "arm": run.folder.name,
                 "corpus_sha256": run.record["corpus"]["sha256"],
             }
-            values |= _of_seed(run, i) if run.complete else dict.fromkeys(_SCORES, "")
-            writer.writerow(values[column] for column in COLUMNS + MORE_COLUMNS)
+            values |= dict.fromkeys((*scores, *SPEEDS), "")
+            values |= _of_seed(run, i) if run.complete else {}
+            writer.writerow(values[column] for column in columns)
     return file.getvalue()
-
-
-_SCORES = (
-    "heldout_bits_per_byte",
-    "train_bits_per_byte",
-    "tokens_per_second",
-    "wall_seconds",
-)
 
 
 def _of_seed(run: Run, i: int) -> dict[str, float]:
     r = run.result
-    each = {name: r[name][i] for name in _SCORES[:2]}
+    names = [arm.score(part, run.unit) for part in ("heldout", "train")]
     rate, wall = r["tokens_per_second"], r["wall_seconds"] / len(run.seeds)
-    return each | {"tokens_per_second": rate, "wall_seconds": wall}
+    return {name: r[name][i] for name in names} | {"tokens_per_second": rate, "wall_seconds": wall}

@@ -56,3 +56,23 @@ def holm(ps: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
         adjusted[i] = highest
     return adjusted
+
+
+def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's: Pearson's correlation of the ranks, equal values sharing their mean rank.
+
+    NaN where all values of one side are equal.
+
+    >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.5
+    """
+    ranks = [_ranks(np.asarray(values)) for values in (a, b)]
+    ranks = [r - r.mean() for r in ranks]
+    size = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
+    return float(ranks[0] @ ranks[1]) / size if size else math.nan
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """1 for the smallest; equal values get the mean of their ranks."""
+    smaller = (values[None] < values[:, None]).sum(1)
+    return smaller + ((values[None] == values[:, None]).sum(1) + 1) / 2

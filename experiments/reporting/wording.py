@@ -18,9 +18,9 @@ def span(d: Difference) -> str:
     return "–" if math.isnan(d.p) else f"{signed(d.low)} to {signed(d.high)}"
 
 
-def signed(value: float) -> str:
-    """Three decimals and a true minus."""
-    return f"{value:.3f}".replace("-", "−")
+def signed(value: float, digits: int = 3) -> str:
+    """With so many decimals and a true minus."""
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def p_value(p: float) -> str:

@@ -1,0 +1,105 @@
+r"""Does an encoder need weights of its own, or can it read the decoder's? Does depth?
+
+    python -m experiments.sweep --config=experiments/configs/t5_table2.py:tiny --workdir=runs/t5
+
+Table 2 of T5 (Raffel et al. 2020, arXiv 1910.10683), its denoising rows: an encoder and a decoder,
+the same sharing their weights, and the same with half the layers. `language_model` instead runs the
+row of the decoder alone that predicts the next byte (the paper's objective "LM"): another task, so
+another sweep; its loss cannot be compared with the others'.
+
+Not said here: the prefix LM (a decoder that reads its first part in both directions: attnlab has
+no such mask), and the rows that pair encoder-decoders with the LM objective or decoders with
+denoising.
+
+T5's scores are not divided by sqrt(d_k), its logits are by sqrt(d), and its initial weights make
+up for both. Here the divisions are the other way round, which gives the same functions, so that
+attnlab's initial weights are T5's (but for the table of relative positions: 1/sqrt(h), T5's is
+1/sqrt(d)).
+
+Words after the colon: `language_model`, and those of `experiments/tables.py`. Without words: T5
+base.
+"""
+
+import dataclasses
+
+from attnlab.pretrained import published_config
+from experiments import tables
+from experiments.tables import Row, Table
+
+COLUMNS = ("GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo")
+ROWS = {
+    "encoder-decoder": Row(
+        {}, 222_903_552, "2P", (83.28, 19.24, 80.88, 71.36, 26.98, 39.82, 27.65)
+    ),
+    "shared": Row(
+        {"model.share_encoder": True},
+        137_949_312,
+        "P",
+        (82.81, 18.78, 80.63, 70.73, 26.72, 39.03, 27.46),
+    ),
+    "6 layers": Row(
+        {"model.num_layers": 6},
+        123_790_080,
+        "P",
+        (80.88, 18.97, 77.59, 68.42, 26.38, 38.40, 26.95),
+    ),
+}
+LANGUAGE_MODEL = {
+    "language model": Row({}, 109_628_544, "P", (73.78, 17.54, 53.81, 56.51, 25.23, 34.31, 25.38)),
+}
+MODEL = published_config(
+    "t5_base",
+    encoder_layers=None,  # as many as the decoder has
+    attention_scale=None,
+    embedding_scale=768**0.5,
+    readout_scale=1.0,
+)
+
+TABLE = Table(
+    title="T5's Table 2: what an encoder-decoder may share",
+    source="Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified "
+    "Text-to-Text Transformer, arXiv 1910.10683, Table 2",
+    setting={
+        "data": "C4, then each task's own data",
+        "task": "write the spans that were cut out (15 %, 3 word pieces on average), then "
+        "fine-tuning",
+        "model": "encoder and decoder of 12 layers each, width 768, 12 heads, FFN 3,072, 32,128 "
+        "word pieces",
+        "training": "524,288 steps of 128 texts of 512 word pieces, AdaFactor; then 262,144 steps "
+        "a task",
+        "score": "average over the tasks of GLUE, and six more tasks",
+    },
+    notes="The paper calls P what 12 layers hold and leaves the decoder's cross-attention and the "
+    "embedding out; counted exactly, sharing leaves 61.9 % of the parameters and half depth "
+    "55.5 %, neither 50 %. Half depth also halves the FLOPs, sharing leaves them as they are. "
+    "attnlab has no mask for the paper's prefix LM and no task that gives a decoder alone the "
+    "denoising objective or an encoder-decoder the LM objective: those rows are not here.",
+    columns=COLUMNS,
+    better="higher",
+    base="encoder-decoder",
+    rows=ROWS,
+    model=MODEL,
+    train=dict(
+        steps=524_288,
+        batch_size=128,
+        length=512,
+        learning_rate=1e-3,
+        final_learning_rate=1e-4,
+        warmup_steps=10_000,
+        beta2=0.99,
+        weight_decay=0.0,
+        log_every=500,
+        eval_every=5000,
+        checkpoint_every=5000,
+    ),
+    shrink=("width/8", "layers/3"),
+    tiny=tables.SHORT | {"model.vocab_size": 357},
+)
+ALONE = TABLE._replace(
+    rows=LANGUAGE_MODEL,
+    base="language model",
+    model=dataclasses.replace(MODEL, kind="decoder"),
+    setting=TABLE.setting | {"task": "predict the next word piece, then fine-tuning"},
+)
+
+get_config, sweep, paper = tables.functions(TABLE, language_model=ALONE)

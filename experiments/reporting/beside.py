@@ -1,0 +1,145 @@
+"""A published table beside ours: the numbers of both, what differs, whether the order agrees."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.reporting.document import Block, Heading, Paragraph, Table
+from experiments.reporting.findings import compare, sure
+from experiments.reporting.results import Panel, Run
+from experiments.reporting.statistics import rank_correlation
+from experiments.reporting.wording import bits, listed, signed
+
+TASKS = {
+    "causal_lm": "every next byte",
+    "masked_lm": "bytes that were masked (15 %)",
+    "span_corruption": "write the spans that were cut out (15 %, 3 bytes on average)",
+}
+
+
+def answer(panel: Panel) -> str:
+    """The best row, which rows differ from the base, and whether the order is the paper's."""
+    arms, base = panel.complete, panel.base
+    gone = [run.name for run in panel.arms if not run.complete]
+    ending = f" Diverged: {listed(gone, 'and')}." if gone else ""
+    if not arms or base is None:
+        return f"The row to compare with, {panel.paper['base']}, has no result.{ending}"
+    best = arms[0]
+    text = (
+        f"Of {len(panel.paper['rows'])} rows {len(arms)} have a result; **{best.name} predicts "
+        f"best: {bits(best)} bits per {panel.unit}**"
+    )
+    text += "." if best is base else f", {base.name} has {bits(base)}."
+    return f"{text}{_verdicts(panel, base)} {_order(panel)}{ending}"
+
+
+def _verdicts(panel: Panel, base: Run) -> str:
+    """Which rows differ from the base by more than what seeds do."""
+    rows = compare(panel)
+    if not rows:
+        return ""
+    if all(math.isnan(d.p) for *_, d, _ in rows):
+        return " One seed gives no interval: which rows differ from the base, we cannot tell."
+    better = [a.name for a, b, d, p in rows if b is base and sure(d, p)]
+    worse = [b.name for a, b, d, p in rows if a is base and sure(d, p)]
+    unsure = len(rows) - len(better) - len(worse)
+    found = [f"better: {', '.join(better)}"] if better else []
+    found += [f"worse: {', '.join(worse)}"] if worse else []
+    found += [f"cannot tell: {unsure} of {len(rows)}"] if unsure else []
+    return f" Against the base, after Holm's correction, {'; '.join(found)}."
+
+
+def _order(panel: Panel) -> str:
+    """Spearman's rank correlation with the paper's main column, and what it is worth."""
+    paper, ours = panel.paper, {run.name: run.loss for run in panel.complete}
+    both = [
+        (ours[name], row["scores"][0])
+        for name, row in paper["rows"].items()
+        if name in ours and row["scores"]
+    ]
+    if len(both) < 3:
+        return f"{len(both)} rows that both have are too few to compare an order."
+    sign = -1 if paper["better"] == "higher" else 1
+    found = rank_correlation(*zip(*((loss, sign * score) for loss, score in both), strict=True))
+    text = (
+        f"Is the order the paper's? Over the {len(both)} rows that both have, Spearman's rank "
+        f"correlation with its {paper['columns'][0]} is {signed(found, 2)} (1: the same order; 0: "
+        "unrelated; −1: the reverse)"
+    )
+    if len(both) < 6:
+        times = math.factorial(len(both))
+        text += f"; by chance alone the same order comes up once in {times} times"
+    return f"{text}. Other data, task and scale: this is no replication."
+
+
+def section(panel: Panel) -> list[Block]:
+    """What differs, and the numbers of both, row by row in the paper's order."""
+    if not panel.paper:
+        return []
+    return [
+        Heading(2, "Beside the paper"),
+        Paragraph(f"{panel.paper['source']}. Two experiments that share their arms, not their "
+                  "data, task or scale."),
+        _settings(panel),
+        _numbers(panel),
+        Paragraph(panel.paper["notes"]),
+    ]  # fmt: skip
+
+
+def _settings(panel: Panel) -> Table:
+    run = panel.base or panel.arms[0]
+    config, corpus = run.record["config"], run.record["corpus"]
+    model, trains = config["model"], config["train"]
+    stacks = {"encoder_decoder": "encoder and decoder", "encoder": "encoder", "decoder": "decoder"}
+    each = " each" if model["kind"] == "encoder_decoder" else ""
+    here = {
+        "data": f"{corpus['name']}, {corpus['bytes']:,} bytes",
+        "task": TASKS[config["task"]],
+        "model": f"{stacks[model['kind']]} of {model['num_layers']} layers{each}, width "
+        f"{model['width']:,}, {model['num_heads']} heads, FFN {model['ffn_width']:,}, "
+        f"{model['vocab_size']:,} symbols",
+        "training": f"{trains['steps']:,} steps of {trains['batch_size']:,} windows of "
+        f"{trains['length']:,} bytes, AdamW, cosine; {len(run.seeds)} seeds a row",
+        "score": f"bits per {panel.unit} of held-out text",
+    }
+    there = panel.paper["setting"]
+    rows = [[name, there[name], here[name]] for name in here]
+    caption = f"What differs. Model and training: of the row {run.name}."
+    return Table(caption, ["", "the paper", "here"], rows, [""] * len(rows), words=3)
+
+
+def _numbers(panel: Panel) -> Table:
+    paper, arms = panel.paper, {run.name: run for run in panel.arms}
+    digits = [_digits(row["scores"][i : i + 1] for row in paper["rows"].values())
+              for i in range(len(paper["columns"]))]  # fmt: skip
+    rows, roles = [], []
+    for name, row in paper["rows"].items():
+        run = arms.get(name)
+        loss = "not run" if run is None else bits(run) if run.complete else "diverged"
+        here = f"{run.result['unique_parameters']:,}" if run else "–"
+        scores = row["scores"] or [None] * len(digits)
+        told = ["–" if s is None else f"{s:.{d}f}" for s, d in zip(scores, digits, strict=True)]
+        rows.append([name, loss, here, f"{row['parameters']:,}", row["printed"] or "–", *told])
+        failed = run is not None and not run.complete
+        roles.append("bad" if failed else "best" if name == paper["base"] else "")
+    header = [
+        "row",
+        f"ours: held-out bits per {panel.unit}",
+        "parameters here",
+        "at the paper's size",
+        "as printed",
+        *(f"paper: {column}" for column in paper["columns"]),
+    ]
+    caption = (
+        "In the paper's order; the row that the others are compared with is marked. Ours: mean ± "
+        f"standard deviation over seeds, less is better; the paper's {paper['columns'][0]}: "
+        f"{paper['better']} is better. Parameters at the paper's size are counted exactly, from "
+        "the same config without its scale; the paper prints them rounded or not at all (–)."
+    )
+    return Table(caption, header, rows, roles, words=1)
+
+
+def _digits(columns: Any) -> int:
+    """Decimals that every number of a column needs."""
+    values: Sequence[float] = [v for column in columns for v in column if v is not None]
+    return max((len(str(v).partition(".")[2]) for v in values), default=0)
