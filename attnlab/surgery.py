@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from attnlab.conversion import permute_heads
 from attnlab.conversion.measure import difference
@@ -47,14 +46,100 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
     gets what the new slots lack, as near as `config.delta_rank` allows (`relaxed.fit_delta`).
     Layers that reuse keys and values (`kv`) go on doing so; others may begin to.
 
+    A name is the plan of both stacks of an encoder-decoder, a `Plan` that of the decoder alone.
+
     Raises ValueError for a plan of another length or that takes a part away which cannot be, and
     for `aligned` where a head is tied to a place.
     """
-    old = config.slots
-    new = named(plan, old.num_layers) if isinstance(plan, str) else plan
-    _check(old, new, merge)
     average = find("merge", merge, MERGES)
-    used = [_applied(params["layers"], old, i) for i in range(old.num_layers)]
+    given = named(plan, config.num_layers) if isinstance(plan, str) else plan
+    if given.num_layers != config.num_layers:
+        raise ValueError(
+            f"the new plan has {given.num_layers} layers, the model has {config.num_layers}; they "
+            "must be the same"
+        )
+    changes: dict[str, Any] = {"plan": plan}
+    if config.kind == "encoder_decoder":
+        changes["encoder_plan"] = None if isinstance(plan, str) else config.encoder_slots
+    after = dataclasses.replace(config, **changes)
+    stacks = {"layers": (config.slots, after.slots)}
+    if config.kind == "encoder_decoder":
+        pairs = (config.encoder_slots, after.encoder_slots)
+        if not config.share_encoder:
+            stacks["encoder_layers"] = pairs
+        elif any(not _agree(*both) for both in zip(pairs, stacks["layers"], strict=True)):
+            raise ValueError(
+                "the encoder shares the decoder's weights under another plan; take them apart with "
+                "untie_encoder first"
+            )
+    layers = {
+        name: _replan(params[name], old, new, config, average)
+        for name, (old, new) in stacks.items()
+    }
+    return after, params | layers
+
+
+def untie_encoder(config: Any, params: Any) -> tuple[Any, Any]:
+    """The same function with `share_encoder=False`: the encoder gets copies of what it used.
+
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(kind="encoder_decoder", width=8, num_heads=2, share_encoder=True)
+    >>> tokens = jnp.ones((1, 2), int)
+    >>> params = config.build().init(jax.random.key(0), tokens, tokens)["params"]
+    >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
+    ['encoder_final_norm', 'encoder_layers']
+    """
+    if not config.share_encoder:
+        raise ValueError("the encoder has weights of its own; there is nothing to take apart")
+    alone = dataclasses.replace(config, share_encoder=False)
+    pool = {
+        part: jax.tree.map(lambda a, n=count: a[:n], params["layers"][part])
+        for part, count in config.encoder_slots.num_slots.items()
+    }
+    if "delta" in pool:
+        pool["delta"] = {name: a for name, a in pool["delta"].items() if name != "cross"}
+    outer = {f"encoder_{name}": params[name] for name in OF_A_STACK if name in params}
+    return alone, params | outer | {"encoder_layers": pool}
+
+
+def tie_encoder(config: Any, params: Any, *, merge: str = "mean") -> tuple[Any, Any]:
+    """`share_encoder=True`: what both stacks have becomes the mean of the two, merged as in
+    `replan` (Raffel et al. 2020, section 3.2.2). Cross-attention stays the decoder's own.
+
+    Raises ValueError where the stacks have other plans.
+    """
+    plan = config.encoder_slots
+    tied = dataclasses.replace(config, share_encoder=True)
+    if not _agree(plan, config.slots) or "delta" in plan:
+        raise ValueError("both stacks need one plan, without deltas; see replan")
+    average = find("merge", merge, MERGES)
+    layers = dict(params["layers"])
+    for part, count in plan.num_slots.items():
+        slots = []
+        for slot in range(count):
+            pair = [_slot(params[stack][part], slot) for stack in ("layers", "encoder_layers")]
+            slots.append(average(pair, part, config.heads)[1])
+        layers[part] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
+    rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
+    for name in OF_A_STACK:
+        if name in params:
+            pair = [params[name], params[f"encoder_{name}"]]
+            rest[name] = _mean(pair, name, config.heads)[1]
+    return tied, rest | {"layers": layers}
+
+
+OF_A_STACK = ("final_norm", "relative_bias")
+"""What each stack has outside its layers."""
+
+
+def _agree(encoder: Plan, decoder: Plan) -> bool:
+    return all(encoder[part] == decoder[part] for part in encoder)
+
+
+def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -> Any:
+    """The slots of one stack under another plan."""
+    _check(old, new, average)
+    used = [_applied(params, old, i) for i in range(old.num_layers)]
     layers: dict[str, Any] = {}
     wanted: list[Weights] = [{} for _ in used]
     for part in (name for name in new if name != "delta"):
@@ -73,10 +158,10 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
             fit_delta(target, w, config.delta_rank) for target, w in zip(wanted, have, strict=True)
         ]
         layers["delta"] = jax.tree.map(lambda *a: jnp.stack(a), *deltas)
-    return dataclasses.replace(config, plan=plan), params | {"layers": layers}
+    return layers
 
 
-def _check(old: Plan, new: Plan, merge: str) -> None:
+def _check(old: Plan, new: Plan, average: Callable) -> None:
     fixed = lambda plan: {part for part in plan if part not in ("kv", "delta")}
     if new.num_layers != old.num_layers or fixed(new) != fixed(old):
         raise ValueError(
@@ -88,7 +173,7 @@ def _check(old: Plan, new: Plan, merge: str) -> None:
             "layers that reuse keys and values have no maps of their own to give back; the new "
             f"plan needs a part kv that reuses where the old one does, {old['kv']}"
         )
-    if merge == "aligned" and "kv" in new:
+    if average is _aligned and "kv" in new:
         raise ValueError("heads whose keys are a part of their own have no order; use merge='mean'")
     if "delta" in new and new["delta"] != own(new.num_layers):
         raise ValueError(f"each layer needs a delta of its own, in order; got {new['delta']}")
@@ -96,11 +181,12 @@ def _check(old: Plan, new: Plan, merge: str) -> None:
 
 def _applied(layers: Any, plan: Plan, layer: int) -> dict[str, Weights]:
     """part -> what `layer` computes with, its delta added."""
-    w = {}
-    for part in (name for name in plan if name in layers):
-        slot = plan.indices(part)[layer]
-        w[part] = jax.tree.map(lambda a, slot=slot: a[slot], layers[part])
+    w = {part: _slot(layers[part], plan.indices(part)[layer]) for part in plan if part in layers}
     return add_delta(w, w.pop("delta")) if "delta" in w else w
+
+
+def _slot(stacked: Any, slot: int) -> Any:
+    return jax.tree.map(lambda a: a[slot], stacked)
 
 
 def _part(w: dict[str, Weights], part: str, plan: Plan) -> Weights:
@@ -138,6 +224,8 @@ def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
             "heads are aligned one by one: groups of heads that share keys, heads without an "
             "output map and q/k norms have no such order; use merge='mean'"
         )
+    from scipy.optimize import linear_sum_assignment
+
     agreement: Any = 0
     for name, axis in (("qk", 1), ("vo", 0)):
         one, two = (_per_head(a, spec)[name] for a in (target, w))

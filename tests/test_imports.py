@@ -36,7 +36,7 @@ ALLOWED = LEAVES | {
         "cache", "config", "layers", "masks", "modules", "outer", "pointwise", "positions",
     },
     "conversion": {"heads", "layouts", "multihead", "positions"},
-    "pretrained": {"config", "heads", "modules", "names", "outer", "sharing"},
+    "pretrained": {"config", "heads", "modules", "names", "outer", "sharing", "surgery"},
     "decode": {"cache"},
     "edges": {"masks"},
     "adapters": {"attention", "heads", "layouts"},

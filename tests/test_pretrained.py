@@ -343,3 +343,23 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
         assert said["model_type"] == family
         params_again = pretrained.load(tmp_path / "folder")[1]
         jax.tree.map(np.testing.assert_array_equal, params, params_again)
+
+
+@pytest.mark.parametrize("plan", ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"])
+def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
+    """Deltas are not lost without a word; keys that layers reuse are refused."""
+    config = dataclasses.replace(
+        pretrained.published_config("gpt2"),
+        vocab_size=11, max_len=9, width=12, num_heads=3, ffn_width=7, num_layers=2, plan=plan,
+        delta_rank=2,
+    )  # fmt: skip
+    model, tokens, rng = config.build(), jnp.asarray([[3, 1, 4]]), np.random.default_rng(0)
+    init = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), init)
+    pretrained.save(tmp_path / "model", model, params)
+    again, read = pretrained.load(tmp_path / "model")
+    close(again.apply({"params": read}, tokens), model.apply({"params": params}, tokens))
+    reuses = dataclasses.replace(config, plan="cla:1")
+    with pytest.raises(ValueError, match="have no maps of their own to give back"):
+        pretrained.save(tmp_path / "other", reuses.build(), params)
+    assert not (tmp_path / "other").exists()

@@ -13,7 +13,15 @@ from test_models import SMALL, TOKENS, make
 
 from attnlab import PLANS, Plan, multi_head_attention
 from attnlab.sharing import named
-from attnlab.surgery import align_heads, output_difference, reorder_heads, replan, unshare
+from attnlab.surgery import (
+    align_heads,
+    output_difference,
+    reorder_heads,
+    replan,
+    tie_encoder,
+    unshare,
+    untie_encoder,
+)
 
 DEEP = dataclasses.replace(SMALL, num_layers=4)
 SHARING = ["albert", "attention_only", "sandwich", "cycle:2", "cycle_rev:3"]
@@ -126,7 +134,7 @@ def test_heads_that_look_alike_are_told_apart_by_what_they_write():
 
 def test_what_cannot_be_done_says_why():
     _, params = make(SMALL)
-    with pytest.raises(ValueError, match="they must be the same"):
+    with pytest.raises(ValueError, match="a plan has the parts"):
         replan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
     normed = dataclasses.replace(SMALL, qk_norm="rms")
     with pytest.raises(ValueError, match="q/k norms have no such order"):
@@ -190,3 +198,57 @@ def test_keys_of_neighbours_become_one():
         replan(DEEP, params, Plan(attention=four, ffn=four, delta=(0, 0, 1, 1)))
     with pytest.raises(ValueError, match="keys are a part of their own"):
         replan(DEEP, params, "cla:2", merge="aligned")
+
+
+BOTH = dataclasses.replace(DEEP, kind="encoder_decoder", encoder_layers=4, positions="relative")
+
+
+def both(config):
+    """Random weights of an encoder-decoder, and a function of them."""
+    model = config.build()
+    init = jax.eval_shape(model.init, jax.random.key(0), TOKENS[:, :5], TOKENS)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), init)
+    return params, jax.jit(lambda p: model.apply({"params": p}, TOKENS[:, :5], TOKENS))
+
+
+@pytest.mark.parametrize("plan", ["albert", "cycle:2", "relaxed:2"])
+def test_both_stacks_change_together(plan):
+    config = dataclasses.replace(BOTH, plan=plan, delta_rank=3)
+    params, run = both(config)
+    alone, copied = unshare(config, params)
+    assert_close(both(alone)[1](copied), run(params), loosen=10)
+    with pytest.raises(ValueError, match="nothing to take apart"):
+        untie_encoder(config, params)
+
+
+@pytest.mark.parametrize("plan", ["separate", "cycle:2", "relaxed:2"])
+def test_an_encoder_is_taken_apart_and_tied_again(plan):
+    config = dataclasses.replace(BOTH, plan=plan, share_encoder=True)
+    params, run = both(config)
+    alone, copied = untie_encoder(config, params)
+    assert_close(both(alone)[1](copied), run(params))
+    if plan != "relaxed:2":
+        tied, again = tie_encoder(alone, copied)
+        assert tied == config
+        jax.tree.map(np.testing.assert_array_equal, again, params)
+    apart, more = unshare(config, params)
+    assert apart.share_encoder
+    assert_close(both(apart)[1](more), run(params), loosen=10)
+
+
+def test_tying_takes_the_mean_of_the_stacks():
+    params, _ = both(BOTH)
+    tied, merged = tie_encoder(BOTH, params)
+    for part, name in (("attention", "q"), ("ffn", "up")):
+        ours, encoder = (params[s][part][name] for s in ("layers", "encoder_layers"))
+        assert_close(merged["layers"][part][name], (ours + encoder) / 2)
+    assert_close(
+        merged["final_norm"]["scale"],
+        (params["final_norm"]["scale"] + params["encoder_final_norm"]["scale"]) / 2,
+    )
+    np.testing.assert_array_equal(merged["layers"]["cross"]["q"], params["layers"]["cross"]["q"])
+    assert jax.tree.structure(merged) == jax.tree.structure(both(tied)[0])
+    other = dataclasses.replace(BOTH, encoder_plan="albert")
+    with pytest.raises(ValueError, match="both stacks need one plan"):
+        tie_encoder(other, both(other)[0])

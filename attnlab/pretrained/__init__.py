@@ -29,6 +29,7 @@ from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
+from attnlab.surgery import unshare
 
 __all__ = [
     "FAMILIES",
@@ -89,11 +90,14 @@ def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str 
     """Writes config.json and model.safetensors, which transformers loads with equal outputs.
 
     The family is the one whose config.json can say what the model computes; `family` chooses.
-    Layers that share weights are written once each where the format cannot say that they do.
+    Layers that share weights are written once each where the format cannot say that they do;
+    deltas are added to the weights that they belong to.
 
     Raises ValueError where no family computes the same.
     """
     config = model.config
+    if {"kv", "delta"} & {*config.slots, *config.encoder_slots}:
+        config, params = unshare(config, params)  # no format knows these parts
     families = [find("family", family, FAMILIES)] if family else FAMILIES.values()
     reasons = {f.name: _cannot(f, config) for f in families}
     fits = [name for name, reason in reasons.items() if reason is None]
@@ -152,6 +156,7 @@ def _meaning(config: ModelConfig) -> dict[str, Any]:
     row = POSITIONS[config.positions]
     unread = set(FREE) | (set() if row.rotary else {"rotary_base"})
     unread |= set() if row.skips_padding else {"pad_token"}
+    unread |= {"delta_rank"} if "delta" not in config.slots else set()
     unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}
     return {name: value for name, value in values.items() if name not in unread}
 
