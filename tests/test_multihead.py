@@ -131,7 +131,10 @@ def test_an_explanation_is_of_the_very_call():
     spec = HeadSpec("wide", width=16, num_heads=3, biases="k")
     x, longer = (jax.ShapeDtypeStruct((8, t, 16), "float32") for t in (16, 40))
     told = lambda *arrays, **options: explain_heads(spec, *arrays, **options)["order"]
-    assert told(x, longer) == contraction_orders(spec, 8, 16, 40, cross=True)
+    both = HeadSpec("alt", width=16, num_heads=4)  # a second text goes through `down` as well
+    orders = contraction_orders(both, 8, 16, 40, cross=True)
+    assert explain_heads(both, x, longer)["order"] == orders
+    assert orders != contraction_orders(both, 8, 16, 40)
     assert told(x, rotary=True) == contraction_orders(spec, 8, 16, rotary=True)
     assert told(x, logits_soft_cap=5.0) == contraction_orders(spec, 8, 16, logits_soft_cap=5.0)
 
