@@ -252,3 +252,12 @@ def test_the_absorbed_cache_holds_the_inputs_alone():
     numbers = lambda order: sum(a.size for a in init_cache(spec, 1, 10, order=order).values()) - 1
     assert numbers("factored") == 10 * 2 * 5 * 6
     assert numbers("absorbed") == 10 * 6
+
+
+def test_a_call_takes_the_order_that_its_cache_was_made_for():
+    spec = SPECS["wide"]
+    w, x, *_ = make(spec)
+    run = jax.jit(functools.partial(multi_head_attention, spec=spec, is_causal=True))
+    got, cache = run(w, x, cache=init_cache(spec, 2, 7, order="absorbed"))
+    assert set(cache) == {"x", "length"}
+    assert_close(got, run(w, x), loosen=10)
