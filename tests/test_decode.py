@@ -123,6 +123,7 @@ def test_a_text_as_long_as_max_len_and_no_longer():
     _, cache = prefill(model, params, TOKENS, LONG.empty_cache(2, 20))
     logits, cache = prefill(model, params, TOKENS, cache)
     assert np.isfinite(logits).all()
+    assert generate(model, params, TOKENS, 7).shape == (2, 7)
     with pytest.raises(ValueError, match="1 tokens behind 14 are longer than max_len 14"):
         prefill(model, params, TOKENS[:, :1], cache)
 

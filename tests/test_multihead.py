@@ -133,7 +133,10 @@ def test_an_explanation_is_of_the_very_call():
     spec = HeadSpec("wide", width=16, num_heads=3, biases="k")
     x, longer = (jax.ShapeDtypeStruct((8, t, 16), "float32") for t in (16, 40))
     told = lambda *arrays, **options: explain_heads(spec, *arrays, **options)["order"]
-    assert told(x, longer) == contraction_orders(spec, 8, 16, 40, cross=True)
+    both = HeadSpec("alt", width=16, num_heads=4)  # a second text goes through `down` as well
+    orders = contraction_orders(both, 8, 16, 40, cross=True)
+    assert explain_heads(both, x, longer)["order"] == orders
+    assert orders != contraction_orders(both, 8, 16, 40)
     assert told(x, rotary=True) == contraction_orders(spec, 8, 16, rotary=True)
     assert told(x, logits_soft_cap=5.0) == contraction_orders(spec, 8, 16, logits_soft_cap=5.0)
 
@@ -265,3 +268,12 @@ def test_memory_of_the_same_text_changes_nothing(name, x64):
     call = functools.partial(multi_head_attention, spec=spec, order="factored")
     got = jax.jit(lambda w, x, m: call(w, x, memory=m))(spoilt, x, memory)
     assert_close(got, jax.jit(call)(w, x, context))
+
+
+def test_a_call_takes_the_order_that_its_cache_was_made_for():
+    spec = SPECS["wide"]
+    w, x, *_ = make(spec)
+    run = jax.jit(functools.partial(multi_head_attention, spec=spec, is_causal=True))
+    got, cache = run(w, x, cache=init_cache(spec, 2, 7, order="absorbed"))
+    assert set(cache) == {"x", "length"}
+    assert_close(got, run(w, x), loosen=10)
