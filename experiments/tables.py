@@ -33,7 +33,7 @@ FACTORS = (0.3, 1.0, 3.0)
 
 SHORT = {
     "model.max_len": 64,
-    "train.steps": 300,
+    "train.steps": 200,
     "train.batch_size": 16,
     "train.accumulate": 1,
     "train.length": 64,
@@ -43,9 +43,9 @@ SHORT = {
     "train.beta2": 0.99,
     "train.weight_decay": 0.1,
     "train.log_every": 50,
-    "train.eval_windows": 1024,
+    "train.eval_windows": 512,
     "train.eval_every": 100,
-    "train.checkpoint_every": 300,
+    "train.checkpoint_every": 200,
 }
 """A short training for a CPU."""
 

@@ -93,6 +93,19 @@ def test_rows_of_one_group_have_one_colour(tmp_path):
     assert looks["A h=1"].marker != looks["A h=9"].marker
 
 
+def test_distances_are_drawn_from_the_base(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_drawn", lambda *args, **_: args[0])
+    monkeypatch.setattr(figures.plot, "intervals", lambda rows, label: drawn.append((label, rows)))
+    for name in ("learning_curves", "loss_against"):
+        monkeypatch.setattr(figures.plot, name, lambda *args: None)
+    figures.of_panel(results.read([write_table(tmp_path)])[0], "x")
+    [(label, rows)] = drawn
+    assert label == "bits per byte worse than base"
+    assert [(r.label, round(r.mean, 6)) for r in rows] == [("A h=9", -0.1), ("A h=1", 0.2)]
+    assert all(r.low <= r.mean <= r.high for r in rows)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_without_the_base_there_is_no_verdict(tmp_path):
     markdown, _ = written(write_table(tmp_path, base="not tried"))

@@ -10,7 +10,7 @@ import math
 import jax
 import pytest
 
-from attnlab import HeadSpec, ModelConfig, Plan, unique_parameters
+from attnlab import HeadSpec, ModelConfig, unique_parameters
 from attnlab.accounting import head_parameters, part_parameters
 from attnlab.pretrained import (
     FAMILIES,
@@ -20,7 +20,7 @@ from attnlab.pretrained import (
     published_config,
 )
 from attnlab.pretrained.settings import read_settings
-from attnlab.sharing import inner_groups
+from experiments.configs import albert_table4, t5_table2, takase, vaswani_table3
 
 
 def published(family, architecture, *tensors, **settings):
@@ -66,25 +66,17 @@ def t5(size, architecture="", *tensors, table=T5_SIZES, shared=False, **settings
 GATED = dict(table=V11, feed_forward_proj="gated-gelu")
 
 
-def vaswani(layers=6, d=512, f=2048, h=8, k=64, v=64, vocab=37000, **fields):
+def vaswani(d=512, f=2048, h=8, vocab=37000, **fields):
     """Table 3 (arXiv 1706.03762): attention without biases, FFN with, post-norm."""
     return ModelConfig(
         kind="encoder_decoder",
         vocab_size=vocab,
         width=d,
-        num_layers=layers,
+        num_layers=6,
         num_heads=h,
-        head_dim=k,
-        value_dim=v,
         ffn_width=f,
         **{"norm": "post", "positions": "sinusoidal", "attention_biases": ""} | fields,
     )
-
-
-def albert_paper(embedding, pooler, **fields):
-    """Table 4 (arXiv 1909.11942); Google's code has an embedding map only where sizes differ."""
-    config = dataclasses.replace(ALBERT, pooler="first" if pooler else None, **fields)
-    return dataclasses.replace(config, embedding_width=None if embedding == 768 else embedding)
 
 
 def bottleneck(h, d_p):
@@ -93,6 +85,11 @@ def bottleneck(h, d_p):
         BERT, width=512, num_layers=24, num_heads=h, head_dim=d_p, ffn_width=4096
     )
 
+
+# Their integers stand with the configs.
+TABLES = (
+    vaswani_table3.TABLE, albert_table4.TABLE, t5_table2.TABLE, t5_table2.ALONE, takase.TABLE,
+)  # fmt: skip
 
 ROWS = {
     "BertModel base": (BERT, 109_482_240),
@@ -168,59 +165,21 @@ ROWS = {
         ),
         6_738_415_616,
     ),
-    "Vaswani base": (vaswani(), 63_045_632),
-    "Vaswani A, h = 1": (vaswani(h=1, k=512, v=512), 63_045_632),
-    "Vaswani A, h = 4": (vaswani(h=4, k=128, v=128), 63_045_632),
-    "Vaswani A, h = 16": (vaswani(h=16, k=32, v=32), 63_045_632),
-    "Vaswani A, h = 32": (vaswani(h=32, k=16, v=16), 63_045_632),
-    "Vaswani B, d_k = 16": (vaswani(k=16), 55_967_744),
-    "Vaswani B, d_k = 32": (vaswani(k=32), 58_327_040),
-    "Vaswani C, N = 2": (vaswani(layers=2), 33_644_544),
-    "Vaswani C, N = 4": (vaswani(layers=4), 48_345_088),
-    "Vaswani C, N = 8": (vaswani(layers=8), 77_746_176),
-    "Vaswani C, d = 256": (vaswani(d=256, k=32, v=32), 26_816_512),
-    "Vaswani C, d = 1024": (vaswani(d=1024, k=128, v=128), 163_815_424),
-    "Vaswani C, d_ff = 1024": (vaswani(f=1024), 50_450_432),
-    "Vaswani C, d_ff = 4096": (vaswani(f=4096), 88_236_032),
-    "Vaswani E, 64 learned positions": (
-        vaswani(positions="learned", max_len=64), 63_045_632 + 64 * 512,
-    ),
-    "Vaswani big": (vaswani(d=1024, f=4096, h=16), 214_171_648),
     "Vaswani base, attention biases": (vaswani(attention_biases="qkvo"), 63_045_632 + 36_864),
-    "Takase vanilla": (vaswani(vocab=32768), 60_878_848),
-    "Takase vanilla big": (vaswani(d=1024, f=4096, h=16, vocab=32768), 209_838_080),
-    "Takase universal": (
-        vaswani(d=1024, f=4096, h=16, vocab=32768, plan="albert"), 62_935_040,
-    ),
     **{
-        f"ALBERT table 4, E = {e}, {name}, pooler {pooler}": (
-            albert_paper(e, pooler, plan=name), count - (0 if pooler else 590_592),
+        f"{table.title}, {name}": (table.paper_model(name), row.parameters)
+        for table in TABLES for name, row in table.rows.items()
+    },
+    **{
+        f"ALBERT table 4, {name}, no pooler": (
+            dataclasses.replace(albert_table4.TABLE.paper_model(name), pooler=None),
+            row.parameters - 590_592,
         )
-        for pooler in (True, False)
-        for e, name, count in (
-            (768, "albert", 31_114_752),
-            (768, "attention_only", 83_078_400),
-            (768, "ffn_only", 57_117_696),
-            (768, "separate", 109_081_344),
-            (128, "albert", 11_683_584),
-            (128, "attention_only", 63_647_232),
-            (128, "ffn_only", 37_686_528),
-            (128, "separate", 89_650_176),
-        )
+        for name, row in albert_table4.TABLE.rows.items()
     },
     "ALBERT table 1, BERT-large": (
         dataclasses.replace(BERT_LARGE, vocab_size=30000, pooler=None), 333_557_760,
     ),
-    **{
-        f"ALBERT base, {groups} groups": (
-            plan(ALBERT, Plan(**dict.fromkeys(("attention", "ffn"), inner_groups(12, groups, 1)))),
-            count,
-        )
-        for groups, count in (
-            (1, 11_683_584), (2, 18_771_456), (3, 25_859_328),
-            (4, 32_947_200), (6, 47_122_944), (12, 89_650_176),
-        )
-    },
     "Bottleneck A, h = 8": (bottleneck(8, 128), 167_394_816),
     "Bottleneck A, h = 12": (bottleneck(12, 128), 192_597_504),
     "Bottleneck A, h = 16": (bottleneck(16, 128), 217_800_192),

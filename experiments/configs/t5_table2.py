@@ -93,7 +93,7 @@ TABLE = Table(
         checkpoint_every=5000,
     ),
     shrink=("width/8", "layers/3"),
-    tiny=tables.SHORT | {"model.vocab_size": 357},
+    tiny=tables.SHORT | {"model.vocab_size": 357, "train.steps": 300, "train.eval_windows": 1024},
 )
 ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,

@@ -73,7 +73,7 @@ TABLE = Table(
         eval_every=5000,
         checkpoint_every=5000,
     ),
-    shrink=("width/8", "layers/2"),
+    shrink=("width/8", "layers/3"),
     tiny=tables.SHORT | {"model.vocab_size": 357},
 )
 

@@ -22,19 +22,21 @@ def answer(panel: Panel) -> str:
     arms, base = panel.complete, panel.base
     gone = [run.name for run in panel.arms if not run.complete]
     ending = f" Diverged: {listed(gone, 'and')}." if gone else ""
-    if not arms or base is None:
-        return f"The row to compare with, {panel.paper['base']}, has no result.{ending}"
+    if not arms:
+        return "There is nothing to compare: every row diverged."
     best = arms[0]
     text = (
         f"Of {len(panel.paper['rows'])} rows {len(arms)} have a result; **{best.name} predicts "
         f"best: {bits(best)} bits per {panel.unit}**"
     )
-    text += "." if best is base else f", {base.name} has {bits(base)}."
+    text += f", {base.name} has {bits(base)}." if base and best is not base else "."
     return f"{text}{_verdicts(panel, base)} {_order(panel)}{ending}"
 
 
-def _verdicts(panel: Panel, base: Run) -> str:
+def _verdicts(panel: Panel, base: Run | None) -> str:
     """Which rows differ from the base by more than what seeds do."""
+    if base is None:
+        return f" The row to compare with, {panel.paper['base']}, has no result."
     rows = compare(panel)
     if not rows:
         return ""

@@ -20,7 +20,7 @@ MOST_LAYERS, MOST_HEADS = 4, 8
 
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
-    """Curves, loss against two budgets, and every arm's distance from the best."""
+    """Curves, loss against two budgets, and every arm's distance from the best or the base."""
     title, figures = heading(panel).lower(), []
     looks = styles(panel)
     curves = []
@@ -69,10 +69,10 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         figures.append(
             _drawn(
                 f"{name}-distance",
-                plot.intervals(rows, f"bits per {panel.unit} worse than {arms[0].name}"),
-                f"Distance of every arm from the best {title}",
-                f"**How far each arm is from the best, {title}.** Mean paired difference and its "
-                f"{percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
+                plot.intervals(rows, f"bits per {panel.unit} worse than {one.name}"),
+                f"Distance of every arm from {one.name} {title}",
+                f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
+                f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
                 "zero: cannot tell.",
             )
         )
