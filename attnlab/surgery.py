@@ -1,7 +1,7 @@
 """Changing which layers share weights, of a model that has its weights already.
 
 `config` is a `ModelConfig`, `params` the weights of `config.build()`. A coarser plan averages the
-slots that become one; that changes the outputs, and `output_difference` says by how much.
+slots that become one; that changes the outputs, and `share` says by how much.
 """
 
 import dataclasses
@@ -32,6 +32,22 @@ def unshare(config: Any, params: Any) -> tuple[Any, Any]:
     ('separate', 3)
     """
     return replan(config, params, "separate")
+
+
+def share(
+    config: Any, params: Any, plan: str | Plan, tokens: Any, *, merge: str = "mean"
+) -> tuple[Any, Any, float]:
+    """`replan`, and the `output_difference` that it causes on `tokens`.
+
+    >>> from attnlab import ModelConfig
+    >>> config, tokens = ModelConfig(width=8, num_layers=3, num_heads=2), jnp.ones((1, 2), int)
+    >>> params = config.build().init(jax.random.key(0), tokens)["params"]
+    >>> shared, _, difference = share(config, params, "albert", tokens)
+    >>> shared.plan, difference > 0.01
+    ('albert', True)
+    """
+    after = replan(config, params, plan, merge=merge)
+    return *after, output_difference((config, params), after, tokens)
 
 
 def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -> tuple[Any, Any]:

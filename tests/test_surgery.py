@@ -18,6 +18,7 @@ from attnlab.surgery import (
     output_difference,
     reorder_heads,
     replan,
+    share,
     tie_encoder,
     unshare,
     untie_encoder,
@@ -64,6 +65,9 @@ def test_sharing_takes_the_mean_and_says_what_it_changed():
         shared["layers"]["ffn"]["up"], jnp.stack([(up[0] + up[2]) / 2, (up[1] + up[3]) / 2])
     )
     assert output_difference((DEEP, params), (config, shared), TOKENS) > 0.1
+    told = share(DEEP, params, "cycle:2", TOKENS)
+    assert told[0] == config
+    assert told[2] == output_difference((DEEP, params), (config, shared), TOKENS)
     by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 1, 1, 2))
     config, shared = replan(DEEP, params, by_hand)
     assert config.slots == by_hand
