@@ -30,6 +30,8 @@ def arms(name, words=""):
     words = ",".join(filter(None, (more, words)))
     planned = sweep.read(f"{ROOT}/experiments/configs/{file}.py:{words}", {})
     base = TABLES[name][0].get_config(words)
+    # A flag cannot say None, and --print_only makes flags of changes.
+    assert None not in [value for changes in planned.arms.values() for value in changes.values()]
     return {
         planned.titles[folder]: arm.resolve(sweep.with_changes(base, changes))
         for folder, changes in planned.arms.items()
@@ -55,7 +57,7 @@ def test_tiny_keeps_the_ratios(name):
             was = getattr(full[row].model, field)
             word = ("width" if f"model.{field}" in tables.WIDTHS else
                     "layers" if f"model.{field}" in tables.DEPTHS else "")  # fmt: skip
-            if word and was is not None and f"model.{field}" not in table.tiny:
+            if word and was is not None and f"model.{field}" not in table.tiny_rows:
                 assert was == size * int(by.get(word, 1)), (row, field)
         assert one.model.heads.sizes["N"] == full[row].model.num_heads or (
             "model.num_heads" in table.tiny
