@@ -80,7 +80,8 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> Any:
 
     The range is that of the last three quarters: the fall at the start would flatten the rest.
     """
-    figure, [[axes]] = _figure(*SIZE, 1, 1)
+    # Many labels need a taller figure: 0.19 inches each, on 80 % of it.
+    figure, [[axes]] = _figure(SIZE[0], max(SIZE[1], 0.24 * len(series)), 1, 1)
     for curve in series:
         mean, look = curve.values.mean(0), curve.style
         band = curve.values.min(0), curve.values.max(0)
@@ -275,6 +276,9 @@ def _label_ends(axes: Any, series: Sequence[Curve]) -> None:
     low, high = axes.get_ylim()
     ends = [min(1.0, (float(c.values[:, -1].mean()) - low) / (high - low)) for c in series]
     places = _spread(ends, height)
+    # Beside the axes, where they fit: a pile at the bottom moves up.
+    up = max(0.0, min(-min(places), 1.0 - max(places)))
+    places = [place + up for place in places]
     for curve, place in zip(series, places, strict=True):
         axes.annotate(
             curve.label,

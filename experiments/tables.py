@@ -86,7 +86,9 @@ class Table(NamedTuple):
     shrink: tuple[str, ...]
     """The words that `tiny` stands for."""
     tiny: dict[str, Any]
-    """Config field -> value at that scale, for all rows alike."""
+    """Config field -> value at that scale, of the base."""
+    tiny_rows: dict[str, Any] = {}  # noqa: RUF012
+    """The same where a row changes the field."""
     uncounted: dict[str, Any] = {}  # noqa: RUF012
     """Fields of the model that leave out what the paper does not count."""
 
@@ -132,13 +134,13 @@ def add_rows(add: Callable, table: Table, arg: str) -> None:
     """One arm a row, or one a row and learning rate."""
     words = _words(table, arg)
     base = base_config(table, arg).train
-    fixed = {f for f in table.tiny if f.startswith("train.")} if words.tiny else set()
+    instead = table.tiny_rows if words.tiny else {}
     rows = {n: row for n, row in table.rows.items() if re.search(words.rows, n)}
     if not rows:
         raise ValueError(f"rows={words.rows} finds none; the rows are {', '.join(table.rows)}")
     for name, row in rows.items():
-        changes = {f: v for f, v in row.changes.items() if f not in fixed}
-        changes = _scaled(table, changes, words)
+        changes = _scaled(table, row.changes, words)
+        changes |= {f: value for f, value in instead.items() if f in changes}
         for factor in FACTORS if words.lr else ():
             rates = {f"train.{f}": base[f] * factor for f in RATES}
             add(name=name, **changes, **rates)

@@ -60,7 +60,7 @@ def test_numbers_of_both_stand_in_the_paper_s_order(tmp_path):
         "| not tried | not run | – | 12,345 | – | – | – |",
         "| lost | diverged | 1,000 | 12,345 | – | 9.00 | – |",
     ]
-    assert "| data | theirs | a &lt;script>" in markdown
+    assert "- **data:** theirs. **Here:** a &lt;script>" in markdown
 
 
 @pytest.mark.usefixtures("undrawn")

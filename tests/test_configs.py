@@ -4,9 +4,10 @@ import dataclasses
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
-from conftest import ROOT, command
+from conftest import ROOT, assert_close, command
 
 from attnlab import unique_parameters
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
@@ -29,6 +30,8 @@ def arms(name, words=""):
     words = ",".join(filter(None, (more, words)))
     planned = sweep.read(f"{ROOT}/experiments/configs/{file}.py:{words}", {})
     base = TABLES[name][0].get_config(words)
+    # A flag cannot say None, and --print_only makes flags of changes.
+    assert None not in [value for changes in planned.arms.values() for value in changes.values()]
     return {
         planned.titles[folder]: arm.resolve(sweep.with_changes(base, changes))
         for folder, changes in planned.arms.items()
@@ -54,7 +57,7 @@ def test_tiny_keeps_the_ratios(name):
             was = getattr(full[row].model, field)
             word = ("width" if f"model.{field}" in tables.WIDTHS else
                     "layers" if f"model.{field}" in tables.DEPTHS else "")  # fmt: skip
-            if word and was is not None and f"model.{field}" not in table.tiny:
+            if word and was is not None and f"model.{field}" not in table.tiny_rows:
                 assert was == size * int(by.get(word, 1)), (row, field)
         assert one.model.heads.sizes["N"] == full[row].model.num_heads or (
             "model.num_heads" in table.tiny
@@ -113,6 +116,32 @@ def test_two_arms_of_one_name(tmp_path):
     path.write_text("def sweep(add, arg):\n  add(name='a b', x=1)\n  add(name='a  b', x=2)\n")
     with pytest.raises(ValueError, match="two arms 'a-b'; give each a name of its own"):
         sweep.read(str(path), {})
+
+
+def test_t5_s_table_is_of_t5_s_functions(x64):
+    """W_q sqrt(d_k) and embedding / sqrt(d) turn T5 as published into the model of the table."""
+    sizes = dict(width=20, num_heads=3, head_dim=4, ffn_width=7, num_layers=2, vocab_size=11)
+    sizes |= dict(dtype="float64")
+    theirs = published_config("t5_base", encoder_layers=2, **sizes, readout_scale=20**-0.5)
+    ours = dataclasses.replace(t5_table2.MODEL, **sizes, embedding_scale=20**0.5)
+    factors = {"q": 4**0.5, "embedding": 20**-0.5}
+
+    def outputs(key):
+        tokens = {name: jax.random.randint(key, (2, n), 0, 11) for name, n in LENGTHS.items()}
+        params = theirs.build().init(key, **tokens)["params"]
+        params = jax.tree.map(lambda a: 1.5 * a.astype(float), params)
+        changed = jax.tree_util.tree_map_with_path(
+            lambda path, a: a * factors.get(path[-1].key, 1.0), params
+        )
+        pairs = ((theirs, params), (ours, changed))
+        return [model.build().apply({"params": p}, **tokens) for model, p in pairs]
+
+    got = jax.jit(outputs)(jax.random.key(0))
+    assert float(jax.numpy.std(got[0])) > 0.1
+    assert_close(*got)
+
+
+LENGTHS = {"source": 5, "tokens": 6}
 
 
 @pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)

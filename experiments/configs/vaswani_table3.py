@@ -91,6 +91,7 @@ TABLE = Table(
     ),
     shrink=("width/8", "layers/2"),
     tiny=tables.SHORT | {"model.vocab_size": 357},
+    tiny_rows={"train.steps": tables.SHORT["train.steps"]},
 )
 
 get_config, sweep, paper = tables.functions(TABLE)

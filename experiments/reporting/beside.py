@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.reporting.document import Block, Heading, Paragraph, Table
+from experiments.reporting.document import Block, Bullets, Heading, Paragraph, Table
 from experiments.reporting.findings import compare, sure
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import rank_correlation
@@ -80,15 +80,16 @@ def section(panel: Panel) -> list[Block]:
         return []
     return [
         Heading(2, "Beside the paper"),
-        Paragraph(f"{panel.paper['source']}. Two experiments that share their arms, not their "
-                  "data, task or scale."),
+        Paragraph(f"{panel.paper['source']}. Its rows and ours are the same changes of a model; "
+                  "what differs:"),
         _settings(panel),
         _numbers(panel),
         Paragraph(panel.paper["notes"]),
     ]  # fmt: skip
 
 
-def _settings(panel: Panel) -> Table:
+def _settings(panel: Panel) -> Bullets:
+    """What the paper did and what was done here; model and training of the base row."""
     run = panel.base or panel.arms[0]
     config, corpus = run.record["config"], run.record["corpus"]
     model, trains = config["model"], config["train"]
@@ -99,15 +100,13 @@ def _settings(panel: Panel) -> Table:
         "task": TASKS[config["task"]],
         "model": f"{stacks[model['kind']]} of {model['num_layers']} layers{each}, width "
         f"{model['width']:,}, {model['num_heads']} heads, FFN {model['ffn_width']:,}, "
-        f"{model['vocab_size']:,} symbols",
+        f"{model['vocab_size']:,} symbols (row {run.name})",
         "training": f"{trains['steps']:,} steps of {trains['batch_size']:,} windows of "
-        f"{trains['length']:,} bytes, AdamW, cosine; {len(run.seeds)} seeds a row",
+        f"{trains['length']:,} bytes, AdamW, cosine; seeds a row: {len(run.seeds)}",
         "score": f"bits per {panel.unit} of held-out text",
     }
     there = panel.paper["setting"]
-    rows = [[name, there[name], here[name]] for name in here]
-    caption = f"What differs. Model and training: of the row {run.name}."
-    return Table(caption, ["", "the paper", "here"], rows, [""] * len(rows), words=3)
+    return Bullets([f"**{name}:** {there[name]}. **Here:** {here[name]}." for name in here])
 
 
 def _numbers(panel: Panel) -> Table:
