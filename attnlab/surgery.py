@@ -214,12 +214,19 @@ def _part(w: dict[str, Weights], part: str, plan: Plan) -> Weights:
 
 
 def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: Any) -> float:
-    """Largest difference of the logits of two (config, params), relative to the largest logit."""
+    """Largest difference of the logits of two (config, params), relative to the largest logit.
+
+    An encoder-decoder reads `tokens` [B, T] as both its texts.
+    """
     one, two = (
-        np.asarray(jax.jit(c.build().apply)({"params": p}, tokens), np.float64)
+        np.asarray(jax.jit(c.build().apply)({"params": p}, *_texts(c, tokens)), np.float64)
         for c, p in (before, after)
     )
     return difference(two, one)
+
+
+def _texts(config: Any, tokens: Any) -> tuple[Any, ...]:
+    return (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
 
 
 def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:

@@ -128,7 +128,7 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
         if arm.start:
             window = data.windows(corpus.heldout, arm.train.length, 1)[0]
             inputs = task.prepare(window, jax.random.key(0)).inputs
-            params, changed_by = start.under_plan(stored, arm.model.plan, inputs["tokens"])
+            params, changed_by = start.under_plan(stored, arm.model, inputs["tokens"])
             recorder.say(f"starting from {arm.start}; {changed_by}")
         try:
             fitted = train.fit(

@@ -34,8 +34,8 @@ def main() -> None:
     if given.plan:
         size = (2, min(config.max_len, 64))
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
-        params, told = start.under_plan(found, given.plan, tokens)
         config = dataclasses.replace(config, plan=given.plan)
+        params, told = start.under_plan(found, config, tokens)
         print(told)
     pretrained.save(out, config.build(), jax.tree.map(np.asarray, params))
     written = pretrained.load_config(out)

@@ -24,7 +24,16 @@ class Weights(NamedTuple):
 
 
 # What a run may choose: how weights are shared, computed with and dropped, not what is computed.
-MAY_DIFFER = {"plan", "dtype", "remat", "order", "implementation", "init_std", "init_residual"}
+MAY_DIFFER = {
+    "plan",
+    "delta_rank",
+    "dtype",
+    "remat",
+    "order",
+    "implementation",
+    "init_std",
+    "init_residual",
+}
 MAY_DIFFER |= {"dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"}
 MAY_DIFFER |= {"ffn_dropout_rate", "dropout_places"}
 
@@ -41,11 +50,6 @@ def check(model: ModelConfig, folder: str) -> None:
         raise ValueError(
             f"the weights of {folder} make another model than {', '.join(wrong)}; leave these "
             "fields as the folder has them, or start=''"
-        )
-    if model.kind == "encoder_decoder" and model.slots != stored.slots:
-        raise ValueError(
-            f"surgery changes the plan of one stack, {folder} has two; leave model.plan as "
-            f"{plan_name(stored)!r}"
         )
 
 
@@ -86,15 +90,16 @@ def load_run(folder: Path, seed: int | None = None) -> Weights:
     return Weights(config, params, "")
 
 
-def under_plan(stored: Weights, plan: str | Plan, tokens: Any) -> tuple[Any, str]:
-    """The weights under `plan`, and what that did to the outputs for `tokens`, in words."""
-    before = stored.config, stored.params
-    if dataclasses.replace(stored.config, plan=plan).slots == stored.config.slots:
+def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, str]:
+    """The weights under the plan (and the rank of deltas) of `model`, and what that did to the
+    outputs for `tokens`, in words.
+    """
+    if model.slots == stored.config.slots:
         return stored.params, f"its plan, {plan_name(stored.config) or 'without a name'}, is kept"
-    after = surgery.replan(*before, plan)
-    difference = surgery.output_difference(before, after, np.asarray(tokens))
-    return after[1], (
-        f"plan {plan_name(stored.config) or 'without a name'} -> {plan}: outputs differ by "
+    before = dataclasses.replace(stored.config, delta_rank=model.delta_rank)
+    _, params, difference = surgery.share(before, stored.params, model.plan, np.asarray(tokens))
+    return params, (
+        f"plan {plan_name(stored.config) or 'without a name'} -> {model.plan}: outputs differ by "
         f"{difference:.3g} of the largest"
     )
 

@@ -5,6 +5,7 @@ import re
 import shlex
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT, command
@@ -136,9 +137,10 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     )  # fmt: skip
     config = config_file.get_config(str(write(tmp_path / "t5", t5)))
     assert arm.resolve(config).task == "span_corruption"
-    config.model.plan = "albert"
-    with pytest.raises(ValueError, match="has two; leave model.plan as 'separate'"):
-        arm.resolve(config)
+    stored, tokens = start.load(str(tmp_path / "t5")), jnp.zeros((1, 3), int)
+    both, told = start.under_plan(stored, dataclasses.replace(stored.config, plan="albert"), tokens)
+    assert {both[stack]["ffn"]["up"].shape[0] for stack in ("layers", "encoder_layers")} == {1}
+    assert "separate -> albert: outputs differ by " in told
     with pytest.raises(ValueError, match="name the folder after the colon"):
         config_file.get_config("")
 
