@@ -42,6 +42,11 @@ def check(model: ModelConfig, folder: str) -> None:
             f"the weights of {folder} make another model than {', '.join(wrong)}; leave these "
             "fields as the folder has them, or start=''"
         )
+    if model.kind == "encoder_decoder" and model.slots != stored.slots:
+        raise ValueError(
+            f"surgery changes the plan of one stack, {folder} has two; leave model.plan as "
+            f"{plan_name(stored)!r}"
+        )
 
 
 def load(folder: str) -> Weights:

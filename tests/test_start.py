@@ -130,6 +130,15 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
     inner = dataclasses.replace(ALBERT, num_layers=4, plan=plan)
     assert config_file.get_config(str(write(tmp_path / "inner", inner))).model.plan == "cycle:2"
+    t5 = dataclasses.replace(
+        pretrained.published_config("t5_v1_1_base"),
+        width=16, num_layers=2, num_heads=2, head_dim=8, ffn_width=24, vocab_size=400,
+    )  # fmt: skip
+    config = config_file.get_config(str(write(tmp_path / "t5", t5)))
+    assert arm.resolve(config).task == "span_corruption"
+    config.model.plan = "albert"
+    with pytest.raises(ValueError, match=r"has two; leave model\.plan as 'separate'"):
+        arm.resolve(config)
     with pytest.raises(ValueError, match="name the folder after the colon"):
         config_file.get_config("")
 
