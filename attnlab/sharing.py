@@ -249,3 +249,20 @@ def _by_hand(text):
             f"plan {text!r} is not read; write it as 'attention=0,0,1 ffn=0,1,2'"
         ) from error
     return Plan(**read)
+
+
+def name_of(plan):
+    """What `named` reads as this plan: the first name that there is for it, else part by part.
+
+    >>> name_of(Plan(attention=(0, 0, 0), ffn=(0, 1, 2)))
+    'attention_only'
+    >>> name_of(Plan(attention=(0, 1, 1), ffn=(0, 0, 1)))
+    'attention=0,1,1 ffn=0,0,1'
+    """
+    layers = plan.num_layers
+    counted = [f"{name}:{count}" for name in COUNTED for count in range(1, layers + 1)]
+    by_hand = " ".join(
+        f"{part}={','.join('-' if slot is None else str(slot) for slot in slots)}"
+        for part, slots in plan.items()
+    )
+    return next((name for name in [*PLANS, *counted] if named(name, layers) == plan), by_hand)

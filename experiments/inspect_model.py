@@ -18,8 +18,8 @@ from ml_collections import config_flags
 from attnlab import accounting, pretrained
 from attnlab.models import ModelConfig
 from attnlab.outer import count_outer
-from attnlab.sharing import Plan
-from experiments import arm, launch, start
+from attnlab.sharing import Plan, name_of
+from experiments import arm, launch
 
 
 def main() -> None:
@@ -37,7 +37,8 @@ def main() -> None:
 
 def describe(config: ModelConfig, batch: int, length: int) -> str:
     """The model in text, for batches of `batch` texts of `length` tokens."""
-    plan = start.plan_name(config) or "by hand"
+    plan = config.plan if isinstance(config.plan, str) else name_of(config.plan)
+    plan = "by hand" if "=" in plan else plan  # the picture below says which
     title = (
         f"{config.kind}, {config.num_layers} layers of width {config.width}, {config.num_heads} "
         f"{config.layout} heads, plan {plan}"

@@ -11,7 +11,7 @@ import numpy as np
 from attnlab import pretrained, surgery
 from attnlab.checkpoint import Checkpoints, digest
 from attnlab.models import ModelConfig
-from attnlab.sharing import COUNTED, PLANS, Plan, named
+from attnlab.sharing import Plan, name_of
 from experiments import workdir
 
 
@@ -95,22 +95,17 @@ def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, s
     outputs for `tokens`, in words.
     """
     if model.slots == stored.config.slots:
-        return stored.params, f"its plan, {plan_name(stored.config) or 'without a name'}, is kept"
+        return stored.params, f"its plan, {_name(stored.config)}, is kept"
     before = dataclasses.replace(stored.config, delta_rank=model.delta_rank)
     _, params, difference = surgery.share(before, stored.params, model.plan, np.asarray(tokens))
     return params, (
-        f"plan {plan_name(stored.config) or 'without a name'} -> {model.plan}: outputs differ by "
+        f"plan {_name(stored.config)} -> {model.plan}: outputs differ by "
         f"{difference:.3g} of the largest"
     )
 
 
-def plan_name(config: ModelConfig) -> str:
-    """The name of a config's plan, "" where it has none."""
-    if isinstance(config.plan, str):
-        return config.plan
-    count = max(config.plan.num_slots.values())
-    names = [*PLANS, *(f"{name}:{count}" for name in COUNTED)]
-    return next((n for n in names if named(n, config.num_layers) == config.plan), "")
+def _name(config: ModelConfig) -> str:
+    return config.plan if isinstance(config.plan, str) else name_of(config.plan)
 
 
 def _as_data(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 
 from attnlab import PLANS, Plan
-from attnlab.sharing import GROUP_RULES, groups, inner_groups, named
+from attnlab.sharing import COUNTED, GROUP_RULES, groups, inner_groups, name_of, named
 
 
 def test_named_plans():
@@ -123,3 +123,14 @@ def test_a_plan_is_a_hashable_mapping():
 def test_impossible_plans(parts, message):
     with pytest.raises(ValueError, match=message):
         Plan(**parts)
+
+
+@pytest.mark.parametrize("layers", [1, 4, 6])
+def test_every_plan_gets_a_name_back(layers):
+    names = [*PLANS, *(f"{name}:{min(2, layers)}" for name in COUNTED)]
+    plans = [named(name, layers) for name in names]
+    plans.append(Plan(attention=(0, 1, 1, 2), kv=(0, None, 0, 1), ffn=(0, 0, 1, 1)))
+    for plan in plans:
+        assert named(name_of(plan), plan.num_layers) == plan
+    assert name_of(plans[0]) == "separate"
+    assert name_of(plans[-1]) == "attention=0,1,1,2 kv=0,-,0,1 ffn=0,0,1,1"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, command
 
-from attnlab import ModelConfig, pretrained, unique_parameters
+from attnlab import pretrained, unique_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing import Plan
 from experiments import arm, start
@@ -143,20 +143,6 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     assert "separate -> albert: outputs differ by " in told
     with pytest.raises(ValueError, match="name the folder after the colon"):
         config_file.get_config("")
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        (ModelConfig(num_layers=3, plan=Plan(attention=(0, 1, 2), ffn=(0, 0, 0))), "ffn_only"),
-        (ModelConfig(num_layers=4, plan=Plan(attention=(0, 0, 1, 1), ffn=(0, 0, 1, 1))), "group"),
-        (ModelConfig(num_layers=3, plan=Plan(attention=(0, 1, 1), ffn=(0, 0, 1))), ""),
-        (ModelConfig(plan="cycle:3"), "cycle:3"),
-    ],
-)
-def test_plans_get_their_name_back(config, name):
-    assert start.plan_name(config).startswith(name)
-    assert bool(start.plan_name(config)) == bool(name)
 
 
 def test_export_refuses(tmp_path):

@@ -26,7 +26,7 @@ from attnlab.heads import LAYOUTS
 from attnlab.models import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
-from attnlab.sharing import COUNTED, PLANS
+from attnlab.sharing import COUNTED, PLANS, name_of
 from attnlab.tasks import TASKS
 from attnlab.train import TrainConfig
 
@@ -80,8 +80,7 @@ def _fields(example: Any) -> dict[str, Any]:
 
 def set_model(config: ConfigDict, model: ModelConfig) -> None:
     """Every field of `model`, its plan by name, and the first task for its kind."""
-    names = {PLANS[name](model.num_layers): name for name in PLANS}
-    plan = model.plan if isinstance(model.plan, str) else names[model.plan]
+    plan = model.plan if isinstance(model.plan, str) else name_of(model.plan)
     for field in dataclasses.fields(model):
         config.model[field.name] = plan if field.name == "plan" else getattr(model, field.name)
     config.task = next(name for name, task in TASKS.items() if task.kind == model.kind)

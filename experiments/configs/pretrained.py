@@ -10,13 +10,9 @@ weights take to a change, not what the model knew of words. 20 steps of a tiny A
 See docs/recipes.md.
 """
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
 from attnlab import pretrained
-from attnlab.tasks import TASKS
-from experiments import start
 from experiments.configs import byte_lm
 
 
@@ -24,18 +20,9 @@ def get_config(arg: str = "") -> ConfigDict:
     """The config of a run that starts from the folder `arg`."""
     if not arg:
         raise ValueError("name the folder after the colon: pretrained.py:FOLDER")
-    model = pretrained.load_config(arg)
-    plan = start.plan_name(model)
-    if not plan:
-        raise ValueError(
-            f"{arg}: its plan {model.plan} has no name here; write the folder anew under a plan "
-            "that has one: python -m experiments.export --path=FOLDER --plan=separate --out=OTHER"
-        )
-    config = byte_lm.get_config()
+    model, config = pretrained.load_config(arg), byte_lm.get_config()
     config.start = arg
-    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    config.model.update(fields | {"plan": plan})
-    config.task = next(name for name, task in TASKS.items() if task.kind == model.kind)
+    byte_lm.set_model(config, model)
     config.train.update(
         steps=200,
         warmup_steps=10,
