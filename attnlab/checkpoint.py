@@ -4,7 +4,9 @@ Orbax writes to a temporary folder and renames it, so a kill leaves the older st
 flipped bit, or another dtype, without a word. So each array's digest is stored and checked on load.
 """
 
+import dataclasses
 import hashlib
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -20,6 +22,60 @@ def digest(array: Any) -> str:
     array = np.asarray(array)
     head = f"{array.dtype} {array.shape} ".encode()
     return hashlib.blake2b(head + array.tobytes(), digest_size=16).hexdigest()
+
+
+class WrongCheckpoint(ValueError):
+    """A checkpoint of something else than what is to go on."""
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """The config of a model as JSON can say it: its fields, and its plans as data.
+
+    `plans` are `config.slots` and `config.encoder_slots`, part -> slot per layer, so that two
+    names of one plan are the same. Empty for a model without a dataclass `config`.
+
+    >>> from attnlab import ModelConfig
+    >>> describe_model(ModelConfig(plan="cycle:2").build())["plans"]["slots"]["ffn"]
+    [0, 1, 0, 1]
+    """
+    config = getattr(model, "config", None)
+    if not dataclasses.is_dataclass(config):
+        return {}
+    told = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    told["plans"] = {
+        n: getattr(config, n) for n in ("slots", "encoder_slots") if hasattr(config, n)
+    }
+    # A plan is a mapping that JSON does not know.
+    return json.loads(json.dumps(told, default=lambda plan: dict(plan.items())))
+
+
+def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
+    """Raises WrongCheckpoint where `notes["model"]` describes another model than `model`.
+
+    Both are of `describe_model`. Equal shapes do not say that two models are the same.
+
+    >>> try:
+    ...     check_model({"norm": "pre"}, {"model": {"norm": "post"}})
+    ... except WrongCheckpoint as error:
+    ...     print(str(error).partition(";")[0])
+    the checkpoint is of a model with norm='post', not 'pre'
+    """
+    other = notes.get("model", {})
+    for name in ("slots", "encoder_slots"):
+        ours, theirs = (m.get("plans", {}).get(name) for m in (model, other))
+        if ours and theirs and ours != theirs:
+            raise WrongCheckpoint(
+                f"the checkpoint is of a model with {name} {theirs} (plan {other['plan']!r}), this "
+                f"model has {ours} (plan {model['plan']!r}); give the model the plan of the "
+                "checkpoint, or the run another folder"
+            )
+    fields = (model.keys() & other.keys()) - {"plan", "encoder_plan", "plans"}
+    if changed := [f for f in sorted(fields) if model[f] != other[f]]:
+        told = ", ".join(f"{f}={other[f]!r}, not {model[f]!r}" for f in changed)
+        raise WrongCheckpoint(
+            f"the checkpoint is of a model with {told}; give the model these fields, or the run "
+            "another folder"
+        )
 
 
 class Checkpoints:
@@ -58,16 +114,22 @@ class Checkpoints:
             step, flat, force=True, custom_metadata={"digests": digests, "notes": notes}
         )
 
-    def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+    def restore(
+        self, like: Any = None, check: Callable[[dict[str, Any]], None] = lambda notes: None
+    ) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, state, notes) of the newest step that is whole, or None where there is none.
 
-        `like` gives the tree, shapes, dtypes and placement. A damaged step is reported in one
-        line and the next older one is tried. Raises ValueError where steps exist but none loads.
+        `like` gives the tree, shapes, dtypes and placement; without it the state is a dict of
+        path -> array on the first device. `check` sees the notes before the state is read and may
+        raise WrongCheckpoint. A damaged step is reported in one line and the next older one is
+        tried. Raises ValueError where steps exist but none loads.
         """
         damaged = []
         for step in sorted((c.step for c in self._checkpointer.checkpoints), reverse=True):
             try:
-                state, notes = self._load(step, like)
+                state, notes = self._load(step, like, check)
+            except WrongCheckpoint:
+                raise
             except Exception as error:  # orbax raises many kinds for a damaged step
                 cause = error.__cause__ or error.__context__ or error
                 self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
@@ -90,20 +152,25 @@ class Checkpoints:
             self._checkpointer.close()
             self._checkpointer = self._open()
 
-    def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        flat_like = _flat(like)
+    def _load(self, step: int, like: Any, check: Callable) -> tuple[Any, dict[str, Any]]:
+        stored = self._checkpointer.metadata(step)
+        digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
+        check(notes)
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        flat_like = stored.metadata if like is None else _flat(like)
         abstract = {
-            n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+            n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=one if like is None else a.sharding)
             for n, a in flat_like.items()
         }
-        metadata = self._checkpointer.metadata(step).custom_metadata
         flat = self._checkpointer.load(step, abstract)
         for name, leaf in flat.items():
-            if digest(leaf) != metadata["digests"][name]:
+            if digest(leaf) != digests[name]:
                 raise ValueError(f"the digest of {name} does not match")
+        if like is None:
+            return flat, notes
         # Orbax hands the names back sorted, not in the tree's order.
         leaves = [flat[name] for name in flat_like]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), metadata["notes"]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
 
 
 def _flat(tree: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from attnlab import data, shard
-from attnlab.checkpoint import Checkpoints
+from attnlab.checkpoint import Checkpoints, check_model, describe_model
 from attnlab.metrics import Recorder
 from attnlab.tasks import Example, Task, cross_entropy
 
@@ -157,11 +157,14 @@ def over_seeds(step: Callable) -> Callable:
     return jax.vmap(step)
 
 
-def init_state(model: Any, task: Task, optimizer: Any, length: int, seed: Any) -> TrainState:
-    """The state of one seed at step 0, without the seeds axis."""
-    window = jnp.zeros((1, length + 1), jnp.int32)
-    inputs = task.prepare(window, jax.random.key(0)).inputs
-    params = model.init(jax.random.key(seed), **inputs)["params"]
+def init_state(
+    model: Any, task: Task, optimizer: Any, length: int, seed: Any, params: Any = None
+) -> TrainState:
+    """The state of one seed at step 0, without the seeds axis: with fresh weights, or `params`."""
+    if params is None:
+        window = jnp.zeros((1, length + 1), jnp.int32)
+        inputs = task.prepare(window, jax.random.key(0)).inputs
+        params = model.init(jax.random.key(seed), **inputs)["params"]
     zero = jnp.zeros((), jnp.int32)
     return TrainState(params, optimizer.init(params), zero, jnp.zeros(()))
 
@@ -261,17 +264,21 @@ def fit(
     mesh: Mesh,
     recorder: Recorder,
     checkpoints: Checkpoints,
+    params: Any = None,
 ) -> Result:
     """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
 
-    A function of (model, config, corpus, seeds): killed at any moment and called again it ends
-    with the same numbers, bit for bit, on the same machine with as many cores.
-    Raises NonFiniteLoss (nothing is saved then) and, on SIGTERM or SIGINT, Stopped (after a save).
+    Step 0 has fresh weights for each seed, or `params` for all: seeds then differ in batches and
+    dropout alone. A function of (model, params, config, corpus, seeds): killed at any moment and
+    called again it ends with the same numbers, bit for bit, on the same machine with as many cores.
+    A checkpoint remembers the model (`describe_model`): going on with another, above all with
+    another plan of equal shapes, is a WrongCheckpoint. Raises NonFiniteLoss (nothing is saved
+    then) and, on SIGTERM or SIGINT, Stopped (after a save).
     """
     began = time.perf_counter()
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
-    make = jax.jit(lambda seed: init_state(model, task, optimizer, config.length, seed))
-    states = [make(np.uint32(seed)) for seed in config.seeds]
+    make = jax.jit(functools.partial(init_state, model, task, optimizer, config.length))
+    states = [make(np.uint32(seed), params) for seed in config.seeds]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
     one_step = functools.partial(
         train_step,
@@ -286,7 +293,8 @@ def fit(
     schedule = learning_rate(config)
 
     first, spent, clock = 0, 0.0, _Clock()
-    restored = checkpoints.restore(state)
+    described = describe_model(model)
+    restored = checkpoints.restore(state, functools.partial(check_model, described))
     if restored:
         first, state, notes = restored
         spent, clock = notes["wall_seconds"], _Clock(notes["busy_seconds"], notes["busy_steps"])
@@ -297,7 +305,7 @@ def fit(
         _check_finite(config, step, state.window_loss)
         wall = spent + time.perf_counter() - began
         notes = {"wall_seconds": wall, "busy_seconds": clock.seconds, "busy_steps": clock.steps}
-        checkpoints.save(step, state, notes)
+        checkpoints.save(step, state, notes | {"model": described})
 
     def score(step: int, part: np.ndarray, count: int) -> np.ndarray:
         losses = evaluate(state.params, *data.windows(part, config.length, count))

@@ -15,7 +15,7 @@ from attnlab.models import ModelConfig
 from attnlab.multihead import explain_heads
 from attnlab.names import find
 from attnlab.tasks import TASKS, Task, input_lengths
-from experiments import workdir
+from experiments import start, workdir
 
 COMPLETE, DIVERGED = "complete", "diverged"
 MAPS = "maps.npz"
@@ -29,6 +29,8 @@ class Arm(NamedTuple):
     train: train.TrainConfig
     data_path: str
     match: str
+    start: str
+    """A folder of weights to start from, or ""."""
 
 
 def resolve(config: Any) -> Arm:
@@ -50,11 +52,16 @@ def resolve(config: Any) -> Arm:
                 f"model.max_len {model.max_len}"
             )
     if model.readout == "none":
-        raise ValueError(f"task {config.task!r} reads logits; model.readout='none' has none")
+        raise ValueError(
+            f"task {config.task!r} reads logits, model.readout='none' has none; give the model a "
+            "readout, or start from a folder with a language-model head"
+        )
     if config.match.budget:
         reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)
         model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
-    return Arm(config.task, model, trains, config.data.path, config.match.budget)
+    if config.start:
+        start.check(model, config.start)
+    return Arm(config.task, model, trains, config.data.path, config.match.budget, config.start)
 
 
 def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
@@ -79,6 +86,9 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
         },
         "environment": workdir.environment(),
     }
+    if arm.start:
+        stored = start.load(arm.start)
+        record["start"] = {"digest": stored.digest}
     size = accounting.unique_parameters(arm.model) * len(arm.train.seeds)
     # Parameters and two moments in float32, for two checkpoints and the one being written.
     changed = []
@@ -102,7 +112,7 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
             "layout": arm.model.layout,
             "plan": arm.model.plan,
             "match": arm.match,
-            "model": dataclasses.asdict(arm.model),
+            "model": train.describe_model(model),
             "seeds": list(arm.train.seeds),
             "steps": arm.train.steps,
             "length": arm.train.length,
@@ -114,6 +124,12 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
             "gzip_bits_per_byte": data.gzip_bits(corpus.heldout),
             "attention": attention(arm.model, arm.train.batch_size, length),
         }
+        params = None
+        if arm.start:
+            window = data.windows(corpus.heldout, arm.train.length, 1)[0]
+            inputs = task.prepare(window, jax.random.key(0)).inputs
+            params, changed_by = start.under_plan(stored, arm.model.plan, inputs["tokens"])
+            recorder.say(f"starting from {arm.start}; {changed_by}")
         try:
             fitted = train.fit(
                 model,
@@ -124,6 +140,7 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
                 mesh=mesh,
                 recorder=recorder,
                 checkpoints=checkpoints,
+                params=params,
             )
         except train.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}

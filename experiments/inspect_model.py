@@ -19,7 +19,7 @@ from attnlab import accounting, pretrained
 from attnlab.models import ModelConfig
 from attnlab.outer import count_outer
 from attnlab.sharing import Plan
-from experiments import arm, launch
+from experiments import arm, launch, start
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
 
 def describe(config: ModelConfig, batch: int, length: int) -> str:
     """The model in text, for batches of `batch` texts of `length` tokens."""
-    plan = config.plan if isinstance(config.plan, str) else "by hand"
+    plan = start.plan_name(config) or "by hand"
     title = (
         f"{config.kind}, {config.num_layers} layers of width {config.width}, {config.num_heads} "
         f"{config.layout} heads, plan {plan}"

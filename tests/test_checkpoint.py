@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from attnlab.checkpoint import Checkpoints, digest
+from attnlab.checkpoint import Checkpoints, WrongCheckpoint, digest
 
 
 def make(step):
@@ -39,6 +39,31 @@ def test_round_trip_keeps_the_newest(tmp_path):
     for got, expected in zip(jax.tree.leaves(state), jax.tree.leaves(make(3)), strict=True):
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
+
+
+def test_a_state_comes_back_without_one_like_it(tmp_path):
+    save(tmp_path, 2)
+    with Checkpoints(tmp_path) as checkpoints:
+        step, state, notes = checkpoints.restore()
+    assert (step, notes) == (2, {"seconds": 1.0})
+    np.testing.assert_array_equal(state["params.b.c"], make(2)["params"]["b"]["c"])
+    assert state["params.b.c"].dtype == jnp.bfloat16
+
+
+def test_what_check_refuses_is_no_damage(tmp_path):
+    save(tmp_path, 1, 2)
+
+    def check(notes):
+        raise WrongCheckpoint(f"seconds is {notes['seconds']}")
+
+    lines = []
+    with (
+        Checkpoints(tmp_path, say=lines.append) as checkpoints,
+        pytest.raises(WrongCheckpoint, match=r"seconds is 1\.0"),
+    ):
+        checkpoints.restore(make(0), check)
+    assert lines == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
 
 
 def test_nothing_saved(tmp_path):

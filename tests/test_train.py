@@ -15,8 +15,9 @@ from conftest import assert_close
 from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, data, shard, tasks, train
-from attnlab.checkpoint import Checkpoints
+from attnlab.checkpoint import Checkpoints, WrongCheckpoint, check_model
 from attnlab.metrics import Recorder, read_metrics
+from attnlab.sharing import COUNTED, PLANS, Plan
 
 MODEL = ModelConfig(width=16, num_layers=2, num_heads=2, ffn_width=24, max_len=8)
 CONFIG = train.TrainConfig(
@@ -173,6 +174,56 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, optimized, capsys)
     assert read_metrics(broken / "metrics.jsonl") == read_metrics(
         tmp_path / "whole" / "metrics.jsonl"
     )
+
+
+ALL_PLANS = [*PLANS, *(f"{name}:2" for name in COUNTED)]
+QUICK = {"attention_only", "sandwich", "cycle:2"}
+
+
+@pytest.mark.parametrize(
+    "plan", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ALL_PLANS]
+)
+def test_saved_and_resumed_under_every_plan(tmp_path, plan):
+    """4 steps, and 2 steps, a checkpoint, 2 steps: the same bits."""
+    model = dataclasses.replace(MODEL, num_layers=4, plan=plan).build()
+    task, optimizer = tasks.TASKS["causal_lm"], train.adamw(CONFIG)
+    step = jax.jit(functools.partial(train.train_step, model, task, optimizer))
+    tokens = np.random.default_rng(0).integers(0, 256, (4, 8, 9))
+    rng = np.random.default_rng(1)
+    start = jax.tree.map(  # any numbers, also in the moments of Adam
+        lambda a: jnp.asarray(0.1 * rng.random(a.shape), a.dtype),
+        jax.eval_shape(lambda: train.init_state(model, task, optimizer, 8, 0)),
+    )
+    go_on = lambda state, numbers: functools.reduce(
+        lambda s, i: step(s, tokens[i], 0), numbers, state
+    )
+    half = go_on(start, range(2))
+    model = train.describe_model(model)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, half, {"model": model})
+    with Checkpoints(tmp_path) as checkpoints:
+        check = functools.partial(check_model, model)
+        number, restored, _ = checkpoints.restore(jax.tree.map(jnp.zeros_like, start), check)
+    assert number == 2
+    assert_same_bits(go_on(restored, range(2, 4)), go_on(half, range(2, 4)))
+
+
+def test_another_plan_of_equal_shapes_does_not_go_on(tmp_path):
+    config = dataclasses.replace(CONFIG, steps=5, eval_windows=8, seeds=(0,))
+    model = dataclasses.replace(MODEL, num_layers=4)
+    fit(tmp_path, config, dataclasses.replace(model, plan="groups:2"))
+    names = (
+        r"'attention': \[0, 0, 1, 1\].*\(plan 'groups:2'\).*"
+        r"'attention': \[0, 1, 0, 1\].*\(plan 'cycle:2'\)"
+    )
+    with pytest.raises(WrongCheckpoint, match=names):
+        fit(tmp_path, config, dataclasses.replace(model, plan="cycle:2"))
+    with pytest.raises(WrongCheckpoint, match="norm='pre', not 'post'; give the model these"):
+        fit(tmp_path, config, dataclasses.replace(model, plan="groups:2", norm="post"))
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    same = dataclasses.replace(model, plan=Plan(attention=(0, 0, 1, 1), ffn=(0, 0, 1, 1)))
+    described = train.describe_model(same.build())
+    check_model(described, {"model": described | {"plan": "groups:2"}})  # another name of it
 
 
 def test_sigterm_saves_and_says_so(tmp_path):

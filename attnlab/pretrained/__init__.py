@@ -37,6 +37,7 @@ __all__ = [
     "TRANSFORMERS",
     "from_variables",
     "load",
+    "load_config",
     "param_shapes",
     "published_config",
     "save",
@@ -60,17 +61,7 @@ def load(
     Raises ValueError, naming the tensor, the attribute or the file, and never runs or unpickles
     anything that it finds.
     """
-    folder = Path(folder)
-    raw = read_json(folder / "config.json")
-    if "model_type" not in raw:
-        raise ValueError(
-            f"{folder / 'config.json'} has no model_type; known: {', '.join(FAMILIES)}"
-        )
-    family: Family = find("model_type", raw["model_type"], FAMILIES)
-    settings = read_settings(raw, family.settings, family.fixed, ignore)
-    tensors = _ours(family, read_folder(folder), ignore)
-    architecture = (raw.get("architectures") or [""])[0]
-    config = ModelConfig(**family.fields(settings, tensors, architecture))
+    family, settings, tensors, config = _read(Path(folder), ignore)
     rows = family.rows(config, settings)
     known = {row.name for row in rows}
     patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
@@ -83,6 +74,26 @@ def load(
     params = fill(param_shapes(config), rows, tensors)
     model = dataclasses.replace(config, **fields).build()
     return model, jax.tree.map(jnp.asarray, params)
+
+
+def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:
+    """The config of the model that `load` gives; no weight is read. The errors are those of `load`,
+    as far as names and config.json tell.
+    """
+    return _read(Path(folder), ignore)[-1]
+
+
+def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, dict, dict, ModelConfig]:
+    raw = read_json(folder / "config.json")
+    if "model_type" not in raw:
+        raise ValueError(
+            f"{folder / 'config.json'} has no model_type; known: {', '.join(FAMILIES)}"
+        )
+    family: Family = find("model_type", raw["model_type"], FAMILIES)
+    settings = read_settings(raw, family.settings, family.fixed, ignore)
+    tensors = _ours(family, read_folder(folder), ignore)
+    architecture = (raw.get("architectures") or [""])[0]
+    return family, settings, tensors, ModelConfig(**family.fields(settings, tensors, architecture))
 
 
 def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str = "") -> None:

@@ -58,6 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config = ConfigDict(
         {
             "task": "causal_lm",
+            "start": "",  # a folder of published weights to start from; see pretrained.py
             "data": {"path": ""},  # a text file or folder; empty: the standard library
             "model": _fields(ModelConfig()),
             "train": _fields(TrainConfig()),

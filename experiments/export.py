@@ -1,0 +1,54 @@
+"""Weights of a run or of a folder -> a folder that transformers and `pretrained.load` read.
+
+    python -m experiments.export --workdir=runs/one --out=OTHER
+    python -m experiments.export --path=FOLDER --plan=separate --out=OTHER
+
+With --plan the layers share as it says; what that does to the outputs is printed. Layers that share
+weights are written once each where the family's format cannot say that they do.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+from absl import flags
+
+from attnlab import accounting, pretrained
+from experiments import launch, start
+
+
+def main() -> None:
+    """Writes --out."""
+    given, out = flags.FLAGS, Path(flags.FLAGS.out)
+    if bool(given.path) == bool(given.workdir):
+        raise ValueError("give either --path or --workdir")
+    if given.path and given.seed is not None:
+        raise ValueError("--seed is for --workdir; a folder holds one model")
+    if out.exists():
+        raise ValueError(f"{out} is there already; name a new folder for --out")
+    found = (
+        start.load(given.path) if given.path else start.load_run(Path(given.workdir), given.seed)
+    )
+    config, params = found.config, found.params
+    if given.plan:
+        size = (2, min(config.max_len, 64))
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
+        params, told = start.under_plan(found, given.plan, tokens)
+        config = dataclasses.replace(config, plan=given.plan)
+        print(told)
+    pretrained.save(out, config.build(), jax.tree.map(np.asarray, params))
+    written = pretrained.load_config(out)
+    print(
+        f"{out}: {accounting.unique_parameters(written):,} parameters"
+        f" ({accounting.unique_parameters(config):,} before it was written)"
+    )
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
+    flags.DEFINE_string("workdir", "", "The folder of one run.")
+    flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
+    flags.DEFINE_string("plan", "", "Another plan of sharing.")
+    flags.DEFINE_string("out", None, "The folder to write; it must not exist.", required=True)
+    launch.start(main)
