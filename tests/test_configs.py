@@ -176,5 +176,5 @@ def test_a_table_from_end_to_end(tmp_path):
     ]]  # fmt: skip
     assert "| E=768 shared-FFN | not run | – | 57,117,696 | 57M | 79.5 |" in report
     assert "| groups G=2 | not run | – | 18,771,456 | – | – |" in report
-    assert "2 rows that both have are too few to compare an order" in report
+    assert "Rows that both have: 2, too few to compare an order" in report
     assert "no question of this report" not in report

@@ -7,6 +7,11 @@ the same sharing their weights, and the same with half the layers. `language_mod
 row of the decoder alone that predicts the next byte (the paper's objective "LM"): another task, so
 another sweep; its loss cannot be compared with the others'.
 
+`tiny`, 2 CPU cores that had much other work: 24 minutes for 3 rows x 3 seeds. 3.29 (both, each its
+own), 3.31 (shared) and 3.29 (half depth) bits per target token, each ± 0.01: in 300 steps 41 % of
+the parameters (shared) or half of them (half depth) are saved at no price that seeds could tell.
+The language model: 3.20 ± 0.01 bits per byte, in 2.3 minutes of CPU time.
+
 Not said here: the prefix LM (a decoder that reads its first part in both directions: attnlab has
 no such mask), and the rows that pair encoder-decoders with the LM objective or decoders with
 denoising.
@@ -99,7 +104,11 @@ ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,
     base="language model",
     model=dataclasses.replace(MODEL, kind="decoder"),
-    setting=TABLE.setting | {"task": "predict the next word piece, then fine-tuning"},
+    setting=TABLE.setting
+    | {
+        "task": "predict the next word piece, then fine-tuning",
+        "model": "decoder of 12 layers, width 768, 12 heads, FFN 3,072, 32,128 word pieces",
+    },
 )
 
 get_config, sweep, paper = tables.functions(TABLE, language_model=ALONE)

@@ -7,6 +7,12 @@ Table 3 of Vaswani et al. 2017 (arXiv 1706.03762), every row that the paper give
 at equal cost (A), the width of the keys (B), sizes (C), dropout and label smoothing (D), learned
 positions (E), big.
 
+`tiny`, 2 CPU cores that had much other work: 36 minutes for 20 rows x 3 seeds, 3.42 (C N=2) to 3.82
+(big) bits per target token, base 3.53 ± 0.01. In 200 steps the small, the shallow and the not
+regularised learn fastest (Spearman's rank correlation with the paper's perplexity: -0.20), heads
+and key widths (A, B) differ by at most 0.02 from the base, and after Holm's correction no row
+differs by more than seeds do.
+
 Words after the colon: see `experiments/tables.py`. Without words: the paper's sizes, with
 37,000 symbols, steps and tokens per step.
 """

@@ -26,7 +26,7 @@ def answer(panel: Panel) -> str:
         return "There is nothing to compare: every row diverged."
     best = arms[0]
     text = (
-        f"Of {len(panel.paper['rows'])} rows {len(arms)} have a result; **{best.name} predicts "
+        f"Rows with a result: {len(arms)} of {len(panel.paper['rows'])}. **{best.name} predicts "
         f"best: {bits(best)} bits per {panel.unit}**"
     )
     text += f", {base.name} has {bits(base)}." if base and best is not base else "."
@@ -60,7 +60,7 @@ def _order(panel: Panel) -> str:
         if name in ours and row["scores"]
     ]
     if len(both) < 3:
-        return f"{len(both)} rows that both have are too few to compare an order."
+        return f"Rows that both have: {len(both)}, too few to compare an order."
     sign = -1 if paper["better"] == "higher" else 1
     found = rank_correlation(*zip(*((loss, sign * score) for loss, score in both), strict=True))
     text = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from textwrap import fill
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         figures.append(
             _drawn(
                 f"{name}-distance",
-                plot.intervals(rows, f"bits per {panel.unit} worse than {one.name}"),
+                plot.intervals(rows, fill(f"bits per {panel.unit} worse than {one.name}", 42)),
                 f"Distance of every arm from {one.name} {title}",
                 f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
                 f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
