@@ -150,11 +150,11 @@ class ModelConfig:
             raise ValueError(
                 f"the plan has {self.slots.num_layers} layers, num_layers is {self.num_layers}"
             )
-        self._check_parts(self.slots)
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
         self._check_outer()
         self._check_encoder()
+        self._check_parts(self.slots)
         self._check_heads(self.heads)
 
     def _check_parts(self, plan: Plan) -> None:
