@@ -18,6 +18,7 @@ Words after the colon: see `experiments/tables.py`. Without words: the paper's s
 
 from attnlab.pretrained import published_config
 from experiments import tables
+from experiments.configs import vaswani_table3
 from experiments.tables import Row, Table
 
 BIG = {"model.width": 1024, "model.ffn_width": 4096, "model.num_heads": 16}
@@ -66,20 +67,7 @@ TABLE = Table(
     base="vanilla M=6 N=6",
     rows=ROWS,
     model=published_config("transformer_base", vocab_size=32_768),
-    train=dict(
-        steps=100_000,
-        batch_size=56,
-        length=512,
-        learning_rate=7e-4,
-        final_learning_rate=0.0,
-        warmup_steps=4000,
-        beta2=0.98,
-        weight_decay=0.0,
-        label_smoothing=0.1,
-        log_every=500,
-        eval_every=5000,
-        checkpoint_every=5000,
-    ),
+    train=vaswani_table3.TABLE.train,
     shrink=("width/8", "layers/3"),
     tiny=tables.SHORT | {"model.vocab_size": 357, "model.norm": "pre"},
 )
