@@ -252,13 +252,16 @@ def _by_hand(text):
 
 
 def name_of(plan):
-    """What `named` reads as this plan: the first name that there is for it, else part by part.
+    """What `named` reads as this plan: the first name that there is for it, else part by part; a
+    name stays.
 
     >>> name_of(Plan(attention=(0, 0, 0), ffn=(0, 1, 2)))
     'attention_only'
     >>> name_of(Plan(attention=(0, 1, 1), ffn=(0, 0, 1)))
     'attention=0,1,1 ffn=0,0,1'
     """
+    if isinstance(plan, str):
+        return plan
     layers = plan.num_layers
     counted = [f"{name}:{count}" for name in COUNTED for count in range(1, layers + 1)]
     by_hand = " ".join(

@@ -135,7 +135,7 @@ def tie_encoder(config: Any, params: Any, *, merge: str = "mean") -> tuple[Any, 
         for slot in range(count):
             pair = [_slot(params[stack][part], slot) for stack in ("layers", "encoder_layers")]
             slots.append(average(pair, part, config.heads)[1])
-        layers[part] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
+        layers[part] = _stacked(slots)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
     for name in OF_A_STACK:
         if name in params:
@@ -167,23 +167,17 @@ def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -
             slots.append(merged)
             for i, w in zip(users, together, strict=True):
                 wanted[i][part] = w
-        layers[part] = jax.tree.map(lambda *a: jnp.stack(a), *slots)
+        layers[part] = _stacked(slots)
     if "delta" in new:
         have = [_applied(layers, new, i) for i in range(new.num_layers)]
         deltas = [
             fit_delta(target, w, config.delta_rank) for target, w in zip(wanted, have, strict=True)
         ]
-        layers["delta"] = jax.tree.map(lambda *a: jnp.stack(a), *deltas)
+        layers["delta"] = _stacked(deltas)
     return layers
 
 
 def _check(old: Plan, new: Plan, average: Callable) -> None:
-    fixed = lambda plan: {part for part in plan if part not in ("kv", "delta")}
-    if new.num_layers != old.num_layers or fixed(new) != fixed(old):
-        raise ValueError(
-            f"the new plan has parts {sorted(new)} of {new.num_layers} layers, the model has "
-            f"{sorted(old)} of {old.num_layers}; they must be the same"
-        )
     if any(old.reuses) and old.reuses != new.reuses:
         raise ValueError(
             "layers that reuse keys and values have no maps of their own to give back; the new "
@@ -203,6 +197,10 @@ def _applied(layers: Any, plan: Plan, layer: int) -> dict[str, Weights]:
 
 def _slot(stacked: Any, slot: int) -> Any:
     return jax.tree.map(lambda a: a[slot], stacked)
+
+
+def _stacked(slots: list[Any]) -> Any:
+    return jax.tree.map(lambda *a: jnp.stack(a), *slots)
 
 
 def _part(w: dict[str, Weights], part: str, plan: Plan) -> Weights:

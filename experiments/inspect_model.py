@@ -37,7 +37,7 @@ def main() -> None:
 
 def describe(config: ModelConfig, batch: int, length: int) -> str:
     """The model in text, for batches of `batch` texts of `length` tokens."""
-    plan = config.plan if isinstance(config.plan, str) else name_of(config.plan)
+    plan = name_of(config.plan)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
     title = (
         f"{config.kind}, {config.num_layers} layers of width {config.width}, {config.num_heads} "

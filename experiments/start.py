@@ -95,17 +95,13 @@ def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, s
     outputs for `tokens`, in words.
     """
     if model.slots == stored.config.slots:
-        return stored.params, f"its plan, {_name(stored.config)}, is kept"
+        return stored.params, f"its plan, {name_of(stored.config.plan)}, is kept"
     before = dataclasses.replace(stored.config, delta_rank=model.delta_rank)
     _, params, difference = surgery.share(before, stored.params, model.plan, np.asarray(tokens))
     return params, (
-        f"plan {_name(stored.config)} -> {model.plan}: outputs differ by "
+        f"plan {name_of(stored.config.plan)} -> {model.plan}: outputs differ by "
         f"{difference:.3g} of the largest"
     )
-
-
-def _name(config: ModelConfig) -> str:
-    return config.plan if isinstance(config.plan, str) else name_of(config.plan)
 
 
 def _as_data(value: Any) -> Any:

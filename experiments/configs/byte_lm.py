@@ -80,7 +80,7 @@ def _fields(example: Any) -> dict[str, Any]:
 
 def set_model(config: ConfigDict, model: ModelConfig) -> None:
     """Every field of `model`, its plan by name, and the first task for its kind."""
-    plan = model.plan if isinstance(model.plan, str) else name_of(model.plan)
+    plan = name_of(model.plan)
     for field in dataclasses.fields(model):
         config.model[field.name] = plan if field.name == "plan" else getattr(model, field.name)
     config.task = next(name for name, task in TASKS.items() if task.kind == model.kind)
