@@ -174,15 +174,15 @@ def attention_map(
     no attention is the paper itself, light or dark.
     """
     rows, columns = probs.shape[:2]
-    cell = min(1.0, 4.0 / columns)
-    height = max(cell * probs.shape[2] / probs.shape[3], 0.5)  # the name of the layer stands there
-    figure, grid = _figure(columns * cell + 0.7, rows * height + 1.2, rows, columns)
+    # Room for "head 12" above; a map that is not square fills a square, to be seen at all.
+    cell = min(1.0, max(4.0 / columns, 0.62))
+    figure, grid = _figure(columns * cell + 0.7, rows * cell + 1.3, rows, columns)
     for i, j in np.ndindex(rows, columns):
         axes = grid[i, j]
         axes.imshow(_tint(probs[i, j], colour), interpolation="none", aspect="auto")
         axes.set(xticks=[], yticks=[])
         axes.grid(visible=False)
-        axes.set_box_aspect(probs.shape[2] / probs.shape[3])
+        axes.set_box_aspect(1)
         axes.spines[:].set(visible=True, color=GRID)
     for axes, name in zip(grid[0], heads, strict=True):
         axes.set_title(name, fontsize=LETTERS, color=INK)
