@@ -1,23 +1,27 @@
 """attnlab: a JAX/Flax laboratory for attention heads."""
 
-from attnlab import adapters, masks, positions
-from attnlab.accounting import applied_parameters, flops_per_token, unique_parameters
-from attnlab.attention import BACKENDS, dot_product_attention, explain
-from attnlab.block import transformer_block
-from attnlab.cache import init_cache
-from attnlab.config import ModelConfig
+from attnlab import adapters
+from attnlab.attention import masks
+from attnlab.attention.core import BACKENDS, dot_product_attention, explain
+from attnlab.attention.edges import attention_over_edges
 from attnlab.conversion import convert, permute_heads, regauge, truncate
-from attnlab.decode import generate, prefill
-from attnlab.edges import attention_over_edges
-from attnlab.heads import HeadSpec, init_heads, merge_heads, project_heads
-from attnlab.layers import run_layers
-from attnlab.layouts import LAYOUTS, Layout
-from attnlab.models import Decoder, Encoder, EncoderDecoder, Outputs
-from attnlab.modules import FeedForward, LayerStack, MultiHeadAttention
-from attnlab.multihead import contraction_orders, explain_heads, multi_head_attention
-from attnlab.pointwise import feed_forward, layer_norm, rms_norm
-from attnlab.sharing import PLANS, Plan
-from attnlab.stack import init_slots, run_stack
+from attnlab.heads import positions
+from attnlab.heads.cache import init_cache
+from attnlab.heads.layouts import LAYOUTS, Layout
+from attnlab.heads.multihead import contraction_orders, explain_heads, multi_head_attention
+from attnlab.heads.project import init_heads, merge_heads, project_heads
+from attnlab.heads.spec import HeadSpec
+from attnlab.model.accounting import applied_parameters, flops_per_token, unique_parameters
+from attnlab.model.block import transformer_block
+from attnlab.model.config import ModelConfig
+from attnlab.model.decode import generate, prefill
+from attnlab.model.layers import run_layers
+from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
+from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
+from attnlab.model.pointwise import feed_forward
+from attnlab.norms import layer_norm, rms_norm
+from attnlab.sharing.plan import PLANS, Plan
+from attnlab.sharing.stack import init_slots, run_stack
 
 __version__ = "0.1.0"
 

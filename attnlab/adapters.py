@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.attention import dot_product_attention
-from attnlab.heads import HeadSpec
-from attnlab.layouts import Weights
+from attnlab.attention.core import dot_product_attention
+from attnlab.heads.layouts import Weights
+from attnlab.heads.spec import HeadSpec
 
 FLAX_NAMES = {"query": "q", "key": "k", "value": "v", "out": "o"}
 FLAX_NORMS = {"query_ln": "q_norm", "key_ln": "k_norm"}

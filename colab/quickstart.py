@@ -23,6 +23,9 @@
 import subprocess
 import sys
 
+from attnlab import training
+from attnlab.training import sources
+
 if "google.colab" in sys.modules:  # JAX and Flax stay as Colab has them
     source = "git+https://github.com/attnlab/attnlab"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
@@ -45,7 +48,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import attnlab
-from attnlab import HeadSpec, accounting
+from attnlab import HeadSpec
+from attnlab.model import accounting
 
 width, num_heads, length = 64, 4, 24  # @param
 x = jax.random.normal(jax.random.key(0), (1, length, width))
@@ -98,12 +102,12 @@ import math
 import tempfile
 from pathlib import Path
 
-from attnlab import data, shard, tasks, train
-from attnlab.checkpoint import Checkpoints
-from attnlab.metrics import Recorder, read_metrics
+from attnlab.training import shard, tasks
+from attnlab.training.checkpoint import Checkpoints
+from attnlab.training.metrics import Recorder, read_metrics
 
 steps = 200  # @param
-settings = train.TrainConfig(
+settings = training.TrainConfig(
     steps=steps,
     batch_size=16,
     length=32,
@@ -113,7 +117,7 @@ settings = train.TrainConfig(
     eval_windows=256,
     curve_windows=128,
 )
-corpus = data.load_corpus(length=settings.length)
+corpus = sources.load_corpus(length=settings.length)
 curves = {}
 for layout in layouts:
     model = attnlab.ModelConfig(
@@ -124,10 +128,10 @@ for layout in layouts:
         Recorder(folder, settings.seeds, name=layout) as recorder,
         Checkpoints(folder / "checkpoints") as checkpoints,
     ):
-        result = train.fit(
+        result = training.fit(
             model,
             tasks.TASKS["causal_lm"],
-            train.adamw(settings),
+            training.adamw(settings),
             settings,
             corpus,
             mesh=shard.data_mesh(batch_size=settings.batch_size),
@@ -145,7 +149,7 @@ for layout, (at, losses) in curves.items():
     losses = losses / math.log(2)
     axis.plot(at, losses.mean(axis=1), label=layout)
     axis.fill_between(at, losses.min(axis=1), losses.max(axis=1), alpha=0.2)
-unigram = data.unigram_bits(corpus.heldout)
+unigram = sources.unigram_bits(corpus.heldout)
 axis.axhline(unigram, color="gray", linestyle=":", label="unigram entropy")
 axis.set(xlabel="step", ylabel="held-out bits per byte", title=f"{corpus.name}, 2 seeds")
 _ = axis.legend(frameon=False)

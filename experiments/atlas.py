@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.accounting import cache_bytes_per_token, head_flops, head_parameters
-from attnlab.attention import BACKENDS, explain
+from attnlab.attention.core import BACKENDS, explain
 from attnlab.conversion.convert import convert
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.witness import Witness
-from attnlab.heads import HeadSpec, absorption, project_heads, weight_axes
-from attnlab.layouts import INPUT_AXES, LAYOUTS
+from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameters
+from attnlab.heads.layouts import INPUT_AXES, LAYOUTS
+from attnlab.heads.project import project_heads
+from attnlab.heads.spec import HeadSpec, absorption, weight_axes
 
 PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
 TOKENS = 512

@@ -21,11 +21,11 @@ import jax
 from absl import flags
 
 from attnlab import plot
-from experiments import launch
 from experiments.benchmarks import attention, plans, train
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table
-from experiments.peers import on_torch
+from experiments.benchmarks.peers import on_torch
+from experiments.running import launch
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention.cases,

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from attnlab import accounting, pretrained
-from experiments import launch, start
+from attnlab import pretrained
+from attnlab.model import accounting
+from experiments.running import initial, launch
 
 
 def main() -> None:
@@ -28,14 +29,16 @@ def main() -> None:
     if out.exists():
         raise ValueError(f"{out} is there already; name a new folder for --out")
     found = (
-        start.load(given.path) if given.path else start.load_run(Path(given.workdir), given.seed)
+        initial.load(given.path)
+        if given.path
+        else initial.load_run(Path(given.workdir), given.seed)
     )
     config, params = found.config, found.params
     if given.plan:
         size = (2, min(config.max_len, 64))
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
         config = dataclasses.replace(config, plan=given.plan)
-        params, told = start.under_plan(found, config, tokens)
+        params, told = initial.under_plan(found, config, tokens)
         print(told)
     pretrained.save(out, config.build(), jax.tree.map(np.asarray, params))
     written = pretrained.load_config(out)

@@ -15,11 +15,12 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from attnlab import accounting, pretrained
-from attnlab.models import ModelConfig
-from attnlab.outer import count_outer
-from attnlab.sharing import Plan, name_of
-from experiments import arm, launch
+from attnlab import pretrained
+from attnlab.model import accounting
+from attnlab.model.config import ModelConfig
+from attnlab.model.outer import count_outer
+from attnlab.sharing.plan import Plan, name_of
+from experiments.running import arm, launch
 
 
 def main() -> None:

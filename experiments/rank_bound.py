@@ -23,8 +23,8 @@ from absl import flags
 from jaxtyping import Float
 
 from attnlab import plot
-from attnlab.attention import dot_product_attention
-from experiments import launch
+from attnlab.attention.core import dot_product_attention
+from experiments.running import launch
 
 Matrix = Float[np.ndarray, "n n"]
 

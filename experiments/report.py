@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from attnlab.heads import LAYOUTS
-from attnlab.sharing import COUNTED, PLANS
-from experiments import launch, workdir
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.sharing.plan import COUNTED, PLANS
 from experiments.reporting import beside, figures
 from experiments.reporting.document import (
     Block,
@@ -41,6 +40,7 @@ from experiments.reporting.findings import (
 )
 from experiments.reporting.results import Panel, names, read, to_csv, warnings
 from experiments.reporting.wording import bits, listed, p_value, percent, span
+from experiments.running import launch, workdir
 
 FIGURES = "figures"
 BUDGETS = ("unique_parameters", "applied_parameters", "flops_per_token")

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from experiments import arm, launch
+from experiments.running import arm, launch
 
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import arm, launch, report, workdir
+from experiments import report
+from experiments.running import arm, launch, workdir
 
 RATE = "train.learning_rate"
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
@@ -30,7 +31,7 @@ class Sweep(NamedTuple):
     titles: dict[str, str]
     """Folder -> what the report calls the arm, where the config file names it."""
     paper: dict[str, Any]
-    """The published table that the arms are rows of (see `experiments/tables.py`), or nothing."""
+    """The published table that the arms are rows of (see `running/tables.py`), or nothing."""
 
 
 def main() -> None:

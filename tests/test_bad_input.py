@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlab import LAYOUTS, HeadSpec, contraction_orders, multi_head_attention
-from attnlab.heads import check_arrays
+from attnlab.heads.project import check_arrays
 
 FIELDS = {
     "num_kv_heads": st.none() | st.integers(-1, 6),

@@ -1,115 +1,114 @@
-"""Imports go one way, and `import attnlab` is light."""
+"""The floors of the house: imports go down only, and `import attnlab` is light."""
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
 import pytest
 from conftest import ROOT
 
-# file -> the attnlab files it may import; the rest of a file's imports are other packages.
-LEAVES = {name: set() for name in ("names", "masks", "positions", "relaxed", "sharing", "shard")}
-ALLOWED = LEAVES | {
-    "layouts": set(),
-    "heads": {"layouts", "names", "pointwise"},
-    "cache": {"heads", "layouts", "names"},
-    "visible": {"masks"},
-    "dense": {"visible"},
-    "blockwise": {"dense", "visible"},
-    "fused": {"dense", "masks", "visible"},
-    "attention": {"blockwise", "dense", "fused", "visible"},
-    "multihead": {
-        "accounting", "attention", "cache", "heads", "layouts", "masks", "names", "positions",
-    },
-    "stack": {"sharing"},
-    "pointwise": {"names"},
-    "block": {"cache", "heads", "multihead", "names", "pointwise", "relaxed"},
-    "layers": {"block", "cache", "sharing", "stack"},
-    "outer": {"pointwise", "positions"},
-    "accounting": {"heads", "layouts", "names", "outer", "pointwise", "relaxed"},
-    "modules": {"block", "heads", "layers", "multihead", "pointwise", "sharing", "stack"},
-    "config": {
-        "attention", "block", "cache", "heads", "layouts", "multihead", "names", "outer",
-        "pointwise", "sharing",
-    },
-    "models": {
-        "cache", "config", "layers", "masks", "modules", "outer", "pointwise", "positions",
-    },
-    "conversion": {"heads", "layouts", "multihead", "positions"},
-    "pretrained": {"config", "heads", "modules", "names", "outer", "sharing", "surgery"},
-    "decode": {"cache"},
-    "edges": {"masks"},
-    "adapters": {"attention", "heads", "layouts"},
-    "surgery": {"conversion", "heads", "layouts", "names", "relaxed", "sharing"},
-    "data": set(),
-    "tasks": set(),
-    "checkpoint": set(),
-    "metrics": set(),
-    "train": {"checkpoint", "data", "metrics", "shard", "tasks"},
-    "plot": set(),
-}  # fmt: skip
-# who alone may import a package
-ONLY = {"flax": {"modules", "models"}, "matplotlib": {"plot"}, "orbax": {"checkpoint"}}
+# From the ground up: a file imports its own room and the floors below it.
+FLOORS = (
+    {"names"},
+    {"norms", "attention", "sharing.plan"},
+    {"heads"},
+    {"sharing.stack", "sharing.delta"},
+    {"model"},
+    {"conversion"},
+    {"sharing.surgery", "inspect"},
+    {"pretrained", "adapters"},
+)
+# Not on the stairs: `training` takes its model as an argument, `plot` takes arrays.
+APART = {"training": {"names"}, "plot": set()}
+# Who alone may import a package.
+ONLY = {
+    "flax": {"model.modules", "model.models"},
+    "matplotlib": {"plot"},
+    "orbax": {"training.checkpoint"},
+}
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
+EXPERIMENTS = ({"running", "configs", "benchmarks"}, {"reporting"})
+
+ATTNLAB = {
+    ".".join(path.relative_to(ROOT / "attnlab").with_suffix("").parts): path
+    for path in sorted((ROOT / "attnlab").rglob("*.py"))
+}
+FILES = {name: path for name, path in ATTNLAB.items() if path.name != "__init__.py"}
 
 
-def imports_of(name):
-    """(attnlab files or folders, other packages) that a file or folder imports anywhere in it."""
+def imports_of(path):
+    """(attnlab files, other packages) that a file imports anywhere in it."""
     ours, others = set(), set()
-    folder = ROOT / "attnlab" / name
-    files = sorted(folder.glob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
-    for node in (node for path in files for node in ast.walk(ast.parse(path.read_text()))):
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if module == "attnlab":
-                ours |= {alias.name for alias in node.names}
-            elif module.startswith("attnlab."):
-                ours.add(module.split(".")[1])
-            else:
-                others.add(module.split(".")[0])
-        elif isinstance(node, ast.Import):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
             others |= {alias.name.split(".")[0] for alias in node.names}
-    return ours - {name}, others
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            first, _, rest = node.module.partition(".")
+            if first != "attnlab":
+                others.add(first)
+                continue
+            for alias in node.names:
+                full = f"{rest}.{alias.name}".strip(".")
+                whole = f"{rest}.__init__".strip(".")
+                ours.add(next(n for n in (full, f"{full}.__init__", rest, whole) if n in ATTNLAB))
+    return ours, others
+
+
+def room_of(name):
+    """The entry of FLOORS or APART that a file belongs to."""
+    entries = [entry for floor in (*FLOORS, APART) for entry in floor]
+    found = [e for e in entries if name == e or name.startswith(f"{e}.")]
+    assert found, f"attnlab/{name} stands on no floor: add it to FLOORS"
+    return max(found, key=len)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_go_down(name):
+    ours, others = imports_of(FILES[name])
+    room = room_of(name)
+    number = next((i for i, floor in enumerate(FLOORS) if room in floor), None)
+    below = APART[room] if number is None else set().union(*FLOORS[:number])
+    for other in ours:
+        assert room_of(other.removesuffix(".__init__")) in below | {room}, other
+    assert not others & NEVER
+    for package, users in ONLY.items():
+        assert package not in others or name in users
+    assert name != "sharing.plan" or not others
+
+
+def test_no_circle():
+    """Of files: a folder's own files name each other, never the folder."""
+    graph = {name: imports_of(path)[0] for name, path in ATTNLAB.items()}
+    TopologicalSorter(graph).prepare()
+
+
+def test_experiments_import_downwards():
+    """`reporting` reads what `running` wrote; nobody imports what a person types."""
+    for path in sorted((ROOT / "experiments").rglob("*.py")):
+        parts = path.relative_to(ROOT / "experiments").parts
+        if len(parts) == 1:
+            continue
+        level = next(i for i, rooms in enumerate(EXPERIMENTS) if parts[0] in rooms)
+        below = set().union(*EXPERIMENTS[: level + 1])
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = getattr(node, "module", None) or ""
+            names = {a.name for a in node.names} if module == "experiments" else set()
+            if module.startswith("experiments."):
+                names = {module.split(".")[1]}
+            assert names <= below, (path, names)
+
+
+def test_no_file_outgrows_a_sitting():
+    folders = ("attnlab", "experiments", "colab")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert [str(p) for p in files if len(p.read_text().splitlines()) > 400] == []
 
 
 def test_pretrained_reads_with_numpy_alone():
     """Name tables know no layer and no module, and nobody's loader."""
-    _, others = imports_of("pretrained")
-    assert not others & (NEVER | set(ONLY) | {"pickle", "transformers", "safetensors"})
-
-
-def test_every_file_has_a_row():
-    files = {p.stem for p in (ROOT / "attnlab").glob("*.py")} - {"__init__"}
-    folders = {p.parent.name for p in (ROOT / "attnlab").glob("*/__init__.py")}
-    assert files | folders == set(ALLOWED)
-
-
-@pytest.mark.parametrize("name", ALLOWED)
-def test_imports_go_one_way(name):
-    ours, others = imports_of(name)
-    assert ours <= ALLOWED[name]
-    assert not others & NEVER
-    for package, users in ONLY.items():
-        assert package not in others or name in users
-    assert name != "sharing" or not others
-
-
-def test_every_file_has_tests():
-    tested = {p.stem.removeprefix("test_") for p in (ROOT / "tests").glob("test_*.py")}
-    # these are tested where they are used
-    assert set(ALLOWED) - tested <= {
-        "names",
-        "shard",
-        "modules",
-        "layouts",
-        "cache",
-        "dense",
-        "fused",
-        "conversion",
-        "config",
-        "layers",
-        "outer",
-    }
+    for path in (ROOT / "attnlab" / "pretrained").glob("*.py"):
+        assert not imports_of(path)[1] & (NEVER | set(ONLY) | {"pickle", "transformers"})
 
 
 def test_import_is_light():

@@ -16,8 +16,8 @@ from attnlab.conversion.measure import Situation, difference, draw, float64, mas
 from attnlab.conversion.specs import settled
 from attnlab.conversion.weights import queries
 from attnlab.conversion.witness import Question, Witness, prove
-from attnlab.heads import HeadSpec, absorption, weight_axes
-from attnlab.layouts import LAYOUTS, Weights
+from attnlab.heads.layouts import LAYOUTS, Weights
+from attnlab.heads.spec import HeadSpec, absorption, weight_axes
 
 
 class Certificate(NamedTuple):

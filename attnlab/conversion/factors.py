@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.layouts import Weights
+from attnlab.heads.layouts import Weights
 
 
 class Refused(Exception):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from attnlab.conversion import specs, weights
-from attnlab.heads import HeadSpec
-from attnlab.layouts import LAYOUTS, Weights
+from attnlab.heads.layouts import LAYOUTS, Weights
+from attnlab.heads.spec import HeadSpec
 
 
 class Map(NamedTuple):

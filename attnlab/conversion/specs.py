@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from attnlab.heads import HeadSpec
-from attnlab.layouts import LAYOUTS
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.spec import HeadSpec
 
 LETTERS = {
     "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",

@@ -18,8 +18,8 @@ from attnlab.conversion.factors import (
     stacked_scores,
     stacked_values,
 )
-from attnlab.heads import HeadSpec, weight_axes
-from attnlab.layouts import Weights, block_diagonal
+from attnlab.heads.layouts import Weights, block_diagonal
+from attnlab.heads.spec import HeadSpec, weight_axes
 
 
 def _with(spec: HeadSpec, w: Weights, change: Callable[[str, str, np.ndarray], Any]) -> Weights:

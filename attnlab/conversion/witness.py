@@ -30,8 +30,8 @@ from attnlab.conversion.measure import (
     outputs,
     probabilities,
 )
-from attnlab.heads import HeadSpec
-from attnlab.layouts import Weights
+from attnlab.heads.layouts import Weights
+from attnlab.heads.spec import HeadSpec
 
 # Weights up to which the degrees of freedom are counted: it takes a matrix of that size.
 COUNTED = 1000

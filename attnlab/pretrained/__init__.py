@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import ModelConfig
+from attnlab.model.config import ModelConfig
+from attnlab.model.outer import POSITIONS
 from attnlab.names import find
-from attnlab.outer import POSITIONS
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.distilbert import DISTILBERT
@@ -29,7 +29,7 @@ from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
-from attnlab.surgery import unshare
+from attnlab.sharing.surgery import unshare
 
 __all__ = [
     "FAMILIES",

@@ -14,7 +14,7 @@ from attnlab.pretrained.bert import (
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense
 from attnlab.pretrained.settings import activation
-from attnlab.sharing import Plan, inner_groups
+from attnlab.sharing.plan import Plan, inner_groups
 
 SETTINGS = OF_BERT | {
     "vocab_size": 30000,

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from attnlab.config import ModelConfig
+from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attnlab.config import ModelConfig
+from attnlab.model.config import ModelConfig
 
 
 @functools.lru_cache(maxsize=32)

@@ -7,7 +7,7 @@ once by the sublayer's post-processing and once more by the layer.
 
 from typing import Any
 
-from attnlab.config import ModelConfig
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.rows import Row
 
 WORDS = {"attention": "self_attention", "cross": "encdec_attention", "ffn": "ffn"}

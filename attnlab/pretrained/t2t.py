@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.config import ModelConfig
+from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained.rows import Row
 

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.config import ModelConfig
-from attnlab.heads import HeadSpec
-from attnlab.modules import MultiHeadAttention
+from attnlab.heads.spec import HeadSpec
+from attnlab.model.config import ModelConfig
+from attnlab.model.modules import MultiHeadAttention
 from attnlab.names import find
 from attnlab.pretrained import albert, bert, summae, t2t
 from attnlab.pretrained.rows import Row, dense, fill, norm, same
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.shapes import param_shapes
-from attnlab.sharing import Plan
+from attnlab.sharing.plan import Plan
 
 Tensors = dict[str, np.ndarray]
 Built = tuple[Any, list[Row]]

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 import attnlab
-from attnlab.heads import HeadSpec
-from attnlab.multihead import explain_heads
+from attnlab.heads.multihead import explain_heads
+from attnlab.heads.spec import HeadSpec
 from experiments.benchmarks.flops import matmul_flops
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
-from experiments.peers import attention as peers
-from experiments.peers import on_torch
-from experiments.peers.attention import Peer
+from experiments.benchmarks.peers import attention as peers
+from experiments.benchmarks.peers import on_torch
+from experiments.benchmarks.peers.attention import Peer
 
 OURS = "attnlab"
 # Largest difference allowed, relative to the largest value: sums of 4096 terms in another order.

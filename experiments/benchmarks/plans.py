@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.block import init_block, transformer_block
-from attnlab.cache import init_cache
-from attnlab.layers import run_layers
-from attnlab.models import ModelConfig
-from attnlab.sharing import COUNTED, PLANS
-from attnlab.stack import init_slots
+from attnlab.heads.cache import init_cache
+from attnlab.model.block import init_block, transformer_block
+from attnlab.model.config import ModelConfig
+from attnlab.model.layers import run_layers
+from attnlab.sharing.plan import COUNTED, PLANS
+from attnlab.sharing.stack import init_slots
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
-from experiments.peers.decoders import LinenBlock, linen_layers
+from experiments.benchmarks.peers.decoders import LinenBlock, linen_layers
 
 STACK = ModelConfig(
     max_len=256, width=512, num_layers=24, num_heads=8, ffn_width=2048, activation="gelu_tanh"

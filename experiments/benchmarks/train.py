@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import train
-from attnlab.models import ModelConfig
-from attnlab.tasks import TASKS
+from attnlab import training
+from attnlab.model.config import ModelConfig
+from attnlab.training.tasks import TASKS
 from experiments.benchmarks.measure import Case, Entry
-from experiments.peers import decoders
+from experiments.benchmarks.peers import decoders
 
 SMALL_DECODER = ModelConfig(
     vocab_size=256,
@@ -29,11 +29,11 @@ SMALL_DECODER = ModelConfig(
     readout="own",
     remat=False,  # as the peers
 )
-TRAINS = train.TrainConfig(batch_size=16, length=256, seeds=(0,))
+TRAINS = training.TrainConfig(batch_size=16, length=256, seeds=(0,))
 
 
 def step_cases(
-    config: ModelConfig = SMALL_DECODER, trains: train.TrainConfig = TRAINS
+    config: ModelConfig = SMALL_DECODER, trains: training.TrainConfig = TRAINS
 ) -> Iterator[Case]:
     """One optimizer step of the small decoder, from equal weights, on one batch."""
     build = functools.partial(_step_entries, config, trains)
@@ -41,16 +41,16 @@ def step_cases(
     yield Case(name, "training step", label, trains.batch_size * trains.length, build)
 
 
-def _step_entries(config: ModelConfig, trains: train.TrainConfig) -> list[Entry]:
-    model, optimizer = config.build(), train.adamw(trains)
+def _step_entries(config: ModelConfig, trains: training.TrainConfig) -> list[Entry]:
+    model, optimizer = config.build(), training.adamw(trains)
     size = (trains.batch_size, trains.length + 1)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
     task = TASKS["causal_lm"]
-    state = jax.jit(lambda: train.init_state(model, task, optimizer, trains.length, 0))()
+    state = jax.jit(lambda: training.init_state(model, task, optimizer, trains.length, 0))()
 
     def ours(state, tokens):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = train.train_step(model, task, optimizer, state, tokens, 0)
+        state = training.train_step(model, task, optimizer, state, tokens, 0)
         return state, state.window_loss
 
     entries = [_jax_entry("attnlab", ours, state, tokens)._replace(ours=True)]
@@ -102,7 +102,9 @@ def whole_run_cases(data: str) -> Iterator[Case]:
     def build() -> list[Entry]:
         return [
             Entry("attnlab", ours, ours=True),
-            Entry("torch, eager", lambda: process("experiments.torch_nanogpt", data)),
+            Entry(
+                "torch, eager", lambda: process("experiments.benchmarks.peers.torch_nanogpt", data)
+            ),
         ]
 
     name = "nanoGPT's CPU run, start-up included"

@@ -14,13 +14,13 @@ spread of 0.1 to 0.2 over seeds: some seeds have not left the frequencies of the
 On average more groups are better (1: 4.72, 2: 4.67, 3: 4.64, 4: 4.64, 6: 4.50, 12: 4.56), but no
 row differs from “not-shared” by more than seeds do; for that raise --config.train.steps.
 
-Words after the colon: see `experiments/tables.py`. Without words: ALBERT-base with the paper's
+Words after the colon: see `running/tables.py`. Without words: ALBERT-base with the paper's
 sizes, steps and batch (AdamW here, LAMB there: choose the learning rate with `lr`).
 """
 
 from attnlab.pretrained import published_config
-from experiments import tables
-from experiments.tables import Row, Table
+from experiments.running import tables
+from experiments.running.tables import Row, Table
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:

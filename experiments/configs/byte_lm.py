@@ -22,13 +22,13 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from attnlab.heads import LAYOUTS
-from attnlab.models import ModelConfig
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
-from attnlab.sharing import COUNTED, PLANS, name_of
-from attnlab.tasks import TASKS
-from attnlab.train import TrainConfig
+from attnlab.sharing.plan import COUNTED, PLANS, name_of
+from attnlab.training.config import TrainConfig
+from attnlab.training.tasks import TASKS
 
 # The types of the fields that may be None: a flag needs one to be read.
 OPTIONAL = {

@@ -21,15 +21,15 @@ up for both. Here the divisions are the other way round, which gives the same fu
 attnlab's initial weights are T5's (but for the table of relative positions: 1/sqrt(h), T5's is
 1/sqrt(d)).
 
-Words after the colon: `language_model`, and those of `experiments/tables.py`. Without words: T5
+Words after the colon: `language_model`, and those of `running/tables.py`. Without words: T5
 base.
 """
 
 import dataclasses
 
 from attnlab.pretrained import published_config
-from experiments import tables
-from experiments.tables import Row, Table
+from experiments.running import tables
+from experiments.running.tables import Row, Table
 
 COLUMNS = ("GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo")
 ROWS = {

@@ -12,14 +12,14 @@ vanilla Transformer and a universal one (M = 1) that is as large because it is w
 one wide set is as large as four narrow ones. 200 steps pay for width and not yet for depth; the
 three orders cannot be told apart.
 
-Words after the colon: see `experiments/tables.py`. Without words: the paper's sizes, with
+Words after the colon: see `running/tables.py`. Without words: the paper's sizes, with
 32,768 symbols.
 """
 
 from attnlab.pretrained import published_config
-from experiments import tables
 from experiments.configs import vaswani_table3
-from experiments.tables import Row, Table
+from experiments.running import tables
+from experiments.running.tables import Row, Table
 
 BIG = {"model.width": 1024, "model.ffn_width": 4096, "model.num_heads": 16}
 SIX = 60_878_848

@@ -13,13 +13,13 @@ regularised learn fastest (Spearman's rank correlation with the paper's perplexi
 and key widths (A, B) differ by at most 0.02 from the base, and after Holm's correction no row
 differs by more than seeds do.
 
-Words after the colon: see `experiments/tables.py`. Without words: the paper's sizes, with
+Words after the colon: see `running/tables.py`. Without words: the paper's sizes, with
 37,000 symbols, steps and tokens per step.
 """
 
 from attnlab.pretrained import published_config
-from experiments import tables
-from experiments.tables import Row, Table
+from experiments.running import tables
+from experiments.running.tables import Row, Table
 
 
 def _row(perplexity: float, bleu: float, parameters: int, printed: str = "", **changes) -> Row:

@@ -7,14 +7,14 @@ from textwrap import fill
 import numpy as np
 
 from attnlab import plot
-from attnlab.heads import LAYOUTS
-from attnlab.sharing import COUNTED, PLANS
-from attnlab.tasks import TASKS
-from experiments import arm
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.sharing.plan import COUNTED, PLANS
+from attnlab.training.tasks import TASKS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import CONFIDENCE, compare, heading
 from experiments.reporting.results import Panel, Run, names
 from experiments.reporting.wording import percent
+from experiments.running import arm
 
 MOST_LAYERS, MOST_HEADS = 4, 8
 """Of a map: more would be too small to see on a phone."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.metrics import read_metrics
-from experiments import arm, workdir
+from attnlab.training.metrics import read_metrics
+from experiments.running import arm, workdir
 
 COLUMNS = (
     "layout",

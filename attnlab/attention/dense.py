@@ -1,0 +1,136 @@
+"""All scores at once: the reference that every other backend is held to."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
+from jaxtyping import Array
+
+from attnlab.attention.visible import Visible
+
+Mix = tuple[Array | None, Array | None]
+
+
+class Options(NamedTuple):
+    """What a backend is asked for beside q, k, v, bias and what is visible."""
+
+    scale: Any
+    logits_soft_cap: float | None = None
+    dropout_rate: float = 0.0
+    dropout_key: Any = None
+    mix: Mix = (None, None)
+    return_residual: bool = False
+
+
+def wide_dtype(*arrays: Array | None) -> Any:
+    """What scores and sums are kept in: the dtype of the arrays, float32 at least."""
+    return jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
+
+
+def scores(query, key, bias, scale, soft_cap) -> Array:
+    """[B, N, T, S] from [B, N, T, H] and [B, K, S, H] in the wide dtype, before any mask."""
+    (b, n, t, h), (_, k, s, _) = query.shape, key.shape
+    wide = wide_dtype(query, key)
+    # The query heads of a key head are rows of one product.
+    rows = query.reshape(b, k, n // k * t, h)
+    x = jnp.einsum("BKRH,BKSH->BKRS", rows, key, preferred_element_type=wide)
+    x = x.reshape(b, n, t, s) * jnp.asarray(scale, wide)
+    if bias is not None:
+        x = x + bias.astype(wide)
+    return x if soft_cap is None else soft_cap * jnp.tanh(x / soft_cap)
+
+
+def hide(x: Array, allowed: Array | None) -> Array:
+    """Hidden scores sink to `lowest`: finite, and below all that `row_top` returns."""
+    return x if allowed is None else jnp.where(allowed, x, lowest(x.dtype))
+
+
+def lowest(dtype: Any) -> float:
+    return -float(jnp.finfo(dtype).max) / 2
+
+
+def row_top(x: Array) -> Array:
+    """The largest score of a row, at least lowest / 2: exp(hidden - top) is 0 in an empty row too.
+
+    A constant for the gradient: the softmax does not depend on it.
+    """
+    top = jnp.max(x, axis=-1, keepdims=True)
+    return jax.lax.stop_gradient(jnp.maximum(top, lowest(x.dtype) / 2))
+
+
+def weighted(weights: Array, value: Array) -> Array:
+    """[B, N, T, V] from [B, N, T, S] and [B, Kv, S, V], summed in the dtype of the weights."""
+    (b, n, t, s), (_, kv, _, v) = weights.shape, value.shape
+    rows = weights.astype(value.dtype).reshape(b, kv, n // kv * t, s)
+    out = jnp.einsum("BKRS,BKSV->BKRV", rows, value, preferred_element_type=weights.dtype)
+    return out.reshape(b, n, t, v)
+
+
+def dropout_seed(options: Options) -> Any:
+    """Two words from a key of any kind; None without dropout."""
+    if not options.dropout_rate:
+        return None
+    return jax.random.bits(options.dropout_key, (2,), jnp.uint32)
+
+
+def kept(seed: Array, rate: float, starts: tuple, sizes: tuple, shape: tuple) -> Array:
+    """Which probabilities of a block of [B, N, T, S] dropout keeps.
+
+    Each one is its own draw: Threefry (Salmon et al. 2011) of (row, key position). So every
+    backend draws the same ones, in blocks of any size.
+    """
+    b, n, t, s = (
+        jnp.asarray(start, jnp.uint32) + jax.lax.broadcasted_iota(jnp.uint32, sizes, axis)
+        for axis, start in enumerate(starts)
+    )
+    row = (b * shape[1] + n) * shape[2] + t
+    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, s]))[0]
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def _weights(query, key, bias, visible: Visible, options: Options) -> tuple[Array, Array, Array]:
+    """exp(scores - top), its row sums and top, after the first head mix."""
+    before = options.mix[0]
+    x = scores(query, key, bias, options.scale, options.logits_soft_cap)
+    if before is not None:
+        x = jnp.einsum("BNTS,NM->BMTS", x, before.astype(x.dtype))
+    x = hide(x, visible.allowed())
+    top = row_top(x)
+    weights = jnp.exp(x - top)
+    return weights, jnp.sum(weights, axis=-1, keepdims=True), top
+
+
+def _probs(weights: Array, total: Array, options: Options) -> Array:
+    after, probs = options.mix[1], weights / jnp.where(total > 0, total, 1)
+    return probs if after is None else jnp.einsum("BMTS,MN->BNTS", probs, after.astype(probs.dtype))
+
+
+def probabilities(query, key, bias, visible: Visible, options: Options) -> Array:
+    """[B, N, T, S] before dropout, computed aside: no backend's output can depend on it.
+
+    The barrier keeps the compiler from merging this with, or fusing it into, the output's path.
+    """
+    query, key = jax.lax.optimization_barrier((query, key))
+    query, key = query.swapaxes(1, 2), key.swapaxes(1, 2)
+    weights, total, _ = _weights(query, key, bias, visible, options)
+    return _probs(weights, total, options)
+
+
+def dense(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
+    """Any feature, any derivative; O(T S) memory."""
+    query, key, value = (a.swapaxes(1, 2) for a in (query, key, value))
+    weights, total, top = _weights(query, key, bias, visible, options)
+    some = jnp.where(total > 0, total, 1)
+    residual = jnp.where(total > 0, top + jnp.log(some), -math.inf)
+    if options.mix[1] is not None:
+        weights, some = _probs(weights, total, options), jnp.ones((), total.dtype)
+    if options.dropout_rate:
+        drawn = kept(dropout_seed(options), options.dropout_rate, (0,) * 4, *(weights.shape,) * 2)
+        weights = jnp.where(drawn, weights / (1 - options.dropout_rate), 0)
+    # The rows are divided by their sums after the product with v: a [T, V] pass for a [T, S] one.
+    out = (weighted(weights, value) / some).swapaxes(1, 2).astype(value.dtype)
+    return {"out": out} | (
+        {"residual": residual[..., 0].swapaxes(1, 2)} if options.return_residual else {}
+    )

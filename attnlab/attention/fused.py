@@ -1,0 +1,110 @@
+"""Kernels of other libraries, behind our rules: `jax.nn.dot_product_attention` on XLA and cuDNN."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from attnlab.attention.dense import Options
+from attnlab.attention.masks import combine
+from attnlab.attention.visible import Visible
+
+
+def _pad_widths(size: int, *arrays: Array) -> list[Array]:
+    """jax.nn wants V = H; zero columns change no product."""
+    return [jnp.pad(a, [(0, 0)] * 3 + [(0, size - a.shape[-1])]) for a in arrays]
+
+
+def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
+    size = max(query.shape[-1], value.shape[-1])
+    q, k, v = _pad_widths(size, query, key, value)
+    allowed = visible.allowed()
+    if bias is not None:  # a bias of -inf hides too, and a row of it is NaN in jax.nn
+        shown = bias > -jnp.inf
+        bias, allowed = jnp.where(shown, bias, 0), combine(allowed, shown)
+    out = jax.nn.dot_product_attention(
+        q, k, v, bias, allowed, scale=options.scale, implementation="xla"
+    )[..., : value.shape[-1]]
+    if bias is not None:
+        sees = jnp.any(allowed, axis=3).swapaxes(1, 2)[..., None]
+        out = jnp.where(sees, out, 0)
+    return {"out": out}
+
+
+def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
+    for field, default in Options._field_defaults.items():
+        if field != "dropout_key" and getattr(options, field) != default:
+            return f"jax.nn has no {field}"
+    if key.shape[-2] != value.shape[-2]:
+        return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"
+    if not query.dtype == key.dtype == value.dtype:
+        return f"it needs one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
+    if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
+        return "jax.nn has no float16 on a CPU"
+    return None
+
+
+def _native(visible: Visible) -> dict[str, Any] | None:
+    """Causal, window and lengths in cuDNN's own words, or None where they need a mask array.
+
+    cuDNN has a left window under the causal rule alone, and gives NaN in an empty row: so lengths
+    are at least 1 (what is hidden is zero by then, and empty rows are zeroed after).
+    """
+    window, lengths = visible.window, (visible.query_lengths, visible.key_lengths)
+    causal = visible.is_causal or (window is not None and window[1] == 0)
+    if visible.mask is not None:
+        return None
+    if window is not None:
+        ranges = visible._replace(query_lengths=None, key_lengths=None).ranges()
+        empty = ranges is not None and bool(np.any(ranges[0] >= ranges[1]))
+        if not causal or empty or lengths != (None, None):
+            return None
+    query_lengths, key_lengths = (None if a is None else jnp.maximum(a, 1) for a in lengths)
+    return {
+        "is_causal": causal,
+        "local_window_size": window and (window[0], 0),
+        "query_seq_lengths": query_lengths,
+        "key_value_seq_lengths": key_lengths,
+    }
+
+
+def cudnn(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
+    """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
+    size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
+    asked = _native(visible)
+    if asked is None:
+        allowed = visible.allowed()
+        t, s = query.shape[1], key.shape[1]
+        asked = {"mask": jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))}
+    q, k, v = _pad_widths(size, query, key, value)
+    out = jax.nn.dot_product_attention(
+        q, k, v, scale=options.scale, implementation="cudnn", **asked
+    )
+    return {"out": out[..., : value.shape[-1]]}
+
+
+def _gpu() -> tuple[str, float]:
+    """The default backend, and the compute capability of an NVIDIA GPU (else 0)."""
+    device = jax.devices()[0]
+    try:
+        return device.platform, float(device.compute_capability)
+    except (AttributeError, ValueError):
+        return device.platform, 0.0
+
+
+def refuse_cudnn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
+    (platform, capability), (t, s) = _gpu(), (query.shape[1], key.shape[1])
+    size, most = max(query.shape[-1], value.shape[-1]), 256 if capability >= 9 else 128
+    if platform != "gpu" or not capability:
+        return f"cuDNN needs an NVIDIA GPU, this is a {platform}"
+    if query.dtype not in (jnp.float16, jnp.bfloat16):
+        return f"cuDNN needs float16 or bfloat16, not {query.dtype}"
+    if size > most:
+        return f"cuDNN on this GPU needs head widths of at most {most}, not {size}"
+    if bias is not None:
+        return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {bias.shape}"
+    if (t % 2 or s % 2) and _native(visible) is None:
+        return f"cuDNN needs even lengths under such a mask, not T={t} and S={s}"
+    return refuse_jax_nn(query, key, value, bias, visible, options)

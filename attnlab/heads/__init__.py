@@ -1,0 +1,22 @@
+"""How does a head get its q, k and v? The table of layouts, their weights, and one pure call."""
+
+from attnlab.heads import positions
+from attnlab.heads.cache import init_cache
+from attnlab.heads.layouts import LAYOUTS, Layout
+from attnlab.heads.multihead import contraction_orders, explain_heads, multi_head_attention
+from attnlab.heads.project import init_heads, merge_heads, project_heads
+from attnlab.heads.spec import HeadSpec
+
+__all__ = [
+    "LAYOUTS",
+    "HeadSpec",
+    "Layout",
+    "contraction_orders",
+    "explain_heads",
+    "init_cache",
+    "init_heads",
+    "merge_heads",
+    "multi_head_attention",
+    "positions",
+    "project_heads",
+]

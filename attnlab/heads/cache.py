@@ -1,0 +1,123 @@
+"""What decoding remembers: the keys and values of the past, or the inputs they are made of.
+
+A cache is a dict of arrays [B, size, ...] and the number of tokens seen so far; it goes into a
+call and comes out longer. Token p lies in slot p mod size, so with a sliding window a small cache
+goes round; without one it ends when it is full.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.spec import HeadSpec, absorption
+from attnlab.names import find
+
+Cache = dict[str, Any]
+
+
+class Seen(NamedTuple):
+    """What the queries of one call may look at."""
+
+    held: dict[str, Array]
+    """name -> [B, size, ...], the new tokens included."""
+    allowed: Bool[Array, "T S"]
+    fits: Bool[Array, ""]
+    """False where the cache was full: then nothing was written."""
+    cache: Cache
+
+
+def init_cache(
+    spec: HeadSpec, batch: int, size: int, dtype: Any = jnp.float32, *, order: str = "factored"
+) -> Cache:
+    """An empty cache of `size` tokens for the heads of `spec`.
+
+    Holds k and v as `project_heads` makes them, or as they are in another order of contraction
+    (see `multi_head_attention`). In the order "absorbed" keys and values are the inputs, and the
+    cache holds x alone.
+
+    >>> cache = init_cache(HeadSpec("absorbed", width=6, num_heads=2), batch=1, size=4)
+    >>> {name: a.shape for name, a in cache.items()}
+    {'x': (1, 4, 6), 'length': ()}
+    """
+    reached = {"factored": spec} | {step.spec.layout: step.spec for step in absorption(spec)}
+    spec = find(f"order of layout {spec.layout!r}", order, reached)
+    s, row = spec.sizes, LAYOUTS[spec.layout]
+    if row.reads_inputs and s["E"] != s["W"]:
+        raise ValueError(
+            f"layout {spec.layout!r} keeps its inputs: key_width {s['E']} and value_width {s['W']} "
+            "must be equal, because keys and values are one text"
+        )
+    shapes = {"x": (s["E"],)} if row.reads_inputs else {
+        "k": (1 if row.one_key_head else s["K"], s["H"]),
+        "v": (s["K"], s["V"]),
+    }  # fmt: skip
+    arrays = {name: jnp.zeros((batch, size, *shape), dtype) for name, shape in shapes.items()}
+    return arrays | {"length": jnp.zeros((), jnp.int32)}
+
+
+def extend(
+    cache: Cache, new: dict[str, Array], *, is_causal: bool = True, window: int | None = None
+) -> Seen:
+    """Writes `new` (name -> [B, T, ...]) behind what the cache holds.
+
+    Query i of the call stands at position length + i. With `is_causal` it sees positions up to
+    its own, with `window` no further back than that many tokens.
+
+    Raises ValueError where T new tokens can never fit. Where they do not fit behind what is
+    there, which only a traced length can tell, nothing is written and `fits` is False.
+    """
+    start, (batch, t) = cache["length"], next(iter(new.values())).shape[:2]
+    for name, a in new.items():
+        if name not in cache:
+            names = ", ".join(n for n in cache if n != "length")
+            raise ValueError(
+                f"the cache holds {names}, this order of contraction needs {name}; "
+                "make it with init_cache(spec, ..., order=...) of the same order"
+            )
+        if cache[name].shape[0] != batch or cache[name].shape[2:] != a.shape[2:]:
+            raise ValueError(
+                f"the cache holds {name} of shape {cache[name].shape}, the new tokens have "
+                f"{a.shape}; make it with init_cache(spec, batch={batch}, size=...)"
+            )
+    size = cache[next(iter(new))].shape[1]
+    if t > size:
+        raise ValueError(f"{t} tokens do not fit a cache of size {size}; make a larger one")
+    # With a window, old tokens may give way: none that a query of this call still sees is lost.
+    goes_round = window is not None and t + window <= size
+    fits = jnp.asarray(goes_round) | (start + t <= size)
+    position = start + jnp.arange(t)
+    # An index past the end is dropped: a full cache keeps what it holds.
+    slots = jnp.where(fits, position % size, size)
+    held = {
+        name: cache[name].at[:, slots].set(a.astype(cache[name].dtype), mode="drop")
+        for name, a in new.items()
+    }
+    holds = held_positions(start + t - 1, size)
+    allowed = (holds >= 0) & jnp.ones((t, 1), bool)
+    if is_causal:
+        allowed = allowed & (holds <= position[:, None])
+    if window is not None:
+        allowed = allowed & (holds >= position[:, None] - window)
+    length = jnp.where(fits, start + t, start)
+    return Seen(held, allowed, fits, cache | held | {"length": length})
+
+
+def held_positions(last: Int[Array, ""] | int, size: int) -> Int[Array, "S"]:
+    """The youngest position p <= last with p mod size = slot, for every slot; below 0 where there
+    is none yet.
+
+    >>> held_positions(4, 3).tolist(), held_positions(1, 3).tolist()
+    ([3, 4, 2], [0, 1, -1])
+    """
+    return last - (last - jnp.arange(size)) % size
+
+
+def stacked_size(cache: Cache) -> int:
+    """How many tokens the cache of a model has room for: its arrays are [L, B, size, ...].
+
+    >>> stacked_size({"length": jnp.zeros(2, int), "x": jnp.zeros((2, 1, 5, 6))})
+    5
+    """
+    return next(a.shape[2] for name, a in cache.items() if name != "length")

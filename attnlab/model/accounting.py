@@ -1,0 +1,145 @@
+"""Parameters and FLOPs of a model by formula, from the same axis strings that make the weights.
+
+FLOPs count the forward pass of matrix products, 2 for a multiply-add: every weight that is
+applied, the scores and the value product over all keys (a causal mask saves none here), the
+readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % at usual sizes), and
+what is paid once a call, whatever the number of tokens: the product that makes a layer's delta.
+`config` is a `ModelConfig`.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops, multiply_adds
+from attnlab.heads.spec import MEMORY_NAMES, weight_axes
+from attnlab.model.outer import count_outer
+from attnlab.model.pointwise import feed_forward_shapes
+from attnlab.names import find
+from attnlab.sharing.delta import delta_shapes
+
+
+def model_cache_bytes(config: Any, bytes_per_number: int = 4) -> int:
+    """What decoding stores per token in all layers; those that reuse keys store none.
+
+    >>> from attnlab import ModelConfig
+    >>> [model_cache_bytes(ModelConfig(num_layers=4, plan=p)) for p in ("separate", "cla:2")]
+    [2048, 1024]
+    """
+    memories = max(config.slots.memories) + 1
+    return memories * cache_bytes_per_token(config.heads, bytes_per_number)
+
+
+def part_shapes(config: Any, plan: Any) -> dict[str, dict[str, tuple[int, ...]]]:
+    """part of `plan` -> weight -> its shape in one slot, the part's norm included."""
+    c, norm = config, {"norm.scale": (config.width,)}
+    norm |= {"norm.bias": (c.width,)} if c.norm_bias else {}
+    mix = {f"mix.{side}": (c.num_heads, c.num_heads) for side in ("before", "after")}
+    ffn: dict[str, tuple[int, ...]] = dict(feed_forward_shapes(c.width, c.ffn_width, c.activation))
+    ffn |= {f"{name}_bias": shape[1:] for name, shape in ffn.items()} if c.ffn_bias else {}
+    attention = c.heads.shapes | (mix if c.talking_heads else {}) | norm
+    parts = {"attention": attention, "ffn": ffn | norm, "cross": c.heads.shapes | norm}
+    if "kv" in plan:
+        parts["kv"] = {name: attention.pop(name) for name in MEMORY_NAMES if name in attention}
+    parts = {part: shapes for part, shapes in parts.items() if part in plan}
+    if "delta" in plan:
+        parts["delta"] = {
+            f"{part}.{name}.{factor}": shape
+            for part, shapes in parts.items()
+            for name in shapes
+            for factor, shape in delta_shapes(name, shapes[name], c.delta_rank).items()
+        }
+    return parts
+
+
+def part_parameters(config: Any, plan: Any = None) -> dict[str, int]:
+    """part -> parameters of one slot, its norm included; of the stack of `plan`."""
+    shapes = part_shapes(config, config.slots if plan is None else plan)
+    return {part: sum(map(math.prod, weights.values())) for part, weights in shapes.items()}
+
+
+def unique_parameters(config: Any) -> int:
+    """Numbers that are trained and stored: each slot once.
+
+    >>> from attnlab import ModelConfig
+    >>> alone, shared = (ModelConfig(num_layers=4, plan=p) for p in ("separate", "albert"))
+    >>> layer = sum(part_parameters(alone).values())
+    >>> unique_parameters(alone) - unique_parameters(shared) == 3 * layer
+    True
+    """
+    pools = [config.slots] if config.share_encoder else _plans(config)
+    return count_outer(config) + sum(_total(config, plan, plan.num_slots) for plan in pools)
+
+
+def applied_parameters(config: Any) -> int:
+    """Numbers that a token meets on its way: each slot as often as it is applied.
+
+    >>> from attnlab import ModelConfig
+    >>> alone, shared = (ModelConfig(num_layers=4, plan=p) for p in ("separate", "albert"))
+    >>> applied_parameters(shared) == unique_parameters(alone)
+    True
+    """
+    plans = _plans(config)
+    return count_outer(config) + sum(_total(config, plan, plan.num_applied) for plan in plans)
+
+
+def flops_per_token(config: Any, length: int) -> int:
+    """Forward FLOPs per token at sequences of `length`; sharing layers does not change it.
+
+    Of the factored order of contraction, whatever order a run takes. With an encoder: of a token
+    of the source and one of the target together. The pooler, once a text, is left out.
+
+    >>> from attnlab import ModelConfig
+    >>> flops_per_token(ModelConfig(plan="albert"), 64) == flops_per_token(ModelConfig(), 64)
+    True
+    """
+    c = config
+    shapes = feed_forward_shapes(c.width, c.ffn_width, c.activation).values()
+    heads = head_flops(c.heads, length)
+    mix = 4 * c.num_heads**2 * length if c.talking_heads else 0
+    cross = call_flops(c.heads, 1, length, length, cross=True) // length
+    memory = 2 * sum(
+        multiply_adds(c.heads, n, a) for n, a in weight_axes(c.heads) if n in MEMORY_NAMES
+    )
+    flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
+    flops |= {"kv": 0, "delta": 0}
+    total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
+    total -= sum(memory * sum(plan.reuses) for plan in _plans(c))
+    e = c.embedding_width or c.width
+    total += 2 * e * c.width * len(_plans(c)) if c.embedding_width else 0
+    total += 2 * c.width * e if c.readout_transform else 0
+    read = e if c.readout_transform else c.width
+    return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
+
+
+def _total(config: Any, plan: Any, counts: dict[str, int]) -> int:
+    return sum(size * counts[part] for part, size in part_parameters(config, plan).items())
+
+
+def _plans(config: Any) -> list[Any]:
+    """Of each stack that runs."""
+    both = config.kind == "encoder_decoder"
+    return [config.slots, config.encoder_slots] if both else [config.slots]
+
+
+BUDGETS = {
+    "parameters": lambda config, length: unique_parameters(config),
+    "flops": flops_per_token,
+}
+
+
+def match_ffn_width(config: Any, reference: Any, budget: str, length: int) -> Any:
+    """`config` with the ffn_width that brings its budget nearest to the reference's.
+
+    `budget` is "parameters" (unique) or "flops" (per token, forward). Both are linear in
+    ffn_width. Raises ValueError where even ffn_width 1 is over the budget.
+    """
+    cost = find("budget", budget, BUDGETS)
+    one, two = (cost(dataclasses.replace(config, ffn_width=f), length) for f in (1, 2))
+    ffn_width = 1 + round((cost(reference, length) - one) / (two - one))
+    if ffn_width < 1:
+        raise ValueError(
+            f"{config.layout}/{config.plan}: its heads alone cost more {budget} ({one:,}) than the "
+            f"whole reference ({cost(reference, length):,}); give the reference a larger ffn_width"
+        )
+    return dataclasses.replace(config, ffn_width=ffn_width)

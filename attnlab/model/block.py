@@ -1,0 +1,234 @@
+"""One transformer layer as a pure function: norms, attention, feed-forward, dropout, residuals."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from attnlab.heads.cache import Cache
+from attnlab.heads.layouts import Weights
+from attnlab.heads.multihead import make_memory, multi_head_attention
+from attnlab.heads.project import init_heads, split_memory
+from attnlab.heads.spec import HeadSpec
+from attnlab.model.pointwise import dropout, feed_forward, init_feed_forward
+from attnlab.names import find
+from attnlab.norms import NORM_KINDS, init_norm
+from attnlab.sharing.delta import add_delta, init_delta
+
+DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
+
+
+class BlockSpec(NamedTuple):
+    """What one layer does, apart from its weights.
+
+    `dropout_rate` is that of the outputs of the sublayers that `dropout_places` names; `cross`
+    are the heads that read a second text, None where there is none. With `kv_apart` the maps to
+    keys and values are a part `kv` of their own; with `delta_rank` there is a part `delta`, a
+    difference of that rank to each matrix of the other parts (`relaxed.py`).
+    """
+
+    heads: HeadSpec
+    ffn_width: int
+    norm: str = "pre"
+    norm_kind: str = "layer"
+    norm_eps: float = 1e-5
+    norm_bias: bool = True
+    activation: str = "gelu"
+    ffn_bias: bool = True
+    ffn_skip: float = 1.0
+    is_causal: bool = False
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    ffn_dropout_rate: float = 0.0
+    dropout_places: tuple[str, ...] = ("embeddings", "attention", "ffn")
+    cross: HeadSpec | None = None
+    kv_apart: bool = False
+    delta_rank: int | None = None
+    window: int | None = None
+    talking_heads: bool = False
+    order: str | None = None
+    implementation: str | None = None
+
+    @property
+    def drops(self) -> bool:
+        """Does training need a random stream?"""
+        return any((self.dropout_rate, self.attention_dropout_rate, self.ffn_dropout_rate))
+
+
+def init_mix(num_heads: int) -> Weights:
+    """Talking heads that say nothing yet: both mixing matrices the identity."""
+    return {"before": jnp.eye(num_heads), "after": jnp.eye(num_heads)}
+
+
+def init_block(
+    spec: BlockSpec, *, std: float | None = None, residual_scale: float = 1.0
+) -> dict[str, Callable]:
+    """part -> (key -> one slot of its weights). Each part owns the norm that goes with it, the
+    attention also the matrices of talking heads.
+
+    `residual_scale` multiplies the matrices that write into the residual stream (o, down);
+    GPT-2 takes 1/sqrt(2 L) (Radford et al. 2019, section 2.3).
+    """
+
+    def part(init: Callable, *residual: str) -> Callable:
+        def make(key: Array) -> Weights:
+            w = init(key)
+            w |= {name: w[name] * residual_scale for name in residual if name in w}
+            return w | {"norm": init_norm(spec.heads.width, bias=spec.norm_bias)}
+
+        return make
+
+    def ffn(key: Array) -> Weights:
+        return init_feed_forward(
+            key,
+            spec.heads.width,
+            spec.ffn_width,
+            activation=spec.activation,
+            bias=spec.ffn_bias,
+            std=std,
+        )
+
+    def attention(key: Array) -> Weights:
+        w = init_heads(key, spec.heads, std=std)
+        return w | ({"mix": init_mix(spec.heads.num_heads)} if spec.talking_heads else {})
+
+    whole = part(attention, "o", "vo")
+    parts = {"attention": whole, "ffn": part(ffn, "down")}
+    if spec.cross is not None:
+        make_cross = functools.partial(init_heads, spec=spec.cross, std=std)
+        parts["cross"] = part(make_cross, "o", "vo")
+    if spec.kv_apart:
+        parts["attention"] = lambda key: split_memory(whole(key))[0]
+        parts["kv"] = lambda key: split_memory(whole(key))[1]
+    if (rank := spec.delta_rank) is not None:
+        others = dict(parts)
+        like = lambda key: {name: make(key) for name, make in others.items()}
+        parts["delta"] = lambda key: init_delta(key, jax.eval_shape(like, key), rank)
+    return parts
+
+
+def transformer_block(
+    w: dict[str, Weights],
+    x: Float[Array, "B T D"],
+    context: Float[Array, "B S E"] | None = None,
+    *,
+    spec: BlockSpec,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    context_mask: Array | None = None,
+    rotary: Array | None = None,
+    head_gate: Array | None = None,
+    dropout_key: Array | None = None,
+    memory: tuple[Array, Array] | None = None,
+    reuse: Array | bool = False,
+    cache: Cache | None = None,
+    return_probs: bool = False,
+) -> tuple[Float[Array, "B T D"], Any, Cache | None, tuple[Array, Array] | None]:
+    """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
+    `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
+    `spec.ffn_skip` times.
+
+    Returns the new x; where asked the attention probabilities [B, N, T, S], with a context a pair
+    of them (to itself, to the context); the cache, with x added, where one was given; and the keys
+    and values read, where `memory` holds those of an earlier layer: they are read again where
+    `reuse` is true, else made of x.
+
+    >>> spec = BlockSpec(HeadSpec("narrow", width=6, num_heads=2), ffn_width=8)
+    >>> w = {part: make(jax.random.key(0)) for part, make in init_block(spec).items()}
+    >>> transformer_block(w, jnp.ones((1, 5, 6)), spec=spec)[0].shape
+    (1, 5, 6)
+    """
+    if "delta" in w:
+        w = add_delta({part: a for part, a in w.items() if part != "delta"}, w["delta"])
+    heads = w["attention"] | w.get("kv", {})
+    read = [memory]
+    # Without a context the first four keys are those of a layer that has none.
+    keys = (None,) * 6 if dropout_key is None else jax.random.split(dropout_key, 6)
+    mix = w["attention"].get("mix")
+    seen: list[Any] = []
+    drop = lambda place, out, key: dropout(
+        out, spec.dropout_rate if place in spec.dropout_places else 0.0, key
+    )
+
+    def attention(x):
+        if memory is not None:
+            make = lambda: make_memory(heads, x, spec=spec.heads, rotary=rotary)
+            read[0] = lax.cond(reuse, lambda: memory, make)
+        out = multi_head_attention(
+            heads,
+            x,
+            spec=spec.heads,
+            mask=mask,
+            bias=bias,
+            is_causal=spec.is_causal,
+            local_window_size=_window(spec),
+            rotary=rotary,
+            head_gate=head_gate,
+            mix=mix and (mix["before"], mix["after"]),
+            dropout_rate=0.0 if keys[0] is None else spec.attention_dropout_rate,
+            dropout_key=keys[0],
+            memory=read[0],
+            cache=cache,
+            order=spec.order,
+            return_probs=return_probs,
+            implementation=spec.implementation,
+        )
+        out, *seen[:] = out if isinstance(out, tuple) else (out,)
+        return drop("attention", out, keys[1])
+
+    def ffn(x):
+        out = feed_forward(
+            w["ffn"],
+            x,
+            activation=spec.activation,
+            dropout_rate=spec.ffn_dropout_rate,
+            dropout_key=keys[2],
+        )
+        return drop("ffn", out, keys[3])
+
+    crossed: list[Any] = []
+
+    def cross(x):
+        assert spec.cross is not None
+        out = multi_head_attention(
+            w["cross"],
+            x,
+            context,
+            spec=spec.cross,
+            mask=context_mask,
+            dropout_rate=0.0 if keys[4] is None else spec.attention_dropout_rate,
+            dropout_key=keys[4],
+            order=spec.order,
+            return_probs=return_probs,
+            implementation=spec.implementation,
+        )
+        out, *crossed[:] = out if isinstance(out, tuple) else (out,)
+        return drop("attention", out, keys[5])
+
+    residual: Any = find("norm", spec.norm, NORMS)
+    normalise = functools.partial(find("norm_kind", spec.norm_kind, NORM_KINDS), eps=spec.norm_eps)
+    x = residual(w["attention"]["norm"], attention, x, normalise)
+    if spec.cross is not None:
+        x = residual(w["cross"]["norm"], cross, x, normalise)
+    x = residual(w["ffn"]["norm"], ffn, x, normalise, spec.ffn_skip)
+    probs = seen.pop(0) if return_probs else None
+    if return_probs and spec.cross is not None:
+        probs = probs, crossed.pop()
+    return x, probs, seen.pop() if cache is not None else None, read[0]
+
+
+def _window(spec: BlockSpec) -> tuple[int, int] | None:
+    """So many tokens back, and as many ahead where the layer may look ahead."""
+    if spec.window is None:
+        return None
+    return spec.window, 0 if spec.is_causal else spec.window
+
+
+NORMS: dict[str, Callable] = {
+    "pre": lambda w, f, x, normalise, skip=1.0: skip * x + f(normalise(w, x)),
+    "post": lambda w, f, x, normalise, skip=1.0: normalise(w, skip * x + f(x)),
+}

@@ -1,0 +1,355 @@
+"""`ModelConfig`: everything that makes a model, checked."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attnlab.attention.core import BACKENDS
+from attnlab.heads.cache import Cache, init_cache
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.multihead import check_order, contraction_orders
+from attnlab.heads.spec import HeadSpec
+from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec
+from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
+from attnlab.model.pointwise import ACTIVATIONS
+from attnlab.names import find
+from attnlab.norms import NORM_KINDS
+from attnlab.sharing.plan import COUNTED, PLANS, Plan, named
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
+MODELS: dict[str, Any] = {}
+"""kind -> its Flax module; `models.py` fills it, so that this file needs no Flax."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that makes a model. Frozen, hashable, and valid once it exists.
+
+    Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
+    count for which the layout has a map. With `window` a token sees so many tokens back (an encoder
+    also ahead). `talking_heads` mixes the heads' scores and probabilities by learnt matrices that
+    start as the identity (Shazeer et al. 2020, arXiv 2003.02436). `order` is that of
+    `multi_head_attention`. `plan` is a name of `sharing.named` ("albert", "cycle:3") or a `Plan`,
+    `delta_rank` the rank of the differences between layers where it has a part `delta`;
+    `init_std` None means 1/sqrt(fan in), and `init_residual="depth"` divides the two matrices that
+    write into the residual stream (o, down) by sqrt(2 L), as GPT-2 does.
+
+    Around the layers: `embedding_width` makes the tables that wide and adds a map to `width`, also
+    where both are equal (ALBERT); None has no map. The embedding is multiplied by
+    `embedding_scale`, that of `zero_token` is read as zeros (T2T's padding). `positions` is a row
+    of `POSITIONS`: with "learned_unpadded" `pad_token` is not counted (RoBERTa), "relative" adds
+    to the scores a number per head and one of `relative_buckets` distances, the last of them from
+    `relative_distance` on (T5). `readout` "tied" takes the embedding, "none" leaves the logits
+    out; `readout_transform` is the activation of a dense layer and a norm before it (BERT), or
+    None. `pooler` is a row of `POOLERS`, `pooled_classes` logits are read from what it gives.
+    Dropout of `dropout_rate` acts at `dropout_places`; inside attention and FFN the other two
+    rates act; `embedding_dropout_rate` None is `dropout_rate`. `ffn_skip` multiplies what goes past
+    the feed-forward part of a decoder, or of an encoder that stands alone (SummAE has 2).
+
+    An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
+    and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
+    `share_encoder` lets the encoder read the decoder's weights: attention, FFN, norms, relative
+    positions and final norm (Raffel et al. 2020, section 3.2.2).
+
+    Weights are float32; `dtype` is what products run in. `remat` computes activations again in
+    the backward pass: less memory, and on a CPU no slower. Raises ValueError with a way out.
+    """
+
+    kind: str = "decoder"
+    vocab_size: int = 256
+    max_len: int = 64
+    width: int = 64
+    num_layers: int = 4
+    num_heads: int = 4
+    layout: str = "standard"
+    plan: str | Plan = "separate"
+    delta_rank: int = 8
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    shared_dim: int | None = None
+    attention_scale: float | None = None
+    attention_output: bool = True
+    qk_norm: str | None = None
+    window: int | None = None
+    talking_heads: bool = False
+    ffn_width: int = 256
+    encoder_layers: int | None = None
+    encoder_plan: str | Plan | None = None
+    share_encoder: bool = False
+    norm: str = "pre"
+    norm_kind: str = "layer"
+    norm_eps: float = 1e-5
+    norm_bias: bool = True
+    activation: str = "gelu"
+    attention_biases: str = "qkvo"
+    ffn_bias: bool = True
+    ffn_skip: float = 1.0
+    positions: str = "learned"
+    pad_token: int | None = None
+    rotary_base: float = 10000.0
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    embedding_width: int | None = None
+    embedding_scale: float = 1.0
+    zero_token: int | None = None
+    token_types: int = 0
+    embedding_norm: bool = False
+    readout: str = "tied"
+    readout_bias: bool = False
+    readout_scale: float = 1.0
+    readout_transform: str | None = None
+    pooler: str | None = None
+    pooled_classes: int = 0
+    dropout_rate: float = 0.0
+    embedding_dropout_rate: float | None = None
+    attention_dropout_rate: float = 0.0
+    ffn_dropout_rate: float = 0.0
+    dropout_places: tuple[str, ...] = ("embeddings", "attention", "ffn")
+    init_std: float | None = None
+    init_residual: str = "plain"
+    dtype: str = "float32"
+    remat: bool = True
+    order: str | None = None
+    implementation: str | None = None
+
+    def __post_init__(self):
+        for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "ffn_width"):
+            _check_count(field, getattr(self, field), 1)
+        _check_count("delta_rank", self.delta_rank, 1)
+        for field in ("encoder_layers", "embedding_width"):
+            if getattr(self, field) is not None:
+                _check_count(field, getattr(self, field), 1)
+        for field in ("token_types", "pooled_classes"):
+            _check_count(field, getattr(self, field), 0)
+        for field in ("dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"{field} must be in [0, 1), not {getattr(self, field)}")
+        if not 0 <= (self.embedding_dropout_rate or 0.0) < 1:
+            raise ValueError(
+                f"embedding_dropout_rate must be in [0, 1), not {self.embedding_dropout_rate}"
+            )
+        if self.init_std is not None and self.init_std <= 0:
+            raise ValueError(f"init_std must be positive or None, not {self.init_std}")
+        find("kind of model", self.kind, MODELS)
+        find("norm", self.norm, NORMS)
+        find("norm_kind", self.norm_kind, NORM_KINDS)
+        if self.norm_kind == "rms" and self.norm_bias:
+            raise ValueError("an RMS norm has no bias; set norm_bias=False")
+        find("activation", self.activation, ACTIVATIONS)
+        find("positions", self.positions, POSITIONS)
+        find("readout", self.readout, dict.fromkeys(READOUTS))
+        find("init_residual", self.init_residual, {"plain": 1, "depth": 1})
+        find("dtype", self.dtype, DTYPES)
+        for place in self.dropout_places:
+            find("place of dropout", place, dict.fromkeys(DROPOUT_PLACES))
+        if self.implementation is not None:
+            find("implementation", self.implementation, BACKENDS)
+        if self.slots.num_layers != self.num_layers:
+            raise ValueError(
+                f"the plan has {self.slots.num_layers} layers, num_layers is {self.num_layers}"
+            )
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
+        self._check_outer()
+        self._check_encoder()
+        self._check_parts(self.slots)
+        self._check_heads(self.heads)
+
+    def _check_parts(self, plan: Plan) -> None:
+        """Parts that a layer has, and what keys that layers share ask of it."""
+        must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
+        if not must <= set(plan) <= must | may:
+            raise ValueError(
+                f"a plan has the parts {sorted(must)} and may have {sorted(may)}; this one has "
+                f"{sorted(plan)}"
+            )
+        if "kv" in plan and self.layout == "absorbed":
+            raise ValueError(
+                "layout 'absorbed' has the inputs for keys, which layers cannot share; use layout "
+                "'bilinear' or a plan without 'kv'"
+            )
+        if any(plan.reuses) and self.order not in (None, "factored"):
+            raise ValueError(
+                f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
+            )
+
+    def _check_outer(self) -> None:
+        """Positions, readout and pooler fit what the model is."""
+        row = POSITIONS[self.positions]
+        if row.skips_padding and (self.pad_token is None or self.kind != "encoder"):
+            raise ValueError(
+                f"positions {self.positions!r} need to see the whole text and the padding in it: "
+                "set pad_token and kind='encoder'"
+            )
+        if row.relative and (
+            self.relative_buckets < 4
+            or self.relative_buckets % 4
+            or self.relative_distance <= self.relative_buckets // 2
+        ):
+            raise ValueError(
+                f"relative_buckets {self.relative_buckets} must be a multiple of 4 and "
+                f"relative_distance {self.relative_distance} more than half of it"
+            )
+        if self.readout_transform is not None:
+            plain = {name: a for name, a in ACTIVATIONS.items() if len(a.maps) == 1}
+            find("readout_transform", self.readout_transform, plain)
+        factorised = self.embedding_width not in (None, self.width)
+        if self.readout == "tied" and factorised and self.readout_transform is None:
+            raise ValueError(
+                f"a tied readout of embedding_width {self.embedding_width} cannot read width "
+                f"{self.width}; set readout_transform='gelu' or readout='own'"
+            )
+        if self.readout == "none" and (self.readout_bias or self.readout_transform):
+            raise ValueError(
+                "readout='none' has no logits; leave readout_bias and readout_transform out"
+            )
+        if self.pooler is not None:
+            find("pooler", self.pooler, POOLERS)
+        if self.pooled_classes and not self.pooler:
+            raise ValueError("pooled_classes are read from the pooled output; set pooler='first'")
+
+    def _check_encoder(self) -> None:
+        """An encoder beside the decoder, and what it may share."""
+        both = self.kind == "encoder_decoder"
+        given = (self.encoder_layers, self.encoder_plan) != (None, None) or self.share_encoder
+        if given and not both:
+            raise ValueError(
+                "encoder_layers, encoder_plan and share_encoder are for kind='encoder_decoder', "
+                f"this is a {self.kind}"
+            )
+        if not both and "cross" in self.slots:
+            raise ValueError(
+                f"the plan has the part 'cross', a {self.kind} has nothing to attend to but "
+                "itself; leave the part out or set kind='encoder_decoder'"
+            )
+        if not both:
+            return
+        ours, encoder = self.slots.num_slots, self.encoder_slots
+        if encoder.num_layers != (self.encoder_layers or self.num_layers):
+            raise ValueError(
+                f"encoder_plan has {encoder.num_layers} layers, encoder_layers is "
+                f"{self.encoder_layers or self.num_layers}"
+            )
+        self._check_parts(encoder)
+        if self.share_encoder and ("kv" in encoder) != ("kv" in self.slots):
+            raise ValueError(
+                "share_encoder: both stacks or neither need the part 'kv'; give encoder_plan one "
+                "like that of plan"
+            )
+        if self.pooler:
+            raise ValueError("an encoder_decoder has no pooler; leave it out")
+        for part, count in encoder.num_slots.items():
+            if self.share_encoder and count > ours.get(part, 0):
+                raise ValueError(
+                    f"share_encoder: the encoder uses {count} slots of {part!r}, the decoder has "
+                    f"{ours.get(part, 0)}; give both as many layers, or an encoder_plan that fits"
+                )
+
+    def _check_heads(self, heads: HeadSpec) -> None:
+        """What a layer asks of its heads."""
+        if heads.sizes["O"] != self.width:
+            raise ValueError(
+                f"without an output map the heads side by side ({heads.sizes['O']}) must be as "
+                f"wide as the model ({self.width}); set value_dim or attention_output=True"
+            )
+        rotary = self.positions == "rotary"
+        if rotary and heads.sizes["H"] % 2:
+            raise ValueError(
+                f"rotary positions turn pairs: head_dim {heads.sizes['H']} must be even"
+            )
+        if rotary and self.layout == "absorbed":
+            raise ValueError(
+                "layout 'absorbed' has the inputs for keys, which rotary positions cannot turn; "
+                "use layout 'bilinear' or other positions"
+            )
+        if self.order is not None:
+            orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
+            check_order(heads, orders, self.order)
+
+    @property
+    def heads(self) -> HeadSpec:
+        """The attention heads of every layer."""
+        return HeadSpec(
+            layout=self.layout,
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim,
+            shared_dim=self.shared_dim,
+            scale=self.attention_scale,
+            biases=self._biases(),
+            output=self.attention_output,
+            qk_norm=self.qk_norm,
+        )
+
+    def _biases(self) -> str:
+        """A layout without a map has no bias for it; a letter that is none stays, and fails."""
+        maps = set(find("layout", self.layout, LAYOUTS).biases)
+        maps -= set() if self.attention_output else {"o"}
+        return "".join(a for a in self.attention_biases if a in maps or a not in "qkvo")
+
+    @property
+    def slots(self) -> Plan:
+        """The plan as data; of the decoder, where there is an encoder too."""
+        plan = _as_data(self.plan, self.num_layers)
+        if self.kind != "encoder_decoder" or "cross" in plan:
+            return plan
+        return Plan(**dict(plan.items()), cross=plan["attention"])
+
+    @property
+    def encoder_slots(self) -> Plan:
+        """The plan of the encoder beside the decoder."""
+        plan = self.plan if self.encoder_plan is None else self.encoder_plan
+        plan = _as_data(plan, self.encoder_layers or self.num_layers)
+        return Plan(**{part: slots for part, slots in plan.items() if part != "cross"})
+
+    @property
+    def block(self) -> BlockSpec:
+        """One layer; of the decoder, where there is an encoder too."""
+        own = ("heads", "is_causal", "cross", "kv_apart", "delta_rank")
+        return BlockSpec(
+            heads=self.heads,
+            is_causal=self.kind != "encoder",
+            cross=self.heads if self.kind == "encoder_decoder" else None,
+            **self._parts_of(self.slots),
+            **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
+        )
+
+    @property
+    def encoder_block(self) -> BlockSpec:
+        """One layer of the encoder beside the decoder."""
+        apart = self._parts_of(self.encoder_slots)
+        return self.block._replace(is_causal=False, cross=None, ffn_skip=1.0, **apart)
+
+    def _parts_of(self, plan: Plan) -> dict[str, Any]:
+        rank = self.delta_rank if "delta" in plan else None
+        return {"kv_apart": "kv" in plan, "delta_rank": rank}
+
+    def build(self) -> Any:
+        """The Flax module."""
+        return MODELS[self.kind](self)
+
+    def empty_cache(self, batch: int, size: int) -> Cache:
+        """A cache of `size` tokens for every layer that makes keys: arrays [L, B, size, ...]."""
+        one = init_cache(
+            self.heads, batch, size, DTYPES[self.dtype], order=self.order or "factored"
+        )
+        count = max(self.slots.memories) + 1
+        return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
+
+
+def _as_data(plan: str | Plan, num_layers: int) -> Plan:
+    if isinstance(plan, Plan):
+        return plan
+    if "=" not in plan:
+        find("plan", plan.partition(":")[0], PLANS | COUNTED)
+    return named(plan, num_layers)
+
+
+def _check_count(field: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")

@@ -1,0 +1,280 @@
+"""`ModelConfig` -> a decoder (causal LM), an encoder (masked LM) or both (text to text)."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.attention.masks import combine
+from attnlab.heads.cache import Cache, held_positions, stacked_size
+from attnlab.heads.positions import rotary_angles
+from attnlab.model.config import DTYPES, MODELS, ModelConfig
+from attnlab.model.layers import Ran, run_layers
+from attnlab.model.modules import LayerStack, Slots
+from attnlab.model.outer import (
+    POOLERS,
+    POSITIONS,
+    embed,
+    init_outer,
+    number_positions,
+    read_out,
+    relative_bias,
+)
+from attnlab.model.pointwise import dropout, linear
+from attnlab.norms import NORM_KINDS
+
+
+class Outputs(NamedTuple):
+    """What a model shows; None for what it does not have, or was not asked for."""
+
+    logits: Float[Array, "B T vocab"] | None
+    last: Float[Array, "B T D"]
+    """What the readout reads: the last layer's output, after the final norm where there is one."""
+    hidden: Float[Array, "L1 B T D"] | None = None
+    """What the first layer reads, and the output of every layer."""
+    pooled: Float[Array, "B D"] | None = None
+    classes: Float[Array, "B C"] | None = None
+    probs: Float[Array, "L B N T S"] | None = None
+    cache: Cache | None = None
+    cross_probs: Float[Array, "L B N T S"] | None = None
+    encoded: Float[Array, "B S D"] | None = None
+    """What cross-attention reads: the encoder's last output."""
+    encoder_hidden: Float[Array, "L1 B S D"] | None = None
+    encoder_probs: Float[Array, "L B N S S"] | None = None
+
+    def asked(self, return_probs: bool, return_outputs: bool) -> Any:
+        """All of it, or the logits (without a readout: `last`) with the probs and cache asked for.
+
+        Probabilities of a decoder with an encoder are a triple: own, cross, encoder's.
+        """
+        if return_outputs:
+            return self
+        result: list[Any] = [self.last if self.logits is None else self.logits]
+        if return_probs:
+            three = self.probs, self.cross_probs, self.encoder_probs
+            result.append(self.probs if self.encoded is None else three)
+        result += [] if self.cache is None else [self.cache]
+        return tuple(result) if len(result) > 1 else result[0]
+
+
+class Transformer(nn.Module):
+    """Embeddings, a stack of layers, a readout."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_types: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "*B T"] | None = None,
+        padding_mask: Bool[Array, "B S"] | None = None,
+        mask: Bool[Array, "..."] | None = None,
+        head_gate: Float[Array, "..."] | None = None,
+        cache: Cache | None = None,
+        deterministic: bool = True,
+        return_probs: bool = False,
+        return_outputs: bool = False,
+    ) -> Any:
+        """tokens -> logits [B, T, vocab_size] in float32 at least.
+
+        With `return_probs` also the attention probabilities [L, B, N, T, T]; the logits are the
+        same bits. With `return_outputs` all of `Outputs`. `mask` is boolean, True = may attend;
+        `padding_mask` [B, T] True = a token, seen by all; `positions` default to 0, 1, 2, ... or
+        what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N].
+        With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
+        cache is returned last; positions past `max_len` or a full cache give NaN.
+        Dropout takes the "dropout" random stream when not `deterministic`.
+        """
+        c = self.config
+        if cache is not None and c.kind != "decoder":
+            raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
+        w = {name: self.param(name, init) for name, init in init_outer(c).items()}
+        text = _Text(self, w, c, tokens, token_types, positions, cache, deterministic)
+        layers = LayerStack(
+            c.block, c.slots, c.init_std, _residual_scale(c), remat=c.remat, name="layers"
+        )
+        ran = layers(
+            text.x,
+            mask=combine(mask, _seen_by_all(padding_mask)),
+            bias=text.bias("relative_bias", two_sided=c.kind == "encoder"),
+            rotary=text.rotary,
+            head_gate=head_gate,
+            cache=cache,
+            deterministic=deterministic,
+            return_probs=return_probs,
+            return_hidden=return_outputs,
+        )
+        last = text.finish(ran.x, "final_norm")
+        pooled: Any = POOLERS[c.pooler](w, last) if c.pooler else None
+        outputs = Outputs(
+            logits=None if c.readout == "none" else read_out(w, last, config=c),
+            last=last,
+            hidden=text.all_hidden(ran),
+            pooled=pooled,
+            classes=linear(w, "classes", pooled) if c.pooled_classes else None,
+            probs=ran.probs,
+            cache=ran.cache,
+        )
+        return outputs.asked(return_probs, return_outputs)
+
+
+class Decoder(Transformer):
+    """Each position sees itself and the past: predicts the next token."""
+
+
+class Encoder(Transformer):
+    """Each position sees all: predicts the tokens that were masked."""
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder reads one text; a decoder that attends to it writes another (Vaswani 2017)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        padding_mask: Bool[Array, "B S"] | None = None,
+        target_padding_mask: Bool[Array, "B R"] | None = None,
+        encoded: Float[Array, "B S D"] | None = None,
+        cache: Cache | None = None,
+        deterministic: bool = True,
+        return_probs: bool = False,
+        return_outputs: bool = False,
+    ) -> Any:
+        """source, tokens -> logits [B, T, vocab_size] of the token after each of `tokens`.
+
+        `padding_mask` [B, S] True = a token of the source, for the encoder and for the decoder
+        that reads it; `target_padding_mask` [B, T] the same for `tokens`. With `encoded`
+        (`Outputs.encoded` of an earlier call) the encoder is not run again; with `cache` the
+        tokens are the next ones. With `return_probs` also the probabilities: of the decoder
+        [L, B, N, T, T], of the decoder to the source [L, B, N, T, S], of the encoder
+        [Le, B, N, S, S] (None with `encoded`); with `return_outputs` all of `Outputs`.
+        """
+        c = self.config
+        w = {name: self.param(name, init) for name, init in init_outer(c).items()}
+        pool_of = lambda name, block, plan: Slots(
+            block, plan, c.init_std, _residual_scale(c), name=name
+        )()
+        pools = {"layers": pool_of("layers", c.block, c.slots)}
+        own = "" if c.share_encoder else "encoder_"
+        if own:
+            pools["encoder_layers"] = pool_of("encoder_layers", c.encoder_block, c.encoder_slots)
+        drops = c.block.drops and not deterministic
+        key = lambda: self.make_rng("dropout") if drops else None
+        looks: Any = {
+            "remat": c.remat,
+            "return_probs": return_probs,
+            "return_hidden": return_outputs,
+        }
+        seen_source = _seen_by_all(padding_mask)
+        outputs: dict[str, Any] = {}
+        if encoded is None:
+            text = _Text(self, w, c, source, None, None, None, deterministic)
+            ran = run_layers(
+                pools[f"{own}layers"],
+                c.encoder_slots,
+                text.x,
+                spec=c.encoder_block,
+                mask=seen_source,
+                bias=text.bias(f"{own}relative_bias", two_sided=True),
+                rotary=text.rotary,
+                dropout_key=key(),
+                **looks,
+            )
+            encoded = text.finish(ran.x, f"{own}final_norm")
+            outputs = {"encoder_hidden": text.all_hidden(ran), "encoder_probs": ran.probs}
+        text = _Text(self, w, c, tokens, None, None, cache, deterministic)
+        ran = run_layers(
+            pools["layers"],
+            c.slots,
+            text.x,
+            encoded,
+            spec=c.block,
+            mask=_seen_by_all(target_padding_mask),
+            bias=text.bias("relative_bias", two_sided=False),
+            context_mask=seen_source,
+            rotary=text.rotary,
+            dropout_key=key(),
+            cache=cache,
+            **looks,
+        )
+        last = text.finish(ran.x, "final_norm")
+        probs, cross_probs = ran.probs or (None, None)
+        return Outputs(
+            logits=None if c.readout == "none" else read_out(w, last, config=c),
+            last=last,
+            hidden=text.all_hidden(ran),
+            probs=probs,
+            cross_probs=cross_probs,
+            cache=ran.cache,
+            encoded=encoded,
+            **outputs,
+        ).asked(return_probs, return_outputs)
+
+
+MODELS.update(decoder=Decoder, encoder=Encoder, encoder_decoder=EncoderDecoder)
+
+
+class _Text:
+    """One text on its way through a model: embedded, with its positions, and out again."""
+
+    def __init__(self, module, w, config, tokens, token_types, numbers, cache, deterministic):
+        c, length = config, tokens.shape[1]
+        if length > c.max_len:
+            raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
+        self.w, self.config, self.cache = w, c, cache
+        self.keys = module.make_rng if not deterministic else lambda stream: None
+        if numbers is None:
+            start = None if cache is None else cache["length"][0]
+            numbers = number_positions(c, tokens, start)
+        x = embed(w, tokens, config=c, numbers=numbers, token_types=token_types)
+        self.numbers = jnp.arange(length) if numbers is None else numbers
+        rate = c.dropout_rate if c.embedding_dropout_rate is None else c.embedding_dropout_rate
+        self.x = self._drop("embeddings", x, rate).astype(DTYPES[c.dtype])
+        self.rotary = None
+        if POSITIONS[c.positions].rotary:
+            self.rotary = rotary_angles(self.numbers, c.heads.sizes["H"], base=c.rotary_base)
+
+    def bias(self, name: str, *, two_sided: bool) -> Array | None:
+        """What relative positions add to the scores."""
+        if name not in self.w:
+            return None
+        keys = self.numbers
+        if self.cache is not None:
+            # What is not there is masked.
+            last = self.cache["length"][0] + len(self.numbers) - 1
+            keys = held_positions(last, stacked_size(self.cache))
+        return relative_bias(
+            self.w[name], self.numbers, keys, config=self.config, two_sided=two_sided
+        )
+
+    def finish(self, x: Array, norm: str) -> Array:
+        """The final norm, where there is one, and what is dropped behind it."""
+        c = self.config
+        if norm in self.w:
+            x = NORM_KINDS[c.norm_kind](self.w[norm], x, eps=c.norm_eps)
+        return self._drop("final", x, c.dropout_rate)
+
+    def all_hidden(self, ran: Ran) -> Array | None:
+        """[L + 1, B, T, D], where it was asked for."""
+        return None if ran.hidden is None else jnp.concatenate([self.x[None], ran.hidden])
+
+    def _drop(self, place: str, x: Array, rate: float) -> Array:
+        if not rate or place not in self.config.dropout_places:
+            return x
+        return dropout(x, rate, self.keys("dropout"))
+
+
+def _residual_scale(c: ModelConfig) -> float:
+    return (2 * c.num_layers) ** -0.5 if c.init_residual == "depth" else 1.0
+
+
+def _seen_by_all(padding_mask: Array | None) -> Array | None:
+    return None if padding_mask is None else jnp.asarray(padding_mask)[:, None, None, :]

@@ -1,0 +1,187 @@
+"""What stands around the layers: embeddings and positions before them, readout and pooler behind.
+
+Pure functions on one flat dict of weights, named as in `outer_shapes`; `config` is a `ModelConfig`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attnlab.heads import positions
+from attnlab.model.pointwise import ACTIVATIONS, linear
+from attnlab.norms import NORM_KINDS, init_norm
+
+Weights = dict[str, Any]
+
+
+class Position(NamedTuple):
+    """One way to tell a model where a token stands. A new one is a row of `POSITIONS`."""
+
+    learned: bool = False
+    """Is a trained table added to the embedding?"""
+    fixed: Callable | None = None
+    """(number of positions, width) -> a table that is added and not trained."""
+    skips_padding: bool = False
+    """Are only the tokens counted that are not `pad_token`?"""
+    rotary: bool = False
+    """Are queries and keys turned?"""
+    relative: bool = False
+    """Is a number per head and distance added to the scores?"""
+
+
+POSITIONS = {
+    "learned": Position(learned=True),
+    # RoBERTa: the tokens that are no padding count from pad_token + 1 on, padding is at pad_token.
+    "learned_unpadded": Position(learned=True, skips_padding=True),
+    "sinusoidal": Position(fixed=positions.sinusoidal),
+    "sinusoidal_halves": Position(fixed=positions.sinusoidal_halves),
+    "rotary": Position(rotary=True),
+    "relative": Position(relative=True),
+    "none": Position(),
+}
+READOUTS = ("tied", "own", "none")
+TABLES = {"embedding", "positions", "token_types", "relative_bias", "encoder_relative_bias"}
+
+
+def outer_shapes(config: Any) -> dict[str, Any]:
+    """Weight name -> shape, or a dict of shapes, in the order in which they are made."""
+    c, row = config, POSITIONS[config.positions]
+    d, e = c.width, c.embedding_width or c.width
+    norm = lambda width: {"scale": (width,)} | ({"bias": (width,)} if c.norm_bias else {})
+    matrix = lambda name, i, o: {name: (i, o), f"{name}_bias": (o,)}
+    shapes: dict[str, Any] = {"embedding": (c.vocab_size, e)}
+    shapes |= {"positions": (c.max_len, e)} if row.learned else {}
+    shapes |= {"token_types": (c.token_types, e)} if c.token_types else {}
+    shapes |= {"embedding_norm": norm(e)} if c.embedding_norm else {}
+    shapes |= matrix("embedding_map", e, d) if c.embedding_width else {}
+    stacks = ["", "encoder_"] if c.kind == "encoder_decoder" and not c.share_encoder else [""]
+    if row.relative:
+        shapes |= {f"{s}relative_bias": (c.relative_buckets, c.num_heads) for s in stacks}
+    if c.norm == "pre":
+        shapes |= {f"{s}final_norm": norm(d) for s in stacks}
+    if c.readout_transform:
+        shapes |= matrix("transform", d, e) | {"transform_norm": norm(e)}
+    if c.readout == "own":
+        shapes |= {"readout": (e if c.readout_transform else d, c.vocab_size)}
+    shapes |= {"readout_bias": (c.vocab_size,)} if c.readout_bias else {}
+    shapes |= matrix("pooler", d, d) if c.pooler == "first" else {}
+    return shapes | (matrix("classes", d, c.pooled_classes) if c.pooled_classes else {})
+
+
+def init_outer(config: Any) -> dict[str, Callable]:
+    """Weight name -> (key -> its value).
+
+    Matrices are normal with standard deviation 1/sqrt(fan in), or `init_std`; the fan of a table
+    is its width. Biases are zero.
+    """
+
+    def make(name: str, shape: Any) -> Callable:
+        if isinstance(shape, dict):
+            return lambda key: init_norm(shape["scale"][0], bias="bias" in shape)
+        if len(shape) == 1:
+            return lambda key: jnp.zeros(shape)
+        std = config.init_std or shape[1 if name in TABLES else 0] ** -0.5
+        return lambda key: jax.random.normal(key, shape) * std
+
+    return {name: make(name, shape) for name, shape in outer_shapes(config).items()}
+
+
+def count_outer(config: Any) -> int:
+    """Parameters outside the layers.
+
+    >>> from attnlab import ModelConfig
+    >>> count_outer(ModelConfig(vocab_size=7, max_len=5, width=4)) == 7 * 4 + 5 * 4 + 2 * 4
+    True
+    """
+    leaves = jax.tree.leaves(outer_shapes(config), is_leaf=lambda a: isinstance(a, tuple))
+    return sum(math.prod(shape) for shape in leaves)
+
+
+def number_positions(
+    config: Any, tokens: Int[Array, "B T"], start: Any = None
+) -> Int[Array, "*B T"] | None:
+    """The position of each token, behind `start` others; None means 0, 1, 2, ..."""
+    if POSITIONS[config.positions].skips_padding:
+        real = (tokens != config.pad_token).astype(jnp.int32)
+        return jnp.cumsum(real, axis=1) * real + config.pad_token
+    return None if start is None else start + jnp.arange(tokens.shape[1])
+
+
+def embed(
+    w: Weights,
+    tokens: Int[Array, "B T"],
+    *,
+    config: Any,
+    numbers: Int[Array, "*B T"] | None = None,
+    token_types: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T D"]:
+    """What the first layer reads: map(norm(scale * word + position + type)), of those there are.
+
+    `numbers` are the positions, None for 0, 1, 2, ...; one past the table gives NaN.
+    """
+    c, row = config, POSITIONS[config.positions]
+    x = w["embedding"][tokens]
+    x = x if c.embedding_scale == 1 else x * jnp.asarray(c.embedding_scale, x.dtype)
+    if c.zero_token is not None:
+        x = jnp.where((tokens == c.zero_token)[..., None], 0, x)
+    table = w.get("positions")
+    if row.fixed is not None:
+        table = row.fixed(c.max_len, x.shape[-1]).astype(x.dtype)
+    if table is not None and numbers is None:
+        x = x + table[: tokens.shape[1]]
+    elif table is not None:
+        x = x + table.at[numbers].get(mode="fill", fill_value=jnp.nan)
+    if c.token_types:
+        x = x + w["token_types"][jnp.zeros_like(tokens) if token_types is None else token_types]
+    elif token_types is not None:
+        # GPT-2 reads the type from the table of the words.
+        x = x + w["embedding"][token_types]
+    if c.embedding_norm:
+        x = NORM_KINDS[c.norm_kind](w["embedding_norm"], x, eps=c.norm_eps)
+    return linear(w, "embedding_map", x) if c.embedding_width else x
+
+
+def relative_bias(
+    table: Float[Array, "buckets N"],
+    queries: Int[Array, "*B T"],
+    keys: Int[Array, "*B S"],
+    *,
+    config: Any,
+    two_sided: bool,
+) -> Float[Array, "*B N T S"]:
+    """Added to the scores of all layers: table[bucket of the distance, head]."""
+    buckets = positions.relative_buckets(
+        keys[..., None, :] - queries[..., :, None],
+        num_buckets=config.relative_buckets,
+        max_distance=config.relative_distance,
+        two_sided=two_sided,
+    )
+    return jnp.moveaxis(table[buckets], -1, -3)
+
+
+def read_out(w: Weights, x: Float[Array, "B T D"], *, config: Any) -> Float[Array, "B T vocab"]:
+    """scale * x W + b in float32 at least, of norm(act(x W_t + b_t)) where there is a transform."""
+    c = config
+    if c.readout_transform:
+        x = ACTIVATIONS[c.readout_transform].run(linear(w, "transform", x))
+        x = NORM_KINDS[c.norm_kind](w["transform_norm"], x, eps=c.norm_eps)
+    x = x if c.readout_scale == 1 else x * jnp.asarray(c.readout_scale, x.dtype)
+    kernel = w["readout"] if c.readout == "own" else w["embedding"].T
+    logits = jax.lax.dot(
+        x.reshape(-1, x.shape[-1]),
+        kernel.astype(x.dtype),
+        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+    ).reshape(*x.shape[:2], c.vocab_size)
+    return logits + w["readout_bias"] if c.readout_bias else logits
+
+
+POOLERS: dict[str, Callable] = {
+    # tanh(x_0 W + b): the first token speaks for the text (Devlin et al. 2018).
+    "first": lambda w, x: jnp.tanh(linear(w, "pooler", x[:, 0])),
+    "max": lambda w, x: jnp.max(x, axis=1),
+    "mean": lambda w, x: jnp.mean(x, axis=1),
+}

@@ -1,0 +1,301 @@
+"""Changing which layers share weights, of a model that has its weights already.
+
+`config` is a `ModelConfig`, `params` the weights of `config.build()`. A coarser plan averages the
+slots that become one; that changes the outputs, and `share` says by how much.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.conversion import permute_heads
+from attnlab.conversion.measure import difference
+from attnlab.heads.layouts import LAYOUTS, Weights
+from attnlab.heads.project import split_memory
+from attnlab.heads.spec import HeadSpec, absorption
+from attnlab.names import find
+from attnlab.sharing.delta import add_delta, fit_delta
+from attnlab.sharing.plan import Plan, named, own
+
+
+def unshare(config: Any, params: Any) -> tuple[Any, Any]:
+    """The same function with plan "separate": every layer gets a copy of what it used.
+
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="albert")
+    >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    >>> alone, copied = unshare(config, params)
+    >>> alone.plan, copied["layers"]["ffn"]["up"].shape[0]
+    ('separate', 3)
+    """
+    return replan(config, params, "separate")
+
+
+def share(
+    config: Any, params: Any, plan: str | Plan, tokens: Any, *, merge: str = "mean"
+) -> tuple[Any, Any, float]:
+    """`replan`, and the `output_difference` that it causes on `tokens`.
+
+    >>> from attnlab import ModelConfig
+    >>> config, tokens = ModelConfig(width=8, num_layers=3, num_heads=2), jnp.ones((1, 2), int)
+    >>> params = config.build().init(jax.random.key(0), tokens)["params"]
+    >>> shared, _, difference = share(config, params, "albert", tokens)
+    >>> shared.plan, difference > 0.01
+    ('albert', True)
+    """
+    after = replan(config, params, plan, merge=merge)
+    return *after, output_difference((config, params), after, tokens)
+
+
+def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -> tuple[Any, Any]:
+    """(config, params) under another plan of as many layers.
+
+    A new slot is the mean of what its layers used before. `merge="aligned"` first renames the
+    heads of each layer so that they agree best with those of the slot's first layer: heads have no
+    order, so the plain mean mixes heads that do different things. Exact where all those weights
+    are equal, above all where a plan is refined (`unshare`).
+
+    A part `delta` of the old plan is added to the weights that it belongs to; one of the new plan
+    gets what the new slots lack, as near as `config.delta_rank` allows (`relaxed.fit_delta`).
+    Layers that reuse keys and values (`kv`) go on doing so; others may begin to.
+
+    A name is the plan of both stacks of an encoder-decoder, a `Plan` that of the decoder alone.
+
+    Raises ValueError for a plan of another length or that takes a part away which cannot be, and
+    for `aligned` where a head is tied to a place.
+    """
+    average = find("merge", merge, MERGES)
+    given = named(plan, config.num_layers) if isinstance(plan, str) else plan
+    if given.num_layers != config.num_layers:
+        raise ValueError(
+            f"the new plan has {given.num_layers} layers, the model has {config.num_layers}; they "
+            "must be the same"
+        )
+    changes: dict[str, Any] = {"plan": plan}
+    if config.kind == "encoder_decoder":
+        changes["encoder_plan"] = None if isinstance(plan, str) else config.encoder_slots
+    after = dataclasses.replace(config, **changes)
+    stacks = {"layers": (config.slots, after.slots)}
+    if config.kind == "encoder_decoder":
+        pairs = (config.encoder_slots, after.encoder_slots)
+        if not config.share_encoder:
+            stacks["encoder_layers"] = pairs
+        elif any(not _agree(*both) for both in zip(pairs, stacks["layers"], strict=True)):
+            raise ValueError(
+                "the encoder shares the decoder's weights under another plan; take them apart with "
+                "untie_encoder first"
+            )
+    layers = {
+        name: _replan(params[name], old, new, config, average)
+        for name, (old, new) in stacks.items()
+    }
+    return after, params | layers
+
+
+def untie_encoder(config: Any, params: Any) -> tuple[Any, Any]:
+    """The same function with `share_encoder=False`: the encoder gets copies of what it used.
+
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(kind="encoder_decoder", width=8, num_heads=2, share_encoder=True)
+    >>> tokens = jnp.ones((1, 2), int)
+    >>> params = config.build().init(jax.random.key(0), tokens, tokens)["params"]
+    >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
+    ['encoder_final_norm', 'encoder_layers']
+    """
+    if not config.share_encoder:
+        raise ValueError("the encoder has weights of its own; there is nothing to take apart")
+    alone = dataclasses.replace(config, share_encoder=False)
+    pool = {
+        part: jax.tree.map(lambda a, n=count: a[:n], params["layers"][part])
+        for part, count in config.encoder_slots.num_slots.items()
+    }
+    if "delta" in pool:
+        pool["delta"] = {name: a for name, a in pool["delta"].items() if name != "cross"}
+    outer = {f"encoder_{name}": params[name] for name in OF_A_STACK if name in params}
+    return alone, params | outer | {"encoder_layers": pool}
+
+
+def tie_encoder(config: Any, params: Any, *, merge: str = "mean") -> tuple[Any, Any]:
+    """`share_encoder=True`: what both stacks have becomes the mean of the two, merged as in
+    `replan` (Raffel et al. 2020, section 3.2.2). Cross-attention stays the decoder's own.
+
+    Raises ValueError where the stacks have other plans.
+    """
+    plan = config.encoder_slots
+    tied = dataclasses.replace(config, share_encoder=True)
+    if not _agree(plan, config.slots) or "delta" in plan:
+        raise ValueError("both stacks need one plan, without deltas; see replan")
+    average = find("merge", merge, MERGES)
+    layers = dict(params["layers"])
+    for part, count in plan.num_slots.items():
+        slots = []
+        for slot in range(count):
+            pair = [_slot(params[stack][part], slot) for stack in ("layers", "encoder_layers")]
+            slots.append(average(pair, part, config.heads)[1])
+        layers[part] = _stacked(slots)
+    rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
+    for name in OF_A_STACK:
+        if name in params:
+            pair = [params[name], params[f"encoder_{name}"]]
+            rest[name] = _mean(pair, name, config.heads)[1]
+    return tied, rest | {"layers": layers}
+
+
+OF_A_STACK = ("final_norm", "relative_bias")
+"""What each stack has outside its layers."""
+
+
+def _agree(encoder: Plan, decoder: Plan) -> bool:
+    return all(encoder[part] == decoder[part] for part in encoder)
+
+
+def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -> Any:
+    """The slots of one stack under another plan."""
+    _check(old, new, average)
+    used = [_applied(params, old, i) for i in range(old.num_layers)]
+    layers: dict[str, Any] = {}
+    wanted: list[Weights] = [{} for _ in used]
+    for part in (name for name in new if name != "delta"):
+        slots = []
+        for slot in range(new.num_slots[part]):
+            users = [i for i, s in enumerate(new.indices(part)) if s == slot]
+            together = [_part(used[i], part, new) for i in users]
+            together, merged = average(together, part, config.heads)
+            slots.append(merged)
+            for i, w in zip(users, together, strict=True):
+                wanted[i][part] = w
+        layers[part] = _stacked(slots)
+    if "delta" in new:
+        have = [_applied(layers, new, i) for i in range(new.num_layers)]
+        deltas = [
+            fit_delta(target, w, config.delta_rank) for target, w in zip(wanted, have, strict=True)
+        ]
+        layers["delta"] = _stacked(deltas)
+    return layers
+
+
+def _check(old: Plan, new: Plan, average: Callable) -> None:
+    if any(old.reuses) and old.reuses != new.reuses:
+        raise ValueError(
+            "layers that reuse keys and values have no maps of their own to give back; the new "
+            f"plan needs a part kv that reuses where the old one does, {old['kv']}"
+        )
+    if average is _aligned and "kv" in new:
+        raise ValueError("heads whose keys are a part of their own have no order; use merge='mean'")
+    if "delta" in new and new["delta"] != own(new.num_layers):
+        raise ValueError(f"each layer needs a delta of its own, in order; got {new['delta']}")
+
+
+def _applied(layers: Any, plan: Plan, layer: int) -> dict[str, Weights]:
+    """part -> what `layer` computes with, its delta added."""
+    w = {part: _slot(layers[part], plan.indices(part)[layer]) for part in plan if part in layers}
+    return add_delta(w, w.pop("delta")) if "delta" in w else w
+
+
+def _slot(stacked: Any, slot: int) -> Any:
+    return jax.tree.map(lambda a: a[slot], stacked)
+
+
+def _stacked(slots: list[Any]) -> Any:
+    return jax.tree.map(lambda *a: jnp.stack(a), *slots)
+
+
+def _part(w: dict[str, Weights], part: str, plan: Plan) -> Weights:
+    """The part of one layer as the plan cuts it: the maps to keys and values apart, or not."""
+    whole = w["attention"] | w.get("kv", {})
+    if part in ("attention", "kv") and "kv" in plan:
+        return split_memory(whole)[part == "kv"]
+    return whole if part == "attention" else w[part]
+
+
+def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: Any) -> float:
+    """Largest difference of the logits of two (config, params), relative to the largest logit.
+
+    An encoder-decoder reads `tokens` [B, T] as both its texts.
+    """
+    one, two = (
+        np.asarray(jax.jit(c.build().apply)({"params": p}, *_texts(c, tokens)), np.float64)
+        for c, p in (before, after)
+    )
+    return difference(two, one)
+
+
+def _texts(config: Any, tokens: Any) -> tuple[Any, ...]:
+    return (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
+
+
+def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
+    """The order of the heads of `w` that agrees best with those of `target`: w's head order[n]
+    stands for target's head n.
+
+    Two heads agree as far as their matrices W_Q W_K^T and W_V W_O point the same way (cosine):
+    what a head does, whatever basis its q, k and v are written in. The best order is found
+    exactly (Hungarian method).
+    """
+    if "C" in "".join(LAYOUTS[spec.layout].axes.values()):
+        raise ValueError(
+            f"layout {spec.layout!r}: each head reads its own chunk of x, so heads cannot change "
+            "places; use merge='mean'"
+        )
+    if spec.sizes["K"] != spec.num_heads or not spec.output or spec.qk_norm:
+        raise ValueError(
+            "heads are aligned one by one: groups of heads that share keys, heads without an "
+            "output map and q/k norms have no such order; use merge='mean'"
+        )
+    from scipy.optimize import linear_sum_assignment
+
+    agreement: Any = 0
+    for name, axis in (("qk", 1), ("vo", 0)):
+        one, two = (_per_head(a, spec)[name] for a in (target, w))
+        rows = [np.moveaxis(np.asarray(a, np.float64), axis, 0) for a in (one, two)]
+        flat = [a.reshape(spec.num_heads, -1) for a in rows]
+        flat = [a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-30) for a in flat]
+        agreement = agreement + flat[0] @ flat[1].T
+    return linear_sum_assignment(-agreement)[1]
+
+
+def reorder_heads(w: Weights, order: Any, spec: HeadSpec) -> Weights:
+    """Head order[n] becomes head n, with its row and column of talking heads; the layer's norm
+    stays. The errors are those of `permute_heads`, which does it.
+    """
+    order = [int(n) for n in order]
+    moved = permute_heads({name: w[name] for name in spec.shapes}, spec, order)
+    if "mix" in w:
+        places = np.asarray(order)
+        moved["mix"] = jax.tree.map(lambda a: a[places][:, places], w["mix"])
+    return w | moved
+
+
+def _per_head(w: Weights, spec: HeadSpec) -> Weights:
+    for step in absorption(spec):
+        w = step.weights(w)
+    return w
+
+
+def _mean(together: list[Any], part: str, spec: HeadSpec) -> tuple[list[Any], Any]:
+    first, *rest = together
+    equal = all(
+        np.array_equal(a, b)
+        for w in rest
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(w), strict=True)
+    )
+    # The mean of equal numbers may differ from them in the last bit.
+    mean = lambda *a: jnp.mean(jnp.stack(a), axis=0)
+    return together, first if equal else jax.tree.map(mean, *together)
+
+
+def _aligned(together: list[Any], part: str, spec: HeadSpec) -> tuple[list[Any], Any]:
+    if part == "attention":
+        first = together[0]
+        together = [first] + [
+            reorder_heads(w, align_heads(w, first, spec), spec) for w in together[1:]
+        ]
+    return _mean(together, part, spec)
+
+
+MERGES: dict[str, Callable] = {"mean": _mean, "aligned": _aligned}
+"""Name -> (weights of the layers of a slot, part, heads) -> (them as they are merged, the slot)."""

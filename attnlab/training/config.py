@@ -1,0 +1,61 @@
+"""`TrainConfig`: how to train, checked."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train. Valid once it exists; raises ValueError with a way out.
+
+    Each batch goes through the model in `accumulate` equal parts, one after the other: less
+    memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
+    `tasks.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
+    """
+
+    steps: int = 800
+    batch_size: int = 16
+    accumulate: int = 1
+    length: int = 64
+    seeds: tuple[int, ...] = (0, 1, 2)
+    learning_rate: float = 3e-3
+    final_learning_rate: float = 3e-4
+    warmup_steps: int = 50
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    label_smoothing: float = 0.0
+    log_every: int = 50
+    eval_every: int = 100
+    eval_batch_size: int = 64
+    eval_windows: int = 2048
+    curve_windows: int = 256
+    checkpoint_every: int = 400
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value, zero_is_fine = getattr(self, field.name), field.name in _MAY_BE_ZERO
+            if field.name == "seeds":
+                continue
+            if isinstance(value, bool) or value < 0 or (value == 0 and not zero_is_fine):
+                least = "0 or more" if zero_is_fine else "more than 0"
+                raise ValueError(f"{field.name} must be {least}, not {value!r}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "
+                f"use a multiple of {self.accumulate}"
+            )
+        if self.label_smoothing >= 1:
+            raise ValueError(f"label_smoothing must be below 1, not {self.label_smoothing}")
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be below steps {self.steps}; lower it"
+            )
+
+
+_MAY_BE_ZERO = {
+    "final_learning_rate", "warmup_steps", "weight_decay", "eval_windows", "beta1",
+    "label_smoothing",
+}  # fmt: skip

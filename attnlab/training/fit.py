@@ -1,0 +1,200 @@
+"""Training: the steps of S seeds in one compiled program, evaluation, exact resume."""
+
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from attnlab.training import shard, sources
+from attnlab.training.checkpoint import Checkpoints, check_model, describe_model
+from attnlab.training.config import TrainConfig
+from attnlab.training.metrics import Recorder
+from attnlab.training.optimizers import learning_rate
+from attnlab.training.step import TrainState, init_state, make_evaluate, over_seeds, train_step
+from attnlab.training.tasks import Task
+
+
+class Result(NamedTuple):
+    """What `fit` returns."""
+
+    state: TrainState
+    step: int
+    heldout_loss: np.ndarray
+    """[S], nats per target that counts."""
+    train_loss: np.ndarray
+    wall_seconds: float
+    """Of all seeds together, over every start of the run, compilation included."""
+    tokens_per_second: float
+    """Bytes of the windows, of all seeds together, compilation and evaluation left out."""
+
+
+class NonFiniteLoss(RuntimeError):
+    """A loss became NaN or infinite."""
+
+
+class Stopped(RuntimeError):
+    """The run was asked to stop; its state is saved."""
+
+
+def fit(
+    model: Any,
+    task: Task,
+    optimizer: Any,
+    config: TrainConfig,
+    corpus: sources.Corpus,
+    *,
+    mesh: Mesh,
+    recorder: Recorder,
+    checkpoints: Checkpoints,
+    params: Any = None,
+) -> Result:
+    """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
+
+    Step 0 has fresh weights for each seed, or `params` for all: seeds then differ in batches and
+    dropout alone. A function of (model, params, config, corpus, seeds): killed at any moment and
+    called again it ends with the same numbers, bit for bit, on the same machine with as many cores.
+    A checkpoint remembers the model (`describe_model`): going on with another, above all with
+    another plan of equal shapes, is a WrongCheckpoint. Raises NonFiniteLoss (nothing is saved
+    then) and, on SIGTERM or SIGINT, Stopped (after a save).
+    """
+    began = time.perf_counter()
+    seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
+    make = jax.jit(functools.partial(init_state, model, task, optimizer, config.length))
+    states = [make(np.uint32(seed), params) for seed in config.seeds]
+    state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
+    one_step = functools.partial(
+        train_step,
+        model,
+        task,
+        optimizer,
+        accumulate=config.accumulate,
+        label_smoothing=config.label_smoothing,
+    )
+    step_all = jax.jit(over_seeds(one_step), donate_argnums=0, out_shardings=shard.whole(mesh))
+    evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
+    schedule = learning_rate(config)
+
+    first, spent, clock = 0, 0.0, _Clock()
+    described = describe_model(model)
+    restored = checkpoints.restore(state, functools.partial(check_model, described))
+    if restored:
+        first, state, notes = restored
+        spent, clock = notes["wall_seconds"], _Clock(notes["busy_seconds"], notes["busy_steps"])
+        recorder.say(f"resuming at step {first}")
+    recorder.rewind(first)
+
+    def save(step: int) -> None:
+        _check_finite(config, step, state.window_loss)
+        wall = spent + time.perf_counter() - began
+        notes = {"wall_seconds": wall, "busy_seconds": clock.seconds, "busy_steps": clock.steps}
+        checkpoints.save(step, state, notes | {"model": described})
+
+    def score(step: int, part: np.ndarray, count: int) -> np.ndarray:
+        losses = evaluate(state.params, *sources.windows(part, config.length, count))
+        _check_finite(config, step, losses)
+        return losses
+
+    tokens_per_step = len(config.seeds) * config.batch_size * config.length
+    with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
+        for step in range(first + 1, config.steps + 1):
+            last, logs = step == config.steps, step % config.log_every == 0
+            state = step_all(state, shard.spread(mesh, batch(corpus, config, step), axis=1), seeds)
+            if logs or last:
+                clock.stop(state, step)
+                since = step - (step - 1) // config.log_every * config.log_every
+                losses = np.asarray(state.window_loss) / since
+                _check_finite(config, step, losses)
+                state = state._replace(window_loss=jax.tree.map(jnp.zeros_like, state.window_loss))
+                rate = float(schedule(step - 1))
+                recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
+                advance(step, tokens_per_step)
+            if step % config.eval_every == 0 and not last:
+                clock.stop(state, step)
+                losses = score(step, corpus.heldout, config.curve_windows)
+                recorder.write(step, {"eval/loss": losses})
+            # Hosts agree on the step to stop at, now and then: asking costs them a message.
+            stops = (logs or jax.process_count() == 1) and shard.any_process(asked())
+            if step % config.checkpoint_every == 0 or last or stops:
+                clock.stop(state, step)
+                save(step)
+            if stops and not last:
+                raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
+            clock.start(step)  # hence not before the first step, which compiles
+    heldout = score(config.steps, corpus.heldout, config.eval_windows)
+    train = score(config.steps, corpus.train, config.eval_windows or config.curve_windows)
+    recorder.write(config.steps, {"eval/loss": heldout})
+    wall = spent + time.perf_counter() - began
+    speed = clock.steps * tokens_per_step / max(clock.seconds, 1e-9)
+    return Result(state, config.steps, heldout, train, wall, speed)
+
+
+def batch(corpus: sources.Corpus, config: TrainConfig, step: int) -> np.ndarray:
+    """This process's rows of the batches of all seeds [S, B / P, T + 1]."""
+    rows = [
+        sources.sample(
+            corpus.train,
+            config.length,
+            config.batch_size,
+            seed=seed,
+            step=step,
+            process=jax.process_index(),
+            num_processes=jax.process_count(),
+        )
+        for seed in config.seeds
+    ]
+    return np.stack(rows)
+
+
+class _Clock:
+    """Seconds and number of training steps alone: no compilation, evaluation or saving."""
+
+    def __init__(self, seconds: float = 0.0, steps: int = 0):
+        self.seconds, self.steps = seconds, steps
+        self._since: tuple[float, int] | None = None
+
+    def start(self, step: int) -> None:
+        """Runs from the end of `step`, if it does not run already."""
+        self._since = self._since or (time.perf_counter(), step)
+
+    def stop(self, state: TrainState, step: int) -> None:
+        """Waits for the end of `step` and adds what it took since the start."""
+        if self._since:
+            jax.block_until_ready(state.step)
+            began, first = self._since
+            self.seconds += time.perf_counter() - began
+            self.steps += step - first
+            self._since = None
+
+
+def _check_finite(config: TrainConfig, step: int, losses: Any) -> None:
+    pairs = zip(config.seeds, np.asarray(losses), strict=True)
+    bad = [str(seed) for seed, loss in pairs if not np.isfinite(loss)]
+    if bad:
+        raise NonFiniteLoss(
+            f"the loss of seed {', '.join(bad)} is not finite at step {step}; lower "
+            "train.learning_rate, raise train.warmup_steps or use model.dtype=float32"
+        )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Within, SIGTERM and SIGINT set a flag in place of ending the process."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    both = (signal.SIGTERM, signal.SIGINT)
+    before = {s: signal.signal(s, lambda number, frame: asked.append(number)) for s in both}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

@@ -1,0 +1,209 @@
+"""Attention layers and attention functions of other libraries, as their users call them.
+
+A `Peer` takes our arguments in its own arrangement: weights transposed, axes swapped, trees
+renamed. Since that only moves numbers about, gradients are arranged in the same way, and one map
+per peer is enough to check outputs and gradients against ours.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attnlab.heads.layouts import Weights
+from attnlab.heads.spec import HeadSpec
+from experiments.benchmarks.peers import on_torch
+
+
+def _as_they_are(*args: Any) -> tuple:
+    return args
+
+
+class Peer(NamedTuple):
+    """A function of another library for the work of one of ours."""
+
+    call: Callable[..., Any]
+    """Its arguments -> its output; JAX may trace it, unless `torch`."""
+    arrange: Callable[..., tuple] = _as_they_are
+    """Our arguments (or their gradients) -> its own: numbers moved about, none changed."""
+    arrange_output: Callable[[Any], Any] = lambda out: out
+    """The same for the output."""
+    torch: bool = False
+
+
+def linen_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+    """`flax.linen.MultiHeadDotProductAttention`."""
+    n, h = spec.sizes["N"], spec.sizes["H"]
+    layer = nn.MultiHeadDotProductAttention(
+        n, qkv_features=n * h, out_features=spec.width, use_bias=False, deterministic=True
+    )
+
+    def call(params, x):
+        mask = nn.make_causal_mask(x[..., 0]) if is_causal else None
+        return layer.apply({"params": params}, x, mask=mask)
+
+    names = {"query": "q", "key": "k", "value": "v", "out": "o"}
+    return Peer(call, lambda w, x: ({theirs: {"kernel": w[n]} for theirs, n in names.items()}, x))
+
+
+def nnx_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+    """`flax.nnx.MultiHeadAttention`, split from its weights so that JAX compiles it."""
+    n, h, d = spec.sizes["N"], spec.sizes["H"], spec.width
+    layer = nnx.MultiHeadAttention(
+        n, d, n * h, d, use_bias=False, decode=False, deterministic=True, rngs=nnx.Rngs(0)
+    )
+    graph, state = nnx.split(layer)
+    tree = jax.tree.structure(state)  # key, out, query, value
+
+    def call(state, x):
+        mask = nnx.make_causal_mask(x[..., 0]) if is_causal else None
+        return nnx.merge(graph, state)(x, mask=mask)
+
+    return Peer(call, lambda w, x: (jax.tree.unflatten(tree, [w[name] for name in "koqv"]), x))
+
+
+def equinox_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+    """`equinox.nn.MultiheadAttention`, one batch row at a time under vmap."""
+    import equinox as eqx
+
+    n, d = spec.sizes["N"], spec.width
+    sizes: dict[str, Any] = {
+        "qk_size": spec.sizes["H"],
+        "vo_size": spec.sizes["V"],
+        "output_size": d,
+    }
+    layer = eqx.nn.MultiheadAttention(n, d, **sizes, key=jax.random.key(0))
+    params, static = eqx.partition(layer, eqx.is_inexact_array)
+    tree = jax.tree.structure(params)  # query, key, value, output
+
+    def call(params, x):
+        layer, t = eqx.combine(params, static), x.shape[1]
+        mask = jnp.tril(jnp.ones((t, t), bool)) if is_causal else None
+        return jax.vmap(lambda row: layer(row, row, row, mask))(x)
+
+    def arrange(w, x):
+        read = [w[name].reshape(d, -1).T for name in "qkv"]
+        return jax.tree.unflatten(tree, [*read, w["o"].reshape(-1, d).T]), x
+
+    return Peer(call, arrange)
+
+
+def jax_nn_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+    """`jax.nn.dot_product_attention` between projections."""
+
+    def call(w, x):
+        q, k, v = (jnp.einsum("BTD,DNH->BTNH", x, w[name]) for name in "qkv")
+        heads = jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
+        return jnp.einsum("BTNH,NHD->BTD", heads, w["o"])
+
+    return Peer(call)
+
+
+def torch_sdpa_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+    """`scaled_dot_product_attention` between projections, q, k and v in one product."""
+    linear = on_torch.load().nn.functional.linear
+    attention = on_torch.load().nn.functional.scaled_dot_product_attention
+    n, h = spec.sizes["N"], spec.sizes["H"]
+
+    def call(qkv, out, x):
+        q, k, v = linear(x, qkv).unflatten(-1, (3, n, h)).permute(2, 0, 3, 1, 4)
+        return linear(attention(q, k, v, is_causal=is_causal).transpose(1, 2).flatten(2), out)
+
+    return Peer(call, _torch_weights, torch=True)
+
+
+def torch_module_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+    """`torch.nn.MultiheadAttention`, whose heads are always width / N wide."""
+    torch = on_torch.load()
+    n, d = spec.sizes["N"], spec.width
+    if n * spec.sizes["H"] != d:
+        raise ValueError(f"heads are width / N = {d // n} wide")
+    layer = torch.nn.MultiheadAttention(d, n, bias=False, batch_first=True)
+    layer = layer.to(on_torch.device())
+    settings: dict[str, Any] = {"need_weights": False, "is_causal": is_causal}
+
+    def call(qkv, out, x):
+        weights = {"in_proj_weight": qkv, "out_proj.weight": out}
+        t = x.shape[1]
+        hidden = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1) if is_causal else None
+        words = settings | {"attn_mask": hidden}
+        return torch.func.functional_call(layer, weights, (x, x, x), words)[0]
+
+    return Peer(call, _torch_weights, torch=True)
+
+
+def _torch_weights(w: Weights, x: Any) -> tuple:
+    """Torch keeps a matrix as [out, in]."""
+    d = x.shape[-1]
+    qkv = jnp.concatenate([w[name].reshape(d, -1).T for name in "qkv"])
+    return qkv, w["o"].reshape(-1, d).T, x
+
+
+def jax_nn_function(implementation: Any, is_causal: bool) -> Peer:
+    """`jax.nn.dot_product_attention`."""
+
+    def call(q, k, v):
+        return jax.nn.dot_product_attention(
+            q, k, v, is_causal=is_causal, implementation=implementation
+        )
+
+    return Peer(call)
+
+
+def flax_function(module: Any, is_causal: bool) -> Peer:
+    """`dot_product_attention` of `flax.linen` or `flax.nnx`."""
+
+    def call(q, k, v):
+        mask = module.make_causal_mask(q[..., 0, 0]) if is_causal else None
+        return module.dot_product_attention(q, k, v, mask=mask, deterministic=True)
+
+    return Peer(call)
+
+
+def equinox_function(is_causal: bool) -> Peer:
+    """What `equinox.nn.MultiheadAttention` maps over heads and batch rows."""
+    from equinox.nn._attention import dot_product_attention
+
+    def call(q, k, v):
+        t = q.shape[1]
+        mask = jnp.tril(jnp.ones((t, t), bool)) if is_causal else None
+        head = functools.partial(dot_product_attention, mask=mask)
+        return jax.vmap(jax.vmap(head, in_axes=1, out_axes=1))(q, k, v)
+
+    return Peer(call)
+
+
+def torch_function(is_causal: bool) -> Peer:
+    """`torch.nn.functional.scaled_dot_product_attention`, heads before positions as it likes."""
+    attention = on_torch.load().nn.functional.scaled_dot_product_attention
+
+    def call(q, k, v):
+        return attention(q, k, v, is_causal=is_causal)
+
+    def swap(*arrays):
+        return tuple(jnp.swapaxes(a, 1, 2) for a in arrays)
+
+    return Peer(call, swap, lambda out: swap(out)[0], torch=True)
+
+
+LAYERS: dict[str, Callable[[HeadSpec, bool], Peer]] = {
+    "Linen": linen_layer,
+    "NNX": nnx_layer,
+    "Equinox": equinox_layer,
+    "jax.nn": jax_nn_layer,
+    "torch module": torch_module_layer,
+    "torch sdpa": torch_sdpa_layer,
+}
+
+FUNCTIONS: dict[str, Callable[[bool], Peer]] = {
+    "Linen": functools.partial(flax_function, nn),
+    "NNX": functools.partial(flax_function, nnx),
+    "Equinox": equinox_function,
+    "jax.nn": functools.partial(jax_nn_function, "xla"),
+    "jax.nn cudnn": functools.partial(jax_nn_function, "cudnn"),
+    "torch sdpa": torch_function,
+}

@@ -1,0 +1,1 @@
+"""How one arm runs, and how many do."""

@@ -1,0 +1,278 @@
+"""Every exact map, one by one: exact in each situation but those that it names, broken in them.
+
+All in NumPy, head by head: nothing of the code under test computes the functions compared here.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import test_layouts
+
+from attnlab import LAYOUTS, HeadSpec
+from attnlab.conversion.convert import regauge
+from attnlab.conversion.factors import Refused, diagonalised, split
+from attnlab.conversion.maps import MAPS
+from attnlab.conversion.measure import Situation, float64
+from attnlab.conversion.specs import settled
+from attnlab.heads.layouts import INPUT_AXES
+from attnlab.heads.spec import weight_axes
+
+
+def spec_of(layout, **fields):
+    """Every axis another size; head widths even, for rotary positions."""
+    letters, sizes = "".join(LAYOUTS[layout].axes.values()), dict(num_kv_heads=2, key_width=10)
+    sizes |= dict(head_dim=4, value_dim=5, value_width=9, shared_dim=8)
+    named = dict(K="num_kv_heads", E="key_width", H="head_dim", V="value_dim", W="value_width")
+    kept = {n: sizes[n] for a, n in (named | dict(R="shared_dim")).items() if a in letters}
+    biases = "".join(a for a in "qkvo" if a in LAYOUTS[layout].biases)
+    wanted = dict(out_width=11, biases=biases) | kept | fields
+    return settled(HeadSpec(layout, width=12, num_heads=6, **wanted))
+
+
+def draw(spec, seed=0, size=2.0):
+    """Weights of standard deviation size / sqrt(fan): biases too."""
+    rng, w = np.random.default_rng(seed), {}
+    for name, axes in weight_axes(spec):
+        fan = np.prod([spec.sizes[a] for a in axes if a in INPUT_AXES.get(name, "")] or [1])
+        w[name] = rng.normal(size=spec.shapes[name]) * size / np.sqrt(fan)
+    return w
+
+
+def inputs_of(spec, t=5, s=7):
+    rng, sizes = np.random.default_rng(9), spec.sizes
+    return [rng.normal(size=(2, n, sizes[a])) for n, a in ((t, "D"), (s, "E"), (s, "W"))]
+
+
+def turn(a):
+    """Rotary positions: the pairs (i, i + H/2) by position * 10000^(-2i/H)."""
+    half = a.shape[-1] // 2
+    angles = np.arange(a.shape[1])[:, None] * 1e4 ** (-np.arange(half) / half)
+    one, two = a[..., :half], a[..., half:]
+    return np.concatenate(
+        [one * np.cos(angles) - two * np.sin(angles), two * np.cos(angles) + one * np.sin(angles)],
+        axis=-1,
+    )
+
+
+def norm(a, kind, scale):
+    a = a - a.mean(-1, keepdims=True) if kind == "layer" else a
+    return a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+def function(w, spec, inputs, situation=Situation(), mask=None):  # noqa: B008
+    """Head by head: projections, norm, rotary, scale, cap, softmax (zeros in empty rows), o."""
+    s, heads = spec.sizes, []
+    w = w if spec.output else w | {"o": [np.eye(s["V"])] * s["N"]}
+    for n in range(s["N"]):
+        q, k, v, o = test_layouts.MAPS[spec.layout](w, n, n // (s["N"] // s["K"]), *inputs, s)
+        if spec.qk_norm:
+            q, k = (norm(a, spec.qk_norm, w[f"{x}_norm"]) for a, x in ((q, "q"), (k, "k")))
+        if situation.rotary:
+            q, k = turn(q), turn(k)
+        scores = q @ k.swapaxes(1, 2) * (spec.scale or q.shape[-1] ** -0.5)
+        if situation.logits_soft_cap:
+            scores = situation.logits_soft_cap * np.tanh(scores / situation.logits_soft_cap)
+        p = np.exp(scores - scores.max(-1, keepdims=True)) * (1 if mask is None else mask)
+        p = p / np.where(p.sum(-1, keepdims=True) > 0, p.sum(-1, keepdims=True), 1)
+        heads.append(p @ v @ o)
+    return (sum(heads) if spec.output else np.concatenate(heads, axis=-1)) + w.get("o_bias", 0)
+
+
+def apart(one, two):
+    return np.max(np.abs(one - two)) / np.max(np.abs(two))
+
+
+full = spec_of("standard", num_kv_heads=None, key_width=None, value_width=None)
+plain = spec_of("standard", num_kv_heads=None)
+bilinear = spec_of("bilinear", num_kv_heads=6, scale=0.4)
+# map -> (a spec that it takes, the goal); a map that needs structure, also the way to get it
+CASES = {
+    "rename": (spec_of("standard"), spec_of("wide")),
+    "untie": (spec_of("narrow_tied"), spec_of("narrow")),
+    "spread": (spec_of("narrow"), full),
+    "fold_down": (spec_of("alt"), full),
+    "fold_outer": (spec_of("two_stage"), spec_of("standard")),
+    "multiply_scores": (spec_of("standard"), spec_of("bilinear", scale=0.5)),
+    "multiply_shared": (spec_of("collaborative"), spec_of("bilinear", scale=8**-0.5)),
+    "multiply_values": (bilinear, spec_of("absorbed", scale=0.4)),
+    "identity_outer": (spec_of("standard"), spec_of("two_stage")),
+    "identity_down": (spec_of("narrow"), spec_of("alt")),
+    "identity_output": (
+        spec_of("standard", output=False, out_width=None, biases="qkv"),
+        spec_of("standard", out_width=30, biases="qkv"),
+    ),
+    "identity_keys": (
+        bilinear,
+        spec_of("standard", num_kv_heads=6, head_dim=10, scale=0.4, biases="qvo"),
+    ),
+    "identity_values": (
+        spec_of("absorbed", scale=0.4),
+        spec_of("bilinear", num_kv_heads=2, value_dim=10, scale=0.4),
+    ),
+    "repeat_heads": (spec_of("standard"), plain),
+    "repeat_keys": (spec_of("collaborative"), spec_of("standard", head_dim=8)),
+    "block_indicators": (
+        plain,
+        spec_of("collaborative", num_kv_heads=6, shared_dim=24, scale=0.5),
+    ),
+    "pad_head_dim": (spec_of("standard"), spec_of("standard", head_dim=6, scale=0.5)),
+    "pad_rotary_pairs": (spec_of("standard"), spec_of("standard", head_dim=12, scale=0.5)),
+    "pad_value_dim": (spec_of("standard"), spec_of("standard", value_dim=8)),
+    "pad_shared_dim": (
+        spec_of("collaborative"),
+        spec_of("collaborative", shared_dim=10, scale=8**-0.5),
+    ),
+    "pad_heads": (plain, dataclasses.replace(plain, num_heads=8, num_kv_heads=8)),
+    "drop_key_bias": (spec_of("standard"), spec_of("standard", biases="qvo")),
+    "add_zero_bias": (spec_of("standard", biases="q"), spec_of("standard")),
+    "rescale": (spec_of("standard"), spec_of("standard", scale=0.3)),
+}
+NEEDS_WEIGHTS = {
+    "factor_keys": "multiply_scores",
+    "factor_values": "multiply_values",
+    "diagonalise": "multiply_shared",
+    "share_down": "fold_down",
+    "cut_chunks": "spread",
+    "tie": "untie",
+    "share_heads": "repeat_heads",
+    "drop_output": "identity_output",
+    "drop_zero_bias": "add_zero_bias",
+    "tie_products": "untie",
+}
+
+
+def apply(name, w, spec, goal):
+    """One map, to the goal."""
+    assert goal in MAPS[name].reach(spec, goal), f"{name} does not reach the goal"
+    with float64():
+        return {n: np.asarray(a) for n, a in MAPS[name].weights(w, spec, goal).items()}
+
+
+def prepared(name, qk_norm=None):
+    """Weights that the map takes, their spec, and the goal."""
+    spec, goal = CASES[NEEDS_WEIGHTS.get(name, name)]
+    if qk_norm:
+        spec, goal = (dataclasses.replace(a, qk_norm=qk_norm) for a in (spec, goal))
+    w = draw(spec)
+    if name in NEEDS_WEIGHTS:
+        w, spec, goal = apply(NEEDS_WEIGHTS[name], w, spec, goal), goal, spec
+        goal = settled(goal, biases=goal.biases if name == "drop_zero_bias" else spec.biases)
+    rng = np.random.default_rng(3)
+    if name == "drop_output":
+        w = {n: np.asarray(a) for n, a in regauge(w, spec, vo=rng.normal(size=(2, 5, 5))).items()}
+    if name == "tie_products":
+        bases = dict(qk=rng.normal(size=(6, 4, 4)), vo=rng.normal(size=(6, 5, 5)))
+        if not qk_norm:
+            w = {n: np.asarray(a) for n, a in regauge(w, spec, **bases).items()}
+        w["k_bias"] = rng.normal(size=w["k_bias"].shape)
+    return w, spec, goal
+
+
+SITUATIONS = {
+    "plain": (Situation(), None),
+    "rotary": (Situation(rotary=True), None),
+    "cap": (Situation(logits_soft_cap=2.0), None),
+    "layer": (Situation(), "layer"),
+    "rms": (Situation(), "rms"),
+}
+
+
+def test_every_map_has_a_case():
+    assert CASES.keys() | NEEDS_WEIGHTS.keys() == MAPS.keys()
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_is_exact_unless_it_says_what_breaks_it(name, situation):
+    around, qk_norm = SITUATIONS[situation]
+    layouts = {a.layout for a in CASES[NEEDS_WEIGHTS.get(name, name)]}
+    if qk_norm and layouts & {"bilinear", "absorbed"}:
+        with pytest.raises(ValueError, match="no separate q and k"):
+            prepared(name, qk_norm)
+        return
+    w, spec, goal = prepared(name, qk_norm)
+    try:
+        new = apply(name, w, spec, goal)
+    except Refused:
+        assert name == "tie_products"
+        assert qk_norm
+        return
+    broken = around.forbids(MAPS[name].breaks, spec)
+    if {n: a.shape for n, a in new.items()} != goal.shapes:
+        assert broken  # the norm's own scale has another width
+        return
+    inputs = inputs_of(spec)
+    mask = np.random.default_rng(1).random((5, 7)) < 0.6
+    mask[2] = False
+    difference = apart(
+        function(new, goal, inputs, around, mask), function(w, spec, inputs, around, mask)
+    )
+    if broken:
+        assert difference > 1e-3
+    else:
+        assert difference < 1e-12
+
+
+@pytest.mark.parametrize("name", [n for n in NEEDS_WEIGHTS if n != "tie_products"])
+def test_a_map_that_needs_weights_refuses_others(name):
+    _, spec, goal = prepared(name)
+    with pytest.raises(Refused):
+        apply(name, draw(spec, seed=4), spec, goal)
+
+
+def test_tied_products_refuse_scores_and_values_that_differ():
+    spec, goal = spec_of("narrow", value_dim=2), spec_of("narrow_tied", value_dim=2)
+    w = apply("untie", draw(goal), goal, spec)
+    other = draw(spec, seed=4)
+    with pytest.raises(Refused, match="scores of the heads differ"):
+        apply("tie_products", w | {"q": other["q"]}, spec, goal)
+    with pytest.raises(Refused, match="value map of all heads, 0 has rank 3, beyond 2"):
+        apply("tie_products", w | {"v": other["v"]}, spec, goal)
+
+
+def test_tied_products_without_an_output_map_need_equal_values():
+    tied, narrow = (spec_of(a, output=False, out_width=None, biases="qv") for a in
+                    ("narrow_tied", "narrow"))  # fmt: skip
+    w = apply("untie", draw(tied), tied, narrow)
+    w |= {n: regauge(w, narrow, qk=draw(narrow)["q"][:, :1] * np.eye(4))[n] for n in w}
+    new = apply("tie_products", w, narrow, tied)
+    inputs = inputs_of(narrow)
+    assert apart(function(new, tied, inputs), function(w, narrow, inputs)) < 1e-12
+    with pytest.raises(Refused, match="the values of the heads differ"):
+        apply("tie_products", w | {"v": 2 * draw(narrow)["v"]}, narrow, tied)
+
+
+def test_split_decides_the_rank_as_numpy_does():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(3, 9, 4)) @ rng.normal(size=(3, 4, 7))
+    left, right = split(a, 4, "matrix")
+    assert apart(left @ right, a) < 1e-13
+    a[1] += 1e-9 * rng.normal(size=(9, 7))
+    with pytest.raises(
+        Refused, match=r"matrix 1 has rank 7, beyond 4: its singular value 5 is .*e"
+    ):
+        split(a, 4, "matrix")
+
+
+def test_diagonalised_finds_equal_eigenvalues_and_refuses_complex_ones():
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(6, 5)), rng.normal(size=(7, 5))
+    mix = rng.normal(size=(3, 5))
+    mix[:, 1] = 2 * mix[:, 0]  # a double eigenvalue
+    a = np.einsum("mR,NR,nR->Nmn", q, mix, k)
+    left, m, right = diagonalised(a, 5)
+    assert apart(np.einsum("mR,NR,nR->Nmn", left, m, right), a) < 1e-12
+    for seed in range(20):  # LAPACK takes some of these for pairs of complex ones
+        rng = np.random.default_rng(seed)
+        q, k = rng.normal(size=(8, 8)), rng.normal(size=(9, 8))
+        mix = np.repeat(rng.normal(size=(3, 4)), 2, axis=1)
+        a = np.einsum("mR,NR,nR->Nmn", q, mix, k)
+        left, m, right = diagonalised(a, 8)
+        assert apart(np.einsum("mR,NR,nR->Nmn", left, m, right), a) < 1e-11
+    turn = np.array([[[1.0, 0], [0, 1]], [[0, 1], [-1, 0]]])
+    with pytest.raises(Refused, match="imaginary part"):
+        diagonalised(turn, 2)
+    row = np.array([[[1.0, 0], [0, 0]], [[0, 1], [0, 0]]])
+    with pytest.raises(Refused, match=r"dimensions 1 and 2 .* eigenvectors do not tell"):
+        diagonalised(row, 2)

@@ -1,0 +1,54 @@
+"""The layout atlas says what the code says."""
+
+import re
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from attnlab import LAYOUTS, HeadSpec
+from attnlab.conversion.convert import convert
+from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameters
+from experiments import atlas
+
+
+def test_the_page_is_what_the_code_makes():
+    assert atlas.PATH.relative_to(ROOT).as_posix() == "docs/layouts.md"
+    assert atlas.PATH.read_text() == atlas.page(), "stale: run python -m experiments.atlas"
+
+
+def value(formula, spec):
+    """A sum of products of letters and numbers, by Python's own arithmetic."""
+    code = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", formula)
+    return eval(code, {"T": 7, **spec.sizes})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_formulas_give_the_counts_of_the_code(layout):
+    """At sizes that all differ, not only at those on the page."""
+    letters = "".join(LAYOUTS[layout].axes.values())
+    sizes = {"H": ("head_dim", 5), "V": ("value_dim", 3), "R": ("shared_dim", 10)}
+    fields = {name: size for a, (name, size) in sizes.items() if a in letters}
+    spec = HeadSpec(layout, width=12, num_heads=4, out_width=11, **fields)
+    text = atlas.section(layout)
+    line = lambda name: re.search(rf"\| {name} \| (.*?) (?:=|numbers)", text)[1]
+    assert value(line("parameters"), spec) == head_parameters(spec)
+    assert value(line("FLOPs per token"), spec) == head_flops(spec, 7)
+    assert 4 * value(line("cache"), spec) == cache_bytes_per_token(spec)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rank_bounds_are_reached(layout):
+    spec = atlas.SMALL[layout]
+    rng = np.random.default_rng(0)
+    w = {n: rng.normal(size=a) for n, a in spec.shapes.items()}
+    absorbed = HeadSpec("absorbed", width=12, num_heads=4)
+    scores = convert(w, spec, absorbed)[0]["qk"].swapaxes(0, 1)
+    assert set(np.linalg.matrix_rank(scores)) == {atlas.rank(spec)}
+
+
+def test_every_layout_has_its_equation_and_its_source():
+    assert list(atlas.EQUATIONS) == list(atlas.RANKS) == list(LAYOUTS)
+    for row in LAYOUTS.values():
+        assert row.source in atlas.link(row.source)
+        assert "](https://" in atlas.link(row.source) or "section 3.2.2, with" in row.source

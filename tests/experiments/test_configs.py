@@ -1,0 +1,181 @@
+"""Config files: every arm of the published tables, exact counts, named models, their reports."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from conftest import ROOT, assert_close, command
+
+from attnlab import unique_parameters
+from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
+from experiments import sweep
+from experiments.configs import albert_table4, byte_lm, t5_table2, takase, vaswani_table3
+from experiments.running import arm, tables
+
+# file and its extra word -> its config file and table
+TABLES = {
+    "albert_table4": (albert_table4, albert_table4.TABLE),
+    "vaswani_table3": (vaswani_table3, vaswani_table3.TABLE),
+    "takase": (takase, takase.TABLE),
+    "t5_table2": (t5_table2, t5_table2.TABLE),
+    "t5_table2:language_model": (t5_table2, t5_table2.ALONE),
+}
+
+
+def arms(name, words=""):
+    """Title -> resolved arm, as a sweep would run it."""
+    file, _, more = name.partition(":")
+    words = ",".join(filter(None, (more, words)))
+    planned = sweep.read(f"{ROOT}/experiments/configs/{file}.py:{words}", {})
+    base = TABLES[name][0].get_config(words)
+    # A flag cannot say None, and --print_only makes flags of changes.
+    assert None not in [value for changes in planned.arms.values() for value in changes.values()]
+    return {
+        planned.titles[folder]: arm.resolve(sweep.with_changes(base, changes))
+        for folder, changes in planned.arms.items()
+    }
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
+    table, found = TABLES[name][1], arms(name)
+    assert list(found) == list(table.rows)
+    for row, one in found.items():
+        model = dataclasses.replace(one.model, **table.uncounted)
+        assert unique_parameters(model) == table.rows[row].parameters, row
+        assert model == table.paper_model(row)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tiny_keeps_the_ratios(name):
+    table, full, tiny = TABLES[name][1], arms(name), arms(name, "tiny")
+    by = dict(word.split("/") for word in table.shrink)
+    for row, one in tiny.items():
+        for field, size in dataclasses.asdict(one.model).items():
+            was = getattr(full[row].model, field)
+            word = ("width" if f"model.{field}" in tables.WIDTHS else
+                    "layers" if f"model.{field}" in tables.DEPTHS else "")  # fmt: skip
+            if word and was is not None and f"model.{field}" not in table.tiny_rows:
+                assert was == size * int(by.get(word, 1)), (row, field)
+        assert one.model.heads.sizes["N"] == full[row].model.num_heads or (
+            "model.num_heads" in table.tiny
+        )
+        assert {one.train.steps} == {table.tiny["train.steps"]}
+    for row in tiny:
+        share = [p[row].model.slots.num_slots["ffn"] / p[row].model.num_layers
+                 for p in (full, tiny)]  # fmt: skip
+        assert share[0] == share[1] or full[row].model.plan == "albert"
+
+
+def test_the_paper_s_pooler_and_head_are_counted_apart():
+    """Lan et al. print six of eight counts with the pooler, the rows without sharing without."""
+    table = albert_table4.TABLE
+    printed = {}
+    for name, row in table.rows.items():
+        model = table.paper_model(name)
+        alone = unique_parameters(dataclasses.replace(model, pooler=None))
+        assert unique_parameters(model) - alone == 590_592
+        printed[name] = {f"{n / 1e6:.0f}M" for n in (alone, unique_parameters(model))}
+        assert not row.printed or row.printed in printed[name]
+
+
+def test_scaled_embeddings_follow_the_width():
+    for row, one in arms("vaswani_table3", "width/4").items():
+        assert one.model.embedding_scale == pytest.approx(one.model.width**0.5), row
+    assert arms("takase", "tiny")["cycle M=6 N=18"].model.plan == "cycle:2"
+
+
+def test_learning_rates_and_chosen_rows():
+    planned = sweep.read(
+        f"{ROOT}/experiments/configs/vaswani_table3.py:tiny,lr,rows=^(base|big)$", {}
+    )
+    rates = [c["train.learning_rate"] for c in planned.arms.values()]
+    np.testing.assert_allclose(rates, [0.3 * r for r in (3e-3, 1e-2, 3e-2)] * 2, rtol=1e-9)
+    assert list(planned.titles.values()) == ["base"] * 3 + ["big"] * 3
+    assert len(planned.paper["rows"]) == len(vaswani_table3.ROWS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("tinny", "unknown word 'tinny'; known: tiny, width/N"),
+        ("width/0", "unknown word 'width/0'"),
+        ("width/3", "width/3: model.width 512 is not divisible by 3"),
+        ("rows=F", "rows=F finds none; the rows are base, A h=1"),
+    ],
+)
+def test_wrong_words(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        arms("vaswani_table3", words)
+
+
+def test_two_arms_of_one_name(tmp_path):
+    path = tmp_path / "twice.py"
+    path.write_text("def sweep(add, arg):\n  add(name='a b', x=1)\n  add(name='a  b', x=2)\n")
+    with pytest.raises(ValueError, match="two arms 'a-b'; give each a name of its own"):
+        sweep.read(str(path), {})
+
+
+def test_t5_s_table_is_of_t5_s_functions(x64):
+    """W_q sqrt(d_k) and embedding / sqrt(d) turn T5 as published into the model of the table."""
+    sizes = dict(width=20, num_heads=3, head_dim=4, ffn_width=7, num_layers=2, vocab_size=11)
+    sizes |= dict(dtype="float64")
+    theirs = published_config("t5_base", encoder_layers=2, **sizes, readout_scale=20**-0.5)
+    ours = dataclasses.replace(t5_table2.MODEL, **sizes, embedding_scale=20**0.5)
+    factors = {"q": 4**0.5, "embedding": 20**-0.5}
+
+    def outputs(key):
+        tokens = {name: jax.random.randint(key, (2, n), 0, 11) for name, n in LENGTHS.items()}
+        params = theirs.build().init(key, **tokens)["params"]
+        params = jax.tree.map(lambda a: 1.5 * a.astype(float), params)
+        changed = jax.tree_util.tree_map_with_path(
+            lambda path, a: a * factors.get(path[-1].key, 1.0), params
+        )
+        pairs = ((theirs, params), (ours, changed))
+        return [model.build().apply({"params": p}, **tokens) for model, p in pairs]
+
+    got = jax.jit(outputs)(jax.random.key(0))
+    assert float(jax.numpy.std(got[0])) > 0.1
+    assert_close(*got)
+
+
+LENGTHS = {"source": 5, "tokens": 6}
+
+
+@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
+def test_published_models_by_name(name):
+    resolved = arm.resolve(byte_lm.get_config(name))
+    expected = published_config(name)
+    assert resolved.model.slots == expected.slots
+    assert dataclasses.replace(resolved.model, plan=expected.plan) == expected
+
+
+def test_a_table_from_end_to_end(tmp_path):
+    """Two rows of ALBERT's table, few steps: the report has the paper's numbers beside ours."""
+    text = tmp_path / "text.txt"
+    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
+    text.write_bytes(symbols.astype(np.uint8).tobytes())
+    config = "--config=experiments/configs/albert_table4.py:tiny,rows=E=128.(all|not)"
+    flags = [config, f"--workdir={tmp_path}/run", f"--config.data.path={text}"]
+    flags += ["--jax_disable_most_optimizations"]
+    flags += [f"--config.train.{f}" for f in ("steps=3", "warmup_steps=1", "batch_size=2",
+              "length=16", "eval_batch_size=8", "eval_windows=8", "seeds=(0,1)")]  # fmt: skip
+    done = command("experiments.sweep", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "[E=128-all-shared]" in done.stderr
+    report = (tmp_path / "run/report.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if "11,683,584" in line]
+    ours = json.loads((tmp_path / "run/E=128-all-shared/result.json").read_text())
+    loss = np.array(ours["heldout_bits_per_byte"])
+    assert rows == [[
+        "E=128 all-shared", f"{loss.mean():.3f} ± {loss.std(ddof=1):.3f}",
+        f"{ours['unique_parameters']:,}", "11,683,584", "12M",
+        "80.1", "89.3", "82.3", "80.0", "77.1", "82.0", "90.3", "64.0",
+    ]]  # fmt: skip
+    assert "| E=768 shared-FFN | not run | – | 57,117,696 | 57M | 79.5 |" in report
+    assert "| groups G=2 | not run | – | 18,771,456 | – | – |" in report
+    assert "Rows that both have: 2, too few to compare an order" in report
+    assert "no question of this report" not in report

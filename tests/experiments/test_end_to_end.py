@@ -1,0 +1,259 @@
+"""The commands as a user types them: results, resume after SIGKILL, refusals."""
+
+import csv
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT, command
+
+from experiments import report
+from experiments.configs import byte_lm
+from experiments.running import arm
+
+BYTE_LM = "experiments/configs/byte_lm.py"
+SWEEP = "experiments/configs/heads_and_sharing.py"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A text of our own, so that the tests do not read 12 MB each."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
+    path.write_bytes(symbols.astype(np.uint8).tobytes())
+    return f"--config.data.path={path}"
+
+
+def run(folder, words, *flags):
+    return command("experiments.run", f"--config={BYTE_LM}:{words}", f"--workdir={folder}", *flags)
+
+
+def losses(result):
+    """The printed losses, one per seed."""
+    assert result.returncode == 0, result.stderr
+    return re.findall(r"seed \d+: held-out ([\d.]+) bits", result.stdout)
+
+
+def everything(folder):
+    """Every file of a folder with its bytes."""
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_one_run_and_again(tmp_path, text):
+    first = run(tmp_path / "run", "wide,albert,tiny", text, "--config.model.num_layers=3")
+    assert len(losses(first)) == 2
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["layout"], result["plan"], result["status"]) == ("wide", "albert", "complete")
+    assert result["model"]["num_layers"] == 3
+    before = everything(tmp_path / "run")
+    again = run(tmp_path / "run", "wide,albert,tiny", text, "--config.model.num_layers=3")
+    assert again.stdout == first.stdout
+    assert everything(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_encoder_and_a_decoder_train(tmp_path, text, shared):
+    if shared:  # in this process: faster
+        config = byte_lm.get_config("seq2seq,tiny")
+        config.data.path, config.model.share_encoder = text.partition("=")[2], True
+        result = arm.run(config, tmp_path / "run")
+    else:
+        done = run(tmp_path / "run", "seq2seq,tiny", text)
+        assert done.returncode == 0, done.stderr
+        assert len(re.findall(r"held-out [\d.]+ bits per target token", done.stdout)) == 2
+        result = json.loads((tmp_path / "run" / "result.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    first, last = (np.mean(rows[i]["train/loss"]) for i in (0, -2))
+    assert last < first - 0.5
+    assert (result["unit"], result["model"]["share_encoder"]) == ("target token", shared)
+    with np.load(tmp_path / "run" / "maps.npz") as maps:  # of the decoder to the source
+        assert maps["probs"].shape == (2, 2, 4, 15)
+        assert (maps["tokens"].shape, maps["source"].shape) == ((4,), (15,))
+        np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
+    report.write([tmp_path / "run"])
+    told = (tmp_path / "run" / "report.md").read_text()
+    assert "bits per target token" in told
+    assert "per byte" not in told
+    assert "Rows: the 4 tokens that the decoder reads; columns: the 15 tokens of the sour" in told
+    assert "<0>  →  <start><0>" in told
+
+
+def test_another_backend_trains_and_is_shown(tmp_path, text):
+    result = run(tmp_path / "run", "tiny", text, "--config.model.implementation=xla")
+    assert len(losses(result)) == 2
+    with np.load(tmp_path / "run" / "maps.npz") as maps:
+        np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
+
+
+def test_killed_and_started_again(tmp_path, text):
+    """SIGKILL at three moments, then a damaged checkpoint: the same loss and metrics to the bit."""
+    flags = (text, "--config.train.steps=300", "--config.train.checkpoint_every=20")
+    whole = run(tmp_path / "whole", "tiny", *flags)
+    words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", *flags]
+    broken = tmp_path / "broken"
+    for lines in (5, 15, 30):
+        process = subprocess.Popen(
+            [*words, f"--workdir={broken}"], cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+        metrics = broken / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count("\n") < lines:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    # A kill while a checkpoint is written leaves a folder with a longer name.
+    steps = sorted(int(p.name) for p in broken.glob("checkpoints/*") if p.name.isdigit())
+    older, newest = (broken / "checkpoints" / str(step) for step in steps[-2:])
+    for file in newest.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-20])
+    resumed = run(broken, "tiny", *flags)
+    assert f"checkpoint {newest.name} is damaged, trying an older one" in resumed.stderr
+    assert f"resuming at step {older.name}" in resumed.stderr
+    assert losses(resumed) == losses(whole)
+    results = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("whole", "broken")]
+    assert results[0]["heldout_bits_per_byte"] == results[1]["heldout_bits_per_byte"]
+    assert (broken / "metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
+
+
+def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
+    folder = tmp_path / "sweep"
+    flags = (f"--config={SWEEP}:tiny", f"--workdir={folder}", text)
+    first = command("experiments.sweep", *flags)
+    assert first.returncode == 0, first.stderr
+    with (folder / "results.csv").open() as f:
+        rows = list(csv.DictReader(f))
+    assert len(rows) == 3 * 2 * 2
+    assert {(r["layout"], r["plan"], r["seed"]) for r in rows} == {
+        (layout, plan, seed)
+        for layout in ("standard", "wide", "narrow")
+        for plan in ("separate", "albert")
+        for seed in ("0", "1")
+    }
+    assert all(r["status"] == "complete" for r in rows)
+    assert "cannot tell" in (folder / "report.md").read_text()
+    shutil.rmtree(folder / "wide-albert")
+    kept = everything(folder / "wide-separate")
+    again = command("experiments.sweep", *flags)
+    assert again.returncode == 0, again.stderr
+    assert "[wide-albert]" in again.stderr
+    assert "[wide-separate]" not in again.stderr
+    assert everything(folder / "wide-separate") == kept
+    with (folder / "results.csv").open() as f:
+        losses = [r["heldout_bits_per_byte"] for r in csv.DictReader(f)]
+    assert losses == [r["heldout_bits_per_byte"] for r in rows]
+    other = command("experiments.sweep", *flags, "--config.train.steps=21")
+    assert other.returncode == 1
+    assert "train.steps: there 20, here 21" in other.stderr
+    assert everything(folder / "wide-separate") == kept
+
+
+def test_sweep_at_equal_parameters_prints_its_commands(tmp_path):
+    words = f"--config={SWEEP}:tiny,lr,match=parameters"
+    result = command("experiments.sweep", words, f"--workdir={tmp_path}/sweep", "--print_only")
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3 * 2 * 3
+    assert all(line.startswith("python -m experiments.run --config=") for line in lines)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_diverged_arm_is_said_and_kept(tmp_path, text):
+    result = run(tmp_path / "run", "tiny", text, "--config.train.learning_rate=1e38")
+    assert result.returncode == 1
+    assert "is not finite at step" in result.stderr
+    assert "lower train.learning_rate" in result.stderr
+    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "diverged"
+
+
+SEQ2SEQ = ["--config.task=span_corruption", "--config.model.kind=encoder_decoder"]
+SEQ2SEQ += ["--config.model.vocab_size=357"]
+BAD_FLAGS = {
+    "an unknown field": (["--config.model.widht=3"], "unknown config field 'widht' Did you mean"),
+    "a wrong type": (["--config.train.steps=abc"], "flag --config.train.steps=abc: invalid"),
+    "an unknown layout": (["--config.model.layout=wid"], "'wid': did you mean 'wide'"),
+    "an unknown plan": (["--config.model.plan=albrt"], "'albrt': did you mean 'albert'"),
+    "width and heads": (["--config.model.num_heads=3"], "width 16 is not divisible by 3 heads"),
+    "a negative size": (["--config.model.width=-8"], "width must be a whole number of at least 1"),
+    "no steps": (["--config.train.steps=0"], "steps must be more than 0"),
+    "a missing text": (["--config.data.path=/no/such/text"], "no text at /no/such/text"),
+    "a long window": (["--config.train.length=17"], "longer than model.max_len 16"),
+    "a long source": (
+        [*SEQ2SEQ, "--config.train.length=20"],
+        "train.length 20 gives 'source' of 18 tokens, longer than model.max_len 16",
+    ),
+    "too many sentinels": (
+        [*SEQ2SEQ, "--config.train.length=2000"],
+        "needs 101 sentinels, there are 100; use a shorter length",
+    ),
+    "no logits": (["--config.model.readout=none"], "model.readout='none' has none"),
+    "the wrong task": (["--config.task=masked_lm"], "needs model.kind='encoder', not 'decoder'"),
+    "an impossible match": (
+        ["--config.match.budget=flops", "--config.model.layout=wide", "--config.model.num_heads=8"],
+        "give the reference a larger ffn_width",
+    ),
+    "a stray word": (["wide"], "unexpected argument 'wide'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_FLAGS)
+def test_bad_flags_end_before_anything_is_written(tmp_path, case):
+    flags, message = BAD_FLAGS[case]
+    result = run(tmp_path / "run", "tiny", *flags)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (f"{BYTE_LM}:wid", "unknown word 'wid': did you mean 'wide'"),
+        (f"{SWEEP}:match=time", "unknown word 'match=time'; known: match=parameters"),
+        ("no/such/config.py", "No such file or directory: 'no/such/config.py'"),
+    ],
+)
+def test_bad_config_files(tmp_path, words, message):
+    result = command("experiments.run", f"--config={words}", f"--workdir={tmp_path}/run")
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_sweep_refuses_flags_that_it_varies(tmp_path):
+    flags = (f"--config={SWEEP}:tiny", f"--workdir={tmp_path}/s", "--config.model.plan=albert")
+    result = command("experiments.sweep", *flags)
+    assert result.returncode == 1
+    assert "--config.model.plan is what this sweep varies" in result.stderr
+
+
+def test_a_batch_that_the_devices_do_not_divide(tmp_path, text):
+    flags = (text, "--config.train.batch_size=6", "--jax_num_cpu_devices=4")
+    result = run(tmp_path / "run", "tiny", *flags)
+    assert result.returncode == 1
+    assert "batch_size 6 is not divisible by 4 devices; use a multiple of 4" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one_host(tmp_path, text):
+    """Two processes of two devices each, as on two hosts, give the losses of one process."""
+    code = (
+        "import sys, jax; jax.config.update('jax_num_cpu_devices', 2);"
+        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]));"
+        "from experiments import arm; from experiments.configs import byte_lm;"
+        "from pathlib import Path; config = byte_lm.get_config('tiny');"
+        "config.data.path = sys.argv[3]; arm.run(config, Path(sys.argv[4]))"
+    )
+    path, folder = text.partition("=")[2], tmp_path / "two"
+    start = [sys.executable, "-c", code, "localhost:12357"]
+    hosts = [subprocess.Popen([*start, str(i), path, folder], cwd=ROOT) for i in range(2)]
+    assert [host.wait(timeout=300) for host in hosts] == [0, 0]
+    one = run(tmp_path / "one", "tiny", text)
+    got = json.loads((folder / "result.json").read_text())["heldout_bits_per_byte"]
+    np.testing.assert_allclose(got, [float(x) for x in losses(one)], rtol=1e-4)

@@ -1,0 +1,156 @@
+"""From a published folder to a run and back to a folder."""
+
+import dataclasses
+import re
+import shlex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT, command
+
+from attnlab import pretrained, unique_parameters
+from attnlab.pretrained.tensors import read_file, write_file
+from attnlab.sharing.plan import Plan
+from experiments.configs import pretrained as config_file
+from experiments.running import arm, initial
+from experiments.running.workdir import WorkdirError
+
+ALBERT = dataclasses.replace(
+    pretrained.published_config("albert_base"),
+    plan="albert",
+    width=16,
+    num_layers=3,
+    num_heads=2,
+    ffn_width=24,
+    vocab_size=300,
+    max_len=20,
+    embedding_width=8,
+)
+PLANS_OF_RECIPE = ("separate", "attention_only")
+TOKENS = np.random.default_rng(0).integers(0, 300, (2, 7), np.int32)
+
+
+def write(folder, config=ALBERT):
+    """A folder of large random weights, every number different."""
+    rng = np.random.default_rng(1)
+    shapes = pretrained.param_shapes(config)
+    params = jax.tree.map(lambda a: rng.normal(0, 0.4, a.shape).astype(np.float32), shapes)
+    pretrained.save(folder, config.build(), params)
+    return folder
+
+
+def logits(config, params):
+    return np.asarray(jax.jit(config.build().apply)({"params": params}, TOKENS))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(np.random.default_rng(0).integers(97, 103, 2000).astype(np.uint8).tobytes())
+    return path
+
+
+def test_the_recipe(tmp_path, text):
+    """docs/recipes.md as it stands, with a tiny ALBERT: the last folder has the run's outputs."""
+    folder = write(tmp_path / "albert")
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    block = re.search("```bash\n(.*?)```", page, re.DOTALL)[1].replace("\\\n", " ")
+    lines = [line.replace("FOLDER", str(folder)) for line in block.splitlines()]
+    said = []
+    for line in lines:
+        python, m, module, *flags = shlex.split(line.replace("runs/", f"{tmp_path}/"))
+        assert (python, m) == ("python", "-m")
+        if module == "experiments.run":
+            flags += [f"--config.data.path={text}", "--config.train.eval_windows=8"]
+            flags += ["--config.train.eval_batch_size=8", "--config.train.seeds=(4, 2)"]
+        done = command(module, *flags)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout + done.stderr)
+    for told, plans in ((said[0], "albert -> separate"), (said[1], "separate -> attention_only")):
+        difference = re.search(rf"plan {plans}: outputs differ by (\S+) of the largest", told)[1]
+        assert float(difference) < 1e-6
+    unique = [unique_parameters(dataclasses.replace(ALBERT, plan=p)) for p in PLANS_OF_RECIPE]
+    assert f"{unique[0]:,} parameters ({unique[1]:,} before it was written)" in said[2]
+    assert "encoder, 3 layers of width 16, 2 standard heads, plan separate" in said[3]
+
+    run = initial.load_run(tmp_path / "attention_only")
+    assert (run.config.plan, run.params["layers"]["attention"]["q"].shape[0]) == (
+        "attention_only",
+        1,
+    )
+    out = pretrained.load(tmp_path / "trained")
+    np.testing.assert_allclose(
+        logits(out[0].config, out[1]), logits(run.config, run.params), rtol=1e-5, atol=1e-5
+    )
+    before = initial.load(str(tmp_path / "separate"))
+    moved = np.abs(run.params["embedding"] - before.params["embedding"]).max()
+    assert 1e-4 < moved < 20 * 2e-4  # 20 steps of Adam, each about the learning rate
+    other = initial.load_run(tmp_path / "attention_only", 2)
+    assert np.abs(logits(run.config, run.params) - logits(other.config, other.params)).max() > 1e-5
+    with pytest.raises(ValueError, match="has no seed 3, only 4, 2"):
+        initial.load_run(tmp_path / "attention_only", 3)
+
+    # The same run with other weights in the folder does not go on.
+    config = config_file.get_config(str(tmp_path / "separate"))
+    config.model.plan, config.train.steps, config.data.path = "attention_only", 20, str(text)
+    config.train.update(eval_windows=8, eval_batch_size=8, seeds=(4, 2))
+    file = tmp_path / "separate" / "model.safetensors"
+    tensors = {name: np.array(a) for name, a in read_file(file).items()}
+    next(iter(tensors.values()))[:] += 1e-3
+    write_file(file, tensors)
+    with pytest.raises(WorkdirError, match=r"start\.digest: there"):
+        arm.run(config, tmp_path / "attention_only")
+
+
+def test_the_config_is_the_folders(tmp_path):
+    config = config_file.get_config(str(write(tmp_path / "albert")))
+    stored = pretrained.load_config(tmp_path / "albert")
+    resolved = arm.resolve(config)
+    assert resolved.model == dataclasses.replace(stored, plan="albert")
+    assert (resolved.task, resolved.train.length, resolved.start) == (
+        "masked_lm",
+        20,
+        str(tmp_path / "albert"),
+    )
+    config.model.update(plan="cycle:2", dropout_rate=0.1, remat=False)
+    assert arm.resolve(config).model.plan == "cycle:2"
+    config.model.update(ffn_width=25, norm="pre")
+    both = r"another model than model\.ffn_width=25 \(there 24\), model\.norm='pre' \(there 'post'"
+    with pytest.raises(ValueError, match=both):
+        arm.resolve(config)
+
+
+def test_a_folder_that_cannot_train_is_refused(tmp_path):
+    bare = dataclasses.replace(
+        ALBERT, readout="none", readout_bias=False, readout_transform=None, pooled_classes=0
+    )
+    with pytest.raises(ValueError, match="start from a folder with a language-model head"):
+        arm.resolve(config_file.get_config(str(write(tmp_path / "bare", bare))))
+    plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
+    inner = dataclasses.replace(ALBERT, num_layers=4, plan=plan)
+    assert config_file.get_config(str(write(tmp_path / "inner", inner))).model.plan == "cycle:2"
+    t5 = dataclasses.replace(
+        pretrained.published_config("t5_v1_1_base"),
+        width=16, num_layers=2, num_heads=2, head_dim=8, ffn_width=24, vocab_size=400,
+    )  # fmt: skip
+    config = config_file.get_config(str(write(tmp_path / "t5", t5)))
+    assert arm.resolve(config).task == "span_corruption"
+    stored, tokens = initial.load(str(tmp_path / "t5")), jnp.zeros((1, 3), int)
+    both, told = initial.under_plan(
+        stored, dataclasses.replace(stored.config, plan="albert"), tokens
+    )
+    assert {both[stack]["ffn"]["up"].shape[0] for stack in ("layers", "encoder_layers")} == {1}
+    assert "separate -> albert: outputs differ by " in told
+    with pytest.raises(ValueError, match="name the folder after the colon"):
+        config_file.get_config("")
+
+
+def test_export_refuses(tmp_path):
+    folder = write(tmp_path / "albert")
+    done = command("experiments.export", f"--path={folder}", f"--out={folder}")
+    assert done.returncode == 1
+    assert "is there already; name a new folder" in done.stderr
+    with pytest.raises(ValueError, match="holds no checkpoints; give the --workdir of one run"):
+        initial.load_run(folder)

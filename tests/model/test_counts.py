@@ -1,0 +1,294 @@
+"""Published parameter counts, to the integer: by formula and by the tree that a model makes.
+
+Numbers of Hugging Face's models are those of transformers 5.23 with tied tensors counted once;
+those of papers follow from their formulas (the papers print millions).
+"""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from attnlab import HeadSpec, ModelConfig, unique_parameters
+from attnlab.heads.cost import head_parameters
+from attnlab.model.accounting import part_parameters
+from attnlab.pretrained import (
+    FAMILIES,
+    PUBLISHED,
+    TRANSFORMERS,
+    param_shapes,
+    published_config,
+)
+from attnlab.pretrained.settings import read_settings
+from experiments.configs import albert_table4, t5_table2, takase, vaswani_table3
+
+
+def published(family, architecture, *tensors, **settings):
+    """The config of a family's defaults with `settings`, where the file holds `tensors`."""
+    row = FAMILIES[family]
+    settings = read_settings(settings, row.settings, row.fixed, ())
+    return ModelConfig(**row.fields(settings, dict.fromkeys(tensors), architecture))
+
+
+def plan(config, name):
+    return dataclasses.replace(config, plan=name)
+
+
+LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+A_BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+A_LARGE = LARGE
+A_XLARGE = LARGE | dict(hidden_size=2048, intermediate_size=8192)
+A_XXLARGE = dict(num_hidden_layers=12)
+BERT, BERT_LARGE = (published("bert", "", "pooler.dense.weight", **s) for s in ({}, LARGE))
+ALBERT = published("albert", "", "pooler.weight", **A_BASE)
+
+
+def albert(architecture, *tensors, **settings):
+    return published("albert", architecture, *tensors, **settings)
+
+
+T5_SIZES = {
+    "small": {},
+    "base": dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "large": dict(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+}
+V11 = {
+    "small": dict(d_ff=1024, num_layers=8, num_heads=6),
+    "base": dict(d_model=768, d_ff=2048, num_layers=12, num_heads=12),
+}
+
+
+def t5(size, architecture="", *tensors, table=T5_SIZES, shared=False, **settings):
+    config = published("t5", architecture, *tensors, **table[size], **settings)
+    return dataclasses.replace(config, share_encoder=True) if shared else config
+
+
+GATED = dict(table=V11, feed_forward_proj="gated-gelu")
+
+
+def vaswani(d=512, f=2048, h=8, vocab=37000, **fields):
+    """Table 3 (arXiv 1706.03762): attention without biases, FFN with, post-norm."""
+    return ModelConfig(
+        kind="encoder_decoder",
+        vocab_size=vocab,
+        width=d,
+        num_layers=6,
+        num_heads=h,
+        ffn_width=f,
+        **{"norm": "post", "positions": "sinusoidal", "attention_biases": ""} | fields,
+    )
+
+
+def bottleneck(h, d_p):
+    """Table 2 (arXiv 2002.07028): width 512, 24 layers, d_ff 4096, heads of a size of their own."""
+    return dataclasses.replace(
+        BERT, width=512, num_layers=24, num_heads=h, head_dim=d_p, ffn_width=4096
+    )
+
+
+# Their integers stand with the configs.
+TABLES = (
+    vaswani_table3.TABLE, albert_table4.TABLE, t5_table2.TABLE, t5_table2.ALONE, takase.TABLE,
+)  # fmt: skip
+
+ROWS = {
+    "BertModel base": (BERT, 109_482_240),
+    "- attention shared": (plan(BERT, "attention_only"), 83_479_296),
+    "- FFN shared": (plan(BERT, "ffn_only"), 57_518_592),
+    "- all shared": (plan(BERT, "albert"), 31_515_648),
+    "BertForMaskedLM base": (published("bert", "BertForMaskedLM"), 109_514_298),
+    "BertForPreTraining base": (published("bert", "BertForPreTraining"), 110_106_428),
+    "BertModel large": (BERT_LARGE, 335_141_888),
+    "-- attention shared": (plan(BERT_LARGE, "attention_only"), 238_531_584),
+    "-- FFN shared": (plan(BERT_LARGE, "ffn_only"), 142_039_040),
+    "-- all shared": (plan(BERT_LARGE, "albert"), 45_428_736),
+    "BertForMaskedLM large": (published("bert", "BertForMaskedLM", **LARGE), 335_174_458),
+    "BertForPreTraining large": (published("bert", "BertForPreTraining", **LARGE), 336_226_108),
+    "AlbertModel base": (ALBERT, 11_683_584),
+    "AlbertModel large": (albert("", "pooler.weight", **A_LARGE), 17_683_968),
+    "AlbertModel xlarge": (albert("", "pooler.weight", **A_XLARGE), 58_724_864),
+    "AlbertModel xxlarge": (albert("", "pooler.weight", **A_XXLARGE), 222_595_584),
+    "AlbertForMaskedLM base": (albert("AlbertForMaskedLM", **A_BASE), 11_221_680),
+    "AlbertForMaskedLM large": (albert("AlbertForMaskedLM", **A_LARGE), 16_795_824),
+    "AlbertForMaskedLM xlarge": (albert("AlbertForMaskedLM", **A_XLARGE), 54_821_040),
+    "AlbertForMaskedLM xxlarge": (albert("AlbertForMaskedLM", **A_XXLARGE), 206_368_944),
+    "AlbertForPreTraining base": (albert("AlbertForPreTraining", **A_BASE), 11_813_810),
+    "AlbertForPreTraining large": (albert("AlbertForPreTraining", **A_LARGE), 17_847_474),
+    "AlbertForPreTraining xlarge": (albert("AlbertForPreTraining", **A_XLARGE), 59_021_490),
+    "AlbertForPreTraining xxlarge": (albert("AlbertForPreTraining", **A_XXLARGE), 223_158_450),
+    "AlbertModel base, attention shared": (plan(ALBERT, "attention_only"), 63_647_232),
+    "AlbertModel base, FFN shared": (plan(ALBERT, "ffn_only"), 37_686_528),
+    "AlbertModel large, none shared": (
+        albert("", "pooler.weight", **A_LARGE, num_hidden_groups=24), 307_397_120,
+    ),
+    "AlbertModel xlarge, none shared": (
+        albert("", "pooler.weight", **A_XLARGE, num_hidden_groups=24), 1_216_965_120,
+    ),
+    "AlbertModel xxlarge, none shared": (
+        albert("", "pooler.weight", **A_XXLARGE, num_hidden_groups=12), 2_437_773_824,
+    ),
+    "AlbertModel base, E = 768": (
+        albert("", "pooler.weight", **A_BASE, embedding_size=768), 31_705_344,
+    ),
+    "T5 small": (t5("small"), 60_506_624),
+    "T5 base": (t5("base"), 222_903_552),
+    "T5 large": (t5("large"), 737_668_096),
+    "T5 small, shared": (t5("small", shared=True), 41_625_344),
+    "T5 base, shared": (t5("base", shared=True), 137_949_312),
+    "T5 large, shared": (t5("large", shared=True), 435_627_520),
+    "T5EncoderModel small": (t5("small", "T5EncoderModel"), 35_330_816),
+    "T5EncoderModel base": (t5("base", "T5EncoderModel"), 109_628_544),
+    "T5EncoderModel large": (t5("large", "T5EncoderModel"), 334_939_648),
+    "T5 v1.1 small": (t5("small", "", "lm_head.weight", **GATED), 76_961_152),
+    "T5 v1.1 base": (t5("base", "", "lm_head.weight", **GATED), 247_577_856),
+    "T5 v1.1 small, tied": (t5("small", **GATED), 60_511_616),
+    "T5 v1.1 base, tied": (t5("base", **GATED), 222_903_552),
+    "GPT2Model small": (published("gpt2", "GPT2Model"), 124_439_808),
+    "RobertaModel base": (
+        published("roberta", "", "pooler.dense.weight", type_vocab_size=1,
+                  max_position_embeddings=514), 124_645_632,
+    ),
+    "RobertaForMaskedLM base": (
+        published("roberta", "RobertaForMaskedLM", type_vocab_size=1,
+                  max_position_embeddings=514), 124_697_433,
+    ),
+    "DistilBertModel base": (published("distilbert", ""), 66_362_880),
+    "T2T base, less its embeddings": (vaswani(norm="pre", vocab=1), 44_103_680 + 512),
+    "T2T big, less its embeddings": (
+        vaswani(d=1024, f=4096, h=16, norm="pre", vocab=1), 176_287_744 + 1024,
+    ),
+    "LlamaForCausalLM 7B": (
+        ModelConfig(
+            vocab_size=32000, width=4096, num_layers=32, num_heads=32, ffn_width=11008,
+            activation="gated_silu", norm_kind="rms", norm_bias=False, attention_biases="",
+            ffn_bias=False, positions="rotary", readout="own",
+        ),
+        6_738_415_616,
+    ),
+    "Vaswani base, attention biases": (vaswani(attention_biases="qkvo"), 63_045_632 + 36_864),
+    **{
+        f"{table.title}, {name}": (table.paper_model(name), row.parameters)
+        for table in TABLES for name, row in table.rows.items()
+    },
+    **{
+        f"ALBERT table 4, {name}, no pooler": (
+            dataclasses.replace(albert_table4.TABLE.paper_model(name), pooler=None),
+            row.parameters - 590_592,
+        )
+        for name, row in albert_table4.TABLE.rows.items()
+    },
+    "ALBERT table 1, BERT-large": (
+        dataclasses.replace(BERT_LARGE, vocab_size=30000, pooler=None), 333_557_760,
+    ),
+    "Bottleneck A, h = 8": (bottleneck(8, 128), 167_394_816),
+    "Bottleneck A, h = 12": (bottleneck(12, 128), 192_597_504),
+    "Bottleneck A, h = 16": (bottleneck(16, 128), 217_800_192),
+    "Bottleneck A, h = 32": (bottleneck(32, 128), 318_610_944),
+    "Bottleneck B, d_p = 32": (bottleneck(8, 32), 129_590_784),
+    "Bottleneck B, d_p = 64": (bottleneck(8, 64), 142_192_128),
+    "Bottleneck B, d_p = 256": (bottleneck(8, 256), 217_800_192),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_count(name):
+    config, count = ROWS[name]
+    assert unique_parameters(config) == count
+    assert sum(a.size for a in jax.tree.leaves(param_shapes(config))) == count
+
+
+NAMED = {
+    "bert_base": 110_106_428,
+    "bert_large": 336_226_108,
+    "albert_base": 11_813_810,
+    "albert_large": 17_847_474,
+    "albert_xlarge": 59_021_490,
+    "albert_xxlarge": 223_158_450,
+    "roberta_base": 124_697_433,
+    "roberta_large": 355_412_057,
+    "distilbert_base": 66_985_530,
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "t5_small": 60_506_624,
+    "t5_base": 222_903_552,
+    "t5_large": 737_668_096,
+    "t5_3b": 2_851_598_336,
+    "t5_11b": 11_307_321_344,
+    "t5_v1_1_small": 76_961_152,
+    "t5_v1_1_base": 247_577_856,
+    "transformer_base": 63_045_632,
+    "transformer_big": 214_171_648,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
+def test_named_configs(name):
+    assert unique_parameters(published_config(name)) == NAMED[name]
+
+
+# heads, width of a head, key heads, d_ff of the translation model, d_ff of the language model
+MULTI_QUERY = [
+    (8, 128, 8, 4096, 8192),
+    (8, 128, 1, 5440, 9088),
+    (1, 128, 1, 6784, 9984),
+    (2, 64, 2, 6784, 9984),
+    (4, 32, 4, 6784, 9984),
+    (8, 16, 8, 6784, 9984),
+]
+
+
+@pytest.mark.parametrize("row", MULTI_QUERY)
+def test_multi_query_configurations_are_equal(row):
+    """Shazeer 2019 (arXiv 1911.02150): all six of each task, norms left out, as there."""
+    heads, head_dim, kv_heads, translation, language = row
+    config = ModelConfig(
+        vocab_size=32768,
+        max_len=256,
+        width=1024,
+        num_layers=6,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm="post",
+        norm_bias=False,
+        attention_biases="",
+        ffn_bias=False,
+    )
+    both = dataclasses.replace(config, kind="encoder_decoder", ffn_width=translation)
+    assert unique_parameters(both) - 5 * 6 * 1024 == 209_977_344
+    alone = dataclasses.replace(config, ffn_width=language, positions="none")
+    assert unique_parameters(alone) - 2 * 6 * 1024 == 159_383_552
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [  # width 512, 8 heads; `former` at HEAD and of 2019, the tutorial code, the papers' variants
+        (dict(layout="standard", biases="o"), 1_048_576 + 512),
+        (dict(layout="wide", biases="o"), 8_389_120),
+        (dict(layout="narrow_tied", output=False), 12_288),
+        (dict(layout="narrow_tied", biases="o"), 274_944),
+        (dict(layout="alt", biases="o"), 623_104),
+        (dict(layout="narrow"), 360_448),
+        (dict(layout="narrow_tied"), 274_432),
+        (dict(layout="standard", num_kv_heads=1), 589_824),
+        (dict(layout="bilinear"), 8 * 512**2 + 2 * 512**2),
+        (dict(layout="standard", head_dim=16, value_dim=64), 512 * 8 * (2 * 16 + 2 * 64)),
+        (dict(layout="collaborative", shared_dim=256), 2 * 512 * 256 + 8 * 256 + 2 * 512**2),
+    ],
+)
+def test_one_attention(spec, count):
+    assert head_parameters(HeadSpec(width=512, num_heads=8, **spec)) == count
+
+
+def test_parts_of_bert_and_t5():
+    assert part_parameters(BERT) == {"attention": 2_363_904, "ffn": 4_723_968}
+    base = t5("base")
+    parts = part_parameters(base)
+    assert 12 * parts["cross"] == 28_320_768
+    stack = 12 * (math.prod((4, 768, 768)) + math.prod((2, 768, 3072)))
+    norms = 12 * 2 * 768
+    assert 12 * (parts["attention"] + parts["ffn"]) - norms == stack == 84_934_656
+    assert base.vocab_size * base.width == 24_674_304

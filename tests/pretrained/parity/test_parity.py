@@ -1,0 +1,191 @@
+"""Tiny random models of transformers, with large weights: equal outputs, equal files.
+
+pip install -e ".[test,parity]" && pytest -m parity tests/pretrained/parity
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.parity
+
+from attnlab import pretrained  # noqa: E402
+from attnlab.pretrained import tensors as files  # noqa: E402
+
+NAMES = [
+    "bert", "bert-bare-3-heads-big-eps", "bert-untied-gelu_new",
+    "albert", "albert-groups-inner", "albert-square-map", "albert-one-call-two-blocks",
+    "roberta", "roberta-bare-pad-4", "roberta-untied",
+    "distilbert", "distilbert-bare-sinusoids",
+    "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied",
+    "t5", "t5-1.1-own-head", "t5-scaled-own-head-big-eps", "t5-bare-gelu", "t5-encoder",
+]  # fmt: skip
+
+
+def close(got, expected):
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(params=NAMES)
+def peer(request, tmp_path):
+    """(name, the peer's model, its folder)"""
+    import peers  # fails, not skips, without torch and transformers
+
+    assert set(NAMES) == set(peers.PEERS)
+    model = peers.make(request.param)
+    model.save_pretrained(tmp_path / "theirs")
+    return request.param, model, tmp_path / "theirs"
+
+
+def test_outputs_layer_by_layer(peer):
+    import peer_outputs
+    import peers
+
+    name, theirs, folder = peer
+    given = peers.inputs(name)
+    expected = peers.outputs(theirs, given)
+    model, params = pretrained.load(folder)
+    seen = peer_outputs.run(model, params, given)
+    compared = peer_outputs.compare(seen, expected, close)
+    assert {"hidden", "probs"} <= set(compared)
+    assert set(compared) & {"logits", "last"}
+
+
+def test_given_positions(peer):
+    import peer_outputs
+    import peers
+
+    name, theirs, folder = peer
+    if name.startswith(("distilbert", "t5")):
+        pytest.skip("the peer takes no position_ids")
+    given = peers.inputs(name)
+    rng = np.random.default_rng(3)
+    given["position_ids"] = rng.integers(5, 30, given["input_ids"].shape)
+    expected = peers.outputs(theirs, given)
+    model, params = pretrained.load(folder)
+    peer_outputs.compare(peer_outputs.run(model, params, given), expected, close)
+
+
+def test_round_trip(peer, tmp_path):
+    """load, save, load in transformers: bit-equal, nothing missing, nothing unused."""
+    import torch
+    from safetensors.numpy import load_file
+
+    name, theirs, folder = peer
+    model, params = pretrained.load(folder)
+    pretrained.save(tmp_path / "ours", model, params)
+    again, _ = pretrained.load(tmp_path / "ours")
+    assert again.config == model.config or name == "albert-one-call-two-blocks"
+    loaded, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values()), report
+    if name == "albert-one-call-two-blocks":
+        return  # the same blocks, as two groups of one: other names
+    before, after = theirs.state_dict(), loaded.state_dict()
+    assert set(before) == set(after)
+    # Stored and never read: written as a copy of the bias that is read.
+    unused = {"bert-untied-gelu_new": "cls.predictions.bias", "roberta-untied": "lm_head.bias"}
+    for key, tensor in before.items():
+        assert torch.equal(tensor, after[key]) or key == unused.get(name), key
+    ours, original = (load_file(f / "model.safetensors") for f in (tmp_path / "ours", folder))
+    mine = files.read_file(tmp_path / "ours" / "model.safetensors")
+    for key, a in ours.items():
+        np.testing.assert_array_equal(a, mine[key])
+    for key, a in files.read_file(folder / "model.safetensors").items():
+        np.testing.assert_array_equal(a, original[key])
+
+
+def test_shards(peer, tmp_path):
+    _, theirs, folder = peer
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    whole, parts = pretrained.load(folder)[1], pretrained.load(tmp_path / "shards")[1]
+    import jax
+
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+
+
+def test_a_shared_model_is_written_unshared(tmp_path):
+    """BERT's format has no sharing: transformers computes the same from every layer's own copy."""
+    import dataclasses
+
+    import jax
+    import peer_outputs
+    import peers
+    import transformers as tr
+
+    theirs = peers.make("bert")
+    theirs.save_pretrained(tmp_path / "theirs")
+    model, params = pretrained.load(tmp_path / "theirs")
+    shared = dataclasses.replace(model.config, plan="attention_only").build()
+    one = jax.tree.map(lambda a: a[:1], params["layers"]["attention"])
+    params = params | {"layers": params["layers"] | {"attention": one}}
+    pretrained.save(tmp_path / "shared", shared, params)
+    assert json.loads((tmp_path / "shared" / "config.json").read_text())["num_hidden_layers"] == 2
+    loaded = tr.BertForPreTraining.from_pretrained(
+        tmp_path / "shared", attn_implementation="eager"
+    ).eval()
+    given = peers.inputs("bert")
+    peer_outputs.compare(
+        peer_outputs.run(shared, params, given), peers.outputs(loaded, given), close
+    )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [{}, dict(kdim=5, vdim=7)])
+def test_torch_attention(widths, bias):
+    """torch's module itself: output and the probabilities of each head, with hidden keys."""
+    import jax.numpy as jnp
+    import torch
+
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(12, 3, bias=bias, batch_first=True, **widths).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.normal_()
+    rng = np.random.default_rng(0)
+    x, key, value = (
+        rng.normal(size=size).astype(np.float32)
+        for size in ((2, 5, 12), (2, 4, widths.get("kdim", 12)), (2, 4, widths.get("vdim", 12)))
+    )
+    hidden = np.arange(4) >= np.array([[4], [2]])
+    with torch.no_grad():
+        expected, probs = theirs(
+            *map(torch.from_numpy, (x, key, value)),
+            key_padding_mask=torch.from_numpy(hidden),
+            average_attn_weights=False,
+        )
+    variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
+    config = dict(embed_dim=12, num_heads=3, **widths)
+    model, params = pretrained.from_variables("torch_mha", config, variables)
+    got = model.apply(
+        {"params": params},
+        *map(jnp.asarray, (x, key)),
+        value_context=jnp.asarray(value),
+        mask=jnp.asarray(~hidden)[:, None, None],
+        return_probs=True,
+    )
+    close(got[0], expected)
+    close(got[1], probs)
+
+
+def test_an_encoder_that_shares_with_its_decoder(tmp_path):
+    """transformers has no switch for it: it computes the same from two copies."""
+    import dataclasses
+
+    import peer_outputs
+    import peers
+    import transformers as tr
+
+    peers.make("t5").save_pretrained(tmp_path / "theirs")
+    model, params = pretrained.load(tmp_path / "theirs")
+    tied = dataclasses.replace(model.config, share_encoder=True).build()
+    params = {name: a for name, a in params.items() if not name.startswith("encoder_")}
+    pretrained.save(tmp_path / "tied", tied, params)
+    loaded = tr.T5ForConditionalGeneration.from_pretrained(
+        tmp_path / "tied", attn_implementation="eager"
+    ).eval()
+    given = peers.inputs("t5")
+    seen = peer_outputs.run(tied, params, given)
+    compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
+    assert {"logits", "encoder_hidden", "cross_probs"} <= set(compared)

@@ -1,0 +1,367 @@
+"""Published formats without torch or transformers: golden outputs, old styles, damage, abuse."""
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peer_outputs
+import pytest
+from conftest import ROOT
+
+from attnlab import ModelConfig, pretrained
+from attnlab.pretrained.tensors import read_file, write_file
+
+GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
+# The plainest of each family.
+FAMILIES = {
+    name: ROOT / "tests" / "pretrained" / "golden" / f"{name}.npz" for name in pretrained.FAMILIES
+}
+
+
+def split(path):
+    """(config.json, tensors, inputs, outputs) of a golden file."""
+    found = {"tensor": {}, "input": {}, "output": {}}
+    with np.load(path, allow_pickle=False) as file:
+        config = json.loads(file["config"].tobytes())
+        for key in file.files:
+            if key != "config":
+                kind, name = key.split(" ", 1)
+                found[kind][name] = file[key]
+    given = {name: a.astype(np.int32) for name, a in found["input"].items()}
+    return config, found["tensor"], given, found["output"]
+
+
+def write(folder, config, tensors):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_file(folder / "model.safetensors", tensors)
+    return folder
+
+
+def close(got, expected):
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_every_family_has_a_golden_file_and_they_are_small():
+    assert all(path.exists() for path in FAMILIES.values())
+    assert sum(path.stat().st_size for path in GOLDEN) < 1_000_000
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_outputs_equal_the_peers(path, tmp_path):
+    config, tensors, given, expected = split(path)
+    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
+    seen = peer_outputs.run(model, params, given)
+    compared = peer_outputs.compare(seen, expected, close)
+    assert set(compared) & {"logits", "last"}
+    assert {"hidden", "probs"} <= set(compared)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_saved_tensors_are_equal_bit_by_bit(path, tmp_path):
+    config, tensors, _, _ = split(path)
+    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
+    pretrained.save(tmp_path / "ours", model, params)
+    saved = read_file(tmp_path / "ours" / "model.safetensors")
+    again, params_again = pretrained.load(tmp_path / "ours")
+    assert again.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, params, params_again)
+    if path.stem.startswith("gpt2-bare"):  # the LM is what is written: the same, with the prefix
+        tensors = {f"transformer.{name}": a for name, a in tensors.items()}
+    assert set(saved) == set(tensors)
+    unused = pretrained.FAMILIES[config["model_type"]].unused(model.config)
+    for name in set(saved) - set(unused):
+        np.testing.assert_array_equal(saved[name], tensors[name], name)
+
+
+def old_style(family, config, tensors):
+    """The same model as older programs stored it."""
+    some = next(iter(tensors.values()))
+    tensors, config = dict(tensors), dict(config)
+    if family in ("bert", "albert", "roberta", "distilbert"):
+        tensors = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ): a
+            for name, a in tensors.items()
+        }
+        tensors[f"{family}.embeddings.position_ids"] = np.arange(17)[None]
+        for name in ("architectures", "tie_word_embeddings", "is_decoder", "add_cross_attention"):
+            config.pop(name, None)
+        config["position_embedding_type"] = "absolute"
+    if family == "bert":
+        words = tensors["bert.embeddings.word_embeddings.weight"]
+        tensors["cls.predictions.decoder.weight"] = words
+    if family == "gpt2":  # as the hub has it
+        tensors = {name.removeprefix("transformer."): a for name, a in tensors.items()}
+        for i in range(2):
+            tensors[f"h.{i}.attn.bias"] = np.tril(np.ones((1, 1, 17, 17), np.float32))
+            tensors[f"h.{i}.attn.masked_bias"] = np.float32(-1e4).reshape(())
+        config = {k: v for k, v in config.items() if not k.startswith(("scale_attn", "reorder"))}
+        config |= {"n_ctx": 17, "summary_type": "cls_index"}
+    if family == "t5":
+        for name in (
+            "encoder.embed_tokens.weight",
+            "decoder.embed_tokens.weight",
+            "lm_head.weight",
+        ):
+            tensors[name] = tensors["shared.weight"]
+        dead = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+        tensors[dead] = np.ones((8, 4), some.dtype)
+        for name in ("scale_decoder_outputs", "is_gated_act", "dense_act_fn"):
+            config.pop(name)
+        config |= {"n_positions": 512, "output_past": True, "task_specific_params": {}}
+    return config, tensors
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_older_styles_load(family, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    model, params = pretrained.load(write(tmp_path / "new", config, tensors))
+    old, old_params = pretrained.load(write(tmp_path / "old", *old_style(family, config, tensors)))
+    assert old.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, params, old_params)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_missing_tensor_is_named(family, tmp_path):
+    """Any one of them, unless its absence means another model: a bare one, or one without heads."""
+    config, tensors, _, _ = split(FAMILIES[family])
+    prefix = pretrained.FAMILIES[family].prefix
+    for name in tensors:
+        left = {other: a for other, a in tensors.items() if other != name}
+        short = name.removeprefix(prefix)
+        with pytest.raises(ValueError, match=f"missing, the first is '{short}'"):
+            pretrained.load(write(tmp_path / "folder", config, left))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_extra_tensor_is_named_and_can_be_ignored(family, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    more = tensors | {"classifier.weight": np.ones((2, 12), np.float32)}
+    folder = write(tmp_path / "folder", config, more)
+    with pytest.raises(ValueError, match=r"1 tensors have no place .* 'classifier.weight'"):
+        pretrained.load(folder)
+    pretrained.load(folder, ignore=("classifier.*",))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_wrong_shape_is_named(family, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    prefix = pretrained.FAMILIES[family].prefix
+    for name in tensors:
+        wrong = tensors | {name: np.concatenate([tensors[name]] * 2)}
+        shapes = [re.escape(str(a[name].shape)) for a in (wrong, tensors)]
+        said = rf"'{name.removeprefix(prefix)}' has shape {shapes[0]}, .* asks for {shapes[1]}"
+        with pytest.raises(ValueError, match=said):
+            pretrained.load(write(tmp_path / "folder", config, wrong))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_damaged_file_is_named(family, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    folder = write(tmp_path / "folder", config, tensors)
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for kept in (0, 5, 100, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(ValueError, match=r"model\.safetensors is .*(cut off|no whole)"):
+            pretrained.load(folder)
+    length = int.from_bytes(whole[:8], "little")
+    path.write_bytes(whole[:8] + b"x" * length + whole[8 + length :])
+    with pytest.raises(ValueError, match="has no safetensors header"):
+        pretrained.load(folder)
+    path.write_bytes(whole.replace(b'"F32"', b'"F33"', 1))
+    with pytest.raises(ValueError, match="unknown dtype 'F33'"):
+        pretrained.load(folder)
+
+
+def test_a_header_that_begins_as_a_pickle_does(tmp_path):
+    """640 bytes of header are \\x80\\x02 on disk."""
+    path = tmp_path / "model.safetensors"
+    write_file(path, {"a": np.arange(3, dtype=np.float32)})
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header, rest = whole[8 : 8 + length].ljust(640), whole[8 + length :]
+    path.write_bytes((640).to_bytes(8, "little") + header + rest)
+    np.testing.assert_array_equal(read_file(path)["a"], [0, 1, 2])
+
+
+class Trap:
+    """Unpickled, it leaves a folder behind."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pickle_is_refused_and_never_opened(family, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    folder = write(tmp_path / "folder", config, tensors)
+    for protocol in range(2, 6):
+        trap = pickle.dumps(Trap(tmp_path / "sprung"), protocol)
+        (folder / "model.safetensors").write_bytes(trap)
+        with pytest.raises(ValueError, match="is a pickle with another name"):
+            pretrained.load(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle, which can run code"):
+        pretrained.load(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+ATTRIBUTES = {
+    "bert": {"hidden_act": "mish", "is_decoder": True, "position_embedding_type": "relative_key"},
+    "albert": {"hidden_act": "mish", "gap_size": 2},
+    "roberta": {"hidden_act": "mish", "add_cross_attention": True},
+    "distilbert": {"activation": "mish"},
+    "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": True},
+    "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_path):
+    config, tensors, _, _ = split(FAMILIES[family])
+    for name, value in (ATTRIBUTES[family] | {"logit_softcap": 30}).items():
+        with pytest.raises(ValueError, match=f"config.json: .*{name} ="):
+            pretrained.load(write(tmp_path / "folder", config | {name: value}, tensors))
+    unknown = write(tmp_path / "folder", config | {"my_note": 1}, tensors)
+    pretrained.load(unknown, ignore=("my_note",))
+    name = "num_layers" if family == "t5" else "vocab_size"
+    with pytest.raises(ValueError, match=f"config.json: {name} = 'two' should be a int"):
+        pretrained.load(write(tmp_path / "folder", config | {name: "two"}, tensors))
+    other = config | {"model_type": family + "x"}
+    with pytest.raises(ValueError, match=r"unknown model_type .* did you mean"):
+        pretrained.load(write(tmp_path / "folder", other, tensors))
+
+
+def test_a_folder_without_a_config(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
+        pretrained.load(tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
+        pretrained.load(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is not JSON"):
+        pretrained.load(tmp_path)
+
+
+def test_several_files_with_an_index(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["bert"])
+    whole = pretrained.load(write(tmp_path / "whole", config, tensors))[1]
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    names = sorted(tensors)
+    index = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(names)}
+    for i in range(2):
+        write_file(folder / f"part-{i}.safetensors", {name: tensors[name] for name in names[i::2]})
+
+    def say(index):
+        text = json.dumps({"weight_map": index})
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    say(index)
+    jax.tree.map(np.testing.assert_array_equal, whole, pretrained.load(folder)[1])
+    say(index | {names[0]: "part-1.safetensors"})
+    with pytest.raises(ValueError, match=f"disagree about the tensor '{names[0]}'"):
+        pretrained.load(folder)
+    say(index | {names[0]: "../whole/model.safetensors"})
+    with pytest.raises(ValueError, match=r"names the file '\.\./whole/model\.safetensors'"):
+        pretrained.load(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_precisions_become_float32(dtype, tmp_path):
+    config, tensors, _, _ = split(FAMILIES["gpt2"])
+    stored = {name: a.astype(jnp.dtype(dtype)) for name, a in tensors.items()}
+    params = pretrained.load(write(tmp_path / "folder", config, stored))[1]
+    wte = params["embedding"]
+    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    np.testing.assert_array_equal(wte, stored["transformer.wte.weight"].astype(np.float32))
+
+
+def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
+    config, tensors, given, _ = split(FAMILIES["gpt2"])
+    folder = write(tmp_path / "folder", config, tensors)
+    model, params = pretrained.load(folder, dtype="bfloat16", remat=False)
+    assert (model.config.dtype, model.config.remat) == ("bfloat16", False)
+    assert np.isfinite(peer_outputs.run(model, params, given).logits).all()
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "t5"])
+def test_a_shared_model_is_written_unshared(family, tmp_path):
+    """Where the format cannot say it, every layer gets its copy: the same outputs."""
+    config, tensors, given, _ = split(FAMILIES[family])
+    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
+    apart = {"encoder_plan": "separate"} if family == "t5" else {}
+    shared = dataclasses.replace(model.config, plan="ffn_only", **apart).build()
+    sizes = shared.config.slots.num_slots
+    layers = {
+        part: jax.tree.map(lambda a, n=n: jnp.concatenate([a] * 2)[:n], params["layers"][part])
+        for part, n in sizes.items()
+    }
+    params = params | {"layers": layers}
+    pretrained.save(tmp_path / "ours", shared, params)
+    again, params_again = pretrained.load(tmp_path / "ours")
+    ours, theirs = (
+        peer_outputs.run(m, p, given).logits for m, p in ((shared, params), (again, params_again))
+    )
+    close(ours, theirs)
+
+
+def test_an_encoder_tied_to_its_decoder_is_written_twice(tmp_path):
+    config, tensors, given, _ = split(FAMILIES["t5"])
+    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
+    tied = dataclasses.replace(model.config, share_encoder=True).build()
+    params = {name: a for name, a in params.items() if not name.startswith("encoder_")}
+    pretrained.save(tmp_path / "ours", tied, params)
+    again, params_again = pretrained.load(tmp_path / "ours")
+    assert "encoder_layers" in params_again
+    ours, theirs = (
+        peer_outputs.run(m, p, given).logits for m, p in ((tied, params), (again, params_again))
+    )
+    close(ours, theirs)
+
+
+def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
+    config = ModelConfig(vocab_size=19, max_len=9, width=12, num_heads=3, activation="gelu_tanh")
+    for fields, family in ((dict(), "gpt2"), (dict(layout="wide"), ""), (dict(window=2), "")):
+        model = dataclasses.replace(config, **fields).build()
+        params = model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+        if not family:
+            with pytest.raises(ValueError, match=r"no published format can say this model.*gpt2: "):
+                pretrained.save(tmp_path / "folder", model, params)
+            continue
+        pretrained.save(tmp_path / "folder", model, params)
+        said = json.loads((tmp_path / "folder" / "config.json").read_text())
+        assert said["model_type"] == family
+        params_again = pretrained.load(tmp_path / "folder")[1]
+        jax.tree.map(np.testing.assert_array_equal, params, params_again)
+
+
+@pytest.mark.parametrize("plan", ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"])
+def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
+    """Deltas are not lost without a word; keys that layers reuse are refused."""
+    config = dataclasses.replace(
+        pretrained.published_config("gpt2"),
+        vocab_size=11, max_len=9, width=12, num_heads=3, ffn_width=7, num_layers=2, plan=plan,
+        delta_rank=2,
+    )  # fmt: skip
+    model, tokens, rng = config.build(), jnp.asarray([[3, 1, 4]]), np.random.default_rng(0)
+    init = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), init)
+    pretrained.save(tmp_path / "model", model, params)
+    again, read = pretrained.load(tmp_path / "model")
+    close(again.apply({"params": read}, tokens), model.apply({"params": params}, tokens))
+    reuses = dataclasses.replace(config, plan="cla:1")
+    with pytest.raises(ValueError, match="have no maps of their own to give back"):
+        pretrained.save(tmp_path / "other", reuses.build(), params)
+    assert not (tmp_path / "other").exists()

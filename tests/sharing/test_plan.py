@@ -1,0 +1,136 @@
+"""Plans are literal tuples."""
+
+import pytest
+
+from attnlab import PLANS, Plan
+from attnlab.sharing.plan import COUNTED, GROUP_RULES, groups, inner_groups, name_of, named
+
+
+def test_named_plans():
+    literal = {
+        "separate": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
+        "albert": Plan(attention=(0, 0, 0), ffn=(0, 0, 0)),
+        "attention_only": Plan(attention=(0, 0, 0), ffn=(0, 1, 2)),
+        "ffn_only": Plan(attention=(0, 1, 2), ffn=(0, 0, 0)),
+        "sandwich": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
+    }
+    assert {name: plan(3) for name, plan in PLANS.items()} == literal
+
+
+@pytest.mark.parametrize(
+    ("name", "slots"),
+    [  # Takase and Kiyono 2021, figure 2, and Subformer, of 6 layers
+        ("sequence:3", (0, 0, 1, 1, 2, 2)),
+        ("groups:3", (0, 0, 1, 1, 2, 2)),
+        ("cycle:3", (0, 1, 2, 0, 1, 2)),
+        ("cycle_rev:3", (0, 1, 2, 2, 1, 0)),
+        ("sandwich", (0, 1, 1, 1, 1, 2)),
+        ("groups:4", (0, 0, 1, 2, 2, 3)),
+        ("cycle:6", (0, 1, 2, 3, 4, 5)),
+        ("groups:1", (0, 0, 0, 0, 0, 0)),
+        ("attention=0,1,0,1,0,1 ffn=0,1,0,1,0,1", (0, 1, 0, 1, 0, 1)),
+    ],
+)
+def test_plans_with_a_number_of_slots(name, slots):
+    assert named(name, 6) == Plan(attention=slots, ffn=slots)
+
+
+def test_plans_with_parts_of_their_own():
+    six = (0, 1, 2, 3, 4, 5)
+    keys = (0, None, 1, None, 2, None)  # CLA2: neighbours two by two
+    assert named("cla:3", 6) == Plan(attention=six, kv=keys, ffn=six)
+    loops = (0, 1, 0, 1, 0, 1)
+    assert named("relaxed:2", 6) == Plan(attention=loops, ffn=loops, delta=six)
+
+
+def test_who_reads_which_keys():
+    """Two layers share weights for keys that each makes anew; the others reuse."""
+    plan = Plan(attention=(0, 0, 0, 0, 0), kv=(0, None, 1, 0, None))
+    assert plan.reuses == (False, True, False, False, True)
+    assert plan.memories == (0, 0, 1, 2, 2)
+    assert plan.indices("kv") == (0, 0, 1, 0, 0)
+    assert plan.num_slots == {"attention": 1, "kv": 2}
+    assert plan.num_applied == {"attention": 5, "kv": 3}
+    plain = Plan(attention=(0, 0))
+    assert (plain.reuses, plain.memories) == ((False, False), (0, 1))
+
+
+def test_the_last_round_alone_goes_backwards():
+    assert named("cycle_rev:3", 9)["ffn"] == (0, 1, 2, 0, 1, 2, 2, 1, 0)
+
+
+def test_the_three_rules_for_groups_differ_where_floats_do():
+    """Google's rule even where the groups divide the layers, Hugging Face's only where not."""
+    exact, hf, google = (named(f"groups{r}:22", 22)["ffn"] for r in ("", "_hf", "_google"))
+    assert exact == hf == tuple(range(22))
+    assert google[14] == google[15] == 14
+    assert max(google) == 20  # the slot that never comes to exist leaves no gap
+    layer, of_18 = 9, GROUP_RULES["hf"](9, 18, 14)
+    assert (of_18, GROUP_RULES["exact"](layer, 18, 14)) == (6, 7)
+    for layers in range(1, 97):
+        for count in range(1, layers + 1):
+            if layers % count == 0:
+                assert groups(layers, count, "hf") == groups(layers, count)
+
+
+def test_inner_groups():
+    """6 layers, 3 groups, inner 2: calls 0,0,1,1,2,2, so 12 blocks applied from 6 sets."""
+    slots = inner_groups(6, 3, 2)
+    assert slots == (0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cycel:2", "unknown plan 'cycel:2'; known: separate, "),
+        ("albert:2", "plan 'albert' takes no count"),
+        ("cycle", "needs a number of slots from 1 to the 6 layers, as in 'cycle:2'"),
+        ("cycle:7", "from 1 to the 6 layers"),
+        ("groups:0", "from 1 to the 6 layers"),
+        ("cycle:-1", "from 1 to the 6 layers"),
+        ("cla", "needs a number of slots from 1 to the 6 layers, as in 'cla:2'"),
+        ("attention=0,x ffn=0,0", "is not read; write it as 'attention=0,0,1 ffn=0,1,2'"),
+    ],
+)
+def test_impossible_names(name, message):
+    with pytest.raises(ValueError, match=message):
+        named(name, 6)
+
+
+def test_a_plan_is_a_hashable_mapping():
+    plan = Plan(attention=[0, 1, 0], ffn=range(3))
+    assert dict(plan.items()) == {"attention": (0, 1, 0), "ffn": (0, 1, 2)}
+    assert (list(plan), len(plan), plan["attention"]) == (["attention", "ffn"], 2, (0, 1, 0))
+    assert (plan.num_layers, plan.num_slots) == (3, {"attention": 2, "ffn": 3})
+    assert hash(plan) == hash(Plan(ffn=(0, 1, 2), attention=(0, 1, 0)))
+    assert plan != Plan(attention=(0, 0, 1), ffn=(0, 1, 2))
+    assert repr(plan) == "Plan(attention=(0, 1, 0), ffn=(0, 1, 2))"
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"attention": (0, 1), "ffn": (0,)}, "one slot per application"),
+        ({"attention": (), "ffn": ()}, "one slot per application"),
+        ({}, "one slot per application"),
+        ({"attention": (0, 2)}, "without gaps"),
+        ({"attention": (0, -1)}, "without gaps"),
+        ({"attention": (0, None)}, "reuse. is for the part 'kv' alone"),
+        ({"attention": (0, 1), "kv": (None, 0)}, "reuses keys and values that none has made"),
+        ({"attention": (0, 1, 2), "kv": (0, None, 2)}, "without gaps"),
+    ],
+)
+def test_impossible_plans(parts, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**parts)
+
+
+@pytest.mark.parametrize("layers", [1, 4, 6])
+def test_every_plan_gets_a_name_back(layers):
+    names = [*PLANS, *(f"{name}:{min(2, layers)}" for name in COUNTED)]
+    plans = [named(name, layers) for name in names]
+    plans.append(Plan(attention=(0, 1, 1, 2), kv=(0, None, 0, 1), ffn=(0, 0, 1, 1)))
+    for plan in plans:
+        assert named(name_of(plan), plan.num_layers) == plan
+    assert name_of(plans[0]) == "separate"
+    assert name_of(plans[-1]) == "attention=0,1,1,2 kv=0,-,0,1 ffn=0,0,1,1"

@@ -1,0 +1,172 @@
+"""Every plan, at every depth: one program, the outputs and gradients of the unrolled layers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from attnlab import HeadSpec, Plan, run_layers, transformer_block
+from attnlab.heads.multihead import make_memory
+from attnlab.model.block import BlockSpec, init_block
+from attnlab.norms import layer_norm
+from attnlab.sharing.delta import add_delta
+from attnlab.sharing.plan import COUNTED, PLANS, inner_groups, named
+
+DEPTHS = (2, 12, 48, 96)
+NAMES = [*PLANS, *COUNTED, "inner_groups"]
+
+
+def plan_of(name, depth):
+    if name == "inner_groups":
+        slots = inner_groups(depth // 2, 1, 2)
+        return Plan(attention=slots, ffn=slots)
+    if name in COUNTED:
+        name += f":{depth // 2}" if name == "cla" else ":2"  # neighbours share keys, two by two
+    return named(name, depth)
+
+
+@functools.cache
+def block_of(name):
+    plan = plan_of(name, 2)
+    return BlockSpec(
+        HeadSpec("standard", width=6, num_heads=3, num_kv_heads=1, head_dim=4, biases="qv"),
+        ffn_width=5,
+        is_causal=True,
+        kv_apart="kv" in plan,
+        delta_rank=2 if "delta" in plan else None,
+    )
+
+
+def make(name, depth):
+    """Slots with random numbers everywhere, and a text."""
+    plan, rng = plan_of(name, depth), np.random.default_rng(depth)
+    parts = init_block(block_of(name))
+    shapes = {p: jax.eval_shape(parts[p], jax.random.key(0)) for p in plan}
+    slots = {
+        part: jax.tree.map(
+            lambda a, part=part: rng.normal(size=(plan.num_slots[part], *a.shape)) * 0.5, tree
+        )
+        for part, tree in shapes.items()
+    }
+    return plan, slots, rng.normal(size=(2, 4, 6))
+
+
+@functools.lru_cache(maxsize=1)
+def pieces(spec):
+    """One layer and its gradient, compiled once for all depths: the unrolled reference."""
+
+    def layer(w, x, memory):
+        """By hand: the delta is added first, keys come from `memory` where there is one."""
+        if "delta" in w:
+            w = add_delta({p: a for p, a in w.items() if p != "delta"}, w["delta"])
+        heads = w["attention"] | w.get("kv", {})
+        whole = {"attention": heads, "ffn": w["ffn"]}
+        plain = spec._replace(kv_apart=False, delta_rank=None)
+        own = make_memory(heads, layer_norm(heads["norm"], x), spec=spec.heads)
+        memory = own if memory is None else memory
+        y = transformer_block(whole, x, spec=plain, memory=memory, reuse=True)[0]
+        return y, memory
+
+    forward = jax.jit(layer)
+
+    @jax.jit
+    def backward(w, x, memory, outs):
+        return jax.vjp(layer, w, x, memory)[1](outs)
+
+    return forward, backward
+
+
+def unrolled(spec, plan, slots, x, seed):
+    """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
+    forward, backward = pieces(spec)
+    taken, memory = [], None
+    for i in range(plan.num_layers):
+        memory = memory if plan.reuses[i] else None
+        w = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], slots[p]) for p in plan}
+        taken.append((w, x, memory))
+        x, memory = forward(*taken[-1])
+    dx, dmemory = seed, jax.tree.map(np.zeros_like, memory)
+    grads = jax.tree.map(np.zeros_like, slots)
+    for i in reversed(range(plan.num_layers)):
+        w, before, memory = taken[i]
+        dw, dx, into = backward(w, before, memory, (dx, dmemory))
+        dmemory = into if plan.reuses[i] else jax.tree.map(np.zeros_like, dmemory)
+        for part in plan:
+            slot = plan.indices(part)[i]
+            for total, one in zip(
+                jax.tree.leaves(grads[part]), jax.tree.leaves(dw[part]), strict=True
+            ):
+                total[slot] += one
+    return x, grads
+
+
+def scanned(spec, plan, remat=True):
+    def loss(slots, x, seed):
+        y = run_layers(slots, plan, x, spec=spec, remat=remat).x
+        return jnp.sum(y * seed), y
+
+    return jax.jit(jax.grad(loss, has_aux=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_program_at_every_depth(name):
+    def lines(depth, remat):
+        plan, slots, x = make(name, depth)
+        return len(scanned(block_of(name), plan, remat).lower(slots, x, x).as_text().splitlines())
+
+    assert len({lines(depth, remat=True) for depth in DEPTHS}) == 1
+    assert lines(2, remat=False) == lines(96, remat=False)
+
+
+SLOW = [pytest.param(depth, marks=pytest.mark.slow) for depth in (48, 96)]
+
+
+@pytest.mark.parametrize("depth", [2, 12, *SLOW])
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_the_unrolled_layers(name, depth, x64):
+    """To 1e-10 of the largest number, after up to 96 layers."""
+    plan, slots, x = make(name, depth)
+    spec, seed = block_of(name), np.random.default_rng(1).normal(size=x.shape)
+    grads, y = scanned(spec, plan)(slots, x, seed)
+    expected, expected_grads = unrolled(spec, plan, slots, x, seed)
+    assert_close(y, np.asarray(expected), loosen=100)
+    assert_close(grads, expected_grads, loosen=100)
+    for a in jax.tree.leaves(expected_grads):
+        assert np.abs(a).max() > 1e-9  # nothing here is zero by accident
+
+
+@pytest.mark.parametrize("name", ["cla", "relaxed"])
+def test_without_remat_the_gradients_are_the_same(name, x64):
+    plan, slots, x = make(name, 6)
+    spec = block_of(name)
+    assert_close(
+        scanned(spec, plan, remat=False)(slots, x, x), scanned(spec, plan, remat=True)(slots, x, x)
+    )
+
+
+def scan_outputs(jaxpr):
+    """Shapes that the scans of a jaxpr give out."""
+    shapes = set()
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                shapes |= scan_outputs(inner)
+        if equation.primitive.name == "scan":
+            shapes |= {v.aval.shape for v in equation.outvars}
+    return shapes
+
+
+@pytest.mark.parametrize("name", ["albert", "relaxed"])
+def test_no_layer_keeps_a_copy_of_its_weights(name):
+    """Without remat products are kept for the backward pass, but not those that make weights."""
+    plan, slots, x = make(name, 6)
+    kept = scan_outputs(jax.make_jaxpr(scanned(block_of(name), plan, remat=False))(slots, x, x))
+    assert (6, 2 * 4, 5) in kept  # x W_up of every layer
+    shared = [n for n in ("attention", "ffn") if plan.num_slots[n] < 6]
+    matrices = {"attention": [(6, 3, 4), (6, 12)], "ffn": [(6, 5), (5, 6)]}  # q; up and down
+    for shape in (shape for part in shared for shape in matrices[part]):
+        assert (6, *shape) not in kept

@@ -1,0 +1,122 @@
+"""Whole or not there; a damaged step falls back to an older one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, digest
+
+
+def make(step):
+    params = {"a": jnp.arange(50_000.0) * step, "b": {"c": jnp.full((3, 2), step, jnp.bfloat16)}}
+    return {"params": params, "opt": optax.adam(1e-3).init(params), "step": jnp.array(step)}
+
+
+def save(folder, *steps):
+    with Checkpoints(folder) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, make(step), {"seconds": step / 2})
+
+
+def restore(folder, like=None):
+    lines = []
+    with Checkpoints(folder, say=lines.append) as checkpoints:
+        return checkpoints.restore(make(0) if like is None else like), lines
+
+
+def largest_file(folder):
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def test_round_trip_keeps_the_newest(tmp_path):
+    save(tmp_path, 1, 2, 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3"]
+    (step, state, notes), lines = restore(tmp_path)
+    assert (step, notes, lines) == (3, {"seconds": 1.5}, [])
+    assert jax.tree.structure(state) == jax.tree.structure(make(3))
+    for got, expected in zip(jax.tree.leaves(state), jax.tree.leaves(make(3)), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_a_state_comes_back_without_one_like_it(tmp_path):
+    save(tmp_path, 2)
+    with Checkpoints(tmp_path) as checkpoints:
+        step, state, notes = checkpoints.restore()
+    assert (step, notes) == (2, {"seconds": 1.0})
+    np.testing.assert_array_equal(state["params.b.c"], make(2)["params"]["b"]["c"])
+    assert state["params.b.c"].dtype == jnp.bfloat16
+
+
+def test_what_check_refuses_is_no_damage(tmp_path):
+    save(tmp_path, 1, 2)
+
+    def check(notes):
+        raise WrongCheckpoint(f"seconds is {notes['seconds']}")
+
+    lines = []
+    with (
+        Checkpoints(tmp_path, say=lines.append) as checkpoints,
+        pytest.raises(WrongCheckpoint, match=r"seconds is 1\.0"),
+    ):
+        checkpoints.restore(make(0), check)
+    assert lines == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_nothing_saved(tmp_path):
+    assert restore(tmp_path) == (None, [])
+
+
+def flip(folder):
+    path = largest_file(folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(folder):
+    path = largest_file(folder)
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def empty(folder):
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty])
+def test_a_damaged_step_falls_back_and_can_be_saved_again(tmp_path, damage):
+    save(tmp_path, 1, 2)
+    damage(tmp_path / "2")
+    (step, state, _), lines = restore(tmp_path)
+    assert step == 1
+    np.testing.assert_array_equal(state["params"]["a"], make(1)["params"]["a"])
+    assert len(lines) == 1
+    assert "checkpoint 2 is damaged, trying an older one" in lines[0]
+    save(tmp_path, 2)
+    assert restore(tmp_path)[0][0] == 2
+
+
+def test_all_damaged_is_an_error_that_deletes_nothing(tmp_path):
+    save(tmp_path, 1)
+    flip(tmp_path / "1")
+    with pytest.raises(ValueError, match=r"could be read \(tried \[1\]\); move the folder away"):
+        restore(tmp_path)
+    assert (tmp_path / "1").exists()
+
+
+def test_another_shape_is_not_loaded(tmp_path):
+    save(tmp_path, 1)
+    other = make(0) | {"step": jnp.zeros((2,), jnp.int32)}
+    with pytest.raises(ValueError, match="could be read"):
+        restore(tmp_path, other)
+
+
+def test_digest_sees_bits_shape_and_dtype():
+    zero = np.zeros((2, 3), np.float32)
+    others = [zero.T, zero.astype(np.int32), zero + np.float32(1e-45)]
+    assert len({digest(a) for a in [zero, *others]}) == 4
+    assert digest(zero) == digest(jnp.zeros((2, 3)))

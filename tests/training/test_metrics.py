@@ -1,0 +1,53 @@
+"""What is written can be read, and a resumed run leaves no double lines."""
+
+import struct
+
+import numpy as np
+from tensorboardX.proto.event_pb2 import Event
+
+from attnlab.training.metrics import Recorder, read_metrics
+
+
+def write(folder, first, steps, **options):
+    with Recorder(folder, (0, 7), **options) as recorder:
+        recorder.rewind(first)
+        for step in steps:
+            recorder.write(
+                step, {"train/loss": np.array([step, -step]), "train/learning_rate": 0.5}
+            )
+
+
+def scalars(folder):
+    """(step, tag, value) of every TensorBoard event in a folder."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        while content:
+            (size,) = struct.unpack("<Q", content[:8])
+            event = Event.FromString(content[12 : 12 + size])
+            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+            content = content[16 + size :]
+    return found
+
+
+def test_json_lines_and_tensorboard(tmp_path, capsys):
+    write(tmp_path, 0, [10, 20], name="arm")
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows[1] == {"step": 20, "train/loss": [20, -20], "train/learning_rate": 0.5}
+    assert (20, "train/loss", -20.0) in scalars(tmp_path / "tensorboard" / "seed_7")
+    assert (10, "train/learning_rate", 0.5) in scalars(tmp_path / "tensorboard" / "seed_0")
+    assert "[arm] step     20  train/loss 20 -20" in capsys.readouterr().err
+
+
+def test_a_resumed_run_writes_no_step_twice(tmp_path):
+    write(tmp_path, 0, [10, 20, 30])
+    with (tmp_path / "metrics.jsonl").open("a") as f:
+        f.write('{"step": 40, "tra')  # cut short by a kill
+    write(tmp_path, 20, [30, 40])
+    assert [r["step"] for r in read_metrics(tmp_path / "metrics.jsonl")] == [10, 20, 30, 40]
+
+
+def test_other_processes_write_nothing(tmp_path, capsys):
+    write(tmp_path, 0, [10], writes=False)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err == ""

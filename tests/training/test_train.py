@@ -1,0 +1,312 @@
+"""A run is a function of its config: seeds, devices, kills and signals change nothing."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import assert_close
+from jax.flatten_util import ravel_pytree
+
+from attnlab import ModelConfig, training
+from attnlab.sharing.plan import COUNTED, PLANS, Plan
+from attnlab.training import shard, sources, tasks
+from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
+from attnlab.training.metrics import Recorder, read_metrics
+
+MODEL = ModelConfig(width=16, num_layers=2, num_heads=2, ffn_width=24, max_len=8)
+CONFIG = training.TrainConfig(
+    steps=20,
+    batch_size=8,
+    length=8,
+    seeds=(0, 1, 5),
+    warmup_steps=2,
+    log_every=5,
+    eval_every=10,
+    checkpoint_every=5,
+    eval_batch_size=8,
+    eval_windows=20,
+    curve_windows=8,
+)
+# Each byte is the last one plus 1 or 2, modulo 9: ln 9 nats without context, ln 2 with it.
+TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
+CORPUS = sources.Corpus("test", TEXT[:3600], TEXT[3600:], "")
+
+
+def fit(folder, config=CONFIG, model=MODEL, devices=1, recorder=Recorder, task="causal_lm"):
+    folder.mkdir(exist_ok=True)
+    mesh = shard.data_mesh(jax.devices()[:devices])
+    with (
+        recorder(folder, config.seeds) as records,
+        Checkpoints(folder / "checkpoints", say=records.say) as checkpoints,
+    ):
+        return training.fit(
+            model.build(),
+            tasks.TASKS[task],
+            training.adamw(config),
+            config,
+            CORPUS,
+            mesh=mesh,
+            recorder=records,
+            checkpoints=checkpoints,
+        )
+
+
+def assert_same_bits(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_it_learns(tmp_path):
+    """Nearer to ln 2, all there is to know, than to the ln 9 that needs no context."""
+    result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, learning_rate=1e-2))
+    assert (result.heldout_loss < 1.2).all()
+    assert (result.heldout_loss > np.log(2)).all()
+    assert (np.abs(result.train_loss - result.heldout_loss) < 0.1).all()
+    assert result.state.step.tolist() == [150] * 3
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in rows if "train/loss" in r] == list(range(5, 151, 5))
+    assert rows[-1]["eval/loss"] == result.heldout_loss.tolist()
+
+
+def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
+    model = dataclasses.replace(MODEL, dropout_rate=0.1)
+    together = fit(tmp_path / "all", model=model)
+    for i, seed in enumerate(CONFIG.seeds):
+        alone = fit(tmp_path / str(seed), dataclasses.replace(CONFIG, seeds=(seed,)), model)
+        assert_same_bits(jax.tree.map(lambda a: a[i : i + 1], together.state), alone.state)  # noqa: B023
+        assert together.heldout_loss[i] == alone.heldout_loss[0]
+    assert len(set(together.heldout_loss)) == 3
+
+
+def test_eight_devices_and_two_parts_are_one_device(tmp_path):
+    config = dataclasses.replace(CONFIG, batch_size=16, steps=10, seeds=(0, 5))
+    results, losses = [], []
+    for devices, parts in ((1, 1), (8, 1), (8, 2)):
+        folder = tmp_path / f"{devices}-{parts}"
+        config = dataclasses.replace(config, accumulate=parts)
+        results.append(fit(folder, config, devices=devices).heldout_loss)
+        rows = read_metrics(folder / "metrics.jsonl")
+        losses.append(np.array([r["train/loss"] for r in rows if "train/loss" in r]))
+    assert losses[0].shape == (2, 2)
+    for loss, result in zip(losses[1:], results[1:], strict=True):
+        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
+        np.testing.assert_allclose(result, results[0], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("task", ["masked_lm", "span_corruption"])
+def test_parts_give_the_gradient_of_the_whole_batch(task):
+    """The step of plain gradient descent, with targets that fall unevenly on the parts."""
+    task, rng = tasks.TASKS[task], np.random.default_rng(1)
+    model = dataclasses.replace(MODEL, kind=task.kind, vocab_size=400, max_len=20, dtype="float64")
+    if task.kind == "encoder_decoder":  # its targets are as many in every row: filling makes them
+        valid = jnp.asarray(rng.random((12, 20)) < 0.6)
+        prepare = task.prepare
+        task = task._replace(prepare=lambda t, key: prepare(t, key, valid[: len(t)]))
+    optimizer, tokens = optax.sgd(1.0), jnp.asarray(rng.integers(0, 256, (12, 21)))
+
+    @jax.jit
+    def steps(tokens):
+        state = training.init_state(model.build(), task, optimizer, 20, 0)
+        grown = jax.tree.map(lambda a: 3.0 * a.astype(jnp.float64), state.params)
+        state = state._replace(params=grown)
+        step = functools.partial(
+            training.train_step, model.build(), task, optimizer, state, tokens, 7
+        )
+        ends = [step(accumulate=n, label_smoothing=0.1) for n in (1, 3)]
+        changes = [jax.tree.map(jnp.subtract, end.params, grown) for end in ends]
+        return [(ravel_pytree(c)[0], end.window_loss) for c, end in zip(changes, ends, strict=True)]
+
+    whole, parts = steps(tokens)
+    assert_close(parts, whole)
+
+
+def test_training_is_smoothed_and_evaluation_is_not(tmp_path):
+    """Half of each target is spread over 256 symbols: no prediction costs less than 3.4 nats."""
+    config = dataclasses.replace(
+        CONFIG, steps=60, seeds=(0,), learning_rate=1e-2, label_smoothing=0.5, accumulate=2
+    )
+    result = fit(tmp_path, config)
+    rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
+    assert rows[-1]["train/loss"][0] > 3.4
+    assert max(result.heldout_loss[0], result.train_loss[0]) < 3
+
+
+class Killed(Exception):
+    pass
+
+
+def killing(step, kill):
+    """A Recorder that dies when it is to write `step`."""
+
+    class KillingRecorder(Recorder):
+        def write(self, at, metrics):
+            if at == step:
+                kill()
+            super().write(at, metrics)
+
+    return KillingRecorder
+
+
+def die():
+    raise Killed
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kill", [die, terminate])
+def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, optimized, capsys):
+    whole = fit(tmp_path / "whole")
+    broken = tmp_path / "broken"
+    for step in (5, 10, 15):
+        with contextlib.suppress(Killed, training.Stopped):
+            fit(broken, recorder=killing(step, kill))
+    resumed = fit(broken)
+    assert "resuming at step" in capsys.readouterr().err
+    assert_same_bits(resumed.state, whole.state)
+    np.testing.assert_array_equal(resumed.heldout_loss, whole.heldout_loss)
+    assert read_metrics(broken / "metrics.jsonl") == read_metrics(
+        tmp_path / "whole" / "metrics.jsonl"
+    )
+
+
+ALL_PLANS = [*PLANS, *(f"{name}:2" for name in COUNTED)]
+QUICK = {"attention_only", "sandwich", "cycle:2"}
+
+
+@pytest.mark.parametrize(
+    "plan", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ALL_PLANS]
+)
+def test_saved_and_resumed_under_every_plan(tmp_path, plan):
+    """4 steps, and 2 steps, a checkpoint, 2 steps: the same bits."""
+    model = dataclasses.replace(MODEL, num_layers=4, plan=plan).build()
+    task, optimizer = tasks.TASKS["causal_lm"], training.adamw(CONFIG)
+    step = jax.jit(functools.partial(training.train_step, model, task, optimizer))
+    tokens = np.random.default_rng(0).integers(0, 256, (4, 8, 9))
+    rng = np.random.default_rng(1)
+    start = jax.tree.map(  # any numbers, also in the moments of Adam
+        lambda a: jnp.asarray(0.1 * rng.random(a.shape), a.dtype),
+        jax.eval_shape(lambda: training.init_state(model, task, optimizer, 8, 0)),
+    )
+    go_on = lambda state, numbers: functools.reduce(
+        lambda s, i: step(s, tokens[i], 0), numbers, state
+    )
+    half = go_on(start, range(2))
+    model = training.describe_model(model)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, half, {"model": model})
+    with Checkpoints(tmp_path) as checkpoints:
+        check = functools.partial(check_model, model)
+        number, restored, _ = checkpoints.restore(jax.tree.map(jnp.zeros_like, start), check)
+    assert number == 2
+    assert_same_bits(go_on(restored, range(2, 4)), go_on(half, range(2, 4)))
+
+
+def test_another_plan_of_equal_shapes_does_not_go_on(tmp_path):
+    config = dataclasses.replace(CONFIG, steps=5, eval_windows=8, seeds=(0,))
+    model = dataclasses.replace(MODEL, num_layers=4)
+    fit(tmp_path, config, dataclasses.replace(model, plan="groups:2"))
+    names = (
+        r"'attention': \[0, 0, 1, 1\].*\(plan 'groups:2'\).*"
+        r"'attention': \[0, 1, 0, 1\].*\(plan 'cycle:2'\)"
+    )
+    with pytest.raises(WrongCheckpoint, match=names):
+        fit(tmp_path, config, dataclasses.replace(model, plan="cycle:2"))
+    with pytest.raises(WrongCheckpoint, match="norm='pre', not 'post'; give the model these"):
+        fit(tmp_path, config, dataclasses.replace(model, plan="groups:2", norm="post"))
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    same = dataclasses.replace(model, plan=Plan(attention=(0, 0, 1, 1), ffn=(0, 0, 1, 1)))
+    described = training.describe_model(same.build())
+    check_model(described, {"model": described | {"plan": "groups:2"}})  # another name of it
+
+
+def test_sigterm_saves_and_says_so(tmp_path):
+    with pytest.raises(training.Stopped, match="stopped at step 5 of 20; the state is saved"):
+        fit(
+            tmp_path,
+            dataclasses.replace(CONFIG, checkpoint_every=100),
+            recorder=killing(5, terminate),
+        )
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
+    config = dataclasses.replace(CONFIG, learning_rate=1e38, warmup_steps=0, seeds=(3,))
+    with pytest.raises(
+        training.NonFiniteLoss, match=r"loss of seed 3 is not finite at step \d+; lower"
+    ):
+        fit(tmp_path, config)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("changes", [{"remat": True}, {"dtype": "bfloat16"}])
+def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
+    config = dataclasses.replace(CONFIG, seeds=(0,))
+    plain = fit(tmp_path / "plain", config)
+    other = fit(tmp_path / "other", config, dataclasses.replace(MODEL, **changes))
+    np.testing.assert_allclose(other.heldout_loss, plain.heldout_loss, rtol=0.01)
+    assert jax.tree.leaves(other.state.params)[0].dtype == jnp.float32
+
+
+def test_masked_lm_trains_an_encoder(tmp_path):
+    model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
+    config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,))
+    result = fit(tmp_path, config, model, task="masked_lm")
+    assert result.heldout_loss < np.log(9) - 0.1
+
+
+def test_decay_is_by_name():
+    shapes = jax.eval_shape(MODEL.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    flat = jax.tree_util.tree_flatten_with_path(training.decays(shapes["params"]))[0]
+    names = {jax.tree_util.keystr(path, simple=True, separator="."): on for path, on in flat}
+    decayed = {name.split(".")[-1] for name, on in names.items() if on}
+    assert decayed == {"embedding", "positions", "q", "k", "v", "o", "up", "down"}
+    # stacked norm scales are matrices by shape: ndim would decay them
+    assert names["layers.attention.norm.scale"] is False
+
+
+def test_learning_rate_by_hand():
+    config = training.TrainConfig(
+        steps=100, warmup_steps=9, learning_rate=1.0, final_learning_rate=0.1
+    )
+    rate = training.learning_rate(config)
+    got = [float(rate(step)) for step in (0, 9, 100)]
+    np.testing.assert_allclose(got, [0.1, 1.0, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(steps=0), "steps must be more than 0"),
+        (dict(batch_size=-1), "batch_size must be more than 0"),
+        (dict(learning_rate=0.0), "learning_rate must be more than 0"),
+        (dict(seeds=()), "seeds must be different numbers"),
+        (dict(seeds=(1, 1)), "seeds must be different numbers"),
+        (dict(warmup_steps=20), "warmup_steps 20 must be below steps 20"),
+        (dict(weight_decay=-0.1), "weight_decay must be 0 or more"),
+        (dict(accumulate=3), "batch_size 8 is not divisible by accumulate 3; use a multiple"),
+        (dict(accumulate=0), "accumulate must be more than 0"),
+        (dict(label_smoothing=1.0), "label_smoothing must be below 1"),
+    ],
+)
+def test_impossible_training_says_what_to_change(fields, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **fields)
+
+
+def test_devices_must_divide_the_batch():
+    with pytest.raises(ValueError, match="batch_size 12 is not divisible by 8 devices; use a mult"):
+        shard.data_mesh(batch_size=12)
+    batch = shard.spread(shard.data_mesh(batch_size=16), np.arange(32).reshape(2, 16), axis=1)
+    assert_close(batch.sum(), jnp.asarray(496))
+    assert batch.sharding.shard_shape(batch.shape) == (2, 2)
