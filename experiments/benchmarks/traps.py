@@ -4,9 +4,9 @@ A row of the table is one function of `PROBES`, a column one system: attnlab's b
 on this device, attnlab inside Flax, and every peer that is installed (jax.nn, Flax Linen, Flax
 NNX, Equinox, Haiku). Nothing is written down beforehand: a cell is what this machine gave.
 
-Three other traps are held by tests: lowered size of a program at every depth (tests/sharing/test_stack.py),
-a checkpoint that is half written or of another shape (tests/training/test_checkpoint.py), flags that are
-unknown, of a wrong type or None (tests/experiments/test_end_to_end.py).
+Three other traps are held by tests: lowered size of a program at every depth (tests/sharing),
+a checkpoint that is half written or of another shape (tests/training), flags that are
+unknown, of a wrong type or None (tests/experiments).
 """
 
 import inspect
