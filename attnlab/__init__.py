@@ -20,8 +20,8 @@ from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
 from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
 from attnlab.model.pointwise import feed_forward
 from attnlab.norms import layer_norm, rms_norm
-from attnlab.sharing.plan import PLANS, Plan
-from attnlab.sharing.stack import init_slots, run_stack
+from attnlab.sharing.plan import PLANS, Plan, plan_names
+from attnlab.sharing.stack import init_pool, run_stack
 
 __version__ = "0.1.0"
 
@@ -53,12 +53,13 @@ __all__ = [
     "generate",
     "init_cache",
     "init_heads",
-    "init_slots",
+    "init_pool",
     "layer_norm",
     "masks",
     "merge_heads",
     "multi_head_attention",
     "permute_heads",
+    "plan_names",
     "positions",
     "prefill",
     "project_heads",

@@ -84,11 +84,11 @@ for axis, (layout, spec) in zip(axes, specs.items(), strict=True):
 # parameters, not FLOPs.
 
 # %%
-for plan in attnlab.PLANS:
+for plan in attnlab.plan_names(2):
     config = attnlab.ModelConfig(plan=plan, num_layers=4)
     print(
         f"{plan:15}{attnlab.unique_parameters(config):>9,} parameters"
-        f"{attnlab.flops_per_token(config, 64):>9,} FLOPs/token  {config.slots}"
+        f"{attnlab.flops_per_token(config, 64):>9,} FLOPs/token  {config.layer_plan}"
     )
 
 # %% [markdown]

@@ -67,8 +67,8 @@ def describe(config: ModelConfig, batch: int, length: int) -> str:
 def _stacks(config: ModelConfig) -> dict[str, Plan]:
     """Name -> plan of every stack."""
     if config.kind != "encoder_decoder":
-        return {config.kind: config.slots}
-    return {"encoder": config.encoder_slots, "decoder": config.slots}
+        return {config.kind: config.layer_plan}
+    return {"encoder": config.encoder_layer_plan, "decoder": config.layer_plan}
 
 
 def _picture(config: ModelConfig) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.sharing.plan import COUNTED, PLANS
+from attnlab.sharing.plan import PLANS
 from experiments.reporting import beside, figures
 from experiments.reporting.document import (
     Block,
@@ -107,7 +107,7 @@ def _title(panels: Sequence[Panel]) -> str:
     papers = list(dict.fromkeys(p.paper["title"] for p in panels if p.paper))
     if papers:
         return f"{listed(papers, 'and')}, on other data and at another scale"
-    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS | COUNTED)
+    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
     if len(layouts) > 1:
         return f"Which heads predict text best: {listed(layouts, 'or')}?"
     if len(plans) > 1:
@@ -117,7 +117,7 @@ def _title(panels: Sequence[Panel]) -> str:
 
 def _subject(panels: Sequence[Panel]) -> str:
     corpora = dict.fromkeys(r.record["corpus"]["name"] for p in panels for r in p.runs)
-    found = names(panels, "plan", PLANS | COUNTED)
+    found = names(panels, "plan", PLANS)
     plans = [f"{p} ({SHARED[p]})" if p in SHARED else p for p in found]
     units = listed(list(dict.fromkeys(p.unit for p in panels)), "or")
     return (

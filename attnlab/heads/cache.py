@@ -1,7 +1,7 @@
 """What decoding remembers: the keys and values of the past, or the inputs they are made of.
 
 A cache is a dict of arrays [B, size, ...] and the number of tokens seen so far; it goes into a
-call and comes out longer. Token p lies in slot p mod size, so with a sliding window a small cache
+call and comes out longer. Token p lies at place p mod size, so with a sliding window a small cache
 goes round; without one it ends when it is full.
 """
 
@@ -89,9 +89,9 @@ def extend(
     fits = jnp.asarray(goes_round) | (start + t <= size)
     position = start + jnp.arange(t)
     # An index past the end is dropped: a full cache keeps what it holds.
-    slots = jnp.where(fits, position % size, size)
+    places = jnp.where(fits, position % size, size)
     held = {
-        name: cache[name].at[:, slots].set(a.astype(cache[name].dtype), mode="drop")
+        name: cache[name].at[:, places].set(a.astype(cache[name].dtype), mode="drop")
         for name, a in new.items()
     }
     holds = held_positions(start + t - 1, size)
@@ -105,8 +105,8 @@ def extend(
 
 
 def held_positions(last: Int[Array, ""] | int, size: int) -> Int[Array, "S"]:
-    """The youngest position p <= last with p mod size = slot, for every slot; below 0 where there
-    is none yet.
+    """The youngest position p <= last with p mod size = place, for every place; below 0 where
+    there is none yet.
 
     >>> held_positions(4, 3).tolist(), held_positions(1, 3).tolist()
     ([3, 4, 2], [0, 1, -1])

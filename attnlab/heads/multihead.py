@@ -58,7 +58,7 @@ def multi_head_attention(
         (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981). `k` and `v` of w then do
         nothing.
       cache: of `init_cache(spec, ...)`: x are the next tokens, which see the cached ones too.
-        Key positions then are the slots of the cache. A call that overflows it returns NaN and
+        Key positions then are the places of the cache. A call that overflows it returns NaN and
         writes nothing.
       order: "factored" (the weights as they are) or the layout that they are multiplied out to
         first, which is the same function (see `contraction_orders`). None takes the one with the
@@ -111,7 +111,7 @@ def multi_head_attention(
         seen = extend(cache, {"k": k, "v": v}, is_causal=is_causal, window=window)
         k, v = (seen.held[name].astype(x.dtype) for name in "kv")
     if seen is not None:
-        # Slots are not positions: the cache knows who sees whom.
+        # Places are not positions: the cache knows who sees whom.
         mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
     result = dot_product_attention(
         q,

@@ -26,7 +26,7 @@ def model_cache_bytes(config: Any, bytes_per_number: int = 4) -> int:
     >>> [model_cache_bytes(ModelConfig(num_layers=4, plan=p)) for p in ("separate", "cla:2")]
     [2048, 1024]
     """
-    memories = max(config.slots.memories) + 1
+    memories = max(config.layer_plan.memories) + 1
     return memories * cache_bytes_per_token(config.heads, bytes_per_number)
 
 
@@ -54,7 +54,7 @@ def part_shapes(config: Any, plan: Any) -> dict[str, dict[str, tuple[int, ...]]]
 
 def part_parameters(config: Any, plan: Any = None) -> dict[str, int]:
     """part -> parameters of one slot, its norm included; of the stack of `plan`."""
-    shapes = part_shapes(config, config.slots if plan is None else plan)
+    shapes = part_shapes(config, config.layer_plan if plan is None else plan)
     return {part: sum(map(math.prod, weights.values())) for part, weights in shapes.items()}
 
 
@@ -67,7 +67,7 @@ def unique_parameters(config: Any) -> int:
     >>> unique_parameters(alone) - unique_parameters(shared) == 3 * layer
     True
     """
-    pools = [config.slots] if config.share_encoder else _plans(config)
+    pools = [config.layer_plan] if config.share_encoder else _plans(config)
     return count_outer(config) + sum(_total(config, plan, plan.num_slots) for plan in pools)
 
 
@@ -119,7 +119,7 @@ def _total(config: Any, plan: Any, counts: dict[str, int]) -> int:
 def _plans(config: Any) -> list[Any]:
     """Of each stack that runs."""
     both = config.kind == "encoder_decoder"
-    return [config.slots, config.encoder_slots] if both else [config.slots]
+    return [config.layer_plan, config.encoder_layer_plan] if both else [config.layer_plan]
 
 
 BUDGETS = {

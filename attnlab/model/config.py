@@ -16,7 +16,7 @@ from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
-from attnlab.sharing.plan import COUNTED, PLANS, Plan, named
+from attnlab.sharing.plan import PLANS, Plan, named
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 MODELS: dict[str, Any] = {}
@@ -147,15 +147,15 @@ class ModelConfig:
             find("place of dropout", place, dict.fromkeys(DROPOUT_PLACES))
         if self.implementation is not None:
             find("implementation", self.implementation, BACKENDS)
-        if self.slots.num_layers != self.num_layers:
+        if self.layer_plan.num_layers != self.num_layers:
             raise ValueError(
-                f"the plan has {self.slots.num_layers} layers, num_layers is {self.num_layers}"
+                f"the plan has {self.layer_plan.num_layers} layers, num_layers is {self.num_layers}"
             )
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
         self._check_outer()
         self._check_encoder()
-        self._check_parts(self.slots)
+        self._check_parts(self.layer_plan)
         self._check_heads(self.heads)
 
     def _check_parts(self, plan: Plan) -> None:
@@ -220,21 +220,21 @@ class ModelConfig:
                 "encoder_layers, encoder_plan and share_encoder are for kind='encoder_decoder', "
                 f"this is a {self.kind}"
             )
-        if not both and "cross" in self.slots:
+        if not both and "cross" in self.layer_plan:
             raise ValueError(
                 f"the plan has the part 'cross', a {self.kind} has nothing to attend to but "
                 "itself; leave the part out or set kind='encoder_decoder'"
             )
         if not both:
             return
-        ours, encoder = self.slots.num_slots, self.encoder_slots
+        ours, encoder = self.layer_plan.num_slots, self.encoder_layer_plan
         if encoder.num_layers != (self.encoder_layers or self.num_layers):
             raise ValueError(
                 f"encoder_plan has {encoder.num_layers} layers, encoder_layers is "
                 f"{self.encoder_layers or self.num_layers}"
             )
         self._check_parts(encoder)
-        if self.share_encoder and ("kv" in encoder) != ("kv" in self.slots):
+        if self.share_encoder and ("kv" in encoder) != ("kv" in self.layer_plan):
             raise ValueError(
                 "share_encoder: both stacks or neither need the part 'kv'; give encoder_plan one "
                 "like that of plan"
@@ -293,7 +293,7 @@ class ModelConfig:
         return "".join(a for a in self.attention_biases if a in maps or a not in "qkvo")
 
     @property
-    def slots(self) -> Plan:
+    def layer_plan(self) -> Plan:
         """The plan as data; of the decoder, where there is an encoder too."""
         plan = _as_data(self.plan, self.num_layers)
         if self.kind != "encoder_decoder" or "cross" in plan:
@@ -301,7 +301,7 @@ class ModelConfig:
         return Plan(**dict(plan.items()), cross=plan["attention"])
 
     @property
-    def encoder_slots(self) -> Plan:
+    def encoder_layer_plan(self) -> Plan:
         """The plan of the encoder beside the decoder."""
         plan = self.plan if self.encoder_plan is None else self.encoder_plan
         plan = _as_data(plan, self.encoder_layers or self.num_layers)
@@ -315,14 +315,14 @@ class ModelConfig:
             heads=self.heads,
             is_causal=self.kind != "encoder",
             cross=self.heads if self.kind == "encoder_decoder" else None,
-            **self._parts_of(self.slots),
+            **self._parts_of(self.layer_plan),
             **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
         )
 
     @property
     def encoder_block(self) -> BlockSpec:
         """One layer of the encoder beside the decoder."""
-        apart = self._parts_of(self.encoder_slots)
+        apart = self._parts_of(self.encoder_layer_plan)
         return self.block._replace(is_causal=False, cross=None, ffn_skip=1.0, **apart)
 
     def _parts_of(self, plan: Plan) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class ModelConfig:
         one = init_cache(
             self.heads, batch, size, DTYPES[self.dtype], order=self.order or "factored"
         )
-        count = max(self.slots.memories) + 1
+        count = max(self.layer_plan.memories) + 1
         return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
 
 
@@ -346,7 +346,7 @@ def _as_data(plan: str | Plan, num_layers: int) -> Plan:
     if isinstance(plan, Plan):
         return plan
     if "=" not in plan:
-        find("plan", plan.partition(":")[0], PLANS | COUNTED)
+        find("plan", plan.partition(":")[0], PLANS)
     return named(plan, num_layers)
 
 

@@ -24,7 +24,7 @@ class Ran(NamedTuple):
 
 
 def run_layers(
-    slots: dict[str, Any],
+    pool: dict[str, Any],
     plan: Plan,
     x: Float[Array, "B T D"],
     context: Float[Array, "B S E"] | None = None,
@@ -41,20 +41,20 @@ def run_layers(
     return_probs: bool = False,
     return_hidden: bool = False,
 ) -> Ran:
-    """x after all layers of `plan`, which read their weights in `slots` (part -> [G, ...]).
+    """x after all layers of `plan`, which read their weights in `pool` (part -> [G, ...]).
 
     `head_gate` multiplies each head of each application, also where layers share weights.
     `cache` holds one cache per application that makes keys and values, stacked [L, ...]: layers
     that share weights still have keys of their own, those that reuse keys read the cache of the
     layer that made them. The rest is as in `transformer_block` and the same for every layer.
 
-    >>> from attnlab.block import init_block
+    >>> from attnlab.model.block import init_block
     >>> from attnlab.heads import HeadSpec
-    >>> from attnlab.stack import init_slots
+    >>> from attnlab.sharing.stack import init_pool
     >>> spec = BlockSpec(HeadSpec("standard", width=6, num_heads=2), ffn_width=8)
     >>> plan = Plan(attention=(0, 0, 0), ffn=(0, 1, 0))
-    >>> slots = init_slots(init_block(spec), jax.random.key(0), plan)
-    >>> run_layers(slots, plan, jax.numpy.ones((1, 5, 6)), spec=spec).x.shape
+    >>> pool = init_pool(init_block(spec), jax.random.key(0), plan)
+    >>> run_layers(pool, plan, jax.numpy.ones((1, 5, 6)), spec=spec).x.shape
     (1, 5, 6)
     """
     keys = None if dropout_key is None else jax.random.split(dropout_key, plan.num_layers)
@@ -79,7 +79,7 @@ def run_layers(
 
     (x, (cache, _)), (probs, hidden) = run_stack(
         block,
-        slots,
+        pool,
         plan,
         x,
         layer=(

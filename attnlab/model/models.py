@@ -11,7 +11,7 @@ from attnlab.heads.cache import Cache, held_positions, stacked_size
 from attnlab.heads.positions import rotary_angles
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
 from attnlab.model.layers import Ran, run_layers
-from attnlab.model.modules import LayerStack, Slots
+from attnlab.model.modules import LayerStack, Pool
 from attnlab.model.outer import (
     POOLERS,
     POSITIONS,
@@ -94,7 +94,7 @@ class Transformer(nn.Module):
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
         text = _Text(self, w, c, tokens, token_types, positions, cache, deterministic)
         layers = LayerStack(
-            c.block, c.slots, c.init_std, _residual_scale(c), remat=c.remat, name="layers"
+            c.block, c.layer_plan, c.init_std, _residual_scale(c), remat=c.remat, name="layers"
         )
         ran = layers(
             text.x,
@@ -159,13 +159,15 @@ class EncoderDecoder(nn.Module):
         """
         c = self.config
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
-        pool_of = lambda name, block, plan: Slots(
+        pool_of = lambda name, block, plan: Pool(
             block, plan, c.init_std, _residual_scale(c), name=name
         )()
-        pools = {"layers": pool_of("layers", c.block, c.slots)}
+        pools = {"layers": pool_of("layers", c.block, c.layer_plan)}
         own = "" if c.share_encoder else "encoder_"
         if own:
-            pools["encoder_layers"] = pool_of("encoder_layers", c.encoder_block, c.encoder_slots)
+            pools["encoder_layers"] = pool_of(
+                "encoder_layers", c.encoder_block, c.encoder_layer_plan
+            )
         drops = c.block.drops and not deterministic
         key = lambda: self.make_rng("dropout") if drops else None
         looks: Any = {
@@ -179,7 +181,7 @@ class EncoderDecoder(nn.Module):
             text = _Text(self, w, c, source, None, None, None, deterministic)
             ran = run_layers(
                 pools[f"{own}layers"],
-                c.encoder_slots,
+                c.encoder_layer_plan,
                 text.x,
                 spec=c.encoder_block,
                 mask=seen_source,
@@ -193,7 +195,7 @@ class EncoderDecoder(nn.Module):
         text = _Text(self, w, c, tokens, None, None, cache, deterministic)
         ran = run_layers(
             pools["layers"],
-            c.slots,
+            c.layer_plan,
             text.x,
             encoded,
             spec=c.block,

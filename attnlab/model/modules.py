@@ -12,7 +12,7 @@ from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.layers import Ran, run_layers
 from attnlab.model.pointwise import feed_forward, init_feed_forward
 from attnlab.sharing.plan import Plan
-from attnlab.sharing.stack import init_slots
+from attnlab.sharing.stack import init_pool
 
 
 class MultiHeadAttention(nn.Module):
@@ -90,10 +90,10 @@ class LayerStack(nn.Module):
         self, x: Float[Array, "B T D"], *, deterministic: bool = True, **options: Any
     ) -> Ran:
         """`run_layers` with weights of its own. Dropout takes the "dropout" random stream."""
-        slots = init_stack(self, self.block, self.plan, self.init_std, self.residual_scale)
+        pool = init_stack(self, self.block, self.plan, self.init_std, self.residual_scale)
         drops = self.block.drops and not deterministic
         return run_layers(
-            slots,
+            pool,
             self.plan,
             x,
             spec=self.block,
@@ -106,12 +106,12 @@ class LayerStack(nn.Module):
 def init_stack(
     module: nn.Module, block: BlockSpec, plan: Plan, std: float | None, residual_scale: float
 ) -> dict[str, Any]:
-    """The slots of `plan` as parameters of `module`: part -> [G, ...]."""
+    """The pool of `plan` as parameters of `module`: part -> [G, ...]."""
     makers = init_block(block, std=std, residual_scale=residual_scale)
     return {
         part: module.param(
             part,
-            lambda key, part=part, count=count: init_slots(
+            lambda key, part=part, count=count: init_pool(
                 {part: makers[part]}, key, Plan(**{part: range(count)})
             )[part],
         )
@@ -119,7 +119,7 @@ def init_stack(
     }
 
 
-class Slots(nn.Module):
+class Pool(nn.Module):
     """The weights of a `LayerStack` alone, for models in which several stacks read one pool."""
 
     block: BlockSpec

@@ -52,8 +52,8 @@ def load(
 ) -> tuple[Any, dict[str, Any]]:
     """(model, params) of a folder with config.json and safetensors, as transformers saves it.
 
-    Weights are float32, whatever the file holds. The heads of the model are those that the file
-    or its architecture has: readout, pooler, classes. `fields` replace fields of the
+    Weights are float32, whatever the file holds. Readout, pooler and classes are those that the
+    file or its architecture has. `fields` replace fields of the
     `ModelConfig` that change no weight (dtype, remat, order, ...).
 
     Strict both ways: every tensor is used or known to hold nothing, every weight is filled.
@@ -107,7 +107,7 @@ def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str 
     Raises ValueError where no family computes the same.
     """
     config = model.config
-    if {"kv", "delta"} & {*config.slots, *config.encoder_slots}:
+    if {"kv", "delta"} & {*config.layer_plan, *config.encoder_layer_plan}:
         config, params = unshare(config, params)  # no format knows these parts
     families = [find("family", family, FAMILIES)] if family else FAMILIES.values()
     reasons = {f.name: _cannot(f, config) for f in families}
@@ -125,12 +125,12 @@ def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str 
     bare = architecture.endswith("Model") and not architecture.endswith("HeadModel")
     if not bare:
         tensors = {
-            name if name.startswith(chosen.heads) else chosen.prefix + name: a
+            name if name.startswith(chosen.readouts) else chosen.prefix + name: a
             for name, a in tensors.items()
         }
     write_file(folder / ONE_FILE, tensors)
-    head = {"architectures": [architecture], "model_type": chosen.name, "dtype": "float32"}
-    text = json.dumps(settings | head, indent=2, sort_keys=True)
+    about = {"architectures": [architecture], "model_type": chosen.name, "dtype": "float32"}
+    text = json.dumps(settings | about, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -167,7 +167,7 @@ def _meaning(config: ModelConfig) -> dict[str, Any]:
     row = POSITIONS[config.positions]
     unread = set(FREE) | (set() if row.rotary else {"rotary_base"})
     unread |= set() if row.skips_padding else {"pad_token"}
-    unread |= {"delta_rank"} if "delta" not in config.slots else set()
+    unread |= {"delta_rank"} if "delta" not in config.layer_plan else set()
     unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}
     return {name: value for name, value in values.items() if name not in unread}
 

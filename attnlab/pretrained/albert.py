@@ -8,8 +8,8 @@ from attnlab.pretrained.bert import (
     embedding_rows,
     encoder_fields,
     encoder_settings,
-    head_fields,
-    head_rows,
+    readout_fields,
+    readout_rows,
 )
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense
@@ -38,7 +38,7 @@ NAMES = {
     "down": "ffn_output",
     "ffn": "full_layer_layer_norm",
 }
-ARCHITECTURES = {  # what each needs: (masked-LM head, pooler, classes)
+ARCHITECTURES = {  # what each needs: (masked-LM readout, pooler, classes)
     "AlbertModel": (False, True, False),
     "AlbertForMaskedLM": (True, False, False),
     "AlbertForPreTraining": (True, True, True),
@@ -54,7 +54,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     readout = activation(s, "hidden_act") if mlm else None
     return (
         encoder_fields(s)
-        | head_fields(s["tie_word_embeddings"], readout, pooler, classes)
+        | readout_fields(s["tie_word_embeddings"], readout, pooler, classes)
         | dict(
             num_layers=len(slots),
             plan=Plan(attention=slots, ffn=slots),
@@ -76,7 +76,7 @@ def _groups(plan: Plan) -> tuple[int, int, int]:
 
 
 def _describe(c: Any) -> tuple[dict[str, Any], str]:
-    calls, groups, inner = _groups(c.slots)
+    calls, groups, inner = _groups(c.layer_plan)
     settings = encoder_settings(c) | dict(
         embedding_size=c.embedding_width,
         num_hidden_layers=calls,
@@ -99,7 +99,7 @@ def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
         first = stored.index(slot)  # an application that uses this block tells its parts
         at = f"encoder.albert_layer_groups.{slot // inner}.albert_layers.{slot % inner}."
         rows += block_rows(c, NAMES, at, first)
-    return rows + head_rows(
+    return rows + readout_rows(
         c,
         pooler="pooler",
         classes="sop_classifier.classifier",
@@ -115,7 +115,7 @@ ALBERT = Family(
     describe=_describe,
     rows=_rows,
     prefix="albert.",
-    heads=("predictions.", "sop_classifier."),
+    readouts=("predictions.", "sop_classifier."),
     ignored=("embeddings.position_ids",),
     ignored_for=lambda c: ("predictions.decoder.*",) if c.readout == "tied" else (),
     unused=lambda c: {"predictions.bias": "predictions.decoder.bias"} if c.readout == "own" else {},

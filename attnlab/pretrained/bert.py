@@ -43,8 +43,8 @@ def encoder_fields(s: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def head_fields(tied: bool, readout: str | None, pooler: bool, classes: int) -> dict[str, Any]:
-    """The heads that are there; `readout` is the activation of the masked-LM head, or None."""
+def readout_fields(tied: bool, readout: str | None, pooler: bool, classes: int) -> dict[str, Any]:
+    """What reads the layers; `readout` is the activation of the masked-LM readout, or None."""
     found: dict[str, Any] = dict(pooled_classes=classes, readout="none")
     found["pooler"] = "first" if pooler else None
     if readout is None:
@@ -83,7 +83,7 @@ def embedding_rows(token_types: int) -> list[Row]:
 def block_rows(config: Any, names: dict[str, str], at: str, layer: int) -> list[Row]:
     """One layer; `names` are theirs of q, k, v, o, up, down and the two norms, after `at`."""
     rows: list[Row] = []
-    slots = {part: config.slots[part][layer] for part in ("attention", "ffn")}
+    slots = {part: config.layer_plan[part][layer] for part in ("attention", "ffn")}
     for part, weights in (("attention", "qkvo"), ("ffn", ("up", "down"))):
         for ours in weights:
             rows += dense(at + names[ours], "layers", part, ours, slot=slots[part])
@@ -100,7 +100,7 @@ def layer_rows(config: Any, names: dict[str, str], at: str) -> list[Row]:
     return rows
 
 
-def head_rows(
+def readout_rows(
     config: Any,
     *,
     pooler: str = "",
@@ -108,7 +108,7 @@ def head_rows(
     transform: tuple[str, str],
     readout: tuple[str, str],
 ) -> list[Row]:
-    """The heads that are there, under their names: the transform and its norm; the readout's bias
+    """What reads the layers, under its names: the transform and its norm; the readout's bias
     where it is tied, and the readout where it is not. A family may have no pooler or classes.
     """
     rows = dense(pooler, "pooler") if pooler and config.pooler else []
@@ -132,7 +132,7 @@ NAMES = {
     "down": "output.dense",
     "ffn": "output.LayerNorm",
 }
-ARCHITECTURES = {  # what each needs: (masked-LM head, pooler, classes)
+ARCHITECTURES = {  # what each needs: (masked-LM readout, pooler, classes)
     "BertModel": (False, True, False),
     "BertForMaskedLM": (True, False, False),
     "BertForPreTraining": (True, True, True),
@@ -146,7 +146,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     pooler = "pooler.dense.weight" in tensors or needs[2]
     classes = 2 if needs[2] or "cls.seq_relationship.weight" in tensors else 0
     readout = activation(s, "hidden_act") if mlm else None
-    return encoder_fields(s) | head_fields(s["tie_word_embeddings"], readout, pooler, classes)
+    return encoder_fields(s) | readout_fields(s["tie_word_embeddings"], readout, pooler, classes)
 
 
 def _describe(c: Any) -> tuple[dict[str, Any], str]:
@@ -157,7 +157,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
-    return rows + head_rows(
+    return rows + readout_rows(
         c,
         pooler="pooler.dense",
         classes="cls.seq_relationship",
@@ -173,7 +173,7 @@ BERT = Family(
     describe=_describe,
     rows=_rows,
     prefix="bert.",
-    heads=("cls.",),
+    readouts=("cls.",),
     ignored=("embeddings.position_ids",),
     # A tied decoder may be stored again; an own one has its own bias, and the other is unused.
     ignored_for=lambda c: ("cls.predictions.decoder.*",) if c.readout == "tied" else (),

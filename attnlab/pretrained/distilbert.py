@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attnlab.pretrained.bert import embedding_rows, head_fields, head_rows, layer_rows
+from attnlab.pretrained.bert import embedding_rows, layer_rows, readout_fields, readout_rows
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row
 from attnlab.pretrained.settings import activation, their_activation
@@ -36,7 +36,7 @@ NAMES = {
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
     mlm = architecture == "DistilBertForMaskedLM" or "vocab_transform.weight" in tensors
     readout = activation(s, "activation") if mlm else None
-    return head_fields(s["tie_word_embeddings"], readout, False, 0) | dict(
+    return readout_fields(s["tie_word_embeddings"], readout, False, 0) | dict(
         kind="encoder",
         vocab_size=s["vocab_size"],
         max_len=s["max_position_embeddings"],
@@ -74,7 +74,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(0) + layer_rows(c, NAMES, "transformer.layer.{}.")
-    return rows + head_rows(
+    return rows + readout_rows(
         c,
         transform=("vocab_transform", "vocab_layer_norm"),
         readout=("vocab_projector.bias", "vocab_projector"),
@@ -88,7 +88,7 @@ DISTILBERT = Family(
     describe=_describe,
     rows=_rows,
     prefix="distilbert.",
-    heads=("vocab_",),
+    readouts=("vocab_",),
     ignored=("embeddings.position_ids",),
     ignored_for=lambda c: ("vocab_projector.weight",) if c.readout == "tied" else (),
     fixed={"tie_weights_": True},

@@ -25,7 +25,7 @@ class Family(NamedTuple):
     """(config, settings) -> the name table"""
     prefix: str = ""
     """Stands before the names of the bare model in the files of its task models."""
-    heads: tuple[str, ...] = ()
+    readouts: tuple[str, ...] = ()
     """How the names begin that belong to a task and never have the prefix."""
     ignored: tuple[str, ...] = ()
     """Patterns of tensors that hold no weight, or one that is stored elsewhere too."""

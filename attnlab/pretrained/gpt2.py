@@ -68,7 +68,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = same("wte.weight", "embedding") + same("wpe.weight", "positions")
     for i in range(c.num_layers):
-        at, a, f = f"h.{i}.", c.slots["attention"][i], c.slots["ffn"][i]
+        at, a, f = f"h.{i}.", c.layer_plan["attention"][i], c.layer_plan["ffn"][i]
         attention, ffn = ("layers", "attention"), ("layers", "ffn")
         qkv = dict(slot=a, kind="conv1d", pack=("q", "k", "v"))
         rows += dense(f"{at}attn.c_attn", *attention, **qkv)
@@ -88,7 +88,7 @@ GPT2 = Family(
     describe=_describe,
     rows=_rows,
     prefix="transformer.",
-    heads=("lm_head.",),
+    readouts=("lm_head.",),
     # The causal mask, stored as if it were a bias.
     ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),
     ignored_for=lambda c: ("lm_head.weight",) if c.readout == "tied" else (),

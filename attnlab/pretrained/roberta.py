@@ -7,9 +7,9 @@ from attnlab.pretrained.bert import (
     embedding_rows,
     encoder_fields,
     encoder_settings,
-    head_fields,
-    head_rows,
     layer_rows,
+    readout_fields,
+    readout_rows,
 )
 from attnlab.pretrained.bert import SETTINGS as OF_BERT
 from attnlab.pretrained.families import Family, Tensors
@@ -20,12 +20,12 @@ SETTINGS = OF_BERT | {"vocab_size": 50265, "pad_token_id": 1}
 
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
     mlm = architecture == "RobertaForMaskedLM" or "lm_head.dense.weight" in tensors
-    # Its head has the exact gelu whatever hidden_act says.
-    heads = head_fields(
+    # Its readout has the exact gelu whatever hidden_act says.
+    readout = readout_fields(
         s["tie_word_embeddings"], "gelu" if mlm else None, "pooler.dense.weight" in tensors, 0
     )
     positions = dict(positions="learned_unpadded", pad_token=s["pad_token_id"])
-    return encoder_fields(s) | heads | positions
+    return encoder_fields(s) | readout | positions
 
 
 def _describe(c: Any) -> tuple[dict[str, Any], str]:
@@ -35,7 +35,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
-    return rows + head_rows(
+    return rows + readout_rows(
         c,
         pooler="pooler.dense",
         transform=("lm_head.dense", "lm_head.layer_norm"),
@@ -50,7 +50,7 @@ ROBERTA = Family(
     describe=_describe,
     rows=_rows,
     prefix="roberta.",
-    heads=("lm_head.",),
+    readouts=("lm_head.",),
     ignored=("embeddings.position_ids",),
     ignored_for=lambda c: ("lm_head.decoder.*",) if c.readout == "tied" else (),
     unused=lambda c: {"lm_head.bias": "lm_head.decoder.bias"} if c.readout == "own" else {},

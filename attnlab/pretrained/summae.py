@@ -42,7 +42,7 @@ def build(tensors: dict[str, Any], num_heads: int, max_len: int) -> tuple[ModelC
         readout="none",
     )
     rows = [Row("embedding", (("embedding",),))]
-    for stack, plan in {"encoder": config.encoder_slots, "decoder": config.slots}.items():
+    for stack, plan in {"encoder": config.encoder_layer_plan, "decoder": config.layer_plan}.items():
         own = "encoder_" if stack == "encoder" else ""
         for i in range(plan.num_layers):
             for part in plan:

@@ -72,7 +72,7 @@ def build(
         return [Row(file + n, ((*where, n),), slot) for n in ("scale", "bias")]
 
     rows = [Row("embedding", (("embedding",),))]
-    plans = {"encoder": config.encoder_slots, "decoder": config.slots}
+    plans = {"encoder": config.encoder_layer_plan, "decoder": config.layer_plan}
     for stack, plan in plans.items():
         own = "encoder_" if stack == "encoder" else ""
         for i in range(plan.num_layers):

@@ -50,19 +50,19 @@ def _activation(s: dict[str, Any]) -> str:
     return f"gated_{plain}" if gate else plain
 
 
-def _own_head(tensors: Tensors) -> bool:
-    """The file decides: a head that differs from the table is used, a copy of it is not."""
-    head, table = tensors.get("lm_head.weight"), tensors.get("shared.weight")
-    if head is None or table is None:
+def _own_readout(tensors: Tensors) -> bool:
+    """The file decides: a readout that differs from the table is used, a copy is not."""
+    own, table = tensors.get("lm_head.weight"), tensors.get("shared.weight")
+    if own is None or table is None:
         return "lm_head.weight" in tensors
-    return not np.array_equal(head, table)
+    return not np.array_equal(own, table)
 
 
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
     alone = architecture == "T5EncoderModel"
     scaled = s["scale_decoder_outputs"]
     scaled = s["tie_word_embeddings"] if scaled is None else scaled
-    readout = "own" if _own_head(tensors) else "tied"
+    readout = "own" if _own_readout(tensors) else "tied"
     readout = "none" if alone or architecture == "T5Model" else readout
     depth = dict(num_layers=s["num_layers"])
     if not alone:
@@ -107,7 +107,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
         d_model=c.width,
         d_kv=c.heads.sizes["H"],
         d_ff=c.ffn_width,
-        num_layers=c.num_layers if alone else c.encoder_slots.num_layers,
+        num_layers=c.num_layers if alone else c.encoder_layer_plan.num_layers,
         num_decoder_layers=c.num_layers,
         num_heads=c.num_heads,
         relative_attention_num_buckets=c.relative_buckets,
@@ -131,11 +131,11 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     own = "" if c.share_encoder or c.kind == "encoder" else "encoder_"
-    encoder = c.slots if c.kind == "encoder" else c.encoder_slots
+    encoder = c.layer_plan if c.kind == "encoder" else c.encoder_layer_plan
     rows = same("shared.weight", "embedding")
     rows += _stack("encoder", own, encoder, c)
     if c.kind != "encoder":
-        rows += _stack("decoder", "", c.slots, c)
+        rows += _stack("decoder", "", c.layer_plan, c)
     return rows + (dense("lm_head", "readout", bias=False) if c.readout == "own" else [])
 
 

@@ -20,7 +20,7 @@ from attnlab.pretrained import albert, bert, summae, t2t
 from attnlab.pretrained.rows import Row, dense, fill, norm, same
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.shapes import param_shapes
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.plan import GROUP_RULES, Plan
 
 Tensors = dict[str, np.ndarray]
 Built = tuple[Any, list[Row]]
@@ -221,39 +221,32 @@ def _google(row: Row) -> Row:
     return row._replace(name=name, kind="conv1d" if row.kind == "linear" else row.kind)
 
 
-def _google_heads(fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """The heads that the variables have; gelu is the tanh kind in both of Google's."""
+def _google_readout(fields: dict[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """The readouts that the variables have; gelu is the tanh kind in both of Google's."""
     words = {"gelu": "gelu_tanh"}
     act = words.get(fields["activation"], fields["activation"])
     mlm = "cls/predictions/output_bias" in tensors
     pooler = "bert/pooler/dense/kernel" in tensors
     classes = 2 if "cls/seq_relationship/output_weights" in tensors else 0
-    heads = bert.head_fields(True, act if mlm else None, pooler, classes)
-    return fields | heads | dict(activation=act)
+    readouts = bert.readout_fields(True, act if mlm else None, pooler, classes)
+    return fields | readouts | dict(activation=act)
 
 
 def _google_bert(config: dict[str, Any], tensors: Tensors) -> Built:
     settings = read_settings(config, bert.SETTINGS, {}, ())
-    built = ModelConfig(**_google_heads(bert.encoder_fields(settings), tensors))
+    built = ModelConfig(**_google_readout(bert.encoder_fields(settings), tensors))
     return built, [_google(row) for row in bert.BERT.rows(built, settings)]
-
-
-def google_groups(num_calls: int, num_groups: int) -> list[int]:
-    """The group of every call as Google's ALBERT computes it: int(i / calls * groups), in floats.
-
-    >>> google_groups(22, 22)[13:17]
-    [13, 14, 14, 16]
-    """
-    return [int(i / num_calls * num_groups) for i in range(num_calls)]
 
 
 def _google_albert(config: dict[str, Any], tensors: Tensors) -> Built:
     s = read_settings(config, albert.SETTINGS, albert.ALBERT.fixed, ())
-    groups = google_groups(s["num_hidden_layers"], s["num_hidden_groups"])
-    inner, used = s["inner_group_num"], sorted(set(groups))  # some groups may never come to exist
+    calls, inner = s["num_hidden_layers"], s["inner_group_num"]
+    rule = GROUP_RULES["google"]
+    groups = [rule(i, calls, s["num_hidden_groups"]) for i in range(calls)]
+    used = sorted(set(groups))  # some groups may never come to exist
     slots = tuple(used.index(g) * inner + k for g in groups for k in range(inner))
     e, d = s["embedding_size"], s["hidden_size"]
-    fields = _google_heads(bert.encoder_fields(s), tensors) | dict(
+    fields = _google_readout(bert.encoder_fields(s), tensors) | dict(
         num_layers=len(slots),
         plan=Plan(attention=slots, ffn=slots),
         embedding_width=None if e == d else e,

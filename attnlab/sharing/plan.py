@@ -1,5 +1,8 @@
 """Which layer uses which weights. A plan is data: one slot number per application of a part."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 
 class Plan:
     """part -> slot per application, e.g. `Plan(attention=(0, 0, 0), ffn=(0, 1, 2))`.
@@ -174,43 +177,75 @@ GROUP_RULES = {
     "google": lambda i, layers, count: int(i / layers * count),  # google-research/albert
 }
 
-PLANS = {
-    # Vaswani et al. 2017; what tensor2tensor, BERT and GPT-2 do.
-    "separate": lambda n: Plan(attention=own(n), ffn=own(n)),
-    # The other three are the rows of ALBERT's Table 4 (Lan et al. 2019, arXiv 1909.11942).
-    "albert": lambda n: Plan(attention=one(n), ffn=one(n)),
-    "attention_only": lambda n: Plan(attention=one(n), ffn=own(n)),
-    "ffn_only": lambda n: Plan(attention=own(n), ffn=one(n)),
-    # Subformer (Reid et al. 2021, arXiv 2101.00234).
-    "sandwich": lambda n: Plan(attention=sandwich(n), ffn=sandwich(n)),
-}
-"""Name -> (number of layers) -> Plan."""
 
-COUNTED = {
-    # ALBERT's groups, by three rules (see GROUP_RULES).
-    "groups": lambda n, count: _both(groups(n, count)),
-    "groups_hf": lambda n, count: _both(groups(n, count, "hf")),
-    "groups_google": lambda n, count: _both(groups(n, count, "google")),
-    # Takase and Kiyono 2021 (arXiv 2104.06022); `sequence` is `groups` under their name.
-    "sequence": lambda n, count: _both(groups(n, count)),
-    "cycle": lambda n, count: _both(cycle(n, count)),
-    "cycle_rev": lambda n, count: _both(cycle_rev(n, count)),
-    # Relaxed recursive transformers (Bae et al. 2024, arXiv 2410.20672): looped blocks, each
-    # application with a low-rank difference of its own.
-    "relaxed": lambda n, count: Plan(attention=cycle(n, count), ffn=cycle(n, count), delta=own(n)),
-    # Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981): neighbours read the same keys
-    # and values. CLA2 of 12 layers is "cla:6".
-    "cla": lambda n, count: Plan(attention=own(n), kv=reuse(groups(n, count)), ffn=own(n)),
-}
-"""Name -> (number of layers, number of slots) -> Plan. Written "cycle:3"."""
+class NamedPlan(NamedTuple):
+    """A row of `PLANS`. A counted one is written with its number of slots: "cycle:3"."""
+
+    make: Callable[..., Plan]
+    """(number of layers) -> Plan; (number of layers, number of slots) -> Plan of a counted one"""
+    counted: bool
+
+
+def _plain(make):
+    return NamedPlan(make, counted=False)
+
+
+def _counted(make):
+    return NamedPlan(make, counted=True)
 
 
 def _both(slots):
     return Plan(attention=slots, ffn=slots)
 
 
+PLANS = {
+    # Vaswani et al. 2017; what tensor2tensor, BERT and GPT-2 do.
+    "separate": _plain(lambda n: _both(own(n))),
+    # The other three are the rows of ALBERT's Table 4 (Lan et al. 2019, arXiv 1909.11942).
+    "albert": _plain(lambda n: _both(one(n))),
+    "attention_only": _plain(lambda n: Plan(attention=one(n), ffn=own(n))),
+    "ffn_only": _plain(lambda n: Plan(attention=own(n), ffn=one(n))),
+    # Subformer (Reid et al. 2021, arXiv 2101.00234).
+    "sandwich": _plain(lambda n: _both(sandwich(n))),
+    # ALBERT's groups, by three rules (see GROUP_RULES).
+    "groups": _counted(lambda n, count: _both(groups(n, count))),
+    "groups_hf": _counted(lambda n, count: _both(groups(n, count, "hf"))),
+    "groups_google": _counted(lambda n, count: _both(groups(n, count, "google"))),
+    # Takase and Kiyono 2021 (arXiv 2104.06022); `sequence` is `groups` under their name.
+    "sequence": _counted(lambda n, count: _both(groups(n, count))),
+    "cycle": _counted(lambda n, count: _both(cycle(n, count))),
+    "cycle_rev": _counted(lambda n, count: _both(cycle_rev(n, count))),
+    # Relaxed recursive transformers (Bae et al. 2024, arXiv 2410.20672): looped blocks, each
+    # application with a low-rank difference of its own.
+    "relaxed": _counted(
+        lambda n, count: Plan(attention=cycle(n, count), ffn=cycle(n, count), delta=own(n))
+    ),
+    # Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981): neighbours read the same keys
+    # and values. CLA2 of 12 layers is "cla:6".
+    "cla": _counted(
+        lambda n, count: Plan(attention=own(n), kv=reuse(groups(n, count)), ffn=own(n))
+    ),
+}
+"""Every plan that has a name. Ask for one with `named`."""
+
+
+def plan_names(count=None):
+    """What `named` reads, a name for each row of PLANS; without a `count` those that need none.
+
+    >>> plan_names()
+    ['separate', 'albert', 'attention_only', 'ffn_only', 'sandwich']
+    >>> plan_names(2)[-2:]
+    ['relaxed:2', 'cla:2']
+    """
+    return [
+        f"{name}:{count}" if row.counted else name
+        for name, row in PLANS.items()
+        if count is not None or not row.counted
+    ]
+
+
 def named(name, num_layers):
-    """The plan that a config names: a row of PLANS, or of COUNTED with its number of slots; or a
+    """The plan that a config names: a row of PLANS, a counted one with its number of slots; or a
     plan by hand, part by part, with "-" for what reuses.
 
     >>> named("cycle_rev:3", 6)["ffn"]
@@ -223,18 +258,19 @@ def named(name, num_layers):
     if "=" in name:
         return _by_hand(name)
     base, colon, count = name.partition(":")
-    if base in PLANS and not colon:
-        return PLANS[base](num_layers)
-    known = ", ".join([*PLANS, *(f"{n}:COUNT" for n in COUNTED), "'attention=0,0,1 ffn=0,1,2'"])
-    if base not in COUNTED:
-        hint = f"plan {base!r} takes no count" if base in PLANS else f"unknown plan {name!r}"
+    row = PLANS.get(base)
+    if row and not row.counted and not colon:
+        return row.make(num_layers)
+    if row is None or not row.counted:
+        hint = f"plan {base!r} takes no count" if row else f"unknown plan {name!r}"
+        known = ", ".join([*plan_names("COUNT"), "'attention=0,0,1 ffn=0,1,2'"])
         raise ValueError(f"{hint}; known: {known}")
     if not count.isdigit() or not 1 <= int(count) <= num_layers:
         raise ValueError(
             f"plan {name!r} needs a number of slots from 1 to the {num_layers} layers, as in "
             f"'{base}:{min(2, num_layers)}'"
         )
-    return COUNTED[base](num_layers, int(count))
+    return row.make(num_layers, int(count))
 
 
 def _by_hand(text):
@@ -263,9 +299,11 @@ def name_of(plan):
     if isinstance(plan, str):
         return plan
     layers = plan.num_layers
-    counted = [f"{name}:{count}" for name in COUNTED for count in range(1, layers + 1)]
+    counts = range(1, layers + 1)
+    counted = [f"{n}:{count}" for n, row in PLANS.items() if row.counted for count in counts]
     by_hand = " ".join(
         f"{part}={','.join('-' if slot is None else str(slot) for slot in slots)}"
         for part, slots in plan.items()
     )
-    return next((name for name in [*PLANS, *counted] if named(name, layers) == plan), by_hand)
+    names = [*plan_names(), *counted]
+    return next((name for name in names if named(name, layers) == plan), by_hand)

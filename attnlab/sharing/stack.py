@@ -10,11 +10,11 @@ from jax import lax
 from attnlab.sharing.plan import Plan
 
 
-def init_slots(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
+def init_pool(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
     """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot.
 
     >>> make = {"scale": lambda key: jax.random.normal(key, (3,))}
-    >>> init_slots(make, jax.random.key(0), Plan(scale=(0, 1, 0)))["scale"].shape
+    >>> init_pool(make, jax.random.key(0), Plan(scale=(0, 1, 0)))["scale"].shape
     (2, 3)
     """
     keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))
@@ -23,7 +23,7 @@ def init_slots(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[st
 
 def run_stack(
     block: Callable,
-    slots: dict[str, Any],
+    pool: dict[str, Any],
     plan: Plan,
     x: Any,
     *,
@@ -36,7 +36,7 @@ def run_stack(
 
     Args:
       block: (w, x, state, own, shared) -> (x, state, seen), where w[part] is the slot of `part`.
-      slots: part -> weights stacked [G, ...]; several stacks may read one pool.
+      pool: part -> weights stacked [G, ...]; several stacks may read one.
       plan: part -> slot per application.
       layer: a tree with a leading [L] axis; each application gets its own row (gates, keys).
       shared: given whole to every application (masks, rotary angles).
@@ -46,7 +46,7 @@ def run_stack(
         one copy of the weights per layer.
 
     Returns: ((x, state), seen), `seen` stacked [L, ...]. Size and time of compilation do not
-      depend on L. Raises ValueError where plan and slots do not fit.
+      depend on L. Raises ValueError where plan and pool do not fit.
 
     >>> plan = Plan(scale=(0, 1, 0))
     >>> block = lambda w, x, state, own, shared: (x * w["scale"], state, None)
@@ -54,15 +54,15 @@ def run_stack(
     12.0
     """
     for part, count in plan.num_slots.items():
-        if part not in slots:
-            raise ValueError(f"the plan names part {part!r}, the slots hold {sorted(slots)}")
-        sizes = {a.shape[0] for a in jax.tree.leaves(slots[part])}
+        if part not in pool:
+            raise ValueError(f"the plan names part {part!r}, the pool holds {sorted(pool)}")
+        sizes = {a.shape[0] for a in jax.tree.leaves(pool[part])}
         if min(sizes, default=count) < count:
             raise ValueError(f"part {part!r}: the plan uses {count} slots, there are {min(sizes)}")
 
     def body(carry, step):
         index, own = step
-        w = {p: jax.tree.map(lambda a, p=p: a[index[p]], slots[p]) for p in plan}
+        w = {p: jax.tree.map(lambda a, p=p: a[index[p]], pool[p]) for p in plan}
         x, state, seen = block(w, *carry, own, shared)
         return (x, state), seen
 

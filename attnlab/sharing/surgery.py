@@ -60,7 +60,7 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
     are equal, above all where a plan is refined (`unshare`).
 
     A part `delta` of the old plan is added to the weights that it belongs to; one of the new plan
-    gets what the new slots lack, as near as `config.delta_rank` allows (`relaxed.fit_delta`).
+    gets what the new slots lack, as near as `config.delta_rank` allows (`delta.fit_delta`).
     Layers that reuse keys and values (`kv`) go on doing so; others may begin to.
 
     A name is the plan of both stacks of an encoder-decoder, a `Plan` that of the decoder alone.
@@ -77,11 +77,11 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
         )
     changes: dict[str, Any] = {"plan": plan}
     if config.kind == "encoder_decoder":
-        changes["encoder_plan"] = None if isinstance(plan, str) else config.encoder_slots
+        changes["encoder_plan"] = None if isinstance(plan, str) else config.encoder_layer_plan
     after = dataclasses.replace(config, **changes)
-    stacks = {"layers": (config.slots, after.slots)}
+    stacks = {"layers": (config.layer_plan, after.layer_plan)}
     if config.kind == "encoder_decoder":
-        pairs = (config.encoder_slots, after.encoder_slots)
+        pairs = (config.encoder_layer_plan, after.encoder_layer_plan)
         if not config.share_encoder:
             stacks["encoder_layers"] = pairs
         elif any(not _agree(*both) for both in zip(pairs, stacks["layers"], strict=True)):
@@ -111,7 +111,7 @@ def untie_encoder(config: Any, params: Any) -> tuple[Any, Any]:
     alone = dataclasses.replace(config, share_encoder=False)
     pool = {
         part: jax.tree.map(lambda a, n=count: a[:n], params["layers"][part])
-        for part, count in config.encoder_slots.num_slots.items()
+        for part, count in config.encoder_layer_plan.num_slots.items()
     }
     if "delta" in pool:
         pool["delta"] = {name: a for name, a in pool["delta"].items() if name != "cross"}
@@ -125,9 +125,9 @@ def tie_encoder(config: Any, params: Any, *, merge: str = "mean") -> tuple[Any, 
 
     Raises ValueError where the stacks have other plans.
     """
-    plan = config.encoder_slots
+    plan = config.encoder_layer_plan
     tied = dataclasses.replace(config, share_encoder=True)
-    if not _agree(plan, config.slots) or "delta" in plan:
+    if not _agree(plan, config.layer_plan) or "delta" in plan:
         raise ValueError("both stacks need one plan, without deltas; see replan")
     average = find("merge", merge, MERGES)
     layers = dict(params["layers"])
@@ -154,7 +154,7 @@ def _agree(encoder: Plan, decoder: Plan) -> bool:
 
 
 def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -> Any:
-    """The slots of one stack under another plan."""
+    """The pool of one stack under another plan."""
     _check(old, new, average)
     used = [_applied(params, old, i) for i in range(old.num_layers)]
     layers: dict[str, Any] = {}

@@ -28,23 +28,25 @@ class WrongCheckpoint(ValueError):
     """A checkpoint of something else than what is to go on."""
 
 
+PLANS_WERE = {"layer_plan": "slots", "encoder_layer_plan": "encoder_slots"}
+"""The plans of a config, and what checkpoints before November 2026 call them."""
+
+
 def describe_model(model: Any) -> dict[str, Any]:
     """The config of a model as JSON can say it: its fields, and its plans as data.
 
-    `plans` are `config.slots` and `config.encoder_slots`, part -> slot per layer, so that two
+    `plans` are the layers' and an encoder's beside a decoder, part -> slot per layer, so that two
     names of one plan are the same. Empty for a model without a dataclass `config`.
 
     >>> from attnlab import ModelConfig
-    >>> describe_model(ModelConfig(plan="cycle:2").build())["plans"]["slots"]["ffn"]
+    >>> describe_model(ModelConfig(plan="cycle:2").build())["plans"]["layer_plan"]["ffn"]
     [0, 1, 0, 1]
     """
     config = getattr(model, "config", None)
     if not dataclasses.is_dataclass(config):
         return {}
     told = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    told["plans"] = {
-        n: getattr(config, n) for n in ("slots", "encoder_slots") if hasattr(config, n)
-    }
+    told["plans"] = {n: getattr(config, n) for n in PLANS_WERE if hasattr(config, n)}
     # A plan is a mapping that JSON does not know.
     return json.loads(json.dumps(told, default=lambda plan: dict(plan.items())))
 
@@ -61,8 +63,9 @@ def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
     the checkpoint is of a model with norm='post', not 'pre'
     """
     other = notes.get("model", {})
-    for name in ("slots", "encoder_slots"):
-        ours, theirs = (m.get("plans", {}).get(name) for m in (model, other))
+    for name, old in PLANS_WERE.items():
+        plans = [m.get("plans", {}) for m in (model, other)]
+        ours, theirs = (p.get(name, p.get(old)) for p in plans)
         if ours and theirs and ours != theirs:
             raise WrongCheckpoint(
                 f"the checkpoint is of a model with {name} {theirs} (plan {other['plan']!r}), this "

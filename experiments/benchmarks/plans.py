@@ -19,8 +19,8 @@ from attnlab.heads.cache import init_cache
 from attnlab.model.block import init_block, transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.layers import run_layers
-from attnlab.sharing.plan import COUNTED, PLANS
-from attnlab.sharing.stack import init_slots
+from attnlab.sharing.plan import plan_names
+from attnlab.sharing.stack import init_pool
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers.decoders import LinenBlock, linen_layers
 
@@ -40,7 +40,7 @@ LINEN_PLANS: dict[str, dict[str, Any]] = {
 
 def cases(config: ModelConfig = STACK, batch: int = BATCH) -> Iterator[Case]:
     """One case per plan."""
-    for name in [*PLANS, *(f"{name}:{SLOTS}" for name in COUNTED)]:
+    for name in plan_names(SLOTS):
         bars = (Bar(NN_SCAN, time=1.10, memory=1.05),) if name in LINEN_PLANS else ()
         yield Case(
             f"compile {config.num_layers} layers, plan {name}",
@@ -57,16 +57,16 @@ def cases(config: ModelConfig = STACK, batch: int = BATCH) -> Iterator[Case]:
 def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
     def sized(depth: int) -> ModelConfig:
         base, colon, _ = plan.partition(":")
-        slots = f"{base}:{min(SLOTS, depth)}" if colon else plan
-        return dataclasses.replace(config, num_layers=depth, plan=slots)
+        sized_plan = f"{base}:{min(SLOTS, depth)}" if colon else plan
+        return dataclasses.replace(config, num_layers=depth, plan=sized_plan)
 
-    def slots_of(config: ModelConfig) -> Any:
-        return init_slots(init_block(config.block), jax.random.key(0), config.slots)
+    def pool_of(config: ModelConfig) -> Any:
+        return init_pool(init_block(config.block), jax.random.key(0), config.layer_plan)
 
     whole = sized(config.num_layers)
     shape = (batch, config.max_len, config.width)
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-    w = jax.jit(functools.partial(slots_of, whole))()
+    w = jax.jit(functools.partial(pool_of, whole))()
     work: dict[str, tuple[Callable, Any]] = {
         "attnlab": (_ours(whole, remat=False), w),
         "attnlab, remat": (_ours(whole, remat=True), w),
@@ -85,7 +85,7 @@ def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
     print(f"losses agree: {losses['attnlab']:.6g}", flush=True)
     for depth in OTHER_DEPTHS:
         other = sized(depth)
-        like = jax.eval_shape(functools.partial(slots_of, other))
+        like = jax.eval_shape(functools.partial(pool_of, other))
         work[f"attnlab, {depth} layers"] = _ours(other, remat=False), like
     entries = []
     for name, (loss, weights) in work.items():
@@ -115,14 +115,14 @@ def _loss(y: Any) -> Any:
 
 def _ours(config: ModelConfig, remat: bool) -> Callable:
     run = functools.partial(run_layers, spec=config.block, remat=remat)
-    return lambda w, x: _loss(run(w, config.slots, x).x)
+    return lambda w, x: _loss(run(w, config.layer_plan, x).x)
 
 
 def _loop(config: ModelConfig) -> Callable:
     """The same layers, one after another in Python."""
 
     def loss(w: Any, x: Any) -> Any:
-        plan, memory = config.slots, None
+        plan, memory = config.layer_plan, None
         if any(plan.reuses):
             empty = init_cache(config.heads, x.shape[0], x.shape[1], x.dtype)
             memory = empty["k"], empty["v"]

@@ -1,6 +1,6 @@
 """What attention does where users trip, measured: python -m experiments.benchmarks.traps [--out=D]
 
-A row of the table is one function of `PROBES`, a column one system: attnlab's backends that run
+A row of the table is one function of `TRAPS`, a column one system: attnlab's backends that run
 on this device, attnlab inside Flax, and every peer that is installed (jax.nn, Flax Linen, Flax
 NNX, Equinox, Haiku). Nothing is written down beforehand: a cell is what this machine gave.
 
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
         return {True: "✓ ", False: "✗ ", None: ""}[self.right] + self.text
 
 
-# ---------------------------------------------------------------- what the probes are made of
+# ---------------------------------------------------------------- what the traps are made of
 
 
 def arrays(dtype=jnp.float32, *, heads=(4, 4, 4), t=5, s=7, v=8, scale=1.0, seed=0):
@@ -190,7 +190,7 @@ def initial_scale(system: System) -> Finding:
 
 
 def decode_overflow(system: System) -> Finding:
-    """6 tokens, one by one, into a cache of 4: an error or NaN, never a slot written over."""
+    """6 tokens, one by one, into a cache of 4: an error or NaN, never a place written over."""
     if system.decode is None:
         raise NotOfferedError("cache")
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 8)), jnp.float32)
@@ -200,7 +200,7 @@ def decode_overflow(system: System) -> Finding:
     except ValueError:
         return Finding("error", fits)
     lost = np.isnan(out[4:]).all()
-    return Finding("NaN" if lost else "goes on, last slot written over", bool(fits and lost))
+    return Finding("NaN" if lost else "goes on, last place written over", bool(fits and lost))
 
 
 def identical_heads(system: System) -> Finding:
@@ -230,7 +230,7 @@ def identical_heads(system: System) -> Finding:
     )
 
 
-PROBES: dict[str, Callable[[System], Finding]] = {
+TRAPS: dict[str, Callable[[System], Finding]] = {
     "row with nothing to attend to": empty_row,
     "the same in float16": empty_row_float16,
     "row of bias -inf": bias_of_minus_infinity,
@@ -248,21 +248,21 @@ PROBES: dict[str, Callable[[System], Finding]] = {
 }
 
 
-def ask(probe: Callable[[System], Finding], system: System) -> Finding:
+def ask(trap: Callable[[System], Finding], system: System) -> Finding:
     """A refusal is right where the question is a mistake, and otherwise something not offered."""
     try:
-        return probe(system)
+        return trap(system)
     except NotOfferedError:
         return Finding("–")
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
-        return Finding(f"refuses ({type(error).__name__})", True if probe is float_mask else None)
+        return Finding(f"refuses ({type(error).__name__})", True if trap is float_mask else None)
 
 
 def table(known: dict[str, System]) -> str:
-    """All probes on all systems, in Markdown."""
+    """All traps on all systems, in Markdown."""
     lines = [f"| | {' | '.join(known)} |", "|---" * (len(known) + 1) + "|"]
-    for name, probe in PROBES.items():
-        lines.append(f"| {name} | {' | '.join(str(ask(probe, s)) for s in known.values())} |")
+    for name, trap in TRAPS.items():
+        lines.append(f"| {name} | {' | '.join(str(ask(trap, s)) for s in known.values())} |")
     return "\n".join(lines)
 
 

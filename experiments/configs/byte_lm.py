@@ -26,7 +26,7 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
-from attnlab.sharing.plan import COUNTED, PLANS, name_of
+from attnlab.sharing.plan import PLANS, name_of
 from attnlab.training.config import TrainConfig
 from attnlab.training.tasks import TASKS
 
@@ -91,10 +91,10 @@ def _apply(config: ConfigDict, word: str) -> None:
         config.model.layout = word
     elif word in PUBLISHED | TRANSFORMERS:
         set_model(config, published_config(word))
-    elif word.partition(":")[0] in PLANS | COUNTED:
+    elif word.partition(":")[0] in PLANS:
         config.model.plan = word
     else:
-        known = dict.fromkeys([*LAYOUTS, *PLANS, *COUNTED, *PUBLISHED, *TRANSFORMERS])
+        known = dict.fromkeys([*LAYOUTS, *PLANS, *PUBLISHED, *TRANSFORMERS])
         for path, value in find("word", word, VARIANTS | known).items():
             config.update_from_flattened_dict({path: value})
 

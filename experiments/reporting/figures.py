@@ -8,7 +8,7 @@ import numpy as np
 
 from attnlab import plot
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.sharing.plan import COUNTED, PLANS
+from attnlab.sharing.plan import PLANS
 from attnlab.training.tasks import TASKS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import CONFIDENCE, compare, heading
@@ -179,4 +179,4 @@ def styles(panel: Panel) -> dict[str, plot.Style]:
 def _style(run: Run) -> plot.Style:
     """The layout gives the colour, the plan the dashes and the marker."""
     plan = run.result["plan"].partition(":")[0]
-    return plot.style(list(LAYOUTS).index(run.result["layout"]), [*PLANS, *COUNTED].index(plan))
+    return plot.style(list(LAYOUTS).index(run.result["layout"]), list(PLANS).index(plan))

@@ -56,7 +56,7 @@ def resolve(config: Any) -> Arm:
     if model.readout == "none":
         raise ValueError(
             f"task {config.task!r} reads logits, model.readout='none' has none; give the model a "
-            "readout, or start from a folder with a language-model head"
+            "readout, or start from a folder with a language-model readout"
         )
     if config.match.budget:
         reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)

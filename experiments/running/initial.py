@@ -95,7 +95,7 @@ def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, s
     """The weights under the plan (and the rank of deltas) of `model`, and what that did to the
     outputs for `tokens`, in words.
     """
-    if model.slots == stored.config.slots:
+    if model.layer_plan == stored.config.layer_plan:
         return stored.params, f"its plan, {name_of(stored.config.plan)}, is kept"
     before = dataclasses.replace(stored.config, delta_rank=model.delta_rank)
     _, params, difference = surgery.share(before, stored.params, model.plan, np.asarray(tokens))

@@ -65,7 +65,7 @@ def test_tiny_keeps_the_ratios(name):
         )
         assert {one.train.steps} == {table.tiny["train.steps"]}
     for row in tiny:
-        share = [p[row].model.slots.num_slots["ffn"] / p[row].model.num_layers
+        share = [p[row].model.layer_plan.num_slots["ffn"] / p[row].model.num_layers
                  for p in (full, tiny)]  # fmt: skip
         assert share[0] == share[1] or full[row].model.plan == "albert"
 
@@ -149,7 +149,7 @@ LENGTHS = {"source": 5, "tokens": 6}
 def test_published_models_by_name(name):
     resolved = arm.resolve(byte_lm.get_config(name))
     expected = published_config(name)
-    assert resolved.model.slots == expected.slots
+    assert resolved.model.layer_plan == expected.layer_plan
     assert dataclasses.replace(resolved.model, plan=expected.plan) == expected
 
 

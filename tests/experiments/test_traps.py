@@ -23,12 +23,12 @@ LACKS = {
 }
 
 
-@pytest.mark.parametrize("name", traps.PROBES)
+@pytest.mark.parametrize("name", traps.TRAPS)
 def test_ours_pass(name):
-    probe = traps.PROBES[name]
+    trap = traps.TRAPS[name]
     for system in OURS:
-        finding = traps.ask(probe, KNOWN[system])
-        passes = finding.right or (finding.right is None and (system, probe) in LACKS)
+        finding = traps.ask(trap, KNOWN[system])
+        passes = finding.right or (finding.right is None and (system, trap) in LACKS)
         assert passes, (system, finding)
 
 
@@ -39,8 +39,8 @@ def test_every_backend_of_this_device_is_asked():
 
 @pytest.mark.parametrize("peer", ["jax.nn", "linen", "nnx"])
 def test_peers_agree_where_all_are_right(peer):
-    for probe in (traps.huge_scores, traps.causal_alignment, traps.initial_scale):
-        assert traps.ask(probe, KNOWN[peer]).right is not False
+    for trap in (traps.huge_scores, traps.causal_alignment, traps.initial_scale):
+        assert traps.ask(trap, KNOWN[peer]).right is not False
 
 
 def test_attention_without_rules_fails():
@@ -52,7 +52,7 @@ def test_attention_without_rules_fails():
         return jnp.einsum("bnts,bsnv->btnv", probs, v)
 
     system = traps.System(textbook, looks=lambda *a: textbook(*a) + 1)
-    wrong = {name for name, p in traps.PROBES.items() if traps.ask(p, system).right is False}
+    wrong = {name for name, p in traps.TRAPS.items() if traps.ask(p, system).right is False}
     assert wrong == {
         "row with nothing to attend to",
         "the same in float16",
@@ -67,7 +67,7 @@ def test_attention_without_rules_fails():
 
 
 def test_an_additive_mask_of_minus_1e5_loses():
-    """What the probe of huge scores is there for."""
+    """What the trap of huge scores is there for."""
 
     def additive(q, k, v, *, mask):
         scores = jnp.einsum("btnh,bsnh->bnts", q, k) + jnp.where(mask, 0.0, -1e5)
@@ -76,7 +76,7 @@ def test_an_additive_mask_of_minus_1e5_loses():
     assert traps.huge_scores(traps.System(additive)) == traps.Finding("output 9", False)
 
 
-def test_each_probe_can_fail():
+def test_each_trap_can_fail():
     """Causal from the bottom right, a coarse residual, heads that are not treated alike."""
 
     def wrong(q, k, v, *, is_causal=False, return_residual=False):
@@ -88,8 +88,8 @@ def test_each_probe_can_fail():
     system = traps.System(wrong)
     assert traps.ask(traps.causal_alignment, system) == ("query 0 of 5 sees 3 of 7", False)
     assert traps.ask(traps.residual_dtype, system) == ("bfloat16", False)
-    for probe in (traps.value_width, traps.identical_heads):
-        assert traps.ask(probe, system).right is False
+    for trap in (traps.value_width, traps.identical_heads):
+        assert traps.ask(trap, system).right is False
 
 
 def test_a_cache_that_clamps_is_found():
@@ -98,7 +98,7 @@ def test_a_cache_that_clamps_is_found():
         return jnp.stack(held)
 
     finding = traps.decode_overflow(traps.System(np.add, decode=clamps))
-    assert finding == ("goes on, last slot written over", False)
+    assert finding == ("goes on, last place written over", False)
     assert traps.ask(traps.decode_overflow, traps.System(np.add)) == traps.Finding("–")
 
 
@@ -117,7 +117,7 @@ def test_wider_heads_under_xavier_start_smaller():
 
 
 def test_the_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(traps, "PROBES", {"V = 3 H": traps.value_width})
+    monkeypatch.setattr(traps, "TRAPS", {"V = 3 H": traps.value_width})
     lines = traps.table({"attnlab dense": KNOWN["attnlab dense"], "jax.nn": KNOWN["jax.nn"]})
     head, rule, row = lines.split("\n")
     assert (head, rule) == ("| | attnlab dense | jax.nn |", "|---|---|---|")
@@ -129,4 +129,4 @@ def test_the_command(tmp_path):
     done = command("experiments.traps", f"--out={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "traps.md").read_text() in done.stdout
-    assert all(f"| {name} |" in done.stdout for name in traps.PROBES)
+    assert all(f"| {name} |" in done.stdout for name in traps.TRAPS)

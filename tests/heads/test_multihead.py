@@ -203,7 +203,7 @@ def test_rotary_keys_are_cached_turned(x64):
 
 
 def test_a_cache_takes_a_mask_and_need_not_be_causal(x64):
-    """All its slots filled by one call; slots are positions until it goes round."""
+    """All its places filled by one call; places are positions until it goes round."""
     spec = SPECS["grouped"]
     w, x, *_ = make(spec, jnp.float64)
     run = jax.jit(

@@ -10,13 +10,13 @@ from conftest import product_flops
 
 from attnlab import (
     LAYOUTS,
-    PLANS,
     HeadSpec,
     ModelConfig,
     applied_parameters,
     flops_per_token,
     init_cache,
     multi_head_attention,
+    plan_names,
     unique_parameters,
 )
 from attnlab.heads.cost import cache_bytes_per_token, call_flops
@@ -87,7 +87,7 @@ OPTIONS = [
 TRACED = [{}, *(options for options in OPTIONS[5:] if "pooler" not in options)]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", plan_names())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parameters_equal_the_tree(layout, plan):
     for options in OPTIONS:
@@ -126,7 +126,7 @@ def test_albert_table_4(plan, count):
     assert flops_per_token(config, 512) - readout == 188_743_680
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", plan_names())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_flops_equal_the_products_of_the_trace(layout, plan):
     for options in TRACED if plan == "attention_only" else TRACED[:1]:
@@ -140,7 +140,7 @@ def test_flops_equal_the_products_of_the_trace(layout, plan):
 
 
 @pytest.mark.parametrize("budget", ["parameters", "flops"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", plan_names())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_matched_arms_have_the_budget(layout, plan, budget):
     reference = dataclasses.replace(SMALL, ffn_width=300)

@@ -9,7 +9,7 @@ import pytest
 from conftest import assert_close
 from test_models import SMALL, TOKENS, make
 
-from attnlab import LAYOUTS, PLANS, generate, prefill
+from attnlab import LAYOUTS, generate, plan_names, prefill
 from attnlab.model.outer import POSITIONS
 
 LONG = dataclasses.replace(SMALL, max_len=14)
@@ -38,7 +38,7 @@ def test_cached_decoding_is_the_full_forward(layout, positions):
     if (layout, positions) == ("absorbed", "rotary"):
         pytest.skip("refused: keys that are inputs cannot be turned")
     first = 4 * list(LAYOUTS).index(layout) + list(POSITIONS).index(positions)
-    for plan, window in zip(np.roll(list(PLANS), first)[:2], (None, 2), strict=True):
+    for plan, window in zip(np.roll(plan_names(), first)[:2], (None, 2), strict=True):
         plan = str(plan)
         fields = {"plan": plan, "positions": positions, "layout": layout, "window": window}
         config = dataclasses.replace(LONG, **fields, **SIZES.get(layout, {}))

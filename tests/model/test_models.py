@@ -11,7 +11,6 @@ from conftest import assert_close
 
 from attnlab import (
     LAYOUTS,
-    PLANS,
     FeedForward,
     HeadSpec,
     ModelConfig,
@@ -20,10 +19,12 @@ from attnlab import (
     layer_norm,
     masks,
     multi_head_attention,
+    plan_names,
     training,
 )
 from attnlab.model.block import DROPOUT_PLACES
 from attnlab.model.outer import POSITIONS
+from attnlab.sharing.plan import named
 
 SMALL = ModelConfig(vocab_size=19, max_len=9, width=12, num_layers=3, num_heads=3, ffn_width=10)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
@@ -62,22 +63,22 @@ def test_without_positions_an_encoder_cannot_tell_the_order():
     assert_close(run(params, TOKENS[:, order]), run(params, TOKENS)[:, order], loosen=10)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", plan_names())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sharing_equals_copied_weights(layout, plan):
     config = dataclasses.replace(SMALL, layout=layout, plan=plan, remat=plan == "albert")
     run, params = make(config)
     alone = dataclasses.replace(config, plan="separate")
-    slots = config.slots
+    users = config.layer_plan
     layers = params["layers"]
     copied = params | {
-        "layers": {p: jax.tree.map(lambda a, p=p: a[np.array(slots[p])], layers[p]) for p in slots}
+        "layers": {p: jax.tree.map(lambda a, p=p: a[np.array(users[p])], layers[p]) for p in users}
     }
     assert_close(make(alone)[0](copied, TOKENS), run(params, TOKENS))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", plan_names())
 def test_looking_changes_no_bit(plan, dtype, optimized):
     run, params = make(dataclasses.replace(SMALL, plan=plan, dtype=dtype))
     logits, probs = run(params, TOKENS, return_probs=True)
@@ -165,7 +166,7 @@ def lines_of_the_step(plan, depth):
     return step.lower(state, tokens).as_text().count("\n")
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", plan_names())
 def test_the_step_is_as_long_at_any_depth(plan):
     assert lines_of_the_step(plan, 2) == lines_of_the_step(plan, 12) == lines_of_the_step(plan, 48)
 
@@ -217,7 +218,7 @@ def test_standard_equals_flax_attention():
         (dict(dropout_rate=1.0), r"in \[0, 1\)"),
         (dict(init_std=0.0), "init_std must be positive"),
         (dict(width=13), "width 13 is not divisible by 3 heads"),
-        (dict(plan=PLANS["albert"](2)), "the plan has 2 layers, num_layers is 3"),
+        (dict(plan=named("albert", 2)), "the plan has 2 layers, num_layers is 3"),
         (dict(init_residual="deep"), "unknown init_residual"),
         (dict(token_types=-1), "token_types must be"),
         (dict(norm_kind="rms"), "an RMS norm has no bias; set norm_bias=False"),

@@ -34,11 +34,11 @@ def tree(dtype, init):
 
 
 def init_block(key):
-    return {p: f(key) for p, f in attnlab.block.init_block(BLOCK).items()}
+    return {p: f(key) for p, f in attnlab.model.block.init_block(BLOCK).items()}
 
 
 def init_layers(key):
-    return attnlab.init_slots(attnlab.block.init_block(BLOCK), key, PLAN)
+    return attnlab.init_pool(attnlab.model.block.init_block(BLOCK), key, PLAN)
 
 
 def stack(w, x):
@@ -133,8 +133,8 @@ FUNCTIONS = {
 NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes tokens (below)
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
-    "init_heads", "init_slots", "Decoder", "Encoder", "contraction_orders", "explain_heads",
-    "init_cache", "prefill", "generate", "adapters", "convert",
+    "init_heads", "init_pool", "Decoder", "Encoder", "contraction_orders", "explain_heads",
+    "init_cache", "prefill", "generate", "adapters", "convert", "plan_names",
     "permute_heads", "regauge", "truncate", "EncoderDecoder", "Outputs",
 }  # fmt: skip
 

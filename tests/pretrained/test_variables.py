@@ -408,7 +408,7 @@ def test_google_names(family, tmp_path):
     assert dataclasses.replace(theirs.config, plan="separate", **fields) == dataclasses.replace(
         model.config, plan="separate"
     )
-    assert model.config.slots == theirs.config.slots
+    assert model.config.layer_plan == theirs.config.layer_plan
 
 
 def test_googles_albert_with_equal_sizes_has_no_map():
@@ -422,7 +422,7 @@ def test_googles_albert_with_equal_sizes_has_no_map():
         assert (config.embedding_width is not None) == mapped
     many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
     config, rows = SYSTEMS["google_albert"](SETTINGS | many, {})
-    assert config.slots["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
+    assert config.layer_plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
     assert not any("/group_15/" in row.name for row in rows)
     assert any("/group_16/" in row.name for row in rows)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from attnlab import PLANS, Plan
-from attnlab.sharing.plan import COUNTED, GROUP_RULES, groups, inner_groups, name_of, named
+from attnlab import Plan, plan_names
+from attnlab.sharing.plan import GROUP_RULES, groups, inner_groups, name_of, named
 
 
 def test_named_plans():
@@ -14,7 +14,7 @@ def test_named_plans():
         "ffn_only": Plan(attention=(0, 1, 2), ffn=(0, 0, 0)),
         "sandwich": Plan(attention=(0, 1, 2), ffn=(0, 1, 2)),
     }
-    assert {name: plan(3) for name, plan in PLANS.items()} == literal
+    assert {name: named(name, 3) for name in plan_names()} == literal
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_impossible_plans(parts, message):
 
 @pytest.mark.parametrize("layers", [1, 4, 6])
 def test_every_plan_gets_a_name_back(layers):
-    names = [*PLANS, *(f"{name}:{min(2, layers)}" for name in COUNTED)]
+    names = plan_names(min(2, layers))
     plans = [named(name, layers) for name in names]
     plans.append(Plan(attention=(0, 1, 1, 2), kv=(0, None, 0, 1), ffn=(0, 0, 1, 1)))
     for plan in plans:

@@ -13,17 +13,17 @@ from attnlab.heads.multihead import make_memory
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.norms import layer_norm
 from attnlab.sharing.delta import add_delta
-from attnlab.sharing.plan import COUNTED, PLANS, inner_groups, named
+from attnlab.sharing.plan import PLANS, inner_groups, named
 
 DEPTHS = (2, 12, 48, 96)
-NAMES = [*PLANS, *COUNTED, "inner_groups"]
+NAMES = [*PLANS, "inner_groups"]
 
 
 def plan_of(name, depth):
     if name == "inner_groups":
         slots = inner_groups(depth // 2, 1, 2)
         return Plan(attention=slots, ffn=slots)
-    if name in COUNTED:
+    if PLANS[name].counted:
         name += f":{depth // 2}" if name == "cla" else ":2"  # neighbours share keys, two by two
     return named(name, depth)
 
@@ -41,17 +41,17 @@ def block_of(name):
 
 
 def make(name, depth):
-    """Slots with random numbers everywhere, and a text."""
+    """A pool of random numbers, and a text."""
     plan, rng = plan_of(name, depth), np.random.default_rng(depth)
     parts = init_block(block_of(name))
     shapes = {p: jax.eval_shape(parts[p], jax.random.key(0)) for p in plan}
-    slots = {
+    pool = {
         part: jax.tree.map(
             lambda a, part=part: rng.normal(size=(plan.num_slots[part], *a.shape)) * 0.5, tree
         )
         for part, tree in shapes.items()
     }
-    return plan, slots, rng.normal(size=(2, 4, 6))
+    return plan, pool, rng.normal(size=(2, 4, 6))
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,17 +79,17 @@ def pieces(spec):
     return forward, backward
 
 
-def unrolled(spec, plan, slots, x, seed):
+def unrolled(spec, plan, pool, x, seed):
     """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
     forward, backward = pieces(spec)
     taken, memory = [], None
     for i in range(plan.num_layers):
         memory = memory if plan.reuses[i] else None
-        w = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], slots[p]) for p in plan}
+        w = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], pool[p]) for p in plan}
         taken.append((w, x, memory))
         x, memory = forward(*taken[-1])
     dx, dmemory = seed, jax.tree.map(np.zeros_like, memory)
-    grads = jax.tree.map(np.zeros_like, slots)
+    grads = jax.tree.map(np.zeros_like, pool)
     for i in reversed(range(plan.num_layers)):
         w, before, memory = taken[i]
         dw, dx, into = backward(w, before, memory, (dx, dmemory))
@@ -104,8 +104,8 @@ def unrolled(spec, plan, slots, x, seed):
 
 
 def scanned(spec, plan, remat=True):
-    def loss(slots, x, seed):
-        y = run_layers(slots, plan, x, spec=spec, remat=remat).x
+    def loss(pool, x, seed):
+        y = run_layers(pool, plan, x, spec=spec, remat=remat).x
         return jnp.sum(y * seed), y
 
     return jax.jit(jax.grad(loss, has_aux=True))
@@ -114,8 +114,8 @@ def scanned(spec, plan, remat=True):
 @pytest.mark.parametrize("name", NAMES)
 def test_one_program_at_every_depth(name):
     def lines(depth, remat):
-        plan, slots, x = make(name, depth)
-        return len(scanned(block_of(name), plan, remat).lower(slots, x, x).as_text().splitlines())
+        plan, pool, x = make(name, depth)
+        return len(scanned(block_of(name), plan, remat).lower(pool, x, x).as_text().splitlines())
 
     assert len({lines(depth, remat=True) for depth in DEPTHS}) == 1
     assert lines(2, remat=False) == lines(96, remat=False)
@@ -128,10 +128,10 @@ SLOW = [pytest.param(depth, marks=pytest.mark.slow) for depth in (48, 96)]
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_the_unrolled_layers(name, depth, x64):
     """To 1e-10 of the largest number, after up to 96 layers."""
-    plan, slots, x = make(name, depth)
+    plan, pool, x = make(name, depth)
     spec, seed = block_of(name), np.random.default_rng(1).normal(size=x.shape)
-    grads, y = scanned(spec, plan)(slots, x, seed)
-    expected, expected_grads = unrolled(spec, plan, slots, x, seed)
+    grads, y = scanned(spec, plan)(pool, x, seed)
+    expected, expected_grads = unrolled(spec, plan, pool, x, seed)
     assert_close(y, np.asarray(expected), loosen=100)
     assert_close(grads, expected_grads, loosen=100)
     for a in jax.tree.leaves(expected_grads):
@@ -140,10 +140,10 @@ def test_equals_the_unrolled_layers(name, depth, x64):
 
 @pytest.mark.parametrize("name", ["cla", "relaxed"])
 def test_without_remat_the_gradients_are_the_same(name, x64):
-    plan, slots, x = make(name, 6)
+    plan, pool, x = make(name, 6)
     spec = block_of(name)
     assert_close(
-        scanned(spec, plan, remat=False)(slots, x, x), scanned(spec, plan, remat=True)(slots, x, x)
+        scanned(spec, plan, remat=False)(pool, x, x), scanned(spec, plan, remat=True)(pool, x, x)
     )
 
 
@@ -163,8 +163,8 @@ def scan_outputs(jaxpr):
 @pytest.mark.parametrize("name", ["albert", "relaxed"])
 def test_no_layer_keeps_a_copy_of_its_weights(name):
     """Without remat products are kept for the backward pass, but not those that make weights."""
-    plan, slots, x = make(name, 6)
-    kept = scan_outputs(jax.make_jaxpr(scanned(block_of(name), plan, remat=False))(slots, x, x))
+    plan, pool, x = make(name, 6)
+    kept = scan_outputs(jax.make_jaxpr(scanned(block_of(name), plan, remat=False))(pool, x, x))
     assert (6, 2 * 4, 5) in kept  # x W_up of every layer
     shared = [n for n in ("attention", "ffn") if plan.num_slots[n] < 6]
     matrices = {"attention": [(6, 3, 4), (6, 12)], "ffn": [(6, 5), (5, 6)]}  # q; up and down

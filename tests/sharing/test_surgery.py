@@ -11,7 +11,7 @@ from test_layouts import SPECS
 from test_layouts import make as make_heads
 from test_models import SMALL, TOKENS, make
 
-from attnlab import PLANS, Plan, multi_head_attention
+from attnlab import Plan, multi_head_attention
 from attnlab.sharing.plan import named
 from attnlab.sharing.surgery import (
     align_heads,
@@ -50,7 +50,7 @@ def test_the_gradient_of_a_slot_is_the_sum_over_its_uses(plan, x64):
         return jax.jit(jax.grad(loss))(params)
 
     shared, separate = grad(config, params), grad(alone, copied)
-    for part, slots in named(plan, 4).items() if ":" in plan else PLANS[plan](4).items():
+    for part, slots in named(plan, 4).items():
         for slot in set(slots):
             uses = [i for i, s in enumerate(slots) if s == slot]
             total = jax.tree.map(lambda a, u=uses: a[np.array(u)].sum(0), separate["layers"][part])
@@ -70,7 +70,7 @@ def test_sharing_takes_the_mean_and_says_what_it_changed():
     assert told[2] == output_difference((DEEP, params), (config, shared), TOKENS)
     by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 1, 1, 2))
     config, shared = replan(DEEP, params, by_hand)
-    assert config.slots == by_hand
+    assert config.layer_plan == by_hand
     assert shared["layers"]["ffn"]["up"].shape[0] == 3
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_done_says_why():
     with pytest.raises(ValueError, match="q/k norms have no such order"):
         replan(normed, make(normed)[1], "albert", merge="aligned")
     with pytest.raises(ValueError, match="they must be the same"):
-        replan(SMALL, params, PLANS["albert"](2))
+        replan(SMALL, params, named("albert", 2))
     with pytest.raises(ValueError, match="unknown merge 'median'"):
         replan(SMALL, params, "albert", merge="median")
     narrow = dataclasses.replace(SMALL, layout="narrow")
@@ -195,7 +195,7 @@ def test_keys_of_neighbours_become_one():
     )
     assert output_difference((DEEP, params), pairs, TOKENS) > 0.1
     albert = replan(*pairs, "attention=0,0,0,0 kv=0,-,0,- ffn=0,0,0,0")
-    assert albert[0].slots.memories == (0, 0, 1, 1)
+    assert albert[0].layer_plan.memories == (0, 0, 1, 1)
     with pytest.raises(ValueError, match=r"reuses where the old one does, .0, None, 1, None."):
         unshare(*pairs)
     with pytest.raises(ValueError, match=r"a delta of its own, in order; got .0, 0, 1, 1."):

@@ -15,7 +15,7 @@ from conftest import assert_close
 from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, training
-from attnlab.sharing.plan import COUNTED, PLANS, Plan
+from attnlab.sharing.plan import Plan, plan_names
 from attnlab.training import shard, sources, tasks
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
 from attnlab.training.metrics import Recorder, read_metrics
@@ -179,7 +179,7 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, optimized, capsys)
     )
 
 
-ALL_PLANS = [*PLANS, *(f"{name}:2" for name in COUNTED)]
+ALL_PLANS = plan_names(2)
 QUICK = {"attention_only", "sandwich", "cycle:2"}
 
 

@@ -33,7 +33,7 @@ class Sow:
     """Stands in for the Flax module that the probabilities are sown into."""
 
     def sow(self, *args: Any, **options: Any) -> None:
-        """Takes them; the probes look at the output."""
+        """Takes them; the traps look at the output."""
 
 
 def systems() -> dict[str, System]:

@@ -86,12 +86,12 @@ PEERS = {
         GPT2 | dict(scale_attn_weights=False, tie_word_embeddings=False, n_layer=3),
     ),
     "t5": (tr.T5ForConditionalGeneration, tr.T5Config, T5),
-    "t5-1.1-own-head": (
+    "t5-1.1-own-readout": (
         tr.T5ForConditionalGeneration,
         tr.T5Config,
         T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3),
     ),
-    "t5-scaled-own-head-big-eps": (
+    "t5-scaled-own-readout-big-eps": (
         tr.T5ForConditionalGeneration,
         tr.T5Config,
         T5 | dict(feed_forward_proj="gated-silu", layer_norm_epsilon=0.05, num_heads=3),
@@ -99,7 +99,7 @@ PEERS = {
     "t5-bare-gelu": (tr.T5Model, tr.T5Config, T5 | dict(feed_forward_proj="gelu")),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
-OWN_HEAD = ("own-head", "own-head-big-eps")
+OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 
 def make(name, **sizes):
@@ -113,10 +113,10 @@ def make(name, **sizes):
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
             p.copy_(torch.from_numpy(_large(key, tuple(p.shape), rng).astype(np.float32)))
-        if name.endswith(OWN_HEAD):
-            # The file decides whether a T5 has a head of its own, so give it one.
-            head = torch.empty_like(model.lm_head.weight).normal_() * config.d_model**-0.5
-            model.lm_head.weight = torch.nn.Parameter(head)
+        if name.endswith(OWN_READOUT):
+            # The file decides whether a T5 has a readout of its own, so give it one.
+            own = torch.empty_like(model.lm_head.weight).normal_() * config.d_model**-0.5
+            model.lm_head.weight = torch.nn.Parameter(own)
     return model
 
 

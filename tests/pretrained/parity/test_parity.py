@@ -19,7 +19,7 @@ NAMES = [
     "roberta", "roberta-bare-pad-4", "roberta-untied",
     "distilbert", "distilbert-bare-sinusoids",
     "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied",
-    "t5", "t5-1.1-own-head", "t5-scaled-own-head-big-eps", "t5-bare-gelu", "t5-encoder",
+    "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
 
 
