@@ -23,9 +23,6 @@
 import subprocess
 import sys
 
-from attnlab import training
-from attnlab.training import sources
-
 if "google.colab" in sys.modules:  # JAX and Flax stay as Colab has them
     source = "git+https://github.com/attnlab/attnlab"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
@@ -49,7 +46,7 @@ import numpy as np
 
 import attnlab
 from attnlab import HeadSpec
-from attnlab.model import accounting
+from attnlab.heads import cost
 
 width, num_heads, length = 64, 4, 24  # @param
 x = jax.random.normal(jax.random.key(0), (1, length, width))
@@ -59,8 +56,8 @@ specs = {layout: HeadSpec(layout, width, num_heads) for layout in layouts}
 print(f"{'layout':10}{'head width':>11}{'parameters':>12}{'FLOPs/token':>13}  W_Q")
 for layout, spec in specs.items():
     print(
-        f"{layout:10}{spec.sizes['H']:>11}{accounting.head_parameters(spec):>12,}"
-        f"{accounting.head_flops(spec, length):>13,}  {spec.shapes['q']}"
+        f"{layout:10}{spec.sizes['H']:>11}{cost.head_parameters(spec):>12,}"
+        f"{cost.head_flops(spec, length):>13,}  {spec.shapes['q']}"
     )
 
 # %% [markdown]
@@ -102,7 +99,8 @@ import math
 import tempfile
 from pathlib import Path
 
-from attnlab.training import shard, tasks
+from attnlab import training
+from attnlab.training import shard, sources, tasks
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder, read_metrics
 

@@ -246,7 +246,7 @@ def test_two_hosts_are_one_host(tmp_path, text):
     code = (
         "import sys, jax; jax.config.update('jax_num_cpu_devices', 2);"
         "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]));"
-        "from experiments import arm; from experiments.configs import byte_lm;"
+        "from experiments.running import arm; from experiments.configs import byte_lm;"
         "from pathlib import Path; config = byte_lm.get_config('tiny');"
         "config.data.path = sys.argv[3]; arm.run(config, Path(sys.argv[4]))"
     )

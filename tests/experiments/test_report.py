@@ -27,7 +27,7 @@ NOISE = (0.0, 0.011, -0.006)
 
 
 def write_arm(folder, layout, plan, loss, parameters, **changes):
-    """An arm as experiments.arm leaves it; `changes` are of result.json, or of the corpus."""
+    """An arm as it is left on disk; `changes` are of result.json, or of the corpus."""
     seeds = changes.pop("seeds", [0, 1, 2])
     rate = changes.pop("learning_rate", 0.003)
     match = changes.pop("match", "")

@@ -70,7 +70,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     """A limit on file size stands for the disk that fills up while a run writes."""
     claim(tmp_path, RECORD)
     code = (
-        "import resource, signal, sys; from pathlib import Path; from experiments import workdir;"
+        "import resource, signal, sys; from pathlib import Path;"
+        "from experiments.running import workdir;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10));"
         "workdir.write_json(Path(sys.argv[1]), {'long': 'x' * 100})"

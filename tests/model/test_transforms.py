@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import attnlab
 from attnlab import HeadSpec, ModelConfig, Plan, masks, positions
+from attnlab.model import block
 from attnlab.model.block import BlockSpec
 
 SPEC = HeadSpec("standard", width=6, num_heads=3, num_kv_heads=1, value_dim=4, biases="qkvo")
@@ -34,11 +35,11 @@ def tree(dtype, init):
 
 
 def init_block(key):
-    return {p: f(key) for p, f in attnlab.model.block.init_block(BLOCK).items()}
+    return {p: f(key) for p, f in block.init_block(BLOCK).items()}
 
 
 def init_layers(key):
-    return attnlab.init_pool(attnlab.model.block.init_block(BLOCK), key, PLAN)
+    return attnlab.init_pool(block.init_block(BLOCK), key, PLAN)
 
 
 def stack(w, x):
