@@ -33,8 +33,8 @@ class Outputs(NamedTuple):
     """What the readout reads: the last layer's output, after the final norm where there is one."""
     hidden: Float[Array, "L1 B T D"] | None = None
     """What the first layer reads, and the output of every layer."""
-    pooled: Float[Array, "B D"] | None = None
-    classes: Float[Array, "B C"] | None = None
+    pooled: Float[Array, "B *T D"] | None = None
+    classes: Float[Array, "B *T C"] | None = None
     probs: Float[Array, "L B N T S"] | None = None
     cache: Cache | None = None
     cross_probs: Float[Array, "L B N T S"] | None = None
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: Int[Array, "B T"],
+        tokens: Int[Array, "B T"] | Float[Array, "B T vocab"],
         *,
         token_types: Int[Array, "B T"] | None = None,
         positions: Int[Array, "*B T"] | None = None,
@@ -82,8 +82,9 @@ class Transformer(nn.Module):
 
         With `return_probs` also the attention probabilities [L, B, N, T, T]; the logits are the
         same bits. With `return_outputs` all of `Outputs`. `mask` is boolean, True = may attend;
-        `padding_mask` [B, T] True = a token, seen by all; `positions` default to 0, 1, 2, ... or
-        what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N].
+        `padding_mask` [B, T] True = a token, seen by all and counted by the pooler; `positions`
+        default to 0, 1, 2, ... or what the row of `POSITIONS` says; `head_gate` is [L, N] or
+        [L, B, N]. Tokens that are floats are mixtures of words, or features (see `embed`).
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
         cache is returned last; positions past `max_len` or a full cache give NaN.
         Dropout takes the "dropout" random stream when not `deterministic`.
@@ -108,7 +109,8 @@ class Transformer(nn.Module):
             return_hidden=return_outputs,
         )
         last = text.finish(ran.x, "final_norm")
-        pooled: Any = POOLERS[c.pooler](w, last) if c.pooler else None
+        real = jnp.ones((1, last.shape[1]), bool) if padding_mask is None else padding_mask
+        pooled: Any = POOLERS[c.pooler](w, last, real[..., None]) if c.pooler else None
         outputs = Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
             last=last,

@@ -102,10 +102,15 @@ def count_outer(config: Any) -> int:
 
 
 def number_positions(
-    config: Any, tokens: Int[Array, "B T"], start: Any = None
+    config: Any, tokens: Int[Array, "B T"] | Float[Array, "B T vocab"], start: Any = None
 ) -> Int[Array, "*B T"] | None:
     """The position of each token, behind `start` others; None means 0, 1, 2, ..."""
     if POSITIONS[config.positions].skips_padding:
+        if tokens.ndim != 2:
+            raise ValueError(
+                f"positions {config.positions!r} skip a token, tokens {tokens.shape} are mixtures of "
+                "all; pass positions, or choose others"
+            )
         real = (tokens != config.pad_token).astype(jnp.int32)
         return jnp.cumsum(real, axis=1) * real + config.pad_token
     return None if start is None else start + jnp.arange(tokens.shape[1])
@@ -113,7 +118,7 @@ def number_positions(
 
 def embed(
     w: Weights,
-    tokens: Int[Array, "B T"],
+    tokens: Int[Array, "B T"] | Float[Array, "B T vocab"],
     *,
     config: Any,
     numbers: Int[Array, "*B T"] | None = None,
@@ -121,12 +126,15 @@ def embed(
 ) -> Float[Array, "B T D"]:
     """What the first layer reads: map(norm(scale * word + position + type)), of those there are.
 
-    `numbers` are the positions, None for 0, 1, 2, ...; one past the table gives NaN.
+    `numbers` are the positions, None for 0, 1, 2, ...; one past the table gives NaN. Of floats the
+    last axis is over the vocabulary: a sum of words with these weights (one word has a single 1), or
+    any `vocab_size` features.
     """
     c, row = config, POSITIONS[config.positions]
-    x = w["embedding"][tokens]
+    mixed = jnp.issubdtype(tokens.dtype, jnp.floating)
+    x = tokens @ w["embedding"] if mixed else w["embedding"][tokens]
     x = x if c.embedding_scale == 1 else x * jnp.asarray(c.embedding_scale, x.dtype)
-    if c.zero_token is not None:
+    if c.zero_token is not None and not mixed:
         x = jnp.where((tokens == c.zero_token)[..., None], 0, x)
     table = w.get("positions")
     if row.fixed is not None:
@@ -179,9 +187,22 @@ def read_out(w: Weights, x: Float[Array, "B T D"], *, config: Any) -> Float[Arra
     return logits + w["readout_bias"] if c.readout_bias else logits
 
 
+def _mean(w: Weights, x: Array, real: Array) -> Array:
+    return jnp.sum(jnp.where(real, x, 0), axis=1) / jnp.maximum(jnp.sum(real, axis=1), 1)
+
+
+def _max(w: Weights, x: Array, real: Array) -> Array:
+    top = jnp.max(jnp.where(real, x, -jnp.inf), axis=1)
+    return jnp.where(jnp.any(real, axis=1), top, 0)
+
+
 POOLERS: dict[str, Callable] = {
     # tanh(x_0 W + b): the first token speaks for the text (Devlin et al. 2018).
-    "first": lambda w, x: jnp.tanh(linear(w, "pooler", x[:, 0])),
-    "max": lambda w, x: jnp.max(x, axis=1),
-    "mean": lambda w, x: jnp.mean(x, axis=1),
+    "first": lambda w, x, real: jnp.tanh(linear(w, "pooler", x[:, 0])),
+    "max": _max,
+    "mean": _mean,
+    # Every token for itself: classes of tokens, or of the nodes of a graph.
+    "each": lambda w, x, real: x,
 }
+"""Name -> (weights, x [B, T, D], real [B or 1, T, 1], False for padding) -> [B, D] or [B, T, D].
+Padding does not count; a row of nothing else has zeros."""
