@@ -108,8 +108,8 @@ def number_positions(
     if POSITIONS[config.positions].skips_padding:
         if tokens.ndim != 2:
             raise ValueError(
-                f"positions {config.positions!r} skip a token, tokens {tokens.shape} are mixtures of "
-                "all; pass positions, or choose others"
+                f"positions {config.positions!r} skip a token, tokens {tokens.shape} are mixtures "
+                "of all; pass positions, or choose others"
             )
         real = (tokens != config.pad_token).astype(jnp.int32)
         return jnp.cumsum(real, axis=1) * real + config.pad_token
@@ -127,8 +127,8 @@ def embed(
     """What the first layer reads: map(norm(scale * word + position + type)), of those there are.
 
     `numbers` are the positions, None for 0, 1, 2, ...; one past the table gives NaN. Of floats the
-    last axis is over the vocabulary: a sum of words with these weights (one word has a single 1), or
-    any `vocab_size` features.
+    last axis is over the vocabulary: a sum of words with these weights (one word has a single 1),
+    or any `vocab_size` features.
     """
     c, row = config, POSITIONS[config.positions]
     mixed = jnp.issubdtype(tokens.dtype, jnp.floating)
