@@ -118,6 +118,8 @@ def blockwise(query, key, value, bias, visible: Visible, options: Options) -> di
 def refuse_blockwise(query, key, value, bias, visible, options: Options) -> str | None:
     if options.mix != (None, None):
         return "mix needs the scores of all heads at once"
+    if visible.edges is not None:
+        return "edges lie anywhere, not in blocks"
     return None
 
 

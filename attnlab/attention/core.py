@@ -15,8 +15,10 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from attnlab.attention import masks
 from attnlab.attention.blockwise import blockwise, refuse_blockwise
 from attnlab.attention.dense import Mix, Options, dense, probabilities
+from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.fused import cudnn, refuse_cudnn, refuse_jax_nn, xla
 from attnlab.attention.visible import Visible
 
@@ -37,6 +39,7 @@ BACKENDS: dict[str, Backend] = {
     "blockwise": Backend(blockwise, refuse_blockwise),
     "xla": Backend(xla, refuse_jax_nn),
     "cudnn": Backend(cudnn, refuse_cudnn),
+    "edges": Backend(edges, refuse_edges),
 }
 
 
@@ -56,7 +59,7 @@ def dot_product_attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | masks.Edges | None = None,
     *,
     scale: Any = None,
     is_causal: bool = False,
@@ -77,7 +80,7 @@ def dot_product_attention(
       query, key, value: [B, T, N, H], [B, S, K, H], [B, S, Kv, V]; B may be left out. V may
         differ from H. K and Kv each divide N: query head n uses key head n // (N/K).
       bias: added to the scores, broadcastable to [B, N, T, S].
-      mask: boolean, True = may attend, broadcastable to [B, N, T, S].
+      mask: boolean, True = may attend, broadcastable to [B, N, T, S]; or `masks.Edges`.
       scale: multiplies q k^T; None is 1/sqrt(H).
       is_causal: query t sees keys 0..t (top-left aligned where T != S, as in jax.nn).
       query_seq_lengths, key_value_seq_lengths: valid positions per batch row [B]; each works alone.
@@ -193,7 +196,7 @@ def _choose(call: Call) -> str:
     """
     (b, t, n, _), s, platform = call.query.shape, call.key.shape[1], jax.default_backend()
     size = 4 * b * n * t * s
-    order = ["cudnn"] if platform == "gpu" else []
+    order = ["edges"] + (["cudnn"] if platform == "gpu" else [])
     if size > (CACHE if platform == "cpu" else 2**30):
         order.append("blockwise")
     return next((n for n in order if BACKENDS[n].refuse(*call) is None), "dense")
@@ -251,6 +254,7 @@ def _checked(
         )
     scores = (q[0], q[2], q[1], k[1])
     before, after, inner = _checked_mix(mix, q[2])
+    neighbours, mask = (mask, None) if isinstance(mask, masks.Edges) else (None, mask)
     if inner != q[2] and mask is not None and jnp.ndim(mask) > 2 and jnp.shape(mask)[-3] != 1:
         raise ValueError(f"mask {jnp.shape(mask)} must be the same for all of mix's {inner} heads")
     if mask is not None and jnp.result_type(mask) != jnp.bool_:
@@ -267,6 +271,7 @@ def _checked(
         window=_checked_window(local_window_size),
         query_lengths=_lengths("query_seq_lengths", query_seq_lengths, q[0], batched),
         key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, q[0], batched),
+        edges=neighbours and neighbours.checked(q[0], q[1], k[1]),
     )
     options = Options(
         scale=q[3] ** -0.5 if scale is None else _scalar("scale", scale),

@@ -85,8 +85,12 @@ def kept(seed: Array, rate: float, starts: tuple, sizes: tuple, shape: tuple) ->
         jnp.asarray(start, jnp.uint32) + jax.lax.broadcasted_iota(jnp.uint32, sizes, axis)
         for axis, start in enumerate(starts)
     )
-    row = (b * shape[1] + n) * shape[2] + t
-    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, s]))[0]
+    return kept_at(seed, rate, (b * shape[1] + n) * shape[2] + t, s)
+
+
+def kept_at(seed: Array, rate: float, row: Array, key: Array) -> Array:
+    """`kept` of probabilities one by one: row (b N + n) T + t and key position, both uint32."""
+    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, key]))[0]
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 

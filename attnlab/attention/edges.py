@@ -1,5 +1,6 @@
 """Attention over the edges of a graph: the cost of a list of edges, not of all pairs of nodes."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention import masks
+from attnlab.attention.dense import Options, dropout_seed, kept_at
+from attnlab.attention.visible import Visible
 
 
 def attention_over_edges(
@@ -52,42 +55,89 @@ def attention_over_edges(
     [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
     """
     _check(query, key, value)
-    num_nodes, num_keys = query.shape[-3], key.shape[-3]
+    num_nodes, num_keys, n = query.shape[-3], key.shape[-3], query.shape[-2]
     senders, receivers = masks.edge_ends(senders, receivers, num_nodes, num_keys)
-    edges, (n, h), kk, kv = len(senders), query.shape[-2:], key.shape[-2], value.shape[-2]
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    real = (receivers < num_nodes)[:, None]
-    scale = h**-0.5 if scale is None else scale
+    run = functools.partial(
+        _one_graph,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        soft_cap=logits_soft_cap,
+    )
     if bias is not None:
         bias = bias[:, None] if bias.ndim == 1 else bias
-        bias = jnp.where(real, bias, 0)  # on padding it may hold anything
-        bias = jnp.broadcast_to(bias, (*query.shape[:-3], edges, n)).astype(wide)
-
-    def one_graph(q, k, v, bias):
-        # Widened first: the gradient of a gather sums over edges too.
-        q, k, v = (
-            _at(a.astype(wide), ends) for a, ends in ((q, receivers), (k, senders), (v, senders))
-        )
-        scores = jnp.einsum("ekgh,ekh->ekg", q.reshape(edges, kk, n // kk, h), k)
-        scores = scores.reshape(edges, n) * jnp.asarray(scale, wide)
-        scores = scores if bias is None else scores + bias
-        if logits_soft_cap is not None:
-            scores = logits_soft_cap * jnp.tanh(scores / logits_soft_cap)
-        top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, num_nodes)
-        top = jnp.maximum(top, jnp.finfo(wide).min)  # finite where all edges of a node are -inf
-        weights = jnp.exp(scores - _at(top, receivers))
-        total = jax.ops.segment_sum(weights, receivers, num_nodes)
-        some = jnp.where(total > 0, total, 1)
-        parts = weights.reshape(edges, kv, n // kv, 1) * v[:, :, None]
-        out = jax.ops.segment_sum(parts.reshape(edges, n, -1), receivers, num_nodes)
-        out = (out / some[..., None]).astype(value.dtype)
-        # A side branch: looking cannot touch `out`.
-        return out, jnp.where(real, weights, 0) / jnp.where(real, _at(some, receivers), 1)
-
+        bias = jnp.where(
+            (receivers < num_nodes)[:, None], bias, 0
+        )  # on padding it may hold anything
+        bias = jnp.broadcast_to(bias, (*query.shape[:-3], len(senders), n))
     for _ in range(query.ndim - 3):
-        one_graph = jax.vmap(one_graph, (0, 0, 0, None if bias is None else 0))
-    out, probs = one_graph(query, key, value, bias)
+        run = jax.vmap(run, (0, 0, 0, None, None, None if bias is None else 0))
+    out, probs = run(query, key, value, senders, receivers, bias)
     return (out, probs) if return_probs else out
+
+
+def edges(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
+    """The row `edges` of `BACKENDS`: O(edges), for a mask that is a list of edges."""
+    (b, t, n, _), seed, rate = query.shape, dropout_seed(options), options.dropout_rate
+    ends = [jnp.broadcast_to(e, (b, e.shape[-1])) for e in visible.edges or ()]
+    head = jnp.arange(n)
+
+    def one(row, q, k, v, senders, receivers):
+        at = lambda index, size: jnp.minimum(index, size - 1)[:, None]
+        of_edges = keep = None
+        if bias is not None:
+            of_edges = bias[
+                at(row[None], bias.shape[0]),
+                jnp.minimum(head, bias.shape[1] - 1),
+                at(receivers, bias.shape[2]),
+                at(senders, bias.shape[3]),
+            ]
+        if rate:
+            flat = (row * n + head) * t + receivers[:, None]
+            flat, keys = (
+                jnp.broadcast_to(a, (len(senders), n)).astype(jnp.uint32)
+                for a in (flat, senders[:, None])
+            )
+            keep = kept_at(seed, rate, flat, keys) / (1 - rate)
+        return _one_graph(
+            q, k, v, senders, receivers, of_edges, keep, options.scale, options.logits_soft_cap
+        )
+
+    out, _ = jax.vmap(one)(jnp.arange(b), query, key, value, *ends)
+    return {"out": out}
+
+
+def refuse_edges(query, key, value, bias, visible: Visible, options: Options) -> str | None:
+    if visible.only_edges is None:
+        return "it needs a mask that is masks.Edges, and nothing else that hides"
+    if options.mix != (None, None):
+        return "mix needs the scores of all pairs"
+    return "it keeps no residual" if options.return_residual else None
+
+
+def _one_graph(
+    q, k, v, senders, receivers, bias=None, keep=None, scale=1.0, soft_cap=None
+) -> tuple[Array, Array]:
+    """[T, N, V] and the probabilities [edges, N]; `keep` [edges, N] multiplies these at last."""
+    (num_nodes, n, h), kk, kv, edges = q.shape, k.shape[1], v.shape[1], len(senders)
+    wide, dtype = jnp.promote_types(q.dtype, jnp.float32), v.dtype
+    real = (receivers < num_nodes)[:, None]
+    # Widened first: the gradient of a gather sums over edges too.
+    q, k, v = (_at(a.astype(wide), e) for a, e in ((q, receivers), (k, senders), (v, senders)))
+    scores = jnp.einsum("ekgh,ekh->ekg", q.reshape(edges, kk, n // kk, h), k)
+    scores = scores.reshape(edges, n) * jnp.asarray(scale, wide)
+    scores = scores if bias is None else scores + bias.astype(wide)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    top = jax.ops.segment_max(jax.lax.stop_gradient(scores), receivers, num_nodes)
+    top = jnp.maximum(top, jnp.finfo(wide).min)  # finite where all edges of a node are -inf
+    weights = jnp.exp(scores - _at(top, receivers))
+    total = jax.ops.segment_sum(weights, receivers, num_nodes)
+    some = jnp.where(total > 0, total, 1)
+    taken = weights if keep is None else weights * keep
+    parts = taken.reshape(edges, kv, n // kv, 1) * v[:, :, None]
+    out = jax.ops.segment_sum(parts.reshape(edges, n, -1), receivers, num_nodes)
+    out = (out / some[..., None]).astype(dtype)
+    # A side branch: looking cannot touch `out`.
+    return out, jnp.where(real, weights, 0) / jnp.where(real, _at(some, receivers), 1)
 
 
 def _at(a: Array, index: Array) -> Array:

@@ -54,7 +54,7 @@ def _native(visible: Visible) -> dict[str, Any] | None:
     """
     window, lengths = visible.window, (visible.query_lengths, visible.key_lengths)
     causal = visible.is_causal or (window is not None and window[1] == 0)
-    if visible.mask is not None:
+    if visible.mask is not None or visible.edges is not None:
         return None
     if window is not None:
         ranges = visible._replace(query_lengths=None, key_lengths=None).ranges()

@@ -1,6 +1,7 @@
 """Masks: booleans, True = may attend, broadcastable to [B, N, T, S], combined with AND."""
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,45 @@ from jaxtyping import Array, Bool, Int, Integer
 
 Nodes = Integer[Array | np.ndarray, " edges"]
 """One end of each edge."""
+
+
+class Edges(NamedTuple):
+    """The neighbourhoods of a graph as a list: `from_edges` without the matrix.
+
+    It goes where a mask goes (`dot_product_attention`, a layer, a model) and costs O(edges) there.
+    Each edge is listed once; lists are padded as in `edge_ends`.
+
+    >>> edges = Edges(jnp.array([1, 2, 2]), jnp.array([0, 0, 1]))
+    >>> bool((edges.matrix(3)[0] == from_edges(*edges, 3)).all())
+    True
+    """
+
+    senders: Any
+    """[edges], or [B, edges] where every row of the batch is a graph of its own"""
+    receivers: Any
+
+    def matrix(self, num_nodes: int, num_keys: int | None = None) -> Bool[Array, "*B 1 T S"]:
+        """The mask, with an axis for the heads."""
+        make = lambda senders, receivers: from_edges(senders, receivers, num_nodes, num_keys)
+        for _ in range(jnp.ndim(self.senders) - 1):
+            make = jax.vmap(make)
+        return jnp.expand_dims(make(self.senders, self.receivers), -3)
+
+    def checked(self, batch: int, num_nodes: int, num_keys: int) -> "Edges":
+        """[B or 1, edges] each, as `edge_ends` gives them; raises what that raises."""
+        shapes = {jnp.shape(self.senders), jnp.shape(self.receivers)}
+        leading = {shape[:-1] for shape in shapes}
+        if () in shapes or not leading <= {(), (1,), (batch,)}:
+            raise ValueError(
+                f"edges {sorted(shapes)} must be [edges], or [B, edges] with B = {batch}"
+            )
+        # NumPy stays NumPy: what a program holds from the start can be looked at.
+        senders, receivers = (
+            jnp.ravel(a) if isinstance(a, jax.Array) else np.ravel(a) for a in self
+        )
+        ends = edge_ends(senders, receivers, num_nodes, num_keys)
+        rows = 1 if jnp.ndim(self.senders) == 1 else jnp.shape(self.senders)[0]
+        return Edges(*(a.reshape(rows, -1) for a in ends))
 
 
 def causal(num_queries: int, num_keys: int | None = None, *, offset: int = 0) -> Bool[Array, "T S"]:
@@ -108,13 +148,17 @@ def edge_ends(
     return jnp.where(real, senders, num_keys), jnp.where(real, receivers, num_nodes)
 
 
-def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None:
+def combine(*masks: Bool[Array, "..."] | Edges | None) -> Any:
     """AND of the masks that are not None; None where there is none.
 
     >>> combine(causal(2), None, window(2, left=0, right=0)).astype(int).tolist()
     [[1, 0], [0, 1]]
     """
-    given = [m for m in masks if m is not None]
+    given: list[Any] = [m for m in masks if m is not None]
+    if len(given) > 1 and any(isinstance(m, Edges) for m in given):
+        raise TypeError(
+            "Edges are combined with no other mask; leave out the edges of what must not be seen"
+        )
     return functools.reduce(jnp.logical_and, given) if given else None
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -26,6 +27,8 @@ class Visible(NamedTuple):
     """[B]"""
     key_lengths: Array | None = None
     """[B]"""
+    edges: masks.Edges | None = None
+    """[B or 1, edges]: of all else query t sees key s where there is an edge"""
 
     def ranges(self) -> tuple[Any, Any] | None:
         """first and end, [B or 1, T]; in an empty row S and 0. None where every key is seen.
@@ -52,12 +55,19 @@ class Visible(NamedTuple):
 
     def allowed(self) -> Any:
         """The whole matrix as booleans that broadcast to [B, N, T, S], or None."""
-        ranges = self.ranges()
+        ranges, mask = self.ranges(), self.mask
+        if self.edges is not None:
+            mask = masks.combine(mask, self.edges.matrix(self.num_queries, self.num_keys))
         if ranges is None:
-            return self.mask
+            return mask
         first, end = (a[:, None, :, None] for a in ranges)
         key = jnp.arange(self.num_keys, dtype=jnp.int32)
-        return masks.combine(self.mask, (first <= key) & (key < end))
+        return masks.combine(mask, (first <= key) & (key < end))
+
+    @property
+    def only_edges(self) -> masks.Edges | None:
+        """The edges, where nothing else hides."""
+        return self.edges if self.mask is None and self.ranges() is None else None
 
     def sees_and_used(self) -> Any:
         """Rows that see a key [B, N, T] and keys that a row sees [B, S], axes maybe 1; None: all.
@@ -67,7 +77,13 @@ class Visible(NamedTuple):
         query to query.
         """
         ranges, mask = self.ranges(), self.mask
-        if mask is not None and (ranges is None or mask.shape[2] > 1):
+        if self.only_edges is not None:
+            reached = lambda ends, size: jax.vmap(
+                lambda e: jnp.zeros(size, bool).at[e].set(True, mode="drop")
+            )(ends)
+            senders, receivers = self.only_edges
+            return [reached(receivers, self.num_queries)[:, None], reached(senders, self.num_keys)]
+        if self.edges is not None or (mask is not None and (ranges is None or mask.shape[2] > 1)):
             allowed = self.allowed()
             return [jnp.any(allowed, axis=3), jnp.any(allowed, axis=(1, 2))]
         if ranges is None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from attnlab.attention.core import Mix, dot_product_attention, explain
-from attnlab.attention.masks import combine
+from attnlab.attention.masks import Edges, combine
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.cost import call_flops
 from attnlab.heads.layouts import LAYOUTS, Absorbed, Weights
@@ -31,7 +31,7 @@ def multi_head_attention(
     *,
     spec: HeadSpec,
     value_context: Float[Array, "B S W"] | None = None,
-    mask: Num[Array, "..."] | Bool[Array, "..."] | None = None,
+    mask: Num[Array, "..."] | Bool[Array, "..."] | Edges | None = None,
     bias: Float[Array, "..."] | None = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,

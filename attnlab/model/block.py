@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from attnlab.attention.masks import Edges
 from attnlab.heads.cache import Cache
 from attnlab.heads.layouts import Weights
 from attnlab.heads.multihead import make_memory, multi_head_attention
@@ -117,7 +118,7 @@ def transformer_block(
     context: Float[Array, "B S E"] | None = None,
     *,
     spec: BlockSpec,
-    mask: Array | None = None,
+    mask: Array | Edges | None = None,
     bias: Array | None = None,
     context_mask: Array | None = None,
     rotary: Array | None = None,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.attention.masks import Edges
 from attnlab.heads.cache import init_cache
 from attnlab.model.block import BlockSpec, transformer_block
 from attnlab.sharing.plan import Plan
@@ -30,7 +31,7 @@ def run_layers(
     context: Float[Array, "B S E"] | None = None,
     *,
     spec: BlockSpec,
-    mask: Array | None = None,
+    mask: Array | Edges | None = None,
     bias: Array | None = None,
     context_mask: Array | None = None,
     rotary: Array | None = None,

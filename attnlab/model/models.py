@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.masks import combine
+from attnlab.attention.masks import Edges, combine
 from attnlab.heads.cache import Cache, held_positions, stacked_size
 from attnlab.heads.positions import rotary_angles
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
@@ -71,7 +71,7 @@ class Transformer(nn.Module):
         token_types: Int[Array, "B T"] | None = None,
         positions: Int[Array, "*B T"] | None = None,
         padding_mask: Bool[Array, "B S"] | None = None,
-        mask: Bool[Array, "..."] | None = None,
+        mask: Bool[Array, "..."] | Edges | None = None,
         head_gate: Float[Array, "..."] | None = None,
         cache: Cache | None = None,
         deterministic: bool = True,
@@ -81,10 +81,11 @@ class Transformer(nn.Module):
         """tokens -> logits [B, T, vocab_size] in float32 at least.
 
         With `return_probs` also the attention probabilities [L, B, N, T, T]; the logits are the
-        same bits. With `return_outputs` all of `Outputs`. `mask` is boolean, True = may attend;
-        `padding_mask` [B, T] True = a token, seen by all and counted by the pooler; `positions`
-        default to 0, 1, 2, ... or what the row of `POSITIONS` says; `head_gate` is [L, N] or
-        [L, B, N]. Tokens that are floats are mixtures of words, or features (see `embed`).
+        same bits. With `return_outputs` all of `Outputs`. `mask` is boolean, True = may attend, or
+        `Edges`; `padding_mask` [B, T] True = a token, seen by all and counted by the pooler;
+        `positions` default to 0, 1, 2, ... or what the row of `POSITIONS` says; `head_gate` is
+        [L, N] or [L, B, N]. Tokens that are floats are mixtures of words, or features (see
+        `embed`).
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
         cache is returned last; positions past `max_len` or a full cache give NaN.
         Dropout takes the "dropout" random stream when not `deterministic`.

@@ -109,6 +109,7 @@ def test_explain_names_the_choice_and_the_reasons():
         "blockwise": "could run",
         "xla": "could run",
         "cudnn": "cuDNN needs an NVIDIA GPU, this is a cpu",
+        "edges": "it needs a mask that is masks.Edges, and nothing else that hides",
     }
     assert explain(q, k, v) == expected
     assert explain(q, k, v, return_probs=True) == expected  # looking never changes the choice

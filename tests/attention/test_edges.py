@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from attnlab import dot_product_attention, masks
+from attnlab import ModelConfig, dot_product_attention, explain, masks
 from attnlab.attention import edges
 from attnlab.attention.edges import attention_over_edges
 
@@ -76,6 +76,77 @@ def test_equals_dense_attention_with_the_mask(batch, options, x64):
     assert not np.asarray(out[..., 2, :, :]).any()
     assert not np.asarray(q_grad[..., 2, :, :]).any()
     assert np.asarray(q_grad[..., 1, :, :]).all()
+
+
+MASKED = {
+    "plain": {},
+    "bias and soft cap": {
+        "bias": jnp.linspace(-3, 3, 6 * 7).reshape(6, 1, 7),
+        "logits_soft_cap": 2.0,
+    },
+    "dropout": {"dropout_rate": 0.4, "dropout_key": jax.random.key(3)},
+    "with a rule besides": {"is_causal": True, "local_window_size": (3, 3)},
+}
+
+
+@pytest.mark.parametrize(("options", "own"), [("plain", False), *((name, True) for name in MASKED)])
+def test_as_a_mask(options, own, x64):
+    """`Edges` where a mask goes, one graph for all rows or one each: value, gradient, the same
+    probabilities dropped; the backend is the cheap one where edges say it all."""
+    q, k, v = make()
+    bias = MASKED[options].get("bias", jnp.zeros((1, 7)))
+    rest = {name: a for name, a in MASKED[options].items() if name != "bias"}
+    one, two = graph(), graph(lonely=4)
+    pad = lambda ends, size: np.pad(ends, (0, 30 - len(ends)), constant_values=size)
+    edges = masks.Edges(*one)
+    matrix = masks.from_edges(*one, 5, 7)
+    if own:
+        edges = masks.Edges(
+            np.stack([pad(g[0], 7) for g in (one, two)]),
+            np.stack([pad(g[1], 5) for g in (one, two)]),
+        )
+        matrix = jnp.stack([matrix, masks.from_edges(*two, 5, 7)])[:, None]
+    by = lambda mask: lambda q, k, v, bias: dot_product_attention(q, k, v, bias, mask, **rest)
+    got, expected = (value_and_grads(by(mask), q, k, v, bias) for mask in (edges, matrix))
+    assert_close(got, expected)
+    told = explain(q, k, v, bias, edges, **rest)
+    alone = "is_causal" not in rest
+    assert told["edges" if alone else "dense"] == "chosen"
+    assert "nothing else that hides" in told["edges"] or alone
+    assert explain(q, k, v, bias, matrix)["edges"].startswith("it needs a mask that is masks.Edges")
+    _, probs = dot_product_attention(q, k, v, bias, edges, return_probs=True, **rest)
+    assert_close(probs, dot_product_attention(q, k, v, bias, matrix, return_probs=True, **rest)[1])
+
+
+def test_through_a_model():
+    """Two layers see two hops; the list costs no [T, S] array."""
+    config = ModelConfig(kind="encoder", vocab_size=11, max_len=64, width=8, num_heads=2,
+                         num_layers=2, ffn_width=8, positions="none")  # fmt: skip
+    model, tokens = config.build(), jnp.arange(64)[None] % 11
+    params = model.init(jax.random.key(0), tokens)["params"]
+    senders = np.arange(64)
+    line = masks.Edges(senders[:-1], senders[1:])  # node t sees node t - 1 alone
+    run = jax.jit(lambda tokens, mask: model.apply({"params": params}, tokens, mask=mask))
+    assert_close(run(tokens, line), run(tokens, line.matrix(64)), loosen=10)
+    moved = np.any(run(tokens.at[0, 9].add(1), line) != run(tokens, line), axis=-1)[0]
+    assert np.flatnonzero(moved).tolist() == [9, 10, 11]
+    text = jax.jit(lambda m: run(tokens, m)).lower(line).as_text()
+    assert "64x64" not in text
+    with pytest.raises(TypeError, match="combined with no other mask"):
+        model.apply({"params": params}, tokens, mask=line, padding_mask=jnp.ones((1, 64), bool))
+
+
+def test_lists_of_edges_that_do_not_fit():
+    q, k, v = make(np.float32)
+    senders, receivers = graph()
+    three = masks.Edges(np.stack([senders] * 3), np.stack([receivers] * 3))
+    with pytest.raises(ValueError, match=r"must be \[edges\], or \[B, edges\] with B = 2"):
+        dot_product_attention(q, k, v, mask=three)
+    with pytest.raises(ValueError, match="senders holds 8, which is no index of 7 nodes"):
+        dot_product_attention(q, k, v, mask=masks.Edges(senders + 2, receivers))
+    edges = masks.Edges(senders, receivers)
+    with pytest.raises(ValueError, match="implementation='blockwise' cannot run"):
+        dot_product_attention(q, k, v, mask=edges, implementation="blockwise")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
