@@ -10,7 +10,7 @@ from conftest import ROOT
 
 # From the ground up: a file imports its own room and the floors below it.
 FLOORS = (
-    {"names"},
+    {"names", "remat"},
     {"norms", "attention", "sharing.plan"},
     {"heads"},
     {"sharing.stack", "sharing.delta"},

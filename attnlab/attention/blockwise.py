@@ -27,6 +27,7 @@ from attnlab.attention.dense import (
     wide_dtype,
 )
 from attnlab.attention.visible import Visible
+from attnlab.remat import save_for_backward
 
 
 class Blocks(NamedTuple):
@@ -252,7 +253,8 @@ def _forward(blocks: Blocks, query, key, value, extras: Extras):
         i, q, k, v = args
         return lax.map(lambda a: rows(i, k, v, *a), (jnp.arange(q.shape[0]), q))
 
-    out, lse, top, share = lax.map(chunk, (jnp.arange(query.shape[0]), query, key, value))
+    made = lax.map(chunk, (jnp.arange(query.shape[0]), query, key, value))
+    out, lse, top, share = save_for_backward(made)
     return (out, lse), (query, key, value, extras, out, top, share)
 
 

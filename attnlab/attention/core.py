@@ -21,6 +21,7 @@ from attnlab.attention.dense import Mix, Options, dense, probabilities
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.fused import cudnn, refuse_cudnn, refuse_jax_nn, xla
 from attnlab.attention.visible import Visible
+from attnlab.remat import save_for_backward
 
 __all__ = ["BACKENDS", "Backend", "Mix", "Options", "dot_product_attention", "explain"]
 
@@ -144,12 +145,18 @@ def dot_product_attention(
     if sees is not None:
         sees = sees.swapaxes(1, 2)[..., None]
         call = call._replace(query=jnp.where(sees, call.query, 0))
+    call = call._replace(
+        query=save_for_backward(call.query),
+        key=save_for_backward(call.key),
+        value=save_for_backward(call.value),
+    )
     seen = BACKENDS[name].run(*call)
     if sees is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         seen["out"] = jnp.where(sees, seen["out"], 0)
     if return_probs:
         seen["probs"] = probabilities(call.query, call.key, *call[3:])
+    seen["out"] = save_for_backward(seen["out"])
     results = tuple(
         seen[n] if batched else seen[n][0] for n in ("out", "probs", "residual") if n in seen
     )

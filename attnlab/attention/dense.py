@@ -9,6 +9,7 @@ from jax.extend.random import threefry_2x32
 from jaxtyping import Array
 
 from attnlab.attention.visible import Visible
+from attnlab.remat import save_for_backward
 
 Mix = tuple[Array | None, Array | None]
 
@@ -102,7 +103,7 @@ def _weights(query, key, bias, visible: Visible, options: Options) -> tuple[Arra
         x = jnp.einsum("BNTS,NM->BMTS", x, before.astype(x.dtype))
     x = hide(x, visible.allowed())
     top = row_top(x)
-    weights = jnp.exp(x - top)
+    weights = save_for_backward(jnp.exp(x - top))
     return weights, jnp.sum(weights, axis=-1, keepdims=True), top
 
 

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from attnlab.remat import save_for_backward
+
 Weights = dict[str, Any]
 """The weights of one set of heads: arrays named q, k, v, o and q_bias, k_bias, ..."""
 
@@ -82,7 +84,7 @@ def _add_bias(y: Array, w: Weights, name: str) -> Array:
 def _read_all(w: Weights, name: str, x: Array) -> Array:
     """[B, T, D] x [D, N, H] -> [B, T, N, H] as one flat matmul (1.6 times as fast on a CPU)."""
     kernel = w[name].astype(x.dtype)
-    flat = x.reshape(-1, x.shape[-1]) @ kernel.reshape(kernel.shape[0], -1)
+    flat = save_for_backward(x.reshape(-1, x.shape[-1]) @ kernel.reshape(kernel.shape[0], -1))
     return _add_bias(flat.reshape(*x.shape[:-1], *kernel.shape[1:]), w, name)
 
 
@@ -90,7 +92,8 @@ def _read_chunk(w: Weights, name: str, x: Array) -> Array:
     """Head n reads x[..., n*C:(n+1)*C] alone: [B, T, N*C] x [N, C, H] -> [B, T, N, H]."""
     kernel = w[name].astype(x.dtype)
     chunks = x.reshape(*x.shape[:-1], *kernel.shape[:2])
-    return _add_bias(jnp.einsum("BTNC,NCH->BTNH", chunks, kernel), w, name)
+    made = save_for_backward(jnp.einsum("BTNC,NCH->BTNH", chunks, kernel))
+    return _add_bias(made, w, name)
 
 
 def _read_tied(w: Weights, name: str, x: Array) -> Array:

@@ -18,6 +18,7 @@ from attnlab.heads.spec import HeadSpec
 from attnlab.model.pointwise import dropout, feed_forward, init_feed_forward
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS, init_norm
+from attnlab.remat import save_for_backward
 from attnlab.sharing.delta import add_delta, init_delta
 
 DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
@@ -230,6 +231,6 @@ def _window(spec: BlockSpec) -> tuple[int, int] | None:
 
 
 NORMS: dict[str, Callable] = {
-    "pre": lambda w, f, x, normalise, skip=1.0: skip * x + f(normalise(w, x)),
-    "post": lambda w, f, x, normalise, skip=1.0: normalise(w, skip * x + f(x)),
+    "pre": lambda w, f, x, normalise, skip=1.0: save_for_backward(skip * x + f(normalise(w, x))),
+    "post": lambda w, f, x, normalise, skip=1.0: normalise(w, save_for_backward(skip * x + f(x))),
 }

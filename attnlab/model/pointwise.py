@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.names import find
+from attnlab.remat import save_for_backward
 
 Weights = dict[str, Array]
 
@@ -56,7 +57,7 @@ def feed_forward(
     """
     row = find("activation", activation, ACTIVATIONS)
     flat = x.reshape(-1, x.shape[-1])
-    flat = row.run(*(linear(w, name, flat) for name in row.maps))
+    flat = row.run(*(save_for_backward(linear(w, name, flat)) for name in row.maps))
     flat = dropout(flat, dropout_rate, dropout_key)
     return linear(w, "down", flat).reshape(x.shape)
 

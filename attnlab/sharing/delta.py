@@ -98,6 +98,6 @@ def _add(a: Any, delta: Any) -> Any:
         return add_delta(a, delta)
     if not isinstance(delta, dict):
         return a + delta
-    # The highest precision: it is the weight, not a step of the model. The stack knows it by this.
+    # The highest precision: it is the weight, not a step of the model.
     product = jnp.matmul(delta["down"], delta["up"], precision=lax.Precision.HIGHEST)
     return a + product.reshape(a.shape)

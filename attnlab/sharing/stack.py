@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attnlab.remat import SAVED
 from attnlab.sharing.plan import Plan
 
 
@@ -41,9 +42,9 @@ def run_stack(
       layer: a tree with a leading [L] axis; each application gets its own row (gates, keys).
       shared: given whole to every application (masks, rotary angles).
       state: threaded through the applications.
-      remat: compute all activations again in the backward pass; else only what is cheap, and
-        keep the matrix products. Both times the slots are sliced again: saved, they would cost
-        one copy of the weights per layer.
+      remat: compute all activations again in the backward pass; else all but those that the
+        block marked with `remat.save_for_backward`. Both times the slots are sliced
+        again: saved, they would cost one copy of the weights per layer.
 
     Returns: ((x, state), seen), `seen` stacked [L, ...]. Size and time of compilation do not
       depend on L. Raises ValueError where plan and pool do not fit.
@@ -66,15 +67,6 @@ def run_stack(
         x, state, seen = block(w, *carry, own, shared)
         return (x, state), seen
 
-    policy = None if remat else _products_of_tokens
+    policy = None if remat else jax.checkpoint_policies.save_only_these_names(SAVED)
     body = jax.checkpoint(body, prevent_cse=False, policy=policy)
     return lax.scan(body, (x, state), ({p: jnp.asarray(plan.indices(p)) for p in plan}, layer))
-
-
-def _products_of_tokens(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Keep every matrix product but those that make weights (`relaxed.add_delta` asks for the
-    highest precision): these would cost one copy of the weights per layer."""
-    return primitive is lax.dot_general_p and params["precision"] != MAKES_WEIGHTS
-
-
-MAKES_WEIGHTS = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
