@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a model by formula, from the same axis strings that make the weights.
+"""Parameters and FLOPs of a model, counted from what makes its weights.
 
 FLOPs count the forward pass of matrix products, 2 for a multiply-add: every weight that is
 applied, the scores and the value product over all keys (a causal mask saves none here), the
@@ -8,15 +8,18 @@ what is paid once a call, whatever the number of tokens: the product that makes 
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
+import jax
+
 from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops, multiply_adds
 from attnlab.heads.spec import MEMORY_NAMES, weight_axes
+from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.outer import count_outer
 from attnlab.model.pointwise import feed_forward_shapes
 from attnlab.names import find
-from attnlab.sharing.delta import delta_shapes
 
 
 def model_cache_bytes(config: Any, bytes_per_number: int = 4) -> int:
@@ -30,32 +33,25 @@ def model_cache_bytes(config: Any, bytes_per_number: int = 4) -> int:
     return memories * cache_bytes_per_token(config.heads, bytes_per_number)
 
 
-def part_shapes(config: Any, plan: Any) -> dict[str, dict[str, tuple[int, ...]]]:
-    """part of `plan` -> weight -> its shape in one slot, the part's norm included."""
-    c, norm = config, {"norm.scale": (config.width,)}
-    norm |= {"norm.bias": (c.width,)} if c.norm_bias else {}
-    mix = {f"mix.{side}": (c.num_heads, c.num_heads) for side in ("before", "after")}
-    ffn: dict[str, tuple[int, ...]] = dict(feed_forward_shapes(c.width, c.ffn_width, c.activation))
-    ffn |= {f"{name}_bias": shape[1:] for name, shape in ffn.items()} if c.ffn_bias else {}
-    attention = c.heads.shapes | (mix if c.talking_heads else {}) | norm
-    parts = {"attention": attention, "ffn": ffn | norm, "cross": c.heads.shapes | norm}
-    if "kv" in plan:
-        parts["kv"] = {name: attention.pop(name) for name in MEMORY_NAMES if name in attention}
-    parts = {part: shapes for part, shapes in parts.items() if part in plan}
-    if "delta" in plan:
-        parts["delta"] = {
-            f"{part}.{name}.{factor}": shape
-            for part, shapes in parts.items()
-            for name in shapes
-            for factor, shape in delta_shapes(name, shapes[name], c.delta_rank).items()
-        }
-    return parts
+@functools.cache
+def slot_sizes(block: BlockSpec) -> dict[str, int]:
+    """part -> parameters of one slot, its norm included: of what `init_block` makes.
+
+    >>> from attnlab import HeadSpec
+    >>> slot_sizes(BlockSpec(HeadSpec("standard", width=6, num_heads=2), ffn_width=5))
+    {'attention': 156, 'ffn': 83}
+    """
+    made = jax.eval_shape(
+        lambda: {part: make(jax.random.key(0)) for part, make in init_block(block).items()}
+    )
+    return {part: sum(a.size for a in jax.tree.leaves(w)) for part, w in made.items()}
 
 
 def part_parameters(config: Any, plan: Any = None) -> dict[str, int]:
     """part -> parameters of one slot, its norm included; of the stack of `plan`."""
-    shapes = part_shapes(config, config.layer_plan if plan is None else plan)
-    return {part: sum(map(math.prod, weights.values())) for part, weights in shapes.items()}
+    plan = config.layer_plan if plan is None else plan
+    sizes = slot_sizes(config.block_under(plan))
+    return {part: sizes[part] for part in plan}
 
 
 def unique_parameters(config: Any) -> int:

@@ -310,24 +310,25 @@ class ModelConfig:
     @property
     def block(self) -> BlockSpec:
         """One layer; of the decoder, where there is an encoder too."""
-        own = ("heads", "is_causal", "cross", "kv_apart", "delta_rank")
-        return BlockSpec(
-            heads=self.heads,
-            is_causal=self.kind != "encoder",
-            cross=self.heads if self.kind == "encoder_decoder" else None,
-            **self._parts_of(self.layer_plan),
-            **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
-        )
+        return self.block_under(self.layer_plan)
 
     @property
     def encoder_block(self) -> BlockSpec:
         """One layer of the encoder beside the decoder."""
-        apart = self._parts_of(self.encoder_layer_plan)
-        return self.block._replace(is_causal=False, cross=None, ffn_skip=1.0, **apart)
+        block = self.block_under(self.encoder_layer_plan)
+        return block._replace(is_causal=False, ffn_skip=1.0)
 
-    def _parts_of(self, plan: Plan) -> dict[str, Any]:
-        rank = self.delta_rank if "delta" in plan else None
-        return {"kv_apart": "kv" in plan, "delta_rank": rank}
+    def block_under(self, plan: Plan) -> BlockSpec:
+        """One layer with the parts that `plan` names."""
+        own = ("heads", "is_causal", "cross", "kv_apart", "delta_rank")
+        return BlockSpec(
+            heads=self.heads,
+            is_causal=self.kind != "encoder",
+            cross=self.heads if "cross" in plan else None,
+            kv_apart="kv" in plan,
+            delta_rank=self.delta_rank if "delta" in plan else None,
+            **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
+        )
 
     def build(self) -> Any:
         """The Flax module."""

@@ -1,6 +1,6 @@
 r"""What do published weights become when trained on under another plan of sharing?
 
-    python -m experiments.run --config=experiments/configs/pretrained.py:FOLDER \\
+    python -m experiments.run --config=experiments/configs/pretrained.py:FOLDER \
         --config.model.plan=attention_only --config.train.steps=20 --workdir=runs/one
 
 FOLDER, after the colon, holds config.json and safetensors (see `attnlab.pretrained`). The model is
