@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from attnlab.extras import extra
+
 INK, GRID, PAPER = "#222222", "#d8d8d8", "#ffffff"
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -213,7 +215,8 @@ def svg(figure: Any, name: str) -> str:
 
 def _figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, Any]:
     """A figure that no global state knows, and its quiet axes [rows, columns]."""
-    from matplotlib.figure import Figure
+    with extra("plot"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
     grid = figure.subplots(rows, columns, squeeze=False)

@@ -24,7 +24,7 @@ import subprocess
 import sys
 
 if "google.colab" in sys.modules:  # JAX and Flax stay as Colab has them
-    source = "git+https://github.com/attnlab/attnlab"
+    source = "attnlab[train,plot] @ git+https://github.com/attnlab/attnlab"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
 
 import jax

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 # From the ground up: a file imports its own room and the floors below it.
 FLOORS = (
-    {"names", "remat"},
+    {"names", "remat", "extras"},
     {"norms", "attention", "sharing.plan"},
     {"heads"},
     {"sharing.stack", "sharing.delta"},
@@ -20,7 +20,7 @@ FLOORS = (
     {"pretrained", "adapters"},
 )
 # Not on the stairs: `training` takes its model as an argument, `plot` takes arrays.
-APART = {"training": {"names"}, "plot": set()}
+APART = {"training": {"names", "extras"}, "plot": {"extras"}}
 # Who alone may import a package.
 ONLY = {
     "flax": {"model.modules", "model.models"},

@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from attnlab.extras import extra
+
 
 def digest(array: Any) -> str:
     """blake2b of dtype, shape and bytes."""
@@ -89,7 +91,8 @@ class Checkpoints:
 
     def __init__(self, directory: Path, *, keep: int = 2, say: Callable[[str], None] = print):
         # Orbax takes a second to import and talks through these loggers; our errors say it better.
-        from orbax.checkpoint import v1 as orbax
+        with extra("train"):
+            from orbax.checkpoint import v1 as orbax
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.ERROR)

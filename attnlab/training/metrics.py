@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.extras import extra
+
 
 class Recorder:
     """Writes metrics of a run with several seeds into `folder`. Use as a context manager.
@@ -20,6 +22,9 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, seeds: Sequence[int], *, name: str = "", writes: bool = True):
+        with extra("train"):  # now, not after the first step has compiled
+            import rich  # noqa: F401
+            import tensorboardX  # noqa: F401
         self._path, self._seeds, self._name, self._writes = (
             folder / "metrics.jsonl",
             seeds,
