@@ -95,7 +95,6 @@ for plan in attnlab.plan_names(2):
 # seeds and steps. This short run shows that it works; the README has the real comparison.
 
 # %%
-import math
 import tempfile
 from pathlib import Path
 
@@ -115,7 +114,7 @@ settings = training.TrainConfig(
     eval_windows=256,
     curve_windows=128,
 )
-corpus = sources.load_corpus(length=settings.length)
+source = sources.Text().load(settings.length)
 curves = {}
 for layout in layouts:
     model = attnlab.ModelConfig(
@@ -129,27 +128,27 @@ for layout in layouts:
         result = training.fit(
             model,
             tasks.TASKS["causal_lm"],
-            training.adamw(settings),
+            training.make_optimizer(settings),
             settings,
-            corpus,
+            source,
             mesh=shard.data_mesh(batch_size=settings.batch_size),
             recorder=recorder,
             checkpoints=checkpoints,
         )
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "eval/loss" in row]
-    curves[layout] = [row["step"] for row in rows], np.array([row["eval/loss"] for row in rows])
-    bits = result.heldout_loss / math.log(2)
+    name = "eval/bits_per_byte"
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if name in row]
+    curves[layout] = [row["step"] for row in rows], np.array([row[name] for row in rows])
+    bits = result.heldout["bits_per_byte"]
     print(f"{layout:10} held-out {bits.mean():.3f} bits per byte, seeds {np.round(bits, 3)}")
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-for layout, (at, losses) in curves.items():
-    losses = losses / math.log(2)
-    axis.plot(at, losses.mean(axis=1), label=layout)
-    axis.fill_between(at, losses.min(axis=1), losses.max(axis=1), alpha=0.2)
-unigram = sources.unigram_bits(corpus.heldout)
+for layout, (at, bits) in curves.items():
+    axis.plot(at, bits.mean(axis=1), label=layout)
+    axis.fill_between(at, bits.min(axis=1), bits.max(axis=1), alpha=0.2)
+unigram = source.yardsticks()["bits_per_byte"]["unigram entropy"]
 axis.axhline(unigram, color="gray", linestyle=":", label="unigram entropy")
-axis.set(xlabel="step", ylabel="held-out bits per byte", title=f"{corpus.name}, 2 seeds")
+axis.set(xlabel="step", ylabel="held-out bits per byte", title=f"{source.name}, 2 seeds")
 _ = axis.legend(frameon=False)
 
 # %% [markdown]

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
@@ -38,8 +37,17 @@ from experiments.reporting.findings import (
     sure,
     verdict,
 )
-from experiments.reporting.results import Panel, names, read, to_csv, warnings
-from experiments.reporting.wording import bits, listed, p_value, percent, span
+from experiments.reporting.results import Panel, Run, names, read, to_csv, warnings
+from experiments.reporting.wording import (
+    counted,
+    direction,
+    listed,
+    optimizer,
+    p_value,
+    percent,
+    score,
+    span,
+)
 from experiments.running import launch, workdir
 
 FIGURES = "figures"
@@ -116,25 +124,26 @@ def _title(panels: Sequence[Panel]) -> str:
 
 
 def _subject(panels: Sequence[Panel]) -> str:
-    corpora = dict.fromkeys(r.record["corpus"]["name"] for p in panels for r in p.runs)
+    data = dict.fromkeys(r.record["source"]["name"] for p in panels for r in p.runs)
     found = names(panels, "plan", PLANS)
     plans = [f"{p} ({SHARED[p]})" if p in SHARED else p for p in found]
+    better = list(dict.fromkeys(map(direction, panels)))
     units = listed(list(dict.fromkeys(p.unit for p in panels)), "or")
     return (
-        f"Text: {listed(list(corpora), 'and')}. Plans: {listed(plans, 'and')}. Every loss is in "
-        f"bits per {units} of held-out text; less is better.{_UNITS.get(units, '')}"
+        f"Data: {listed(list(data), 'and')}. Plans: {listed(plans, 'and')}. Every score is in "
+        f"{units}, held out; {listed(better, 'or')}.{_UNITS.get(units, '')}"
     )
 
 
 _UNITS = {
-    "target token": " Target tokens are the bytes that were cut out and the sentinels before them."
+    "bits per target token": " Target tokens: those that were cut out, the sentinels before them."
 }
 
 
 def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
     title = heading(panel) + (f" ({panel.folder.name})" if with_folder else "")
     blocks = beside.section(panel)
-    blocks += [Heading(2, title), Paragraph(_budget(panel)), _losses(panel)]
+    blocks += [Heading(2, title), Paragraph(_budget(panel)), _scores(panel)]
     blocks += [
         Paragraph(
             f"**{run.name}** at learning rate {run.result['learning_rate']:g} diverged: "
@@ -173,28 +182,32 @@ def _budget(panel: Panel) -> str:
     return f"{text}: {'; '.join(spans)}."
 
 
-def _losses(panel: Panel) -> Table:
+def _scores(panel: Panel) -> Table:
+    first = panel.runs[0]
+    more = [("train", 0), *(("heldout", i) for i in range(1, len(first.metrics)))]
     rows, roles = [], []
     for i, run in enumerate(panel.arms):
         r = run.result
-        scores, costs = ["diverged", "–"], ["–", "–"]
+        scores, costs = ["diverged", *["–"] * len(more)], ["–", "–"]
         if run.complete:
-            scores = [bits(run), f"{np.mean(run.train):.3f}"]
+            scores = [score(run), *(_mean(run, *which) for which in more)]
             costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
         budgets = [f"{r[name]:,}" for name in BUDGETS]
         shape = [f"{r['model']['ffn_width']:,}"]
         shape += [f"{r['learning_rate']:g}"] if len(panel.rates) > 1 else []
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")
-    one = panel.runs[0].result
-    yardsticks = {"unigram entropy": "unigram_bits_per_byte", "gzip -9": "gzip_bits_per_byte"}
-    for name, field in yardsticks.items() if panel.unit == "byte" else ():
-        rows.append([name, f"{one[field]:.3f}", *["–"] * (len(rows[0]) - 2)])
+    one = first.result
+    yardsticks = one["yardsticks"].get(first.metrics[0]["name"], {})
+    yardsticks = yardsticks if panel.unit == first.unit else {}
+    for name, value in yardsticks.items():
+        rows.append([name, first.shown(value), *["–"] * (len(rows[0]) - 2)])
         roles.append("quiet")
     header = [
         "arm",
-        f"held-out bits per {panel.unit}",
-        f"train bits per {panel.unit}",
+        f"held-out {panel.unit}",
+        f"train {panel.unit}",
+        *(f"held-out {metric['unit']}" for metric in first.metrics[1:]),
         "unique parameters",
         "applied parameters",
         "FLOPs per token",
@@ -205,13 +218,13 @@ def _losses(panel: Panel) -> Table:
         "seeds",
     ]
     two = one["model"]["kind"] == "encoder_decoder"
-    each = "source and target token, each text as long as the window" if two else "token"
+    each = "source and target token, each text as long as the row" if two else "token"
     caption = (
-        "Best first. Held-out loss: mean ± standard deviation over seeds. FLOPs: forward, per "
+        "Best first. Held-out score: mean ± standard deviation over seeds. FLOPs: forward, per "
         f"{each}. Wall seconds: of all seeds of the arm together, compilation included."
     )
-    if panel.unit == "byte":
-        caption += " Unigram and gzip are yardsticks: what the held-out text costs without a model."
+    if yardsticks:
+        caption += f" Yardsticks, which need no model: {listed(list(yardsticks), 'and')}."
     return Table(caption, header, rows, roles, words=1)
 
 
@@ -221,11 +234,11 @@ def _all_rates(panel: Panel) -> Table:
         cells = dict.fromkeys(panel.rates, "–")
         for run in panel.runs:
             if run.name == chosen.name:
-                text = bits(run) if run.complete else "diverged"
+                text = score(run) if run.complete else "diverged"
                 cells[run.result["learning_rate"]] = f"**{text}**" if run is chosen else text
         rows.append([chosen.name, *cells.values()])
     header = ["arm", *(f"learning rate {rate:g}" for rate in panel.rates)]
-    caption = f"Held-out bits per {panel.unit} at every learning rate; the chosen one is strong."
+    caption = f"Held-out {panel.unit} at every learning rate; the chosen one is strong."
     return Table(caption, header, rows, [""] * len(rows), words=1)
 
 
@@ -235,7 +248,7 @@ def _differences(panel: Panel) -> list[Block]:
         return []
     level = percent(CONFIDENCE)
     table = Table(
-        f"Positive: the second arm is worse, by so many bits per {panel.unit}. {level} interval of "
+        f"Positive: the second arm is worse, by so many {panel.unit}. {level} interval of "
         f"Student's paired t; Holm's p counts all {len(rows)} comparisons.",
         [
             "better on average",
@@ -265,7 +278,7 @@ def _differences(panel: Panel) -> list[Block]:
     )
     how = (
         "Seeds pair: seed n starts from the same random key and reads the same batches in the same "
-        "order in every arm. The interval covers what seeds do, not another text or learning rate. "
+        "order in every arm. The interval covers what seeds do, not other data or learning rates. "
         "“Cannot tell” stands where it holds zero; * marks what holds after Holm's correction."
     )
     if any(math.isnan(d.p) for *_, d, _ in rows):
@@ -282,21 +295,21 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
         facts.setdefault(name, {})[text] = None
 
     for run in runs:
-        corpus, config, env = (run.record[k] for k in ("corpus", "config", "environment"))
+        source, config, env = (run.record[k] for k in ("source", "config", "environment"))
         trains, model = config["train"], config["model"]
         note(
-            "Text",
-            f"{corpus['name']}, {corpus['bytes']:,} bytes, of which the last score uses "
-            f"{_scored(trains)} of {corpus['heldout_bytes']:,} held-out bytes; "
-            f"sha256 `{corpus['sha256']}`",
+            "Data",
+            f"{', '.join([source['name'], *counted(source['facts'])])}; the last score uses "
+            f"{_scored(trains)}; sha256 `{source['sha256']}`",
         )
         seen = trains["steps"] * trains["batch_size"] * trains["length"]
-        part = seen / (corpus["bytes"] - corpus["heldout_bytes"])
+        there = source["facts"].get("training tokens")
+        part = f", {percent(seen / there, 1)} of the training part" if there else ""
         note(
             "Training",
-            f"{trains['steps']:,} steps of {trains['batch_size']} windows of "
-            f"{trains['length']} bytes: {seen:,} bytes a seed, {percent(part, 1)} of the "
-            f"training text; warm-up {trains['warmup_steps']} steps, then cosine",
+            f"{trains['steps']:,} steps of {trains['batch_size']} rows of "
+            f"{trains['length']} tokens: {seen:,} tokens a seed{part}; {optimizer(trains)}, "
+            f"warm-up {trains['warmup_steps']} steps",
         )
         note("Seeds", ", ".join(map(str, run.seeds)))
         note("Learning rates", f"{trains['learning_rate']:g}")
@@ -347,11 +360,16 @@ def _computed(result: dict) -> str:
     )
 
 
+def _mean(run: Run, part: str, metric: int) -> str:
+    """The mean over seeds of a metric; "–" where it was not measured."""
+    values = run.values(part, metric)
+    return run.shown(float(values.mean()), metric) if len(values) else "–"
+
+
 def _scored(trains: dict) -> str:
     if not trains["eval_windows"]:
-        return "all"
-    windows = f"{trains['eval_windows']:,} evenly spaced windows of {trains['length']} bytes"
-    return f"{windows}, the same for all arms,"
+        return "all that is held out"
+    return f"{trains['eval_windows']:,} evenly spaced held-out rows, the same for all arms"
 
 
 def _config(folder: Path) -> str:

@@ -23,9 +23,10 @@ def main() -> None:
     result = arm.run(config, Path(flags.FLAGS.workdir))
     if result["status"] != arm.COMPLETE:
         sys.exit(f"error: {result['message']}")
-    unit = result["unit"]
-    for seed, bits in zip(result["seeds"], result[arm.score("heldout", unit)], strict=True):
-        print(f"seed {seed}: held-out {bits:.4f} bits per {unit}")
+    for metric in result["metrics"]:
+        values = result[f"heldout_{metric['name']}"]
+        for seed, value in zip(result["seeds"], values, strict=True):
+            print(f"seed {seed}: held-out {value:.{metric['digits'] + 1}f} {metric['unit']}")
 
 
 if __name__ == "__main__":

@@ -5,23 +5,26 @@ from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_m
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import NonFiniteLoss, Result, Stopped, fit
 from attnlab.training.metrics import Recorder
-from attnlab.training.optimizers import adamw, learning_rate
+from attnlab.training.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from attnlab.training.schedules import SCHEDULES
 from attnlab.training.step import TrainState, init_state, over_seeds, train_step
 
 __all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
     "Checkpoints",
     "NonFiniteLoss",
+    "Optimizer",
     "Recorder",
     "Result",
     "Stopped",
     "TrainConfig",
     "TrainState",
     "WrongCheckpoint",
-    "adamw",
     "describe_model",
     "fit",
     "init_state",
-    "learning_rate",
+    "make_optimizer",
     "over_seeds",
     "shard",
     "sources",

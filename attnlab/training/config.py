@@ -2,6 +2,10 @@
 
 import dataclasses
 
+from attnlab.names import find
+from attnlab.training.optimizers import OPTIMIZERS
+from attnlab.training.schedules import SCHEDULES
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -10,6 +14,9 @@ class TrainConfig:
     Each batch goes through the model in `accumulate` equal parts, one after the other: less
     memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
     `tasks.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
+    `optimizer` and `schedule` are rows of `OPTIMIZERS` and `SCHEDULES`, which read the fields from
+    `learning_rate` to `clip_norm`. `length` is that of a row of the source, `eval_windows` and
+    `curve_windows` how many rows are scored at the end and before (0: all).
     """
 
     steps: int = 800
@@ -17,6 +24,8 @@ class TrainConfig:
     accumulate: int = 1
     length: int = 64
     seeds: tuple[int, ...] = (0, 1, 2)
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
     learning_rate: float = 3e-3
     final_learning_rate: float = 3e-4
     warmup_steps: int = 50
@@ -35,7 +44,7 @@ class TrainConfig:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value, zero_is_fine = getattr(self, field.name), field.name in _MAY_BE_ZERO
-            if field.name == "seeds":
+            if field.name in ("seeds", "optimizer", "schedule"):
                 continue
             if isinstance(value, bool) or value < 0 or (value == 0 and not zero_is_fine):
                 least = "0 or more" if zero_is_fine else "more than 0"
@@ -47,6 +56,8 @@ class TrainConfig:
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "
                 f"use a multiple of {self.accumulate}"
             )
+        find("optimizer", self.optimizer, OPTIMIZERS)
+        find("schedule", self.schedule, SCHEDULES)
         if self.label_smoothing >= 1:
             raise ValueError(f"label_smoothing must be below 1, not {self.label_smoothing}")
         if self.warmup_steps >= self.steps:

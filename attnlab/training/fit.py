@@ -13,13 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from attnlab.training import shard, sources
-from attnlab.training.checkpoint import Checkpoints, check_model, describe_model
+from attnlab.training import shard
+from attnlab.training.checkpoint import (
+    Checkpoints,
+    WrongCheckpoint,
+    check_model,
+    describe_model,
+)
 from attnlab.training.config import TrainConfig
 from attnlab.training.metrics import Recorder
-from attnlab.training.optimizers import learning_rate
-from attnlab.training.step import TrainState, init_state, make_evaluate, over_seeds, train_step
-from attnlab.training.tasks import Task
+from attnlab.training.optimizers import Optimizer
+from attnlab.training.sources.source import Batch, Source
+from attnlab.training.step import (
+    TrainState,
+    init_state,
+    make_evaluate,
+    over_seeds,
+    step_key,
+    train_step,
+)
+from attnlab.training.tasks.task import Task
 
 
 class Result(NamedTuple):
@@ -27,13 +40,14 @@ class Result(NamedTuple):
 
     state: TrainState
     step: int
-    heldout_loss: np.ndarray
-    """[S], nats per target that counts."""
-    train_loss: np.ndarray
+    heldout: dict[str, np.ndarray]
+    """"loss" (the task's, a mean over the targets that count) and every metric: [S]."""
+    train: dict[str, np.ndarray]
+    """The same of the training part."""
     wall_seconds: float
     """Of all seeds together, over every start of the run, compilation included."""
     tokens_per_second: float
-    """Bytes of the windows, of all seeds together, compilation and evaluation left out."""
+    """Of all seeds together, compilation and evaluation left out."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -47,9 +61,9 @@ class Stopped(RuntimeError):
 def fit(
     model: Any,
     task: Task,
-    optimizer: Any,
+    optimizer: Optimizer,
     config: TrainConfig,
-    corpus: sources.Corpus,
+    source: Source,
     *,
     mesh: Mesh,
     recorder: Recorder,
@@ -59,32 +73,29 @@ def fit(
     """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
 
     Step 0 has fresh weights for each seed, or `params` for all: seeds then differ in batches and
-    dropout alone. A function of (model, params, config, corpus, seeds): killed at any moment and
+    dropout alone. A function of (model, params, config, source, seeds): killed at any moment and
     called again it ends with the same numbers, bit for bit, on the same machine with as many cores.
-    A checkpoint remembers the model (`describe_model`): going on with another, above all with
-    another plan of equal shapes, is a WrongCheckpoint. Raises NonFiniteLoss (nothing is saved
-    then) and, on SIGTERM or SIGINT, Stopped (after a save).
+    A checkpoint remembers the model (`describe_model`) and the digest of the source: going on with
+    another, above all with another plan of equal shapes, is a WrongCheckpoint. Raises
+    NonFiniteLoss (nothing is saved then) and, on SIGTERM or SIGINT, Stopped (after a save).
     """
     began = time.perf_counter()
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
-    make = jax.jit(functools.partial(init_state, model, task, optimizer, config.length))
+    task, transform = task.bind(source.sizes), optimizer.transform
+    make = jax.jit(functools.partial(init_state, model, task, transform, source.shapes()))
     states = [make(np.uint32(seed), params) for seed in config.seeds]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
-    one_step = functools.partial(
-        train_step,
-        model,
-        task,
-        optimizer,
-        accumulate=config.accumulate,
-        label_smoothing=config.label_smoothing,
+    resident = shard.replicate(mesh, source.resident)
+    step_all = jax.jit(
+        functools.partial(_step_all, model, task, transform, config, source, mesh),
+        donate_argnums=0,
+        out_shardings=shard.whole(mesh),
     )
-    step_all = jax.jit(over_seeds(one_step), donate_argnums=0, out_shardings=shard.whole(mesh))
     evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
-    schedule = learning_rate(config)
 
     first, spent, clock = 0, 0.0, _Clock()
-    described = describe_model(model)
-    restored = checkpoints.restore(state, functools.partial(check_model, described))
+    described = {"model": describe_model(model), "source": source.digest}
+    restored = checkpoints.restore(state, functools.partial(_check_notes, described))
     if restored:
         first, state, notes = restored
         spent, clock = notes["wall_seconds"], _Clock(notes["busy_seconds"], notes["busy_steps"])
@@ -95,31 +106,31 @@ def fit(
         _check_finite(config, step, state.window_loss)
         wall = spent + time.perf_counter() - began
         notes = {"wall_seconds": wall, "busy_seconds": clock.seconds, "busy_steps": clock.steps}
-        checkpoints.save(step, state, notes | {"model": described})
+        checkpoints.save(step, state, notes | described)
 
-    def score(step: int, part: np.ndarray, count: int) -> np.ndarray:
-        losses = evaluate(state.params, *sources.windows(part, config.length, count))
-        _check_finite(config, step, losses)
-        return losses
+    def score(step: int, rows: Batch) -> dict[str, np.ndarray]:
+        found = evaluate(state.params, rows)
+        _check_finite(config, step, found["loss"])
+        return found
 
-    tokens_per_step = len(config.seeds) * config.batch_size * config.length
+    tokens_per_step = len(config.seeds) * config.batch_size * source.row_tokens
     with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
         for step in range(first + 1, config.steps + 1):
             last, logs = step == config.steps, step % config.log_every == 0
-            state = step_all(state, shard.spread(mesh, batch(corpus, config, step), axis=1), seeds)
+            state = step_all(state, host_batch(source, config, mesh, step), seeds, resident)
             if logs or last:
                 clock.stop(state, step)
                 since = step - (step - 1) // config.log_every * config.log_every
                 losses = np.asarray(state.window_loss) / since
                 _check_finite(config, step, losses)
                 state = state._replace(window_loss=jax.tree.map(jnp.zeros_like, state.window_loss))
-                rate = float(schedule(step - 1))
+                rate = float(optimizer.schedule(step - 1))
                 recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
                 advance(step, tokens_per_step)
             if step % config.eval_every == 0 and not last:
                 clock.stop(state, step)
-                losses = score(step, corpus.heldout, config.curve_windows)
-                recorder.write(step, {"eval/loss": losses})
+                found = score(step, source.heldout(config.curve_windows))
+                recorder.write(step, _named(found))
             # Hosts agree on the step to stop at, now and then: asking costs them a message.
             stops = (logs or jax.process_count() == 1) and shard.any_process(asked())
             if step % config.checkpoint_every == 0 or last or stops:
@@ -128,29 +139,73 @@ def fit(
             if stops and not last:
                 raise Stopped(f"stopped at step {step} of {config.steps}; the state is saved")
             clock.start(step)  # hence not before the first step, which compiles
-    heldout = score(config.steps, corpus.heldout, config.eval_windows)
-    train = score(config.steps, corpus.train, config.eval_windows or config.curve_windows)
-    recorder.write(config.steps, {"eval/loss": heldout})
+    heldout = score(config.steps, source.heldout(config.eval_windows))
+    train = score(config.steps, source.train(config.eval_windows or config.curve_windows))
+    if task.closing is not None:
+        one = lambda i: jax.tree.map(lambda a: np.asarray(a)[i], state.params)
+        closed = [task.closing(model, one(i), source) for i in range(len(config.seeds))]
+        heldout |= {name: np.array([found[name] for found in closed]) for name in closed[0]}
+    recorder.write(config.steps, _named(heldout))
     wall = spent + time.perf_counter() - began
     speed = clock.steps * tokens_per_step / max(clock.seconds, 1e-9)
     return Result(state, config.steps, heldout, train, wall, speed)
 
 
-def batch(corpus: sources.Corpus, config: TrainConfig, step: int) -> np.ndarray:
-    """This process's rows of the batches of all seeds [S, B / P, T + 1]."""
-    rows = [
-        sources.sample(
-            corpus.train,
-            config.length,
-            config.batch_size,
-            seed=seed,
-            step=step,
-            process=jax.process_index(),
-            num_processes=jax.process_count(),
+def _step_all(
+    model: Any,
+    task: Task,
+    transform: Any,
+    config: TrainConfig,
+    source: Source,
+    mesh: Mesh,
+    state: TrainState,
+    batch: Batch,
+    seeds: Any,
+    resident: Any,
+) -> TrainState:
+    """One step of all seeds, on `batch` [S, B, ...] or on what the source draws."""
+
+    def one_step(state, batch, seed):
+        if source.draw is not None:
+            key = jax.random.fold_in(step_key(seed, state.step), 2)
+            batch = source.draw(resident, key, config.batch_size)
+            rows = shard.rows(mesh)
+            batch = jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, rows), batch)
+        return train_step(
+            model,
+            task,
+            transform,
+            state,
+            batch,
+            seed,
+            accumulate=config.accumulate,
+            label_smoothing=config.label_smoothing,
         )
-        for seed in config.seeds
-    ]
-    return np.stack(rows)
+
+    return over_seeds(one_step)(state, batch, seeds)
+
+
+def host_batch(source: Source, config: TrainConfig, mesh: Mesh, step: int) -> Batch:
+    """The batches of all seeds [S, B, ...], cut over the devices; nothing where a source draws."""
+    if source.batch is None:
+        return {}
+    rows = config.batch_size // jax.process_count()
+    part = slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
+    each = [source.batch(seed, step, config.batch_size, part) for seed in config.seeds]
+    return jax.tree.map(lambda *rows: shard.spread(mesh, np.stack(rows), axis=1), *each)
+
+
+def _named(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"eval/{name}": values for name, values in found.items()}
+
+
+def _check_notes(ours: dict[str, Any], notes: dict[str, Any]) -> None:
+    check_model(ours["model"], notes)
+    if notes.get("source", ours["source"]) != ours["source"]:
+        raise WrongCheckpoint(
+            f"the checkpoint was trained on other data (digest {notes['source'][:12]}, here "
+            f"{ours['source'][:12]}); give it the same data, or the run another folder"
+        )
 
 
 class _Clock:

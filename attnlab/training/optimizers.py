@@ -1,11 +1,20 @@
-"""Optimizers and their schedules."""
+"""Optimizers. `OPTIMIZERS`: name -> (config, schedule) -> the transform that runs."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from attnlab.training.config import TrainConfig
+from attnlab.names import find
+from attnlab.training.schedules import SCHEDULES
+
+
+class Optimizer(NamedTuple):
+    """Gradients -> updates, and the learning rate of each step, which is what is logged."""
+
+    transform: optax.GradientTransformation
+    schedule: optax.Schedule
 
 
 def decays(params: Any) -> Any:
@@ -17,26 +26,25 @@ def decays(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(by_name, params)
 
 
-def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up, then a cosine down to the final rate at the last step."""
-    return optax.schedules.warmup_cosine_decay_schedule(
-        init_value=config.learning_rate / (config.warmup_steps + 1),
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=config.steps,
-        end_value=config.final_learning_rate,
+def adamw(config: Any, rate: optax.Schedule) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101)."""
+    return optax.adamw(
+        rate,
+        b1=config.beta1,
+        b2=config.beta2,
+        weight_decay=config.weight_decay,
+        mask=decays,
     )
 
 
-def adamw(config: TrainConfig) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2017) after clipping by the global norm."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            learning_rate(config),
-            b1=config.beta1,
-            b2=config.beta2,
-            weight_decay=config.weight_decay,
-            mask=decays,
-        ),
-    )
+OPTIMIZERS: dict[str, Callable[[Any, optax.Schedule], optax.GradientTransformation]] = {
+    "adamw": adamw
+}
+"""Name -> (config, schedule) -> transform, without clipping."""
+
+
+def make_optimizer(config: Any) -> Optimizer:
+    """The optimizer and schedule of a `TrainConfig`, after clipping by the global norm."""
+    schedule = find("schedule", config.schedule, SCHEDULES)(config)
+    transform = find("optimizer", config.optimizer, OPTIMIZERS)(config, schedule)
+    return Optimizer(optax.chain(optax.clip_by_global_norm(config.clip_norm), transform), schedule)

@@ -29,6 +29,11 @@ def whole(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def rows(mesh: Mesh) -> NamedSharding:
+    """The first axis cut over the devices."""
+    return NamedSharding(mesh, P("data"))
+
+
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """Every leaf whole on every device. Each process holds the same values."""
     return jax.tree.map(lambda a: _place(mesh, P(), np.asarray(a)), tree)

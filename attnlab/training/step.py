@@ -12,7 +12,8 @@ from jax import lax
 from jax.sharding import Mesh
 
 from attnlab.training import shard
-from attnlab.training.tasks import Example, Task, cross_entropy
+from attnlab.training.sources.source import Batch
+from attnlab.training.tasks.task import Example, Task
 
 
 class TrainState(NamedTuple):
@@ -37,55 +38,61 @@ def over_seeds(step: Callable) -> Callable:
 
 
 def init_state(
-    model: Any, task: Task, optimizer: Any, length: int, seed: Any, params: Any = None
+    model: Any, task: Task, transform: Any, batch: Batch, seed: Any, params: Any = None
 ) -> TrainState:
-    """The state of one seed at step 0, without the seeds axis: with fresh weights, or `params`."""
+    """The state of one seed at step 0, without the seeds axis: with fresh weights, or `params`.
+
+    Of `batch` shapes and dtypes count alone.
+    """
     if params is None:
-        window = jnp.zeros((1, length + 1), jnp.int32)
-        inputs = task.prepare(window, jax.random.key(0)).inputs
+        row = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), batch)
+        inputs = task.prepare(row, jax.random.key(0)).inputs
         params = model.init(jax.random.key(seed), **inputs)["params"]
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, optimizer.init(params), zero, jnp.zeros(()))
+    return TrainState(params, transform.init(params), zero, jnp.zeros(()))
 
 
 def train_step(
     model: Any,
     task: Task,
-    optimizer: Any,
+    transform: Any,
     state: TrainState,
-    tokens: Any,
+    batch: Batch,
     seed: Any,
     *,
     accumulate: int = 1,
     label_smoothing: float = 0.0,
 ) -> TrainState:
-    """One optimizer step of one seed on tokens [B, T + 1].
+    """One step of the optimizer's `transform`, of one seed, on a batch of a source.
 
-    The loss is sum(w nats) / sum(w) over the targets of the whole batch, w their weights, however
-    many parts it goes through in: the gradient is the sum over the parts of the gradients of
-    sum(w nats), divided by the sum of w over all parts. (A mean of the parts' means would weigh
-    targets of a part that has few of them more.) The batch is prepared whole, so the targets do
-    not depend on `accumulate`; dropout does.
+    The loss is sum(w l) / sum(w) over the targets of the whole batch, l the task's loss and w their
+    weights, however many parts it goes through in: the gradient is the sum over the parts of the
+    gradients of sum(w l), divided by the sum of w over all parts. (A mean of the parts' means would
+    weigh targets of a part that has few of them more.) The batch is prepared whole, so the targets
+    do not depend on `accumulate`; dropout does.
     """
-    key = jax.random.fold_in(jax.random.key(seed), state.step)
-    prepare_key, dropout_key = jax.random.split(key)
-    example = task.prepare(tokens, prepare_key)
+    prepare_key, dropout_key = jax.random.split(step_key(seed, state.step))
+    example = task.prepare(batch, prepare_key)
     count = jnp.maximum(jnp.sum(example.weights), 1)
 
     def loss(params, part, dropout_key):
         rngs = {"dropout": dropout_key}
-        logits = model.apply({"params": params}, **part.inputs, deterministic=False, rngs=rngs)
-        nats = cross_entropy(logits, part.targets, label_smoothing) * part.weights
-        return jnp.sum(nats) / count
+        answer = task.answer(model, params, part.inputs, deterministic=False, rngs=rngs)
+        return jnp.sum(task.loss(answer, part.targets, label_smoothing) * part.weights) / count
 
     value_and_grad = functools.partial(jax.value_and_grad(loss), state.params)
     if accumulate == 1:
         value, grads = value_and_grad(example, dropout_key)
     else:
         value, grads = _in_parts(value_and_grad, example, dropout_key, accumulate)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return TrainState(params, opt_state, state.step + 1, state.window_loss + value)
+
+
+def step_key(seed: Any, step: Any) -> jax.Array:
+    """The key of a step. `train_step` splits it in two; `fold_in(key, 2)` is another, for draws."""
+    return jax.random.fold_in(jax.random.key(seed), step)
 
 
 def _in_parts(call: Callable, example: Example, key: jax.Array, count: int) -> Any:
@@ -100,30 +107,38 @@ def _in_parts(call: Callable, example: Example, key: jax.Array, count: int) -> A
 
 
 def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callable:
-    """(params [S, ...], windows, valid) -> mean loss [S] in nats over the targets that count."""
+    """(params [S, ...], rows of a source) -> {"loss" and every metric that is measured: [S]}."""
+    measures = [m.measure for m in task.metrics if m.measure is not None]
+    measured = [m for m in task.metrics if m.measure is not None]
 
-    def sums(params, tokens, valid, key):
-        example = task.prepare(tokens, key, valid)
-        logits = model.apply({"params": params}, **example.inputs)
-        nats = cross_entropy(logits, example.targets) * example.weights
-        return jnp.sum(nats), jnp.sum(example.weights)
+    def sums(params, batch, key):
+        example = task.prepare(batch, key)
+        answer = task.answer(model, params, example.inputs)
+        losses = task.loss(answer, example.targets, 0.0)
+        pairs = [(losses * example.weights, example.weights)]
+        pairs += [measure(answer, example) for measure in measures]
+        return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
 
     @jax.jit
-    def batch_sums(params, tokens, valid, key):
-        return over_seeds(lambda p: sums(p, tokens, valid, key))(params)
+    def batch_sums(params, batch, key):
+        return over_seeds(lambda p: sums(p, batch, key))(params)
 
     processes, process = jax.process_count(), jax.process_index()
+    names = ["loss", *(m.name for m in measured)]
+    divisors = [1.0, *(m.divisor for m in measured)]
 
-    def evaluate(params, tokens, valid):
-        totals = np.zeros(2)
-        for i, start in enumerate(range(0, len(tokens), batch_size)):
-            rows = [_fill(a[start : start + batch_size], batch_size) for a in (tokens, valid)]
-            mine = [a[process * batch_size // processes :][: batch_size // processes] for a in rows]
-            placed = [shard.spread(mesh, a, axis=0) for a in mine]
+    def evaluate(params, rows):
+        totals, count = np.zeros(()), len(jax.tree.leaves(rows)[0])
+        size = min(batch_size, -(-count // mesh.size) * mesh.size)
+        mine = slice(process * size // processes, (process + 1) * size // processes)
+        for i, start in enumerate(range(0, count, size)):
+            part = jax.tree.map(lambda a: _fill(a[start : start + size], size)[mine], rows)  # noqa: B023
+            placed = jax.tree.map(lambda a: shard.spread(mesh, a, axis=0), part)
             # The same masks for every model: the key depends on the batch alone.
-            got = batch_sums(params, *placed, jax.random.fold_in(jax.random.key(0), i))
-            totals = totals + np.asarray(got, np.float64).T
-        return totals[:, 0] / totals[:, 1]
+            got = batch_sums(params, placed, jax.random.fold_in(jax.random.key(0), i))
+            totals = totals + np.asarray(got, np.float64)  # [S, metrics, 2]
+        means = totals[..., 0] / totals[..., 1] / divisors
+        return dict(zip(names, means.T, strict=True))
 
     return evaluate
 

@@ -42,15 +42,16 @@ def step_cases(
 
 
 def _step_entries(config: ModelConfig, trains: training.TrainConfig) -> list[Entry]:
-    model, optimizer = config.build(), training.adamw(trains)
+    model, optimizer = config.build(), training.make_optimizer(trains).transform
     size = (trains.batch_size, trains.length + 1)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
     task = TASKS["causal_lm"]
-    state = jax.jit(lambda: training.init_state(model, task, optimizer, trains.length, 0))()
+    batch = {"tokens": tokens}
+    state = jax.jit(lambda: training.init_state(model, task, optimizer, batch, 0))()
 
     def ours(state, tokens):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = training.train_step(model, task, optimizer, state, tokens, 0)
+        state = training.train_step(model, task, optimizer, state, {"tokens": tokens}, 0)
         return state, state.window_loss
 
     entries = [_jax_entry("attnlab", ours, state, tokens)._replace(ours=True)]

@@ -18,6 +18,7 @@ which reaches 1.88 nats (2.71 bits) per character on the whole validation text.
 """
 
 import dataclasses
+import typing
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -28,29 +29,8 @@ from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing.plan import PLANS, name_of
 from attnlab.training.config import TrainConfig
+from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS
-
-# The types of the fields that may be None: a flag needs one to be read.
-OPTIONAL = {
-    "num_kv_heads": int,
-    "head_dim": int,
-    "value_dim": int,
-    "shared_dim": int,
-    "attention_scale": float,
-    "qk_norm": str,
-    "window": int,
-    "order": str,
-    "init_std": float,
-    "encoder_layers": int,
-    "encoder_plan": str,
-    "pad_token": int,
-    "zero_token": int,
-    "embedding_width": int,
-    "readout_transform": str,
-    "pooler": str,
-    "embedding_dropout_rate": float,
-    "implementation": str,
-}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -59,9 +39,9 @@ def get_config(arg: str = "") -> ConfigDict:
         {
             "task": "causal_lm",
             "start": "",  # a folder of published weights to start from; see pretrained.py
-            "data": {"path": ""},  # a text file or folder; empty: the standard library
-            "model": _fields(ModelConfig()),
-            "train": _fields(TrainConfig()),
+            "data": {"source": "text", **fields(Text())},
+            "model": fields(ModelConfig()),
+            "train": fields(TrainConfig()),
             # Solve ffn_width for the "parameters" or "flops" of another layout and plan.
             "match": {"budget": "", "layout": "standard", "plan": "separate"},
         }
@@ -71,11 +51,23 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def _fields(example: Any) -> dict[str, Any]:
-    """Every field of a dataclass, so that every one is a flag."""
-    fields = {f.name: getattr(example, f.name) for f in dataclasses.fields(example)}
-    empty = {n: config_dict.placeholder(OPTIONAL[n]) for n, v in fields.items() if v is None}
-    return fields | empty
+def fields(example: Any) -> dict[str, Any]:
+    """Every field of a dataclass, so that every one is a flag; one that is None gets the first
+    type of its hint, since a flag needs one to be read.
+    """
+    hints = typing.get_type_hints(type(example))
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(example):
+        value = getattr(example, field.name)
+        if value is None:
+            value = config_dict.placeholder(typing.get_args(hints[field.name])[0])
+        found[field.name] = value
+    return found
+
+
+def set_source(config: ConfigDict, name: str, **values: Any) -> None:
+    """Another row of `SOURCES`, all its fields with their defaults or `values`."""
+    config.data = ConfigDict({"source": name, **fields(SOURCES[name](**values))})
 
 
 def set_model(config: ConfigDict, model: ModelConfig) -> None:
@@ -83,7 +75,7 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
     plan = name_of(model.plan)
     for field in dataclasses.fields(model):
         config.model[field.name] = plan if field.name == "plan" else getattr(model, field.name)
-    config.task = next(name for name, task in TASKS.items() if task.kind == model.kind)
+    config.task = next(name for name, task in TASKS.items() if model.kind in task.kinds)
 
 
 def _apply(config: ConfigDict, word: str) -> None:
@@ -93,8 +85,10 @@ def _apply(config: ConfigDict, word: str) -> None:
         set_model(config, published_config(word))
     elif word.partition(":")[0] in PLANS:
         config.model.plan = word
+    elif word in SOURCES:
+        set_source(config, word)
     else:
-        known = dict.fromkeys([*LAYOUTS, *PLANS, *PUBLISHED, *TRANSFORMERS])
+        known = dict.fromkeys([*LAYOUTS, *PLANS, *SOURCES, *PUBLISHED, *TRANSFORMERS])
         for path, value in find("word", word, VARIANTS | known).items():
             config.update_from_flattened_dict({path: value})
 

@@ -4,17 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from attnlab.training.tasks import TASKS
 from experiments.reporting.document import Block, Bullets, Heading, Paragraph, Table
 from experiments.reporting.findings import compare, sure
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import rank_correlation
-from experiments.reporting.wording import bits, listed, signed
-
-TASKS = {
-    "causal_lm": "every next byte",
-    "masked_lm": "bytes that were masked (15 %)",
-    "span_corruption": "write the spans that were cut out (15 %, 3 bytes on average)",
-}
+from experiments.reporting.wording import counted, direction, listed, optimizer, score, signed
 
 
 def answer(panel: Panel) -> str:
@@ -27,9 +22,9 @@ def answer(panel: Panel) -> str:
     best = arms[0]
     text = (
         f"Rows with a result: {len(arms)} of {len(panel.paper['rows'])}. **{best.name} predicts "
-        f"best: {bits(best)} bits per {panel.unit}**"
+        f"best: {score(best)} {panel.unit}**"
     )
-    text += f", {base.name} has {bits(base)}." if base and best is not base else "."
+    text += f", {base.name} has {score(base)}." if base and best is not base else "."
     return f"{text}{_verdicts(panel, base)} {_order(panel)}{ending}"
 
 
@@ -53,7 +48,7 @@ def _verdicts(panel: Panel, base: Run | None) -> str:
 
 def _order(panel: Panel) -> str:
     """Spearman's rank correlation with the paper's main column, and what it is worth."""
-    paper, ours = panel.paper, {run.name: run.loss for run in panel.complete}
+    paper, ours = panel.paper, {run.name: run.rank for run in panel.complete}
     both = [
         (ours[name], row["scores"][0])
         for name, row in paper["rows"].items()
@@ -62,7 +57,7 @@ def _order(panel: Panel) -> str:
     if len(both) < 3:
         return f"Rows that both have: {len(both)}, too few to compare an order."
     sign = -1 if paper["better"] == "higher" else 1
-    found = rank_correlation(*zip(*((loss, sign * score) for loss, score in both), strict=True))
+    found = rank_correlation(*zip(*((rank, sign * theirs) for rank, theirs in both), strict=True))
     text = (
         f"Is the order the paper's? Over the {len(both)} rows that both have, Spearman's rank "
         f"correlation with its {paper['columns'][0]} is {signed(found, 2)} (1: the same order; 0: "
@@ -91,19 +86,19 @@ def section(panel: Panel) -> list[Block]:
 def _settings(panel: Panel) -> Bullets:
     """What the paper did and what was done here; model and training of the base row."""
     run = panel.base or panel.arms[0]
-    config, corpus = run.record["config"], run.record["corpus"]
+    config, source = run.record["config"], run.record["source"]
     model, trains = config["model"], config["train"]
     stacks = {"encoder_decoder": "encoder and decoder", "encoder": "encoder", "decoder": "decoder"}
     each = " each" if model["kind"] == "encoder_decoder" else ""
     here = {
-        "data": f"{corpus['name']}, {corpus['bytes']:,} bytes",
-        "task": TASKS[config["task"]],
+        "data": ", ".join([source["name"], *counted(source["facts"])]),
+        "task": TASKS[config["task"]].asks,
         "model": f"{stacks[model['kind']]} of {model['num_layers']} layers{each}, width "
         f"{model['width']:,}, {model['num_heads']} heads, FFN {model['ffn_width']:,}, "
         f"{model['vocab_size']:,} symbols (row {run.name})",
-        "training": f"{trains['steps']:,} steps of {trains['batch_size']:,} windows of "
-        f"{trains['length']:,} bytes, AdamW, cosine; seeds a row: {len(run.seeds)}",
-        "score": f"bits per {panel.unit} of held-out text",
+        "training": f"{trains['steps']:,} steps of {trains['batch_size']:,} rows of "
+        f"{trains['length']:,} tokens, {optimizer(trains)}; seeds a row: {len(run.seeds)}",
+        "score": f"held-out {panel.unit}",
     }
     there = panel.paper["setting"]
     return Bullets([f"**{name}:** {there[name]}. **Here:** {here[name]}." for name in here])
@@ -116,7 +111,7 @@ def _numbers(panel: Panel) -> Table:
     rows, roles = [], []
     for name, row in paper["rows"].items():
         run = arms.get(name)
-        loss = "not run" if run is None else bits(run) if run.complete else "diverged"
+        loss = "not run" if run is None else score(run) if run.complete else "diverged"
         here = f"{run.result['unique_parameters']:,}" if run else "–"
         scores = row["scores"] or [None] * len(digits)
         told = ["–" if s is None else f"{s:.{d}f}" for s, d in zip(scores, digits, strict=True)]
@@ -125,7 +120,7 @@ def _numbers(panel: Panel) -> Table:
         roles.append("bad" if failed else "best" if name == paper["base"] else "")
     header = [
         "row",
-        f"ours: held-out bits per {panel.unit}",
+        f"ours: held-out {panel.unit}",
         "parameters here",
         "at the paper's size",
         "as printed",
@@ -133,7 +128,7 @@ def _numbers(panel: Panel) -> Table:
     ]
     caption = (
         "In the paper's order; the row that the others are compared with is marked. Ours: mean ± "
-        f"standard deviation over seeds, less is better; the paper's {paper['columns'][0]}: "
+        f"standard deviation over seeds, {direction(panel)}; the paper's {paper['columns'][0]}: "
         f"{paper['better']} is better. Parameters at the paper's size are counted exactly, from "
         "the same config without its scale; the paper prints them rounded or not at all (–)."
     )

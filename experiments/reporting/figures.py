@@ -1,7 +1,6 @@
 """The figures of a report: picks what is drawn and says what is seen."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from textwrap import fill
 
 import numpy as np
@@ -9,7 +8,6 @@ import numpy as np
 from attnlab import plot
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.plan import PLANS
-from attnlab.training.tasks import TASKS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import CONFIDENCE, compare, heading
 from experiments.reporting.results import Panel, Run, names
@@ -21,7 +19,7 @@ MOST_LAYERS, MOST_HEADS = 4, 8
 
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
-    """Curves, loss against two budgets, and every arm's distance from the best or the base."""
+    """Curves, scores against two budgets, and every arm's distance from the best or the base."""
     title, figures = heading(panel).lower(), []
     looks = styles(panel)
     curves = []
@@ -35,11 +33,11 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         figures.append(
             _drawn(
                 f"{name}-curves",
-                plot.learning_curves(curves, f"held-out bits per {panel.unit}"),
+                plot.learning_curves(curves, f"held-out {panel.unit}"),
                 f"Learning curves {title}",
-                f"**Held-out loss while training, {title}.** Line: mean over seeds; band: "
-                f"lowest to highest seed. On {windows:,} windows; the last point is the final "
-                "score on all. The first quarter may begin above the figure.",
+                f"**Held-out score while training, {title}.** Line: mean over seeds; band: "
+                f"lowest to highest seed. On {windows:,} rows; the last point is the final "
+                "score on all. The first quarter may begin outside the figure.",
             )
         )
     arms = panel.complete
@@ -47,15 +45,15 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         return figures
     for field, label in _budgets(panel.match):
         points = [
-            plot.Point(run.name, looks[run.name], run.result[field], run.loss, run.spread)
+            plot.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
             for run in arms
         ]
         figures.append(
             _drawn(
                 f"{name}-{field.replace('_', '-')}",
-                plot.loss_against(points, label, f"held-out bits per {panel.unit}"),
-                f"Held-out loss against {label} {title}",
-                f"**Held-out loss against {label}, {title}.** Mean ± standard deviation over "
+                plot.loss_against(points, label, f"held-out {panel.unit}"),
+                f"Held-out score against {label} {title}",
+                f"**Held-out score against {label}, {title}.** Mean ± standard deviation over "
                 "seeds.",
             )
         )
@@ -70,7 +68,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         figures.append(
             _drawn(
                 f"{name}-distance",
-                plot.intervals(rows, fill(f"bits per {panel.unit} worse than {one.name}", 42)),
+                plot.intervals(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
                 f"Distance of every arm from {one.name} {title}",
                 f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
                 f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
@@ -93,16 +91,17 @@ def maps(panels: Sequence[Panel]) -> list[Figure]:
 
 def _map(run: Run) -> Figure:
     with np.load(run.folder / arm.MAPS) as maps:
-        texts = {name: maps[name] for name in ("source", "tokens") if name in maps}
+        names = [name for name in ("source", "tokens") if name in maps]
+        lengths = {name: len(maps[name]) for name in names}
+        texts = [str(maps[f"written_{name}"]) for name in names]
         probs, step, seed = maps["probs"], int(maps["step"]), int(maps["seed"])
-    loss = run.heldout[run.seeds.index(seed)]
-    symbols = TASKS[run.record["config"]["task"]].symbols
-    corpus, count = run.record["corpus"]["name"], len(texts["tokens"])
-    told = f"The {count} {'tokens' if symbols else 'bytes'}, held out of {corpus}:"
-    if "source" in texts:
+    reached = run.shown(run.heldout[run.seeds.index(seed)])
+    data, count = run.record["source"]["name"], lengths["tokens"]
+    told = f"The {count} tokens, held out of {data}:"
+    if "source" in lengths:
         told = (
-            f"Rows: the {count} tokens that the decoder reads; columns: the {len(texts['source'])} "
-            f"tokens of the source that it looks at. Held out of {corpus}; the source, then what "
+            f"Rows: the {count} tokens that the decoder reads; columns: the {lengths['source']} "
+            f"tokens of the source that it looks at. Held out of {data}; the source, then what "
             "the decoder reads:"
         )
     layers = _some(probs.shape[0], MOST_LAYERS)
@@ -124,21 +123,10 @@ def _map(run: Run) -> Figure:
         f"map-{run.result['layout']}",
         figure,
         f"Attention map of {run.name}",
-        f"**{run.name}** after {step:,} steps, seed {seed}, {loss:.3f} bits per {run.unit} held "
+        f"**{run.name}** after {step:,} steps, seed {seed}, {reached} {run.unit} held "
         f"out.{shown} {told}",
-        source="  →  ".join(_written(tokens, symbols) for tokens in texts.values()),
+        source="  →  ".join(texts),
     )
-
-
-def _written(tokens: np.ndarray, symbols: Sequence[str]) -> str:
-    """Bytes as text, special tokens by their symbols."""
-    pieces = []
-    for special, run in groupby(tokens.tolist(), lambda token: token >= 256):
-        if special:
-            pieces += [symbols[token - 256] for token in run]
-        else:
-            pieces.append(repr(bytes(run).decode("utf-8", "replace"))[1:-1])
-    return "".join(pieces)
 
 
 def _some(count: int, most: int) -> list[int]:

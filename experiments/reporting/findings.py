@@ -5,7 +5,7 @@ from itertools import combinations
 
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import Difference, holm, paired_difference
-from experiments.reporting.wording import bits, listed, percent, span
+from experiments.reporting.wording import listed, percent, score, span
 
 CONFIDENCE = 0.95
 TITLES = {
@@ -29,12 +29,13 @@ def answer(panel: Panel) -> str:
     if not arms:
         return f"{title}, there is nothing to compare: every arm diverged."
     if len(arms) == 1:
-        reached = f"**{arms[0].name} reaches {bits(arms[0])} bits per {panel.unit}**"
+        reached = f"**{arms[0].name} reaches {score(arms[0])} {panel.unit}**"
         return f"{title}, {reached}; there is no other arm to compare it with.{ending}"
     best, second = arms[:2]
+    less = "less" if best.sign > 0 else "more"
     first = (
-        f"{title}, **{best.name} predicts best: {bits(best)} bits per {panel.unit}**, "
-        f"{second.loss - best.loss:.3f} less than {second.name}, the next of {len(arms)}."
+        f"{title}, **{best.name} predicts best: {score(best)} {panel.unit}**, "
+        f"{best.shown(second.rank - best.rank)} {less} than {second.name}, the next of {len(arms)}."
     )
     return f"{first} {_certainty(panel)}{ending}"
 
@@ -79,11 +80,11 @@ def caution(panel: Panel) -> str:
         return (
             f"Mind: the arms were trained at different learning rates ({listed(rates, 'and')}), "
             "not each at all of them: not a verdict. Each stands with its best by mean held-out "
-            "loss."
+            "score."
         )
     text = (
         f"Each arm stands here with the best of its learning rates ({listed(rates, 'and')}) by "
-        "mean held-out loss. The choice was made on the held-out text itself, which favours "
+        "mean held-out score. The choice was made on what is held out itself, which favours "
         "every arm alike."
     )
     ends = panel.rates[0], panel.rates[-1]
@@ -95,8 +96,8 @@ def caution(panel: Panel) -> str:
 
 
 def compare(panel: Panel) -> list[tuple[Run, Run, Difference, float]]:
-    """(a, b, b - a, Holm's p) for every two complete arms, a the one with the lower mean loss;
-    in a published table, for those pairs that hold its base.
+    """(a, b, by how much b is worse, Holm's p) for every two complete arms, a the one that is
+    better on average; in a published table, for those pairs that hold its base.
 
     Seeds pair: the same seed reads the same batches in the same order in every arm.
     """
@@ -106,10 +107,10 @@ def compare(panel: Panel) -> list[tuple[Run, Run, Difference, float]]:
             continue
         both = [seed for seed in a.seeds if seed in b.seeds]
         if both:
-            of_a, of_b = (r.heldout[[r.seeds.index(s) for s in both]] for r in (a, b))
+            of_a, of_b = (r.sign * r.heldout[[r.seeds.index(s) for s in both]] for r in (a, b))
             rows.append((a, b, paired_difference(of_a, of_b, CONFIDENCE)))
         else:
-            gap = Difference(0, b.loss - a.loss, math.nan, math.nan, math.nan)
+            gap = Difference(0, b.rank - a.rank, math.nan, math.nan, math.nan)
             rows.append((a, b, gap))
     known = iter(holm([d.p for *_, d in rows if not math.isnan(d.p)]))
     return [(a, b, d, math.nan if math.isnan(d.p) else next(known)) for a, b, d in rows]

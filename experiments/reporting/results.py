@@ -21,9 +21,9 @@ COLUMNS = (
     "applied_parameters",
     "flops_per_token",
 )
-"""Of results.csv; after them come the losses, SPEEDS, status and MORE_COLUMNS."""
+"""Of results.csv; after them come the scores, SPEEDS, status and MORE_COLUMNS."""
 SPEEDS = ("tokens_per_second", "wall_seconds")
-MORE_COLUMNS = ("match", "learning_rate", "ffn_width", "steps", "arm", "corpus_sha256")
+MORE_COLUMNS = ("match", "learning_rate", "ffn_width", "steps", "arm", "data_sha256")
 
 
 @dataclass(frozen=True)
@@ -51,36 +51,55 @@ class Run:
         return self.result["seeds"]
 
     @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Name, unit, direction and digits of each, the main one first."""
+        return self.result["metrics"]
+
+    @property
     def unit(self) -> str:
-        """What a loss is the mean over."""
-        return self.result.get("unit", "byte")
+        """What the main metric is counted in: "bits per byte"."""
+        return self.metrics[0]["unit"]
+
+    @property
+    def sign(self) -> int:
+        """Times a score: less is better."""
+        return -1 if self.metrics[0]["better"] == "higher" else 1
+
+    def values(self, part: str, metric: int = 0) -> np.ndarray:
+        """[S], of the "heldout" or "train" part; empty where that was not measured."""
+        return np.array(self.result.get(f"{part}_{self.metrics[metric]['name']}", []))
 
     @property
     def heldout(self) -> np.ndarray:
-        """[S], bits per unit."""
-        return np.array(self.result[arm.score("heldout", self.unit)])
+        """[S], the main metric."""
+        return self.values("heldout")
 
     @property
-    def train(self) -> np.ndarray:
-        """[S], bits per unit, of the training text."""
-        return np.array(self.result[arm.score("train", self.unit)])
+    def score(self) -> float:
+        """Mean of the main metric; NaN where the arm diverged."""
+        return float(self.heldout.mean()) if self.complete else math.nan
 
     @property
-    def loss(self) -> float:
-        """Mean held-out bits per unit; infinite where the arm diverged."""
-        return float(self.heldout.mean()) if self.complete else math.inf
+    def rank(self) -> float:
+        """The less, the better: by direction, and infinite where the arm diverged."""
+        return self.sign * self.score if self.complete else math.inf
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the held-out bits over seeds; NaN with one seed."""
+        """Standard deviation of the main metric over seeds; NaN with one seed."""
         return float(self.heldout.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
+    def shown(self, value: float, metric: int = 0) -> str:
+        """A value of a metric with its decimals."""
+        return f"{value:.{self.metrics[metric]['digits']}f}"
+
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps [P] and held-out bits per unit [S, P], as far as they are numbers."""
-        rows = [r for r in read_metrics(self.folder / "metrics.jsonl") if "eval/loss" in r]
-        rows = [r for r in rows if np.all(np.isfinite(r["eval/loss"]))]
-        values = np.array([r["eval/loss"] for r in rows]).reshape(len(rows), len(self.seeds))
-        return np.array([r["step"] for r in rows], int), values.T / math.log(2)
+        """Steps [P] and the main metric [S, P], as far as they are numbers."""
+        name = f"eval/{self.metrics[0]['name']}"
+        rows = [r for r in read_metrics(self.folder / "metrics.jsonl") if name in r]
+        rows = [r for r in rows if np.all(np.isfinite(r[name]))]
+        values = np.array([r[name] for r in rows]).reshape(len(rows), len(self.seeds))
+        return np.array([r["step"] for r in rows], int), values.T
 
 
 @dataclass(frozen=True)
@@ -107,8 +126,8 @@ class Panel:
     def arms(self) -> list[Run]:
         """The best learning rate of every layout and plan, best first, diverged arms last."""
         return sorted(
-            (min(runs, key=lambda r: r.loss) for runs in self.groups),
-            key=lambda r: r.loss,
+            (min(runs, key=lambda r: r.rank) for runs in self.groups),
+            key=lambda r: r.rank,
         )
 
     @property
@@ -131,7 +150,7 @@ class Panel:
 
     @property
     def unit(self) -> str:
-        """What the losses are means over."""
+        """What the scores are counted in."""
         return " or ".join(dict.fromkeys(run.unit for run in self.runs))
 
     @property
@@ -190,14 +209,14 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
     """What stands in the way of comparing: other texts, machines or settings."""
     runs = [run for panel in panels for run in panel.runs]
     lines = []
-    if len({run.record["corpus"]["sha256"] for run in runs}) > 1:
+    if len({run.record["source"]["sha256"] for run in runs}) > 1:
         lines.append(
-            "**The arms were not trained on the same text** (the corpus hashes differ, see below): "
-            "their losses cannot be compared, whatever the tables say."
+            "**The arms were not trained on the same data** (the hashes differ, see below): "
+            "their scores cannot be compared, whatever the tables say."
         )
     if len(tasks := sorted({run.record["config"]["task"] for run in runs})) > 1:
         lines.append(
-            f"**The arms answer different questions** ({', '.join(tasks)}): their losses cannot be "
+            f"**The arms answer different questions** ({', '.join(tasks)}): their scores cannot be "
             "compared, whatever the tables say."
         )
     for name, values in _differing([run.record["environment"] for run in runs]):
@@ -235,8 +254,8 @@ def to_csv(panels: Sequence[Panel]) -> str:
     An arm trains its seeds in one program, so a seed's wall time is its share of the arm's.
     """
     runs = [run for panel in panels for run in panel.runs]
-    units = dict.fromkeys(run.unit for run in runs)
-    scores = [arm.score(part, unit) for part in ("heldout", "train") for unit in units]
+    names = dict.fromkeys(metric["name"] for run in runs for metric in run.metrics)
+    scores = [f"{part}_{name}" for part in ("heldout", "train") for name in names]
     columns = (*COLUMNS, *scores, *SPEEDS, "status", *MORE_COLUMNS)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -248,7 +267,7 @@ def to_csv(panels: Sequence[Panel]) -> str:
                 "seed": seed,
                 "ffn_width": r["model"]["ffn_width"],
                 "arm": run.folder.name,
-                "corpus_sha256": run.record["corpus"]["sha256"],
+                "data_sha256": run.record["source"]["sha256"],
             }
             values |= dict.fromkeys((*scores, *SPEEDS), "")
             values |= _of_seed(run, i) if run.complete else {}
@@ -258,6 +277,7 @@ def to_csv(panels: Sequence[Panel]) -> str:
 
 def _of_seed(run: Run, i: int) -> dict[str, float]:
     r = run.result
-    names = [arm.score(part, run.unit) for part in ("heldout", "train")]
+    names = [f"{part}_{m['name']}" for part in ("heldout", "train") for m in run.metrics]
     rate, wall = r["tokens_per_second"], r["wall_seconds"] / len(run.seeds)
-    return {name: r[name][i] for name in names} | {"tokens_per_second": rate, "wall_seconds": wall}
+    found = {name: r[name][i] for name in names if name in r}
+    return found | {"tokens_per_second": rate, "wall_seconds": wall}

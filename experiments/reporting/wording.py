@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from experiments.reporting.results import Run
+from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import Difference
 
 
-def bits(run: Run) -> str:
-    """Held-out loss, mean ± standard deviation."""
+def score(run: Run) -> str:
+    """Held-out, in the unit of the run: mean ± standard deviation."""
     spread = run.spread
-    return f"{run.loss:.3f}" + ("" if math.isnan(spread) else f" ± {spread:.3f}")
+    return run.shown(run.score) + ("" if math.isnan(spread) else f" ± {run.shown(spread)}")
 
 
 def span(d: Difference) -> str:
@@ -36,3 +37,22 @@ def percent(share: float, digits: int = 0) -> str:
 def listed(names: Sequence[str], word: str) -> str:
     """a, b `word` c."""
     return f"{', '.join(names[:-1])} {word} {names[-1]}" if len(names) > 1 else names[0]
+
+
+def direction(panel: Panel) -> str:
+    """ "less is better" or the other."""
+    signs = {run.sign for run in panel.runs}
+    return "less is better" if signs == {1} else "more is better" if signs == {-1} else "mixed"
+
+
+def counted(facts: dict[str, Any]) -> list[str]:
+    """{"bytes": 1000} -> "1,000 bytes"; texts are "name: text"."""
+    return [
+        f"{value:,} {name}" if isinstance(value, int) else f"{name}: {value}"
+        for name, value in facts.items()
+    ]
+
+
+def optimizer(trains: dict[str, Any]) -> str:
+    """Optimizer and schedule of a run."""
+    return f"{trains['optimizer']}, {trains['schedule']}"

@@ -1,7 +1,6 @@
 """One arm: a config -> model, data and optimizer -> `fit` -> result.json. Its seeds are inside."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +12,19 @@ from attnlab.heads.multihead import explain_heads
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
-from attnlab.training import shard, sources
+from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
-from attnlab.training.tasks import TASKS, Task, input_lengths
+from attnlab.training.sources import SOURCES, Data, Sizes, Source
+from attnlab.training.tasks import TASKS, Task, abstract_inputs, written
 from experiments.running import initial, workdir
 
 COMPLETE, DIVERGED = "complete", "diverged"
 MAPS = "maps.npz"
+LONGEST_MAP = 512
+"""Tokens of a text whose attention map is kept."""
+TEXTS = ("source", "tokens")
+"""The inputs of a model that are tokens, each as long as it likes up to `max_len`."""
 
 
 class Arm(NamedTuple):
@@ -29,7 +33,7 @@ class Arm(NamedTuple):
     task: str
     model: ModelConfig
     train: training.TrainConfig
-    data_path: str
+    data: Data
     match: str
     start: str
     """A folder of weights to start from, or ""."""
@@ -39,31 +43,68 @@ def resolve(config: Any) -> Arm:
     """A config of `experiments/configs` -> Arm. Raises ValueError, saying what to change."""
     task = find("task", config.task, TASKS)
     trains = training.TrainConfig(**{**config.train, "seeds": tuple(config.train.seeds)})
-    model = ModelConfig(**config.model)
-    if model.kind != task.kind:
-        raise ValueError(f"task {config.task!r} needs model.kind={task.kind!r}, not {model.kind!r}")
-    if model.vocab_size < sources.VOCAB_SIZE + task.extra_tokens:
-        raise ValueError(
-            f"task {config.task!r} needs model.vocab_size of at least "
-            f"{sources.VOCAB_SIZE + task.extra_tokens}, not {model.vocab_size}"
-        )
-    for name, length in input_lengths(task, trains.length).items():
-        if length > model.max_len:
+    model, data = ModelConfig(**config.model), data_of(config.data)
+    if model.kind not in task.kinds:
+        kinds = " or ".join(map(repr, task.kinds))
+        raise ValueError(f"task {config.task!r} needs model.kind={kinds}, not {model.kind!r}")
+    sizes = data.sizes()
+    NEEDS[task.reads](config.task, task, model, sizes)
+    inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
+    for name in (name for name in TEXTS if name in inputs):
+        if (length := inputs[name].shape[1]) > model.max_len:
             raise ValueError(
                 f"train.length {trains.length} gives {name!r} of {length} tokens, longer than "
                 f"model.max_len {model.max_len}"
             )
-    if model.readout == "none":
-        raise ValueError(
-            f"task {config.task!r} reads logits, model.readout='none' has none; give the model a "
-            "readout, or start from a folder with a language-model readout"
-        )
     if config.match.budget:
         reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)
         model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
     if config.start:
         initial.check(model, config.start)
-    return Arm(config.task, model, trains, config.data.path, config.match.budget, config.start)
+    return Arm(config.task, model, trains, data, config.match.budget, config.start)
+
+
+def data_of(fields: Any) -> Data:
+    """`config.data` -> the row of `SOURCES` with its fields."""
+    given = dict(fields)
+    row = find("source", given.pop("source"), SOURCES)
+    known = [field.name for field in dataclasses.fields(row)]  # type: ignore[arg-type]
+    if set(given) != set(known):
+        raise ValueError(
+            f"data.source={fields['source']!r} has the fields {', '.join(known)}, config.data has "
+            f"{', '.join(given)}; choose the source by its word behind the config file's colon"
+        )
+    return row(**given)
+
+
+def _needs_logits(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> None:
+    most = sizes.vocab_size + len(task.symbols)
+    if model.vocab_size < most:
+        raise ValueError(
+            f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
+        )
+    if model.readout == "none":
+        raise ValueError(
+            f"task {name!r} reads logits, model.readout='none' has none; give the model a "
+            "readout, or start from a folder with a language-model readout"
+        )
+
+
+def _needs_classes(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> None:
+    most = sizes.vocab_size + len(task.symbols)
+    if model.vocab_size < most:
+        raise ValueError(
+            f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
+        )
+    if model.pooled_classes != sizes.num_classes:
+        raise ValueError(
+            f"task {name!r} needs model.pooled_classes={sizes.num_classes} (and a model.pooler), "
+            f"not {model.pooled_classes}"
+        )
+
+
+NEEDS = {"logits": _needs_logits, "classes": _needs_classes}
+"""What a task reads -> a check that the model has it for data of these sizes."""
 
 
 def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
@@ -77,15 +118,10 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     if arm.train.accumulate > 1:
         sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
     mesh = shard.data_mesh(**sizes)
-    corpus = sources.load_corpus(arm.data_path, length=arm.train.length)
+    source = arm.data.load(arm.train.length, folder)
     record = {
         "config": config.to_dict(),
-        "corpus": {
-            "name": corpus.name,
-            "sha256": corpus.sha256,
-            "bytes": corpus.num_bytes,
-            "heldout_bytes": len(corpus.heldout),
-        },
+        "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
         "environment": workdir.environment(),
     }
     if arm.start:
@@ -106,11 +142,11 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     ):
         for line in changed:
             recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
-        model, task = arm.model.build(), TASKS[arm.task]
-        length = input_lengths(task, arm.train.length)["tokens"]
+        model, task = arm.model.build(), TASKS[arm.task].bind(source.sizes)
+        length = abstract_inputs(task, source.shapes())["tokens"].shape[1]
         result = {
             "name": name,
-            "unit": task.unit,
+            "metrics": [metric.describe() for metric in task.metrics],
             "layout": arm.model.layout,
             "plan": arm.model.plan,
             "match": arm.match,
@@ -122,23 +158,21 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
             "unique_parameters": accounting.unique_parameters(arm.model),
             "applied_parameters": accounting.applied_parameters(arm.model),
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
-            "unigram_bits_per_byte": sources.unigram_bits(corpus.heldout),
-            "gzip_bits_per_byte": sources.gzip_bits(corpus.heldout),
+            "yardsticks": source.yardsticks(),
             "attention": attention(arm.model, arm.train.batch_size, length),
         }
         params = None
         if arm.start:
-            window = sources.windows(corpus.heldout, arm.train.length, 1)[0]
-            inputs = task.prepare(window, jax.random.key(0)).inputs
+            inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
             params, changed_by = initial.under_plan(stored, arm.model, inputs["tokens"])
             recorder.say(f"starting from {arm.start}; {changed_by}")
         try:
             fitted = training.fit(
                 model,
                 task,
-                training.adamw(arm.train),
+                training.make_optimizer(arm.train),
                 arm.train,
-                corpus,
+                source,
                 mesh=mesh,
                 recorder=recorder,
                 checkpoints=checkpoints,
@@ -149,23 +183,19 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
         else:
             result |= {
                 "status": COMPLETE,
-                score("heldout", task.unit): (fitted.heldout_loss / math.log(2)).tolist(),
-                score("train", task.unit): (fitted.train_loss / math.log(2)).tolist(),
+                **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
+                **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            maps = _maps(arm.model, task, fitted, corpus, arm.train)
-            if jax.process_index() == 0:
-                np.savez_compressed(folder / MAPS, **maps)
+            if length <= LONGEST_MAP:
+                maps = _maps(arm.model, task, fitted, source, arm.train)
+                if jax.process_index() == 0:
+                    np.savez_compressed(folder / MAPS, **maps)
         if jax.process_index() == 0:
             workdir.write_json(done, result)
         shard.wait_for_all("result")
         return result
-
-
-def score(part: str, unit: str) -> str:
-    """The name of a loss in result.json and results.csv: "heldout_bits_per_byte"."""
-    return f"{part}_bits_per_{unit.replace(' ', '_')}"
 
 
 def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
@@ -186,28 +216,33 @@ def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
     )
 
 
-def _maps(config: ModelConfig, task: Task, fitted: Any, corpus: Any, trains: Any) -> dict[str, Any]:
-    """The attention probabilities [L, N, T, S] of the first seed on one held-out window.
+def _maps(
+    config: ModelConfig, task: Task, fitted: Any, source: Source, trains: Any
+) -> dict[str, Any]:
+    """The attention probabilities [L, N, T, S] of the first seed on one row that is held out.
 
     Of a decoder with an encoder: to the source. `tokens` is what the rows stand for, `source`,
-    where it is another text, what the columns stand for.
+    where it is another text, what the columns stand for; `written_tokens`, `written_source` the
+    same as a person reads them.
     """
-    tokens, _ = sources.windows(corpus.heldout, trains.length, 3)
+    rows = source.heldout(3)
     params = jax.tree.map(lambda a: a[0], fitted.state.params)
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     model = dataclasses.replace(config, implementation="dense").build()
 
     @jax.jit
-    def look(params, tokens):
-        inputs = task.prepare(tokens, jax.random.key(0)).inputs
+    def look(params, rows):
+        inputs = task.prepare(rows, jax.random.key(0)).inputs
         probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
         cross = probs[1] if "source" in inputs else probs
-        return cross[:, 0], {name: a[0] for name, a in inputs.items()}
+        return cross[:, 0], {name: inputs[name][0] for name in TEXTS if name in inputs}
 
-    probs, inputs = look(params, tokens[1:2])
+    middle = len(jax.tree.leaves(rows)[0]) // 2
+    probs, texts = look(params, jax.tree.map(lambda a: a[middle : middle + 1], rows))
     return {
         "probs": np.asarray(probs, np.float16),
-        **{name: np.asarray(a, np.int32) for name, a in inputs.items()},
+        **{name: np.asarray(a, np.int32) for name, a in texts.items()},
+        **{f"written_{name}": written(task, source, a.tolist()) for name, a in texts.items()},
         "step": np.array(fitted.step),
         "seed": np.array(trains.seeds[0]),
     }

@@ -26,20 +26,24 @@ NOISE = (0.0, 0.011, -0.006)
 """Of the seeds, the same in every arm, so that pairs differ by little."""
 
 
+BITS = {"name": "bits_per_byte", "unit": "bits per byte", "better": "lower", "digits": 3}
+
+
 def write_arm(folder, layout, plan, loss, parameters, **changes):
     """An arm as it is left on disk; `changes` are of result.json, or of the corpus."""
     seeds = changes.pop("seeds", [0, 1, 2])
     rate = changes.pop("learning_rate", 0.003)
     match = changes.pop("match", "")
-    corpus = {
-        "name": changes.pop("corpus", "a <script>alert('text')</script> & more"),
+    source = {
+        "name": changes.pop("data", "a <script>alert('text')</script> & more"),
         "sha256": changes.pop("sha256", "ab12"),
-        "bytes": 1_000_000,
-        "heldout_bytes": 100_000,
+        "facts": {"bytes": 1_000_000, "held-out bytes": 100_000, "training tokens": 900_000},
     }
     wobble = changes.pop("wobble", 0.001)
     heldout = [loss + NOISE[i] + wobble * math.sin(parameters + i) for i in range(len(seeds))]
     train = {
+        "optimizer": "adamw",
+        "schedule": "cosine",
         "steps": 800,
         "batch_size": 16,
         "length": 8,
@@ -64,7 +68,7 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
     environment |= dict.fromkeys(("python", "commit", *PACKAGES), "1.0")
     record = {
         "config": {"task": "causal_lm", "model": model, "train": train},
-        "corpus": corpus,
+        "source": source,
         "environment": environment,
     }
     result = {
@@ -80,8 +84,8 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
         "unique_parameters": parameters,
         "applied_parameters": 400_000,
         "flops_per_token": 2 * parameters,
-        "unigram_bits_per_byte": 4.765,
-        "gzip_bits_per_byte": 1.894,
+        "metrics": changes.pop("metrics", [BITS]),
+        "yardsticks": {"bits_per_byte": {"unigram entropy": 4.765, "gzip -9": 1.894}},
         "attention": {
             "order": {"factored": 1, "absorbed": 2},
             "chosen": {"order": "factored"},
@@ -106,11 +110,11 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
             "message": "the loss of seed 1 is not finite at step 50",
         }
     folder.mkdir(parents=True)
-    if changes.pop("metrics", True):
+    if changes.pop("curves", True):
         rows = [
             {
                 "step": s,
-                "eval/loss": [(x + 100 / s) * math.log(2) for x in heldout],
+                "eval/bits_per_byte": [x + 100 / s for x in heldout],
                 "train/loss": 1,
             }
             for s in (200, 400, 800)
@@ -123,6 +127,7 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
             folder / "maps.npz",
             probs=probs.astype(np.float16),
             tokens=tokens,
+            written_tokens=r"if a:\n <",
             step=800,
             seed=seeds[0],
         )
@@ -345,7 +350,7 @@ def test_how_it_was_made(plain):
     for fact in (
         "1,000,000 bytes",
         "`ab12`",
-        "2,048 evenly spaced windows",
+        "2,048 evenly spaced held-out rows",
         "jax 1.0",
         "2 cores",
     ):
@@ -367,7 +372,7 @@ def test_a_diverged_arm_is_shown_as_such(tmp_path):
 
 
 def test_all_arms_diverged(tmp_path):
-    markdown, _ = written(write_sweep(tmp_path, diverged=True, metrics=False))
+    markdown, _ = written(write_sweep(tmp_path, diverged=True, curves=False))
     assert "there is nothing to compare: every arm diverged" in markdown
 
 
@@ -379,7 +384,7 @@ def test_one_seed_gives_no_interval(tmp_path):
 
 
 def test_without_metrics_and_maps(tmp_path):
-    markdown, _ = written(write_sweep(tmp_path, metrics=False, maps=False))
+    markdown, _ = written(write_sweep(tmp_path, curves=False, maps=False))
     assert "Learning curves" not in markdown
     assert "Attention maps" not in markdown
     assert markdown.count("![") == 3
@@ -406,7 +411,7 @@ def test_several_folders_are_several_panels(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("corpus", "sha256"), "cd34", "were not trained on the same text"),
+        (("source", "sha256"), "cd34", "were not trained on the same data"),
         (("environment", "cores"), 8, "environments: cores is 8 or 2"),
         (("config", "train", "steps"), 900, "differ in train.steps (900 or 800)"),
     ],
@@ -472,11 +477,12 @@ def test_losses_are_named_after_what_they_are_means_over(tmp_path):
     for part in ("heldout", "train"):
         result[f"{part}_bits_per_target_token"] = result.pop(f"{part}_bits_per_byte")
     record["config"]["task"] = "span_corruption"
-    (seq2seq / "result.json").write_text(json.dumps(result | {"unit": "target token"}))
+    target = BITS | {"name": "bits_per_target_token", "unit": "bits per target token"}
+    (seq2seq / "result.json").write_text(json.dumps(result | {"metrics": [target]}))
     (seq2seq / "config.json").write_text(json.dumps(record))
     markdown, _ = written(tmp_path)
     assert "different questions** (causal_lm, span_corruption)" in markdown
-    assert "held-out bits per target token or byte" in markdown
+    assert "held-out bits per target token or bits per byte" in markdown
     assert "gzip" not in markdown
     with (tmp_path / "results.csv").open() as f:
         for row in csv.DictReader(f):

@@ -159,11 +159,11 @@ def lines_of_the_step(plan, depth):
 
     model = dataclasses.replace(SMALL, plan=plan, num_layers=depth).build()
     config = training.TrainConfig(length=7, batch_size=2)
-    optimizer, task = training.adamw(config), tasks.TASKS["causal_lm"]
-    state = jax.eval_shape(lambda: training.init_state(model, task, optimizer, 7, 0))
-    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
-    step = jax.jit(lambda s, t: training.train_step(model, task, optimizer, s, t, 0))
-    return step.lower(state, tokens).as_text().count("\n")
+    optimizer, task = training.make_optimizer(config).transform, tasks.TASKS["causal_lm"]
+    batch = {"tokens": jax.ShapeDtypeStruct((2, 8), jnp.int32)}
+    state = jax.eval_shape(lambda: training.init_state(model, task, optimizer, batch, 0))
+    step = jax.jit(lambda s, b: training.train_step(model, task, optimizer, s, b, 0))
+    return step.lower(state, batch).as_text().count("\n")
 
 
 @pytest.mark.parametrize("plan", plan_names())

@@ -7,28 +7,33 @@ import pytest
 from conftest import assert_close
 
 from attnlab.training import tasks
+from attnlab.training.sources import BYTES, Text
+from attnlab.training.tasks import language
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (40, 101)))
+BATCH = {"tokens": TOKENS}
+MASK = FIRST_SENTINEL = BYTES.vocab_size
+START = FIRST_SENTINEL + language.NUM_SENTINELS
 
 
 def test_causal_lm_predicts_the_next_byte():
-    example = tasks.causal_lm(TOKENS, jax.random.key(0))
+    example = tasks.causal_lm(BATCH, jax.random.key(0))
     np.testing.assert_array_equal(example.inputs["tokens"][:, 1:], example.targets[:, :-1])
     np.testing.assert_array_equal(example.targets, TOKENS[:, 1:])
     assert example.weights.all()
 
 
 def test_masked_lm_hides_what_it_asks():
-    example = tasks.masked_lm(TOKENS, jax.random.key(0))
+    example = tasks.masked_lm(BATCH, jax.random.key(0))
     np.testing.assert_array_equal(example.targets, TOKENS[:, 1:])
     asked, inputs = np.asarray(example.weights, bool), example.inputs["tokens"]
     np.testing.assert_array_equal(inputs[~asked], example.targets[~asked])
     shown = np.asarray(inputs[asked])
-    masked = shown == tasks.MASK_TOKEN
+    masked = shown == MASK
     same = shown == np.asarray(example.targets[asked])
     np.testing.assert_allclose(asked.mean(), 0.15, atol=0.02)
     np.testing.assert_allclose([masked.mean(), same.mean()], [0.8, 0.1], atol=0.04)
-    other = tasks.masked_lm(TOKENS, jax.random.key(1))
+    other = tasks.masked_lm(BATCH, jax.random.key(1))
     assert (other.weights != example.weights).any()
 
 
@@ -38,13 +43,15 @@ COUNTS = {2: (1, 1), 7: (1, 1), 31: (5, 2), 100: (15, 5), 512: (77, 26), 1990: (
 
 def corrupt(length, batch=50, seed=0):
     tokens = np.random.default_rng(length).integers(0, 256, (batch, length + 1))
-    example = jax.jit(tasks.span_corruption)(jnp.asarray(tokens), jax.random.key(seed))
+    example = jax.jit(lambda t: tasks.span_corruption({"tokens": t}, jax.random.key(seed)))(
+        jnp.asarray(tokens)
+    )
     return tokens[:, 1:], jax.tree.map(np.asarray, example)
 
 
 def cut(row):
     """The runs of bytes before, between and behind the sentinels of a row, and the sentinels."""
-    at = np.flatnonzero(row >= tasks.FIRST_SENTINEL)
+    at = np.flatnonzero(row >= FIRST_SENTINEL)
     pieces = np.split(row, at)
     return [pieces[0].tolist()] + [p[1:].tolist() for p in pieces[1:]], row[at].tolist()
 
@@ -67,12 +74,9 @@ def test_source_and_targets_make_the_text_again(length, counts):
         pairs = zip(kept, [*cuts[1:-1], []], strict=True)
         assert [b for keep, span in pairs for b in [*keep, *span]] == text.tolist()
         assert sum(map(len, cuts)) == hidden
-    np.testing.assert_array_equal(example.inputs["tokens"][:, 0], tasks.START_TOKEN)
+    np.testing.assert_array_equal(example.inputs["tokens"][:, 0], START)
     np.testing.assert_array_equal(example.inputs["tokens"][:, 1:], targets[:, :-1])
     assert example.weights.all()
-    assert tasks.input_lengths(tasks.TASKS["span_corruption"], length) == {
-        name: a.shape[1] for name, a in example.inputs.items()
-    }
 
 
 def test_every_way_to_cut_is_equally_likely():
@@ -90,26 +94,27 @@ def test_every_way_to_cut_is_equally_likely():
 def test_span_corruption_by_hand(monkeypatch):
     """Spans "c", "f g" of "a b c d e f g"; the last two bytes of the window are filling."""
     hidden = jnp.array([[0, 0, 1, 0, 0, 1, 1]], bool)
-    monkeypatch.setattr(tasks, "span_counts", lambda length: (3, 2))
-    monkeypatch.setattr(tasks, "_random_spans", lambda *args: hidden)
+    monkeypatch.setattr(language, "span_counts", lambda length: (3, 2))
+    monkeypatch.setattr(language, "_random_spans", lambda *args: hidden)
     a, b, c, d, e, f, g = range(97, 104)
     valid = jnp.array([[1, 1, 1, 1, 1, 0, 0]], bool)
-    example = tasks.span_corruption(jnp.arange(96, 104)[None], jax.random.key(0), valid)
+    batch = {"tokens": jnp.arange(96, 104)[None], "valid": valid}
+    example = tasks.span_corruption(batch, jax.random.key(0))
     assert example.inputs["source"].tolist() == [[a, b, 256, d, e, 257]]
     assert example.targets.tolist() == [[256, c, 257, f, g, 258]]
     assert example.inputs["tokens"].tolist() == [[356, 256, c, 257, f, g]]
     assert example.weights.tolist() == [[1, 1, 1, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("task", tasks.TASKS.values(), ids=tasks.TASKS)
+@pytest.mark.parametrize("task", language.ROWS.values(), ids=language.ROWS)
 def test_filling_never_counts(task):
     """A text of different bytes: each target byte counts as it does without filling, if valid."""
     tokens = jnp.broadcast_to(jnp.arange(101), (40, 101))
     valid = np.arange(100) < np.arange(40)[:, None] * 2
-    prepare = jax.jit(task.prepare)
-    whole, part = (prepare(tokens, jax.random.key(0), v) for v in (np.ones_like(valid), valid))
+    prepare = jax.jit(lambda v: task.prepare({"tokens": tokens, "valid": v}, jax.random.key(0)))
+    whole, part = prepare(np.ones_like(valid)), prepare(valid)
     np.testing.assert_array_equal(part.targets, whole.targets)
-    row, column = np.nonzero(whole.targets < tasks.FIRST_SENTINEL)
+    row, column = np.nonzero(whole.targets < FIRST_SENTINEL)
     expected = whole.weights[row, column] * valid[row, whole.targets[row, column] - 1]
     np.testing.assert_array_equal(part.weights[row, column], expected)
     assert not part.weights[0].any()
@@ -119,13 +124,13 @@ def test_filling_never_counts(task):
 @pytest.mark.parametrize(
     ("length", "message"),
     [
-        (1, "needs windows of 2 bytes at least, not 1"),
-        (1991, "1991 bytes needs 101 sentinels, there are 100; use a shorter length"),
+        (1, "needs windows of 2 tokens at least, not 1"),
+        (1991, "1991 tokens needs 101 sentinels, there are 100; use a shorter length"),
     ],
 )
 def test_a_length_that_cannot_be_cut_is_refused(length, message):
     with pytest.raises(ValueError, match=message):
-        tasks.input_lengths(tasks.TASKS["span_corruption"], length)
+        tasks.abstract_inputs(tasks.TASKS["span_corruption"], Text().shapes(length))
 
 
 def test_cross_entropy_by_hand():

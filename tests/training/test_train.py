@@ -16,9 +16,10 @@ from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, training
 from attnlab.sharing.plan import Plan, plan_names
-from attnlab.training import shard, sources, tasks
+from attnlab.training import optimizers, shard, tasks
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
 from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.sources import text
 
 MODEL = ModelConfig(width=16, num_layers=2, num_heads=2, ffn_width=24, max_len=8)
 CONFIG = training.TrainConfig(
@@ -36,7 +37,7 @@ CONFIG = training.TrainConfig(
 )
 # Each byte is the last one plus 1 or 2, modulo 9: ln 9 nats without context, ln 2 with it.
 TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
-CORPUS = sources.Corpus("test", TEXT[:3600], TEXT[3600:], "")
+SOURCE = text.source_of(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
 
 
 def fit(folder, config=CONFIG, model=MODEL, devices=1, recorder=Recorder, task="causal_lm"):
@@ -49,9 +50,9 @@ def fit(folder, config=CONFIG, model=MODEL, devices=1, recorder=Recorder, task="
         return training.fit(
             model.build(),
             tasks.TASKS[task],
-            training.adamw(config),
+            training.make_optimizer(config),
             config,
-            CORPUS,
+            SOURCE,
             mesh=mesh,
             recorder=records,
             checkpoints=checkpoints,
@@ -66,13 +67,13 @@ def assert_same_bits(a, b):
 def test_it_learns(tmp_path):
     """Nearer to ln 2, all there is to know, than to the ln 9 that needs no context."""
     result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, learning_rate=1e-2))
-    assert (result.heldout_loss < 1.2).all()
-    assert (result.heldout_loss > np.log(2)).all()
-    assert (np.abs(result.train_loss - result.heldout_loss) < 0.1).all()
+    assert (result.heldout["loss"] < 1.2).all()
+    assert (result.heldout["loss"] > np.log(2)).all()
+    assert (np.abs(result.train["loss"] - result.heldout["loss"]) < 0.1).all()
     assert result.state.step.tolist() == [150] * 3
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["step"] for r in rows if "train/loss" in r] == list(range(5, 151, 5))
-    assert rows[-1]["eval/loss"] == result.heldout_loss.tolist()
+    assert rows[-1]["eval/loss"] == result.heldout["loss"].tolist()
 
 
 def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
@@ -81,8 +82,8 @@ def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
     for i, seed in enumerate(CONFIG.seeds):
         alone = fit(tmp_path / str(seed), dataclasses.replace(CONFIG, seeds=(seed,)), model)
         assert_same_bits(jax.tree.map(lambda a: a[i : i + 1], together.state), alone.state)  # noqa: B023
-        assert together.heldout_loss[i] == alone.heldout_loss[0]
-    assert len(set(together.heldout_loss)) == 3
+        assert together.heldout["loss"][i] == alone.heldout["loss"][0]
+    assert len(set(together.heldout["loss"])) == 3
 
 
 def test_eight_devices_and_two_parts_are_one_device(tmp_path):
@@ -91,7 +92,7 @@ def test_eight_devices_and_two_parts_are_one_device(tmp_path):
     for devices, parts in ((1, 1), (8, 1), (8, 2)):
         folder = tmp_path / f"{devices}-{parts}"
         config = dataclasses.replace(config, accumulate=parts)
-        results.append(fit(folder, config, devices=devices).heldout_loss)
+        results.append(fit(folder, config, devices=devices).heldout["loss"])
         rows = read_metrics(folder / "metrics.jsonl")
         losses.append(np.array([r["train/loss"] for r in rows if "train/loss" in r]))
     assert losses[0].shape == (2, 2)
@@ -105,26 +106,32 @@ def test_eight_devices_and_two_parts_are_one_device(tmp_path):
 def test_parts_give_the_gradient_of_the_whole_batch(task):
     """The step of plain gradient descent, with targets that fall unevenly on the parts."""
     task, rng = tasks.TASKS[task], np.random.default_rng(1)
-    model = dataclasses.replace(MODEL, kind=task.kind, vocab_size=400, max_len=20, dtype="float64")
-    if task.kind == "encoder_decoder":  # its targets are as many in every row: filling makes them
+    model = dataclasses.replace(
+        MODEL, kind=task.kinds[0], vocab_size=400, max_len=20, dtype="float64"
+    )
+    if (
+        task.kinds[0] == "encoder_decoder"
+    ):  # its targets are as many in every row: filling makes them
         valid = jnp.asarray(rng.random((12, 20)) < 0.6)
         prepare = task.prepare
-        task = task._replace(prepare=lambda t, key: prepare(t, key, valid[: len(t)]))
-    optimizer, tokens = optax.sgd(1.0), jnp.asarray(rng.integers(0, 256, (12, 21)))
+        filled = lambda b: b | {"valid": valid[: len(b["tokens"])]}
+        task = task._replace(prepare=lambda b, key: prepare(filled(b), key))
+    optimizer = optax.sgd(1.0)
+    batch = {"tokens": jnp.asarray(rng.integers(0, 256, (12, 21)))}
 
     @jax.jit
-    def steps(tokens):
-        state = training.init_state(model.build(), task, optimizer, 20, 0)
+    def steps(batch):
+        state = training.init_state(model.build(), task, optimizer, batch, 0)
         grown = jax.tree.map(lambda a: 3.0 * a.astype(jnp.float64), state.params)
         state = state._replace(params=grown)
         step = functools.partial(
-            training.train_step, model.build(), task, optimizer, state, tokens, 7
+            training.train_step, model.build(), task, optimizer, state, batch, 7
         )
         ends = [step(accumulate=n, label_smoothing=0.1) for n in (1, 3)]
         changes = [jax.tree.map(jnp.subtract, end.params, grown) for end in ends]
         return [(ravel_pytree(c)[0], end.window_loss) for c, end in zip(changes, ends, strict=True)]
 
-    whole, parts = steps(tokens)
+    whole, parts = steps(batch)
     assert_close(parts, whole)
 
 
@@ -136,7 +143,7 @@ def test_training_is_smoothed_and_evaluation_is_not(tmp_path):
     result = fit(tmp_path, config)
     rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
     assert rows[-1]["train/loss"][0] > 3.4
-    assert max(result.heldout_loss[0], result.train_loss[0]) < 3
+    assert max(result.heldout["loss"][0], result.train["loss"][0]) < 3
 
 
 class Killed(Exception):
@@ -173,7 +180,7 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, optimized, capsys)
     resumed = fit(broken)
     assert "resuming at step" in capsys.readouterr().err
     assert_same_bits(resumed.state, whole.state)
-    np.testing.assert_array_equal(resumed.heldout_loss, whole.heldout_loss)
+    np.testing.assert_array_equal(resumed.heldout["loss"], whole.heldout["loss"])
     assert read_metrics(broken / "metrics.jsonl") == read_metrics(
         tmp_path / "whole" / "metrics.jsonl"
     )
@@ -189,16 +196,16 @@ QUICK = {"attention_only", "sandwich", "cycle:2"}
 def test_saved_and_resumed_under_every_plan(tmp_path, plan):
     """4 steps, and 2 steps, a checkpoint, 2 steps: the same bits."""
     model = dataclasses.replace(MODEL, num_layers=4, plan=plan).build()
-    task, optimizer = tasks.TASKS["causal_lm"], training.adamw(CONFIG)
+    task, optimizer = tasks.TASKS["causal_lm"], training.make_optimizer(CONFIG).transform
     step = jax.jit(functools.partial(training.train_step, model, task, optimizer))
     tokens = np.random.default_rng(0).integers(0, 256, (4, 8, 9))
     rng = np.random.default_rng(1)
     start = jax.tree.map(  # any numbers, also in the moments of Adam
         lambda a: jnp.asarray(0.1 * rng.random(a.shape), a.dtype),
-        jax.eval_shape(lambda: training.init_state(model, task, optimizer, 8, 0)),
+        jax.eval_shape(lambda: training.init_state(model, task, optimizer, SOURCE.shapes(), 0)),
     )
     go_on = lambda state, numbers: functools.reduce(
-        lambda s, i: step(s, tokens[i], 0), numbers, state
+        lambda s, i: step(s, {"tokens": tokens[i]}, 0), numbers, state
     )
     half = go_on(start, range(2))
     model = training.describe_model(model)
@@ -254,7 +261,7 @@ def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
     config = dataclasses.replace(CONFIG, seeds=(0,))
     plain = fit(tmp_path / "plain", config)
     other = fit(tmp_path / "other", config, dataclasses.replace(MODEL, **changes))
-    np.testing.assert_allclose(other.heldout_loss, plain.heldout_loss, rtol=0.01)
+    np.testing.assert_allclose(other.heldout["loss"], plain.heldout["loss"], rtol=0.01)
     assert jax.tree.leaves(other.state.params)[0].dtype == jnp.float32
 
 
@@ -262,12 +269,12 @@ def test_masked_lm_trains_an_encoder(tmp_path):
     model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
     config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,))
     result = fit(tmp_path, config, model, task="masked_lm")
-    assert result.heldout_loss < np.log(9) - 0.1
+    assert result.heldout["loss"] < np.log(9) - 0.1
 
 
 def test_decay_is_by_name():
     shapes = jax.eval_shape(MODEL.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
-    flat = jax.tree_util.tree_flatten_with_path(training.decays(shapes["params"]))[0]
+    flat = jax.tree_util.tree_flatten_with_path(optimizers.decays(shapes["params"]))[0]
     names = {jax.tree_util.keystr(path, simple=True, separator="."): on for path, on in flat}
     decayed = {name.split(".")[-1] for name, on in names.items() if on}
     assert decayed == {"embedding", "positions", "q", "k", "v", "o", "up", "down"}
@@ -279,7 +286,7 @@ def test_learning_rate_by_hand():
     config = training.TrainConfig(
         steps=100, warmup_steps=9, learning_rate=1.0, final_learning_rate=0.1
     )
-    rate = training.learning_rate(config)
+    rate = training.make_optimizer(config).schedule
     got = [float(rate(step)) for step in (0, 9, 100)]
     np.testing.assert_allclose(got, [0.1, 1.0, 0.1], rtol=1e-5)
 

@@ -175,7 +175,9 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, 1.0, (trains.beta1, trains.beta2), fused=True)
-    rates = np.asarray(training.learning_rate(trains)(jnp.arange(trains.steps + 1))).tolist()
+    rates = np.asarray(
+        training.make_optimizer(trains).schedule(jnp.arange(trains.steps + 1))
+    ).tolist()
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: rates[min(step, trains.steps)]
     )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnlab.training import sources
+from attnlab.training.sources import BYTES, text
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH, STEPS = 128, 4, 4, 64, 12, 2000
 
@@ -42,7 +42,7 @@ class Decoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(sources.VOCAB_SIZE, WIDTH)
+        self.embedding = nn.Embedding(BYTES.vocab_size, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH, bias=False)
@@ -73,19 +73,19 @@ def loss_of(model: Decoder, rows: np.ndarray) -> torch.Tensor:
 def main() -> None:
     """Trains seed 0 and prints its loss."""
     torch.manual_seed(0)
-    corpus, model = sources.load_corpus(sys.argv[1], length=LENGTH), Decoder()
+    corpus, model = text.load_corpus(sys.argv[1]), Decoder()
     matrices, rest = ([p for p in model.parameters() if (p.ndim > 1) == m] for m in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        loss = loss_of(model, sources.sample(corpus.train, LENGTH, BATCH, seed=0, step=step + 1))
+        loss = loss_of(model, text.sample(corpus.train, LENGTH, BATCH, seed=0, step=step + 1))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    rows, counts = sources.windows(corpus.heldout, LENGTH, 0)
+    rows, counts = text.windows(corpus.heldout, LENGTH, 0)
     rows = rows[counts.all(axis=1)]
     with torch.no_grad():
         losses = [loss_of(model, part).item() * len(part) for part in np.array_split(rows, 30)]

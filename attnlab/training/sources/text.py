@@ -1,14 +1,18 @@
-"""Text -> batches of bytes. A batch is a function of (seed, step, process): no state to save."""
+"""The row `text`: a text, cut into windows of tokens."""
 
+import dataclasses
 import gzip
 import hashlib
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-VOCAB_SIZE = 256
+from attnlab.training.sources.source import BYTES, Batch, Sizes, Source
+
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -27,22 +31,92 @@ class Corpus(NamedTuple):
         return len(self.train) + len(self.heldout)
 
 
-def load_corpus(path: str = "", *, length: int) -> Corpus:
-    """The corpus at `path`: a text file, a folder of them, or "" for the standard library.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text, to be predicted byte by byte.
 
-    The standard library of the running interpreter holds out whole files, those whose relative
-    path hashes to 0 modulo 10; any other text (gzip is unpacked) holds out its last 10 %.
-    Raises FileNotFoundError or ValueError, saying what is wrong, where no windows of `length` + 1
-    bytes can be had from both parts.
+    `path` is a file, a folder of them, or "" for the standard library of the running interpreter,
+    which holds out whole files: those whose relative path hashes to 0 modulo 10. Any other text
+    (gzip is unpacked) holds out its last 10 %.
+
+    >>> source = Text().load(64)
+    >>> source.batch(0, 1, 8, slice(0, 2))["tokens"].shape
+    (2, 65)
     """
-    corpus = _text(Path(path)) if path else _standard_library()
-    for part, text in (("training", corpus.train), ("held-out", corpus.heldout)):
-        if len(text) <= length:
-            raise ValueError(
-                f"{corpus.name}: the {part} text has {len(text)} bytes, too short for one window "
-                f"of {length} + 1; give a longer text or a smaller length"
+
+    path: str = ""
+
+    def __post_init__(self):
+        if self.path and not Path(self.path).exists():
+            raise FileNotFoundError(
+                f"no text at {self.path}; leave data.path empty for the default corpus"
             )
-    return corpus
+
+    def sizes(self) -> Sizes:
+        """The bytes."""
+        return BYTES
+
+    def shapes(self, length: int) -> Batch:
+        """Windows of `length` + 1 bytes."""
+        return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}
+
+    def load(self, length: int, folder: Path | None = None) -> Source:
+        """Windows of `length` + 1 bytes; raises ValueError where a part is shorter than one."""
+        corpus = load_corpus(self.path)
+        for part, text in (("training", corpus.train), ("held-out", corpus.heldout)):
+            if len(text) <= length:
+                raise ValueError(
+                    f"{corpus.name}: the {part} text has {len(text)} bytes, too short for one "
+                    f"window of {length} + 1; give a longer text or a smaller length"
+                )
+        return source_of(corpus, length)
+
+
+def load_corpus(path: str = "") -> Corpus:
+    """The text at `path`, whole, split as `Text` says."""
+    return _text(Path(path)) if path else _standard_library()
+
+
+def source_of(corpus: Corpus, length: int) -> Source:
+    """The windows of a text."""
+
+    def batch(seed: int, step: int, size: int, part: slice) -> Batch:
+        return {"tokens": sample(corpus.train, length, size, seed=seed, step=step, part=part)}
+
+    def scored(text: np.ndarray, count: int) -> Batch:
+        tokens, valid = windows(text, length, count)
+        return {"tokens": tokens, "valid": valid}
+
+    return Source(
+        name=corpus.name,
+        digest=corpus.sha256,
+        row_tokens=length,
+        batch=batch,
+        heldout=lambda count: scored(corpus.heldout, count),
+        train=lambda count: scored(corpus.train, count),
+        sizes=BYTES,
+        write=write_bytes,
+        yardsticks=lambda: {
+            "bits_per_byte": {
+                "unigram entropy": unigram_bits(corpus.heldout),
+                "gzip -9": gzip_bits(corpus.heldout),
+            }
+        },
+        facts={
+            "bytes": corpus.num_bytes,
+            "held-out bytes": len(corpus.heldout),
+            "training tokens": len(corpus.train),
+        },
+    )
+
+
+def write_bytes(tokens: Sequence[int]) -> str:
+    r"""Bytes as text on one line.
+
+    >>> write_bytes(b"a\nb")
+    'a\\nb'
+    """
+    return repr(bytes(tokens).decode("utf-8", "replace"))[1:-1]
 
 
 def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,27 +137,21 @@ def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.n
 def sample(
     text: np.ndarray,
     length: int,
-    batch_size: int,
+    size: int,
     *,
     seed: int,
     step: int,
-    process: int = 0,
-    num_processes: int = 1,
+    part: slice = slice(None),
 ) -> np.ndarray:
-    """This process's rows of the batch of `step`: random windows [batch_size / P, length + 1].
-
-    The whole batch depends on (seed, step) alone, so it is the same for any number of processes.
-    """
+    """Rows `part` of the batch of `step`: random windows [of `size`, length + 1]."""
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    starts = generator.integers(0, len(text) - length, size=batch_size)
-    rows = batch_size // num_processes
-    starts = starts[process * rows : (process + 1) * rows]
+    starts = generator.integers(0, len(text) - length, size=size)[part]
     return text[starts[:, None] + np.arange(length + 1)]
 
 
 def unigram_bits(text: np.ndarray) -> float:
     """Entropy of the byte frequencies, bits per byte: what a model without context can reach."""
-    p = np.bincount(text, minlength=VOCAB_SIZE) / len(text)
+    p = np.bincount(text, minlength=BYTES.vocab_size) / len(text)
     p = p[p > 0]
     return float(-np.sum(p * np.log2(p)))
 
@@ -115,8 +183,6 @@ def _standard_library() -> Corpus:
 
 
 def _text(path: Path) -> Corpus:
-    if not path.exists():
-        raise FileNotFoundError(f"no text at {path}; leave data.path empty for the default corpus")
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     parts = []
     for file in files:

@@ -1,0 +1,32 @@
+"""What is asked of a model. `TASKS`: name -> `Task`."""
+
+from attnlab.training.tasks.language import ROWS as _LANGUAGE
+from attnlab.training.tasks.language import causal_lm, masked_lm, span_corruption
+from attnlab.training.tasks.task import (
+    Example,
+    Metric,
+    Task,
+    abstract_inputs,
+    accuracy,
+    bits,
+    cross_entropy,
+    written,
+)
+
+TASKS: dict[str, Task] = {**_LANGUAGE}
+"""Name -> Task."""
+
+__all__ = [
+    "TASKS",
+    "Example",
+    "Metric",
+    "Task",
+    "abstract_inputs",
+    "accuracy",
+    "bits",
+    "causal_lm",
+    "cross_entropy",
+    "masked_lm",
+    "span_corruption",
+    "written",
+]
