@@ -1,9 +1,19 @@
 """What every test relies on: 8 virtual devices, one tolerance helper, tiny runs."""
 
+import gc
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # What one worker or one command has compiled, all of this session read; set the variable to
+    # keep it between sessions. Goes with the process that made it.
+    programs = tempfile.TemporaryDirectory(prefix="attnlab-programs-", ignore_cleanup_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs.name
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import numpy as np
@@ -24,12 +34,18 @@ if jax.__version_info__ < (0, 11):
     def test_options(*args, **kwargs):
         options = options_of_a_run(*args, **kwargs)
         if jax.config.read("jax_disable_most_optimizations"):
-            options.env_option_overrides += [("xla_cpu_use_fusion_emitters", False)]
+            options.env_option_overrides += [
+                ("xla_cpu_use_fusion_emitters", False),
+                ("xla_cpu_parallel_codegen_split_count", 1),
+            ]
         return options
 
     compiler.get_compile_options = test_options
 
 ROOT = Path(__file__).parent.parent
+# Tracing makes garbage in small pieces, and looking for it after every 700 takes a tenth of it.
+gc.set_threshold(20_000, 20, 50)
+
 # Largest difference allowed, relative to the largest expected value.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 
