@@ -48,7 +48,8 @@ def main() -> None:
     record = {"arms": {n: c.to_dict() for n, c in configs.items()}}
     record |= {"titles": plan.titles} if plan.titles else {}
     record |= {"paper": plan.paper} if plan.paper else {}
-    workdir.claim(folder, record | {"environment": {"config": filename}})
+    with workdir.own(folder):
+        workdir.claim(folder, record | {"environment": {"config": filename}})
     results = {n: arm.run(config, folder / n, name=n) for n, config in configs.items()}
     report.write([folder])
     print(f"report: {folder / 'report.html'}")

@@ -114,13 +114,17 @@ def shared_data():
     return folder
 
 
+def user_environment():
+    """The environment without what tests of this process set."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_NUM"))}
+
+
 def command(module, *flags, **options):
     """Runs `python -m module flags` as a user would, on one device; never raises."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_NUM"))}
     return subprocess.run(
         [sys.executable, "-m", module, *flags],
         cwd=ROOT,
-        env=environment,
+        env=user_environment(),
         capture_output=True,
         text=True,
         timeout=600,

@@ -1,5 +1,6 @@
 """One arm: a config -> model, data and optimizer -> `fit` -> result.json. Its seeds are inside."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,10 +111,17 @@ NEEDS = {"logits": _needs_logits, "classes": _needs_classes}
 def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     """Runs the arm in `folder`, or goes on where it was left; returns what result.json holds.
 
-    Raises ValueError before any work for bad input, training.Stopped after a signal. A loss that is
-    not finite ends the arm with status "diverged" and a message.
+    Raises ValueError before any work for bad input and where another process owns the folder,
+    training.Stopped after a signal. A loss that is not finite ends the arm with status "diverged"
+    and a message.
     """
     arm = resolve(config)
+    with workdir.own(folder) if jax.process_index() == 0 else contextlib.nullcontext():
+        return _run(arm, config, folder, name)
+
+
+def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
+    """`run` in a folder that is ours."""
     sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
     if arm.train.accumulate > 1:
         sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate

@@ -9,6 +9,10 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from attnlab.training.fit import Stopped
+from experiments.running.lock import Busy
+
+AGAIN = 75
+"""The exit code that means: the same command goes on later (sysexits.h calls it EX_TEMPFAIL)."""
 
 
 def define_config() -> None:
@@ -26,7 +30,11 @@ def config() -> tuple[str, Any, dict[str, Any]]:
 
 
 def start(main: Callable[[], None]) -> NoReturn:
-    """Parses the flags and calls `main`. What a user can mend ends in one line and exit code 1."""
+    """Parses the flags and calls `main`.
+
+    What a user can mend ends in one line and exit code 1; AGAIN after a signal, and where another
+    process owns the workdir.
+    """
     logging.set_verbosity(logging.WARNING)
     jax.config.config_with_absl()
     app.run(lambda argv: _or_exit(main), flags_parser=lambda argv: _or_exit(_parse, argv))
@@ -45,7 +53,10 @@ def _parse(argv: list[str]) -> list[str]:
 def _or_exit(call: Callable, *args: Any) -> Any:
     try:
         return call(*args)
-    except (ValueError, OSError, Stopped, flags.Error) as error:
+    except (Stopped, Busy) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(AGAIN)
+    except (ValueError, OSError, flags.Error) as error:
         sys.exit(f"error: {_one_message(error)}")
     except AttributeError as error:
         if "Did you mean" not in str(error):  # not ml_collections' word for an unknown field

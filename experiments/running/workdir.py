@@ -1,18 +1,24 @@
 """What a workdir holds, and when a run may use it: nothing of an earlier run is ever lost."""
 
+import contextlib
 import json
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from experiments.running import lock
+
 CONFIG = "config.json"
 RESULT = "result.json"
+SHOWN = 20
+"""Differences that a refusal lists."""
 PACKAGES = ("attnlab", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -20,11 +26,29 @@ class WorkdirError(ValueError):
     """A folder that this run must not or cannot write to."""
 
 
-def claim(folder: Path, record: dict[str, Any], *, room: int = 0) -> list[str]:
-    """Makes `folder` this record's own, or raises WorkdirError without changing anything.
+@contextlib.contextmanager
+def own(folder: Path) -> Iterator[None]:
+    """Holds `folder`, made where it is missing, for this process alone until the block ends.
 
-    A folder is free when it is missing or empty, and ours when its config.json holds the same
-    record apart from "environment". `room` is the free bytes that the run will need.
+    Raises lock.Busy, which names host and process, where another one holds it, and WorkdirError,
+    without changing anything, where it is no folder of ours or cannot be written.
+    """
+    with contextlib.ExitStack() as leaving:
+        with _writing(folder):
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                leaving.callback(_remove_if_empty, folder)
+            elif not (folder / CONFIG).exists():
+                _refuse_strangers(folder)
+            leaving.enter_context(lock.own(folder))
+        yield
+
+
+def claim(folder: Path, record: dict[str, Any], *, room: int = 0) -> list[str]:
+    """Makes `folder`, which we `own`, this record's, or raises WorkdirError and changes nothing.
+
+    It is free when it holds no config.json, and ours when its config.json holds the same record
+    apart from "environment". `room` is the free bytes that the run will need.
     Returns what differs in the environment since the run began (to warn of).
     """
     record = json.loads(json.dumps(record))
@@ -34,29 +58,39 @@ def claim(folder: Path, record: dict[str, Any], *, room: int = 0) -> list[str]:
         old_environment, new_environment = old.pop("environment"), record["environment"]
         new = {k: v for k, v in record.items() if k != "environment"}
         if old != new:
-            raise WorkdirError(
-                f"{folder} holds another run:\n{_difference(old, new)}\n"
-                "use another --workdir, or give the same config"
-            )
+            raise WorkdirError(f"{folder} holds {_difference(old, new)}")
         changed = _flat_difference(old_environment, new_environment)
         return [f"{name} was {a}, is {b}" for name, a, b in changed]
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            some = sorted(p.name for p in folder.iterdir())[:3]
-            raise WorkdirError(
-                f"{folder} is not empty and is no run of attnlab (it holds {', '.join(some)}); "
-                "use an empty or new --workdir"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder):
         free = shutil.disk_usage(folder).free
         if free < room:
             raise WorkdirError(
                 f"{folder}: the disk has {free >> 20} MiB left, this run needs {room >> 20} MiB"
             )
         write_json(found, record)
+    return []
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise WorkdirError(f"cannot write to {folder}: {error.strerror or error}") from error
-    return []
+
+
+def _refuse_strangers(folder: Path) -> None:
+    some = sorted(p.name for p in folder.iterdir() if p.name != lock.OWNER)[:3]
+    if some:
+        raise WorkdirError(
+            f"{folder} is not empty and is no run of attnlab (it holds {', '.join(some)}); "
+            "use an empty or new --workdir"
+        )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def read_json(path: Path) -> Any:
@@ -98,21 +132,24 @@ def _commit() -> str:
     return head.decode().strip() + (" with changes" if dirty else "")
 
 
-def _difference(old: Any, new: Any) -> str:
-    rows = _flat_difference(old, new)
-    return "\n".join(f"  {name}: there {a!r}, here {b!r}" for name, a, b in rows)
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What a record is, where we have another."""
+    kinds = ["a sweep" if "arms" in record else "one run" for record in (old, new)]
+    if kinds[0] != kinds[1]:
+        return f"{kinds[0]}, not {kinds[1]}; use another --workdir"
+    rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in _flat_difference(old, new)]
+    more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    lines = "\n".join([*rows[:SHOWN], *more])
+    return f"another run:\n{lines}\nuse another --workdir, or give the same config"
 
 
-def _flat_difference(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    old, new = _flat(old), _flat(new)
-    names = sorted(old.keys() | new.keys())
-    return [(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)]
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
-    return flat
+def _flat_difference(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """(name, there, here) of every leaf that differs; of a branch that one side lacks, one row."""
+    if old == new:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = sorted(old.keys() | new.keys())
+        below = [(f"{name}.{n}" if name else n, old.get(n), new.get(n)) for n in names]
+        return [row for n, a, b in below for row in _flat_difference(a, b, n)]
+    old, new = (f"{len(s)} fields" if isinstance(s, dict) else s for s in (old, new))
+    return [(name, old, new)]

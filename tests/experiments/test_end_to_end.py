@@ -2,20 +2,22 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, command
+from conftest import ROOT, command, user_environment
 
 from experiments import report
 from experiments.configs import byte_lm
-from experiments.running import arm
+from experiments.running import arm, launch, lock
 
 BYTE_LM = "experiments/configs/byte_lm.py"
 SWEEP = "experiments/configs/heads_and_sharing.py"
@@ -99,7 +101,10 @@ def test_killed_and_started_again(tmp_path, text):
     broken = tmp_path / "broken"
     for lines in (5, 15, 30):
         process = subprocess.Popen(
-            [*words, f"--workdir={broken}"], cwd=ROOT, stderr=subprocess.DEVNULL
+            [*words, f"--workdir={broken}"],
+            cwd=ROOT,
+            env=user_environment(),
+            stderr=subprocess.DEVNULL,
         )
         metrics = broken / "metrics.jsonl"
         while not metrics.exists() or metrics.read_text().count("\n") < lines:
@@ -119,6 +124,20 @@ def test_killed_and_started_again(tmp_path, text):
     results = [json.loads((tmp_path / n / "result.json").read_text()) for n in ("whole", "broken")]
     assert results[0]["heldout_bits_per_byte"] == results[1]["heldout_bits_per_byte"]
     assert (broken / "metrics.jsonl").read_text() == (tmp_path / "whole/metrics.jsonl").read_text()
+
+
+def test_a_workdir_has_one_owner(tmp_path, text):
+    """A second process on a folder is refused at once, with host and process."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with lock.own(folder):
+        result = run(folder, "tiny", text)
+        assert result.returncode == launch.AGAIN
+        who = f"process {os.getpid()} on {socket.gethostname()} since "
+        assert result.stderr.startswith(f"error: {folder} is in use by {who}")
+        assert [p.name for p in folder.iterdir()] == [lock.OWNER]
+    assert len(losses(run(folder, "tiny", text))) == 2
+    assert not (folder / lock.OWNER).exists()
 
 
 def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):

@@ -1,6 +1,7 @@
 """A workdir is claimed whole or left alone."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,8 +9,15 @@ import sys
 import pytest
 from conftest import ROOT
 
-from experiments.running import workdir
-from experiments.running.workdir import WorkdirError, claim
+from experiments.running import lock, workdir
+from experiments.running.workdir import WorkdirError, own
+
+
+def claim(folder, record, **options):
+    """As a run does: own the folder, then make it the record's."""
+    with own(folder):
+        return workdir.claim(folder, record, **options)
+
 
 RECORD = {"config": {"model": {"width": 8}}, "environment": {"cores": 2}}
 
@@ -42,6 +50,37 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path):
     with pytest.raises(WorkdirError, match=r"no run of attnlab \(it holds thesis.tex\)"):
         claim(tmp_path, RECORD)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_in_which_nothing_came_about_is_removed(tmp_path):
+    with pytest.raises(KeyError), own(tmp_path / "runs" / "one"):
+        raise KeyError
+    assert list((tmp_path / "runs").iterdir()) == []
+    with own(tmp_path / "runs" / "one"):
+        (tmp_path / "runs/one/metrics.jsonl").touch()
+    assert [p.name for p in (tmp_path / "runs/one").iterdir()] == ["metrics.jsonl"]
+
+
+def test_one_owner(tmp_path):
+    with own(tmp_path), pytest.raises(lock.Busy, match=f"in use by process {os.getpid()} on"):
+        claim(tmp_path, RECORD)
+    assert claim(tmp_path, RECORD) == []
+
+
+def test_a_run_s_folder_is_no_sweep_s(tmp_path):
+    claim(tmp_path, RECORD)
+    sweep = {"arms": {f"arm {i}": RECORD["config"] for i in range(40)}, "environment": {}}
+    with pytest.raises(WorkdirError, match="holds one run, not a sweep; use another"):
+        claim(tmp_path, sweep)
+    claim(tmp_path / "sweep", sweep)
+    with pytest.raises(WorkdirError, match="holds a sweep, not one run; use another"):
+        claim(tmp_path / "sweep", RECORD)
+    other = {"arms": {"arm 7": {"model": {"width": 9}}}, "environment": {}}
+    with pytest.raises(WorkdirError) as error:
+        claim(tmp_path / "sweep", other)
+    assert "  arms.arm 0: there '1 fields', here None" in str(error.value)
+    assert "  and 20 more" in str(error.value)
+    assert len(str(error.value).splitlines()) == 23
 
 
 def test_a_broken_record_is_named(tmp_path):
