@@ -1,13 +1,17 @@
 """Whatever sizes are asked for: either heads that work, or one error that names what to change."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlab import LAYOUTS, HeadSpec, contraction_orders, multi_head_attention
+from attnlab import LAYOUTS, HeadSpec, ModelConfig, contraction_orders, multi_head_attention
 from attnlab.heads.project import check_arrays
+from attnlab.model.decode import check_ids
 
 FIELDS = {
     "num_kv_heads": st.none() | st.integers(-1, 6),
@@ -73,3 +77,66 @@ def test_arrays_that_do_not_fit(changes, message):
         (arrays if name in arrays else w)[name] = jnp.ones(shape)
     with pytest.raises(ValueError, match=message):  # in the tests jaxtyping would be first
         check_arrays(w, spec=spec, **arrays)
+
+
+MODEL = ModelConfig(vocab_size=19, width=12, num_heads=3).build()
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "message"),
+    [
+        ({}, "To be", "ids, not the text 'To be': encode it, for a model of bytes by jnp.array"),
+        ({}, ["To", "be"], "ids, not the text 'To'"),
+        ({}, b"To be", "ids, not the text"),
+        ({}, [3, 1, 4], r"tokens \(3,\) must be \[batch, length\]; one text is tokens\[None\]"),
+        ({}, jnp.ones((2, 3, 4), int), r"tokens \(2, 3, 4\) must be \[batch, length\]$"),
+        (
+            {},
+            [[3.0, 1.0]],
+            r"float32 \(1, 2\): ids are integers .*, mixtures of .* 19\]",
+        ),
+        ({}, [[True, False]], r"tokens of bool \(1, 2\): ids are integers"),
+        ({}, jnp.ones((1, 2, 18)), r"tokens of float32 \(1, 2, 18\)"),
+        ({}, jnp.ones((1, 2, 19)), "mixtures of words; text goes on from ids"),
+        ({"params": {}}, [[3]], r"pass variables\['params'\]"),
+    ],
+)
+def test_tokens_that_are_none(params, tokens, message):
+    with pytest.raises(ValueError, match=message):
+        check_ids(MODEL, params, tokens)
+
+
+USED = """
+import jax, jax.numpy as jnp
+from attnlab import HeadSpec, ModelConfig, generate, init_heads
+model = ModelConfig(vocab_size=19, width=12, num_heads=3).build()
+tokens, key = jnp.array([[3, 1]]), jax.random.key(0)
+variables = model.init(key, tokens)
+for call in (
+    lambda: model.apply(variables, tokens[0]),
+    lambda: model.apply(variables, tokens.astype(float)),
+    lambda: generate(model, variables, tokens, 1),
+    lambda: generate(model, variables["params"], "To be", 1),
+    lambda: init_heads(HeadSpec("standard", 6, 2), key),
+):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
+print(generate(model, variables["params"], [[3, 1]], 2).shape)
+"""
+
+
+def test_what_a_user_sees():
+    """Without jaxtyping, which in these tests would be first."""
+    done = subprocess.run([sys.executable, "-c", USED], capture_output=True, text=True, check=True)
+    expected = (
+        "ValueError tokens (2,) must be [batch, length]; one text is tokens[None]",
+        "ValueError tokens of float32 (1, 2): ids are integers",
+        "ValueError these are variables, which hold the params: pass variables['params']",
+        "ValueError tokens are ids, not the text 'To be'",
+        "TypeError init_heads(key, spec): the key comes first; spec is a PRNGKeyArray",
+        "(1, 2)",
+    )
+    lines = done.stdout.splitlines()
+    assert [line[: len(e)] for line, e in zip(lines, expected, strict=True)] == list(expected)

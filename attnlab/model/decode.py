@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.heads.cache import Cache, stacked_size
+from attnlab.model.outer import check_tokens
 
 
 def prefill(
@@ -29,7 +30,8 @@ def prefill(
     >>> logits.shape, cache["length"].tolist()
     ((1, 3, 256), [3, 3])
     """
-    config, length = model.config, tokens.shape[1]
+    config, tokens = model.config, check_ids(model, params, tokens)
+    length = tokens.shape[1]
     size = stacked_size(cache)
     traced = isinstance(cache["length"], jax.core.Tracer)
     used = 0 if traced else int(cache["length"][0])
@@ -84,6 +86,7 @@ def generate(
     config = model.config
     if config.kind != "decoder":
         raise ValueError(f"only a decoder generates text, this is an {config.kind}")
+    prompt = check_ids(model, params, prompt)
     if prompt.shape[1] < 1 or num_tokens < 1:
         raise ValueError(
             f"prompt {prompt.shape} and num_tokens {num_tokens} need at least one token each"
@@ -110,6 +113,16 @@ def generate(
     return _generate(model, num_tokens, size, bool(temperature), top_k)(
         params, prompt, jnp.asarray(temperature or 1.0), key
     )
+
+
+def check_ids(model: Any, params: Any, tokens: Any) -> Array:
+    """Ids [B, T] as an array. Raises ValueError with a way out, for the params too."""
+    if "params" in params:
+        raise ValueError("these are variables, which hold the params: pass variables['params']")
+    tokens = check_tokens(model.config, tokens)
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens {tokens.shape} are mixtures of words; text goes on from ids")
+    return tokens
 
 
 @functools.lru_cache(maxsize=32)

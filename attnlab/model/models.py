@@ -15,6 +15,7 @@ from attnlab.model.modules import LayerStack, Pool
 from attnlab.model.outer import (
     POOLERS,
     POSITIONS,
+    check_tokens,
     embed,
     init_outer,
     number_positions,
@@ -231,6 +232,7 @@ class _Text:
     """One text on its way through a model: embedded, with its positions, and out again."""
 
     def __init__(self, module, w, config, tokens, token_types, numbers, cache, deterministic):
+        tokens = check_tokens(config, tokens)
         c, length = config, tokens.shape[1]
         if length > c.max_len:
             raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")

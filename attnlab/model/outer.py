@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from attnlab.heads import positions
@@ -99,6 +100,34 @@ def count_outer(config: Any) -> int:
     """
     leaves = jax.tree.leaves(outer_shapes(config), is_leaf=lambda a: isinstance(a, tuple))
     return sum(math.prod(shape) for shape in leaves)
+
+
+def check_tokens(config: Any, tokens: Any) -> Array:
+    """Tokens as an array: ids [B, T], or floats [B, T, vocab_size].
+
+    Raises ValueError with a way out.
+
+    >>> from attnlab import ModelConfig
+    >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
+    (1, 3)
+    """
+    words: Any = np.ravel(tokens) if isinstance(tokens, str | bytes | list | tuple) else ()
+    if len(words) and isinstance(words[0], str | bytes):
+        raise ValueError(
+            f"tokens are ids, not the text {str(words[0])[:30]!r}: encode it, for a model of bytes "
+            "by jnp.array([list(text.encode())])"
+        )
+    tokens = jnp.asarray(tokens)
+    if jnp.issubdtype(tokens.dtype, jnp.integer):
+        if tokens.ndim != 2:
+            way_out = "; one text is tokens[None]" if tokens.ndim == 1 else ""
+            raise ValueError(f"tokens {tokens.shape} must be [batch, length]{way_out}")
+    elif tokens.ndim != 3 or tokens.shape[-1] != config.vocab_size:
+        raise ValueError(
+            f"tokens of {tokens.dtype} {tokens.shape}: ids are integers [batch, length], mixtures "
+            f"of words floats [batch, length, {config.vocab_size}]"
+        )
+    return tokens
 
 
 def number_positions(

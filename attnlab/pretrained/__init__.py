@@ -152,6 +152,7 @@ def _cannot(family: Family, config: ModelConfig) -> str | None:
 # How a model computes what it computes, and where its layers keep their weights.
 FREE = {"plan", "encoder_plan", "share_encoder", "dtype", "remat", "order", "implementation"}
 FREE |= {"init_std", "init_residual"}
+DROPOUT = {"dropout_rate", "embedding_dropout_rate", "dropout_places"}
 NOTHING = "nothing"
 
 
@@ -162,10 +163,13 @@ def _meaning(config: ModelConfig) -> dict[str, Any]:
     values["attention_scale"] = config.heads.score_scale
     values["attention_biases"] = sorted(config.heads.biases)
     values["encoder_layers"] = config.encoder_layers or config.num_layers
-    if config.embedding_dropout_rate is None:
-        values["embedding_dropout_rate"] = config.dropout_rate
+    rate = config.dropout_rate
+    first = rate if config.embedding_dropout_rate is None else config.embedding_dropout_rate
+    rates = {place: first if place == "embeddings" else rate for place in config.dropout_places}
+    # A place where nothing drops is none.
+    values["dropout at each place"] = {place: rate for place, rate in rates.items() if rate}
     row = POSITIONS[config.positions]
-    unread = set(FREE) | (set() if row.rotary else {"rotary_base"})
+    unread = FREE | DROPOUT | (set() if row.rotary else {"rotary_base"})
     unread |= set() if row.skips_padding else {"pad_token"}
     unread |= {"delta_rank"} if "delta" not in config.layer_plan else set()
     unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}

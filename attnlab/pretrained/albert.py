@@ -46,7 +46,13 @@ ARCHITECTURES = {  # what each needs: (masked-LM readout, pooler, classes)
 
 
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    slots = inner_groups(s["num_hidden_layers"], s["num_hidden_groups"], s["inner_group_num"])
+    calls, groups = s["num_hidden_layers"], s["num_hidden_groups"]
+    if groups > calls:
+        raise ValueError(
+            f"config.json: num_hidden_groups = {groups} is more than num_hidden_layers = {calls}: "
+            f"only {calls} groups are ever run; keep their tensors, renumbered, and say {calls}"
+        )
+    slots = inner_groups(calls, groups, s["inner_group_num"])
     needs = ARCHITECTURES.get(architecture, (False,) * 3)
     mlm = needs[0] or "predictions.dense.weight" in tensors
     pooler = "pooler.weight" in tensors or needs[2]

@@ -243,6 +243,14 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
         pretrained.load(write(tmp_path / "folder", other, tensors))
 
 
+def test_an_albert_with_more_groups_than_layers(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["albert"])
+    sizes = {"num_hidden_layers": 1, "num_hidden_groups": 2}
+    folder = write(tmp_path / "folder", config | sizes, tensors)
+    with pytest.raises(ValueError, match="_groups = 2 is more than num_hidden_layers = 1"):
+        pretrained.load(folder)
+
+
 def test_a_folder_without_a_config(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json is missing"):
         pretrained.load(tmp_path)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import peer_outputs
 import pytest
 from conftest import assert_close
 from test_pretrained import FAMILIES, split, write
@@ -409,6 +410,23 @@ def test_google_names(family, tmp_path):
         model.config, plan="separate"
     )
     assert model.config.layer_plan == theirs.config.layer_plan
+
+
+def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
+    """transformers drops nothing behind the feed-forward part: with no rate there is no place."""
+    config, tensors, given, _ = split(FAMILIES["albert"])
+    config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
+    w = dict(to_google(name, a, "albert.") for name, a in tensors.items())
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model, params = pretrained.from_variables("google_albert", config | rates, w)
+    pretrained.save(tmp_path / "saved", model, params)
+    again, params_again = pretrained.load(tmp_path / "saved")
+    jax.tree.map(np.testing.assert_array_equal, params, params_again)
+    outputs = [peer_outputs.run(m, params, given).logits for m in (model, again)]
+    np.testing.assert_array_equal(*outputs)
+    drops, _ = pretrained.from_variables("google_albert", config | {"hidden_dropout_prob": 0.1}, w)
+    with pytest.raises(ValueError, match=r"albert: dropout at each place would be .*'ffn': 0\.1"):
+        pretrained.save(tmp_path / "drops", drops, params)
 
 
 def test_googles_albert_with_equal_sizes_has_no_map():
