@@ -30,7 +30,8 @@ def init_heads(
     {'q': (8, 2, 4), 'k': (8, 2, 4), 'v': (8, 2, 4), 'o': (2, 4, 8), 'o_bias': (8,)}
     """
     if not isinstance(spec, HeadSpec):
-        raise TypeError(f"init_heads(key, spec): the key comes first; spec is a {type(spec).__name__}")
+        kind = type(spec).__name__
+        raise TypeError(f"init_heads(key, spec): the key comes first; spec is a {kind}")
     weights: Weights = {}
     names = weight_axes(spec)
     for (name, axes), k in zip(names, jax.random.split(key, len(names)), strict=True):

@@ -27,7 +27,7 @@ from attnlab.pretrained.rows import fill, unfill
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.t5 import T5
-from attnlab.pretrained.tensors import ONE_FILE, read_folder, read_json, write_file
+from attnlab.pretrained.tensors import ONE_FILE, Stored, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
 from attnlab.sharing.surgery import unshare
 
@@ -84,7 +84,9 @@ def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelCon
     return _read(Path(folder), ignore)[-1]
 
 
-def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, dict, dict, ModelConfig]:
+def _read(
+    folder: Path, ignore: tuple[str, ...]
+) -> tuple[Family, dict[str, Any], Stored, ModelConfig]:
     raw = read_json(folder / "config.json")
     if "model_type" not in raw:
         raise ValueError(
@@ -179,12 +181,10 @@ def _meaning(config: ModelConfig) -> dict[str, Any]:
 HEAD_SIZES = {"num_kv_heads": "K", "head_dim": "H", "value_dim": "V", "shared_dim": "R"}
 
 
-def _ours(
-    family: Family, tensors: dict[str, np.ndarray], ignore: tuple[str, ...]
-) -> dict[str, np.ndarray]:
+def _ours(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
     """The tensors under the names of the name table: no prefix, today's endings."""
-    found: dict[str, np.ndarray] = {}
-    for name, a in tensors.items():
+    found: dict[str, str] = {}
+    for name in tensors:
         if _matches(name, ignore):
             continue
         short = name.removeprefix(family.prefix)
@@ -192,8 +192,8 @@ def _ours(
             short = short.removesuffix(old) + new if short.endswith(old) else short
         if short in found:
             raise ValueError(f"the tensor {name!r} is there twice, under another name as well")
-        found[short] = a
-    return found
+        found[short] = name
+    return tensors.renamed(found)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -1,7 +1,7 @@
 """A name table: which tensor of a file is which weight of ours, and how one becomes the other."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +47,7 @@ def norm(name: str, *path: str, slot: int | None = None, bias: bool = True) -> l
     return rows + ([Row(f"{name}.bias", ((*path, "bias"),), slot)] if bias else [])
 
 
-def fill(shapes: Any, rows: Iterable[Row], tensors: dict[str, np.ndarray]) -> Any:
+def fill(shapes: Any, rows: Iterable[Row], tensors: Mapping[str, np.ndarray]) -> Any:
     """The tree of `shapes` from the tensors, in float32. Every weight is filled, once.
 
     Raises ValueError that names the tensor which is missing or does not fit.

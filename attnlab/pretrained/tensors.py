@@ -1,35 +1,50 @@
-"""Safetensors files as NumPy arrays, read and written without any other package.
+"""Safetensors files as NumPy arrays, by the library of that name.
 
-The format: 8 bytes, the length of a JSON header (little endian); the header, name -> dtype, shape
-and byte range; the bytes. Nothing in it can be executed. Pickles can: none is ever opened.
+Nothing in such a file can be executed. Pickles can: none is ever opened.
 """
 
 import json
-import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-DTYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
-LONGEST_HEADER = 100_000_000
+from attnlab.extras import extra
+
+DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 PICKLES = (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def read_folder(folder: Path) -> dict[str, np.ndarray]:
+class Stored(Mapping[str, np.ndarray]):
+    """name -> tensor of a file that is mapped into memory: read when it is asked for, no sooner."""
+
+    def __init__(self, places: Mapping[str, tuple[Any, str]]):
+        self._places = dict(places)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        file, stored = self._places[name]
+        return file.get_tensor(stored)
+
+    def __contains__(self, name: object) -> bool:  # a Mapping's own would read the tensor
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __or__(self, other: "Stored") -> "Stored":
+        return Stored(self._places | other._places)
+
+    def renamed(self, names: Mapping[str, str]) -> "Stored":
+        """These of its tensors: new name -> its name here."""
+        return Stored({new: self._places[old] for new, old in names.items()})
+
+
+def read_folder(folder: Path) -> Stored:
     """Every tensor of `model.safetensors`, or of the files that its index names.
 
     Raises ValueError, naming file and tensor, for anything that is missing, damaged or a pickle.
@@ -47,7 +62,7 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
     places = index.get("weight_map")
     if not isinstance(places, dict):
         raise ValueError(f"{folder / INDEX} has no weight_map")
-    tensors: dict[str, np.ndarray] = {}
+    tensors = Stored({})
     for name in sorted({str(file) for file in places.values()}):
         if Path(name).name != name or not (folder / name).exists():
             raise ValueError(f"{INDEX} names the file {name!r}, which is not in {folder}")
@@ -60,64 +75,36 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
-def read_file(path: Path) -> dict[str, np.ndarray]:
-    """name -> array, mapped from the file: only what is used is read."""
-    size = path.stat().st_size
+def read_file(path: Path) -> Stored:
+    """Every tensor of one file. Raises ValueError for a pickle, and for what is damaged."""
+    with extra("pretrained"):
+        from safetensors import SafetensorError, safe_open
     with path.open("rb") as file:
         start, brace = file.read(8), file.read(1)
-        # A header of 640 bytes begins as a pickle does: the brace tells them apart.
-        if brace != b"{" and start[:2] in PICKLES:
-            raise ValueError(
-                f"{path} is a pickle with another name; pickles can run code and are never opened: "
-                "save the model as safetensors"
-            )
-        length = int.from_bytes(start, "little")
-        if size < 8 or not 0 < length <= min(LONGEST_HEADER, size - 8):
-            raise ValueError(
-                f"{path} is no whole safetensors file: {size} bytes, of which the header should "
-                f"take {length}; copy it again"
-            )
-        try:
-            header = json.loads(brace + file.read(length - 1))
-            header.pop("__metadata__", None)
-            rows = {name: _row(**row) for name, row in header.items()}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} has no safetensors header: {error}") from None
-    buffer = np.memmap(path, np.uint8, mode="r") if size > 8 + length else np.empty(0, np.uint8)
-    tensors, last = {}, 0
-    for name, (dtype, shape, begin, end) in sorted(rows.items(), key=lambda item: item[1][2:]):
-        if begin != last or end - begin != math.prod(shape) * np.dtype(dtype).itemsize:
-            raise ValueError(f"{path}: the bytes {begin} to {end} cannot hold {name!r} {shape}")
-        if 8 + length + end > size:
-            raise ValueError(
-                f"{path} is cut off: {name!r} ends at byte {8 + length + end}, the file has "
-                f"{size}; copy it again"
-            )
-        raw = buffer[8 + length + begin : 8 + length + end]
-        tensors[name], last = np.frombuffer(raw, dtype).reshape(shape), end
-    return tensors
+    # A header of 640 bytes begins as a pickle does: the brace tells them apart.
+    if brace != b"{" and start[:2] in PICKLES:
+        raise ValueError(
+            f"{path} is a pickle with another name; pickles can run code and are never opened: "
+            "save the model as safetensors"
+        )
+    try:
+        mapped = safe_open(path, framework="np")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); copy it again") from None
+    names = list(mapped.keys())
+    for name in names:
+        if (dtype := mapped.get_slice(name).get_dtype()) not in DTYPES:
+            raise ValueError(f"{path}: {name!r} has the unknown dtype {dtype!r}")
+    return Stored({name: (mapped, name) for name in names})
 
 
-def write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """The inverse of `read_file`. float32 and the like only; names are sorted."""
-    codes = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-    # transformers asks for the format.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, a in sorted(tensors.items()):
-        end = begin + a.nbytes
-        header[name] = {
-            "dtype": codes[a.dtype],
-            "shape": list(a.shape),
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, a in sorted(tensors.items()):
-            file.write(np.ascontiguousarray(a).tobytes())
+def write_file(path: Path, tensors: Mapping[str, Any]) -> None:
+    """The inverse of `read_file`."""
+    with extra("pretrained"):
+        from safetensors.numpy import save_file
+    # The library writes the bytes as they lie, whatever the strides.
+    whole = {name: np.asarray(a, order="C") for name, a in tensors.items()}
+    save_file(whole, path, metadata={"format": "pt"})  # transformers asks for the format
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -131,12 +118,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value
-
-
-def _row(dtype: str, shape: list[int], data_offsets: list[int]) -> tuple:
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}")
-    sizes = [*shape, *data_offsets]
-    if len(data_offsets) != 2 or any(not isinstance(n, int) or n < 0 for n in sizes):
-        raise ValueError(f"shape {shape} and offsets {data_offsets} are no sizes")
-    return DTYPES[dtype], tuple(shape), *data_offsets

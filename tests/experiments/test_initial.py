@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
     bare = dataclasses.replace(
         ALBERT, readout="none", readout_bias=False, readout_transform=None, pooled_classes=0
     )
-    with pytest.raises(ValueError, match="start from a folder with a language-model head"):
+    with pytest.raises(ValueError, match="start from a folder with a language-model readout"):
         arm.resolve(config_file.get_config(str(write(tmp_path / "bare", bare))))
     plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
     inner = dataclasses.replace(ALBERT, num_layers=4, plan=plan)

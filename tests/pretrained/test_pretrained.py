@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from attnlab import ModelConfig, pretrained
-from attnlab.pretrained.tensors import read_file, write_file
+from attnlab.pretrained.tensors import Stored, read_file, write_file
 
 GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
 # The plainest of each family.
@@ -170,15 +170,29 @@ def test_a_damaged_file_is_named(family, tmp_path):
     whole = path.read_bytes()
     for kept in (0, 5, 100, len(whole) - 1):
         path.write_bytes(whole[:kept])
-        with pytest.raises(ValueError, match=r"model\.safetensors is .*(cut off|no whole)"):
+        with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file"):
             pretrained.load(folder)
     length = int.from_bytes(whole[:8], "little")
     path.write_bytes(whole[:8] + b"x" * length + whole[8 + length :])
-    with pytest.raises(ValueError, match="has no safetensors header"):
+    with pytest.raises(ValueError, match=r"no whole safetensors file \(.*invalid JSON in header"):
         pretrained.load(folder)
     path.write_bytes(whole.replace(b'"F32"', b'"F33"', 1))
-    with pytest.raises(ValueError, match="unknown dtype 'F33'"):
+    with pytest.raises(ValueError, match="unknown variant `F33`"):
         pretrained.load(folder)
+    write_file(path, tensors | {"more": np.ones(2, np.uint32)})
+    with pytest.raises(ValueError, match="'more' has the unknown dtype 'U32'"):
+        pretrained.load(folder)
+
+
+def test_arrays_are_written_as_they_are_seen(tmp_path):
+    """Whatever their strides."""
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    write_file(tmp_path / "one.safetensors", {"a": a.T, "b": np.float32(3), "c": a[:, ::2]})
+    stored = read_file(tmp_path / "one.safetensors")
+    assert set(stored) == {"a", "b", "c"}
+    np.testing.assert_array_equal(stored["a"], a.T)
+    np.testing.assert_array_equal(stored["c"], a[:, ::2])
+    assert (stored["b"].shape, stored["b"].item()) == ((), 3.0)
 
 
 def test_a_header_that_begins_as_a_pickle_does(tmp_path):
@@ -284,6 +298,18 @@ def test_several_files_with_an_index(tmp_path):
     say(index | {names[0]: "../whole/model.safetensors"})
     with pytest.raises(ValueError, match=r"names the file '\.\./whole/model\.safetensors'"):
         pretrained.load(folder)
+
+
+def test_a_config_is_read_without_a_weight(tmp_path, monkeypatch):
+    """Tensors are read one by one, when they are asked for: a folder may be larger than memory."""
+    config, tensors, _, _ = split(FAMILIES["bert"])
+    folder = write(tmp_path / "folder", config, tensors)
+    asked, get = [], Stored.__getitem__
+    monkeypatch.setattr(Stored, "__getitem__", lambda s, name: asked.append(name) or get(s, name))
+    pretrained.load_config(folder)
+    assert len(asked) < 10 < len(tensors)  # in the tests beartype asks for one a call
+    pretrained.load(folder)
+    assert len(set(asked)) >= len(tensors)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
