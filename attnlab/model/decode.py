@@ -1,11 +1,11 @@
-"""Text from a decoder: the prompt once, then token by token, in one compiled program."""
+"""Text from a model: the prompt once, then token by token, in one compiled program."""
 
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.heads.cache import Cache, stacked_size
 from attnlab.model.outer import check_tokens
@@ -62,6 +62,9 @@ def generate(
     prompt: Int[Array, "B T"],
     num_tokens: int,
     *,
+    source: Int[Array, "B S"] | None = None,
+    padding_mask: Bool[Array, "B S"] | None = None,
+    end: int | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     key: Array | None = None,
@@ -69,12 +72,16 @@ def generate(
 ) -> Int[Array, "B new"]:
     """The `num_tokens` tokens that follow each row of `prompt`.
 
+    An encoder with a decoder reads `source` once, but for what `padding_mask` [B, S] says is none
+    of it, and writes behind `prompt`, mostly one start token. Behind the token `end` a row holds
+    nothing else.
+
     `temperature` 0 takes the likeliest token; else p ~ softmax(logits / temperature), drawn with
     `key`, of the `top_k` likeliest alone where given (Fan et al. 2018, arXiv 1805.04833).
     `cache_size` None is what the text needs; a model with a window needs no more than two windows.
 
     Raises ValueError, before anything is compiled, for a text longer than `max_len` or than the
-    cache, for a missing key, and for a model that is no decoder.
+    cache, for a missing key, and for a model that does not write.
 
     >>> from attnlab import ModelConfig
     >>> model = ModelConfig(width=8, num_heads=2, num_layers=2).build()
@@ -84,8 +91,10 @@ def generate(
     (1, 4)
     """
     config = model.config
-    if config.kind != "decoder":
-        raise ValueError(f"only a decoder generates text, this is an {config.kind}")
+    if config.kind == "encoder":
+        raise ValueError("only a decoder generates text, this is an encoder")
+    if (config.kind == "encoder_decoder") != (source is not None):
+        raise ValueError(f"source is what an encoder_decoder reads; this is a {config.kind}")
     prompt = check_ids(model, params, prompt)
     if prompt.shape[1] < 1 or num_tokens < 1:
         raise ValueError(
@@ -110,8 +119,9 @@ def generate(
     if size < total and (config.window is None or size <= config.window):
         raise ValueError(f"cache_size {size} is too small for {total} tokens; leave it out")
     key = jax.random.key(0) if key is None else key
-    return _generate(model, num_tokens, size, bool(temperature), top_k)(
-        params, prompt, jnp.asarray(temperature or 1.0), key
+    given = {} if source is None else {"source": source, "padding_mask": padding_mask}
+    return _generate(model, num_tokens, size, bool(temperature), top_k, end)(
+        params, prompt, given, jnp.asarray(temperature or 1.0), key
     )
 
 
@@ -126,7 +136,9 @@ def check_ids(model: Any, params: Any, tokens: Any) -> Array:
 
 
 @functools.lru_cache(maxsize=32)
-def _generate(model: Any, num_tokens: int, size: int, draws: bool, top_k: int | None) -> Any:
+def _generate(
+    model: Any, num_tokens: int, size: int, draws: bool, top_k: int | None, end: int | None
+) -> Any:
     """One compiled program per model and lengths; temperature and key are its arguments."""
 
     def choose(logits: Array, temperature: Array, key: Array) -> Array:
@@ -138,18 +150,31 @@ def _generate(model: Any, num_tokens: int, size: int, draws: bool, top_k: int | 
         return jax.random.categorical(key, logits / temperature)
 
     @jax.jit
-    def run(params: Any, prompt: Array, temperature: Array, key: Array) -> Array:
+    def run(params: Any, prompt: Array, given: Any, temperature: Array, key: Array) -> Array:
         cache = model.config.empty_cache(prompt.shape[0], size)
-        logits, cache = prefill(model, params, prompt, cache)
+        if given:
+            first = model.apply(
+                {"params": params}, tokens=prompt, cache=cache, return_outputs=True, **given
+            )
+            logits, cache = first.logits, first.cache
+            given = given | {"encoded": first.encoded}
+        else:
+            logits, cache = prefill(model, params, prompt, cache)
 
         def step(carry: Any, key: Array) -> Any:
-            logits, cache = carry
+            logits, cache, ended = carry
             token = choose(logits, temperature, key).astype(prompt.dtype)
-            logits, cache = model.apply({"params": params}, token[:, None], cache=cache)
-            return (logits[:, -1], cache), token
+            if end is not None:
+                token = jnp.where(ended, end, token)
+                ended = token == end
+            logits, cache = model.apply(
+                {"params": params}, tokens=token[:, None], cache=cache, **given
+            )
+            return (logits[:, -1], cache, ended), token
 
         keys = jax.random.split(key, num_tokens)
-        _, tokens = jax.lax.scan(step, (logits[:, -1], cache), keys)
+        start = logits[:, -1], cache, jnp.zeros(prompt.shape[0], bool)
+        _, tokens = jax.lax.scan(step, start, keys)
         return tokens.T
 
     return run

@@ -10,6 +10,7 @@ from attnlab.attention.masks import Edges, combine
 from attnlab.heads.cache import Cache, held_positions, stacked_size
 from attnlab.heads.positions import rotary_angles
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
+from attnlab.model.decode import generate
 from attnlab.model.layers import Ran, run_layers
 from attnlab.model.modules import LayerStack, Pool
 from attnlab.model.outer import (
@@ -63,6 +64,11 @@ class Transformer(nn.Module):
     """Embeddings, a stack of layers, a readout."""
 
     config: ModelConfig
+
+    @nn.nowrap
+    def generate(self, params: Any, prompt: Array, num_tokens: int, **options: Any) -> Array:
+        """`attnlab.generate` of this model."""
+        return generate(self, params, prompt, num_tokens, **options)
 
     @nn.compact
     def __call__(
@@ -137,6 +143,11 @@ class EncoderDecoder(nn.Module):
     """An encoder reads one text; a decoder that attends to it writes another (Vaswani 2017)."""
 
     config: ModelConfig
+
+    @nn.nowrap
+    def generate(self, params: Any, prompt: Array, num_tokens: int, **options: Any) -> Array:
+        """`attnlab.generate` of this model."""
+        return generate(self, params, prompt, num_tokens, **options)
 
     @nn.compact
     def __call__(

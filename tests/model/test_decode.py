@@ -182,3 +182,32 @@ def test_layers_that_share_more(plan, positions):
         assert_close(got, run(params, TOKENS), loosen=5)
         count = 3 if plan == "relaxed:2" else 2
         assert config.empty_cache(2, 7)["k"].shape[0] == count
+
+
+BOTH = dataclasses.replace(LONG, kind="encoder_decoder", encoder_layers=2, share_encoder=True)
+
+
+def test_an_encoder_with_a_decoder_writes_what_the_full_forward_would_choose():
+    """The source is read once; padding of it does not count; behind the end nothing else."""
+    model, source = BOTH.build(), TOKENS[:, :5]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), source, TOKENS[:, :1])["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+    real = jnp.array([[True] * 5, [True] * 3 + [False] * 2])
+    got = generate(model, params, TOKENS[:, :1], 6, source=source, padding_mask=real)
+    run = jax.jit(lambda tokens: model.apply({"params": params}, source, tokens, padding_mask=real))
+    tokens = jnp.concatenate([TOKENS[:, :1], got], axis=1)
+    np.testing.assert_array_equal(got, run(tokens)[:, :-1].argmax(-1))
+    np.testing.assert_array_equal(model.generate(params, TOKENS[:, :1], 6, source=source,
+                                                 padding_mask=real), got)  # fmt: skip
+    alone = generate(model, params, TOKENS[1:, :1], 6, source=source[1:, :3])
+    np.testing.assert_array_equal(got[1:], alone)
+    stop = int(got[0, 2])
+    ended = generate(model, params, TOKENS[:, :1], 6, source=source, padding_mask=real, end=stop)
+    for row, full in zip(ended.tolist(), got.tolist(), strict=True):
+        last = full.index(stop) if stop in full else 6
+        assert row == full[:last] + [stop] * (6 - last)
+    with pytest.raises(ValueError, match="source is what an encoder_decoder reads"):
+        generate(model, params, TOKENS, 1)
+    with pytest.raises(ValueError, match="source is what an encoder_decoder reads; this is a dec"):
+        generate(LONG.build(), params, TOKENS, 1, source=source)
