@@ -1,0 +1,131 @@
+"""Text -> numbers: its bytes, pairs of bytes that are learnt from the training part, or a file."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnlab.extras import extra
+
+FILE = "tokenizer.json"
+
+
+class Encoded(NamedTuple):
+    """A text as tokens."""
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    """Bytes of the text that each token stands for; they sum to the bytes of the text."""
+
+
+class Tokenizer(NamedTuple):
+    """What reads and writes text."""
+
+    encode: Callable[[Sequence[str]], list[Encoded]]
+    decode: Callable[[Sequence[int]], str]
+    size: int
+    """Tokens are 0 to size - 1."""
+    content: bytes
+    """The file that holds all of it; "bytes" for the bytes."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of `content`."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def num_tokens(name: str) -> int:
+    """How many tokens a tokenizer has, at most: 256 for "bytes", N for "bpe:N", else those of the
+    file of that name.
+
+    >>> num_tokens("bytes"), num_tokens("bpe:4096")
+    (256, 4096)
+    """
+    if name == "bytes":
+        return 256
+    if name.startswith("bpe:"):
+        count = name.removeprefix("bpe:")
+        if not count.isdecimal() or int(count) < 257:
+            raise ValueError(
+                f"tokenizer {name!r}: write bpe:N with N more than the 256 bytes, or bytes"
+            )
+        return int(count)
+    return _read(Path(name)).get_vocab_size()
+
+
+def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) -> Tokenizer:
+    """The tokenizer of that name; "bpe:N" is learnt from `texts`, of the training part alone.
+
+    Byte pair encoding on bytes (Sennrich et al. 2016, arXiv 1508.07909; Radford et al. 2019), by
+    the package tokenizers: every text can be written, and is read again exactly. One that
+    was kept in `folder` is taken from there.
+
+    >>> tokenizer = make_tokenizer("bpe:258", ["low lower lowest"])
+    >>> [(e.tokens.tolist(), e.sizes.tolist()) for e in tokenizer.encode(["low", "é"])]
+    [([257], [3]), ([127, 102], [2, 0])]
+    >>> tokenizer.decode([257, 127, 102])
+    'lowé'
+    """
+    if name == "bytes":
+        read = lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        return Tokenizer(
+            lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(read, texts)],
+            lambda tokens: bytes(map(int, tokens)).decode("utf-8", "replace"),
+            256,
+            b"bytes",
+        )
+    size = num_tokens(name)
+    if folder is not None and (folder / FILE).exists():
+        found = _read(folder / FILE)
+    else:
+        found = _learn(size, texts) if name.startswith("bpe:") else _read(Path(name))
+    return Tokenizer(
+        lambda texts: [
+            _encoded(text, encoding)
+            for text, encoding in zip(
+                texts, found.encode_batch(list(texts), add_special_tokens=False), strict=True
+            )
+        ],
+        lambda tokens: found.decode([int(t) for t in tokens], skip_special_tokens=False),
+        size,
+        found.to_str(pretty=True).encode(),
+    )
+
+
+def _encoded(text: str, encoding: Any) -> Encoded:
+    # Where a token ends in the text is known in characters; what lies between the ends of two
+    # tokens belongs to the second, so that nothing is counted twice or not at all.
+    at = np.cumsum([0] + [len(c.encode()) for c in text]) if not text.isascii() else None
+    ends = np.array([end for _, end in encoding.offsets], np.int64)
+    ends = np.maximum.accumulate(ends) if len(ends) else ends
+    ends = ends if at is None else at[ends]
+    if len(ends):
+        ends[-1] = len(text.encode())
+    return Encoded(np.array(encoding.ids, np.int32), np.diff(ends, prepend=0).astype(np.int32))
+
+
+def _learn(size: int, texts: Sequence[str]) -> Any:
+    with extra("data"):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    learnt = Tokenizer(models.BPE())
+    learnt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learnt.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    learnt.train_from_iterator(texts, trainer)
+    return learnt
+
+
+def _read(path: Path) -> Any:
+    with extra("data"):
+        from tokenizers import Tokenizer
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
+        )
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
