@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -62,6 +60,11 @@ def assert_close(got, expected, *, loosen=1.0):
         assert np.max(np.abs(a - b), initial=0) <= tolerance * scale
 
 
+def deep(values, *kept):
+    """Parameters of a test, all but those `kept` slow: depth that a change rarely needs."""
+    return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
+
+
 def product_flops(jaxpr):
     """2 x multiply-adds of all matrix products in a jaxpr, scans counted by their length."""
     total = 0
@@ -112,21 +115,3 @@ def shared_data():
     if not folder.exists():
         pytest.skip("no shared/data beside the checkout")
     return folder
-
-
-def user_environment():
-    """The environment without what tests of this process set."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_NUM"))}
-
-
-def command(module, *flags, **options):
-    """Runs `python -m module flags` as a user would, on one device; never raises."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *flags],
-        cwd=ROOT,
-        env=user_environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        **options,
-    )

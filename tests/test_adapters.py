@@ -1,7 +1,6 @@
-"""Flax's attention modules with attnlab inside, their weights in a HeadSpec, and the docs of it."""
+"""Flax's attention modules with attnlab inside."""
 
 import functools
-import inspect
 import re
 
 import flax.linen as nn
@@ -9,60 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, assert_close
+from conftest import assert_close
 from flax import nnx
+from flax_modules import (
+    CAUSAL,
+    HAS,
+    LINEN,
+    TAKES_CAUSAL,
+    WIDE,
+    draw,
+    linen_params,
+    nnx_module,
+    padding_mask,
+    value_and_grads,
+)
 
 import attnlab
-from attnlab import HeadSpec, multi_head_attention
-from attnlab.adapters import attention_fn, heads_from_linen, heads_from_nnx, heads_to_linen
+from attnlab.adapters import attention_fn
 
-# B=2 T=5 S=7, inputs of width 6 (queries), 10 (keys) and 9 (values), N=4 H=3, O=11
-
-
-def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape), jnp.float32)
-
-
-def random_like(tree, seed=1):
-    """The same tree with random leaves; zeros would hide biases."""
-    leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(
-        structure, [draw(*a.shape, seed=seed + i) for i, a in enumerate(leaves)]
-    )
-
-
-@functools.cache
-def linen_params(module, *widths):
-    shapes = jax.eval_shape(
-        lambda key: module.init(key, *(jnp.ones((1, 3, w)) for w in widths)), jax.random.key(0)
-    )
-    return random_like(shapes["params"])
-
-
-def value_and_grads(run, *arrays):
-    """Output, and all gradients as one vector: that of a key bias is zero but for rounding."""
-
-    def loss(*arrays):
-        out = run(*arrays)
-        return jnp.sum(jnp.sin(out.astype(jnp.float32))), out
-
-    numbers = tuple(range(len(arrays)))
-    (_, out), grads = jax.jit(jax.value_and_grad(loss, numbers, has_aux=True))(*arrays)
-    return out, jnp.concatenate([jnp.ravel(g) for g in jax.tree.leaves(grads)]).astype(out.dtype)
-
-
-def padding_mask():
-    """Ragged rows, none of them empty: there Flax's own attention is right."""
-    mask = np.random.default_rng(2).random((2, 1, 5, 7)) < 0.6
-    mask[..., 0] = True
-    return jnp.asarray(mask)
-
-
-CAUSAL = np.tri(5, dtype=bool)[None, None]
-
-
-LINEN = nn.MultiHeadDotProductAttention
-WIDE = functools.partial(LINEN, 4, qkv_features=12, out_features=11)
 CALLS = {
     "self": (functools.partial(LINEN, 3), [(2, 5, 6)], {}),
     "causal": (WIDE, [(2, 5, 6)], {"mask": jnp.asarray(CAUSAL)}),
@@ -88,17 +51,6 @@ def test_linen_takes_our_attention(call):
     out_dtype = jnp.bfloat16 if call == "bfloat16" else jnp.float32
     assert got[0].dtype == out_dtype
     assert_close(got, expected, loosen=5 if out_dtype == jnp.float32 else 2)
-
-
-NNX = functools.partial(nnx.MultiHeadAttention, 4, 6, 12, 11, decode=False)
-HAS = inspect.signature(nnx.MultiHeadAttention.__init__).parameters
-TAKES_CAUSAL = "is_causal" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
-
-
-def nnx_module(**options):
-    module = NNX(rngs=nnx.Rngs(0), **options)
-    nnx.update(module, random_like(nnx.state(module, nnx.Param)))
-    return module
 
 
 @pytest.mark.parametrize("call", ["mask", "cross", "grouped", "causal"])
@@ -326,140 +278,3 @@ def test_one_query_takes_zeros_and_ones_alone():
     with pytest.raises(TypeError, match="are a bias"):
         attention_fn(q, k, v, mask=additive)
     assert np.isnan(jax.jit(lambda m: attention_fn(q, k, v, mask=m))(additive)).all()
-
-
-SIZES = {
-    "plain": ((LINEN, (3,), {}), (6,)),
-    "no bias, wide, cross": (
-        (LINEN, (4,), {"qkv_features": 12, "out_features": 11, "use_bias": False}),
-        (6, 10, 9),
-    ),
-    "normalised": ((LINEN, (3,), {"qkv_features": 12, "normalize_qk": True}), (6, 10)),
-}
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_heads_from_linen_and_back(sizes):
-    (build, args, options), widths = SIZES[sizes]
-    module = build(*args, **options)
-    params = linen_params(module, *widths)
-    inputs = [draw(2, 5 if i == 0 else 7, w) for i, w in enumerate(widths)]
-    w, spec = heads_from_linen(params)
-    assert spec.layout == "standard"
-    assert sum(a.size for a in w.values()) == sum(a.size for a in jax.tree.leaves(params))
-
-    def ours(params, x, *context):
-        w, spec = heads_from_linen(params)
-        more = dict(zip(("context", "value_context"), context, strict=False))
-        return multi_head_attention(w, x, spec=spec, **more)
-
-    got = value_and_grads(ours, params, *inputs)
-    expected = value_and_grads(lambda p, *x: module.apply({"params": p}, *x), params, *inputs)
-    assert_close(got, expected, loosen=5)
-    back = heads_to_linen(w, spec)
-    jax.tree.map(np.testing.assert_array_equal, back, dict(params))
-
-
-def test_heads_from_nnx_and_back():
-    grouped = {"num_kv_heads": 2} if "num_kv_heads" in HAS else {}
-    for options in ({"normalize_qk": True, "dropout_rate": 0.1}, {"use_bias": False, **grouped}):
-        module = nnx_module(in_kv_features=10, **options)
-        w, spec = heads_from_nnx(nnx.state(module))
-        assert (spec.num_heads, spec.head_dim, spec.key_width, spec.out_width) == (4, 3, 10, 11)
-        assert spec.num_kv_heads == options.get("num_kv_heads")
-        x, y = draw(2, 5, 6), draw(2, 7, 10)
-        expected = module(x, y, deterministic=True)
-        run = jax.jit(lambda w, x, y, spec=spec: multi_head_attention(w, x, y, spec=spec))
-        assert_close(run(w, x, y), expected)
-        fresh = NNX(in_kv_features=10, **options, rngs=nnx.Rngs(1))
-        nnx.update(fresh, heads_to_linen(w, spec))
-        np.testing.assert_array_equal(fresh(x, y, deterministic=True), expected)
-    module.init_cache((2, 5, 6))
-    assert heads_from_nnx(nnx.state(module))[1] == spec
-
-
-def test_our_weights_in_flax():
-    """Wide heads with one bias: Flax has all four, so the others are zeros."""
-    spec = HeadSpec("wide", width=6, num_heads=3, biases="q")
-    w = random_like(jax.eval_shape(lambda k: attnlab.init_heads(k, spec), jax.random.key(0)))
-    x, module = draw(2, 5, 6), LINEN(3, qkv_features=18)
-    got = jax.jit(module.apply)({"params": heads_to_linen(w, spec)}, x)
-    assert_close(got, jax.jit(lambda w, x: multi_head_attention(w, x, spec=spec))(w, x))
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({}, "found nothing; expected key/kernel, out/kernel, query/kernel, value/kernel"),
-        ({"params": {"query": {"kernel": jnp.ones(3)}}}, "found params/query; expected key/kernel"),
-        ({"q": jnp.ones(3)}, "found q; expected"),
-        ({"kernel": {"shape": jnp.ones(3), "none": None}}, "found kernel/shape; expected"),
-    ],
-)
-def test_other_trees_are_refused(tree, message):
-    for read in (heads_from_linen, heads_from_nnx):
-        with pytest.raises(ValueError, match=message):
-            read(tree)
-
-
-def test_other_shapes_are_refused():
-    params = linen_params(LINEN(3), 6)
-    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), params)
-    with pytest.raises(ValueError, match="takes one of a stack"):
-        heads_from_linen(stacked)
-    with pytest.raises(ValueError, match="do not fit together"):
-        heads_from_linen(params | {"value": {"kernel": jnp.ones((6, 3, 5))}})
-    with pytest.raises(ValueError, match=r"expected nnx.state\(module\), not MultiHeadAttention"):
-        getattr(heads_from_nnx, "__wrapped__", heads_from_nnx)(nnx_module())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layout": "narrow"}, "no layout 'narrow'"),
-        ({"value_dim": 5}, "no value_dim 5 beside head_dim 2"),
-        ({"scale": 1.0}, "no scale 1.0"),
-        ({"output": False}, "no output=False"),
-        ({"qk_norm": "rms"}, "no qk_norm 'rms'"),
-    ],
-)
-def test_what_flax_cannot_be(changes, message):
-    spec = HeadSpec(**{"layout": "standard", "width": 6, "num_heads": 3} | changes)
-    with pytest.raises(ValueError, match=message):
-        heads_to_linen(attnlab.init_heads(jax.random.key(0), spec), spec)
-
-
-def test_our_linen_module_in_nnx():
-    """`nnx.bridge.ToNNX`: the same output and gradient, and dropout from its random streams."""
-    spec = HeadSpec("narrow", width=6, num_heads=3, biases="qo")
-    linen, x = attnlab.MultiHeadAttention(spec, dropout_rate=0.5), draw(2, 5, 6)
-    module = nnx.bridge.ToNNX(linen, rngs=nnx.Rngs(params=0, dropout=1))
-    nnx.bridge.lazy_init(module, x)
-    nnx.update(module, random_like(nnx.state(module, nnx.Param)))
-    pure = jax.tree.map(jnp.asarray, nnx.to_pure_dict(nnx.state(module, nnx.Param)))
-    run = lambda module, x: jnp.sum(jnp.sin(module(x)))
-    got = nnx.jit(nnx.value_and_grad(run, argnums=(0, 1)))(module, x)
-    run = lambda params, x: jnp.sum(jnp.sin(linen.apply({"params": params}, x)))
-    expected = jax.jit(jax.value_and_grad(run, (0, 1)))(pure, x)
-    assert_close(jax.tree.leaves(got), jax.tree.leaves(expected))
-    loud = [np.asarray(module(x, deterministic=False)) for _ in range(2)]
-    assert not np.array_equal(*loud)
-    np.testing.assert_array_equal(module(x), module(x))
-
-
-PAGE = (ROOT / "docs" / "coming_from.md").read_text()
-
-
-def test_the_page_for_newcomers_runs():
-    """Its blocks, one after the other, as a reader would paste them."""
-    blocks, names = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), {}
-    assert len(blocks) == 7
-    for block in blocks:
-        exec(block, names)
-
-
-def test_the_page_for_newcomers_names_fields_that_exist():
-    table = PAGE.split("## Names")[1].split("## Calls")[0]
-    named = set(re.findall(r"`(\w+)", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE))))
-    assert len(named) > 10
-    assert named - {"HeadSpec"} <= set(HeadSpec.__dataclass_fields__)

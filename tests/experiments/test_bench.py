@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, command
+from commands import command
+from conftest import assert_close
 
 import attnlab
 from attnlab.heads.cost import head_flops

@@ -7,7 +7,8 @@ import re
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, assert_close, command
+from commands import command
+from conftest import ROOT, assert_close
 
 from attnlab import unique_parameters
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config

@@ -13,7 +13,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, command, user_environment
+from commands import command, user_environment
+from conftest import ROOT
 
 from experiments import report
 from experiments.configs import byte_lm
@@ -32,8 +33,9 @@ def text(tmp_path_factory):
     return f"--config.data.path={path}"
 
 
-def run(folder, words, *flags):
-    return command("experiments.run", f"--config={BYTE_LM}:{words}", f"--workdir={folder}", *flags)
+def run(folder, words, *flags, **options):
+    words = f"--config={BYTE_LM}:{words}"
+    return command("experiments.run", words, f"--workdir={folder}", *flags, **options)
 
 
 def losses(result):
@@ -96,7 +98,7 @@ def test_another_backend_trains_and_is_shown(tmp_path, text):
 def test_killed_and_started_again(tmp_path, text):
     """SIGKILL at three moments, then a damaged checkpoint: the same loss and metrics to the bit."""
     flags = (text, "--config.train.steps=300", "--config.train.checkpoint_every=20")
-    whole = run(tmp_path / "whole", "tiny", *flags)
+    whole = run(tmp_path / "whole", "tiny", *flags, optimized=True)
     words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", *flags]
     broken = tmp_path / "broken"
     for lines in (5, 15, 30):
@@ -117,7 +119,7 @@ def test_killed_and_started_again(tmp_path, text):
     older, newest = (broken / "checkpoints" / str(step) for step in steps[-2:])
     for file in newest.rglob("d/*"):
         file.write_bytes(file.read_bytes()[:-20])
-    resumed = run(broken, "tiny", *flags)
+    resumed = run(broken, "tiny", *flags, optimized=True)
     assert f"checkpoint {newest.name} is damaged, trying an older one" in resumed.stderr
     assert f"resuming at step {older.name}" in resumed.stderr
     assert losses(resumed) == losses(whole)

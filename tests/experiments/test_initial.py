@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, command
+from commands import command
+from conftest import ROOT
 
 from attnlab import pretrained, unique_parameters
 from attnlab.pretrained.tensors import read_file, write_file

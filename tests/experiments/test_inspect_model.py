@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import command
+from commands import command
 
 from attnlab import ModelConfig, applied_parameters, flops_per_token, pretrained, unique_parameters
 from attnlab.sharing.plan import Plan

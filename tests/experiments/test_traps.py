@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import command
+from commands import command
 
 from experiments.benchmarks import traps
 
