@@ -16,6 +16,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import numpy as np
 import pytest
+from commands import command, user_environment  # noqa: F401  (some tests ask for them here)
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
