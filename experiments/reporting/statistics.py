@@ -1,6 +1,7 @@
 """How sure a difference between two arms is. Numbers in, numbers out."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,10 +38,13 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float) -> Differen
     n, mean = len(differences), float(np.mean(differences))
     if n < 2:
         return Difference(n, mean, math.nan, math.nan, math.nan)
-    error = float(np.std(differences, ddof=1)) / math.sqrt(n)
-    half = float(stats.t.ppf((1 + confidence) / 2, n - 1)) * error
-    t = abs(mean) / error if error else math.inf if mean else 0.0
-    return Difference(n, mean, mean - half, mean + half, 2 * float(stats.t.sf(t, n - 1)))
+    if not np.ptp(differences):  # no spread, where SciPy divides by it
+        return Difference(n, mean, mean, mean, 0.0 if mean else 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of hardly any spread
+        test = stats.ttest_1samp(differences, 0.0)
+    low, high = test.confidence_interval(confidence)
+    return Difference(n, mean, float(low), float(high), float(test.pvalue))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -66,13 +70,8 @@ def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
     >>> rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
     0.5
     """
-    ranks = [_ranks(np.asarray(values)) for values in (a, b)]
-    ranks = [r - r.mean() for r in ranks]
-    size = math.sqrt(float(ranks[0] @ ranks[0]) * float(ranks[1] @ ranks[1]))
-    return float(ranks[0] @ ranks[1]) / size if size else math.nan
+    from scipy import stats
 
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """1 for the smallest; equal values get the mean of their ranks."""
-    smaller = (values[None] < values[:, None]).sum(1)
-    return smaller + ((values[None] == values[:, None]).sum(1) + 1) / 2
+    if not np.ptp(a) or not np.ptp(b):
+        return math.nan
+    return float(stats.spearmanr(a, b).statistic)
