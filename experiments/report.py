@@ -24,8 +24,7 @@ from experiments.reporting.document import (
     Heading,
     Paragraph,
     Table,
-    figures_of,
-    to_html,
+    drawings,
     to_markdown,
 )
 from experiments.reporting.findings import (
@@ -37,6 +36,7 @@ from experiments.reporting.findings import (
     sure,
     verdict,
 )
+from experiments.reporting.page import to_html
 from experiments.reporting.results import Panel, Run, names, read, to_csv, warnings
 from experiments.reporting.wording import (
     counted,
@@ -73,11 +73,13 @@ def write(folders: list[Path]) -> None:
     panels = read(folders)
     blocks = document(panels)
     (folders[0] / FIGURES).mkdir(exist_ok=True)
-    for figure in figures_of(blocks):
-        _put(folders[0] / FIGURES / f"{figure.name}.svg", figure.svg)
+    drawn = drawings(blocks, FIGURES)
+    for link, svg in drawn.items():
+        _put(folders[0] / link, svg)
+    text = to_markdown(blocks, FIGURES)
     _put(folders[0] / "results.csv", to_csv(panels))
-    _put(folders[0] / "report.md", to_markdown(blocks, FIGURES))
-    _put(folders[0] / "report.html", to_html(blocks, _title(panels)))
+    _put(folders[0] / "report.md", text)
+    _put(folders[0] / "report.html", to_html(text, drawn, _title(panels)))
 
 
 def _put(path: Path, text: str) -> None:
@@ -91,12 +93,12 @@ def document(panels: Sequence[Panel]) -> list[Block]:
     """The whole report."""
     blocks: list[Block] = [
         Heading(1, _title(panels)),
-        Paragraph(_subject(panels), "quiet"),
+        Paragraph(_subject(panels)),
     ]
     blocks += [Paragraph(line, "warning") for line in warnings(panels)]
     for panel in panels:
         told = beside.answer if panel.paper else answer
-        blocks.append(Paragraph(told(panel), "answer"))
+        blocks.append(Paragraph(told(panel)))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, len({p.match for p in panels}) < len(panels))

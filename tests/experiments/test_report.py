@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from experiments import report
-from experiments.reporting import figures, findings, results
+from experiments.reporting import document, figures, findings, results
+from experiments.reporting.page import to_html
 from experiments.reporting.statistics import paired_difference
 from experiments.running.workdir import PACKAGES, WorkdirError
 
@@ -295,7 +297,7 @@ def test_budgets_and_yardsticks_stand_in_the_table_best_first(plain):
         "unigram entropy",
     ]
     assert rows[0][3:8] == ["400,000", "400,000", "800,000", "12,346", "60.0"]
-    assert "| gzip -9 | 1.894 |" in markdown
+    assert "| *gzip -9* | 1.894 |" in markdown
 
 
 def test_html_loads_nothing_and_escapes_all(plain):
@@ -315,7 +317,9 @@ def test_html_loads_nothing_and_escapes_all(plain):
 def test_markdown_and_html_say_the_same(plain):
     _, markdown, html = plain
     text = re.sub(r"\s+", " ", "".join(Page(html).text).replace("\xa0", " "))
-    plain = re.sub(r"\*\*|`|^[#>-] ?", "", markdown, flags=re.MULTILINE)
+    plain = re.sub(r"^> \[!\w+\]$", "", markdown, flags=re.MULTILINE)
+    plain = re.sub(r"\*\*|`|~~|^[#>-] ?", "", plain, flags=re.MULTILINE)
+    plain = re.sub(r"^\| \*(.+?)\*", r"| \1", plain, flags=re.MULTILINE)
     plain = plain.replace("&lt;", "<")
     lines = [line for line in plain.splitlines() if line and line[0] not in "|!#-" and line]
     assert len(lines) > 20
@@ -326,6 +330,28 @@ def test_markdown_and_html_say_the_same(plain):
         for c in line.strip("| ").split(" | ")
     ]
     assert [x for x in [*lines, *cells] if x.strip("# sh") not in text] == []
+
+
+AWKWARD = [
+    "a*b*c", "_a_ a_b __c", "[a](b)", "![a](b)", "a | b", "1. a", "- a", "> a", "# a", "~~a~~",
+    "a\\b", "<b>a</b>", "&lt; &", "a * b *", "`*a* | <b>`", "a\n\nb", "a`b", "---", "===", "-0.3",
+]  # fmt: skip
+
+
+def test_what_texts_hold_is_shown_as_it_is():
+    """Names of arms, of files and of papers are no Markdown."""
+    rows = [[text, text] for text in AWKWARD]
+    blocks = [document.Heading(2, text) for text in AWKWARD]
+    blocks += [document.Paragraph(text, "warning") for text in AWKWARD]
+    blocks += [document.Bullets(AWKWARD), document.Paragraph("between")]
+    blocks += [document.Table("caption", ["a", "b"], rows, ["bad"] * len(rows), words=2)]
+    page = to_html(document.to_markdown(blocks, "figures"), {}, "title")
+    wanted = [" ".join(text.split()).replace("`*", "*").replace(">`", ">") for text in AWKWARD]
+    for around in ("<h2>", '<blockquote class="warning">', "<li>", '<th scope="row">', "<td>"):
+        end = around.split()[0].replace("<", "</").rstrip(">") + ">"
+        found = re.findall(f"{around}(.*?){end}", page, flags=re.DOTALL)
+        shown = [unescape(re.sub("</?(p|s|code)>|\n", "", text)) for text in found]
+        assert shown == wanted
 
 
 def test_figures_of_markdown_are_there(plain):
@@ -367,7 +393,7 @@ def test_a_diverged_arm_is_shown_as_such(tmp_path):
     for text in written(tmp_path):
         assert "the loss of seed 1 is not finite at step 50" in text
     markdown = (tmp_path / "report.md").read_text()
-    assert "| narrow · separate | diverged | – | 90,000 |" in markdown
+    assert "| ~~narrow · separate~~ | diverged | – | 90,000 |" in markdown
     assert "Diverged: narrow · separate." in markdown
 
 
