@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention.core import dot_product_attention
-from attnlab.heads.layouts import Weights
+from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec
 
 FLAX_NAMES = {"query": "q", "key": "k", "value": "v", "out": "o"}

@@ -21,7 +21,7 @@ from attnlab.conversion.convert import convert
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.witness import Witness
 from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameters
-from attnlab.heads.layouts import INPUT_AXES, LAYOUTS
+from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.project import project_heads
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
 
@@ -30,23 +30,6 @@ TOKENS = 512
 SIZES = {layout: HeadSpec(layout, width=512, num_heads=8) for layout in LAYOUTS}
 SMALL = {layout: HeadSpec(layout, width=12, num_heads=4) for layout in LAYOUTS}
 
-# x asks, y gives the keys, z the values; x_n is chunk n of x.
-EQUATIONS = {
-    "standard": "q_n = x Q_n,  k_n = y K_n,  v_n = z V_n",
-    "wide": "q_n = x Q_n,  k_n = y K_n,  v_n = z V_n,  H = V = D",
-    "narrow": "q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n",
-    "narrow_tied": "q_n = x_n Q,  k_n = y_n K,  v_n = z_n V",
-    "alt": "q_n = (x down)_n Q_n,  k_n = (y down)_n K_n,  v_n = (z down)_n V_n",
-    "collaborative": "q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n",
-    "bilinear": "q_n = x A_n,  k_n = y,  v_n = z V_n",
-    "absorbed": "q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n",
-    "two_stage": "q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n",
-}
-# The scores of a head over all x and y are a matrix of at most this rank.
-RANKS = {
-    "standard": "DH", "wide": "DH", "narrow": "CH", "narrow_tied": "CH", "alt": "CH",
-    "collaborative": "DR", "bilinear": "DE", "absorbed": "DE", "two_stage": "DH",
-}  # fmt: skip
 URLS = {
     r"arXiv (\d+\.\d+)": "https://arxiv.org/abs/{}",
     r"(pbloem/former)": "https://github.com/{}",
@@ -87,12 +70,13 @@ def section(layout: str) -> str:
     chain = [layout, *(step.spec.layout for step in absorption(spec))]
     weights = ", ".join(f"`{n}` [{', '.join(a)}]" for n, a in weight_axes(spec))
     counted, flops = products(spec), products(spec, applied=True)
+    attended = f"N T ({row.scores} + {row.values})"
     lines = [
-        ("equation", f"`{EQUATIONS[layout]}`"),
+        ("equation", f"`{row.equation}`"),
         ("weights", weights),
         ("parameters", f"{total(counted)} = {evaluate(counted, spec):,}"),
-        ("FLOPs per token", f"2 ({total(flops)} + N T (H + V)) = {head_flops(spec, TOKENS):,}"),
-        ("rank of a head's scores", f"at most min({', '.join(RANKS[layout])}) = {rank(spec)}"),
+        ("FLOPs per token", f"2 ({total(flops)} + {attended}) = {head_flops(spec, TOKENS):,}"),
+        ("rank of a head's scores", f"at most min({', '.join(bounds(spec))}) = {rank(spec)}"),
         (
             "cache",
             f"{cached(spec)} numbers = {cache_bytes_per_token(spec):,} bytes a token (float32)",
@@ -105,12 +89,8 @@ def section(layout: str) -> str:
 
 def products(spec: HeadSpec, applied: bool = False) -> list[str]:
     """Each weight as a product of letters; as often as it is applied to a token, or stored once."""
-    rows = []
-    for name, axes in weight_axes(spec):
-        tied = applied and "C" in axes and "N" not in axes
-        if not (applied and not INPUT_AXES[name]):  # vectors that are multiplied in
-            rows.append("N" * tied + axes)
-    return rows
+    maps = spec.maps.values()
+    return [one.products for one in maps if one.products] if applied else [one.axes for one in maps]
 
 
 def total(terms: list[str]) -> str:
@@ -124,21 +104,21 @@ def evaluate(terms: list[str], spec: HeadSpec) -> int:
     return sum(math.prod(spec.sizes[a] for a in term) for term in terms)
 
 
+def bounds(spec: HeadSpec) -> list[str]:
+    """What limits the rank of the scores of a head over all x and y: what a query is made of, and
+    what a score sums over."""
+    reads = [one.reads for one in spec.maps.values() if one.runs == "query" and one.reads]
+    return list(dict.fromkeys([*reads, LAYOUTS[spec.layout].scores]))
+
+
 def rank(spec: HeadSpec) -> int:
     """The largest rank that the scores of a head can have."""
-    return min(spec.sizes[a] for a in RANKS[spec.layout])
+    return min(map(spec.size, bounds(spec)))
 
 
 def cached(spec: HeadSpec) -> str:
     """What decoding keeps, in letters."""
-    row = LAYOUTS[spec.layout]
-    heads = "K" if "K" in "".join(row.axes.values()) else "N"
-    width = {"collaborative": "R", "bilinear": "E"}.get(spec.layout, "H")
-    return (
-        "E"
-        if row.reads_inputs
-        else f"{width if row.one_key_head else f'{heads} {width}'} + {heads} V"
-    )
+    return " + ".join(LAYOUTS[spec.layout].cache.values())
 
 
 def link(source: str) -> str:
@@ -242,8 +222,7 @@ def pairs() -> str:
 
 def stds(spec: HeadSpec) -> list[float]:
     """1/sqrt(fan in) of each weight."""
-    fans = [[spec.sizes[a] for a in axes if a in INPUT_AXES[n]] for n, axes in weight_axes(spec)]
-    return [math.prod(fan) ** -0.5 for fan in fans]
+    return [math.prod(spec.sizes[a] for a in one.reads) ** -0.5 for one in spec.maps.values()]
 
 
 def answer(w: dict, source: HeadSpec, target: HeadSpec) -> tuple[str, str]:

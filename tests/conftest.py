@@ -109,6 +109,16 @@ def optimized():
     jax.clear_caches()
 
 
+@pytest.fixture
+def outside_row(monkeypatch):
+    """The row of tests/heads/outside.py is one of LAYOUTS for this test."""
+    from outside import OUTSIDE
+
+    from attnlab import LAYOUTS
+
+    monkeypatch.setitem(LAYOUTS, "outside", OUTSIDE)
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     """The folder of real data that may stand beside the checkout; skips without it."""

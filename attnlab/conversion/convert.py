@@ -16,7 +16,8 @@ from attnlab.conversion.measure import Situation, difference, draw, float64, mas
 from attnlab.conversion.specs import settled
 from attnlab.conversion.weights import queries
 from attnlab.conversion.witness import Question, Witness, prove
-from attnlab.heads.layouts import LAYOUTS, Weights
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
 
 
@@ -189,7 +190,9 @@ def permute_heads(params: Weights, spec: HeadSpec, order: list[int]) -> Weights:
     s = spec.sizes
     if sorted(order) != list(range(s["N"])):
         raise ValueError(f"order must hold each of 0..{s['N'] - 1} once, not {order}")
-    if spec.layout in ("narrow", "narrow_tied") or not spec.output:
+    makes_chunks = any("C" in one.makes for one in spec.maps.values())
+    reads_chunks = any("C" in one.reads for one in spec.maps.values())
+    if (reads_chunks and not makes_chunks) or not spec.output:
         part = "its chunk of the output" if not spec.output else "its chunk of x"
         raise ValueError(f"head n of {spec.layout!r} is tied to {part}: convert it first")
     grouped = "K" in "".join(axes for _, axes in weight_axes(spec))
@@ -208,9 +211,6 @@ def permute_heads(params: Weights, spec: HeadSpec, order: list[int]) -> Weights:
             else a
             for name, axes in weight_axes(spec) for a in [w[name]]
         }  # fmt: skip
-        if "down" in w:
-            parts = w["down"].reshape(s["D"], s["N"], s["C"])
-            turned["down"] = parts[:, order].reshape(w["down"].shape)
         return cast(turned)
 
 
@@ -236,37 +236,47 @@ def regauge(
     with float64():
         w, cast = _wide(params, spec)
         if qk is not None:
-            if not {"q", "k"} <= set(LAYOUTS[spec.layout].axes) or spec.layout == "collaborative":
+            queries, keys = _ending(spec, "H", "query"), _ending(spec, "H", "store", "read")
+            if not queries or not keys:
                 raise ValueError(f"layout {spec.layout!r} has no q and k per head; leave qk out")
             if spec.qk_norm:
                 raise ValueError(
                     f"qk_norm {spec.qk_norm!r} sees the basis of q and k; leave qk out"
                 )
-            a = _bases("qk", qk, spec, "k", "H")
-            if rotary and not _turns_alike(a):
+            a = _bases("qk", qk, spec, keys[0])
+            if rotary and LAYOUTS[spec.layout].turned == "H" and not _turns_alike(a):
                 raise ValueError(
                     "qk does not commute with rotary positions: only [[a, -b], [b, a]] on the "
                     "pairs (i, i + H/2) does"
                 )
             inverse = np.linalg.inv(a).swapaxes(-1, -2)
-            w |= _apply(w, spec, {"q": a, "q_bias": a, "k": inverse, "k_bias": inverse})
+            w |= _apply(w, spec, dict.fromkeys(queries, a) | dict.fromkeys(keys, inverse))
         if vo is not None:
-            if "v" not in w or not spec.output:
+            values = _ending(spec, "V", "store", "read")
+            outputs = [name for name, one in spec.maps.items() if one.reads == "NV"]
+            if not values or not outputs:
                 raise ValueError(f"layout {spec.layout!r} has no v and o per head; leave vo out")
-            b = _bases("vo", vo, spec, "v", "V")
+            b = _bases("vo", vo, spec, values[0])
             each = np.broadcast_to(b, (spec.num_heads, *b.shape[1:])) if len(b) == 1 else np.repeat(
                 b, spec.num_heads // len(b), axis=0
             )  # fmt: skip
-            w |= _apply(w, spec, {"v": b, "v_bias": b})
-            w["o"] = np.linalg.inv(each) @ w["o"]
+            w |= _apply(w, spec, dict.fromkeys(values, b))
+            w |= {name: np.linalg.inv(each) @ w[name] for name in outputs}
         return cast(w)
 
 
-def _bases(argument: str, a: Any, spec: HeadSpec, weight: str, width: str) -> np.ndarray:
+def _ending(spec: HeadSpec, letter: str, *runs: str) -> list[str]:
+    """The weights that make this axis, matrices first, where these functions apply them."""
+    return [
+        name for name, one in spec.maps.items() if one.runs in runs and one.axes.endswith(letter)
+    ]
+
+
+def _bases(argument: str, a: Any, spec: HeadSpec, weight: str) -> np.ndarray:
     """One matrix per head of `weight`, or one for all: [1 or K, H, H]."""
-    a, s, axes = np.asarray(a, np.float64), spec.sizes, dict(weight_axes(spec))[weight]
+    a, s, axes = np.asarray(a, np.float64), spec.sizes, spec.maps[weight].axes
     heads = s["K"] if "K" in axes else s["N"] if "N" in axes else 1
-    shape = (s[width], s[width])
+    shape = (s[axes[-1]], s[axes[-1]])
     if a.shape == (s["N"], *shape) and heads < s["N"]:
         parts = a.reshape(heads, -1, *shape)
         if np.any(parts != parts[:, :1]):

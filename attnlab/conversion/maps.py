@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from attnlab.conversion import specs, weights
-from attnlab.heads.layouts import LAYOUTS, Weights
+from attnlab.heads.absorb import FREE_SCORES
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec
 
 
@@ -31,7 +33,6 @@ class Map(NamedTuple):
     """Do the values of the weights decide whether it applies?"""
 
 
-FREE_SCORES = ("rotary", "qk_norm", "cap")  # holds for q k^T alone, not for q and k
 FREE_WIDTH = ("rotary", "qk_norm")  # needs a head width that nothing looks at
 
 

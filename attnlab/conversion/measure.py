@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads.layouts import Weights
+from attnlab.heads.maps import Weights
 from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.positions import rotary_angles
 from attnlab.heads.spec import HeadSpec

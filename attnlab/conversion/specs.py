@@ -8,17 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import HeadSpec
-
-LETTERS = {
-    "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",
-    "E": "key_width", "W": "value_width",
-}  # fmt: skip
+from attnlab.heads.spec import FIELDS, HeadSpec
 
 
 def letters_of(layout: str) -> str:
-    """The axis letters that the matrices of a layout have."""
-    return "".join(LAYOUTS[layout].axes.values())
+    """The axis letters that the weights of a layout have."""
+    return LAYOUTS[layout].letters
 
 
 def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSpec:
@@ -27,7 +22,11 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
     Two specs that mean the same are equal once they are settled.
     """
     layout, s = layout or spec.layout, spec.sizes
-    sizes = {n: s[a] if a in letters_of(layout) else None for a, n in LETTERS.items()}
+    asked = {one.field for one in spec.maps.values()}  # told or not, it decides what is there
+    sizes = {
+        n: (getattr(spec, n) if n in asked else s[a]) if a in letters_of(layout) else None
+        for a, n in FIELDS.items()
+    }
     settled_fields = {
         "layout": layout,
         "out_width": s["O"] if spec.output else None,
@@ -58,7 +57,7 @@ def size(letter: str) -> Callable:
     def reach(spec, goal):
         both = letter in letters_of(spec.layout) and letter in letters_of(goal.layout)
         if both and spec.sizes[letter] < goal.sizes[letter] and (letter != "V" or spec.output):
-            yield settled(spec, **{LETTERS[letter]: goal.sizes[letter]})
+            yield settled(spec, **{FIELDS[letter]: goal.sizes[letter]})
 
     return reach
 
@@ -142,7 +141,7 @@ def output(spec, goal):
 def no_output(spec, goal):
     s, v = spec.sizes, goal.sizes["V"]
     fits = spec.num_heads == goal.num_heads and s["N"] * v == s["O"] and "o" not in spec.biases
-    if spec.output and not goal.output and "v" in LAYOUTS[spec.layout].axes and fits:
+    if spec.output and not goal.output and "v" in spec.maps and fits:
         yield settled(spec, output=False, out_width=None, value_dim=v)
 
 

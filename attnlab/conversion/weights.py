@@ -18,7 +18,8 @@ from attnlab.conversion.factors import (
     stacked_scores,
     stacked_values,
 )
-from attnlab.heads.layouts import Weights, block_diagonal
+from attnlab.heads.absorb import block_diagonal
+from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, weight_axes
 
 
@@ -65,7 +66,8 @@ def identity_outer(w, spec, reached):
 
 
 def identity_down(w, spec, reached):
-    return w | {"down": np.eye(spec.width)}
+    s = spec.sizes
+    return w | {"down": np.eye(s["D"]).reshape(s["D"], s["N"], s["C"])}
 
 
 def indicators(w, spec, reached):
@@ -160,7 +162,7 @@ def share_down(w, spec, reached):
     both = np.concatenate([w["q"], w["k"], w["v"]], axis=2).swapaxes(0, 1)
     left, right = split(both, s["C"], "[q k v] of head")
     q, k, v = np.split(right, [s["H"], 2 * s["H"]], axis=2)
-    return w | {"down": left.swapaxes(0, 1).reshape(s["D"], -1), "q": q, "k": k, "v": v}
+    return w | {"down": left.swapaxes(0, 1), "q": q, "k": k, "v": v}
 
 
 def cut(w, spec, reached):

@@ -30,7 +30,7 @@ from attnlab.conversion.measure import (
     outputs,
     probabilities,
 )
-from attnlab.heads.layouts import Weights
+from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec
 
 # Weights up to which the degrees of freedom are counted: it takes a matrix of that size.

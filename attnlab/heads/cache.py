@@ -1,4 +1,4 @@
-"""What decoding remembers: the keys and values of the past, or the inputs they are made of.
+"""What decoding remembers: what the layout stores of the past (`Layout.cache`).
 
 A cache is a dict of arrays [B, size, ...] and the number of tokens seen so far; it goes into a
 call and comes out longer. Token p lies at place p mod size, so with a sliding window a small cache
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.cost import cache_shapes
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.names import find
 
@@ -33,9 +33,9 @@ def init_cache(
 ) -> Cache:
     """An empty cache of `size` tokens for the heads of `spec`.
 
-    Holds k and v as `project_heads` makes them, or as they are in another order of contraction
-    (see `multi_head_attention`). In the order "absorbed" keys and values are the inputs, and the
-    cache holds x alone.
+    Holds what the layout of `spec` stores (keys and values for most), or the layout of another
+    order of contraction (see `multi_head_attention`): keys and values of the order "absorbed" are
+    the inputs, and its cache holds x alone.
 
     >>> cache = init_cache(HeadSpec("absorbed", width=6, num_heads=2), batch=1, size=4)
     >>> {name: a.shape for name, a in cache.items()}
@@ -43,16 +43,13 @@ def init_cache(
     """
     reached = {"factored": spec} | {step.spec.layout: step.spec for step in absorption(spec)}
     spec = find(f"order of layout {spec.layout!r}", order, reached)
-    s, row = spec.sizes, LAYOUTS[spec.layout]
-    if row.reads_inputs and s["E"] != s["W"]:
+    s = spec.sizes
+    if not s["D"] == s["E"] == s["W"]:
         raise ValueError(
-            f"layout {spec.layout!r} keeps its inputs: key_width {s['E']} and value_width {s['W']} "
-            "must be equal, because keys and values are one text"
+            f"width {s['D']}, key_width {s['E']} and value_width {s['W']} must be equal for a "
+            "cache, because queries, keys and values are of one text"
         )
-    shapes = {"x": (s["E"],)} if row.reads_inputs else {
-        "k": (1 if row.one_key_head else s["K"], s["H"]),
-        "v": (s["K"], s["V"]),
-    }  # fmt: skip
+    shapes = cache_shapes(spec)
     arrays = {name: jnp.zeros((batch, size, *shape), dtype) for name, shape in shapes.items()}
     return arrays | {"length": jnp.zeros((), jnp.int32)}
 

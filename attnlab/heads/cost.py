@@ -7,7 +7,8 @@ applied, the scores, the value product over all keys (a causal mask saves none h
 import math
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import MEMORY_NAMES, HeadSpec, weight_axes
+from attnlab.heads.maps import RUNS
+from attnlab.heads.spec import HeadSpec
 
 
 def head_parameters(spec: HeadSpec) -> int:
@@ -29,34 +30,71 @@ def head_flops(spec: HeadSpec, num_keys: int) -> int:
 
 
 def call_flops(
-    spec: HeadSpec, batch: int, num_queries: int, num_keys: int, *, cross: bool = False
+    spec: HeadSpec,
+    batch: int,
+    num_queries: int,
+    num_keys: int,
+    *,
+    cross: bool = False,
+    num_new: int | None = None,
 ) -> int:
-    """Forward FLOPs of one call: projections of queries and of keys, scores, value product."""
-    s, queries, keys = spec.sizes, 0, 0
-    for name, axes in weight_axes(spec):
-        count = multiply_adds(spec, name, axes)
-        on_keys = name in MEMORY_NAMES and axes != "NO"  # an absorbed value bias joins the output
-        queries += 0 if on_keys else count
-        keys += count if on_keys or (cross and name == "down") else 0
-    scores = s["N"] * num_queries * num_keys * (s["H"] + s["V"])
-    return 2 * batch * (num_queries * queries + num_keys * keys + scores)
+    """Forward FLOPs of one call: each map as often as it runs, scores, value product.
+
+    `cross`: keys are of another text than queries, which is prepared too. `num_new`: so many of
+    the keys are stored in this call (default: all); the rest was there, in a cache.
+
+    >>> spec = HeadSpec("standard", width=512, num_heads=8)
+    >>> call_flops(spec, 1, 1, 100, num_new=1) == 2 * (4 * 512**2 + 8 * 100 * (64 + 64))
+    True
+    """
+    new, row = num_keys if num_new is None else num_new, LAYOUTS[spec.layout]
+    times = {
+        "prepare": num_queries + (new if cross else 0),
+        "query": num_queries,
+        "store": new,
+        "read": num_keys,
+        "merge": num_queries,
+    }
+    maps = sum(times[runs] * count for runs, count in multiply_adds(spec).items())
+    width = spec.size(row.scores) + spec.size(row.values)
+    return 2 * batch * (maps + spec.num_heads * num_queries * num_keys * width)
+
+
+def decode_flops(spec: HeadSpec, num_keys: int) -> int:
+    """Forward FLOPs of one more token, which sees `num_keys` keys with its own.
+
+    >>> decode_flops(HeadSpec("standard", width=512, num_heads=8), 100)
+    2301952
+    """
+    return call_flops(spec, 1, 1, num_keys, num_new=1)
+
+
+def multiply_adds(spec: HeadSpec) -> dict[str, int]:
+    """Function of the row -> multiply-adds of its maps for a token.
+
+    >>> multiply_adds(HeadSpec("standard", width=512, num_heads=8))["merge"] == 512**2
+    True
+    """
+    counts = dict.fromkeys(RUNS, 0)
+    for one in spec.maps.values():
+        counts[one.runs] += math.prod(spec.sizes[a] for a in one.products) if one.products else 0
+    return counts
+
+
+def cache_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what decoding stores for a token.
+
+    >>> cache_shapes(HeadSpec("standard", width=512, num_heads=8, num_kv_heads=1))
+    {'k': (1, 64), 'v': (1, 64)}
+    """
+    cache = LAYOUTS[spec.layout].cache
+    return {name: tuple(spec.sizes[a] for a in axes.split()) for name, axes in cache.items()}
 
 
 def cache_bytes_per_token(spec: HeadSpec, bytes_per_number: int = 4) -> int:
-    """What decoding stores per token and application: keys and values, or x where they are x.
+    """What decoding stores per token and application.
 
     >>> cache_bytes_per_token(HeadSpec("standard", width=512, num_heads=8, num_kv_heads=1))
     512
     """
-    s, row = spec.sizes, LAYOUTS[spec.layout]
-    key_heads = 1 if row.one_key_head else s["K"]
-    numbers = s["E"] if row.reads_inputs else key_heads * s["H"] + s["K"] * s["V"]
-    return numbers * bytes_per_number
-
-
-def multiply_adds(spec: HeadSpec, name: str, axes: str) -> int:
-    """Of one weight per token. Vectors that are added or multiplied in count nothing."""
-    if name == "m" or (name[1:] in ("_bias", "_norm") and axes != "NO"):
-        return 0  # a bias [N, O] sums over the heads, as a matrix does
-    tied = "C" in axes and "N" not in axes  # one matrix, applied to every chunk
-    return math.prod(spec.shapes[name]) * (spec.num_heads if tied else 1)
+    return sum(map(math.prod, cache_shapes(spec).values())) * bytes_per_number

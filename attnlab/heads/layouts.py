@@ -17,143 +17,150 @@ cheapest depends on sizes alone; it is how `multi_head_attention` chooses its or
 contraction, and half of the exact maps of `convert`.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.remat import save_for_backward
-
-Weights = dict[str, Any]
-"""The weights of one set of heads: arrays named q, k, v, o and q_bias, k_bias, ..."""
-
-# The axes that a weight sums over; the rest are what it makes. They give the fan.
-INPUT_AXES = {
-    "q": "DC", "k": "EC", "v": "WC", "o": "NV", "qk": "D", "vo": "NW", "m": "",
-    "down": "D", "q_outer": "D", "k_outer": "E", "v_outer": "W",
-}  # fmt: skip
-
-
-class Absorbed(NamedTuple):
-    """One step along the chain of rows that are the same function."""
-
-    spec: Any
-    """The `HeadSpec` that is reached."""
-    weights: Callable[[Weights], Weights]
-    """The weights there."""
-    flops: int
-    """What multiplying them out costs, once per call."""
+from attnlab.heads import absorb
+from attnlab.heads.absorb import Absorbed
+from attnlab.heads.maps import (
+    Held,
+    Weights,
+    add_bias,
+    merge_all,
+    normalise,
+    parse,
+    read_all,
+    read_chunk,
+    read_tied,
+)
 
 
 class Layout(NamedTuple):
-    """One way to make heads. A new layout is three functions and a row of `LAYOUTS`."""
+    """One way to make heads, and all that is particular to it: what it stores, what its weights
+    are and when each is applied. A new layout is `maps`, `cache` and three functions.
 
-    axes: dict[str, str]
-    """Weight name -> axis letters: gives its shape, fan, parameter count and FLOPs."""
-    query: Callable
-    """(w, x, spec) -> [B, T, N, H]"""
-    memory: Callable
-    """(w, key_input, value_input, spec) -> k [B, S, K, H], v [B, S, K, V]: what a cache stores"""
-    merge: Callable
-    """(w, heads [B, T, N, V], spec) -> [B, T, O]"""
-    biases: dict[str, str] = {"q": "NH", "k": "KH", "v": "KV", "o": "O"}  # noqa: RUF012
-    """Letter of a map -> the axes of its bias."""
-    head_dim: str = "C"
-    """The axis whose size H takes where a spec leaves `head_dim` out."""
-    value_dim: str = "H"
-    """The axis whose size V takes where a spec leaves `value_dim` out."""
-    prepare: Callable = lambda w, x: x
+    `turn` rotates [B, T, ..., H] by position, over the last axis (`positions.rotate`); a row hands
+    it what positions turn, all of q and k or a part of them. Without rotary positions it does
+    nothing.
+
+    Along a chain of `absorb` one name in a cache stands for the same numbers: a row may read what
+    another one stored where the names agree.
+    """
+
+    maps: dict[str, str]
+    """Weight name -> when it is applied, what it reads, what it makes (`maps.py`): gives its shape,
+    sharding axes, initial scale, parameters, FLOPs, and whether it makes keys and values."""
+    cache: dict[str, str]
+    """Name -> axes of what decoding stores for a token."""
+    query: Callable[..., Array]
+    """(w, x, spec, turn) -> q [B, T, N, Hq]"""
+    store: Callable[..., Held]
+    """(w, key_input, value_input, spec, turn) -> {name: [B, S, ...]}: the names of `cache`"""
+    merge: Callable[..., Array]
+    """(w, heads [B, T, N, Vv], spec) -> [B, T, O]"""
+    read: Callable[..., tuple[Array, Array]] = lambda w, held, spec: (held["k"], held["v"])
+    """(w, held, spec) -> k [B, S, Kk, Hq], v [B, S, Kv, Vv]"""
+    prepare: Callable[..., Array] = lambda w, x: x
     """(w, input) -> input: done once to whatever is read."""
-    one_key_head: bool = False
-    """Do all query heads read the same keys?"""
-    reads_inputs: bool = False
-    """Are keys and values the inputs themselves? Then a cache holds x alone."""
+    sizes: dict[str, Callable] = {  # noqa: RUF012
+        "H": lambda spec, s: s["C"],
+        "V": lambda spec, s: s["H"],
+    }
+    """Letter -> (spec, sizes so far) -> its size where the spec leaves it out."""
+    scores: str = "H"
+    """Hq, what a score sums over: letters whose sizes are added, as in "H + P"."""
+    values: str = "V"
+    """Vv, what a head gets for a query, likewise."""
+    turned: str | None = "H"
+    """The axis that rotary positions turn; None where what is cached cannot be turned."""
     absorb: Callable[[Any], Absorbed | None] | None = None
     """spec -> the same function as another row, with fewer or wider weights; None = last."""
+    equation: str = ""
+    """q_n, k_n and v_n, where x asks, y gives the keys and z the values, x_n is chunk n of x."""
     source: str = ""
     """Where the layout comes from."""
 
-
-def _add_bias(y: Array, w: Weights, name: str) -> Array:
-    bias = f"{name}_bias"
-    return y + w[bias].astype(y.dtype) if bias in w else y
-
-
-def _read_all(w: Weights, name: str, x: Array) -> Array:
-    """[B, T, D] x [D, N, H] -> [B, T, N, H] as one flat matmul (1.6 times as fast on a CPU)."""
-    kernel = w[name].astype(x.dtype)
-    flat = save_for_backward(x.reshape(-1, x.shape[-1]) @ kernel.reshape(kernel.shape[0], -1))
-    return _add_bias(flat.reshape(*x.shape[:-1], *kernel.shape[1:]), w, name)
+    @property
+    def letters(self) -> str:
+        """Of the axes of all weights that a spec may have."""
+        return "".join(parse(name, text).axes for name, text in self.maps.items())
 
 
-def _read_chunk(w: Weights, name: str, x: Array) -> Array:
-    """Head n reads x[..., n*C:(n+1)*C] alone: [B, T, N*C] x [N, C, H] -> [B, T, N, H]."""
-    kernel = w[name].astype(x.dtype)
-    chunks = x.reshape(*x.shape[:-1], *kernel.shape[:2])
-    made = save_for_backward(jnp.einsum("BTNC,NCH->BTNH", chunks, kernel))
-    return _add_bias(made, w, name)
+def _row(read: Callable, qkv: str, outer: dict[str, str] | None = None, **fields: Any) -> Layout:
+    """A layout whose q, k and v all read their input with `read`, and which knows biases and q/k
+    norms; `outer` maps come before them.
+    """
+    q, k, v = qkv.split(", ")
+    maps = {"q": f"query: {q}", "k": f"store: {k}", "v": f"store: {v}", "o": OUTPUT}
 
+    def query(w, x, spec, turn):
+        return turn(normalise(w, "q_norm", read(w, "q", x), spec.qk_norm, spec.norm_eps))
 
-def _read_tied(w: Weights, name: str, x: Array) -> Array:
-    """The same [C, H] for every chunk: [B, T, N*C] -> [B, T, N, H]."""
-    chunks = x.reshape(*x.shape[:-1], -1, w[name].shape[0])
-    return _read_all(w, name, chunks)
+    def store(w, x, y, spec, turn):
+        k = normalise(w, "k_norm", read(w, "k", x), spec.qk_norm, spec.norm_eps)
+        return {"k": turn(k), "v": read(w, "v", y)}
 
-
-def _merge_all(w: Weights, heads: Array, spec: Any) -> Array:
-    """[B, T, N, V] x [N, V, O] -> [B, T, O]; without an output map the heads side by side."""
-    flat = heads.reshape(-1, heads.shape[-2] * heads.shape[-1])
-    if spec.output:
-        kernel = w["o"].astype(heads.dtype)
-        flat = flat @ kernel.reshape(-1, kernel.shape[2])
-    return _add_bias(flat.reshape(*heads.shape[:2], -1), w, "o")
-
-
-def _row(read: Callable, axes: str, outer: dict[str, str] | None = None, **fields: Any) -> Layout:
-    """A layout whose q, k and v all read their input with `read`; `outer` maps come before them."""
     parts: dict[str, Any] = {
-        "axes": (outer or {}) | dict(zip("qkvo", axes.split(", "), strict=True)),
-        "query": lambda w, x, spec: read(w, "q", x),
-        "memory": lambda w, x, y, spec: (read(w, "k", x), read(w, "v", y)),
-        "merge": _merge_all,
+        "maps": (outer or {}) | maps | _biases(maps) | QK_NORMS,
+        "cache": {"k": "K H", "v": "K V"},
+        "query": query,
+        "store": store,
+        "merge": merge_all,
     }
     return Layout(**parts | fields)
 
 
-def _query_two_stage(w: Weights, x: Array, spec: Any) -> Array:
-    return _read_all(w, "q", _read_all(w, "q_outer", x))
+OUTPUT = "merge: N V -> O if output"
+QK_NORMS = {"q_norm": "query: H = 1 if qk_norm", "k_norm": "store: H = 1 if qk_norm"}
 
 
-def _memory_two_stage(w: Weights, x: Array, y: Array, spec: Any) -> tuple[Array, Array]:
-    k, v = _read_all(w, "k_outer", x), _read_all(w, "v_outer", y)
-    return _read_all(w, "k", k), _read_all(w, "v", v)
+def _biases(maps: dict[str, str], letters: str = "qkvo") -> dict[str, str]:
+    """A bias for the maps of these letters: what stands right."""
+    found = {letter: parse(letter, maps[letter]) for letter in letters}
+    return {
+        f"{letter}_bias": f"{one.runs}: {' '.join(one.makes)} = 0 if biases has {letter}"
+        for letter, one in found.items()
+    }
 
 
-def _query_collaborative(w: Weights, x: Array, spec: Any) -> Array:
+def _read_two_stage(w: Weights, name: str, x: Array) -> Array:
+    return read_all(w, name, read_all(w, f"{name}_outer", x))
+
+
+def _query_collaborative(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
     """Every head weighs the same R query dimensions: (x W_Q) * m_n."""
-    return _read_all(w, "q", x)[..., None, :] * w["m"].astype(x.dtype)
+    q = read_all(w, "q", x)[..., None, :] * w["m"].astype(x.dtype)
+    return turn(normalise(w, "q_norm", q, spec.qk_norm, spec.norm_eps))
 
 
-def _memory_collaborative(w: Weights, x: Array, y: Array, spec: Any) -> tuple[Array, Array]:
-    return _read_all(w, "k", x)[..., None, :], _read_all(w, "v", y)
+def _store_collaborative(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
+    k = normalise(w, "k_norm", read_all(w, "k", x), spec.qk_norm, spec.norm_eps)
+    return {"k": turn(k), "v": read_all(w, "v", y)}
 
 
-def _query_bilinear(w: Weights, x: Array, spec: Any) -> Array:
+def _query_bilinear(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
     """x A_n + b_n: the rest of the score is the key input itself."""
-    q = _read_all(w, "qk", x)
-    return _add_bias(q, w, "q")
+    return turn(add_bias(read_all(w, "qk", x), w, "q"))
 
 
-def _memory_bilinear(w: Weights, x: Array, y: Array, spec: Any) -> tuple[Array, Array]:
-    return x[..., None, :], _read_all(w, "v", y)
+def _store_bilinear(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
+    return {"x": turn(x), "v": read_all(w, "v", y)}
 
 
-def _memory_absorbed(w: Weights, x: Array, y: Array, spec: Any) -> tuple[Array, Array]:
+def _store_absorbed(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
+    """One text that nothing turned is kept once."""
+    keys = turn(x)
+    return {"x": x} if keys is x is y else {"x": keys, "y": y}
+
+
+def _read_absorbed(w: Weights, held: Held, spec: Any) -> tuple[Array, Array]:
     """Keys and values are the inputs. A column of ones carries the mass of each row of
     probabilities to the value bias: less than 1 in empty rows, under dropout and under mixing.
     """
+    x, y = held["x"], held.get("y", held["x"])
     if "v_bias" in w:
         y = jnp.concatenate([y, jnp.ones_like(y[..., :1])], axis=-1)
     return x[..., None, :], y[..., None, :]
@@ -163,226 +170,141 @@ def _merge_absorbed(w: Weights, heads: Array, spec: Any) -> Array:
     kernel = w["vo"]
     if "v_bias" in w:
         kernel = jnp.concatenate([kernel, w["v_bias"][:, None].astype(kernel.dtype)], axis=1)
-    return _merge_all({"o": kernel} | {n: w[n] for n in w if n == "o_bias"}, heads, spec)
+    return merge_all({"o": kernel} | {n: w[n] for n in w if n == "o_bias"}, heads, spec)
 
 
-def _rest(w: Weights, *used: str) -> Weights:
-    """The weights that a step leaves as they are."""
-    return {name: a for name, a in w.items() if name not in used}
+def _one_key_head(key: str) -> Callable:
+    """The `read` of rows whose query heads all look at one key, which has no axis for heads."""
+    return lambda w, held, spec: (held[key][..., None, :], held["v"])
 
 
-def _untie(spec: Any) -> Absorbed:
-    """narrow_tied -> narrow: every head a copy of the one projection."""
-    names = {"q", "k", "v", "q_bias", "k_bias", "v_bias"}
-    copy = lambda a: jnp.broadcast_to(a, (spec.num_heads, *a.shape))
-    return Absorbed(
-        dataclasses.replace(spec, layout="narrow"),
-        lambda w: {n: copy(a) if n in names else a for n, a in w.items()},
-        0,
-    )
-
-
-def block_diagonal(kernel: Array) -> Array:
-    """[N, C, H] -> [N*C, N, H]: head n keeps its own chunk of the rows, zeros elsewhere."""
-    n, _, h = kernel.shape
-    return (jnp.eye(n, dtype=kernel.dtype)[:, None, :, None] * kernel[:, :, None]).reshape(-1, n, h)
-
-
-def _spread(spec: Any) -> Absorbed:
-    """narrow -> standard: the chunks as block-diagonal matrices."""
-    return Absorbed(
-        dataclasses.replace(spec, layout="standard", **_sizes(spec, "HV")),
-        lambda w: {n: block_diagonal(a) if n in ("q", "k", "v") else a for n, a in w.items()},
-        0,
-    )
-
-
-def _fold_down(spec: Any) -> Absorbed:
-    """alt -> standard: head n reads x through its own C columns of the shared matrix."""
-    s = spec.sizes
-    fold = lambda down, a: jnp.einsum("DNC,NCH->DNH", down.reshape(s["D"], s["N"], s["C"]), a)
-    return Absorbed(
-        dataclasses.replace(spec, layout="standard", **_sizes(spec, "HV")),
-        lambda w: _rest(w, "down") | {n: fold(w["down"], w[n]) for n in "qkv"},
-        2 * s["D"] ** 2 * (2 * s["H"] + s["V"]),
-    )
-
-
-def _fold_outer(spec: Any) -> Absorbed:
-    """two_stage -> standard: W^Q W_i^Q is one matrix per head."""
-    s = spec.sizes
-    fold = lambda outer, a: jnp.tensordot(outer, a, 1)
-    flops = s["D"] ** 2 * s["N"] * s["H"] + s["K"] * (s["E"] ** 2 * s["H"] + s["W"] ** 2 * s["V"])
-    return Absorbed(
-        dataclasses.replace(spec, layout="standard"),
-        lambda w: (
-            _rest(w, "q_outer", "k_outer", "v_outer")
-            | {n: fold(w[f"{n}_outer"], w[n]) for n in "qkv"}
-        ),
-        2 * flops,
-    )
-
-
-def _multiply_scores(spec: Any) -> Absorbed | None:
-    """standard -> bilinear: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query
-    bias becomes a vector per head.
-    """
-    s = spec.sizes
-
-    def weights(w: Weights) -> Weights:
-        # Each key head serves N/K query heads, next to each other.
-        k = jnp.repeat(w["k"], s["N"] // s["K"], axis=1)
-        made = {"qk": jnp.einsum("DNH,ENH->DNE", w["q"], k)}
-        if "q_bias" in w:
-            made["q_bias"] = jnp.einsum("NH,ENH->NE", w["q_bias"], k)
-        return _rest(w, "q", "k", "q_bias", "k_bias") | made
-
-    return _bilinear(spec, weights)
-
-
-def _multiply_shared(spec: Any) -> Absorbed | None:
-    """collaborative -> bilinear: A_n = W_Q diag(m_n) W_K^T."""
-
-    def weights(w: Weights) -> Weights:
-        keys = jnp.einsum("NR,ER->NER", w["m"], w["k"])
-        made = {"qk": jnp.einsum("DR,NER->DNE", w["q"], keys)}
-        if "q_bias" in w:
-            made["q_bias"] = jnp.einsum("R,NER->NE", w["q_bias"], keys)
-        return _rest(w, "q", "k", "m", "q_bias", "k_bias") | made
-
-    return _bilinear(spec, weights)
-
-
-def _bilinear(spec: Any, weights: Callable) -> Absorbed | None:
-    if spec.qk_norm:  # it stands between W_Q and W_K
-        return None
-    s = spec.sizes
-    reached = dataclasses.replace(
-        spec,
-        layout="bilinear",
-        head_dim=None,
-        shared_dim=None,
-        scale=spec.score_scale,
-        biases=spec.biases.replace("k", ""),
-        **_sizes(spec, "V"),
-    )
-    return Absorbed(reached, weights, 2 * s["D"] * s["N"] * s["E"] * s["H"])
-
-
-def _multiply_values(spec: Any) -> Absorbed | None:
-    """bilinear -> absorbed: W_V,n W_O,n is one matrix, the value bias a vector per head."""
-    s = spec.sizes
-
-    def weights(w: Weights) -> Weights:
-        v = jnp.repeat(w["v"], s["N"] // s["K"], axis=1)
-        made = {"vo": jnp.einsum("WNV,NVO->NWO", v, w["o"])}
-        if "v_bias" in w:
-            bias = jnp.repeat(w["v_bias"], s["N"] // s["K"], axis=0)
-            made["v_bias"] = jnp.einsum("NV,NVO->NO", bias, w["o"])
-        return _rest(w, "v", "o", "v_bias") | made
-
-    if not spec.output:
-        return None
-    reached = dataclasses.replace(spec, layout="absorbed", num_kv_heads=None, value_dim=None)
-    return Absorbed(reached, weights, 2 * s["N"] * s["W"] * s["V"] * s["O"])
-
-
-def _sizes(spec: Any, letters: str) -> dict[str, int]:
-    """Sizes that the next layout would take another default for, spelled out."""
-    names = {"H": "head_dim", "V": "value_dim"}
-    return {names[a]: spec.sizes[a] for a in letters}
-
+PER_HEAD = {"k": "N H", "v": "N V"}
+COLLABORATIVE = {"q": "query: D -> R", "k": "store: E -> R", "v": "store: W -> K V", "o": OUTPUT}
+BILINEAR = {"qk": "query: D -> N E", "v": "store: W -> K V", "o": OUTPUT}
 
 LAYOUTS: dict[str, Layout] = {
     # Every head reads all of x. Sizes make it canonical, multi-query, grouped or V != H.
     "standard": _row(
-        _read_all,
-        "D N H, E K H, W K V, N V O",
-        absorb=_multiply_scores,
+        read_all,
+        "D -> N H, E -> K H, W -> K V",
+        absorb=absorb.multiply_scores,
+        equation="q_n = x Q_n,  k_n = y K_n,  v_n = z V_n",
         source="Vaswani et al. 2017, section 3.2.2, arXiv 1706.03762",
     ),
     # The same function with heads as wide as x.
     "wide": _row(
-        _read_all,
-        "D N H, E K H, W K V, N V O",
-        head_dim="D",
-        absorb=_multiply_scores,
+        read_all,
+        "D -> N H, E -> K H, W -> K V",
+        sizes={"H": lambda spec, s: s["D"], "V": lambda spec, s: s["H"]},
+        absorb=absorb.multiply_scores,
+        equation="q_n = x Q_n,  k_n = y K_n,  v_n = z V_n,  H = V = D",
         source="pbloem/former, SelfAttentionWide",
     ),
     # Every head reads its own chunk of x, with its own weights.
     "narrow": _row(
-        _read_chunk,
-        "N C H, N C H, N C V, N V O",
-        biases={"q": "NH", "k": "NH", "v": "NV", "o": "O"},
-        absorb=_spread,
+        read_chunk,
+        "[N] C -> H, [N] C -> H, [N] C -> V",
+        cache=PER_HEAD,
+        absorb=absorb.spread,
+        equation="q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n",
         source="peterbloem.nl/blog/transformers, text of 2019 to 2023",
     ),
     # One projection for the chunks of all heads. Published with an output map and scale
     # 1/sqrt(D) (2019), and without one (2021); `output` and `scale` tell which.
     "narrow_tied": _row(
-        _read_tied,
-        "C H, C H, C V, N V O",
-        biases={"q": "H", "k": "H", "v": "V", "o": "O"},
-        absorb=_untie,
+        read_tied,
+        "(N) C -> H, (N) C -> H, (N) C -> V",
+        cache=PER_HEAD,
+        absorb=absorb.untie,
+        equation="q_n = x_n Q,  k_n = y_n K,  v_n = z_n V",
         source="pbloem/former, SelfAttentionNarrow",
     ),
     # One D x D matrix for all heads, then chunks.
     "alt": _row(
-        _read_chunk,
-        "N C H, N C H, N C V, N V O",
-        outer={"down": "D D"},
-        biases={"q": "NH", "k": "NH", "v": "NV", "o": "O"},
-        prepare=lambda w, x: _read_all(w, "down", x),
-        absorb=_fold_down,
+        read_chunk,
+        "[N] C -> H, [N] C -> H, [N] C -> V",
+        outer={"down": "prepare: D -> N C"},
+        cache=PER_HEAD,
+        prepare=lambda w, x: read_all(w, "down", x),
+        absorb=absorb.fold_down,
+        equation="q_n = (x down)_n Q_n,  k_n = (y down)_n K_n,  v_n = (z down)_n V_n",
         source="pbloem/former, SelfAttentionAlt",
     ),
     # One query and one key map for all heads; each head weighs their R dimensions.
     "collaborative": Layout(
-        axes={"q": "D R", "k": "E R", "m": "N R", "v": "W K V", "o": "N V O"},
+        maps={
+            "q": COLLABORATIVE["q"],
+            "k": COLLABORATIVE["k"],
+            "m": "query: N R ~ 1",
+            "v": COLLABORATIVE["v"],
+            "o": OUTPUT,
+            **_biases(COLLABORATIVE),
+            "q_norm": "query: R = 1 if qk_norm",
+            "k_norm": "store: R = 1 if qk_norm",
+        },
+        cache={"k": "R", "v": "K V"},
         query=_query_collaborative,
-        memory=_memory_collaborative,
-        merge=_merge_all,
-        biases={"q": "R", "k": "R", "v": "KV", "o": "O"},
-        head_dim="R",
-        value_dim="C",
-        one_key_head=True,
-        absorb=_multiply_shared,
+        store=_store_collaborative,
+        read=_one_key_head("k"),
+        merge=merge_all,
+        sizes={"H": lambda spec, s: s["R"], "V": lambda spec, s: s["C"]},
+        scores="R",
+        turned="R",
+        absorb=absorb.multiply_shared,
+        equation="q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n",
         source="Cordonnier et al. 2020, arXiv 2006.16362",
     ),
     # One D x E matrix per head in place of the pair W_Q, W_K. Its keys are the input.
     "bilinear": Layout(
-        axes={"qk": "D N E", "v": "W K V", "o": "N V O"},
+        maps={
+            **BILINEAR,
+            "q_bias": "query: N E = 0 if biases has q",
+            **_biases(BILINEAR, "vo"),
+        },
+        cache={"x": "E", "v": "K V"},
         query=_query_bilinear,
-        memory=_memory_bilinear,
-        merge=_merge_all,
-        biases={"q": "NE", "v": "KV", "o": "O"},
-        head_dim="E",
-        value_dim="C",
-        one_key_head=True,
-        absorb=_multiply_values,
+        store=_store_bilinear,
+        read=_one_key_head("x"),
+        merge=merge_all,
+        sizes={"H": lambda spec, s: s["E"], "V": lambda spec, s: s["C"]},
+        scores="E",
+        turned="E",
+        absorb=absorb.multiply_values,
+        equation="q_n = x A_n,  k_n = y,  v_n = z V_n",
         source="Luong et al. 2015, section 3.1 (general score), arXiv 1508.04025",
     ),
     # And one W x O matrix per head in place of W_V, W_O: keys and values are the inputs.
     "absorbed": Layout(
-        axes={"qk": "D N E", "vo": "N W O"},
+        maps={
+            "qk": "query: D -> N E",
+            "vo": "merge: N W -> O",
+            "q_bias": "query: N E = 0 if biases has q",
+            "v_bias": "merge: N -> O = 0 if biases has v",
+            "o_bias": "merge: O = 0 if biases has o",
+        },
+        cache={"x": "E"},
         query=_query_bilinear,
-        memory=_memory_absorbed,
+        store=_store_absorbed,
+        read=_read_absorbed,
         merge=_merge_absorbed,
-        biases={"q": "NE", "v": "NO", "o": "O"},
-        head_dim="E",
-        value_dim="W",
-        one_key_head=True,
-        reads_inputs=True,
+        # A value bias rides on one more column, of ones.
+        sizes={"H": lambda spec, s: s["E"], "V": lambda spec, s: s["W"] + ("v" in spec.biases)},
+        scores="E",
+        turned=None,
+        equation="q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n",
         source="Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)",
     ),
     # W^Q, W^K, W^V before the maps of each head, as one reads the paper's Q W_i^Q.
     "two_stage": _row(
-        _read_all,
-        "D N H, E K H, W K V, N V O",
-        outer={"q_outer": "D D", "k_outer": "E E", "v_outer": "W W"},
-        query=_query_two_stage,
-        memory=_memory_two_stage,
-        absorb=_fold_outer,
+        _read_two_stage,
+        "D -> N H, E -> K H, W -> K V",
+        outer={
+            "q_outer": "query: D -> D",
+            "k_outer": "store: E -> E",
+            "v_outer": "store: W -> W",
+        },
+        absorb=absorb.fold_outer,
+        equation="q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n",
         source="Vaswani et al. 2017, section 3.2.2, with Q = X W^Q read into it",
     ),
 }

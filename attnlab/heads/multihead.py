@@ -9,16 +9,17 @@ from jaxtyping import Array, Bool, Float, Num
 
 from attnlab.attention.core import Mix, dot_product_attention, explain
 from attnlab.attention.masks import Edges, combine
+from attnlab.heads.absorb import Absorbed
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.cost import call_flops
-from attnlab.heads.layouts import LAYOUTS, Absorbed, Weights
-from attnlab.heads.positions import rotate
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.maps import Held, Weights
 from attnlab.heads.project import (
     check_arrays,
     merge_heads,
     project_heads,
-    project_memory,
-    project_query,
+    query_alone,
+    query_and_store,
 )
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.names import find
@@ -41,7 +42,7 @@ def multi_head_attention(
     mix: Mix | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
-    memory: tuple[Array, Array] | None = None,
+    memory: Held | None = None,
     cache: Cache | None = None,
     order: str | None = None,
     return_probs: bool = False,
@@ -55,14 +56,14 @@ def multi_head_attention(
       rotary: angles of `positions.rotary_angles` for q and k, or a pair (for q, for k).
       head_gate: multiplies each head's output, [N] or [B, N]; 0 removes a head.
       memory: keys and values to read in place of those of x: `make_memory` of an earlier layer
-        (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981). `k` and `v` of w then do
-        nothing.
+        (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981). The weights that store them
+        then do nothing.
       cache: of `init_cache(spec, ...)`: x are the next tokens, which see the cached ones too.
         Key positions then are the places of the cache. A call that overflows it returns NaN and
         writes nothing.
       order: "factored" (the weights as they are) or the layout that they are multiplied out to
         first, which is the same function (see `contraction_orders`). None takes the one with the
-        fewest FLOPs; with a cache, the one that the cache was made for.
+        fewest FLOPs; with a cache or memory, of those that read what it holds.
       Everything else as in `dot_product_attention`.
 
     Returns: [B, T, O], or a tuple (output, probs [B, N, T, S], cache) of those asked for.
@@ -75,41 +76,28 @@ def multi_head_attention(
     (1, 5, 6)
     """
     check_arrays(w, x, context, value_context, spec)
-    if memory is not None:
-        if context is not None or LAYOUTS[spec.layout].reads_inputs:
-            raise ValueError(
-                "memory stands in place of keys and values of x; leave context out, and use layout "
-                "'bilinear' for 'absorbed'"
-            )
-        if order not in (None, "factored"):
-            raise ValueError(f"order {order!r} cannot read memory; use 'factored' or None")
-        order = "factored"
-    if cache is not None:
-        if context is not None:
-            raise ValueError("a cache is for self-attention; leave context out")
-        kept = "x" in cache and spec.layout != "absorbed"
-        order = order or ("absorbed" if kept else "factored")
-    orders = _orders(spec, x, context, rotary is not None, logits_soft_cap)
+    if memory is not None and context is not None:
+        raise ValueError("memory stands in place of keys and values of x; leave context out")
+    if cache is not None and (context is not None or value_context is not None):
+        raise ValueError("a cache is for self-attention; leave context out")
+    orders = _orders(spec, x, context, rotary is not None, logits_soft_cap, memory, cache)
     for step in _steps(spec, orders, order):
         w, spec = step.weights(w), step.spec
-    seen = None
-    window = _left(local_window_size)
-    keeps_x = LAYOUTS[spec.layout].reads_inputs
-    if cache is not None and keeps_x:
-        if rotary is not None:
-            raise ValueError("rotary positions cannot turn inputs that are cached; use 'bilinear'")
-        seen = extend(cache, {"x": x}, is_causal=is_causal, window=window)
-        context = seen.held["x"].astype(x.dtype)
-    q_angles, k_angles = rotary if isinstance(rotary, tuple) else (rotary, rotary)
+    row, seen, window = LAYOUTS[spec.layout], None, _left(local_window_size)
+    if cache is not None and rotary is not None and row.turned is None:
+        raise ValueError(
+            f"rotary positions cannot turn inputs that are cached, as those of {spec.layout!r} "
+            "are; use 'bilinear'"
+        )
+    angles = rotary if isinstance(rotary, tuple) else (rotary, rotary)
     if memory is None:
-        q, k, v = project_heads(w, x, context, value_context, spec=spec)
-        k = k if k_angles is None else rotate(k, k_angles)
+        q, held = query_and_store(w, x, context, value_context, spec=spec, rotary=angles)
     else:
-        q, (k, v) = project_query(w, x, spec=spec), memory
-    q = q if q_angles is None else rotate(q, q_angles)
-    if cache is not None and not keeps_x:
-        seen = extend(cache, {"k": k, "v": v}, is_causal=is_causal, window=window)
-        k, v = (seen.held[name].astype(x.dtype) for name in "kv")
+        q, held = query_alone(w, x, spec=spec, rotary=angles[0]), memory
+    if cache is not None:
+        seen = extend(cache, held, is_causal=is_causal, window=window)
+        held = {name: a.astype(x.dtype) for name, a in seen.held.items()}
+    k, v = row.read(w, held, spec)
     if seen is not None:
         # Places are not positions: the cache knows who sees whom.
         mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
@@ -140,25 +128,6 @@ def multi_head_attention(
     return (out, *results) if results else out
 
 
-def make_memory(
-    w: Weights, x: Float[Array, "B S E"], *, spec: HeadSpec, rotary: Array | None = None
-) -> tuple[Float[Array, "B S Kk H"], Float[Array, "B S Kv V"]]:
-    """The keys and values of x, turned by the angles `rotary`: what another call of
-    `multi_head_attention` takes as `memory`.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from attnlab import init_heads
-    >>> spec = HeadSpec("standard", width=6, num_heads=2)
-    >>> w, x = init_heads(jax.random.key(0), spec), jnp.ones((1, 5, 6))
-    >>> memory = make_memory(w, x, spec=spec)
-    >>> two = [multi_head_attention(w, x, spec=spec, memory=m) for m in (None, memory)]
-    >>> bool((two[0] == two[1]).all())
-    True
-    """
-    k, v = project_memory(w, x, spec=spec)
-    return (k if rotary is None else rotate(k, rotary)), v
-
-
 def contraction_orders(
     spec: HeadSpec,
     batch: int,
@@ -166,27 +135,45 @@ def contraction_orders(
     num_keys: int | None = None,
     *,
     cross: bool = False,
+    num_new: int | None = None,
     rotary: bool = False,
     logits_soft_cap: float | None = None,
 ) -> dict[str, int | str]:
     """order -> FLOPs of one forward call, what multiplying the weights out costs included; or the
-    reason why the call cannot take that order.
+    reason why the call cannot take that order. `num_new` of the keys are made in this call
+    (default: all), the rest is held in a cache.
 
     With heads as wide as x, x (W_Q W_K^T) x^T needs half the projections of (x W_Q)(x W_K)^T:
 
     >>> contraction_orders(HeadSpec("wide", width=256, num_heads=8), batch=16, num_queries=256)
     {'factored': 25769803776, 'bilinear': 21743271936, 'absorbed': 17716740096}
     """
-    sizes = batch, num_queries, num_queries if num_keys is None else num_keys
-    reason = _breaks(spec, rotary, logits_soft_cap)
-    orders: dict[str, int | str] = {"factored": call_flops(spec, *sizes, cross=cross)}
-    spent = 0
+    num_keys = num_queries if num_keys is None else num_keys
+    flops = lambda spec: call_flops(
+        spec, batch, num_queries, num_keys, cross=cross, num_new=num_new
+    )
+    present = {
+        "rotary": rotary,
+        "qk_norm": bool(spec.qk_norm),
+        "cap": logits_soft_cap is not None and "k" in spec.biases,
+    }
+    orders: dict[str, int | str] = {"factored": flops(spec)}
+    spent, reason = 0, None
     for step in absorption(dataclasses.replace(spec, qk_norm=None)):
         spent += step.flops
-        flops = spent + call_flops(step.spec, *sizes, cross=cross)
-        apart = step.spec.layout not in ("bilinear", "absorbed")
-        orders[step.spec.layout] = flops if apart or reason is None else reason
+        reason = reason or next((BROKEN[what] for what in step.breaks if present[what]), None)
+        if rotary and step.spec.turned is None:
+            reason = reason or f"rotary positions cannot turn the keys of {step.spec.layout!r}"
+        orders[step.spec.layout] = reason or spent + flops(step.spec)
     return orders
+
+
+BROKEN = {
+    "rotary": "rotary positions stand between W_Q and W_K",
+    "qk_norm": "qk_norm stands between W_Q and W_K",
+    "cap": "a soft cap sees the key bias, which this order cancels",
+}
+"""What `Absorbed.breaks` names -> why."""
 
 
 def explain_heads(
@@ -221,29 +208,39 @@ def explain_heads(
 
 
 def _orders(
-    spec: HeadSpec, x: Any, context: Any, rotary: bool, logits_soft_cap: float | None
+    spec: HeadSpec,
+    x: Any,
+    context: Any,
+    rotary: bool,
+    logits_soft_cap: float | None,
+    memory: Held | None = None,
+    cache: Cache | None = None,
 ) -> dict[str, int | str]:
-    """`contraction_orders` of a call with these arrays."""
-    return contraction_orders(
+    """`contraction_orders` of a call with these arrays: those that read what is held."""
+    held = {n: a for n, a in (cache or memory or {}).items() if n != "length"}
+    keys = x if context is None else context
+    orders = contraction_orders(
         spec,
         x.shape[0],
         x.shape[1],
-        (x if context is None else context).shape[1],
+        max(a.shape[1] for a in held.values()) if held else keys.shape[1],
         cross=context is not None,
+        num_new=None if not held else 0 if memory is not None else x.shape[1],
         rotary=rotary,
         logits_soft_cap=logits_soft_cap,
     )
-
-
-def _breaks(spec: HeadSpec, rotary: bool, logits_soft_cap: float | None) -> str | None:
-    """Why q and k must stay apart, or None."""
-    if rotary:
-        return "rotary positions stand between W_Q and W_K"
-    if spec.qk_norm:
-        return "qk_norm stands between W_Q and W_K"
-    if logits_soft_cap is not None and "k" in spec.biases:
-        return "a soft cap sees the key bias, which this order cancels"
-    return None
+    if not held:
+        return orders
+    what = "memory" if cache is None else "cache"
+    reached = [spec, *(step.spec for step in absorption(dataclasses.replace(spec, qk_norm=None)))]
+    for order, one in zip(orders, reached, strict=True):
+        needs = LAYOUTS[one.layout].cache
+        if set(needs) != set(held):
+            orders[order] = (
+                f"the {what} holds {', '.join(held)}, this order of contraction needs "
+                f"{', '.join(needs)}; make it with init_cache(spec, ..., order=...) of this order"
+            )
+    return orders
 
 
 def check_order(spec: HeadSpec, orders: dict[str, int | str], order: str) -> None:
@@ -264,7 +261,8 @@ def check_order(spec: HeadSpec, orders: dict[str, int | str], order: str) -> Non
 def _steps(spec: HeadSpec, orders: dict[str, int | str], order: str | None) -> list[Absorbed]:
     """The steps to the order that was told, or to the one with the fewest FLOPs."""
     if order is None:
-        order = min((c, i, n) for i, (n, c) in enumerate(orders.items()) if isinstance(c, int))[2]
+        costs = [(c, i, n) for i, (n, c) in enumerate(orders.items()) if isinstance(c, int)]
+        order = min(costs)[2] if costs else "factored"
     check_order(spec, orders, order)
     return absorption(spec)[: list(orders).index(order)]
 

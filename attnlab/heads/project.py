@@ -1,29 +1,37 @@
 """Heads: x -> q, k, v and heads -> output, for every row of `layouts.LAYOUTS`.
 
-The letters of the axes stand at the top of `attnlab/layouts.py`.
+The letters of the axes stand at the top of `attnlab/heads/layouts.py`.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.heads.layouts import INPUT_AXES, LAYOUTS, Layout, Weights
-from attnlab.heads.spec import MEMORY_NAMES, WEIGHT_NAMES, HeadSpec, weight_axes
-from attnlab.norms import NORM_KINDS
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.maps import Held, Map, Weights
+from attnlab.heads.positions import rotate
+from attnlab.heads.spec import HeadSpec
 
 
 def init_heads(
-    key: Array, spec: HeadSpec, *, std: float | None = None, dtype=jnp.float32
+    key: Array,
+    spec: HeadSpec,
+    *,
+    std: float | None = None,
+    residual_scale: float = 1.0,
+    dtype=jnp.float32,
 ) -> Weights:
     """Fresh weights: normal with standard deviation 1/sqrt(fan in), biases zero, norms one.
 
     The fan is the number of inputs that one output sums over: D (q), E (k), W (v), the chunk C
     where a head reads its chunk, and N*V (o). So q, k, v and scores start with unit variance for
     unit-variance x in every layout (default initialisers take a wrong fan on 3-D weights).
-    `std` replaces 1/sqrt(fan in) by one number for all matrices.
+    `std` replaces 1/sqrt(fan in) by one number for all matrices; `residual_scale` multiplies those
+    that write into the residual stream.
 
     >>> w = init_heads(jax.random.key(0), HeadSpec("standard", width=8, num_heads=2, biases="o"))
     >>> {name: a.shape for name, a in w.items()}
@@ -32,19 +40,18 @@ def init_heads(
     if not isinstance(spec, HeadSpec):
         kind = type(spec).__name__
         raise TypeError(f"init_heads(key, spec): the key comes first; spec is a {kind}")
-    weights: Weights = {}
-    names = weight_axes(spec)
-    for (name, axes), k in zip(names, jax.random.split(key, len(names)), strict=True):
-        if name.endswith("_bias"):
-            weights[name] = jnp.zeros(spec.shapes[name], dtype)
-        elif name.endswith("_norm"):
-            weights[name] = jnp.ones(spec.shapes[name], dtype)
-        else:
-            fan = math.prod(spec.sizes[a] for a in set(axes) & set(INPUT_AXES[name]))
-            # The mixing vectors of collaborative heads are no map: they sum over nothing.
-            scale = std if std and INPUT_AXES[name] else fan**-0.5
-            weights[name] = jax.random.normal(k, spec.shapes[name], dtype) * scale
-    return weights
+
+    def draw(key: Array, one: Map, shape: tuple[int, ...]) -> Array:
+        fan = math.prod(spec.sizes[a] for a in one.reads)
+        scale = (std or fan**-0.5) if one.start is None else one.start
+        if not one.drawn:
+            return jnp.full(shape, scale, dtype)
+        a = jax.random.normal(key, shape, dtype) * scale
+        return a * residual_scale if one.runs == "merge" else a
+
+    maps, shapes = spec.maps, spec.shapes
+    keys = jax.random.split(key, len(maps))
+    return {n: draw(k, maps[n], shapes[n]) for n, k in zip(maps, keys, strict=True)}
 
 
 def project_heads(
@@ -70,60 +77,96 @@ def project_heads(
     Raises ValueError for weights and inputs that do not fit the spec.
     """
     check_arrays(w, x, context, value_context, spec)
-    row = LAYOUTS[spec.layout]
-    x, context, value_context = _prepare(row, w, x, context, value_context)
-    return _query(w, x, spec), *_memory(w, context, value_context, spec)
+    q, held = query_and_store(w, x, context, value_context, spec=spec)
+    return q, *LAYOUTS[spec.layout].read(w, held, spec)
 
 
-def project_query(
-    w: Weights, x: Float[Array, "B T D"], *, spec: HeadSpec
-) -> Float[Array, "B T N H"]:
-    """The q of `project_heads` alone.
+def query_and_store(
+    w: Weights,
+    x: Array,
+    context: Array | None = None,
+    value_context: Array | None = None,
+    *,
+    spec: HeadSpec,
+    rotary: tuple[Array | None, Array | None] = (None, None),
+) -> tuple[Array, Held]:
+    """q, and what a cache would keep of the context; turned by the angles for q and for keys.
 
     >>> spec = HeadSpec("standard", width=6, num_heads=2)
-    >>> project_query(init_heads(jax.random.key(0), spec), jnp.ones((1, 5, 6)), spec=spec).shape
+    >>> w = init_heads(jax.random.key(0), spec)
+    >>> q, held = query_and_store(w, jnp.ones((1, 5, 6)), spec=spec)
+    >>> {name: a.shape for name, a in held.items()}
+    {'k': (1, 5, 2, 3), 'v': (1, 5, 2, 3)}
+    """
+    row = LAYOUTS[spec.layout]
+    ready = row.prepare(w, x)
+    keys = ready if context is None or context is x else row.prepare(w, context)
+    if value_context is None or value_context is context:
+        values = keys
+    else:
+        values = ready if value_context is x else row.prepare(w, value_context)
+    for_q, for_k = map(turning, rotary)
+    return row.query(w, ready, spec, for_q), row.store(w, keys, values, spec, for_k)
+
+
+def query_alone(
+    w: Weights, x: Float[Array, "B T D"], *, spec: HeadSpec, rotary: Array | None = None
+) -> Float[Array, "B T N H"]:
+    """The q of `query_and_store`.
+
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> query_alone(init_heads(jax.random.key(0), spec), jnp.ones((1, 5, 6)), spec=spec).shape
     (1, 5, 2, 3)
     """
-    check_arrays(w, x, None, None, spec)
-    return _query(w, LAYOUTS[spec.layout].prepare(w, x), spec)
+    row = LAYOUTS[spec.layout]
+    return row.query(w, row.prepare(w, x), spec, turning(rotary))
 
 
-def project_memory(
-    w: Weights, context: Float[Array, "B S E"], *, spec: HeadSpec
-) -> tuple[Float[Array, "B S Kk H"], Float[Array, "B S Kv V"]]:
-    """The k and v of `project_heads` alone, both of one text.
+def make_memory(
+    w: Weights, context: Float[Array, "B S E"], *, spec: HeadSpec, rotary: Array | None = None
+) -> Held:
+    """What the layout stores of one text, turned by the angles `rotary`: what a call of
+    `multi_head_attention` takes as `memory`.
 
     >>> spec = HeadSpec("standard", width=6, num_heads=2, num_kv_heads=1)
     >>> w = init_heads(jax.random.key(0), spec)
-    >>> [a.shape for a in project_memory(w, jnp.ones((1, 5, 6)), spec=spec)]
-    [(1, 5, 1, 3), (1, 5, 1, 3)]
+    >>> {name: a.shape for name, a in make_memory(w, jnp.ones((1, 5, 6)), spec=spec).items()}
+    {'k': (1, 5, 1, 3), 'v': (1, 5, 1, 3)}
     """
-    ready = LAYOUTS[spec.layout].prepare(w, context)
-    return _memory(w, ready, ready, spec)
+    row = LAYOUTS[spec.layout]
+    ready = row.prepare(w, context)
+    return row.store(w, ready, ready, spec, turning(rotary))
 
 
-def _query(w: Weights, x: Array, spec: HeadSpec) -> Array:
-    return _normalise(w, "q_norm", LAYOUTS[spec.layout].query(w, x, spec), spec)
+def turning(angles: Array | None) -> Callable[[Array], Array]:
+    """The `turn` of a row: [B, T, ..., H] by the angles of its positions; None turns nothing."""
+    if angles is None:
+        return lambda a: a
+    as_heads = lambda a: a.reshape(*a.shape[:2], -1, a.shape[-1])
+    return lambda a: rotate(as_heads(a), angles).reshape(a.shape)
 
 
-def _memory(w: Weights, x: Array, y: Array, spec: HeadSpec) -> tuple[Array, Array]:
-    k, v = LAYOUTS[spec.layout].memory(w, x, y, spec)
-    return _normalise(w, "k_norm", k, spec), v
-
-
-def _normalise(w: Weights, name: str, a: Array, spec: HeadSpec) -> Array:
-    """Over the width of each head, as in the sources; epsilon 1e-6 is Flax's."""
-    return NORM_KINDS[spec.qk_norm]({"scale": w[name]}, a, eps=1e-6) if spec.qk_norm else a
-
-
-def split_memory(w: Weights) -> tuple[Weights, Weights]:
+def split_memory(w: Weights, spec: HeadSpec) -> tuple[Weights, Weights]:
     """(the rest, what makes keys and values) of the weights of heads.
 
-    >>> [sorted(part) for part in split_memory({"q": 1, "k": 2, "v": 3, "o": 4, "norm": 5})]
+    >>> spec = HeadSpec("standard", width=6, num_heads=2)
+    >>> [sorted(part) for part in split_memory(dict(q=1, k=2, v=3, o=4, norm=5), spec)]
     [['norm', 'o', 'q'], ['k', 'v']]
     """
-    memory = {name: a for name, a in w.items() if name in MEMORY_NAMES}
-    return {name: a for name, a in w.items() if name not in memory}, memory
+    names = memory_names(spec)
+    return (
+        {name: a for name, a in w.items() if name not in names},
+        {name: a for name, a in w.items() if name in names},
+    )
+
+
+def memory_names(spec: HeadSpec) -> list[str]:
+    """The weights that make keys and values: those that `store` and `read` apply.
+
+    >>> memory_names(HeadSpec("absorbed", width=6, num_heads=2))
+    []
+    """
+    return [name for name, one in spec.maps.items() if one.runs in ("store", "read")]
 
 
 def merge_heads(
@@ -143,7 +186,8 @@ def check_arrays(w: Weights, x: Any, context: Any, value_context: Any, spec: Hea
     """Raises ValueError, naming the array, its shape and what the spec asks for."""
     shapes = spec.shapes
     # A tree may hold more (a layer's norm), but no weight of heads that the spec does not know of.
-    if odd := sorted(set(shapes) - set(w) | (set(w) - set(shapes)) & WEIGHT_NAMES):
+    known = {name for row in LAYOUTS.values() for name in row.maps}
+    if odd := sorted(set(shapes) - set(w) | (set(w) - set(shapes)) & known):
         raise ValueError(
             f"weights {sorted(w)} are not those of the spec, {sorted(shapes)}: see {odd}; make "
             "them with init_heads(key, spec)"
@@ -163,12 +207,3 @@ def check_arrays(w: Weights, x: Any, context: Any, value_context: Any, spec: Hea
             raise ValueError(f"{name} {a.shape} and x {x.shape} must have one batch size")
     if values.shape[1] != keys.shape[1]:
         raise ValueError(f"value_context {values.shape} must be as long as context {keys.shape}")
-
-
-def _prepare(row: Layout, w: Weights, x: Array, context, value_context) -> tuple[Array, ...]:
-    """Every input prepared, each array once."""
-    ready = row.prepare(w, x)
-    key = ready if context is None or context is x else row.prepare(w, context)
-    if value_context is None or value_context is context:
-        return ready, key, key
-    return ready, key, ready if value_context is x else row.prepare(w, value_context)

@@ -2,15 +2,17 @@
 
 import dataclasses
 
-from attnlab.heads.layouts import INPUT_AXES, LAYOUTS, Absorbed, Layout
+from attnlab.heads.absorb import Absorbed
+from attnlab.heads.layouts import LAYOUTS, Layout
+from attnlab.heads.maps import Map, parse
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
 
-# The weights that make keys and values, where a layout has them.
-MEMORY_NAMES = ("k_outer", "v_outer", "k", "v", "k_bias", "v_bias", "k_norm")
-
-
-WEIGHT_NAMES = {*INPUT_AXES, *(f"{letter}_bias" for letter in "qkvo"), "q_norm", "k_norm"}
+FIELDS = {
+    "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",
+    "E": "key_width", "W": "value_width",
+}  # fmt: skip
+"""Axis letter -> the field that sizes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,8 @@ class HeadSpec:
     `scale` multiplies the scores; None is 1/sqrt(width of q). `biases` holds the letters of the
     maps that have one, of "qkvo". `output=False` leaves W_O out: the output is the heads side by
     side. `qk_norm` normalises q and k per head, with a learnt scale: "layer" (Dehghani et al.
-    2023, arXiv 2302.05442; Flax's `normalize_qk`) or "rms" (Qwen3).
+    2023, arXiv 2302.05442; Flax's `normalize_qk`) or "rms" (Qwen3); `norm_eps` is the epsilon of
+    the norms inside the heads (1e-6 is Flax's).
 
     Raises ValueError, saying what to change, for an impossible combination.
     """
@@ -45,6 +48,7 @@ class HeadSpec:
     biases: str = ""
     output: bool = True
     qk_norm: str | None = None
+    norm_eps: float = 1e-6
 
     def __post_init__(self):
         row = find("layout", self.layout, LAYOUTS)
@@ -52,107 +56,119 @@ class HeadSpec:
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, not {value}")
-        letters = "".join(row.axes.values())
-        self._check_sizes(row, letters)
+        self._check_sizes(row)
         self._check_maps(row)
-        needs_chunk = "C" in letters or "C" in (
-            self.head_dim or row.head_dim,
-            self.value_dim or row.value_dim,
-        )
-        if needs_chunk and self.width % self.num_heads:
-            free = "head_dim" if "H" in letters else "value_dim"
-            way_out = (
-                "change one of them" if "C" in letters else f"set {free} or change one of them"
-            )
-            raise ValueError(
-                f"layout {self.layout!r}: width {self.width} is not divisible by "
-                f"{self.num_heads} heads; {way_out}"
-            )
+        if "C" in row.letters and self.width % self.num_heads:
+            raise ValueError(self._no_chunk("change one of them"))
+        _ = self.sizes
 
-    def _check_sizes(self, row: Layout, letters: str) -> None:
+    def _check_sizes(self, row: Layout) -> None:
         """A size that the layout has no axis for is refused, not ignored."""
-        fixed = {"H": "head_dim", "V": "value_dim", "R": "shared_dim", "E": "key_width"}
-        for letter, name in (fixed | {"W": "value_width"}).items():
+        for letter, name in FIELDS.items():
             value = getattr(self, name)
-            if letter in letters or value is None or (letter in "EW" and value == self.width):
+            if letter in row.letters or value is None or (letter in "EW" and value == self.width):
                 continue
-            reason = {
-                "R": "only 'collaborative' has one",
-                "E": f"each head reads a chunk of x, so it must equal width ({self.width})",
-                "W": f"each head reads a chunk of x, so it must equal width ({self.width})",
-            }.get(letter, "its heads are as wide as what they read")
+            if letter == "K":
+                raise ValueError(
+                    f"layout {self.layout!r} has no key heads to choose; "
+                    "leave num_kv_heads out or use layout 'standard'"
+                )
+            own = " and ".join(repr(n) for n, other in LAYOUTS.items() if letter in other.letters)
+            reason = f"only {own} has one"
+            if letter in "HV":
+                reason = "its heads are as wide as what they read"
+            if letter in "EW":
+                reason = f"it reads texts as wide as x, so it must equal width ({self.width})"
             raise ValueError(f"layout {self.layout!r} takes no {name}: {reason}; leave it out")
-        if self.num_kv_heads is None:
-            return
-        if "K" not in letters:
-            raise ValueError(
-                f"layout {self.layout!r} has no key heads to choose; "
-                "leave num_kv_heads out or use layout 'standard'"
-            )
-        if self.num_heads % self.num_kv_heads:
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
             )
 
     def _check_maps(self, row: Layout) -> None:
+        """A bias, a norm or a missing output map that the layout does not know is refused."""
         if not set(self.biases) <= set("qkvo") or len(set(self.biases)) != len(self.biases):
             raise ValueError(f"biases must be letters of 'qkvo', not {self.biases!r}")
-        maps = set(row.biases) - ({"o"} if not self.output else set())
-        if not set(self.biases) <= maps:
+        letters = self.bias_letters(self.layout, self.output)
+        if not set(self.biases) <= set(letters):
             raise ValueError(
                 f"layout {self.layout!r}{'' if self.output else ' without output'} has no map for "
-                f"bias {min(set(self.biases) - maps)!r}; use letters of {''.join(sorted(maps))!r}"
+                f"bias {min(set(self.biases) - set(letters))!r}; use letters of {letters!r}"
             )
-        if not self.output and "o" not in row.axes:
+        asks = {parse(name, text).field for name, text in row.maps.items()}
+        if not self.output and "output" not in asks:
             raise ValueError(f"layout {self.layout!r} is made of output maps; output must be True")
         if not self.output and self.out_width is not None:
             raise ValueError("output=False has no output map; leave out_width out")
         if self.qk_norm is not None:
             find("qk_norm", self.qk_norm, NORM_KINDS)
-            if "qk" in row.axes:
+            if "qk_norm" not in asks:
                 raise ValueError(
                     f"layout {self.layout!r} has no separate q and k; leave qk_norm out"
                 )
+
+    @staticmethod
+    def bias_letters(layout: str, output: bool = True) -> str:
+        """The letters of "qkvo" that `biases` may hold: those of maps that are there.
+
+        >>> HeadSpec.bias_letters("bilinear")
+        'oqv'
+        """
+        maps = (parse(name, text) for name, text in LAYOUTS[layout].maps.items())
+        letters = {one.letter for one in maps if one.field == "biases"}
+        return "".join(sorted(letters - (set() if output else {"o"})))
 
     @property
     def sizes(self) -> dict[str, int]:
         """Axis letter -> size, with every None resolved."""
         d, n, row = self.width, self.num_heads, LAYOUTS[self.layout]
-        sizes = {
-            "D": d,
-            "N": n,
-            "C": d // n,
-            "K": self.num_kv_heads or n,
-            "E": self.key_width or d,
-            "W": self.value_width or d,
-            "R": self.shared_dim or d,
-        }
-        sizes["H"] = self.head_dim or sizes[row.head_dim]
-        sizes["V"] = self.value_dim or sizes[row.value_dim]
-        # An absorbed value bias rides on one more column, of ones.
-        sizes["V"] += row.value_dim == "W" and "v" in self.biases
+        sizes = {"D": d, "N": n} | ({} if d % n else {"C": d // n})
+        defaults = {"K": n, "E": d, "W": d, "R": d}
+        sizes |= {a: getattr(self, FIELDS[a]) or size for a, size in defaults.items()}
+        for letter, default in row.sizes.items():
+            field = FIELDS[letter]
+            try:
+                sizes[letter] = getattr(self, field) or default(self, sizes)
+            except KeyError:  # C, which is no whole number
+                raise ValueError(self._no_chunk(f"set {field} or change one of them")) from None
         return sizes | {"O": self.out_width or d if self.output else n * sizes["V"]}
+
+    def _no_chunk(self, way_out: str) -> str:
+        return (
+            f"layout {self.layout!r}: width {self.width} is not divisible by {self.num_heads} "
+            f"heads; {way_out}"
+        )
+
+    def size(self, letters: str) -> int:
+        """Of a sum of letters, as "H + P"."""
+        return sum(self.sizes[letter] for letter in letters.split(" + "))
+
+    @property
+    def maps(self) -> dict[str, Map]:
+        """Weight name -> what its string in the row says, for every weight of this spec."""
+        maps = {name: parse(name, text) for name, text in LAYOUTS[self.layout].maps.items()}
+        return {name: one for name, one in maps.items() if one.is_there(self)}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Weight name -> shape, biases included."""
+        """Weight name -> shape, biases and norms included."""
         return {name: tuple(self.sizes[a] for a in axes) for name, axes in weight_axes(self)}
 
     @property
     def score_scale(self) -> float:
         """What multiplies q k^T."""
-        return self.sizes["H"] ** -0.5 if self.scale is None else self.scale
+        return self.size(LAYOUTS[self.layout].scores) ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def turned(self) -> int | None:
+        """How many numbers of a query rotary positions turn; None where they cannot."""
+        letter = LAYOUTS[self.layout].turned
+        return None if letter is None else self.sizes[letter]
 
 
 def weight_axes(spec: HeadSpec) -> list[tuple[str, str]]:
     """(weight name, its axis letters) for every weight of `spec`, biases and norms included."""
-    row = LAYOUTS[spec.layout]
-    rows = [(name, axes.replace(" ", "")) for name, axes in row.axes.items()]
-    rows = [(name, axes) for name, axes in rows if spec.output or name != "o"]
-    rows += [
-        (f"{letter}_bias", axes) for letter, axes in row.biases.items() if letter in spec.biases
-    ]
-    return rows + ([("q_norm", "H"), ("k_norm", "H")] if spec.qk_norm else [])
+    return [(name, one.axes) for name, one in spec.maps.items()]
 
 
 def absorption(spec: HeadSpec) -> list[Absorbed]:

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 
 from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops, multiply_adds
-from attnlab.heads.spec import MEMORY_NAMES, weight_axes
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.outer import count_outer
 from attnlab.model.pointwise import feed_forward_shapes
@@ -94,13 +93,11 @@ def flops_per_token(config: Any, length: int) -> int:
     heads = head_flops(c.heads, length)
     mix = 4 * c.num_heads**2 * length if c.talking_heads else 0
     cross = call_flops(c.heads, 1, length, length, cross=True) // length
-    memory = 2 * sum(
-        multiply_adds(c.heads, n, a) for n, a in weight_axes(c.heads) if n in MEMORY_NAMES
-    )
+    stored = 2 * multiply_adds(c.heads)["store"]
     flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
     flops |= {"kv": 0, "delta": 0}
     total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
-    total -= sum(memory * sum(plan.reuses) for plan in _plans(c))
+    total -= sum(stored * sum(plan.reuses) for plan in _plans(c))
     e = c.embedding_width or c.width
     total += 2 * e * c.width * len(_plans(c)) if c.embedding_width else 0
     total += 2 * c.width * e if c.readout_transform else 0

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 
 from attnlab.attention.masks import Edges
 from attnlab.heads.cache import Cache
-from attnlab.heads.layouts import Weights
-from attnlab.heads.multihead import make_memory, multi_head_attention
-from attnlab.heads.project import init_heads, split_memory
+from attnlab.heads.maps import Held, Weights
+from attnlab.heads.multihead import multi_head_attention
+from attnlab.heads.project import init_heads, make_memory, split_memory
 from attnlab.heads.spec import HeadSpec
 from attnlab.model.pointwise import dropout, feed_forward, init_feed_forward
 from attnlab.names import find
@@ -72,17 +72,16 @@ def init_block(
     """part -> (key -> one slot of its weights). Each part owns the norm that goes with it, the
     attention also the matrices of talking heads.
 
-    `residual_scale` multiplies the matrices that write into the residual stream (o, down);
+    `residual_scale` multiplies the matrices that write into the residual stream;
     GPT-2 takes 1/sqrt(2 L) (Radford et al. 2019, section 2.3).
     """
 
-    def part(init: Callable, *residual: str) -> Callable:
-        def make(key: Array) -> Weights:
-            w = init(key)
-            w |= {name: w[name] * residual_scale for name in residual if name in w}
-            return w | {"norm": init_norm(spec.heads.width, bias=spec.norm_bias)}
+    def part(init: Callable) -> Callable:
+        norm = lambda: {"norm": init_norm(spec.heads.width, bias=spec.norm_bias)}
+        return lambda key: init(key) | norm()
 
-        return make
+    def heads(key: Array, heads: HeadSpec) -> Weights:
+        return init_heads(key, heads, std=std, residual_scale=residual_scale)
 
     def ffn(key: Array) -> Weights:
         return init_feed_forward(
@@ -92,20 +91,20 @@ def init_block(
             activation=spec.activation,
             bias=spec.ffn_bias,
             std=std,
+            residual_scale=residual_scale,
         )
 
     def attention(key: Array) -> Weights:
-        w = init_heads(key, spec.heads, std=std)
+        w = heads(key, spec.heads)
         return w | ({"mix": init_mix(spec.heads.num_heads)} if spec.talking_heads else {})
 
-    whole = part(attention, "o", "vo")
-    parts = {"attention": whole, "ffn": part(ffn, "down")}
+    whole = part(attention)
+    parts = {"attention": whole, "ffn": part(ffn)}
     if spec.cross is not None:
-        make_cross = functools.partial(init_heads, spec=spec.cross, std=std)
-        parts["cross"] = part(make_cross, "o", "vo")
+        parts["cross"] = part(functools.partial(heads, heads=spec.cross))
     if spec.kv_apart:
-        parts["attention"] = lambda key: split_memory(whole(key))[0]
-        parts["kv"] = lambda key: split_memory(whole(key))[1]
+        parts["attention"] = lambda key: split_memory(whole(key), spec.heads)[0]
+        parts["kv"] = lambda key: split_memory(whole(key), spec.heads)[1]
     if (rank := spec.delta_rank) is not None:
         others = dict(parts)
         like = lambda key: {name: make(key) for name, make in others.items()}
@@ -125,11 +124,11 @@ def transformer_block(
     rotary: Array | None = None,
     head_gate: Array | None = None,
     dropout_key: Array | None = None,
-    memory: tuple[Array, Array] | None = None,
+    memory: Held | None = None,
     reuse: Array | bool = False,
     cache: Cache | None = None,
     return_probs: bool = False,
-) -> tuple[Float[Array, "B T D"], Any, Cache | None, tuple[Array, Array] | None]:
+) -> tuple[Float[Array, "B T D"], Any, Cache | None, Held | None]:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
     `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
     `spec.ffn_skip` times.

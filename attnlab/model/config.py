@@ -10,6 +10,7 @@ from attnlab.attention.core import BACKENDS
 from attnlab.heads.cache import Cache, init_cache
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.multihead import check_order, contraction_orders
+from attnlab.heads.project import memory_names
 from attnlab.heads.spec import HeadSpec
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec
 from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
@@ -166,10 +167,10 @@ class ModelConfig:
                 f"a plan has the parts {sorted(must)} and may have {sorted(may)}; this one has "
                 f"{sorted(plan)}"
             )
-        if "kv" in plan and self.layout == "absorbed":
+        if "kv" in plan and not memory_names(self.heads):
             raise ValueError(
-                "layout 'absorbed' has the inputs for keys, which layers cannot share; use layout "
-                "'bilinear' or a plan without 'kv'"
+                f"layout {self.layout!r} has the inputs for keys, which layers cannot share; use "
+                "layout 'bilinear' or a plan without 'kv'"
             )
         if any(plan.reuses) and self.order not in (None, "factored"):
             raise ValueError(
@@ -256,15 +257,14 @@ class ModelConfig:
                 f"wide as the model ({self.width}); set value_dim or attention_output=True"
             )
         rotary = self.positions == "rotary"
-        if rotary and heads.sizes["H"] % 2:
+        turned = heads.turned if rotary else 0
+        if turned is None:
             raise ValueError(
-                f"rotary positions turn pairs: head_dim {heads.sizes['H']} must be even"
+                f"layout {self.layout!r} has the inputs for keys, which rotary positions cannot "
+                "turn; use layout 'bilinear' or other positions"
             )
-        if rotary and self.layout == "absorbed":
-            raise ValueError(
-                "layout 'absorbed' has the inputs for keys, which rotary positions cannot turn; "
-                "use layout 'bilinear' or other positions"
-            )
+        if turned % 2:
+            raise ValueError(f"rotary positions turn pairs: head_dim {turned} must be even")
         if self.order is not None:
             orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
             check_order(heads, orders, self.order)
@@ -288,8 +288,8 @@ class ModelConfig:
 
     def _biases(self) -> str:
         """A layout without a map has no bias for it; a letter that is none stays, and fails."""
-        maps = set(find("layout", self.layout, LAYOUTS).biases)
-        maps -= set() if self.attention_output else {"o"}
+        find("layout", self.layout, LAYOUTS)
+        maps = HeadSpec.bias_letters(self.layout, self.attention_output)
         return "".join(a for a in self.attention_biases if a in maps or a not in "qkvo")
 
     @property

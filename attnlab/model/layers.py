@@ -62,8 +62,8 @@ def run_layers(
     memory = None
     if any(plan.reuses):
         batch, length = x.shape[:2]
-        empty = init_cache(spec.heads, batch, length, x.dtype)
-        memory = empty["k"], empty["v"]
+        memory = init_cache(spec.heads, batch, length, x.dtype)
+        del memory["length"]
     lengths = {} if cache is None else {"length": cache["length"]}
 
     def block(w, x, state, own, shared):

@@ -88,14 +88,18 @@ def init_feed_forward(
     activation: str = "gelu",
     bias: bool = True,
     std: float | None = None,
+    residual_scale: float = 1.0,
 ) -> Weights:
-    """Normal with standard deviation 1/sqrt(fan in), or `std`; biases zero."""
+    """Normal with standard deviation 1/sqrt(fan in), or `std`; biases zero; `residual_scale`
+    multiplies the matrix that writes into the residual stream.
+    """
     up, down, gate = jax.random.split(key, 3)
     keys = {"up": up, "gate": gate, "down": down}
     w = {
         name: jax.random.normal(keys[name], shape) * (std or shape[0] ** -0.5)
         for name, shape in feed_forward_shapes(width, ffn_width, activation).items()
     }
+    w["down"] = w["down"] * residual_scale
     return w | ({f"{name}_bias": jnp.zeros(w[name].shape[1]) for name in w} if bias else {})
 
 

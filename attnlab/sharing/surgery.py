@@ -14,7 +14,8 @@ import numpy as np
 
 from attnlab.conversion import permute_heads
 from attnlab.conversion.measure import difference
-from attnlab.heads.layouts import LAYOUTS, Weights
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.maps import Weights
 from attnlab.heads.project import split_memory
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.names import find
@@ -163,7 +164,7 @@ def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -
         slots = []
         for slot in range(new.num_slots[part]):
             users = [i for i, s in enumerate(new.indices(part)) if s == slot]
-            together = [_part(used[i], part, new) for i in users]
+            together = [_part(used[i], part, new, config.heads) for i in users]
             together, merged = average(together, part, config.heads)
             slots.append(merged)
             for i, w in zip(users, together, strict=True):
@@ -204,11 +205,11 @@ def _stacked(slots: list[Any]) -> Any:
     return jax.tree.map(lambda *a: jnp.stack(a), *slots)
 
 
-def _part(w: dict[str, Weights], part: str, plan: Plan) -> Weights:
+def _part(w: dict[str, Weights], part: str, plan: Plan, heads: HeadSpec) -> Weights:
     """The part of one layer as the plan cuts it: the maps to keys and values apart, or not."""
     whole = w["attention"] | w.get("kv", {})
     if part in ("attention", "kv") and "kv" in plan:
-        return split_memory(whole)[part == "kv"]
+        return split_memory(whole, heads)[part == "kv"]
     return whole if part == "attention" else w[part]
 
 
@@ -236,7 +237,7 @@ def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
     what a head does, whatever basis its q, k and v are written in. The best order is found
     exactly (Hungarian method).
     """
-    if "C" in "".join(LAYOUTS[spec.layout].axes.values()):
+    if "C" in LAYOUTS[spec.layout].letters:
         raise ValueError(
             f"layout {spec.layout!r}: each head reads its own chunk of x, so heads cannot change "
             "places; use merge='mean'"

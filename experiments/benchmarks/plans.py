@@ -125,7 +125,7 @@ def _loop(config: ModelConfig) -> Callable:
         plan, memory = config.layer_plan, None
         if any(plan.reuses):
             empty = init_cache(config.heads, x.shape[0], x.shape[1], x.dtype)
-            memory = empty["k"], empty["v"]
+            memory = {n: a for n, a in empty.items() if n != "length"}
         for i in range(plan.num_layers):
             own = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], w[p]) for p in plan}
             x, _, _, memory = transformer_block(

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-import test_layouts
+from contract import DEFINITIONS
 
 from attnlab import LAYOUTS, HeadSpec
 from attnlab.conversion.convert import regauge
@@ -15,17 +15,15 @@ from attnlab.conversion.factors import Refused, diagonalised, split
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.measure import Situation, float64
 from attnlab.conversion.specs import settled
-from attnlab.heads.layouts import INPUT_AXES
-from attnlab.heads.spec import weight_axes
 
 
 def spec_of(layout, **fields):
     """Every axis another size; head widths even, for rotary positions."""
-    letters, sizes = "".join(LAYOUTS[layout].axes.values()), dict(num_kv_heads=2, key_width=10)
+    letters, sizes = LAYOUTS[layout].letters, dict(num_kv_heads=2, key_width=10)
     sizes |= dict(head_dim=4, value_dim=5, value_width=9, shared_dim=8)
     named = dict(K="num_kv_heads", E="key_width", H="head_dim", V="value_dim", W="value_width")
     kept = {n: sizes[n] for a, n in (named | dict(R="shared_dim")).items() if a in letters}
-    biases = "".join(a for a in "qkvo" if a in LAYOUTS[layout].biases)
+    biases = "".join(a for a in "qkvo" if a in HeadSpec.bias_letters(layout))
     wanted = dict(out_width=11, biases=biases) | kept | fields
     return settled(HeadSpec(layout, width=12, num_heads=6, **wanted))
 
@@ -33,8 +31,8 @@ def spec_of(layout, **fields):
 def draw(spec, seed=0, size=2.0):
     """Weights of standard deviation size / sqrt(fan): biases too."""
     rng, w = np.random.default_rng(seed), {}
-    for name, axes in weight_axes(spec):
-        fan = np.prod([spec.sizes[a] for a in axes if a in INPUT_AXES.get(name, "")] or [1])
+    for name, one in spec.maps.items():
+        fan = np.prod([spec.sizes[a] for a in one.reads] or [1])
         w[name] = rng.normal(size=spec.shapes[name]) * size / np.sqrt(fan)
     return w
 
@@ -65,7 +63,7 @@ def function(w, spec, inputs, situation=Situation(), mask=None):  # noqa: B008
     s, heads = spec.sizes, []
     w = w if spec.output else w | {"o": [np.eye(s["V"])] * s["N"]}
     for n in range(s["N"]):
-        q, k, v, o = test_layouts.MAPS[spec.layout](w, n, n // (s["N"] // s["K"]), *inputs, s)
+        q, k, v, o = DEFINITIONS[spec.layout](w, n, n // (s["N"] // s["K"]), *inputs, s)
         if spec.qk_norm:
             q, k = (norm(a, spec.qk_norm, w[f"{x}_norm"]) for a, x in ((q, "q"), (k, "k")))
         if situation.rotary:

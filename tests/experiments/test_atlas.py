@@ -26,7 +26,7 @@ def value(formula, spec):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_formulas_give_the_counts_of_the_code(layout):
     """At sizes that all differ, not only at those on the page."""
-    letters = "".join(LAYOUTS[layout].axes.values())
+    letters = LAYOUTS[layout].letters
     sizes = {"H": ("head_dim", 5), "V": ("value_dim", 3), "R": ("shared_dim", 10)}
     fields = {name: size for a, (name, size) in sizes.items() if a in letters}
     spec = HeadSpec(layout, width=12, num_heads=4, out_width=11, **fields)
@@ -48,7 +48,7 @@ def test_rank_bounds_are_reached(layout):
 
 
 def test_every_layout_has_its_equation_and_its_source():
-    assert list(atlas.EQUATIONS) == list(atlas.RANKS) == list(LAYOUTS)
     for row in LAYOUTS.values():
+        assert "q_n = " in row.equation
         assert row.source in atlas.link(row.source)
         assert "](https://" in atlas.link(row.source) or "section 3.2.2, with" in row.source

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, product_flops
+from contract import ALONE, SPECS, make
 from jax.flatten_util import ravel_pytree
-from test_layouts import SPECS, make
 
 from attnlab import (
     HeadSpec,
@@ -19,9 +19,10 @@ from attnlab import (
     multi_head_attention,
     positions,
 )
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.multihead import make_memory
+from attnlab.heads.project import make_memory
 from attnlab.heads.spec import absorption
+
+pytestmark = pytest.mark.usefixtures("outside_row")
 
 MASK = jnp.asarray(np.random.default_rng(5).random((2, 1, 7, 8)) < 0.6).at[1, 0, 3].set(False)
 # What may stand between weights and output; T=7, S=8. Row 3 of batch row 1 sees nothing.
@@ -46,7 +47,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_order_is_the_same_function(name, call, x64):
-    spec = SPECS[name]
+    spec = SPECS[name].spec()
     arrays = make(spec, jnp.float64)
     options = CALLS[call](spec.num_heads, np.random.default_rng(6))
     target = jnp.asarray(np.random.default_rng(7).normal(size=(2, 7, spec.sizes["O"])))
@@ -68,8 +69,7 @@ def test_every_order_is_the_same_function(name, call, x64):
         }
 
     results = all_orders(*arrays)
-    if spec.qk_norm is None and spec.output:
-        assert "absorbed" in results or spec.layout == "absorbed"
+    assert set(results) == {"factored", *(step.spec.layout for step in absorption(spec))}
     for (_, out), grads in results.values():
         (_, expected), expected_grads = results["factored"]
         assert_close(out, expected)
@@ -99,7 +99,7 @@ def test_a_soft_cap_and_rotary_refuse_what_they_break():
 
 
 def test_a_soft_cap_without_key_bias_allows_every_order(x64):
-    spec = dataclasses.replace(SPECS["standard"], biases="qvo")
+    spec = SPECS["standard"].spec(biases="qvo")
     w, x, context, values = make(spec, jnp.float64)
     run = jax.jit(
         lambda order: multi_head_attention(
@@ -142,21 +142,18 @@ def test_an_explanation_is_of_the_very_call():
 
 
 def test_steps_keep_the_shapes_of_their_spec():
-    for spec in SPECS.values():
+    for spec in (one.spec() for one in SPECS.values()):
         w = make(spec)[0]
         for step in absorption(spec):
             w = jax.eval_shape(step.weights, w)
             assert {name: a.shape for name, a in w.items()} == step.spec.shapes
 
 
-ALONE = {n: s for n, s in SPECS.items() if s.key_width is None}
-
-
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("name", ALONE)
 def test_a_cache_gives_what_the_whole_text_gives(name, window, x64):
     """In pieces of 3, 1 and 3 tokens, in every order; with a window in a cache that goes round."""
-    spec = ALONE[name]
+    spec = SPECS[name].spec()
     w, x, *_ = make(spec, jnp.float64)
     options = {"is_causal": True, "local_window_size": None if window is None else (window, 0)}
 
@@ -204,7 +201,7 @@ def test_rotary_keys_are_cached_turned(x64):
 
 def test_a_cache_takes_a_mask_and_need_not_be_causal(x64):
     """All its places filled by one call; places are positions until it goes round."""
-    spec = SPECS["grouped"]
+    spec = SPECS["grouped"].spec()
     w, x, *_ = make(spec, jnp.float64)
     run = jax.jit(
         functools.partial(multi_head_attention, spec=spec, mask=MASK[..., :7]),
@@ -216,7 +213,7 @@ def test_a_cache_takes_a_mask_and_need_not_be_causal(x64):
 
 
 def test_a_full_cache_gives_nan_and_keeps_what_it_holds():
-    spec = SPECS["grouped"]
+    spec = SPECS["grouped"].spec()
     w, x, *_ = make(spec)
     run = jax.jit(functools.partial(multi_head_attention, spec=spec, is_causal=True))
     _, full = run(w, x[:, :5], cache=init_cache(spec, 2, 6))
@@ -259,8 +256,8 @@ def test_the_absorbed_cache_holds_the_inputs_alone():
 @pytest.mark.parametrize("name", SPECS)
 def test_memory_of_the_same_text_changes_nothing(name, x64):
     """And that of another text is attention to that text, its own k and v unread."""
-    spec = SPECS[name]
-    if spec.sizes["E"] != spec.sizes["W"] or LAYOUTS[spec.layout].reads_inputs:
+    spec = SPECS[name].spec()
+    if spec.sizes["E"] != spec.sizes["W"]:
         return
     w, x, context, _ = make(spec, jnp.float64)
     memory = make_memory(w, context, spec=spec)
@@ -271,7 +268,7 @@ def test_memory_of_the_same_text_changes_nothing(name, x64):
 
 
 def test_a_call_takes_the_order_that_its_cache_was_made_for():
-    spec = SPECS["wide"]
+    spec = SPECS["wide"].spec()
     w, x, *_ = make(spec)
     run = jax.jit(functools.partial(multi_head_attention, spec=spec, is_causal=True))
     got, cache = run(w, x, cache=init_cache(spec, 2, 7, order="absorbed"))

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from test_layouts import SPECS
-from test_layouts import make as make_heads
+from contract import SPECS
+from contract import make as make_heads
 from test_models import SMALL, TOKENS, make
 
 from attnlab import Plan, multi_head_attention
@@ -109,7 +109,7 @@ def test_layers_with_renamed_heads_merge_without_loss_once_aligned():
 
 @pytest.mark.parametrize("name", ["standard", "free sizes", "wide", "collaborative", "bilinear"])
 def test_reordered_heads_are_the_same_function_and_are_found_again(name, x64):
-    spec = dataclasses.replace(SPECS[name], num_kv_heads=None)
+    spec = SPECS[name].spec(num_kv_heads=None)
     w, x, context, values = make_heads(spec, jnp.float64)
     order = np.random.default_rng(0).permutation(spec.num_heads)
     moved = reorder_heads(w, order, spec)
@@ -120,7 +120,7 @@ def test_reordered_heads_are_the_same_function_and_are_found_again(name, x64):
 
 @pytest.mark.parametrize(("name", "order"), [("alt", [2, 0, 1]), ("grouped", [5, 4, 3, 0, 2, 1])])
 def test_heads_with_chunks_or_shared_keys_move_with_what_is_theirs(name, order, x64):
-    spec = SPECS[name]
+    spec = SPECS[name].spec()
     w, x, *_ = make_heads(spec, jnp.float64)
     run = jax.jit(lambda w: multi_head_attention(w, x, spec=spec))
     moved = reorder_heads(w, order, spec)
@@ -129,7 +129,7 @@ def test_heads_with_chunks_or_shared_keys_move_with_what_is_theirs(name, order, 
 
 
 def test_heads_that_look_alike_are_told_apart_by_what_they_write():
-    spec, order = SPECS["standard"], [2, 0, 3, 1]
+    spec, order = SPECS["standard"].spec(), [2, 0, 3, 1]
     w, *_ = make_heads(spec)
     w |= {name: jnp.broadcast_to(w[name][:, :1], w[name].shape) for name in "qk"}
     found = align_heads(reorder_heads(w, order, spec), w, spec)
@@ -150,8 +150,9 @@ def test_what_cannot_be_done_says_why():
     narrow = dataclasses.replace(SMALL, layout="narrow")
     with pytest.raises(ValueError, match="reads its own chunk of x"):
         replan(narrow, make(narrow)[1], "albert", merge="aligned")
+    narrow_heads = SPECS["narrow"].spec()
     with pytest.raises(ValueError, match="its chunk of x"):
-        reorder_heads(make_heads(SPECS["narrow"])[0], [1, 0, 2], SPECS["narrow"])
+        reorder_heads(make_heads(narrow_heads)[0], [1, 0, 2], narrow_heads)
     grouped = dataclasses.replace(SMALL, num_kv_heads=1)
     with pytest.raises(ValueError, match="groups of heads that share keys"):
         replan(grouped, make(grouped)[1], "albert", merge="aligned")

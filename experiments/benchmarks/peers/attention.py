@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.heads.layouts import Weights
+from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec
 from experiments.benchmarks.peers import on_torch
 

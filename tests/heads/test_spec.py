@@ -1,0 +1,48 @@
+"""What a `HeadSpec` refuses, and what it says of its weights."""
+
+import pytest
+
+from attnlab import HeadSpec
+from attnlab.heads.spec import weight_axes
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(layout="wid"), "unknown layout 'wid': did you mean 'wide'"),
+        (dict(num_heads=5), "width 12 is not divisible by 5 heads; set head_dim"),
+        (dict(layout="narrow", num_heads=5, head_dim=4), "divisible by 5 heads; change one"),
+        (dict(width=0), "width must be at least 1"),
+        (dict(head_dim=-3), "head_dim must be at least 1"),
+        (dict(num_kv_heads=3), "not divisible by num_kv_heads 3"),
+        (dict(layout="narrow", num_kv_heads=2), "use layout 'standard'"),
+        (dict(layout="narrow", key_width=6), "must equal width"),
+        (dict(layout="bilinear", head_dim=6), "takes no head_dim"),
+        (dict(layout="absorbed", value_dim=6), "takes no value_dim"),
+        (dict(shared_dim=6), "only 'collaborative' has one"),
+        (dict(layout="bilinear", biases="k"), "no map for bias 'k'; use letters of 'oqv'"),
+        (dict(output=False, biases="o"), "without output has no map for bias 'o'"),
+        (dict(output=False, out_width=5), "leave out_width out"),
+        (dict(layout="absorbed", output=False), "output must be True"),
+        (dict(qk_norm="rsm"), "did you mean 'rms'"),
+        (dict(layout="bilinear", qk_norm="rms"), "leave qk_norm out"),
+        (dict(layout="collaborative", num_heads=5), "divisible by 5 heads; set value_dim"),
+        (dict(biases="qq"), "letters of 'qkvo'"),
+        (dict(biases="x"), "letters of 'qkvo'"),
+    ],
+)
+def test_impossible_specs_say_what_to_change(fields, message):
+    with pytest.raises(ValueError, match=message):
+        HeadSpec(**{"layout": "standard", "width": 12, "num_heads": 4} | fields)
+
+
+def test_wide_needs_no_divisible_width():
+    assert HeadSpec("wide", width=7, num_heads=3).shapes["q"] == (7, 3, 7)
+
+
+def test_axes_name_every_weight():
+    spec = HeadSpec("narrow", width=12, num_heads=3, biases="qkvo")
+    assert dict(weight_axes(spec)) == {
+        "q": "NCH", "q_bias": "NH", "k": "NCH", "k_bias": "NH",
+        "v": "NCV", "v_bias": "NV", "o": "NVO", "o_bias": "O",
+    }  # fmt: skip
