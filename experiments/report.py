@@ -118,11 +118,13 @@ def _title(panels: Sequence[Panel]) -> str:
     if papers:
         return f"{listed(papers, 'and')}, on other data and at another scale"
     layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
+    asks = list(dict.fromkeys(r.result["asks"] for p in panels for r in p.runs))
+    what = asks[0] if len(asks) == 1 else "what they are asked"
     if len(layouts) > 1:
-        return f"Which heads predict text best: {listed(layouts, 'or')}?"
+        return f"Which heads predict {what} best: {listed(layouts, 'or')}?"
     if len(plans) > 1:
-        return f"Which plan of sharing predicts text best: {listed(plans, 'or')}?"
-    return f"How well do {layouts[0]} heads with the {plans[0]} plan predict text?"
+        return f"Which plan of sharing predicts {what} best: {listed(plans, 'or')}?"
+    return f"How well do {layouts[0]} heads with the {plans[0]} plan predict {what}?"
 
 
 def _subject(panels: Sequence[Panel]) -> str:

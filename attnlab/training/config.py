@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from attnlab.names import find
-from attnlab.training.optimizers import OPTIMIZERS
-from attnlab.training.schedules import SCHEDULES
+from attnlab.training.optimizers import make_optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,8 +13,8 @@ class TrainConfig:
     memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
     `tasks.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
     `optimizer` and `schedule` are rows of `OPTIMIZERS` and `SCHEDULES`, which read the fields from
-    `learning_rate` to `clip_norm`. `length` is that of a row of the source, `eval_windows` and
-    `curve_windows` how many rows are scored at the end and before (0: all).
+    `learning_rate` to `clip_norm` (0: no clipping). `length` is that of a row of the source,
+    `eval_windows` and `curve_windows` how many rows are scored at the end and before (0: all).
     """
 
     steps: int = 800
@@ -29,8 +27,10 @@ class TrainConfig:
     learning_rate: float = 3e-3
     final_learning_rate: float = 3e-4
     warmup_steps: int = 50
+    decay_share: float = 0.2
     beta1: float = 0.9
     beta2: float = 0.99
+    epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
     label_smoothing: float = 0.0
@@ -56,17 +56,18 @@ class TrainConfig:
                 f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}; "
                 f"use a multiple of {self.accumulate}"
             )
-        find("optimizer", self.optimizer, OPTIMIZERS)
-        find("schedule", self.schedule, SCHEDULES)
+        if self.decay_share > 1:
+            raise ValueError(f"decay_share must be at most 1, not {self.decay_share}")
         if self.label_smoothing >= 1:
             raise ValueError(f"label_smoothing must be below 1, not {self.label_smoothing}")
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below steps {self.steps}; lower it"
             )
+        make_optimizer(self)  # says so where the row cannot be made of these fields
 
 
 _MAY_BE_ZERO = {
     "final_learning_rate", "warmup_steps", "weight_decay", "eval_windows", "beta1",
-    "label_smoothing",
+    "label_smoothing", "clip_norm",
 }  # fmt: skip

@@ -1,13 +1,21 @@
-"""Schedules of the learning rate. `SCHEDULES`: name -> config -> (step -> rate)."""
+"""Schedules of the learning rate. `SCHEDULES`: name -> config -> (step -> rate).
+
+Step 0 is the first. With w = `warmup_steps` + 1 every row but one rises over the first w steps,
+rate(step) = `learning_rate` (step + 1) / w, and then goes its own way.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
+Rate = Callable[[Any], Any]
 
-def cosine(config: Any) -> optax.Schedule:
-    """Linear warm-up, then a cosine down to the final rate at the last step."""
+
+def cosine(config: Any) -> Rate:
+    """Down half a cosine to `final_learning_rate` at the last step (Loshchilov and Hutter 2016,
+    arXiv 1608.03983, without restarts)."""
     return optax.schedules.warmup_cosine_decay_schedule(
         init_value=config.learning_rate / (config.warmup_steps + 1),
         peak_value=config.learning_rate,
@@ -17,5 +25,57 @@ def cosine(config: Any) -> optax.Schedule:
     )
 
 
-SCHEDULES: dict[str, Callable[[Any], optax.Schedule]] = {"cosine": cosine}
+def linear(config: Any) -> Rate:
+    """Down a line to `final_learning_rate` at the last step (BERT; Devlin et al. 2018, A.2)."""
+    return _warmed(config, lambda step: _line(config, step, config.warmup_steps))
+
+
+def constant(config: Any) -> Rate:
+    """As it is."""
+    return _warmed(config, lambda step: config.learning_rate)
+
+
+def inverse_sqrt(config: Any) -> Rate:
+    """rate = `learning_rate` sqrt(w / (step + 1)): with `learning_rate` = (D w)^-0.5 that of
+    Vaswani et al. 2017, section 5.3. `final_learning_rate` is not read."""
+    return _warmed(config, lambda step: _root(config, step))
+
+
+def flat_inverse_sqrt(config: Any) -> Rate:
+    """The one row that does not rise: `learning_rate` for w steps, then as `inverse_sqrt`. With
+    0.01 and w = 10,000 it is 1 / sqrt(max(step + 1, w)), that of T5 (Raffel et al. 2020, section
+    3.1.2)."""
+    return lambda step: jnp.minimum(config.learning_rate, _root(config, step))
+
+
+def warmup_stable_decay(config: Any) -> Rate:
+    """As it is, but for the last `decay_share` of the steps: there down a line to
+    `final_learning_rate` at the last (Hu et al. 2024, arXiv 2404.06395, with a line)."""
+    begin = round(config.steps * (1 - config.decay_share))
+    stable = lambda step: jnp.where(step < begin, config.learning_rate, _line(config, step, begin))
+    return _warmed(config, stable)
+
+
+def _warmed(config: Any, after: Rate) -> Rate:
+    rising = lambda step: config.learning_rate * (step + 1) / (config.warmup_steps + 1)
+    return lambda step: jnp.where(step < config.warmup_steps, rising(step), after(step))
+
+
+def _line(config: Any, step: Any, begin: int) -> Any:
+    done = jnp.clip((step - begin) / (config.steps - begin), 0, 1)
+    return config.learning_rate + done * (config.final_learning_rate - config.learning_rate)
+
+
+def _root(config: Any, step: Any) -> Any:
+    return config.learning_rate * jnp.sqrt((config.warmup_steps + 1) / (step + 1))
+
+
+SCHEDULES: dict[str, Callable[[Any], Rate]] = {
+    "cosine": cosine,
+    "linear": linear,
+    "inverse_sqrt": inverse_sqrt,
+    "flat_inverse_sqrt": flat_inverse_sqrt,
+    "warmup_stable_decay": warmup_stable_decay,
+    "constant": constant,
+}
 """Name -> (config -> step -> rate)."""

@@ -15,7 +15,7 @@ On average more groups are better (1: 4.72, 2: 4.67, 3: 4.64, 4: 4.64, 6: 4.50, 
 row differs from “not-shared” by more than seeds do; for that raise --config.train.steps.
 
 Words after the colon: see `running/tables.py`. Without words: ALBERT-base with the paper's
-sizes, steps and batch (AdamW here, LAMB there: choose the learning rate with `lr`).
+sizes, steps, batch and optimizer (LAMB).
 """
 
 from attnlab.pretrained import published_config
@@ -101,10 +101,13 @@ TABLE = Table(
         batch_size=4096,
         accumulate=64,
         length=512,
-        learning_rate=5e-4,
+        optimizer="lamb",
+        schedule="linear",
+        learning_rate=1.76e-3,
         final_learning_rate=0.0,
         warmup_steps=3125,
         beta2=0.999,
+        epsilon=1e-6,
         weight_decay=0.01,
         log_every=500,
         eval_every=5000,

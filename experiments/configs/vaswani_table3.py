@@ -21,10 +21,18 @@ from attnlab.pretrained import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 
+WARMUP = 4000
+
 
 def _row(perplexity: float, bleu: float, parameters: int, printed: str = "", **changes) -> Row:
     fields = {f"model.{name}": value for name, value in changes.items()}
+    fields |= {"train.learning_rate": _rate(changes["width"])} if "width" in changes else {}
     return Row(fields, parameters, printed, (perplexity, bleu))
+
+
+def _rate(width: int) -> float:
+    """The largest of width^-0.5 min(step^-0.5, step WARMUP^-1.5) (section 5.3)."""
+    return (width * WARMUP) ** -0.5
 
 
 def _smoothed(row: Row, smoothing: float) -> Row:
@@ -85,11 +93,14 @@ TABLE = Table(
         steps=100_000,
         batch_size=56,
         length=512,
-        learning_rate=7e-4,
-        final_learning_rate=0.0,
-        warmup_steps=4000,
+        optimizer="adam",
+        schedule="inverse_sqrt",
+        learning_rate=_rate(512),
+        warmup_steps=WARMUP - 1,
         beta2=0.98,
+        epsilon=1e-9,
         weight_decay=0.0,
+        clip_norm=0.0,
         label_smoothing=0.1,
         log_every=500,
         eval_every=5000,
@@ -97,7 +108,7 @@ TABLE = Table(
     ),
     shrink=("width/8", "layers/2"),
     tiny=tables.SHORT | {"model.vocab_size": 357},
-    tiny_rows={"train.steps": tables.SHORT["train.steps"]},
+    tiny_rows={f: tables.SHORT[f] for f in ("train.steps", "train.learning_rate")},
 )
 
 get_config, sweep, paper = tables.functions(TABLE)

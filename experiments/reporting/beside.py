@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from attnlab.training.tasks import TASKS
 from experiments.reporting.document import Block, Bullets, Heading, Paragraph, Table
 from experiments.reporting.findings import compare, sure
 from experiments.reporting.results import Panel, Run
@@ -92,7 +91,7 @@ def _settings(panel: Panel) -> Bullets:
     each = " each" if model["kind"] == "encoder_decoder" else ""
     here = {
         "data": ", ".join([source["name"], *counted(source["facts"])]),
-        "task": TASKS[config["task"]].asks,
+        "task": run.result["asks"],
         "model": f"{stacks[model['kind']]} of {model['num_layers']} layers{each}, width "
         f"{model['width']:,}, {model['num_heads']} heads, FFN {model['ffn_width']:,}, "
         f"{model['vocab_size']:,} symbols (row {run.name})",

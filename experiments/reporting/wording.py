@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from attnlab.training.optimizers import OPTIMIZERS
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import Difference
 
@@ -54,5 +55,5 @@ def counted(facts: dict[str, Any]) -> list[str]:
 
 
 def optimizer(trains: dict[str, Any]) -> str:
-    """Optimizer and schedule of a run."""
-    return f"{trains['optimizer']}, {trains['schedule']}"
+    """Optimizer and schedule of a run: "AdamW, cosine"."""
+    return f"{OPTIMIZERS[trains['optimizer']].title}, {trains['schedule'].replace('_', ' ')}"

@@ -140,6 +140,8 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
     changed = []
     if jax.process_index() == 0:
         changed = workdir.claim(folder, record, room=9 * 4 * size + (64 << 20))
+        for file, content in source.files.items():
+            workdir.write_bytes(folder / file, content)
     shard.wait_for_all("workdir")
     done = folder / workdir.RESULT
     if done.exists():
@@ -154,6 +156,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         length = abstract_inputs(task, source.shapes())["tokens"].shape[1]
         result = {
             "name": name,
+            "asks": task.asks,
             "metrics": [metric.describe() for metric in task.metrics],
             "layout": arm.model.layout,
             "plan": arm.model.plan,

@@ -37,11 +37,15 @@ SHORT = {
     "train.batch_size": 16,
     "train.accumulate": 1,
     "train.length": 64,
+    "train.optimizer": "adamw",
+    "train.schedule": "cosine",
     "train.learning_rate": 3e-3,
     "train.final_learning_rate": 3e-4,
     "train.warmup_steps": 50,
     "train.beta2": 0.99,
+    "train.epsilon": 1e-8,
     "train.weight_decay": 0.1,
+    "train.clip_norm": 1.0,
     "train.log_every": 50,
     "train.eval_windows": 512,
     "train.eval_every": 100,
@@ -142,8 +146,8 @@ def add_rows(add: Callable, table: Table, arg: str) -> None:
         changes = _scaled(table, row.changes, words)
         changes |= {f: value for f, value in instead.items() if f in changes}
         for factor in FACTORS if words.lr else ():
-            rates = {f"train.{f}": base[f] * factor for f in RATES}
-            add(name=name, **changes, **rates)
+            rates = {f"train.{f}": changes.get(f"train.{f}", base[f]) * factor for f in RATES}
+            add(name=name, **changes | rates)
         if not words.lr:
             add(name=name, **changes)
 

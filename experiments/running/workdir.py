@@ -103,8 +103,13 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all."""
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Whole or not at all."""
     new = path.with_suffix(".tmp")
-    new.write_text(json.dumps(content, indent=1) + "\n")
+    new.write_bytes(content)
     os.replace(new, path)
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_report import undrawn, write_arm, written
+from written_arms import undrawn, write_arm, written
 
 from experiments.reporting import figures, findings, results
 from experiments.reporting.statistics import rank_correlation

@@ -12,6 +12,7 @@ from conftest import ROOT, assert_close
 
 from attnlab import unique_parameters
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
+from attnlab.training import make_optimizer
 from experiments import sweep
 from experiments.configs import albert_table4, byte_lm, t5_table2, takase, vaswani_table3
 from experiments.running import arm, tables
@@ -69,6 +70,26 @@ def test_tiny_keeps_the_ratios(name):
         share = [p[row].model.layer_plan.num_slots["ffn"] / p[row].model.num_layers
                  for p in (full, tiny)]  # fmt: skip
         assert share[0] == share[1] or full[row].model.plan == "albert"
+
+
+def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
+    """Optimizer, schedule and the rate of the largest step and of a late one."""
+    late = 99_999
+    trained = {
+        "albert_table4": ("lamb", "linear", 1.76e-3, 1.76e-3 * (1 - (late - 3125) / 121_875)),
+        "vaswani_table3": ("adam", "inverse_sqrt", (512 * 4000) ** -0.5, 512**-0.5 * 1e5**-0.5),
+        "takase": ("adam", "inverse_sqrt", (512 * 4000) ** -0.5, 512**-0.5 * 1e5**-0.5),
+        "t5_table2": ("adafactor", "flat_inverse_sqrt", 0.01, 1e5**-0.5),
+    }  # fmt: skip
+    for name, (optimizer, schedule, peak, then) in trained.items():
+        table = TABLES[name][1]
+        train, tiny = (arms(name, words)[table.base].train for words in ("", "tiny"))
+        assert (train.optimizer, train.schedule) == (optimizer, schedule)
+        rate = make_optimizer(train).schedule
+        np.testing.assert_allclose([rate(train.warmup_steps), rate(late)], [peak, then], rtol=1e-4)
+        assert (tiny.optimizer, tiny.schedule, tiny.clip_norm) == ("adamw", "cosine", 1.0)
+    rates = {one.model.width: one.train.learning_rate for one in arms("vaswani_table3").values()}
+    assert rates == {d: (d * 4000) ** -0.5 for d in (256, 512, 1024)}
 
 
 def test_the_paper_s_pooler_and_head_are_counted_apart():

@@ -2,145 +2,20 @@
 
 import csv
 import json
-import math
 import re
-import subprocess
-import sys
 from html import unescape
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from written_arms import ARMS, BITS, Page, undrawn, write_arm, write_sweep, written
 
 from experiments import report
-from experiments.reporting import document, figures, findings, results
+from experiments.reporting import document, findings, results
 from experiments.reporting.page import to_html
 from experiments.reporting.statistics import paired_difference
-from experiments.running.workdir import PACKAGES, WorkdirError
 
-ARMS = {
-    ("wide", "separate"): (2.80, 400_000),
-    ("standard", "separate"): (2.90, 200_000),
-    ("narrow", "albert"): (3.10, 60_000),
-}
-NOISE = (0.0, 0.011, -0.006)
-"""Of the seeds, the same in every arm, so that pairs differ by little."""
-
-
-BITS = {"name": "bits_per_byte", "unit": "bits per byte", "better": "lower", "digits": 3}
-
-
-def write_arm(folder, layout, plan, loss, parameters, **changes):
-    """An arm as it is left on disk; `changes` are of result.json, or of the corpus."""
-    seeds = changes.pop("seeds", [0, 1, 2])
-    rate = changes.pop("learning_rate", 0.003)
-    match = changes.pop("match", "")
-    source = {
-        "name": changes.pop("data", "a <script>alert('text')</script> & more"),
-        "sha256": changes.pop("sha256", "ab12"),
-        "facts": {"bytes": 1_000_000, "held-out bytes": 100_000, "training tokens": 900_000},
-    }
-    wobble = changes.pop("wobble", 0.001)
-    heldout = [loss + NOISE[i] + wobble * math.sin(parameters + i) for i in range(len(seeds))]
-    train = {
-        "optimizer": "adamw",
-        "schedule": "cosine",
-        "steps": 800,
-        "batch_size": 16,
-        "length": 8,
-        "warmup_steps": 50,
-        "curve_windows": 256,
-        "eval_windows": 2048,
-        "learning_rate": rate,
-        "final_learning_rate": rate / 10,
-        "seeds": seeds,
-    }
-    model = {
-        "kind": "decoder",
-        "num_layers": 2,
-        "width": 64,
-        "num_heads": 3,
-        "dtype": "float32",
-        "layout": layout,
-        "plan": plan,
-        "ffn_width": 256,
-    }
-    environment = {"device": "1 x cpu", "machine": "x86_64", "cores": 2}
-    environment |= dict.fromkeys(("python", "commit", *PACKAGES), "1.0")
-    record = {
-        "config": {"task": "causal_lm", "model": model, "train": train},
-        "source": source,
-        "environment": environment,
-    }
-    result = {
-        "name": folder.name,
-        "layout": layout,
-        "plan": plan,
-        "match": match,
-        "model": model,
-        "seeds": seeds,
-        "steps": 800,
-        "length": 8,
-        "learning_rate": rate,
-        "unique_parameters": parameters,
-        "applied_parameters": 400_000,
-        "flops_per_token": 2 * parameters,
-        "metrics": changes.pop("metrics", [BITS]),
-        "yardsticks": {"bits_per_byte": {"unigram entropy": 4.765, "gzip -9": 1.894}},
-        "attention": {
-            "order": {"factored": 1, "absorbed": 2},
-            "chosen": {"order": "factored"},
-            "implementation": {"dense": "chosen", "cudnn": "needs a GPU"},
-        },
-        "status": "complete",
-        "heldout_bits_per_byte": heldout,
-        "train_bits_per_byte": [x - 0.1 for x in heldout],
-        "tokens_per_second": 12345.6,
-        "wall_seconds": 60.0,
-    }
-    if changes.pop("diverged", False):
-        for name in (
-            "heldout_bits_per_byte",
-            "train_bits_per_byte",
-            "tokens_per_second",
-            "wall_seconds",
-        ):
-            del result[name]
-        result |= {
-            "status": "diverged",
-            "message": "the loss of seed 1 is not finite at step 50",
-        }
-    folder.mkdir(parents=True)
-    if changes.pop("curves", True):
-        rows = [
-            {
-                "step": s,
-                "eval/bits_per_byte": [x + 100 / s for x in heldout],
-                "train/loss": 1,
-            }
-            for s in (200, 400, 800)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    if changes.pop("maps", True) and result["status"] == "complete":
-        probs = np.tril(np.ones((2, 3, 8, 8))) / np.arange(1, 9)[:, None]
-        tokens = np.frombuffer(b"if a:\n <", np.uint8)
-        np.savez_compressed(
-            folder / "maps.npz",
-            probs=probs.astype(np.float16),
-            tokens=tokens,
-            written_tokens=r"if a:\n <",
-            step=800,
-            seed=seeds[0],
-        )
-    (folder / "result.json").write_text(json.dumps(result | changes))
-    (folder / "config.json").write_text(json.dumps(record))
-
-
-def write_sweep(folder, arms=ARMS, **changes):
-    for (layout, plan), (loss, parameters) in arms.items():
-        write_arm(folder / f"{layout}-{plan}", layout, plan, loss, parameters, **changes)
-    return folder
+__all__ = ["undrawn"]
 
 
 @pytest.fixture(scope="module")
@@ -148,35 +23,6 @@ def plain(tmp_path_factory):
     """A sweep with nothing unusual: its folder, report.md and report.html."""
     folder = write_sweep(tmp_path_factory.mktemp("plain"))
     return folder, *written(folder)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """For tests of words and tables: figures take half a second a report."""
-    monkeypatch.setattr(figures, "of_panel", lambda panel, name: [])
-    monkeypatch.setattr(figures, "maps", lambda panels: [])
-
-
-def written(*folders):
-    report.write(list(folders))
-    return [(folders[0] / f"report.{kind}").read_text() for kind in ("md", "html")]
-
-
-class Page(HTMLParser):
-    """What a browser would load, and the texts of all cells and paragraphs."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.loads, self.text = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        loading = ("src", "href", "xlink:href", "srcset", "data", "action", "poster")
-        self.loads += [value for name, value in attrs if name in loading]
-
-    def handle_data(self, data):
-        self.text.append(data)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -384,111 +230,6 @@ def test_how_it_was_made(plain):
     assert f"python -m experiments.report --workdir={folder}" in markdown
 
 
-# What can go wrong
-
-
-def test_a_diverged_arm_is_shown_as_such(tmp_path):
-    write_sweep(tmp_path)
-    write_arm(tmp_path / "lost", "narrow", "separate", 3.0, 90_000, diverged=True)
-    for text in written(tmp_path):
-        assert "the loss of seed 1 is not finite at step 50" in text
-    markdown = (tmp_path / "report.md").read_text()
-    assert "| ~~narrow · separate~~ | diverged | – | 90,000 |" in markdown
-    assert "Diverged: narrow · separate." in markdown
-
-
-def test_all_arms_diverged(tmp_path):
-    markdown, _ = written(write_sweep(tmp_path, diverged=True, curves=False))
-    assert "there is nothing to compare: every arm diverged" in markdown
-
-
-def test_one_seed_gives_no_interval(tmp_path):
-    markdown, _ = written(write_sweep(tmp_path, seeds=[4]))
-    assert "One seed gives no interval" in markdown
-    assert "| cannot tell (one seed) |" in markdown
-    assert "±" not in markdown.split("## At equal width")[0]
-
-
-def test_without_metrics_and_maps(tmp_path):
-    markdown, _ = written(write_sweep(tmp_path, curves=False, maps=False))
-    assert "Learning curves" not in markdown
-    assert "Attention maps" not in markdown
-    assert markdown.count("![") == 3
-
-
-def test_one_run_alone(tmp_path):
-    write_arm(tmp_path / "run", "wide", "albert", 2.9, 1000)
-    markdown, _ = written(tmp_path / "run")
-    assert "there is no other arm to compare it with" in markdown
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_several_folders_are_several_panels(tmp_path):
-    first = write_sweep(tmp_path / "first")
-    second = write_sweep(tmp_path / "equal", match="parameters")
-    markdown, _ = written(first, second)
-    titles = re.findall(r"^## (.*)", markdown, flags=re.MULTILINE)
-    assert titles[:2] == ["At equal width", "At equal parameters"]
-    assert not (second / "report.md").exists()
-    assert len((first / "results.csv").read_text().splitlines()) == 1 + 18
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("source", "sha256"), "cd34", "were not trained on the same data"),
-        (("environment", "cores"), 8, "environments: cores is 8 or 2"),
-        (("config", "train", "steps"), 900, "differ in train.steps (900 or 800)"),
-    ],
-)
-def test_warns_of_what_cannot_be_compared(tmp_path, path, value, message):
-    write_sweep(tmp_path)
-    assert results.warnings(results.read([tmp_path])) == []
-    file = tmp_path / "narrow-albert" / "config.json"
-    record = part = json.loads(file.read_text())
-    for name in path[:-1]:
-        part = part[name]
-    part[path[-1]] = value
-    file.write_text(json.dumps(record))
-    for text in written(tmp_path):
-        assert message in text
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_unfinished_arms_are_named(tmp_path):
-    write_sweep(tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"arms": {"wide-separate": {}, "wide-albert": {}}, "environment": {}})
-    )
-    markdown, _ = written(tmp_path)
-    assert "not finished, so not shown: wide-albert." in markdown
-
-
-def test_no_result_leaves_all_as_it_was(tmp_path):
-    write_sweep(tmp_path / "first")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkdirError, match="empty holds no result"):
-        report.write([tmp_path / "first", tmp_path / "empty"])
-    assert not (tmp_path / "first" / "report.md").exists()
-
-
-def test_command_line(tmp_path):
-    """It fails in one line, and what it imports to say so is light."""
-    code = (
-        "import runpy, sys, atexit;"
-        "atexit.register(lambda: print([m in sys.modules for m in ('matplotlib', 'scipy.stats')]));"
-        "runpy.run_module('experiments.report', run_name='__main__', alter_sys=True)"
-    )
-    flag = f"--workdir={tmp_path}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, flag], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path} holds no result.json")
-    assert done.stdout == "[False, False]\n"
-
-
 def test_the_report_says_how_attention_was_computed(plain):
     _, text, _ = plain
     for layout in ("standard", "wide"):
@@ -519,3 +260,56 @@ def test_losses_are_named_after_what_they_are_means_over(tmp_path):
                 full, empty = empty, full
             assert all(full)
             assert not any(empty)
+
+
+ACCURACY = {"name": "accuracy", "unit": "% of texts right", "better": "higher", "digits": 2}
+
+
+def write_classes(folder):
+    """A sweep of classifiers: the more are right the better, and each also has bits."""
+    arms = {("wide", "separate"): (70.0, 400_000), ("standard", "albert"): (76.5, 200_000)}
+    for (layout, plan), (loss, parameters) in arms.items():
+        arm = folder / layout
+        write_arm(arm, layout, plan, loss, parameters, metrics=[ACCURACY, BITS], maps=False)
+        result = json.loads((arm / "result.json").read_text())
+        for part in ("heldout", "train"):
+            result[f"{part}_accuracy"] = result[f"{part}_bits_per_byte"]
+            result[f"{part}_bits_per_byte"] = [0.5, 0.6, 0.7]
+        result["yardsticks"] = {"accuracy": {"majority class": 50.0}}
+        (arm / "result.json").write_text(json.dumps(result))
+        rows = (arm / "metrics.jsonl").read_text().replace("bits_per_byte", "accuracy")
+        (arm / "metrics.jsonl").write_text(rows)
+    return folder
+
+
+def test_the_best_is_what_the_direction_says(tmp_path):
+    markdown, _ = written(write_classes(tmp_path))
+    assert "**standard · albert predicts best: 76.50 ± 0.01 % of texts right**" in markdown
+    assert "6.50 more than wide · separate" in markdown
+    assert "Every score is in % of texts right, held out; more is better." in markdown
+    assert "| *majority class* | 50.00 |" in markdown
+    assert "Yardsticks, which need no model: majority class." in markdown
+    rows = [line.split(" | ") for line in markdown.splitlines() if "| 256 |" in line]
+    assert [row[0].strip("| *") for row in rows] == ["standard · albert", "wide · separate"]
+    assert rows[0][3] == "0.600"  # the held-out bits, in a column of their own
+    assert "| held-out % of texts right | train % of texts right | held-out bits per byte |" in (
+        markdown
+    )
+    assert re.search(r"albert is better\*\* \| 6\.50\d \| 6\.\d+ to 6\.\d+ \|", markdown)
+    assert "held-out % of texts right" in (tmp_path / "figures/1-width-curves.svg").read_text()
+    with (tmp_path / "results.csv").open() as f:
+        [first, *_] = csv.DictReader(f)
+    assert float(first["heldout_accuracy"]) > 70
+    assert first["heldout_bits_per_byte"] == "0.5"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_names_the_optimizer_that_ran(tmp_path):
+    write_sweep(tmp_path)
+    for path in tmp_path.glob("*/config.json"):
+        record = json.loads(path.read_text())
+        record["config"]["train"] |= {"optimizer": "lamb", "schedule": "inverse_sqrt"}
+        path.write_text(json.dumps(record))
+    markdown, _ = written(tmp_path)
+    assert "LAMB, inverse sqrt, warm-up 50 steps" in markdown
+    assert "AdamW" not in markdown

@@ -53,6 +53,9 @@ class Source:
     """Tokens of the source -> how a person reads them."""
     yardsticks: Callable[[], dict[str, dict[str, float]]] = lambda: {}
     """() -> metric -> name -> value on the held-out part: what costs no model."""
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    """Name -> content of what was made for this source (a tokenizer) and belongs to a run: it is
+    kept in the run's folder, where `Data.load` finds it again."""
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What else tells this data from other: numbers and texts, for the report."""
 

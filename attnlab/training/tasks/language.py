@@ -147,14 +147,14 @@ ROWS = {
     "causal_lm": Task(causal_lm, "every next token", kinds=("decoder",), metrics=(bits("byte"),)),
     "masked_lm": Task(
         masked_lm,
-        "tokens that were masked (15 %)",
+        "the tokens that were masked (15 %)",
         kinds=("encoder",),
         metrics=(bits("byte"),),
         symbols=("[mask]",),
     ),
     "span_corruption": Task(
         span_corruption,
-        "write the spans that were cut out (15 %, 3 tokens on average)",
+        "the spans that were cut out (15 %, 3 tokens on average)",
         kinds=("encoder_decoder",),
         metrics=(bits("target token"),),
         symbols=(*(f"<{k}>" for k in range(NUM_SENTINELS)), "<start>"),

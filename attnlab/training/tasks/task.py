@@ -100,7 +100,7 @@ class Task(NamedTuple):
 
     prepare: Callable[..., Example]
     asks: str
-    """In words, for a report: "every next token"."""
+    """What is to be predicted, in words: "every next token"."""
     kinds: tuple[str, ...]
     """The kinds of model that can answer it."""
     metrics: tuple[Metric, ...]

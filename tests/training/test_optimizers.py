@@ -1,0 +1,248 @@
+"""Each row against optax's own and against numbers by hand; what is logged is what runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import assert_close
+from optax import contrib
+
+from attnlab.training import OPTIMIZERS, SCHEDULES, TrainConfig, make_optimizer, optimizers
+
+BASE = dict(steps=10, warmup_steps=3, learning_rate=0.5, final_learning_rate=0.1, clip_norm=0.0)
+NO_DECAY = BASE | dict(weight_decay=0.0)
+# Three slots of maps with heads, one plain matrix, a table, biases and scales.
+SHAPES = {
+    "layers": {
+        "q": (3, 4, 2, 5),
+        "o": (3, 2, 5, 4),
+        "chunks": (3, 2, 4, 6),
+        "q_bias": (3, 2, 5),
+        "norm": {"scale": (3, 4)},
+    },
+    "pooler": (4, 6),
+    "embedding": (7, 4),
+}
+AXES = {
+    "layers": {
+        "q": (1, 2),
+        "o": (2, 1),
+        "chunks": (1, 1),
+        "q_bias": (0, 2),
+        "norm": {"scale": (0, 1)},
+    },
+    "pooler": (1, 1),
+    "embedding": (1, 1),
+}
+is_shape = lambda a: isinstance(a, tuple)
+
+
+def drawn(seed, shapes=SHAPES):
+    rng = np.random.default_rng(seed)
+    draw = lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    return jax.tree.map(draw, shapes, is_leaf=is_shape)
+
+
+def axes(params):
+    """AXES, with holes where `params` has them."""
+    flat = dict(jax.tree_util.tree_flatten_with_path(AXES, is_leaf=is_shape)[0])
+    return jax.tree_util.tree_map_with_path(lambda path, _: flat[path], params)
+
+
+def updates(optimizer, params, grads):
+    """What the transform makes of a list of gradients, the weights as they are."""
+    state, found = optimizer.init(params), []
+    step = jax.jit(lambda g, state: optimizer.update(g, state, params))
+    for g in grads:
+        update, state = step(g, state)
+        found.append(update)
+    return found
+
+
+def config(name, **fields):
+    return TrainConfig(**(NO_DECAY if name == "adam" else BASE) | {"optimizer": name} | fields)
+
+
+STEPS = np.arange(10)
+POINTS = {
+    "cosine": lambda s: 0.1 + 0.4 * (1 + np.cos(np.pi * (s - 3) / 7)) / 2,
+    "linear": lambda s: 0.5 - 0.4 * (s - 3) / 7,
+    "constant": lambda s: 0.5 + 0 * s,
+    "inverse_sqrt": lambda s: 0.5 * (4 / (s + 1)) ** 0.5,
+    "warmup_stable_decay": lambda s: np.where(s < 6, 0.5, 0.5 - 0.4 * (s - 6) / 4),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_by_hand(name):
+    made = make_optimizer(TrainConfig(**BASE, schedule=name, decay_share=0.4)).schedule
+    got = [float(made(step)) for step in STEPS]
+    if name == "flat_inverse_sqrt":
+        expected = 0.5 * (4 / np.maximum(STEPS + 1, 4)) ** 0.5
+    else:
+        expected = np.where(STEPS < 3, 0.5 * (STEPS + 1) / 4, POINTS[name](STEPS))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(made))(jnp.asarray(STEPS)), expected, rtol=1e-5)
+
+
+def test_schedules_of_the_papers():
+    step = np.array([1, 17, 3999, 4000, 4001, 90_000])
+    vaswani = TrainConfig(
+        schedule="inverse_sqrt", learning_rate=(512 * 4000) ** -0.5, warmup_steps=3999, steps=10**5
+    )
+    expected = 512**-0.5 * np.minimum(step**-0.5, step * 4000**-1.5)
+    np.testing.assert_allclose(make_optimizer(vaswani).schedule(step - 1), expected, rtol=1e-6)
+    t5 = TrainConfig(
+        schedule="flat_inverse_sqrt", learning_rate=0.01, warmup_steps=9999, steps=524_288
+    )
+    step = np.array([1, 10_000, 10_001, 500_000])
+    expected = 1 / np.sqrt(np.maximum(step, 10_000))
+    np.testing.assert_allclose(make_optimizer(t5).schedule(step - 1), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_logged_rate_is_the_one_that_runs(name):
+    """Every update is linear in the rate: beside a constant rate of 1 the schedule is left."""
+    grads = [drawn(seed) for seed in range(1, 8)]
+    made = make_optimizer(config(name, schedule="linear"), axes)
+    one = OPTIMIZERS[name].make(config(name), lambda step: 1.0, axes)
+    pairs = zip(
+        updates(made.transform, drawn(0), grads), updates(one, drawn(0), grads), strict=True
+    )
+    for step, (got, unit) in enumerate(pairs):
+        rate = make_optimizer(config(name, schedule="linear")).schedule(step)
+        assert_close(got, jax.tree.map(lambda u: rate * u, unit))  # noqa: B023
+
+
+# One step of a plain matrix, by optax alone.
+OF_OPTAX = {
+    "adamw": lambda r: optax.adamw(r, b1=0.9, b2=0.99, weight_decay=0.1),
+    "adam": lambda r: optax.adam(r, b1=0.9, b2=0.99),
+    "adafactor": lambda r: optax.adafactor(r, decay_rate=0.8),
+    "lamb": lambda r: optax.lamb(r, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1),
+    "lion": lambda r: optax.lion(r, b1=0.9, b2=0.99, weight_decay=0.1),
+    "muon": lambda r: contrib.muon(r, beta=0.9, weight_decay=0.1, consistent_rms=0.2),
+    "sgd": lambda r: optax.sgd(r, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_row_is_optax_on_a_plain_matrix(name):
+    plain = {"w": (130, 140)}  # large enough for Adafactor to factor
+    grads = [drawn(seed, plain) for seed in range(1, 4)]
+    decay = 0.0 if name in ("adam", "adafactor", "sgd") else 0.1
+    made = make_optimizer(config(name, weight_decay=decay, schedule="constant"))
+    expected = updates(OF_OPTAX[name](made.schedule), drawn(0, plain), grads)
+    assert_close(updates(made.transform, drawn(0, plain), grads), expected)
+
+
+def first_step(name, **fields):
+    """(weights, gradient, update) of the first step at rate 1 with decay 0.1, of one matrix."""
+    row = OPTIMIZERS[name].make(config(name, **fields), lambda step: 1.0, optimizers.by_shape)
+    w, g = drawn(0, {"w": (4, 6)}), drawn(1, {"w": (4, 6)})
+    [update] = updates(row, w, [g])
+    return np.asarray(w["w"], float), np.asarray(g["w"], float), np.asarray(update["w"], float)
+
+
+def test_one_step_by_hand():
+    for name, decay in (("adamw", 0.1), ("adam", 0.0)):
+        w, g, update = first_step(name)
+        np.testing.assert_allclose(update, -np.sign(g) - decay * w, atol=1e-5)  # m/sqrt(v) = 1
+    w, g, update = first_step("sgd")
+    np.testing.assert_allclose(update, -g - 0.1 * w, atol=1e-6)
+    w, g, update = first_step("lion")
+    np.testing.assert_allclose(update, -np.sign(g) - 0.1 * w, atol=1e-6)
+    w, g, update = first_step("lamb")
+    step = np.sign(g) + 0.1 * w
+    expected = -step * np.linalg.norm(w) / np.linalg.norm(step)
+    np.testing.assert_allclose(update, expected, rtol=1e-5)
+    w, g, update = first_step("adafactor")
+    expected = -np.sign(g) * np.sqrt(np.mean(w**2)) - 0.1 * w
+    np.testing.assert_allclose(update, expected, rtol=1e-5)
+
+
+def test_muon_is_nearly_orthogonal():
+    """U V^T of the momentum, up to singular values of 0.7 to 1.2, times 0.2 sqrt(6)."""
+    w, g, update = first_step("muon")
+    u, _, v = np.linalg.svd(g, full_matrices=False)
+    got = -(update + 0.1 * w) / (0.2 * 6**0.5)
+    inner = u.T @ got @ v.T
+    assert np.abs(inner - np.diag(np.diag(inner))).max() < 1e-3
+    assert 0.6 < np.diag(inner).min() <= np.diag(inner).max() < 1.25
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_stacked_is_as_if_apart(name):
+    """Slot by slot, and heads as a plain matrix of D x (N H): the same updates."""
+    made = make_optimizer(config(name), axes)
+    grads = [drawn(seed) for seed in range(1, 4)]
+    got = updates(made.transform, drawn(0), grads)[-1]["layers"]
+    for slot in range(3):
+        flat = lambda a: {
+            "q": a["q"][slot].reshape(4, 10),  # noqa: B023
+            "o": a["o"][slot].reshape(10, 4),  # noqa: B023
+            **{f"chunk{n}": a["chunks"][slot, n] for n in range(2)},  # noqa: B023
+            "q_bias": a["q_bias"][slot].ravel(),  # noqa: B023
+            "scale": a["norm"]["scale"][slot],  # noqa: B023
+        }
+        apart = make_optimizer(config(name))  # knows plain matrices
+        one = [flat(g["layers"]) for g in grads]
+        expected = updates(apart.transform, flat(drawn(0)["layers"]), one)[-1]
+        assert_close(flat(got), expected, loosen=5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_row_lowers_a_loss(name):
+    """0.5 |w - target|^2 over all weights, from random ones."""
+    target, params = drawn(1), drawn(0)
+    rate = {"adafactor": 0.3, "sgd": 0.02, "lion": 0.05, "muon": 0.3}.get(name, 0.1)
+    settings = config(
+        name, steps=100, learning_rate=rate, weight_decay=0.0, final_learning_rate=0.0
+    )
+    transform = make_optimizer(settings, axes).transform
+    square = lambda a, b: sum(jnp.sum((x - y) ** 2) / 2 for x, y in both(a, b))
+    both = lambda a, b: zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+
+    def step(carry, _):
+        params, state = carry
+        update, state = transform.update(jax.grad(square)(params, target), state, params)
+        return (optax.apply_updates(params, update), state), None
+
+    start = params, transform.init(params)
+    (end, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, length=100))(start)
+    assert square(end, target) < 0.05 * square(params, target)
+
+
+def test_decay_leaves_biases_and_scales_alone():
+    found = jax.tree.map(bool, optimizers.decays(drawn(0) | {"q_norm": 1, "readout_bias": 2}))
+    assert found == {
+        "layers": {
+            "q": True, "o": True, "chunks": True, "q_bias": False, "norm": {"scale": False},
+        },
+        "pooler": True, "embedding": True, "q_norm": False, "readout_bias": False,
+    }  # fmt: skip
+
+
+def test_clipping_is_by_the_norm_of_all():
+    grads = drawn(1)
+    norm = float(optax.tree.norm(grads))
+    clipped = make_optimizer(config("sgd", weight_decay=0.0, clip_norm=0.5 * norm))
+    plain = make_optimizer(config("sgd", weight_decay=0.0))
+    got, whole = (updates(o.transform, drawn(0), [grads])[0] for o in (clipped, plain))
+    assert_close(got, jax.tree.map(lambda u: 0.5 * u, whole))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(optimizer="adamm"), "unknown optimizer 'adamm': did you mean 'adam'"),
+        (dict(schedule="cos"), "unknown schedule 'cos': did you mean 'cosine'"),
+        (dict(optimizer="adam"), "adam has no weight decay; set weight_decay=0, or optimizer="),
+        (dict(decay_share=1.5), "decay_share must be at most 1"),
+        (dict(epsilon=0.0), "epsilon must be more than 0"),
+    ],
+)
+def test_impossible_optimizers_say_what_to_change(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**fields)
