@@ -99,17 +99,22 @@ def _parts(config: ModelConfig) -> str:
     return _columns([*rows, ("outside the layers", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
 
 
+ATTENTION = {"self": "attention", "cross": "cross-attention", "encoder": "the encoder's attention"}
+
+
 def _attention(config: ModelConfig, batch: int, length: int) -> str:
     """Order of contraction and backend, with the reasons against the others."""
-    told = arm.attention(config, batch, length)
-    lines = [f"order of contraction, at {batch} texts of {length} tokens:"]
-    for order, cost in told["order"].items():
-        mark = "*" if order == told["chosen"]["order"] else " "
-        lines.append(f"  {mark} {order:<12} {_flops(cost)}")
-    lines.append("backend:")
-    for name, reason in told["implementation"].items():
-        lines.append(f"  {'*' if reason == 'chosen' else ' '} {name:<12} {reason}")
-    return "\n".join(lines)
+    sections = []
+    for name, told in arm.attention(config, batch, length).items():
+        lines = [f"{ATTENTION[name]}, order of contraction at {batch} texts of {length} tokens:"]
+        for order, cost in told["order"].items():
+            mark = "*" if order == told["chosen"]["order"] else " "
+            lines.append(f"  {mark} {order:<12} {_flops(cost)}")
+        lines.append("backend:")
+        for backend, reason in told["implementation"].items():
+            lines.append(f"  {'*' if reason == 'chosen' else ' '} {backend:<12} {reason}")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
 
 
 def _flops(cost: Any) -> str:

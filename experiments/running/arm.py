@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from attnlab import training
-from attnlab.heads.multihead import explain_heads
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
+from attnlab.model.explain import explain_model
 from attnlab.names import find
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
@@ -210,21 +210,10 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
 
 
 def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
-    """How heads are computed: order of contraction and backend, with the reasons against others.
-
-    Of a decoder with an encoder: its own attention.
-    """
-    drops = config.attention_dropout_rate
-    return explain_heads(
-        config.heads,
-        jax.ShapeDtypeStruct((batch, length, config.width), config.dtype),
-        order=config.order,
-        rotary=config.positions == "rotary",
-        is_causal=config.kind != "encoder",
-        dropout_rate=drops,
-        dropout_key=jax.random.key(0) if drops else None,
-        implementation=config.implementation,
-    )
+    """How a training step on texts of these sizes computes its heads: see `explain_model`."""
+    text = jax.ShapeDtypeStruct((batch, length), "int32")
+    names = ("source", "tokens") if config.kind == "encoder_decoder" else ("tokens",)
+    return explain_model(config, dict.fromkeys(names, text), training=True)
 
 
 def _maps(
