@@ -153,7 +153,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         for line in changed:
             recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
         model, task = arm.model.build(), TASKS[arm.task].bind(source.sizes)
-        length = abstract_inputs(task, source.shapes())["tokens"].shape[1]
+        shapes = step_inputs(task, source.shapes(), arm.train)
         result = {
             "name": name,
             "asks": task.asks,
@@ -170,7 +170,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             "applied_parameters": accounting.applied_parameters(arm.model),
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "yardsticks": source.yardsticks(),
-            "attention": attention(arm.model, arm.train.batch_size, length),
+            "attention": explain_model(arm.model, shapes, training=True),
         }
         params = None
         if arm.start:
@@ -199,7 +199,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            if length <= LONGEST_MAP:
+            if shapes["tokens"].shape[1] <= LONGEST_MAP:
                 maps = _maps(arm.model, task, fitted, source, arm.train)
                 if jax.process_index() == 0:
                     np.savez_compressed(folder / MAPS, **maps)
@@ -209,11 +209,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         return result
 
 
-def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
-    """How a training step on texts of these sizes computes its heads: see `explain_model`."""
-    text = jax.ShapeDtypeStruct((batch, length), "int32")
-    names = ("source", "tokens") if config.kind == "encoder_decoder" else ("tokens",)
-    return explain_model(config, dict.fromkeys(names, text), training=True)
+def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str, Any]:
+    """Shapes of what the model is called on in a training step; `row` are those of one row."""
+    count = trains.batch_size // trains.accumulate
+    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), row)
+    return abstract_inputs(task, batch)
 
 
 def _maps(
