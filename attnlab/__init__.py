@@ -15,6 +15,7 @@ from attnlab.model.accounting import applied_parameters, flops_per_token, unique
 from attnlab.model.block import transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.decode import generate, prefill
+from attnlab.model.explain import explain_model
 from attnlab.model.layers import run_layers
 from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
 from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
@@ -48,6 +49,7 @@ __all__ = [
     "dot_product_attention",
     "explain",
     "explain_heads",
+    "explain_model",
     "feed_forward",
     "flops_per_token",
     "generate",

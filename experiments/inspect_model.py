@@ -12,14 +12,17 @@ trained or written.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
 from attnlab import pretrained
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
+from attnlab.model.explain import explain_model
 from attnlab.model.outer import count_outer
 from attnlab.sharing.plan import Plan, name_of
+from attnlab.training.tasks import TASKS
 from experiments.running import arm, launch
 
 
@@ -33,11 +36,19 @@ def main() -> None:
         print(describe(model, 1, min(model.max_len, 512)))
         return
     resolved = arm.resolve(config)
-    print(describe(resolved.model, resolved.train.batch_size, resolved.train.length))
+    task = TASKS[resolved.task].bind(resolved.data.sizes())
+    row = resolved.data.shapes(resolved.train.length)
+    inputs = arm.step_inputs(task, row, resolved.train)
+    print(describe(resolved.model, resolved.train.batch_size, resolved.train.length, inputs))
 
 
-def describe(config: ModelConfig, batch: int, length: int) -> str:
-    """The model in text, for batches of `batch` texts of `length` tokens."""
+def describe(
+    config: ModelConfig, batch: int, length: int, inputs: dict[str, Any] | None = None
+) -> str:
+    """The model in text, for batches of `batch` texts of `length` tokens.
+
+    Attention is that of a training step on `inputs`, where given, else of a call on such texts.
+    """
     plan = name_of(config.plan)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
     title = (
@@ -59,7 +70,7 @@ def describe(config: ModelConfig, batch: int, length: int) -> str:
             _picture(config),
             _parts(config),
             _columns(costs),
-            _attention(config, batch, length),
+            _attention(config, inputs or _texts(config, batch, length), training=bool(inputs)),
         ]
     )
 
@@ -99,17 +110,29 @@ def _parts(config: ModelConfig) -> str:
     return _columns([*rows, ("outside the layers", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
 
 
-def _attention(config: ModelConfig, batch: int, length: int) -> str:
+ATTENTION = {"self": "attention", "cross": "cross-attention", "encoder": "the encoder's attention"}
+
+
+def _texts(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
+    names = ("source", "tokens") if config.kind == "encoder_decoder" else ("tokens",)
+    return dict.fromkeys(names, jax.ShapeDtypeStruct((batch, length), "int32"))
+
+
+def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -> str:
     """Order of contraction and backend, with the reasons against the others."""
-    told = arm.attention(config, batch, length)
-    lines = [f"order of contraction, at {batch} texts of {length} tokens:"]
-    for order, cost in told["order"].items():
-        mark = "*" if order == told["chosen"]["order"] else " "
-        lines.append(f"  {mark} {order:<12} {_flops(cost)}")
-    lines.append("backend:")
-    for name, reason in told["implementation"].items():
-        lines.append(f"  {'*' if reason == 'chosen' else ' '} {name:<12} {reason}")
-    return "\n".join(lines)
+    texts = {"self": "tokens", "cross": "tokens", "encoder": "source"}
+    sections = []
+    for name, told in explain_model(config, inputs, training=training).items():
+        batch, length = inputs[texts[name]].shape[:2]
+        lines = [f"{ATTENTION[name]}, order of contraction at {batch} texts of {length} tokens:"]
+        for order, cost in told["order"].items():
+            mark = "*" if order == told["chosen"]["order"] else " "
+            lines.append(f"  {mark} {order:<12} {_flops(cost)}")
+        lines.append("backend:")
+        for backend, reason in told["implementation"].items():
+            lines.append(f"  {'*' if reason == 'chosen' else ' '} {backend:<12} {reason}")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
 
 
 def _flops(cost: Any) -> str:

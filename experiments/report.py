@@ -354,14 +354,15 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
 
 def _computed(result: dict) -> str:
     """Which order of contraction and which backend an arm ran, and why no other backend."""
-    told = result["attention"]
-    backends = told["implementation"]
-    chosen = next(name for name, why in backends.items() if why == "chosen")
-    others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
-    return (
-        f"{result['layout']} heads in the order {told['chosen']['order']}, backend {chosen} "
-        f"({', '.join(others)})"
-    )
+    parts = []
+    for name, told in result["attention"].items():
+        backends = told["implementation"]
+        chosen = next(name for name, why in backends.items() if why == "chosen")
+        others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
+        where = "" if name == "self" else f" ({name})"
+        order = told["chosen"]["order"]
+        parts.append(f"in the order {order}{where}, backend {chosen} ({', '.join(others)})")
+    return f"{result['layout']} heads {'; '.join(parts)}"
 
 
 def _mean(run: Run, part: str, metric: int) -> str:

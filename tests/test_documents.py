@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 import attnlab
+from attnlab.observe import OF_LAYER
 
 README = (ROOT / "README.md").read_text()
 
@@ -27,6 +28,20 @@ def test_readme_code_prints_what_the_readme_says(code, printed):
     with contextlib.redirect_stdout(out):
         exec(code, {})
     assert out.getvalue() == printed
+
+
+def test_the_page_on_looking_inside_prints_what_it_says():
+    """Its blocks, one after the other; its table is that of the code."""
+    page, names = (ROOT / "docs" / "observe.md").read_text(), {}
+    blocks = re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", page, re.DOTALL)
+    assert len(blocks) == page.count("```python") == 2
+    for code, printed in blocks:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(code, names)
+        assert out.getvalue() == printed
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    assert rows == {name: f"{v.axes} | {v.meaning}" for name, v in OF_LAYER.items()}
 
 
 def test_readme_names_files_that_exist():

@@ -11,6 +11,7 @@ from conftest import ROOT
 # From the ground up: a file imports its own room and the floors below it.
 FLOORS = (
     {"names", "remat", "extras"},
+    {"observe"},
     {"norms", "attention", "sharing.plan"},
     {"heads"},
     {"sharing.stack", "sharing.delta"},

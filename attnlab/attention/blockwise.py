@@ -21,6 +21,7 @@ from attnlab.attention.dense import (
     hide,
     kept,
     lowest,
+    refuse_edit,
     row_top,
     scores,
     weighted,
@@ -121,7 +122,7 @@ def refuse_blockwise(query, key, value, bias, visible, options: Options) -> str 
         return "mix needs the scores of all heads at once"
     if visible.edges is not None:
         return "edges lie anywhere, not in blocks"
-    return None
+    return refuse_edit(options)
 
 
 def _vary_alike(arrays: Any) -> Any:

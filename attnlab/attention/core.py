@@ -4,9 +4,9 @@
 where that stood. It settles what a mask means before any backend runs, so no backend can differ.
 """
 
+import functools
 import inspect
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +17,14 @@ from jaxtyping import Array
 
 from attnlab.attention import masks
 from attnlab.attention.blockwise import blockwise, refuse_blockwise
-from attnlab.attention.dense import Mix, Options, dense, probabilities
+from attnlab.attention.call import Call, checked
+from attnlab.attention.dense import Mix, Options, dense, inside
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.fused import cudnn, refuse_cudnn, refuse_jax_nn, xla
-from attnlab.attention.visible import Visible
+from attnlab.observe import OF_HEADS, Edit, Look, check_names
 from attnlab.remat import save_for_backward
 
-__all__ = ["BACKENDS", "Backend", "Mix", "Options", "dot_product_attention", "explain"]
+__all__ = ["BACKENDS", "Backend", "Mix", "Options", "attend", "dot_product_attention", "explain"]
 
 
 class Backend(NamedTuple):
@@ -44,17 +45,6 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-class Call(NamedTuple):
-    """A call that was checked: what every backend takes, in its order."""
-
-    query: Array
-    key: Array
-    value: Array
-    bias: Array | None
-    visible: Visible
-    options: Options
-
-
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -73,6 +63,8 @@ def dot_product_attention(
     mix: Any = None,
     return_probs: bool = False,
     return_residual: bool = False,
+    show: Iterable[str] = (),
+    edit: Edit | None = None,
     implementation: str | None = None,
 ) -> Any:
     """softmax(scale q k^T + bias) v, per head (Vaswani et al. 2017, section 3.2.1).
@@ -91,26 +83,33 @@ def dot_product_attention(
         every backend.
       mix: two [N, M] and [M, N] matrices that mix heads before and after the softmax, either of
         them None (talking heads, Shazeer et al. 2020, arXiv 2003.02436).
-      return_probs: also return the probabilities [B, N, T, S], before dropout. They are computed
-        aside: asking for them never changes a bit of the output, nor the backend.
+      show: of "scores" and "probs" those to return too, as a dict (`observe.NAMES` says what each
+        is). They are computed aside: asking never changes a bit of the output, nor the backend.
+      edit: "scores" or "probs" -> f(value, 0), which takes the value's place. The mask still hides
+        what it hides from edited scores. Only `dense` can.
+      return_probs: also return the probs [B, N, T, S] themselves.
       return_residual: also return log sum exp of the scores [B, T, N], -inf for empty rows.
       implementation: a row of `BACKENDS`; None chooses (see `explain`). `dense` alone has second
         and forward-mode derivatives.
 
-    Returns: [B, T, N, V] in the value's dtype, or a tuple (output, probs, residual) of those asked
-      for. The softmax and the sums run in float32 at least. A row with nothing to attend to gives
-      zeros and zero gradient. Keys and values at positions that no query of their batch row may
-      see reach neither outputs nor gradients, whatever they hold (NaN, inf).
+    Returns: [B, T, N, V] in the value's dtype, or a tuple (output, probs, residual, shown) of those
+      asked for. The softmax and the sums run in float32 at least. A row with nothing to attend to
+      gives zeros and zero gradient. Keys and values at positions that no query of their batch row
+      may see reach neither outputs nor gradients, whatever they hold (NaN, inf).
 
     Raises: before anything runs, one TypeError for a wrong kind (a mask that is not boolean) or
       ValueError for shapes that do not fit, a missing dropout key, or a backend that cannot do
-      what is asked. It names the argument, its shape and the way out.
+      what is asked. It names the argument, its shape and the way out; for an unknown value to show
+      or edit, the known ones.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> dot_product_attention(x, x, x, is_causal=True).shape
     (1, 3, 2, 4)
     """
-    call, batched = _checked(
+    show = check_names(show, edit, INSIDE)
+    look = Look((*show, "probs") if return_probs else show, edit)
+    out, residual = attend(
+        look,
         query,
         key,
         value,
@@ -126,11 +125,46 @@ def dot_product_attention(
         dropout_key=dropout_key,
         mix=mix,
         return_residual=return_residual,
+        implementation=implementation,
     )
+    results = [out]
+    results += [look.seen["probs"]] if return_probs else []
+    results += [residual] if return_residual else []
+    results += [{name: look.seen[name] for name in show}] if show else []
+    return tuple(results) if len(results) > 1 else out
+
+
+INSIDE = {name: OF_HEADS[name] for name in ("scores", "probs")}
+
+
+def attend(
+    look: Look,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Edges | None = None,
+    *,
+    implementation: str | None = None,
+    told: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """`dot_product_attention` for callers with a `Look`: output and residual (None if not asked).
+
+    `told`, where given, is filled with what `explain` says of this call; a backend that cannot run
+    is then told of, not refused.
+    """
+    edit = look.replacing(*INSIDE)
+    if edit and np.ndim(query) == 3:
+        edit = {n: functools.partial(_of_one_row, f) for n, f in edit.items()}
+    call, batched = checked(query, key, value, bias, mask, edit=edit, **options)
     _known(implementation)
     name = implementation or _choose(call)
     reason = BACKENDS[name].refuse(*call)
-    if reason:
+    if told is not None:
+        told["implementation"] = _described(call, name)
+        name = "dense" if reason else name  # it was asked what would be, not to run
+    elif reason:
         raise ValueError(
             f"implementation={name!r} cannot run query {call.query.shape}, key {call.key.shape}, "
             f"value {call.value.shape}: {reason}; use implementation='dense' or None"
@@ -154,13 +188,25 @@ def dot_product_attention(
     if sees is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
         seen["out"] = jnp.where(sees, seen["out"], 0)
-    if return_probs:
-        seen["probs"] = probabilities(call.query, call.key, *call[3:])
-    seen["out"] = save_for_backward(seen["out"])
-    results = tuple(
-        seen[n] if batched else seen[n][0] for n in ("out", "probs", "residual") if n in seen
-    )
-    return results if len(results) > 1 else results[0]
+    as_given = lambda a: a if batched else a[0]
+    if shown := [n for n in INSIDE if n in look.show]:
+        values = inside(call.query, call.key, *call[3:])
+        look.seen |= {n: as_given(values[n]) for n in shown}
+    out = as_given(save_for_backward(seen["out"]))
+    return out, as_given(seen["residual"]) if "residual" in seen else None
+
+
+def _of_one_row(f: Callable[[Array], Array], a: Array) -> Array:
+    """For a call that came without a batch axis."""
+    return f(a[0])[None]
+
+
+def _described(call: Call, chosen: str) -> dict[str, str]:
+    """Backend -> "chosen", "could run" or the reason why it could not."""
+    return {
+        n: backend.refuse(*call) or ("chosen" if n == chosen else "could run")
+        for n, backend in BACKENDS.items()
+    }
 
 
 def explain(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any):
@@ -176,24 +222,26 @@ def explain(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None
     names = inspect.signature(dot_product_attention).parameters
     if unknown := sorted(set(options) - set(names)):
         raise TypeError(f"explain: unknown keywords {unknown}; known: {', '.join(names)}")
-    options.pop("return_probs", None)  # no backend may depend on it
-    name = options.pop("implementation", None)
-    _known(name)
-    given = dict(query=query, key=key, value=value, bias=bias, mask=mask) | options
+    # No backend may depend on what is shown.
+    shown, _ = options.pop("show", ()), options.pop("return_probs", None)
+    look = Look(edit=options.pop("edit", None))
+    check_names(shown, look.edit, INSIDE)
+    told: dict[str, Any] = {}
+    call = functools.partial(attend, look, told=told)
+    trace(call, query=query, key=key, value=value, bias=bias, mask=mask, **options)
+    return told["implementation"]
+
+
+def trace(call: Callable, **given: Any) -> None:
+    """Traces call(**given); arrays may be shapes alone, the rest stays as it is."""
     kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-    arrays = {
-        n: a for n, a in given.items() if any(isinstance(x, kinds) for x in jax.tree.leaves(a))
-    }
-    answer: dict[str, str] = {}
+    leaves, tree = jax.tree.flatten(given)
+    arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, kinds)}
 
-    def look(arrays):
-        call, _ = _checked(**(given | arrays))
-        chosen = name or _choose(call)
-        for n, backend in BACKENDS.items():
-            answer[n] = backend.refuse(*call) or ("chosen" if n == chosen else "could run")
+    def run(arrays):
+        call(**jax.tree.unflatten(tree, [arrays.get(i, a) for i, a in enumerate(leaves)]))
 
-    jax.eval_shape(look, arrays)
-    return answer
+    jax.eval_shape(run, arrays)
 
 
 def _choose(call: Call) -> str:
@@ -216,180 +264,3 @@ CACHE = 16 * 2**20
 def _known(name: Any) -> None:
     if name is not None and name not in tuple(BACKENDS):
         raise ValueError(f"unknown implementation {name!r}; known: {', '.join(BACKENDS)}, None")
-
-
-def _checked(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    *,
-    scale=None,
-    is_causal=False,
-    query_seq_lengths=None,
-    key_value_seq_lengths=None,
-    local_window_size=None,
-    logits_soft_cap=None,
-    dropout_rate=0.0,
-    dropout_key=None,
-    mix=None,
-    return_residual=False,
-) -> tuple[Call, bool]:
-    """The call with its batch axis, and whether it came with one; or the error."""
-    query, key, value = (
-        _array(n, a, jnp.floating) for n, a in dict(query=query, key=key, value=value).items()
-    )
-    shapes = f"query {query.shape}, key {key.shape} and value {value.shape}"
-    batched = query.ndim == 4
-    if not query.ndim == key.ndim == value.ndim or query.ndim not in (3, 4):
-        raise ValueError(
-            f"{shapes} must be [B, T, N, H], [B, S, K, H] and [B, S, Kv, V], or all without B"
-        )
-    if not batched:
-        query, key, value = query[None], key[None], value[None]
-    q, k, v = query.shape, key.shape, value.shape
-    if 0 in q + k + v:
-        raise ValueError(f"{shapes}: no axis may have size 0")
-    if q[0] != k[0] or k[:2] != v[:2] or q[3] != k[3]:
-        raise ValueError(
-            f"{shapes} do not fit together: they must be [B, T, N, H], [B, S, K, H], [B, S, Kv, V]"
-        )
-    if q[2] % k[2] or q[2] % v[2]:
-        raise ValueError(
-            f"{shapes}: {k[2]} key heads and {v[2]} value heads must divide {q[2]} query heads"
-        )
-    scores = (q[0], q[2], q[1], k[1])
-    before, after, inner = _checked_mix(mix, q[2])
-    neighbours, mask = (mask, None) if isinstance(mask, masks.Edges) else (None, mask)
-    if inner != q[2] and mask is not None and jnp.ndim(mask) > 2 and jnp.shape(mask)[-3] != 1:
-        raise ValueError(f"mask {jnp.shape(mask)} must be the same for all of mix's {inner} heads")
-    if mask is not None and jnp.result_type(mask) != jnp.bool_:
-        raise TypeError(
-            f"mask must be boolean (True = may attend), not {jnp.result_type(mask)}; "
-            "pass numbers that are added to the scores as bias"
-        )
-    _check_dropout(dropout_rate, dropout_key)
-    visible = Visible(
-        q[1],
-        k[1],
-        mask=_broadcastable("mask", mask, jnp.bool_, scores),
-        is_causal=bool(is_causal),
-        window=_checked_window(local_window_size),
-        query_lengths=_lengths("query_seq_lengths", query_seq_lengths, q[0], batched),
-        key_lengths=_lengths("key_value_seq_lengths", key_value_seq_lengths, q[0], batched),
-        edges=neighbours and neighbours.checked(q[0], q[1], k[1]),
-    )
-    options = Options(
-        scale=q[3] ** -0.5 if scale is None else _scalar("scale", scale),
-        logits_soft_cap=_positive("logits_soft_cap", logits_soft_cap),
-        dropout_rate=float(dropout_rate),
-        dropout_key=dropout_key,
-        mix=(before, after),
-        return_residual=return_residual,
-    )
-    bias = _broadcastable("bias", bias, jnp.floating, scores)
-    return Call(query, key, value, bias, visible, options), batched
-
-
-def _array(name: str, a: Any, kind: Any) -> Array:
-    wanted = {jnp.floating: "a float", jnp.integer: "an integer", jnp.bool_: "a boolean"}[kind]
-    try:
-        array = jnp.asarray(a)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be {wanted} array, not {type(a).__name__}") from None
-    if not jnp.issubdtype(array.dtype, kind):
-        raise TypeError(f"{name} must be {wanted} array, not {array.dtype} {array.shape}")
-    return array
-
-
-def _broadcastable(name: str, a: Any, kind: Any, scores: tuple[int, ...]) -> Array | None:
-    """With leading axes of size 1, so that [T, S] and [N, T, S] broadcast to [B, N, T, S]."""
-    if a is None:
-        return None
-    a = _array(name, a, kind)
-    shape = (1,) * (4 - a.ndim) + a.shape
-    if len(shape) != 4 or any(x not in (1, y) for x, y in zip(shape, scores, strict=True)):
-        raise ValueError(
-            f"{name} {a.shape} must broadcast to the scores [B, N, T, S] = {scores}: "
-            "each axis is 1 or as long"
-        )
-    return a.reshape(shape)
-
-
-def _lengths(name: str, a: Any, batch: int, batched: bool) -> Array | None:
-    if a is None:
-        return None
-    a = _array(name, a, jnp.integer)
-    if a.shape != (batch,) and (batched or a.shape != ()):
-        raise ValueError(f"{name} {a.shape} must be one length per batch row, [B] = ({batch},)")
-    return a.reshape(batch).astype(jnp.int32)
-
-
-def _checked_window(window: Any) -> tuple[int, int] | None:
-    if window is None:
-        return None
-    pair = (window, window) if isinstance(window, int | np.integer) else window
-    if not (
-        isinstance(pair, tuple | list)
-        and len(pair) == 2
-        and all(isinstance(w, int | np.integer) and not isinstance(w, bool) for w in pair)
-    ):
-        raise TypeError(f"local_window_size must be an int or (left, right), not {window!r}")
-    if min(pair) < 0:
-        raise ValueError(f"local_window_size must be at least 0 on both sides, not {window}")
-    return int(pair[0]), int(pair[1])
-
-
-def _checked_mix(mix: Any, heads: int) -> tuple[Array | None, Array | None, int]:
-    """Both matrices and how many heads lie between them."""
-    if mix is None:
-        return None, None, heads
-    if not isinstance(mix, tuple | list) or len(mix) != 2:
-        raise TypeError(f"mix must be two matrices [N, M] and [M, N], or None, not {mix!r:.80}")
-    before, after = (None if m is None else _array("mix", m, jnp.floating) for m in mix)
-    inner = heads if before is None or before.ndim != 2 else before.shape[1]
-    wanted = ((heads, inner), (inner, heads))
-    got = tuple(None if m is None else m.shape for m in (before, after))
-    if any(g not in (None, w) for g, w in zip(got, wanted, strict=True)) or (
-        after is None and inner != heads
-    ):
-        raise ValueError(f"mix {got} must be [N, M] and [M, N] with N = {heads} query heads")
-    return before, after, inner
-
-
-def _scalar(name: str, a: Any) -> Any:
-    try:
-        fits = jnp.shape(a) == () and jnp.result_type(a) != jnp.bool_
-        fits = fits and not jnp.issubdtype(jnp.result_type(a), jnp.complexfloating)
-    except (TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise TypeError(f"{name} must be one real number, not {a!r:.80}")
-    return a
-
-
-def _positive(name: str, a: Any) -> float | None:
-    if a is None:
-        return None
-    if not isinstance(a, int | float | np.number) or isinstance(a, bool):
-        raise TypeError(f"{name} must be a Python number, not {a!r:.80}")
-    if not 0 < a < math.inf:
-        raise ValueError(f"{name} must be above 0 and finite, or None, not {a}")
-    return float(a)
-
-
-def _check_dropout(rate: Any, key: Any) -> None:
-    if not isinstance(rate, int | float | np.number) or isinstance(rate, bool):
-        raise TypeError(f"dropout_rate must be a Python number, not {rate!r:.80}")
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout_rate must be at least 0 and below 1, not {rate}")
-    if not rate:
-        return
-    if key is None:
-        raise ValueError(f"dropout_rate={rate} needs a dropout_key")
-    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    raw = hasattr(key, "dtype") and key.dtype == jnp.uint32 and key.ndim == 1
-    if not raw and not (typed and key.shape == ()):
-        shape = getattr(key, "shape", type(key).__name__)
-        raise TypeError(f"dropout_key must be one key, as of jax.random.key(0), not {shape}")

@@ -1,6 +1,7 @@
 """All scores at once: the reference that every other backend is held to."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,18 @@ class Options(NamedTuple):
     dropout_key: Any = None
     mix: Mix = (None, None)
     return_residual: bool = False
+    edit: Mapping[str, Callable[[Array], Array]] = {}
+    """"scores", "probs" -> what takes their place"""
+
+
+def refuse_edit(options: Options) -> str | None:
+    """Of a backend that never holds all scores."""
+    return f"it has no {' and no '.join(options.edit)} to edit" if options.edit else None
+
+
+def edited(options: Options, name: str, value: Array) -> Array:
+    """The value, or what takes its place."""
+    return options.edit[name](value) if name in options.edit else value
 
 
 def wide_dtype(*arrays: Array | None) -> Any:
@@ -95,12 +108,17 @@ def kept_at(seed: Array, rate: float, row: Array, key: Array) -> Array:
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
-def _weights(query, key, bias, visible: Visible, options: Options) -> tuple[Array, Array, Array]:
-    """exp(scores - top), its row sums and top, after the first head mix."""
+def _scores(query, key, bias, options: Options) -> Array:
+    """What the softmax reads, after the first head mix and before the mask."""
     before = options.mix[0]
     x = scores(query, key, bias, options.scale, options.logits_soft_cap)
     if before is not None:
         x = jnp.einsum("BNTS,NM->BMTS", x, before.astype(x.dtype))
+    return edited(options, "scores", x)
+
+
+def _weights(x: Array, visible: Visible) -> tuple[Array, Array, Array]:
+    """exp(scores - top), its row sums and top."""
     x = hide(x, visible.allowed())
     top = row_top(x)
     weights = save_for_backward(jnp.exp(x - top))
@@ -109,27 +127,30 @@ def _weights(query, key, bias, visible: Visible, options: Options) -> tuple[Arra
 
 def _probs(weights: Array, total: Array, options: Options) -> Array:
     after, probs = options.mix[1], weights / jnp.where(total > 0, total, 1)
-    return probs if after is None else jnp.einsum("BMTS,MN->BNTS", probs, after.astype(probs.dtype))
+    if after is not None:
+        probs = jnp.einsum("BMTS,MN->BNTS", probs, after.astype(probs.dtype))
+    return edited(options, "probs", probs)
 
 
-def probabilities(query, key, bias, visible: Visible, options: Options) -> Array:
-    """[B, N, T, S] before dropout, computed aside: no backend's output can depend on it.
+def inside(query, key, bias, visible: Visible, options: Options) -> dict[str, Array]:
+    """Scores and probs [B, N, T, S], computed aside: no backend's output can depend on it.
 
     The barrier keeps the compiler from merging this with, or fusing it into, the output's path.
     """
     query, key = jax.lax.optimization_barrier((query, key))
     query, key = query.swapaxes(1, 2), key.swapaxes(1, 2)
-    weights, total, _ = _weights(query, key, bias, visible, options)
-    return _probs(weights, total, options)
+    x = _scores(query, key, bias, options)
+    weights, total, _ = _weights(x, visible)
+    return {"scores": x, "probs": _probs(weights, total, options)}
 
 
 def dense(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
     """Any feature, any derivative; O(T S) memory."""
     query, key, value = (a.swapaxes(1, 2) for a in (query, key, value))
-    weights, total, top = _weights(query, key, bias, visible, options)
+    weights, total, top = _weights(_scores(query, key, bias, options), visible)
     some = jnp.where(total > 0, total, 1)
     residual = jnp.where(total > 0, top + jnp.log(some), -math.inf)
-    if options.mix[1] is not None:
+    if options.mix[1] is not None or "probs" in options.edit:
         weights, some = _probs(weights, total, options), jnp.ones((), total.dtype)
     if options.dropout_rate:
         drawn = kept(dropout_seed(options), options.dropout_rate, (0,) * 4, *(weights.shape,) * 2)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention import masks
-from attnlab.attention.dense import Options, dropout_seed, kept_at
+from attnlab.attention.dense import Options, dropout_seed, kept_at, refuse_edit
 from attnlab.attention.visible import Visible
 
 
@@ -110,7 +110,7 @@ def refuse_edges(query, key, value, bias, visible: Visible, options: Options) ->
         return "it needs a mask that is masks.Edges, and nothing else that hides"
     if options.mix != (None, None):
         return "mix needs the scores of all pairs"
-    return "it keeps no residual" if options.return_residual else None
+    return "it keeps no residual" if options.return_residual else refuse_edit(options)
 
 
 def _one_graph(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.attention.dense import Options
+from attnlab.attention.dense import Options, refuse_edit
 from attnlab.attention.masks import combine
 from attnlab.attention.visible import Visible
 
@@ -34,6 +34,8 @@ def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str
 
 
 def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
+    if reason := refuse_edit(options):
+        return reason
     for field, default in Options._field_defaults.items():
         if field != "dropout_key" and getattr(options, field) != default:
             return f"jax.nn has no {field}"

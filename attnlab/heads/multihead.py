@@ -1,13 +1,14 @@
 """Heads and attention in one pure call: order of contraction, rotary positions, gates, cache."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from attnlab.attention.core import Mix, dot_product_attention, explain
+from attnlab.attention.core import Mix, attend, trace
 from attnlab.attention.masks import Edges, combine
 from attnlab.heads.absorb import Absorbed
 from attnlab.heads.cache import Cache, extend
@@ -17,12 +18,12 @@ from attnlab.heads.maps import Held, Weights
 from attnlab.heads.project import (
     check_arrays,
     merge_heads,
-    project_heads,
     query_alone,
     query_and_store,
 )
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.names import find
+from attnlab.observe import OF_HEADS, OF_ORDER, Edit, Given, Look, Ran, check_names, gated
 
 
 def multi_head_attention(
@@ -46,6 +47,8 @@ def multi_head_attention(
     cache: Cache | None = None,
     order: str | None = None,
     return_probs: bool = False,
+    show: Iterable[str] = (),
+    edit: Edit | None = None,
     implementation: str | None = None,
 ) -> Any:
     """sum_i gate_i softmax(scale q_i k_i^T) v_i W_O[i] with q, k, v from the layout of `spec`.
@@ -64,9 +67,13 @@ def multi_head_attention(
       order: "factored" (the weights as they are) or the layout that they are multiplied out to
         first, which is the same function (see `contraction_orders`). None takes the one with the
         fewest FLOPs; with a cache or memory, of those that read what it holds.
+      show: names of `observe.OF_HEADS` ("q", "probs", "outputs", ...) to return too, as a dict.
+        Asking never changes a bit of the output. Values that depend on the order of contraction
+        are those of "factored".
+      edit: name -> f(value, 0), which takes the value's place.
       Everything else as in `dot_product_attention`.
 
-    Returns: [B, T, O], or a tuple (output, probs [B, N, T, S], cache) of those asked for.
+    Returns: [B, T, O], or a tuple (output, probs [B, N, T, S], cache, shown) of those asked for.
 
     >>> import jax, jax.numpy as jnp
     >>> from attnlab import init_heads
@@ -75,13 +82,89 @@ def multi_head_attention(
     >>> multi_head_attention(w, jnp.ones((1, 5, 6)), spec=spec, is_causal=True).shape
     (1, 5, 6)
     """
+    show = check_names(show, edit, OF_HEADS)
+    ran = attend_heads(
+        w,
+        x,
+        context,
+        Given(
+            mask=mask,
+            bias=bias,
+            rotary=rotary,
+            head_gate=head_gate,
+            dropout_key=dropout_key,
+            memory=memory,
+            cache=cache,
+            show=(*show, "probs") if return_probs else show,
+            edit=edit,
+        ),
+        spec=spec,
+        value_context=value_context,
+        is_causal=is_causal,
+        local_window_size=local_window_size,
+        logits_soft_cap=logits_soft_cap,
+        mix=mix,
+        dropout_rate=dropout_rate,
+        order=order,
+        implementation=implementation,
+    )
+    results: list[Any] = [ran.x]
+    results += [ran.shown["probs"]] if return_probs else []
+    results += [] if cache is None else [ran.cache]
+    results += [{name: ran.shown[name] for name in show}] if show else []
+    return tuple(results) if len(results) > 1 else ran.x
+
+
+def attend_heads(
+    w: Weights,
+    x: Array,
+    context: Array | None,
+    given: Given,
+    *,
+    spec: HeadSpec,
+    value_context: Array | None = None,
+    is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
+    logits_soft_cap: float | None = None,
+    mix: Mix | None = None,
+    dropout_rate: float = 0.0,
+    order: str | None = None,
+    implementation: str | None = None,
+) -> Ran:
+    """`multi_head_attention` of a record, for what stands around heads."""
     check_arrays(w, x, context, value_context, spec)
+    look = Look(given.show, gated(given.edit, given.head_gate), given.layer)
+    mask, rotary, memory, cache = given.mask, given.rotary, given.memory, given.cache
     if memory is not None and context is not None:
         raise ValueError("memory stands in place of keys and values of x; leave context out")
     if cache is not None and (context is not None or value_context is not None):
         raise ValueError("a cache is for self-attention; leave context out")
-    orders = _orders(spec, x, context, rotary is not None, logits_soft_cap, memory, cache)
-    for step in _steps(spec, orders, order):
+    orders = _orders(spec, x, context, given, logits_soft_cap)
+    steps = _steps(spec, orders, order)
+    if given.told is not None:
+        chosen = {"order": steps[-1].spec.layout if steps else "factored"}
+        given.told.update(order=orders, chosen=chosen)
+    if steps and (apart := [n for n in OF_ORDER if n in look.show]):
+        if isinstance(orders["factored"], str):
+            raise ValueError(f"{', '.join(apart)} cannot be shown: {orders['factored']}")
+        same_w, same_x, same_context = jax.lax.optimization_barrier((w, x, context))
+        aside = attend_heads(
+            same_w,
+            same_x,
+            same_context,
+            given._replace(show=tuple(apart), told=None),
+            spec=spec,
+            value_context=value_context,
+            is_causal=is_causal,
+            local_window_size=local_window_size,
+            logits_soft_cap=logits_soft_cap,
+            mix=mix,
+            dropout_rate=dropout_rate,
+            order="factored",
+        )
+        look.seen |= aside.shown
+        look.show -= set(apart)
+    for step in steps:
         w, spec = step.weights(w), step.spec
     row, seen, window = LAYOUTS[spec.layout], None, _left(local_window_size)
     if cache is not None and rotary is not None and row.turned is None:
@@ -101,11 +184,12 @@ def multi_head_attention(
     if seen is not None:
         # Places are not positions: the cache knows who sees whom.
         mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
-    result = dot_product_attention(
-        q,
-        k,
-        v,
-        bias,
+    heads, _ = attend(
+        look,
+        look("q", q),
+        look("k", k),
+        look("v", v),
+        given.bias,
         mask,
         scale=spec.score_scale,
         is_causal=is_causal,
@@ -113,19 +197,30 @@ def multi_head_attention(
         logits_soft_cap=logits_soft_cap,
         mix=mix,
         dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-        return_probs=return_probs,
+        dropout_key=given.dropout_key,
         implementation=implementation,
+        told=given.told,
     )
-    heads, *probs = result if return_probs else (result,)
-    results: list[Any] = list(probs)
-    if head_gate is not None:
-        heads = heads * head_gate[..., None, :, None].astype(heads.dtype)
-    out = merge_heads(w, heads, spec=spec)
+    out = _merged(look, w, look("heads", heads), spec)
     if seen is not None:
         out = jnp.where(seen.fits, out, jnp.nan)
-        results.append(seen.cache)
-    return (out, *results) if results else out
+        cache = seen.cache
+    return Ran(out, cache, memory, look.seen)
+
+
+def _merged(look: Look, w: Weights, heads: Array, spec: HeadSpec) -> Array:
+    """`merge_heads`; where somebody looks, also what each head alone writes [B, N, T, O]."""
+    out = merge_heads(w, heads, spec=spec)
+    if not look.wants("outputs"):
+        return out
+    if "outputs" not in look.edit:  # aside: `out` stays the same bits
+        w, heads = jax.lax.optimization_barrier((w, heads))
+    # What merges heads is linear but for a bias, which is what no heads at all give.
+    bias = merge_heads(w, jnp.zeros_like(heads), spec=spec)
+    one = lambda kept: merge_heads(w, heads * kept[:, None], spec=spec) - bias
+    outputs = jax.vmap(one, out_axes=1)(jnp.eye(heads.shape[2], dtype=heads.dtype))
+    outputs = look("outputs", outputs)
+    return jnp.sum(outputs, axis=1) + bias if "outputs" in look.edit else out
 
 
 def contraction_orders(
@@ -177,47 +272,43 @@ BROKEN = {
 
 
 def explain_heads(
-    spec: HeadSpec,
-    x: Any,
-    context: Any = None,
-    *,
-    order: str | None = None,
-    rotary: bool = False,
-    **options: Any,
+    spec: HeadSpec, x: Any, context: Any = None, *, rotary: Any = None, **options: Any
 ) -> dict[str, dict[str, Any]]:
-    """What `multi_head_attention` would do: the order of contraction and the backend.
+    """What `multi_head_attention` does in this call: the order of contraction and the backend.
 
-    Returns {"order": {order: FLOPs or reason}, "chosen": {"order": name}, "implementation": what
-    `explain` says of the q, k and v that this order makes}. `options` are those of `explain`.
-    x and context may be `jax.ShapeDtypeStruct`s.
+    The arguments are those of that call, which is traced; arrays may be `jax.ShapeDtypeStruct`s,
+    and rotary True for some angles. Returns {"order": {order: FLOPs or reason}, "chosen": {"order":
+    name}, "implementation": what `explain` says of the q, k and v that this order makes}. Raises
+    what that call would raise, except for a backend that was asked for and cannot run.
 
     >>> x = jax.ShapeDtypeStruct((16, 256, 256), "float32")
     >>> explain_heads(HeadSpec("wide", width=256, num_heads=8), x)["chosen"]
     {'order': 'absorbed'}
     """
-    orders = _orders(spec, x, context, rotary, options.get("logits_soft_cap"))
-    steps = _steps(spec, orders, order)
-    reached = steps[-1].spec if steps else spec
-    w = {name: jax.ShapeDtypeStruct(shape, x.dtype) for name, shape in reached.shapes.items()}
-    q, k, v = jax.eval_shape(lambda w, x, y: project_heads(w, x, y, spec=reached), w, x, context)
-    return {
-        "order": orders,
-        "chosen": {"order": reached.layout if steps else "factored"},
-        "implementation": explain(q, k, v, **options),
-    }
+    told: dict[str, Any] = {}
+    options.pop("return_probs", None)  # nothing depends on what is shown
+    w = {name: jax.ShapeDtypeStruct(shape, x.dtype) for name, shape in spec.shapes.items()}
+    if isinstance(rotary, bool):
+        texts = (x, x if context is None else context)
+        angles = lambda a: jax.ShapeDtypeStruct((a.shape[1], (spec.turned or 0) // 2), x.dtype)
+        rotary = tuple(map(angles, texts)) if rotary else None
+    record = {name: options.pop(name) for name in Given._fields if name in options}
+    record["show"] = check_names(record.get("show", ()), record.get("edit"), OF_HEADS)
+    record = {n: a for n, a in record.items() if a is not None}
+
+    def call(w, x, context, record, options):
+        attend_heads(w, x, context, Given(**record, told=told), spec=spec, **options)
+
+    trace(call, w=w, x=x, context=context, record=record | {"rotary": rotary}, options=options)
+    return told
 
 
 def _orders(
-    spec: HeadSpec,
-    x: Any,
-    context: Any,
-    rotary: bool,
-    logits_soft_cap: float | None,
-    memory: Held | None = None,
-    cache: Cache | None = None,
+    spec: HeadSpec, x: Any, context: Any, given: Given, logits_soft_cap: float | None
 ) -> dict[str, int | str]:
-    """`contraction_orders` of a call with these arrays: those that read what is held."""
-    held = {n: a for n, a in (cache or memory or {}).items() if n != "length"}
+    """`contraction_orders` of a call with these arrays: those that read what is held, and have
+    what is edited."""
+    held = {n: a for n, a in (given.cache or given.memory or {}).items() if n != "length"}
     keys = x if context is None else context
     orders = contraction_orders(
         spec,
@@ -225,21 +316,22 @@ def _orders(
         x.shape[1],
         max(a.shape[1] for a in held.values()) if held else keys.shape[1],
         cross=context is not None,
-        num_new=None if not held else 0 if memory is not None else x.shape[1],
-        rotary=rotary,
+        num_new=None if not held else 0 if given.memory is not None else x.shape[1],
+        rotary=given.rotary is not None,
         logits_soft_cap=logits_soft_cap,
     )
-    if not held:
-        return orders
-    what = "memory" if cache is None else "cache"
+    what = "memory" if given.cache is None else "cache"
     reached = [spec, *(step.spec for step in absorption(dataclasses.replace(spec, qk_norm=None)))]
     for order, one in zip(orders, reached, strict=True):
         needs = LAYOUTS[one.layout].cache
-        if set(needs) != set(held):
+        if held and set(needs) != set(held):
             orders[order] = (
                 f"the {what} holds {', '.join(held)}, this order of contraction needs "
                 f"{', '.join(needs)}; make it with init_cache(spec, ..., order=...) of this order"
             )
+    if apart := [n for n in OF_ORDER if n in (given.edit or {})]:
+        reason = f"its {' and '.join(apart)} are not those to edit"
+        orders |= {n: reason for n in orders if n != "factored"}
     return orders
 
 

@@ -4,6 +4,7 @@ from attnlab.model.accounting import applied_parameters, flops_per_token, unique
 from attnlab.model.block import transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.decode import generate, prefill
+from attnlab.model.explain import explain_model
 from attnlab.model.layers import run_layers
 from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
 from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
@@ -19,6 +20,7 @@ __all__ = [
     "MultiHeadAttention",
     "Outputs",
     "applied_parameters",
+    "explain_model",
     "feed_forward",
     "flops_per_token",
     "generate",

@@ -9,15 +9,24 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from attnlab.attention.masks import Edges
-from attnlab.heads.cache import Cache
-from attnlab.heads.maps import Held, Weights
-from attnlab.heads.multihead import multi_head_attention
+from attnlab.heads.maps import Weights
+from attnlab.heads.multihead import attend_heads
 from attnlab.heads.project import init_heads, make_memory, split_memory
 from attnlab.heads.spec import HeadSpec
 from attnlab.model.pointwise import dropout, feed_forward, init_feed_forward
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS, init_norm
+from attnlab.observe import (
+    NOTHING,
+    OF_CROSS,
+    OF_HEADS,
+    OF_LAYER,
+    Given,
+    Look,
+    Ran,
+    Value,
+    check_names,
+)
 from attnlab.remat import save_for_backward
 from attnlab.sharing.delta import add_delta, init_delta
 
@@ -116,99 +125,97 @@ def transformer_block(
     w: dict[str, Weights],
     x: Float[Array, "B T D"],
     context: Float[Array, "B S E"] | None = None,
+    given: Given = NOTHING,
     *,
     spec: BlockSpec,
-    mask: Array | Edges | None = None,
-    bias: Array | None = None,
-    context_mask: Array | None = None,
-    rotary: Array | None = None,
-    head_gate: Array | None = None,
-    dropout_key: Array | None = None,
-    memory: Held | None = None,
-    reuse: Array | bool = False,
-    cache: Cache | None = None,
     return_probs: bool = False,
-) -> tuple[Float[Array, "B T D"], Any, Cache | None, Held | None]:
+    **fields: Any,
+) -> Ran:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
     `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
     `spec.ffn_skip` times.
 
-    Returns the new x; where asked the attention probabilities [B, N, T, S], with a context a pair
-    of them (to itself, to the context); the cache, with x added, where one was given; and the keys
-    and values read, where `memory` holds those of an earlier layer: they are read again where
-    `reuse` is true, else made of x.
+    `given` is all that surrounds the layer, `fields` are fields of it (`mask`, `dropout_key`,
+    `cache`, `show`, `edit`, ...; see `observe.Given`). Where `memory` holds the keys and values of
+    an earlier layer they are read again where `reuse` is true, else made of x.
+
+    Returns the new x, the cache with x added, the keys and values read, and what was asked to be
+    shown; `return_probs` asks for "probs", with a context also for "cross.probs".
 
     >>> spec = BlockSpec(HeadSpec("narrow", width=6, num_heads=2), ffn_width=8)
     >>> w = {part: make(jax.random.key(0)) for part, make in init_block(spec).items()}
-    >>> transformer_block(w, jnp.ones((1, 5, 6)), spec=spec)[0].shape
-    (1, 5, 6)
+    >>> ran = transformer_block(w, jnp.ones((1, 5, 6)), spec=spec, show=("probs", "outputs"))
+    >>> ran.x.shape, {name: a.shape for name, a in ran.shown.items()}
+    ((1, 5, 6), {'probs': (1, 2, 5, 5), 'outputs': (1, 2, 5, 6)})
     """
+    given = given._replace(**fields)
+    known = values_of(spec)
+    if return_probs:
+        given = given.showing(n for n in PROBS if n in known)
+    given = given._replace(show=check_names(given.show, given.edit, known))
+    look = Look(given.show, given.edit, given.layer)
     if "delta" in w:
         w = add_delta({part: a for part, a in w.items() if part != "delta"}, w["delta"])
     heads = w["attention"] | w.get("kv", {})
-    read = [memory]
+    ran: list[Ran] = []
     # Without a context the first four keys are those of a layer that has none.
+    dropout_key = given.dropout_key
     keys = (None,) * 6 if dropout_key is None else jax.random.split(dropout_key, 6)
     mix = w["attention"].get("mix")
-    seen: list[Any] = []
     drop = lambda place, out, key: dropout(
         out, spec.dropout_rate if place in spec.dropout_places else 0.0, key
     )
+    attend = functools.partial(attend_heads, order=spec.order, implementation=spec.implementation)
+    rate = 0.0 if dropout_key is None else spec.attention_dropout_rate
 
     def attention(x):
+        x, memory = look("attention_in", x), given.memory
         if memory is not None:
-            make = lambda: make_memory(heads, x, spec=spec.heads, rotary=rotary)
-            read[0] = lax.cond(reuse, lambda: memory, make)
-        out = multi_head_attention(
-            heads,
-            x,
-            spec=spec.heads,
-            mask=mask,
-            bias=bias,
-            is_causal=spec.is_causal,
-            local_window_size=_window(spec),
-            rotary=rotary,
-            head_gate=head_gate,
-            mix=mix and (mix["before"], mix["after"]),
-            dropout_rate=0.0 if keys[0] is None else spec.attention_dropout_rate,
-            dropout_key=keys[0],
-            memory=read[0],
-            cache=cache,
-            order=spec.order,
-            return_probs=return_probs,
-            implementation=spec.implementation,
+            make = lambda: make_memory(heads, x, spec=spec.heads, rotary=given.rotary)
+            memory = lax.cond(given.reuse, lambda: given.memory, make)
+        own = given._replace(
+            memory=memory, dropout_key=keys[0], told=given.tell("self"), **given.of(OF_HEADS)
         )
-        out, *seen[:] = out if isinstance(out, tuple) else (out,)
-        return drop("attention", out, keys[1])
+        ran[:] = [
+            attend(
+                heads,
+                x,
+                None,
+                own,
+                spec=spec.heads,
+                is_causal=spec.is_causal,
+                local_window_size=_window(spec),
+                mix=mix and (mix["before"], mix["after"]),
+                dropout_rate=rate,
+            )
+        ]
+        look.seen |= ran[0].shown
+        return drop("attention", look("attention_out", ran[0].x), keys[1])
+
+    def cross(x):
+        own = Given(
+            mask=given.context_mask,
+            dropout_key=keys[4],
+            layer=given.layer,
+            told=given.tell("cross"),
+            **given.of(OF_HEADS, "cross."),
+        )
+        assert spec.cross is not None
+        x = look("cross.attention_in", x)
+        got = attend(w["cross"], x, context, own, spec=spec.cross, dropout_rate=rate)
+        look.seen |= {f"cross.{name}": a for name, a in got.shown.items()}
+        return drop("attention", look("cross.attention_out", got.x), keys[5])
 
     def ffn(x):
         out = feed_forward(
             w["ffn"],
-            x,
+            look("ffn_in", x),
             activation=spec.activation,
             dropout_rate=spec.ffn_dropout_rate,
             dropout_key=keys[2],
+            look=look,
         )
-        return drop("ffn", out, keys[3])
-
-    crossed: list[Any] = []
-
-    def cross(x):
-        assert spec.cross is not None
-        out = multi_head_attention(
-            w["cross"],
-            x,
-            context,
-            spec=spec.cross,
-            mask=context_mask,
-            dropout_rate=0.0 if keys[4] is None else spec.attention_dropout_rate,
-            dropout_key=keys[4],
-            order=spec.order,
-            return_probs=return_probs,
-            implementation=spec.implementation,
-        )
-        out, *crossed[:] = out if isinstance(out, tuple) else (out,)
-        return drop("attention", out, keys[5])
+        return drop("ffn", look("ffn_out", out), keys[3])
 
     residual: Any = find("norm", spec.norm, NORMS)
     normalise = functools.partial(find("norm_kind", spec.norm_kind, NORM_KINDS), eps=spec.norm_eps)
@@ -216,10 +223,15 @@ def transformer_block(
     if spec.cross is not None:
         x = residual(w["cross"]["norm"], cross, x, normalise)
     x = residual(w["ffn"]["norm"], ffn, x, normalise, spec.ffn_skip)
-    probs = seen.pop(0) if return_probs else None
-    if return_probs and spec.cross is not None:
-        probs = probs, crossed.pop()
-    return x, probs, seen.pop() if cache is not None else None, read[0]
+    return Ran(look("residual", x), ran[0].cache, ran[0].memory, look.seen)
+
+
+def values_of(spec: BlockSpec) -> dict[str, Value]:
+    """What such a layer can show and take edits of."""
+    return OF_LAYER if spec.cross is None else OF_LAYER | OF_CROSS
+
+
+PROBS = ("probs", "cross.probs")
 
 
 def _window(spec: BlockSpec) -> tuple[int, int] | None:

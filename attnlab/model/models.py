@@ -1,5 +1,6 @@
 """`ModelConfig` -> a decoder (causal LM), an encoder (masked LM) or both (text to text)."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -11,7 +12,7 @@ from attnlab.heads.cache import Cache, held_positions, stacked_size
 from attnlab.heads.positions import rotary_angles
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
 from attnlab.model.decode import generate
-from attnlab.model.layers import Ran, run_layers
+from attnlab.model.layers import run_layers
 from attnlab.model.modules import LayerStack, Pool
 from attnlab.model.outer import (
     POOLERS,
@@ -25,6 +26,7 @@ from attnlab.model.outer import (
 )
 from attnlab.model.pointwise import dropout, linear
 from attnlab.norms import NORM_KINDS
+from attnlab.observe import NAMES, OF_CROSS, OF_LAYER, Edit, Given, check_names
 
 
 class Outputs(NamedTuple):
@@ -33,20 +35,48 @@ class Outputs(NamedTuple):
     logits: Float[Array, "B T vocab"] | None
     last: Float[Array, "B T D"]
     """What the readout reads: the last layer's output, after the final norm where there is one."""
-    hidden: Float[Array, "L1 B T D"] | None = None
-    """What the first layer reads, and the output of every layer."""
     pooled: Float[Array, "B *T D"] | None = None
     classes: Float[Array, "B *T C"] | None = None
-    probs: Float[Array, "L B N T S"] | None = None
     cache: Cache | None = None
-    cross_probs: Float[Array, "L B N T S"] | None = None
     encoded: Float[Array, "B S D"] | None = None
     """What cross-attention reads: the encoder's last output."""
-    encoder_hidden: Float[Array, "L1 B S D"] | None = None
-    encoder_probs: Float[Array, "L B N S S"] | None = None
+    first: Float[Array, "B T D"] | None = None
+    """What the first layer reads."""
+    encoder_first: Float[Array, "B S D"] | None = None
+    shown: dict[str, Any] | None = None
+    """Name of `observe.NAMES` -> value [L, ...] of every layer."""
 
-    def asked(self, return_probs: bool, return_outputs: bool) -> Any:
-        """All of it, or the logits (without a readout: `last`) with the probs and cache asked for.
+    @property
+    def probs(self) -> Float[Array, "L B N T S"] | None:
+        """Where they were asked for."""
+        return self._shown("probs")
+
+    @property
+    def cross_probs(self) -> Float[Array, "L B N T S"] | None:
+        """Of the decoder to the source."""
+        return self._shown("cross.probs")
+
+    @property
+    def encoder_probs(self) -> Float[Array, "L B N S S"] | None:
+        """Of the encoder."""
+        return self._shown("encoder.probs")
+
+    @property
+    def hidden(self) -> Float[Array, "L1 B T D"] | None:
+        """What the first layer reads, and the output of every layer."""
+        return _all_hidden(self.first, self._shown("residual"))
+
+    @property
+    def encoder_hidden(self) -> Float[Array, "L1 B S D"] | None:
+        """The same of the encoder."""
+        return _all_hidden(self.encoder_first, self._shown("encoder.residual"))
+
+    def _shown(self, name: str) -> Any:
+        return (self.shown or {}).get(name)
+
+    def asked(self, show: tuple[str, ...], return_probs: bool, return_outputs: bool) -> Any:
+        """All of it, or the logits (without a readout: `last`) with the probs, the cache and the
+        shown values asked for.
 
         Probabilities of a decoder with an encoder are a triple: own, cross, encoder's.
         """
@@ -57,7 +87,12 @@ class Outputs(NamedTuple):
             three = self.probs, self.cross_probs, self.encoder_probs
             result.append(self.probs if self.encoded is None else three)
         result += [] if self.cache is None else [self.cache]
+        result += [{name: self._shown(name) for name in show}] if show else []
         return tuple(result) if len(result) > 1 else result[0]
+
+
+def _all_hidden(first: Any, residual: Any) -> Array | None:
+    return None if residual is None else jnp.concatenate([first[None], residual])
 
 
 class Transformer(nn.Module):
@@ -81,23 +116,29 @@ class Transformer(nn.Module):
         mask: Bool[Array, "..."] | Edges | None = None,
         head_gate: Float[Array, "..."] | None = None,
         cache: Cache | None = None,
+        show: Iterable[str] = (),
+        edit: Edit | None = None,
         deterministic: bool = True,
         return_probs: bool = False,
         return_outputs: bool = False,
+        told: dict[str, Any] | None = None,
     ) -> Any:
         """tokens -> logits [B, T, vocab_size] in float32 at least.
 
-        With `return_probs` also the attention probabilities [L, B, N, T, T]; the logits are the
-        same bits. With `return_outputs` all of `Outputs`. `mask` is boolean, True = may attend, or
-        `Edges`; `padding_mask` [B, T] True = a token, seen by all and counted by the pooler;
-        `positions` default to 0, 1, 2, ... or what the row of `POSITIONS` says; `head_gate` is
-        [L, N] or [L, B, N]. Tokens that are floats are mixtures of words, or features (see
-        `embed`).
+        `show` are names of `observe.OF_LAYER`, returned last as a dict name -> [L, ...]; the logits
+        are the same bits. `edit` puts f(value, layer) in the place of values, name -> f. With
+        `return_probs` also the attention probabilities [L, B, N, T, T]; with `return_outputs` all
+        of `Outputs`. `mask` is boolean, True = may attend, or `Edges`; `padding_mask` [B, T] True =
+        a token, seen by all and counted by the pooler; `positions` default to 0, 1, 2, ... or
+        what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N]. Tokens that are floats
+        are mixtures of words, or features (see `embed`).
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
-        cache is returned last; positions past `max_len` or a full cache give NaN.
-        Dropout takes the "dropout" random stream when not `deterministic`.
+        cache is returned behind the logits; positions past `max_len` or a full cache give NaN.
+        Dropout takes the "dropout" random stream when not `deterministic`. `told`: see
+        `explain_model`.
         """
         c = self.config
+        show = check_names(show, edit, OF_LAYER)
         if cache is not None and c.kind != "decoder":
             raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
@@ -107,14 +148,17 @@ class Transformer(nn.Module):
         )
         ran = layers(
             text.x,
-            mask=combine(mask, _seen_by_all(padding_mask)),
-            bias=text.bias("relative_bias", two_sided=c.kind == "encoder"),
-            rotary=text.rotary,
-            head_gate=head_gate,
-            cache=cache,
+            Given(
+                mask=combine(mask, _seen_by_all(padding_mask)),
+                bias=text.bias("relative_bias", two_sided=c.kind == "encoder"),
+                rotary=text.rotary,
+                head_gate=head_gate,
+                cache=cache,
+                show=_to_show(show, return_probs, return_outputs),
+                edit=edit,
+                told=told,
+            ),
             deterministic=deterministic,
-            return_probs=return_probs,
-            return_hidden=return_outputs,
         )
         last = text.finish(ran.x, "final_norm")
         real = jnp.ones((1, last.shape[1]), bool) if padding_mask is None else padding_mask
@@ -122,13 +166,13 @@ class Transformer(nn.Module):
         outputs = Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
             last=last,
-            hidden=text.all_hidden(ran),
             pooled=pooled,
             classes=linear(w, "classes", pooled) if c.pooled_classes else None,
-            probs=ran.probs,
             cache=ran.cache,
+            first=text.x,
+            shown=ran.shown,
         )
-        return outputs.asked(return_probs, return_outputs)
+        return outputs.asked(show, return_probs, return_outputs)
 
 
 class Decoder(Transformer):
@@ -159,20 +203,29 @@ class EncoderDecoder(nn.Module):
         target_padding_mask: Bool[Array, "B R"] | None = None,
         encoded: Float[Array, "B S D"] | None = None,
         cache: Cache | None = None,
+        show: Iterable[str] = (),
+        edit: Edit | None = None,
         deterministic: bool = True,
         return_probs: bool = False,
         return_outputs: bool = False,
+        told: dict[str, Any] | None = None,
     ) -> Any:
         """source, tokens -> logits [B, T, vocab_size] of the token after each of `tokens`.
 
         `padding_mask` [B, S] True = a token of the source, for the encoder and for the decoder
         that reads it; `target_padding_mask` [B, T] the same for `tokens`. With `encoded`
         (`Outputs.encoded` of an earlier call) the encoder is not run again; with `cache` the
-        tokens are the next ones. With `return_probs` also the probabilities: of the decoder
+        tokens are the next ones. `show` and `edit` as in `Decoder`, with the names of
+        `observe.NAMES`: those of the decoder, `cross.` and `encoder.` before those of attention to
+        the source and of the encoder. With `return_probs` also the probabilities: of the decoder
         [L, B, N, T, T], of the decoder to the source [L, B, N, T, S], of the encoder
         [Le, B, N, S, S] (None with `encoded`); with `return_outputs` all of `Outputs`.
         """
         c = self.config
+        show = check_names(show, edit, NAMES if encoded is None else OF_LAYER | OF_CROSS)
+        asked = Given(
+            show=_to_show(show, return_probs, return_outputs, NAMES), edit=edit, told=told
+        )
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
         pool_of = lambda name, block, plan: Pool(
             block, plan, c.init_std, _residual_scale(c), name=name
@@ -185,55 +238,59 @@ class EncoderDecoder(nn.Module):
             )
         drops = c.block.drops and not deterministic
         key = lambda: self.make_rng("dropout") if drops else None
-        looks: Any = {
-            "remat": c.remat,
-            "return_probs": return_probs,
-            "return_hidden": return_outputs,
-        }
         seen_source = _seen_by_all(padding_mask)
         outputs: dict[str, Any] = {}
+        shown: dict[str, Any] = {}
         if encoded is None:
             text = _Text(self, w, c, source, None, None, None, deterministic)
             ran = run_layers(
                 pools[f"{own}layers"],
                 c.encoder_layer_plan,
                 text.x,
+                None,
+                Given(
+                    mask=seen_source,
+                    bias=text.bias(f"{own}relative_bias", two_sided=True),
+                    rotary=text.rotary,
+                    dropout_key=key(),
+                    told=asked.tell("encoder"),
+                    **asked.of(OF_LAYER, "encoder."),
+                ),
                 spec=c.encoder_block,
-                mask=seen_source,
-                bias=text.bias(f"{own}relative_bias", two_sided=True),
-                rotary=text.rotary,
-                dropout_key=key(),
-                **looks,
+                remat=c.remat,
             )
             encoded = text.finish(ran.x, f"{own}final_norm")
-            outputs = {"encoder_hidden": text.all_hidden(ran), "encoder_probs": ran.probs}
+            outputs["encoder_first"] = text.x
+            shown = {f"encoder.{name}": a for name, a in ran.shown.items()}
         text = _Text(self, w, c, tokens, None, None, cache, deterministic)
         ran = run_layers(
             pools["layers"],
             c.layer_plan,
             text.x,
             encoded,
+            Given(
+                mask=_seen_by_all(target_padding_mask),
+                bias=text.bias("relative_bias", two_sided=False),
+                context_mask=seen_source,
+                rotary=text.rotary,
+                dropout_key=key(),
+                cache=cache,
+                told=told,
+                **asked.of(OF_LAYER | OF_CROSS),
+            ),
             spec=c.block,
-            mask=_seen_by_all(target_padding_mask),
-            bias=text.bias("relative_bias", two_sided=False),
-            context_mask=seen_source,
-            rotary=text.rotary,
-            dropout_key=key(),
-            cache=cache,
-            **looks,
+            remat=c.remat,
         )
         last = text.finish(ran.x, "final_norm")
-        probs, cross_probs = ran.probs or (None, None)
         return Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
             last=last,
-            hidden=text.all_hidden(ran),
-            probs=probs,
-            cross_probs=cross_probs,
             cache=ran.cache,
             encoded=encoded,
+            first=text.x,
+            shown=shown | ran.shown,
             **outputs,
-        ).asked(return_probs, return_outputs)
+        ).asked(show, return_probs, return_outputs)
 
 
 MODELS.update(decoder=Decoder, encoder=Encoder, encoder_decoder=EncoderDecoder)
@@ -280,10 +337,6 @@ class _Text:
             x = NORM_KINDS[c.norm_kind](self.w[norm], x, eps=c.norm_eps)
         return self._drop("final", x, c.dropout_rate)
 
-    def all_hidden(self, ran: Ran) -> Array | None:
-        """[L + 1, B, T, D], where it was asked for."""
-        return None if ran.hidden is None else jnp.concatenate([self.x[None], ran.hidden])
-
     def _drop(self, place: str, x: Array, rate: float) -> Array:
         if not rate or place not in self.config.dropout_places:
             return x
@@ -292,6 +345,15 @@ class _Text:
 
 def _residual_scale(c: ModelConfig) -> float:
     return (2 * c.num_layers) ** -0.5 if c.init_residual == "depth" else 1.0
+
+
+def _to_show(
+    show: tuple[str, ...], probs: bool, hidden: bool, known: Iterable[str] = OF_LAYER
+) -> tuple[str, ...]:
+    """The names to show, and those of probabilities and hidden states where these are asked for."""
+    more = ("probs",) * probs + ("residual",) * hidden
+    known = [n for n in known if n.rpartition(".")[2] in more]
+    return tuple(dict.fromkeys((*show, *known)))
 
 
 def _seen_by_all(padding_mask: Array | None) -> Array | None:

@@ -9,8 +9,9 @@ from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.project import init_heads
 from attnlab.heads.spec import HeadSpec
 from attnlab.model.block import BlockSpec, init_block
-from attnlab.model.layers import Ran, run_layers
+from attnlab.model.layers import run_layers
 from attnlab.model.pointwise import feed_forward, init_feed_forward
+from attnlab.observe import NOTHING, Given, Ran
 from attnlab.sharing.plan import Plan
 from attnlab.sharing.stack import init_pool
 
@@ -87,7 +88,12 @@ class LayerStack(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, deterministic: bool = True, **options: Any
+        self,
+        x: Float[Array, "B T D"],
+        given: Given = NOTHING,
+        *,
+        deterministic: bool = True,
+        **options: Any,
     ) -> Ran:
         """`run_layers` with weights of its own. Dropout takes the "dropout" random stream."""
         pool = init_stack(self, self.block, self.plan, self.init_std, self.residual_scale)
@@ -96,6 +102,8 @@ class LayerStack(nn.Module):
             pool,
             self.plan,
             x,
+            None,
+            given,
             spec=self.block,
             dropout_key=self.make_rng("dropout") if drops else None,
             remat=self.remat,

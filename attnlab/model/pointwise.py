@@ -46,10 +46,12 @@ def feed_forward(
     activation: str = "gelu",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    look: Callable | None = None,
 ) -> Float[Array, "*B D"]:
     """act(x W_up + b) W_down + b, position by position (Vaswani et al. 2017, section 3.3).
 
     The rows `gated_*` of `ACTIVATIONS` take (act(x W_gate + b) * (x W_up + b)) W_down + b.
+    `look` is a `Look`, for what W_down reads ("ffn_hidden").
 
     >>> w = {"up": jnp.ones((2, 3)), "down": jnp.ones((3, 2))}
     >>> float(feed_forward(w, jnp.array([[1.0, 2.0]]), activation="relu")[0, 1])
@@ -58,6 +60,8 @@ def feed_forward(
     row = find("activation", activation, ACTIVATIONS)
     flat = x.reshape(-1, x.shape[-1])
     flat = row.run(*(save_for_backward(linear(w, name, flat)) for name in row.maps))
+    if look is not None:
+        flat = look("ffn_hidden", flat, (*x.shape[:-1], flat.shape[-1]))
     flat = dropout(flat, dropout_rate, dropout_key)
     return linear(w, "down", flat).reshape(x.shape)
 

@@ -128,9 +128,8 @@ def _loop(config: ModelConfig) -> Callable:
             memory = {n: a for n, a in empty.items() if n != "length"}
         for i in range(plan.num_layers):
             own = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], w[p]) for p in plan}
-            x, _, _, memory = transformer_block(
-                own, x, spec=config.block, memory=memory, reuse=plan.reuses[i]
-            )
+            ran = transformer_block(own, x, spec=config.block, memory=memory, reuse=plan.reuses[i])
+            x, memory = ran.x, ran.memory
         return _loss(x)
 
     return loss

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from attnlab import training
-from attnlab.heads.multihead import explain_heads
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
+from attnlab.model.explain import explain_model
 from attnlab.names import find
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
@@ -153,7 +153,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         for line in changed:
             recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
         model, task = arm.model.build(), TASKS[arm.task].bind(source.sizes)
-        length = abstract_inputs(task, source.shapes())["tokens"].shape[1]
+        shapes = step_inputs(task, source.shapes(), arm.train)
         result = {
             "name": name,
             "asks": task.asks,
@@ -170,7 +170,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             "applied_parameters": accounting.applied_parameters(arm.model),
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "yardsticks": source.yardsticks(),
-            "attention": attention(arm.model, arm.train.batch_size, length),
+            "attention": explain_model(arm.model, shapes, training=True),
         }
         params = None
         if arm.start:
@@ -199,7 +199,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            if length <= LONGEST_MAP:
+            if shapes["tokens"].shape[1] <= LONGEST_MAP:
                 maps = _maps(arm.model, task, fitted, source, arm.train)
                 if jax.process_index() == 0:
                     np.savez_compressed(folder / MAPS, **maps)
@@ -209,22 +209,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         return result
 
 
-def attention(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
-    """How heads are computed: order of contraction and backend, with the reasons against others.
-
-    Of a decoder with an encoder: its own attention.
-    """
-    drops = config.attention_dropout_rate
-    return explain_heads(
-        config.heads,
-        jax.ShapeDtypeStruct((batch, length, config.width), config.dtype),
-        order=config.order,
-        rotary=config.positions == "rotary",
-        is_causal=config.kind != "encoder",
-        dropout_rate=drops,
-        dropout_key=jax.random.key(0) if drops else None,
-        implementation=config.implementation,
-    )
+def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str, Any]:
+    """Shapes of what the model is called on in a training step; `row` are those of one row."""
+    count = trains.batch_size // trains.accumulate
+    batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), row)
+    return abstract_inputs(task, batch)
 
 
 def _maps(

@@ -89,6 +89,21 @@ def test_the_chosen_order_and_backend_are_marked():
     assert "  * factored" in describe(dataclasses.replace(CONFIG, order="factored"), 8, 16)
 
 
+def test_what_is_told_of_attention_is_what_runs():
+    """Talking heads leave the blocks, shared keys the other orders; a source is read apart."""
+    config = dataclasses.replace(CONFIG, max_len=2048, talking_heads=True)
+    told = describe(config, 64, 2048)
+    assert "  * dense" in told
+    assert "    blockwise    mix needs the scores of all heads at once" in told
+    assert "  * blockwise" in describe(dataclasses.replace(config, talking_heads=False), 64, 2048)
+    shared = describe(dataclasses.replace(CONFIG, plan="cla:2"), 8, 16)
+    assert "  * factored" in shared
+    assert "    absorbed     the memory holds k, v" in shared
+    both = dataclasses.replace(CONFIG, kind="encoder_decoder", plan="albert")
+    sections = [text.split(",")[0] for text in describe(both, 8, 16).split("\n\n")[-3:]]
+    assert sections == ["the encoder's attention", "attention", "cross-attention"]
+
+
 def test_from_the_command_line():
     config = "--config=experiments/configs/byte_lm.py:tiny,sandwich"
     result = command("experiments.inspect_model", config, "--config.model.num_layers=3")

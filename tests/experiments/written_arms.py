@@ -82,9 +82,11 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
         "metrics": changes.pop("metrics", [BITS]),
         "yardsticks": {"bits_per_byte": {"unigram entropy": 4.765, "gzip -9": 1.894}},
         "attention": {
-            "order": {"factored": 1, "absorbed": 2},
-            "chosen": {"order": "factored"},
-            "implementation": {"dense": "chosen", "cudnn": "needs a GPU"},
+            "self": {
+                "order": {"factored": 1, "absorbed": 2},
+                "chosen": {"order": "factored"},
+                "implementation": {"dense": "chosen", "cudnn": "needs a GPU"},
+            },
         },
         "status": "complete",
         "heldout_bits_per_byte": heldout,

@@ -32,8 +32,8 @@ def make(spec):
 def test_order_of_norm_and_residual(norm):
     spec = BlockSpec(HeadSpec("standard", 6, 2), ffn_width=10, norm=norm, is_causal=True)
     w, x = make(spec), draw(2, 5, 6, seed=9)
-    run = jax.jit(lambda w, x: transformer_block(w, x, spec=spec, return_probs=True)[:2])
-    got, probs = run(w, x)
+    ran = jax.jit(lambda w, x: transformer_block(w, x, spec=spec, return_probs=True))(w, x)
+    got, probs = ran.x, ran.shown["probs"]
 
     def f(w, y):
         return multi_head_attention(w, y, spec=spec.heads, is_causal=True)
@@ -66,9 +66,10 @@ def test_cross_attention_comes_between(norm):
 
     def run(w, x):
         options = dict(spec=spec, context_mask=hidden, return_probs=True)
-        return transformer_block(w, x, context, **options)[:2]
+        return transformer_block(w, x, context, **options)
 
-    got, (probs, cross_probs) = jax.jit(run)(w, x)
+    ran = jax.jit(run)(w, x)
+    got, probs, cross_probs = ran.x, ran.shown["probs"], ran.shown["cross.probs"]
     steps = {
         "attention": lambda w, y: multi_head_attention(w, y, spec=spec.heads, is_causal=True),
         "cross": lambda w, y: multi_head_attention(w, y, context, spec=spec.cross, mask=hidden),

@@ -44,7 +44,7 @@ def init_layers(key):
 
 def stack(w, x):
     def block(w, x, state, own, shared):
-        return *attnlab.transformer_block(w, x, spec=BLOCK)[:1], state, None
+        return attnlab.transformer_block(w, x, spec=BLOCK).x, state, None
 
     return attnlab.run_stack(block, w, PLAN, x)[0][0]
 
@@ -135,7 +135,7 @@ NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes token
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
     "init_heads", "init_pool", "Decoder", "Encoder", "contraction_orders", "explain_heads",
-    "init_cache", "prefill", "generate", "adapters", "convert", "plan_names",
+    "init_cache", "prefill", "generate", "adapters", "convert", "plan_names", "explain_model",
     "permute_heads", "regauge", "truncate", "EncoderDecoder", "Outputs",
 }  # fmt: skip
 
