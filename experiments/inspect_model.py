@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 
 from attnlab import pretrained
 from attnlab.model import accounting
@@ -25,14 +24,14 @@ from experiments.running import arm, launch
 
 def main() -> None:
     """Prints the model of --config or of the folder --path."""
-    path, config = flags.FLAGS.path, flags.FLAGS.config
-    if bool(path) == bool(config):
+    path = flags.FLAGS.path
+    if bool(path) == bool(flags.FLAGS.config):
         raise ValueError("give either --config or --path")
     if path:
         model = pretrained.load(path)[0].config
         print(describe(model, 1, min(model.max_len, 512)))
         return
-    resolved = arm.resolve(config)
+    resolved = arm.resolve(launch.config()[1])
     print(describe(resolved.model, resolved.train.batch_size, resolved.train.length))
 
 
@@ -129,6 +128,6 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "A config file, with :words.")
+    launch.define_config(required=False)
     flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
     launch.start(main)

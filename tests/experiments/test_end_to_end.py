@@ -194,8 +194,13 @@ def test_a_diverged_arm_is_said_and_kept(tmp_path, text):
 SEQ2SEQ = ["--config.task=span_corruption", "--config.model.kind=encoder_decoder"]
 SEQ2SEQ += ["--config.model.vocab_size=357"]
 BAD_FLAGS = {
-    "an unknown field": (["--config.model.widht=3"], "unknown config field 'widht' Did you mean"),
+    "an unknown field": (
+        ["--config.model.widht=3"],
+        "Unknown command line flag 'config.model.widht'. Did you mean: config.model.width ?",
+    ),
     "a wrong type": (["--config.train.steps=abc"], "flag --config.train.steps=abc: invalid"),
+    "no value": (["--config.train.seeds=(0,"], "--config.train.seeds=(0,: not a Python value"),
+    "no threads": (["--threads=0"], "--threads=0: 0 is not a positive integer"),
     "an unknown layout": (["--config.model.layout=wid"], "'wid': did you mean 'wide'"),
     "an unknown plan": (["--config.model.plan=albrt"], "'albrt': did you mean 'albert'"),
     "width and heads": (["--config.model.num_heads=3"], "width 16 is not divisible by 3 heads"),
@@ -236,7 +241,7 @@ def test_bad_flags_end_before_anything_is_written(tmp_path, case):
     [
         (f"{BYTE_LM}:wid", "unknown word 'wid': did you mean 'wide'"),
         (f"{SWEEP}:match=time", "unknown word 'match=time'; known: match=parameters"),
-        ("no/such/config.py", "No such file or directory: 'no/such/config.py'"),
+        ("no/such/config.py", "no config file 'no/such/config.py'; --config is path.py or path.py"),
     ],
 )
 def test_bad_config_files(tmp_path, words, message):
