@@ -160,7 +160,7 @@ def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
     assert "cannot tell" in (folder / "report.md").read_text()
     shutil.rmtree(folder / "wide-albert")
     kept = everything(folder / "wide-separate")
-    again = command("experiments.sweep", *flags)
+    again = command("experiments.sweep", *flags, "--jobs=1")  # the numbers do not depend on it
     assert again.returncode == 0, again.stderr
     assert "[wide-albert]" in again.stderr
     assert "[wide-separate]" not in again.stderr
@@ -172,6 +172,11 @@ def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
     assert other.returncode == 1
     assert "train.steps: there 20, here 21" in other.stderr
     assert everything(folder / "wide-separate") == kept
+    run_s = command("experiments.sweep", *flags, f"--workdir={folder}/wide-albert")
+    assert run_s.returncode == 1
+    assert run_s.stderr == (
+        f"error: {folder}/wide-albert holds one run, not a sweep; use another --workdir\n"
+    )
 
 
 def test_sweep_at_equal_parameters_prints_its_commands(tmp_path):
