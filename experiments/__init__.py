@@ -4,4 +4,4 @@ from attnlab.extras import extra
 
 with extra("all"):
     import absl.flags  # noqa: F401
-    import ml_collections.config_flags  # noqa: F401
+    import ml_collections  # noqa: F401

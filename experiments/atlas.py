@@ -24,6 +24,7 @@ from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameter
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.project import project_heads
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
+from experiments.running import launch
 
 PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
 TOKENS = 512
@@ -237,7 +238,11 @@ def answer(w: dict, source: HeadSpec, target: HeadSpec) -> tuple[str, str]:
     return "exact" if found.maps else "–", " → ".join(f"`{m}`" for m in found.maps) + ", < 1e-12"
 
 
-if __name__ == "__main__":
-    PATH.parent.mkdir(exist_ok=True)
+def main() -> None:
+    """Writes the page."""
     PATH.write_text(page())
     print(f"wrote {PATH}")
+
+
+if __name__ == "__main__":
+    launch.start(main)

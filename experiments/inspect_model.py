@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 from absl import flags
-from ml_collections import config_flags
 
 from attnlab import pretrained
 from attnlab.model import accounting
@@ -28,14 +27,14 @@ from experiments.running import arm, launch
 
 def main() -> None:
     """Prints the model of --config or of the folder --path."""
-    path, config = flags.FLAGS.path, flags.FLAGS.config
-    if bool(path) == bool(config):
+    path = flags.FLAGS.path
+    if bool(path) == bool(flags.FLAGS.config):
         raise ValueError("give either --config or --path")
     if path:
         model = pretrained.load(path)[0].config
         print(describe(model, 1, min(model.max_len, 512)))
         return
-    resolved = arm.resolve(config)
+    resolved = arm.resolve(launch.config()[1])
     task = TASKS[resolved.task].bind(resolved.data.sizes())
     row = resolved.data.shapes(resolved.train.length)
     inputs = arm.step_inputs(task, row, resolved.train)
@@ -152,6 +151,6 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "A config file, with :words.")
+    launch.define_config(required=False)
     flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
     launch.start(main)

@@ -48,7 +48,7 @@ from experiments.reporting.wording import (
     score,
     span,
 )
-from experiments.running import launch, workdir
+from experiments.running import launch, machine, workdir
 
 FIGURES = "figures"
 BUDGETS = ("unique_parameters", "applied_parameters", "flops_per_token")
@@ -326,8 +326,9 @@ def _making(panels: Sequence[Panel]) -> list[Block]:
             f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
         )
         note("Attention", _computed(run.result))
-        note("Device", f"{env['device']}, {env['machine']}, {env['cores']} cores")
-        versions = [f"{k} {env[k]}" for k in ("python", *workdir.PACKAGES)]
+        many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]
+        note("Device", ", ".join([env["device"], env["machine"], *many]))
+        versions = [f"{k} {env[k]}" for k in ("python", *machine.PACKAGES)]
         note("Versions", ", ".join(versions))
         note("Commit", f"`{env['commit']}`")
     folders = list(dict.fromkeys(panel.folder for panel in panels))

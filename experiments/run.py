@@ -1,7 +1,8 @@
 """One run: python -m experiments.run --config=experiments/configs/byte_lm.py:wide --workdir=DIR.
 
 Every field of the config is a flag (--config.model.num_layers=8). The same command again goes on
-where a killed run stopped. On many hosts start it on each with --distributed.
+where a killed run stopped, with the numbers that it would have had. On many hosts start it on each
+with --distributed.
 """
 
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from experiments.running import arm, launch
+from experiments.running import arm, launch, machine, workdir
 
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
 
@@ -20,7 +21,10 @@ def main() -> None:
     if _DISTRIBUTED.value:
         jax.distributed.initialize()
     _, config, _ = launch.config()
-    result = arm.run(config, Path(flags.FLAGS.workdir))
+    folder = Path(flags.FLAGS.workdir)
+    machine.compute_with(flags.FLAGS.threads or workdir.began_with(folder).get("threads"))
+    machine.keep_compiled()
+    result = arm.run(config, folder)
     if result["status"] != arm.COMPLETE:
         sys.exit(f"error: {result['message']}")
     for metric in result["metrics"]:
@@ -30,5 +34,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.define_config()
+    launch.define_run()
     launch.start(main)

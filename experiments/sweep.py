@@ -4,22 +4,31 @@ r"""Many runs: python -m experiments.sweep --config=experiments/configs/heads_an
 Runs every arm that the config's `sweep(add)` adds, one folder each, and writes the report; where
 the config has `paper()`, with the published numbers beside ours. The same command again skips what
 is complete, goes on with what is broken, and renews the report.
---print_only prints one `experiments.run` command an arm instead, to start elsewhere.
+Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
+or --jobs of them. --print_only prints one `experiments.run` command an arm instead, to start
+elsewhere. See docs/running.md.
 """
 
-import importlib.util
 import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from absl import flags
 
+from attnlab.names import find
 from experiments import report
-from experiments.running import arm, launch, workdir
+from experiments.running import arm, jobs, launch, workdir
 
 RATE = "train.learning_rate"
+_JOBS = flags.DEFINE_integer(
+    "jobs", None, "Arms at once; left out: as many as there is room for.", lower_bound=1
+)
+_BUSY = flags.DEFINE_enum(
+    "busy", "wait", ["wait", "skip"], "What to do with an arm that another process runs, at last."
+)
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
 
 
@@ -35,27 +44,33 @@ class Sweep(NamedTuple):
 
 
 def main() -> None:
-    """Checks every arm, then runs them one by one."""
+    """Checks every arm, then runs them side by side."""
     filename, base, overrides = launch.config()
     folder, plan = Path(flags.FLAGS.workdir), read(filename, overrides)
     if _PRINT_ONLY.value:
         for name, changes in plan.arms.items():
-            print(command(filename, overrides | changes, folder / name))
+            print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
         return
+    jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
     for config in configs.values():
         arm.resolve(config)
     record = {"arms": {n: c.to_dict() for n, c in configs.items()}}
     record |= {"titles": plan.titles} if plan.titles else {}
     record |= {"paper": plan.paper} if plan.paper else {}
-    with workdir.own(folder):
-        workdir.claim(folder, record | {"environment": {"config": filename}})
-    results = {n: arm.run(config, folder / n, name=n) for n, config in configs.items()}
-    report.write([folder])
-    print(f"report: {folder / 'report.html'}")
-    failed = [n for n, result in results.items() if result["status"] != arm.COMPLETE]
+    threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
+    room = jobs.divide(len(configs), _JOBS.value, threads)
+    with workdir.own(folder, patience=60):
+        environment = {"config": filename, "threads": room.threads}
+        workdir.claim(folder, record | {"environment": environment})
+    ends = jobs.run(configs, folder, room, waits=_BUSY.value == "wait")
+    if any((folder / name / workdir.RESULT).exists() for name in configs):
+        with workdir.own(folder, patience=60):
+            report.write([folder])
+        print(f"report: {folder / 'report.html'}")
+    failed = [f"{n} {end}" for n, end in ends.items() if end not in (arm.COMPLETE, jobs.LEFT)]
     if failed:
-        sys.exit(f"error: {len(failed)} of {len(results)} arms diverged: {', '.join(failed)}")
+        sys.exit(f"error: {len(failed)} of {len(ends)} arms are not complete: {', '.join(failed)}")
 
 
 def read(filename: str, overrides: dict[str, Any]) -> Sweep:
@@ -65,7 +80,7 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
     name.
     """
     path, _, words = filename.partition(":")
-    module = _load(Path(path))
+    module, _ = launch.load(filename)
     if not hasattr(module, "sweep"):
         raise ValueError(f"{path} has no sweep(add, arg); use experiments.run for one run")
     arms: dict[str, dict[str, Any]] = {}
@@ -87,15 +102,21 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
     return Sweep(arms, titles, module.paper(words) if hasattr(module, "paper") else {})
 
 
-def command(filename: str, changes: dict[str, Any], folder: Path) -> str:
+def command(
+    filename: str, changes: dict[str, Any], folder: Path, threads: int | None = None
+) -> str:
     """The experiments.run command line of one arm."""
     sets = [f"--config.{field}={value}" for field, value in changes.items()]
     words = ["python", "-m", "experiments.run", f"--config={filename}", *sets]
+    words += [f"--threads={threads}"] if threads else []
     return shlex.join([*words, f"--workdir={folder}"])
 
 
 def with_changes(config: Any, changes: dict[str, Any]) -> Any:
     """The config of one arm."""
+    known = launch.fields(config)
+    for field in changes:
+        find("config field", field, known)
     copy = config.copy_and_resolve_references()
     copy.update_from_flattened_dict(changes)
     return copy
@@ -107,15 +128,6 @@ def _word(field: str, value: Any) -> str:
     return str(value) if isinstance(value, str) else ""
 
 
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 if __name__ == "__main__":
-    launch.define_config()
+    launch.define_run()
     launch.start(main)

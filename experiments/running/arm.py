@@ -18,7 +18,7 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
 from attnlab.training.sources import SOURCES, Data, Sizes, Source
 from attnlab.training.tasks import TASKS, Task, abstract_inputs, written
-from experiments.running import initial, workdir
+from experiments.running import initial, machine, workdir
 
 COMPLETE, DIVERGED = "complete", "diverged"
 MAPS = "maps.npz"
@@ -130,7 +130,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
     record = {
         "config": config.to_dict(),
         "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
-        "environment": workdir.environment(),
+        "environment": machine.environment(),
     }
     if arm.start:
         stored = initial.load(arm.start)

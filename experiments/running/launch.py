@@ -1,12 +1,15 @@
 """What the commands have in common: flags, errors in one line, quiet libraries."""
 
+import ast
+import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict
 
 from attnlab.training.fit import Stopped
 from experiments.running.lock import Busy
@@ -15,18 +18,59 @@ AGAIN = 75
 """The exit code that means: the same command goes on later (sysexits.h calls it EX_TEMPFAIL)."""
 
 
-def define_config() -> None:
-    """The flags --config and --workdir. Every field of the config is a flag too."""
-    config_flags.DEFINE_config_file("config", None, "A config file, with :words.")
-    flags.DEFINE_string("workdir", None, "The folder that holds everything of this run.")
-    flags.mark_flags_as_required(["config", "workdir"])
+def define_config(*, required: bool = True) -> None:
+    """The flag --config; every field of the config that it names is a flag too."""
+    flags.DEFINE_string("config", None, "A config file, with :words.", required=required)
+    _show_in_help("config")
 
 
-def config() -> tuple[str, Any, dict[str, Any]]:
+def define_run() -> None:
+    """The flags of what trains: --config, --workdir, --threads."""
+    define_config()
+    flags.DEFINE_string("workdir", None, "The folder that holds everything.", required=True)
+    flags.DEFINE_integer(
+        "threads",
+        None,
+        "Threads that a run computes with on a CPU. Its last bits depend on them, so what began "
+        "with some goes on with as many. Left out: as many as cores (a sweep: as cores an arm).",
+        lower_bound=1,
+    )
+    for name in ("workdir", "threads"):
+        _show_in_help(name)
+
+
+def config() -> tuple[str, ConfigDict, dict[str, Any]]:
     """The config file with its words, the config, and what flags override in it."""
-    flag = flags.FLAGS["config"]
-    filename = config_flags.get_config_filename(flag)
-    return filename, flags.FLAGS.config, config_flags.get_override_values(flag)
+    filename = flags.FLAGS.config
+    _, found = load(filename)
+    given = {path: flags.FLAGS[f"config.{path}"] for path in fields(found)}
+    overrides = {path: flag.value for path, flag in given.items() if flag.present}
+    found.update_from_flattened_dict(overrides)
+    return filename, found, overrides
+
+
+def load(filename: str) -> tuple[Any, ConfigDict]:
+    """`path.py:words` -> the module, and its config for these words."""
+    path, *words = filename.split(":", 1)
+    if not Path(path).is_file() or not path.endswith(".py"):
+        raise ValueError(f"no config file {path!r}; --config is path.py or path.py:words")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, module.get_config(*words)
+
+
+def fields(config: ConfigDict, prefix: str = "") -> dict[str, tuple[type, Any]]:
+    """Path -> (type, value) of every field: {"model.width": (int, 128), ...}."""
+    found: dict[str, tuple[type, Any]] = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            found |= fields(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = config.get_type(name), value
+    return found
 
 
 def start(main: Callable[[], None]) -> NoReturn:
@@ -42,12 +86,61 @@ def start(main: Callable[[], None]) -> NoReturn:
 
 
 def _parse(argv: list[str]) -> list[str]:
+    if "config" in flags.FLAGS:
+        _define_fields(argv)
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
-    if "config" in flags.FLAGS:
-        _ = flags.FLAGS.config  # raises what went wrong while the file was loaded
     return rest
+
+
+def _define_fields(argv: list[str]) -> None:
+    """A flag for every field of the config that the command line names."""
+    first = flags.FlagValues()
+    first.set_gnu_getopt(True)  # --config may stand anywhere
+    flags.DEFINE_string("config", None, "", flag_values=first)
+    first(argv, known_only=True)
+    if first.config:
+        _, found = load(first.config)
+        for path, (kind, value) in fields(found).items():
+            name, text = f"config.{path}", f"{value!r} in this config."
+            if kind in DEFINE:
+                DEFINE[kind](name, None, text)
+            else:
+                flags.DEFINE(_Literal(kind), name, None, text)
+            _show_in_help(name)
+
+
+class _Literal(flags.ArgumentParser):
+    """A Python value; of a tuple its one value is enough."""
+
+    syntactic_help = "a Python value"
+
+    def __init__(self, kind: type):
+        self._kind = kind
+
+    def parse(self, argument: str) -> Any:
+        """The value of "(0, 1)", of "0,1" or of "0"."""
+        try:
+            value = ast.literal_eval(argument)
+        except (SyntaxError, ValueError):
+            raise ValueError("not a Python value") from None
+        if self._kind is tuple:
+            return tuple(value) if isinstance(value, tuple | list) else (value,)
+        return value
+
+
+DEFINE: dict[type, Callable] = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
+"""Type of a field -> how its flag is defined, where it is not as a `_Literal`."""
+
+
+def _show_in_help(name: str) -> None:
+    flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
 def _or_exit(call: Callable, *args: Any) -> Any:
@@ -57,16 +150,4 @@ def _or_exit(call: Callable, *args: Any) -> Any:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(AGAIN)
     except (ValueError, OSError, flags.Error) as error:
-        sys.exit(f"error: {_one_message(error)}")
-    except AttributeError as error:
-        if "Did you mean" not in str(error):  # not ml_collections' word for an unknown field
-            raise
-        sys.exit(f"error: unknown config field {' '.join(error.args[0].args[0].split())}")
-
-
-def _one_message(error: BaseException) -> str:
-    """What a config file raised comes wrapped in its whole traceback: keep the last line."""
-    text = str(error).strip()
-    if "Traceback (most recent call last)" in text:
-        text = text.splitlines()[-1].partition("Error: ")[2]
-    return text
+        sys.exit(f"error: {error}")

@@ -3,15 +3,10 @@
 import contextlib
 import json
 import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from experiments.running import lock
 
@@ -19,7 +14,6 @@ CONFIG = "config.json"
 RESULT = "result.json"
 SHOWN = 20
 """Differences that a refusal lists."""
-PACKAGES = ("attnlab", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 class WorkdirError(ValueError):
@@ -27,10 +21,11 @@ class WorkdirError(ValueError):
 
 
 @contextlib.contextmanager
-def own(folder: Path) -> Iterator[None]:
+def own(folder: Path, patience: float = 0.3) -> Iterator[None]:
     """Holds `folder`, made where it is missing, for this process alone until the block ends.
 
-    Raises lock.Busy, which names host and process, where another one holds it, and WorkdirError,
+    Raises lock.Busy, which names host and process, where another one has held it for `patience`
+    seconds, and WorkdirError,
     without changing anything, where it is no folder of ours or cannot be written.
     """
     with contextlib.ExitStack() as leaving:
@@ -40,7 +35,7 @@ def own(folder: Path) -> Iterator[None]:
                 leaving.callback(_remove_if_empty, folder)
             elif not (folder / CONFIG).exists():
                 _refuse_strangers(folder)
-            leaving.enter_context(lock.own(folder))
+            leaving.enter_context(lock.own(folder, patience))
         yield
 
 
@@ -93,6 +88,14 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def began_with(folder: Path) -> dict[str, Any]:
+    """The environment in which what `folder` holds began; empty where it holds nothing of ours."""
+    try:
+        return read_json(folder / CONFIG)["environment"]
+    except (WorkdirError, KeyError, TypeError):  # `claim` says what is wrong
+        return {}
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file; WorkdirError where it is none."""
     try:
@@ -111,30 +114,6 @@ def write_bytes(path: Path, content: bytes) -> None:
     new = path.with_suffix(".tmp")
     new.write_bytes(content)
     os.replace(new, path)
-
-
-def environment() -> dict[str, Any]:
-    """Machine and versions that numbers depend on."""
-    device = jax.devices()[0]
-    return {
-        "device": f"{jax.device_count()} x {device.device_kind}",
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "commit": _commit(),
-        **{name: metadata.version(name) for name in PACKAGES},
-    }
-
-
-def _commit() -> str:
-    here = Path(__file__).parent
-    git = ["git", "-C", str(here)]
-    try:
-        head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], stderr=-3)
-        dirty = subprocess.check_output([*git, "status", "--porcelain", "."], stderr=-3)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.decode().strip() + (" with changes" if dirty else "")
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -160,7 +160,7 @@ def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
     assert "cannot tell" in (folder / "report.md").read_text()
     shutil.rmtree(folder / "wide-albert")
     kept = everything(folder / "wide-separate")
-    again = command("experiments.sweep", *flags)
+    again = command("experiments.sweep", *flags, "--jobs=1")  # the numbers do not depend on it
     assert again.returncode == 0, again.stderr
     assert "[wide-albert]" in again.stderr
     assert "[wide-separate]" not in again.stderr
@@ -172,6 +172,11 @@ def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
     assert other.returncode == 1
     assert "train.steps: there 20, here 21" in other.stderr
     assert everything(folder / "wide-separate") == kept
+    run_s = command("experiments.sweep", *flags, f"--workdir={folder}/wide-albert")
+    assert run_s.returncode == 1
+    assert run_s.stderr == (
+        f"error: {folder}/wide-albert holds one run, not a sweep; use another --workdir\n"
+    )
 
 
 def test_sweep_at_equal_parameters_prints_its_commands(tmp_path):
@@ -194,8 +199,13 @@ def test_a_diverged_arm_is_said_and_kept(tmp_path, text):
 SEQ2SEQ = ["--config.task=span_corruption", "--config.model.kind=encoder_decoder"]
 SEQ2SEQ += ["--config.model.vocab_size=357"]
 BAD_FLAGS = {
-    "an unknown field": (["--config.model.widht=3"], "unknown config field 'widht' Did you mean"),
+    "an unknown field": (
+        ["--config.model.widht=3"],
+        "Unknown command line flag 'config.model.widht'. Did you mean: config.model.width ?",
+    ),
     "a wrong type": (["--config.train.steps=abc"], "flag --config.train.steps=abc: invalid"),
+    "no value": (["--config.train.seeds=(0,"], "--config.train.seeds=(0,: not a Python value"),
+    "no threads": (["--threads=0"], "--threads=0: 0 is not a positive integer"),
     "an unknown layout": (["--config.model.layout=wid"], "'wid': did you mean 'wide'"),
     "an unknown plan": (["--config.model.plan=albrt"], "'albrt': did you mean 'albert'"),
     "width and heads": (["--config.model.num_heads=3"], "width 16 is not divisible by 3 heads"),
@@ -236,7 +246,7 @@ def test_bad_flags_end_before_anything_is_written(tmp_path, case):
     [
         (f"{BYTE_LM}:wid", "unknown word 'wid': did you mean 'wide'"),
         (f"{SWEEP}:match=time", "unknown word 'match=time'; known: match=parameters"),
-        ("no/such/config.py", "No such file or directory: 'no/such/config.py'"),
+        ("no/such/config.py", "no config file 'no/such/config.py'; --config is path.py or path.py"),
     ],
 )
 def test_bad_config_files(tmp_path, words, message):

@@ -5,8 +5,8 @@ heads, width 128, windows of 64 bytes, batch 12, 2,000 steps. Prints the loss on
 TEXT (a file or folder, gzip too), in nats per byte.
 """
 
+import argparse
 import math
-import sys
 
 import numpy as np
 import torch
@@ -72,8 +72,11 @@ def loss_of(model: Decoder, rows: np.ndarray) -> torch.Tensor:
 
 def main() -> None:
     """Trains seed 0 and prints its loss."""
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("text")
+    given = reader.parse_args()
     torch.manual_seed(0)
-    corpus, model = text.load_corpus(sys.argv[1]), Decoder()
+    corpus, model = text.load_corpus(given.text), Decoder()
     matrices, rest = ([p for p in model.parameters() if (p.ndim > 1) == m] for m in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=True)

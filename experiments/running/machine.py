@@ -1,0 +1,109 @@
+"""What a run's numbers depend on besides its config, and what this machine has compiled before."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+PACKAGES = ("attnlab", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+CACHE_SIZE = 2 << 30
+
+
+def cores() -> list[int]:
+    """Numbers of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def threads() -> int:
+    """Threads that XLA computes with on a CPU.
+
+    Long sums are cut among them, so the last bits depend on their number; whether they run on as
+    many cores or share one changes no bit.
+    """
+    return int(os.environ.get("NPROC", 0)) or len(cores())
+
+
+def compute_with(count: int | None) -> None:
+    """Sets `threads`, before JAX has looked for devices; None leaves one a core."""
+    if count:
+        os.environ["NPROC"] = str(count)
+
+
+def environment() -> dict[str, Any]:
+    """Machine and versions that numbers depend on."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{jax.device_count()} x {device.device_kind}",
+        "machine": _processor().get("model name") or platform.processor() or platform.machine(),
+        **({"threads": threads()} if device.platform == "cpu" else {}),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def keep_compiled() -> Path | None:
+    """Keeps compiled programs in the user's cache folder, for the next process to load.
+
+    A program belongs to a CPU with all its features, to versions of jax and jaxlib and to a number
+    of threads: each has a folder of its own, so a home on many machines is safe. JAX's own keys
+    know programs and flags, not CPUs. Its options win: --jax_compilation_cache_dir is another
+    place, --jax_enable_compilation_cache=false none. Returns the folder, None where programs are
+    not kept: there, without the package filelock (which bounds the folder to 2 GiB and lets
+    processes share it), where it cannot be written, and on systems other than Linux, where loading
+    was seen to crash.
+    """
+    options: Any = jax.config  # mypy does not know its attributes
+    if options.jax_compilation_cache_dir or not options.jax_enable_compilation_cache:
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    told = [platform.machine(), _processor(), jax.__version__, jaxlib.__version__, threads()]
+    folder = home / "attnlab" / hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    try:
+        import filelock  # noqa: F401
+
+        folder.mkdir(parents=True, exist_ok=True)
+    except (ImportError, OSError):
+        return None
+    if sys.platform != "linux" or not os.access(folder, os.W_OK):
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_SIZE)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return folder
+
+
+def _processor() -> dict[str, str]:
+    """What Linux says of the first core: its name and its features."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    rows = [line.partition(":") for line in first.splitlines()]
+    return {name.strip(): value.strip() for name, _, value in rows if name.strip() in _TELLING}
+
+
+# On x86, then on Arm.
+_TELLING = {
+    "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
+}  # fmt: skip
+
+
+def _commit() -> str:
+    git, ours = ["git", "-C", str(Path(__file__).parents[2])], ("attnlab", "experiments")
+    try:
+        head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], stderr=-3)
+        dirty = subprocess.check_output([*git, "status", "--porcelain", *ours], stderr=-3)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.decode().strip() + (" with changes" if dirty else "")
