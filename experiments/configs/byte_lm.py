@@ -39,7 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def other_data(
-    arg: str, task: str, source: str, values: dict[str, Any], variants: dict[str, dict[str, Any]]
+    arg: str, task: str, source: str, values: dict[str, Any], variants: dict[str, Any]
 ) -> ConfigDict:
     """The config of another task and row of `SOURCES`: the base with `values` (field -> value),
     then the words of `arg`, those of `variants` among them."""
