@@ -202,8 +202,8 @@ def _scores(panel: Panel) -> Table:
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")
     one = first.result
-    yardsticks = one["yardsticks"].get(first.metrics[0]["name"], {})
-    yardsticks = yardsticks if panel.unit == first.unit else {}
+    yardsticks = first.yardsticks if panel.unit == first.unit else {}
+    yardsticks = yardsticks if all(r.yardsticks == yardsticks for r in panel.runs) else {}
     for name, value in yardsticks.items():
         rows.append([name, first.shown(value), *["–"] * (len(rows[0]) - 2)])
         roles.append("quiet")

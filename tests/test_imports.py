@@ -21,11 +21,11 @@ FLOORS = (
     {"pretrained", "adapters"},
 )
 # Not on the stairs: `training` takes its model as an argument, `plot` takes arrays.
-APART = {"training": {"names", "extras"}, "plot": {"extras"}}
+APART = {"training": {"names", "attention", "extras"}, "plot": {"extras"}}
 # Who alone may import a package.
 ONLY = {
     "flax": {"model.modules", "model.models"},
-    "matplotlib": {"plot"},
+    "matplotlib": {"plot.frame", "plot.labels", "plot.maps", "plot.series"},
     "orbax": {"training.checkpoint"},
 }
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}

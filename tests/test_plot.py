@@ -6,6 +6,7 @@ import re
 import numpy as np
 
 from attnlab import plot
+from attnlab.plot import labels
 from experiments.reporting import figures
 
 
@@ -46,7 +47,7 @@ def test_x_is_linear_where_it_spans_little():
 
 
 def test_labels_of_curves_keep_their_order_and_distance():
-    places = plot._spread([0.5, 0.1, 0.52, 0.51, 0.9], 0.1)
+    places = labels._spread([0.5, 0.1, 0.52, 0.51, 0.9], 0.1)
     np.testing.assert_allclose(places, [0.41, 0.1, 0.61, 0.51, 0.9])
 
 

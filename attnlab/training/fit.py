@@ -113,6 +113,7 @@ def fit(
         _check_finite(config, step, found["loss"])
         return found
 
+    curve = source.validation or source.heldout
     tokens_per_step = len(config.seeds) * config.batch_size * source.row_tokens
     with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
         for step in range(first + 1, config.steps + 1):
@@ -129,7 +130,7 @@ def fit(
                 advance(step, tokens_per_step)
             if step % config.eval_every == 0 and not last:
                 clock.stop(state, step)
-                found = score(step, source.heldout(config.curve_windows))
+                found = score(step, curve(config.curve_windows))
                 recorder.write(step, _named(found))
             # Hosts agree on the step to stop at, now and then: asking costs them a message.
             stops = (logs or jax.process_count() == 1) and shard.any_process(asked())
@@ -145,7 +146,8 @@ def fit(
         one = lambda i: jax.tree.map(lambda a: np.asarray(a)[i], state.params)
         closed = [task.closing(model, one(i), source) for i in range(len(config.seeds))]
         heldout |= {name: np.array([found[name] for found in closed]) for name in closed[0]}
-    recorder.write(config.steps, _named(heldout))
+    final = heldout if curve is source.heldout else score(config.steps, curve(0))
+    recorder.write(config.steps, _named(final))
     wall = spent + time.perf_counter() - began
     speed = clock.steps * tokens_per_step / max(clock.seconds, 1e-9)
     return Result(state, config.steps, heldout, train, wall, speed)

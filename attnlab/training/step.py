@@ -46,6 +46,7 @@ def init_state(
     """
     if params is None:
         row = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), batch)
+        row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
         inputs = task.prepare(row, jax.random.key(0)).inputs
         params = model.init(jax.random.key(seed), **inputs)["params"]
     zero = jnp.zeros((), jnp.int32)

@@ -35,7 +35,32 @@ from attnlab.training.tasks import TASKS
 
 def get_config(arg: str = "") -> ConfigDict:
     """The base config with the words of `arg` applied in order."""
-    config = ConfigDict(
+    return with_words(_base(), arg)
+
+
+def other_data(
+    arg: str, task: str, source: str, values: dict[str, Any], variants: dict[str, Any]
+) -> ConfigDict:
+    """The config of another task and row of `SOURCES`: the base with `values` (field -> value),
+    then the words of `arg`, those of `variants` among them."""
+    config = _base()
+    config.task = task
+    set_source(config, source)
+    config.update_from_flattened_dict(values)
+    return with_words(config, arg, variants)
+
+
+def with_words(
+    config: ConfigDict, arg: str, variants: dict[str, dict[str, Any]] | None = None
+) -> ConfigDict:
+    """`config` with the words of `arg` applied in order; None: the words of this file."""
+    for word in filter(None, arg.split(",")):
+        _apply(config, word, VARIANTS if variants is None else variants)
+    return config
+
+
+def _base() -> ConfigDict:
+    return ConfigDict(
         {
             "task": "causal_lm",
             "start": "",  # a folder of published weights to start from; see pretrained.py
@@ -46,9 +71,6 @@ def get_config(arg: str = "") -> ConfigDict:
             "match": {"budget": "", "layout": "standard", "plan": "separate"},
         }
     )
-    for word in filter(None, arg.split(",")):
-        _apply(config, word)
-    return config
 
 
 def fields(example: Any) -> dict[str, Any]:
@@ -78,7 +100,7 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
     config.task = next(name for name, task in TASKS.items() if model.kind in task.kinds)
 
 
-def _apply(config: ConfigDict, word: str) -> None:
+def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -> None:
     if word in LAYOUTS:
         config.model.layout = word
     elif word in PUBLISHED | TRANSFORMERS:
@@ -89,9 +111,22 @@ def _apply(config: ConfigDict, word: str) -> None:
         set_source(config, word)
     else:
         known = dict.fromkeys([*LAYOUTS, *PLANS, *SOURCES, *PUBLISHED, *TRANSFORMERS])
-        for path, value in find("word", word, VARIANTS | known).items():
+        for path, value in find("word", word, variants | known).items():
             config.update_from_flattened_dict({path: value})
 
+
+SHORTEST = {
+    "train.batch_size": 8,
+    "train.steps": 20,
+    "train.warmup_steps": 2,
+    "train.log_every": 5,
+    "train.eval_every": 10,
+    "train.checkpoint_every": 10,
+    "train.eval_batch_size": 16,
+    "train.curve_windows": 16,
+    "train.seeds": (0, 1),
+}
+"""A training of seconds, for tests."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "masked": {
@@ -110,17 +145,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model.num_heads": 2,
         "model.ffn_width": 32,
         "model.max_len": 16,
+        **SHORTEST,
         "train.length": 16,
-        "train.batch_size": 8,
-        "train.steps": 20,
-        "train.warmup_steps": 2,
-        "train.log_every": 5,
-        "train.eval_every": 10,
-        "train.checkpoint_every": 10,
-        "train.eval_batch_size": 16,
         "train.eval_windows": 32,
-        "train.curve_windows": 16,
-        "train.seeds": (0, 1),
     },
     "nanogpt_cpu": {
         "model.width": 128,

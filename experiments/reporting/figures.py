@@ -11,7 +11,7 @@ from attnlab.sharing.plan import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import CONFIDENCE, compare, heading
 from experiments.reporting.results import Panel, Run, names
-from experiments.reporting.wording import percent
+from experiments.reporting.wording import listed, percent
 from experiments.running import arm
 
 MOST_LAYERS, MOST_HEADS = 4, 8
@@ -29,15 +29,22 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
             label = run.name if run.complete else f"{run.name} (diverged)"
             curves.append(plot.Curve(label, looks[run.name], steps, values, not run.complete))
     if curves:
-        windows = panel.runs[0].record["config"]["train"]["curve_windows"]
+        first = panel.runs[0]
+        part, rows = (
+            first.result.get("curves", "held-out"),
+            first.record["config"]["train"]["curve_windows"],
+        )
+        last = "the last point is the final score on all"
+        if part == "validation":
+            last = "the last point is on all; the held-out rows are scored once, at the end"
         figures.append(
             _drawn(
                 f"{name}-curves",
-                plot.learning_curves(curves, f"held-out {panel.unit}"),
+                plot.learning_curves(curves, f"{part} {panel.unit}"),
                 f"Learning curves {title}",
-                f"**Held-out score while training, {title}.** Line: mean over seeds; band: "
-                f"lowest to highest seed. On {windows:,} rows; the last point is the final "
-                "score on all. The first quarter may begin outside the figure.",
+                f"**{part.capitalize()} score while training, {title}.** Line: mean over seeds; "
+                f"band: lowest to highest seed. On {rows:,} rows; {last}. The first quarter may "
+                "begin outside the figure.",
             )
         )
     arms = panel.complete
@@ -57,6 +64,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
                 "seeds.",
             )
         )
+    figures += _beside_yardsticks(panel, name, title) + _over_what_varies(panel, name, title)
     one = panel.base or arms[0]
     rows = []
     for a, b, d, _ in compare(panel):
@@ -76,6 +84,66 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
             )
         )
     return figures
+
+
+def _beside_yardsticks(panel: Panel, name: str, title: str) -> list[Figure]:
+    """Bars of a score that is better higher, where all arms have the same yardsticks."""
+    first, looks = panel.complete[0], styles(panel)
+    found = [run.yardsticks for run in panel.complete]
+    if first.sign > 0 or not found[0] or any(one != found[0] for one in found):
+        return []
+    rows = [plot.Bar(r.name, looks[r.name], r.score, r.spread) for r in panel.complete]
+    told = listed([f"{n} {first.shown(v)}" for n, v in found[0].items()], "and")
+    return [
+        _drawn(
+            f"{name}-yardsticks",
+            plot.bars(rows, found[0], f"held-out {panel.unit}"),
+            f"Held-out score beside yardsticks {title}",
+            f"**Held-out score beside what needs no model, {title}.** Mean ± standard deviation "
+            f"over seeds; dashed: {told}.",
+        )
+    ]
+
+
+def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
+    """The score over every number of `config.data` that the sweep varies: one series for each
+    first word of the arms' titles."""
+    figures, looks = [], styles(panel)
+    data = [run.record["config"]["data"] for run in panel.complete]
+    numbers = [
+        f for f, v in data[0].items() if isinstance(v, int) and len({d[f] for d in data}) > 1
+    ]
+    for field in numbers:
+        series: dict[str, dict[int, Run]] = {}
+        for run, one in zip(panel.complete, data, strict=True):
+            series.setdefault(run.name.split()[0], {})[one[field]] = run
+        curves = [_curve(word, looks, runs) for word, runs in series.items()]
+        most = max(series.values(), key=len)
+        known = {n for run in most.values() for n in run.yardsticks}
+        ink = plot.style(0, 0)._replace(colour=plot.INK)
+        yardsticks = [
+            plot.Curve(
+                n, ink, np.array(sorted(most)),
+                np.array([[most[x].yardsticks.get(n, np.nan) for x in sorted(most)]]), False,
+            )
+            for n in sorted(known)
+        ]  # fmt: skip
+        figures.append(
+            _drawn(
+                f"{name}-{field}",
+                plot.over(curves, yardsticks, field, f"held-out {panel.unit}"),
+                f"Held-out score over {field} {title}",
+                f"**Held-out score over {field}, {title}.** Mean over seeds, lowest to highest; "
+                "dotted: what needs no model.",
+            )
+        )
+    return figures
+
+
+def _curve(word: str, looks: dict[str, plot.Style], runs: dict[int, Run]) -> plot.Curve:
+    at = sorted(runs)
+    values = np.stack([runs[x].heldout for x in at], axis=1)
+    return plot.Curve(word, looks[runs[at[0]].name], np.array(at), values, False)
 
 
 def maps(panels: Sequence[Panel]) -> list[Figure]:

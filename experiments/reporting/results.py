@@ -70,6 +70,11 @@ class Run:
         return np.array(self.result.get(f"{part}_{self.metrics[metric]['name']}", []))
 
     @property
+    def yardsticks(self) -> dict[str, float]:
+        """Name -> value of the main metric on the held-out part without a model."""
+        return self.result["yardsticks"].get(self.metrics[0]["name"], {})
+
+    @property
     def heldout(self) -> np.ndarray:
         """[S], the main metric."""
         return self.values("heldout")
@@ -209,7 +214,7 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
     """What stands in the way of comparing: other texts, machines or settings."""
     runs = [run for panel in panels for run in panel.runs]
     lines = []
-    if len({run.record["source"]["sha256"] for run in runs}) > 1:
+    if _other_data(panels):
         lines.append(
             "**The arms were not trained on the same data** (the hashes differ, see below): "
             "their scores cannot be compared, whatever the tables say."
@@ -236,6 +241,18 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
         if names := unfinished(folder):
             lines.append(f"{folder.name}: not finished, so not shown: {', '.join(names)}.")
     return lines
+
+
+def _other_data(panels: Sequence[Panel]) -> bool:
+    """Do data differ otherwise than by the fields of `config.data` that a sweep varies?"""
+    seen: dict[tuple, set[str]] = {}
+    for panel in panels:
+        asked = [c.get("data", {}) for c in panel.sweep.get("arms", {}).values()]
+        varied = [name for name, _ in _differing(asked)]
+        for run in panel.runs:
+            at = tuple(str(run.record["config"]["data"].get(name)) for name in varied)
+            seen.setdefault(at, set()).add(run.record["source"]["sha256"])
+    return any(len(found) > 1 for found in seen.values())
 
 
 _FREE = {"model": {"layout", "plan"}, "train": {"learning_rate", "final_learning_rate"}}

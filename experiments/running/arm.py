@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attnlab import training
@@ -16,7 +17,7 @@ from attnlab.names import find
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
-from attnlab.training.sources import SOURCES, Data, Sizes, Source
+from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
 from attnlab.training.tasks import TASKS, Task, abstract_inputs, written
 from experiments.running import initial, machine, workdir
 
@@ -50,19 +51,23 @@ def resolve(config: Any) -> Arm:
         raise ValueError(f"task {config.task!r} needs model.kind={kinds}, not {model.kind!r}")
     sizes = data.sizes()
     NEEDS[task.reads](config.task, task, model, sizes)
-    inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
-    for name in (name for name in TEXTS if name in inputs):
-        if (length := inputs[name].shape[1]) > model.max_len:
-            raise ValueError(
-                f"train.length {trains.length} gives {name!r} of {length} tokens, longer than "
-                f"model.max_len {model.max_len}"
-            )
+    _check_lengths(task.bind(sizes), data.shapes(trains.length), model)
     if config.match.budget:
         reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)
         model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
     if config.start:
         initial.check(model, config.start)
     return Arm(config.task, model, trains, data, config.match.budget, config.start)
+
+
+def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
+    inputs = abstract_inputs(task, rows)
+    for name in (name for name in TEXTS if name in inputs):
+        if (length := inputs[name].shape[1]) > model.max_len:
+            raise ValueError(
+                f"the data give {name!r} of {length} tokens, longer than model.max_len "
+                f"{model.max_len}; raise it, or lower train.length where that cuts the rows"
+            )
 
 
 def data_of(fields: Any) -> Data:
@@ -127,6 +132,8 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
     mesh = shard.data_mesh(**sizes)
     source = arm.data.load(arm.train.length, folder)
+    # Rows that are scored may be longer than those that are learnt from.
+    _check_lengths(TASKS[arm.task].bind(source.sizes), source.heldout(1), arm.model)
     record = {
         "config": config.to_dict(),
         "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
@@ -170,6 +177,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             "applied_parameters": accounting.applied_parameters(arm.model),
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "yardsticks": source.yardsticks(),
+            "curves": "held-out" if source.validation is None else "validation",
             "attention": explain_model(arm.model, shapes, training=True),
         }
         params = None
@@ -232,13 +240,24 @@ def _maps(
 
     @jax.jit
     def look(params, rows):
-        inputs = task.prepare(rows, jax.random.key(0)).inputs
+        example = task.prepare(rows, jax.random.key(0))
+        inputs = example.inputs
         probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
-        cross = probs[1] if "source" in inputs else probs
-        return cross[:, 0], {name: inputs[name][0] for name in TEXTS if name in inputs}
+        probs = probs[1] if "source" in inputs else probs
+        real = {name: jnp.ones(inputs[name][0].shape, bool) for name in TEXTS if name in inputs}
+        if "padding_mask" in inputs:  # of the text that is looked at
+            real["source" if "source" in inputs else "tokens"] = inputs["padding_mask"][0]
+        return probs[:, 0], {name: inputs[name][0] for name in real}, real, example.weights[0]
 
     middle = len(jax.tree.leaves(rows)[0]) // 2
-    probs, texts = look(params, jax.tree.map(lambda a: a[middle : middle + 1], rows))
+    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
+    probs, texts, real, counts = look(params, one)
+    if "source" in texts:
+        real["tokens"] = counts > 0
+    # Filling is behind the text: it is left out.
+    ends = {name: int(np.flatnonzero(a)[-1]) + 1 for name, a in real.items() if np.any(a)}
+    texts = {name: a[: ends[name]] for name, a in texts.items()}
+    probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
     return {
         "probs": np.asarray(probs, np.float16),
         **{name: np.asarray(a, np.int32) for name, a in texts.items()},

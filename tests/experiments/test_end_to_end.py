@@ -215,7 +215,7 @@ BAD_FLAGS = {
     "a long window": (["--config.train.length=17"], "longer than model.max_len 16"),
     "a long source": (
         [*SEQ2SEQ, "--config.train.length=20"],
-        "train.length 20 gives 'source' of 18 tokens, longer than model.max_len 16",
+        "the data give 'source' of 18 tokens, longer than model.max_len 16",
     ),
     "too many sentinels": (
         [*SEQ2SEQ, "--config.train.length=2000"],

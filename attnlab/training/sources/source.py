@@ -42,6 +42,9 @@ class Source:
     """(count) -> so many rows, evenly spaced; 0: all there is, each target counted once."""
     train: Callable[[int], Batch]
     """The same of the training part, to be scored as `heldout` is."""
+    validation: Callable[[int], Batch] | None = None
+    """The same of rows that curves are drawn on, and that settings may be chosen by, where there
+    are such: `heldout` is then looked at once, at the end."""
     batch: Callable[[int, int, int, slice], Batch] | None = None
     """(seed, step, size, part) -> the rows `part` of the batch of `size` rows, in NumPy. The whole
     batch depends on (seed, step, size) alone, so it is the same for any number of processes."""

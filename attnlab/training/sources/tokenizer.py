@@ -28,12 +28,17 @@ class Tokenizer(NamedTuple):
     size: int
     """Tokens are 0 to size - 1."""
     content: bytes
-    """The file that holds all of it; "bytes" for the bytes."""
+    """The file that holds all of it; empty for the bytes."""
 
     @property
     def digest(self) -> str:
         """sha256 of `content`."""
         return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What `make_tokenizer` finds again in a folder."""
+        return {FILE: self.content} if self.content else {}
 
 
 def num_tokens(name: str) -> int:
@@ -74,7 +79,7 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
             lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(read, texts)],
             lambda tokens: bytes(map(int, tokens)).decode("utf-8", "replace"),
             256,
-            b"bytes",
+            b"",
         )
     size = num_tokens(name)
     if folder is not None and (folder / FILE).exists():

@@ -1,7 +1,9 @@
 """What is asked of a model. `TASKS`: name -> `Task`."""
 
+from attnlab.training.tasks.classes import ROWS as _CLASSES
 from attnlab.training.tasks.language import ROWS as _LANGUAGE
 from attnlab.training.tasks.language import causal_lm, masked_lm, span_corruption
+from attnlab.training.tasks.sequences import ROWS as _SEQUENCES
 from attnlab.training.tasks.task import (
     Example,
     Metric,
@@ -13,7 +15,7 @@ from attnlab.training.tasks.task import (
     written,
 )
 
-TASKS: dict[str, Task] = {**_LANGUAGE}
+TASKS: dict[str, Task] = {**_LANGUAGE, **_CLASSES, **_SEQUENCES}
 """Name -> Task."""
 
 __all__ = [

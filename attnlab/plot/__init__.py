@@ -1,0 +1,45 @@
+"""Arrays -> figures. The one room that knows matplotlib, imported when the first figure is made.
+
+Nothing here computes: what is drawn was measured elsewhere. Every series is labelled where it
+lies, so that no legend is needed; colours are told apart by colour-blind eyes too.
+"""
+
+from attnlab.plot.frame import (
+    COLOURS,
+    GRID,
+    INK,
+    LETTERS,
+    MARKERS,
+    PAPER,
+    Bar,
+    Curve,
+    Interval,
+    Point,
+    Style,
+    style,
+    svg,
+)
+from attnlab.plot.maps import attention_map
+from attnlab.plot.series import bars, intervals, learning_curves, loss_against, over
+
+__all__ = [
+    "COLOURS",
+    "GRID",
+    "INK",
+    "LETTERS",
+    "MARKERS",
+    "PAPER",
+    "Bar",
+    "Curve",
+    "Interval",
+    "Point",
+    "Style",
+    "attention_map",
+    "bars",
+    "intervals",
+    "learning_curves",
+    "loss_against",
+    "over",
+    "style",
+    "svg",
+]

@@ -1,0 +1,169 @@
+"""Numbers of arms: curves, scatters, intervals, bars, all labelled where they lie."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from attnlab.plot.frame import (
+    INK,
+    LETTERS,
+    SIZE,
+    Bar,
+    Curve,
+    Interval,
+    Point,
+    marker_of,
+    new_figure,
+)
+from attnlab.plot.labels import label_ends, label_points
+
+
+def learning_curves(series: Sequence[Curve], ylabel: str) -> Any:
+    """The mean over seeds as a line and min to max as a band, labelled at the right end.
+
+    The range is that of the last three quarters: the fall at the start would flatten the rest.
+    """
+    # Many labels need a taller figure: 0.19 inches each, on 80 % of it.
+    figure, [[axes]] = new_figure(SIZE[0], max(SIZE[1], 0.24 * len(series)), 1, 1)
+    for curve in series:
+        mean, look = curve.values.mean(0), curve.style
+        band = curve.values.min(0), curve.values.max(0)
+        axes.fill_between(curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0)
+        axes.plot(
+            curve.steps,
+            mean,
+            color=look.colour,
+            linestyle=look.dashes,
+            linewidth=1.6,
+            **marker_of(look, 4.0),
+        )
+    sound = [c for c in series if not c.broken] or series
+    last = max(int(c.steps[-1]) for c in series)
+    late = [c.values[:, c.steps >= min(last / 4, c.steps[-1])] for c in sound]
+    values = np.concatenate([v.ravel() for v in late])
+    low, high = float(values.min()), float(values.max())
+    margin = 0.06 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+    axes.set_xlim(right=last)
+    axes.set(xlabel="training step", ylabel=ylabel)
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    label_ends(axes, series)
+    return figure
+
+
+def loss_against(points: Sequence[Point], xlabel: str, ylabel: str) -> Any:
+    """A scatter with error bars; x is logarithmic where it spans more than a factor of 5."""
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    figure, [[axes]] = new_figure(*SIZE, 1, 1)
+    for point in points:
+        axes.errorbar(
+            point.x,
+            point.y,
+            yerr=point.spread,
+            color=point.style.colour,
+            linestyle="none",
+            elinewidth=1.2,
+            capsize=2.5,
+            **marker_of(point.style, 7.0),
+        )
+    xs = [p.x for p in points]
+    if max(xs) > 5 * min(xs):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(0.14, 0.14)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_points(axes, points)
+    return figure
+
+
+def intervals(rows: Sequence[Interval], xlabel: str) -> Any:
+    """One line a row with its interval, first row on top, and zero marked."""
+    figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.38 * len(rows)), 1, 1)
+    axes.axvline(0, color=INK, linewidth=1)
+    for y, row in enumerate(rows):
+        axes.plot([row.low, row.high], [y, y], color=row.style.colour, linewidth=1.6)
+        axes.plot(
+            row.mean,
+            y,
+            color=row.style.colour,
+            linestyle="none",
+            **marker_of(row.style, 7.0),
+        )
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_color(row.style.colour)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=6)
+    axes.set(xlabel=xlabel)
+    return figure
+
+
+def bars(rows: Sequence[Bar], lines: dict[str, float], xlabel: str) -> Any:
+    """One bar a row from zero, first row on top, its number behind it; each of `lines` is a dashed
+    upright at its value, named above."""
+    height = max(1.9, 0.9 + 0.38 * len(rows)) + 0.19 * len(lines)
+    figure, [[axes]] = new_figure(SIZE[0], height, 1, 1)
+    for y, row in enumerate(rows):
+        spread = None if np.isnan(row.spread) else row.spread
+        axes.barh(y, row.value, height=0.6, color=row.style.colour, alpha=0.75)
+        axes.errorbar(row.value, y, xerr=spread, color=INK, elinewidth=1.2, capsize=2.5)
+        end = row.value + (spread or 0.0)
+        axes.annotate(
+            f"{row.value:.1f}", (end, y), (4, 0), textcoords="offset points",
+            va="center", fontsize=LETTERS, color=INK,
+        )  # fmt: skip
+    most = max([r.value + np.nan_to_num(r.spread) for r in rows] + list(lines.values()))
+    for step, (name, value) in enumerate(sorted(lines.items(), key=lambda line: line[1])):
+        axes.axvline(value, color=INK, linewidth=1, linestyle="--")
+        left = value > most / 2  # its name lies to the left of it
+        axes.annotate(
+            name,
+            (value, 1),
+            (-3 if left else 3, 4 + 13 * (len(lines) - 1 - step)),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            fontsize=LETTERS,
+            color=INK,
+            annotation_clip=False,
+        )
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_color(row.style.colour)
+    axes.set_xlim(0, 1.14 * most)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=6)
+    axes.set(xlabel=xlabel)
+    return figure
+
+
+def over(series: Sequence[Curve], yardsticks: Sequence[Curve], xlabel: str, ylabel: str) -> Any:
+    """Values over a quantity that was varied: mean over seeds with lowest and highest, `yardsticks`
+    as thin dotted lines. The quantity is shown by its own values, apart by their ratios."""
+    count = len(series) + len(yardsticks)
+    figure, [[axes]] = new_figure(SIZE[0], max(SIZE[1], 0.24 * count), 1, 1)
+    for number, curve in enumerate((*series, *yardsticks)):
+        mean, look, quiet = curve.values.mean(0), curve.style, number >= len(series)
+        apart = np.abs(curve.values - mean).max(0) if not quiet else None
+        axes.errorbar(
+            curve.steps, mean, yerr=apart, color=look.colour, capsize=2.5,
+            linestyle=":" if quiet else look.dashes, linewidth=1.0 if quiet else 1.6,
+            **({} if quiet else marker_of(look, 6.0)),
+        )  # fmt: skip
+    ticks = sorted({int(x) for curve in series for x in curve.steps})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_ends(axes, [*series, *yardsticks])
+    return figure

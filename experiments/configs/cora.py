@@ -1,0 +1,76 @@
+r"""Do papers that cite each other tell what each is about? Attention over the edges of a graph.
+
+    python -m experiments.run --config=experiments/configs/cora.py \
+        --config.data.path=PATH/cora --workdir=runs/cora
+
+Cora with the split of Yang et al. 2016 (arXiv 1603.08861): 2,708 papers, 1,433 words, 7 classes, of
+which 20 papers each are known. Every paper attends to itself and to those it shares a citation
+with. TODO
+
+Words after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a graph
+of 30 nodes and two classes).
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+
+VALUES = {
+    "model.kind": "encoder",
+    "model.vocab_size": 1433,
+    "model.max_len": 2708,
+    "model.positions": "none",
+    "model.readout": "none",
+    "model.pooler": "each",
+    "model.pooled_classes": 7,
+    "model.num_layers": 2,
+    "model.num_heads": 8,
+    "model.ffn_width": 64,
+    "model.dropout_rate": 0.6,
+    "model.attention_dropout_rate": 0.6,
+    "model.ffn_dropout_rate": 0.6,
+    "train.length": 2708,
+    "train.batch_size": 1,
+    "train.eval_batch_size": 1,
+    "train.steps": 150,
+    "train.learning_rate": 5e-3,
+    "train.final_learning_rate": 5e-4,
+    "train.warmup_steps": 10,
+    "train.weight_decay": 0.5,
+    "train.log_every": 25,
+    "train.eval_every": 25,
+    "train.eval_windows": 0,
+}
+VARIANTS = {
+    "citeseer": {
+        "model.vocab_size": 3703,
+        "model.max_len": 3312,
+        "model.pooled_classes": 6,
+        "train.length": 3312,
+    },
+    "tiny": {
+        "model.vocab_size": 6,
+        "model.max_len": 30,
+        "model.pooled_classes": 2,
+        "model.width": 16,
+        "model.num_heads": 2,
+        "model.ffn_width": 32,
+        **byte_lm.SHORTEST,
+        "train.batch_size": 1,
+        "train.eval_batch_size": 1,
+        "train.length": 30,
+    },
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    return byte_lm.other_data(arg, "node_class", "graph", VALUES, VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """What a head reads of a paper: all, all with a wider head, or a slice."""
+    for layout in ("standard", "wide", "narrow"):
+        add(**{"model.layout": layout})

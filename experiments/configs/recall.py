@@ -1,0 +1,64 @@
+r"""How many values can a layout of heads remember? Associative recall, drawn on the device.
+
+    python -m experiments.sweep --config=experiments/configs/recall.py --workdir=runs/recall
+
+Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): keys with their values, then
+the keys again; at each a model must find what stood behind it. Guessing among the values that were
+said is right once in as many times as there are pairs. TODO
+
+Words after the colon: a layout, a plan, `paper` (8,192 tokens, as in the paper's experiments: a
+small vocabulary hides differences, and costs less), `tiny`. One run:
+
+    python -m experiments.run --config=experiments/configs/recall.py:wide \
+        --config.data.pairs=8 --workdir=runs/eight
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+
+LAYOUTS = ("standard", "narrow")
+PAIRS = (4, 8, 16)
+
+VALUES = {
+    "data.vocab_size": 512,
+    "data.pairs": 8,
+    "model.vocab_size": 512,
+    "model.positions": "relative",  # a head finds the token before it in a few hundred steps
+    "model.num_layers": 2,
+    "model.num_heads": 2,
+    "train.length": 64,
+    "train.batch_size": 64,
+    "train.steps": 1000,
+    "train.weight_decay": 0.0,
+    "train.eval_every": 100,
+    "train.eval_windows": 0,
+}
+VARIANTS = {
+    "paper": {"data.vocab_size": 8192, "model.vocab_size": 8192},
+    "tiny": {
+        "data.vocab_size": 32,
+        "data.pairs": 2,
+        "data.heldout_rows": 64,
+        "model.vocab_size": 32,
+        "model.width": 16,
+        "model.ffn_width": 32,
+        "model.max_len": 16,
+        **byte_lm.SHORTEST,
+        "train.length": 16,
+    },
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    return byte_lm.other_data(arg, "recall", "recall", VALUES, VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Each layout with each number of pairs."""
+    for layout in LAYOUTS:
+        for pairs in (2, 4) if "tiny" in arg.split(",") else PAIRS:
+            add(f"{layout} {pairs} pairs", **{"model.layout": layout, "data.pairs": pairs})

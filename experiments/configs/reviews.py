@@ -1,0 +1,64 @@
+r"""Is a review for or against? A text and its class, read by an encoder that pools its tokens.
+
+    python -m experiments.run --config=experiments/configs/reviews.py \
+        --config.data.path=PATH/sentence_polarity.zip --workdir=runs/reviews
+
+Sentences of film reviews (Pang and Lee 2005), split by the hash of the sentence: 8,550 for
+training, 1,057 for validation, 1,055 for the test. TODO
+
+Words after the colon: a layout, a plan, `long` (whole reviews, the first 512 tokens: the path is
+then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+
+VALUES = {
+    "data.tokenizer": "bpe:4096",
+    "model.kind": "encoder",
+    "model.vocab_size": 4096,
+    "model.max_len": 64,
+    "model.readout": "none",
+    "model.pooler": "mean",
+    "model.pooled_classes": 2,
+    "model.num_layers": 2,
+    "model.dropout_rate": 0.5,
+    "model.attention_dropout_rate": 0.1,
+    "train.length": 64,
+    "train.batch_size": 32,
+    "train.steps": 800,
+    "train.learning_rate": 1e-3,
+    "train.final_learning_rate": 1e-4,
+    "train.weight_decay": 0.1,
+    "train.eval_every": 100,
+    "train.eval_windows": 0,
+}
+VARIANTS = {
+    "max": {"model.pooler": "max"},
+    "long": {"model.max_len": 512, "train.length": 512, "train.batch_size": 16},
+    "tiny": {
+        "data.tokenizer": "bpe:280",
+        "model.vocab_size": 280,
+        "model.width": 16,
+        "model.num_heads": 2,
+        "model.ffn_width": 32,
+        "model.max_len": 16,
+        **byte_lm.SHORTEST,
+        "train.length": 16,
+    },
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    return byte_lm.other_data(arg, "text_class", "labelled", VALUES, VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """What a head reads, and who speaks for the text."""
+    for layout in ("standard", "wide", "narrow"):
+        for pooler in ("mean", "max"):
+            add(f"{layout} {pooler}", **{"model.layout": layout, "model.pooler": pooler})

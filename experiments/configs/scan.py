@@ -1,0 +1,132 @@
+r"""Does a model that writes actions for commands follow commands that it never saw?
+
+    python -m experiments.run --config=experiments/configs/scan.py \
+        --config.data.path=PATH/scan --workdir=runs/scan
+
+SCAN (Lake and Baroni 2018, arXiv 1711.00350): "jump twice" -> "I_JUMP I_JUMP", here as a dataset of
+random access, read through grain: `Commands` has a length and items by number, and nothing else. A
+twentieth of the training commands is for validation. TODO
+
+Words after the colon: `length` (the outputs of the test are longer than any in training) or `jump`
+(a verb of which training has the word alone) for the split, a layout, a plan, `tiny`.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from attnlab.training.sources.dataset import Parts
+from attnlab.training.sources.files import bucket, read_lines
+from attnlab.training.sources.rows import padded
+from attnlab.training.sources.source import Sizes
+from experiments.configs import byte_lm
+
+LONGEST = 9, 48
+"""Words of a command and of its actions."""
+Rows = list[tuple[list[str], list[str]]]
+
+
+class Commands:
+    """Random access to lines, each a pair of token arrays."""
+
+    def __init__(self, rows: Rows, words: list[str]):
+        self.rows, self.numbers = rows, {word: i for i, word in enumerate(words)}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        sides = ([self.numbers[w] for w in words] for words in self.rows[index])
+        source, target = (padded([s], n)[0] for s, n in zip(sides, LONGEST, strict=True))
+        return {"source": source, "target": target}
+
+
+def datasets(path: str, split: str = "simple") -> Parts:
+    """The parts of a split of SCAN; a twentieth of the training commands is for validation."""
+    if not path:
+        raise ValueError("set data.path to the folder of SCAN")
+    train, test = (_read(Path(path) / f"tasks_{part}_{split}.txt.gz") for part in ("train", "test"))
+    words = sorted({w for row in train + test for side in row for w in side})
+    held = [row for row in train if bucket(" ".join(row[0]), 20) == 0]
+    kept = [row for row in train if bucket(" ".join(row[0]), 20) != 0]
+    return Parts(
+        name=f"SCAN, {split} split",
+        train=Commands(kept, words),
+        heldout=Commands(test, words),
+        validation=Commands(held, words),
+        sizes=Sizes(len(words)),
+        write=lambda tokens: " ".join(words[t] for t in tokens),
+        yardsticks=lambda: {"exact_match": {"the nearest command's": nearest(kept, test)}},
+    )
+
+
+simple, length, jump = (
+    functools.partial(datasets, split=split) for split in ("simple", "length", "addprim_jump")
+)
+
+
+def nearest(train: Rows, test: Rows) -> float:
+    """Percent right of whoever answers with the actions of the training command that has the most
+    words in common, the first of them."""
+    words = sorted({w for command, _ in train + test for w in command})
+    count = lambda rows: np.array([[Counter(c)[w] for w in words] for c, _ in rows], np.float32)
+    ours, theirs = count(test), count(train)
+    right = 0
+    for (_, actions), row in zip(test, ours, strict=True):
+        shared = np.minimum(row, theirs).sum(1) - 0.01 * theirs.sum(1)
+        right += train[int(np.argmax(shared))][1] == actions
+    return 100 * right / len(test)
+
+
+def _read(path: Path) -> Rows:
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        command, arrow, actions = line.removeprefix("IN: ").partition(" OUT: ")
+        if not (line.startswith("IN: ") and arrow):
+            raise ValueError(f"{path}:{number}: not of the form 'IN: words OUT: actions'")
+        rows.append((command.split(), actions.split()))
+    return rows
+
+
+VALUES = {
+    "data.make": "experiments.configs.scan:simple",
+    "model.kind": "encoder_decoder",
+    "model.vocab_size": 21,
+    "model.max_len": 49,
+    "model.positions": "relative",
+    "model.num_layers": 2,
+    "train.length": 48,
+    "train.batch_size": 64,
+    "train.steps": 1500,
+    "train.seeds": (0,),
+    "train.weight_decay": 0.0,
+    "train.eval_every": 250,
+    "train.eval_windows": 0,
+}
+VARIANTS = {
+    "length": {"data.make": "experiments.configs.scan:length"},
+    "jump": {"data.make": "experiments.configs.scan:jump"},
+    "tiny": {
+        "model.width": 16,
+        "model.num_heads": 2,
+        "model.ffn_width": 32,
+        **byte_lm.SHORTEST,
+        "train.eval_windows": 32,
+    },
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    return byte_lm.other_data(arg, "transduction", "grain", VALUES, VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Each layout, with layers apart and shared."""
+    for layout in ("standard", "wide", "narrow"):
+        for plan in ("separate", "albert"):
+            add(**{"model.layout": layout, "model.plan": plan})

@@ -1,0 +1,74 @@
+r"""English to German in minutes: an encoder reads a line, a decoder writes another.
+
+    python -m experiments.run --config=experiments/configs/translation.py \
+        --config.data.path=PATH/multi30k --workdir=runs/translation
+
+Multi30k (Elliott et al. 2016, arXiv 1605.00459): 29,000 captions of pictures, 1,014 for
+validation, 1,000 for the test. One vocabulary for both languages. TODO
+
+Words after the colon: a layout, a plan, `reverse` (German to English), `bytes` (no subwords: rows
+of up to 256), `tiny`. `--config.task=transduction` leaves out what needs sacrebleu.
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+
+VALUES = {
+    "data.parts": "train,val,test_2016_flickr",
+    "data.tokenizer": "bpe:4096",
+    "model.kind": "encoder_decoder",
+    "model.vocab_size": 4098,
+    "model.max_len": 96,
+    "model.width": 128,
+    "model.num_layers": 2,
+    "model.num_heads": 4,
+    "model.ffn_width": 512,
+    "model.dropout_rate": 0.1,
+    "train.length": 28,
+    "train.batch_size": 64,
+    "train.steps": 1500,
+    "train.seeds": (0,),
+    "train.label_smoothing": 0.1,
+    "train.learning_rate": 3e-3,
+    "train.final_learning_rate": 3e-4,
+    "train.warmup_steps": 100,
+    "train.weight_decay": 0.01,
+    "train.eval_every": 250,
+    "train.eval_windows": 0,
+    "train.checkpoint_every": 250,
+}
+VARIANTS = {
+    "reverse": {"data.languages": "de-en"},
+    "bytes": {
+        "data.tokenizer": "bytes",
+        "model.vocab_size": 258,
+        "model.max_len": 520,
+        "train.length": 128,
+    },
+    "tiny": {
+        "data.parts": "train,val,test",
+        "data.tokenizer": "bpe:280",
+        "model.vocab_size": 282,
+        "model.max_len": 32,
+        "model.width": 16,
+        "model.num_heads": 2,
+        "model.ffn_width": 32,
+        **byte_lm.SHORTEST,
+        "train.length": 12,
+    },
+}
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    return byte_lm.other_data(arg, "translation", "pairs", VALUES, VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Each layout, with layers apart and shared."""
+    for layout in ("standard", "wide", "narrow"):
+        for plan in ("separate", "albert"):
+            add(**{"model.layout": layout, "model.plan": plan})

@@ -1,0 +1,83 @@
+"""The config of every row of data but the text: it runs, is killed and goes on, and is reported."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+import small_data
+
+from attnlab.training import sources
+from experiments import report, sweep
+from experiments.configs import recall
+from experiments.running import arm
+
+# config file -> the row of data that it is about
+CONFIGS = {
+    "translation": "pairs",
+    "reviews": "labelled",
+    "recall": "recall",
+    "cora": "graph",
+    "scan": "grain",
+}
+
+
+def tiny(name, folder):
+    """The config at its scale for tests, on the small data."""
+    config = importlib.import_module(f"experiments.configs.{name}").get_config("tiny")
+    data, length, _ = small_data.ROWS[CONFIGS[name]](folder)
+    if name == "scan":
+        config.data.make, config.model.vocab_size = data.make, 7
+    elif name != "recall":
+        config.data.path = data.path
+    assert name in ("scan", "recall", "reviews") or config.train.length == length
+    return config
+
+
+def test_every_row_has_a_config():
+    assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_trains_and_is_reported(name, tmp_path):
+    (tmp_path / "data").mkdir()
+    config = tiny(name, tmp_path / "data")
+    result = arm.run(config, tmp_path / "run")
+    assert result["status"] == "complete"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    losses = [np.mean(row["train/loss"]) for row in rows if "train/loss" in row]
+    assert losses[-1] < losses[0]
+    for metric in result["metrics"]:
+        assert np.all(np.isfinite(result[f"heldout_{metric['name']}"]))
+    report.write([tmp_path / "run"])
+    told = (tmp_path / "run" / "report.md").read_text()
+    assert result["metrics"][0]["unit"] in told
+    for yardstick in result["yardsticks"].get(result["metrics"][0]["name"], {}):
+        assert yardstick in told
+
+
+def test_recall_over_the_number_of_pairs(tmp_path):
+    """Arms with other data by the sweep's own will are compared, and drawn over what varies."""
+    arms = {}
+    recall.sweep(lambda name, **changes: arms.update({name: changes}), "tiny")
+    assert len(arms) == 4
+    base = recall.get_config("tiny")
+    folders = {name.replace(" ", "-"): changes for name, changes in arms.items()}
+    configs = {f: sweep.with_changes(base, changes) for f, changes in folders.items()}
+    record = {
+        "arms": {f: c.to_dict() for f, c in configs.items()},
+        "titles": dict(zip(folders, arms, strict=True)),
+        "environment": {"config": "experiments/configs/recall.py:tiny"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    for folder, config in configs.items():
+        arm.run(config, tmp_path / folder, name=folder)
+    report.write([tmp_path])
+    told = (tmp_path / "report.md").read_text()
+    assert "not trained on the same data" not in told
+    assert "Held-out score over pairs" in told
+    assert "one of the values said" in (tmp_path / "figures" / "1-width-pairs.svg").read_text()
