@@ -16,6 +16,7 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise ModuleNotFoundError(
-            f'{error.name} is missing or too old: pip install "attnlab[{name}]"', name=error.name
+            f'{package} is missing or too old: pip install "attnlab[{name}]"', name=error.name
         ) from None

@@ -209,7 +209,9 @@ def _described(call: Call, chosen: str) -> dict[str, str]:
     }
 
 
-def explain(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any):
+def explain(
+    query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any
+) -> dict[str, str]:
     """Backend -> "chosen", "could run" or the reason why it could not.
 
     Takes the arguments of `dot_product_attention`; arrays may be `jax.ShapeDtypeStruct`s. Raises

@@ -5,16 +5,17 @@ call and comes out longer. Token p lies at place p mod size, so with a sliding w
 goes round; without one it ends when it is full.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.names import find
 
-Cache = dict[str, Any]
+Cache = dict[str, Array]
 
 
 class Seen(NamedTuple):
@@ -29,7 +30,12 @@ class Seen(NamedTuple):
 
 
 def init_cache(
-    spec: HeadSpec, batch: int, size: int, dtype: Any = jnp.float32, *, order: str = "factored"
+    spec: HeadSpec,
+    batch: int,
+    size: int,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    order: str = "factored",
 ) -> Cache:
     """An empty cache of `size` tokens for the heads of `spec`.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from attnlab.heads.layouts import LAYOUTS
@@ -23,8 +24,8 @@ def init_heads(
     *,
     std: float | None = None,
     residual_scale: float = 1.0,
-    dtype=jnp.float32,
-) -> Weights:
+    dtype: DTypeLike = jnp.float32,
+) -> dict[str, Array]:
     """Fresh weights: normal with standard deviation 1/sqrt(fan in), biases zero, norms one.
 
     The fan is the number of inputs that one output sums over: D (q), E (k), W (v), the chunk C

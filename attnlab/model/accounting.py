@@ -4,24 +4,25 @@ FLOPs count the forward pass of matrix products, 2 for a multiply-add: every wei
 applied, the scores and the value product over all keys (a causal mask saves none here), the
 readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % at usual sizes), and
 what is paid once a call, whatever the number of tokens: the product that makes a layer's delta.
-`config` is a `ModelConfig`.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
 from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops, multiply_adds
 from attnlab.model.block import BlockSpec, init_block
+from attnlab.model.config import ModelConfig
 from attnlab.model.outer import count_outer
 from attnlab.model.pointwise import feed_forward_shapes
 from attnlab.names import find
+from attnlab.sharing.plan import Plan
 
 
-def model_cache_bytes(config: Any, bytes_per_number: int = 4) -> int:
+def model_cache_bytes(config: ModelConfig, bytes_per_number: int = 4) -> int:
     """What decoding stores per token in all layers; those that reuse keys store none.
 
     >>> from attnlab import ModelConfig
@@ -46,14 +47,14 @@ def slot_sizes(block: BlockSpec) -> dict[str, int]:
     return {part: sum(a.size for a in jax.tree.leaves(w)) for part, w in made.items()}
 
 
-def part_parameters(config: Any, plan: Any = None) -> dict[str, int]:
+def part_parameters(config: ModelConfig, plan: Plan | None = None) -> dict[str, int]:
     """part -> parameters of one slot, its norm included; of the stack of `plan`."""
     plan = config.layer_plan if plan is None else plan
     sizes = slot_sizes(config.block_under(plan))
     return {part: sizes[part] for part in plan}
 
 
-def unique_parameters(config: Any) -> int:
+def unique_parameters(config: ModelConfig) -> int:
     """Numbers that are trained and stored: each slot once.
 
     >>> from attnlab import ModelConfig
@@ -66,7 +67,7 @@ def unique_parameters(config: Any) -> int:
     return count_outer(config) + sum(_total(config, plan, plan.num_slots) for plan in pools)
 
 
-def applied_parameters(config: Any) -> int:
+def applied_parameters(config: ModelConfig) -> int:
     """Numbers that a token meets on its way: each slot as often as it is applied.
 
     >>> from attnlab import ModelConfig
@@ -78,7 +79,7 @@ def applied_parameters(config: Any) -> int:
     return count_outer(config) + sum(_total(config, plan, plan.num_applied) for plan in plans)
 
 
-def flops_per_token(config: Any, length: int) -> int:
+def flops_per_token(config: ModelConfig, length: int) -> int:
     """Forward FLOPs per token at sequences of `length`; sharing layers does not change it.
 
     Of the factored order of contraction, whatever order a run takes. With an encoder: of a token
@@ -105,23 +106,25 @@ def flops_per_token(config: Any, length: int) -> int:
     return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
 
 
-def _total(config: Any, plan: Any, counts: dict[str, int]) -> int:
+def _total(config: ModelConfig, plan: Plan, counts: dict[str, int]) -> int:
     return sum(size * counts[part] for part, size in part_parameters(config, plan).items())
 
 
-def _plans(config: Any) -> list[Any]:
+def _plans(config: ModelConfig) -> list[Plan]:
     """Of each stack that runs."""
     both = config.kind == "encoder_decoder"
     return [config.layer_plan, config.encoder_layer_plan] if both else [config.layer_plan]
 
 
-BUDGETS = {
+BUDGETS: dict[str, Callable[[ModelConfig, int], int]] = {
     "parameters": lambda config, length: unique_parameters(config),
     "flops": flops_per_token,
 }
 
 
-def match_ffn_width(config: Any, reference: Any, budget: str, length: int) -> Any:
+def match_ffn_width(
+    config: ModelConfig, reference: ModelConfig, budget: str, length: int
+) -> ModelConfig:
     """`config` with the ffn_width that brings its budget nearest to the reference's.
 
     `budget` is "parameters" (unique) or "flops" (per token, forward). Both are linear in

@@ -1,7 +1,8 @@
 """`ModelConfig`: everything that makes a model, checked."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,26 @@ from attnlab.norms import NORM_KINDS
 from attnlab.sharing.plan import PLANS, Plan, named
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
-MODELS: dict[str, Any] = {}
+MODELS: dict[str, Callable[..., Any]] = {}
 """kind -> its Flax module; `models.py` fills it, so that this file needs no Flax."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What `ModelConfig.build` gives, told without Flax; see the modules of `models.py`."""
+
+    def __hash__(self) -> int:
+        """Of its config, so that compiled programs are kept by model."""
+
+    @property
+    def config(self) -> "ModelConfig":
+        """Everything that it does."""
+
+    def init(self, rngs: Any, *tokens: Any, **options: Any) -> Any:
+        """{"params": weights} for a key."""
+
+    def apply(self, variables: Any, *tokens: Any, **options: Any) -> Any:
+        """What the module returns for these weights and tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,7 +349,7 @@ class ModelConfig:
             **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
         )
 
-    def build(self) -> Any:
+    def build(self) -> Model:
         """The Flax module."""
         return MODELS[self.kind](self)
 

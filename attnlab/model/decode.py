@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.heads.cache import Cache, stacked_size
+from attnlab.model.config import Model
 from attnlab.model.outer import check_tokens
 
 
 def prefill(
-    model: Any, params: Any, tokens: Int[Array, "B T"], cache: Cache
+    model: Model, params: Any, tokens: Int[Array, "B T"], cache: Cache
 ) -> tuple[Float[Array, "B T vocab"], Cache]:
     """Logits of `tokens` behind what the cache holds, and the cache with them.
 
@@ -43,7 +44,7 @@ def prefill(
             "than the cache"
         )
     whole = used + length <= size and not (traced and goes_round)
-    piece = length if whole else size - config.window
+    piece = length if whole else size - (config.window or 0)
     if used + length > config.max_len:
         raise ValueError(
             f"{length} tokens behind {used} are longer than max_len {config.max_len}; raise max_len"
@@ -57,7 +58,7 @@ def prefill(
 
 
 def generate(
-    model: Any,
+    model: Model,
     params: Any,
     prompt: Int[Array, "B T"],
     num_tokens: int,
@@ -125,7 +126,7 @@ def generate(
     )
 
 
-def check_ids(model: Any, params: Any, tokens: Any) -> Array:
+def check_ids(model: Model, params: Any, tokens: Any) -> Array:
     """Ids [B, T] as an array. Raises ValueError with a way out, for the params too."""
     if "params" in params:
         raise ValueError("these are variables, which hold the params: pass variables['params']")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.model.config import ModelConfig
+from attnlab.model.config import Model, ModelConfig
 from attnlab.model.outer import POSITIONS
 from attnlab.names import find
 from attnlab.pretrained.albert import ALBERT
@@ -49,7 +49,7 @@ FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA, T5)}
 
 def load(
     folder: str | Path, *, ignore: tuple[str, ...] = (), **fields: Any
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Model, dict[str, Any]]:
     """(model, params) of a folder with config.json and safetensors, as transformers saves it.
 
     Weights are float32, whatever the file holds. Readout, pooler and classes are those that the
@@ -99,7 +99,7 @@ def _read(
     return family, settings, tensors, ModelConfig(**family.fields(settings, tensors, architecture))
 
 
-def save(folder: str | Path, model: Any, params: dict[str, Any], *, family: str = "") -> None:
+def save(folder: str | Path, model: Model, params: dict[str, Any], *, family: str = "") -> None:
     """Writes config.json and model.safetensors, which transformers loads with equal outputs.
 
     The family is the one whose config.json can say what the model computes; `family` chooses.

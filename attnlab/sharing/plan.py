@@ -1,7 +1,9 @@
 """Which layer uses which weights. A plan is data: one slot number per application of a part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+Slots = tuple[int | None, ...]
 
 
 class Plan:
@@ -21,8 +23,8 @@ class Plan:
 
     __slots__ = ("_parts",)
 
-    def __init__(self, **parts):
-        self._parts = {name: tuple(slots) for name, slots in parts.items()}
+    def __init__(self, **parts: Iterable[int | None]):
+        self._parts: dict[str, Slots] = {name: tuple(slots) for name, slots in parts.items()}
         lengths = {name: len(slots) for name, slots in self.items()}
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise ValueError(f"every part needs one slot per application; got {lengths}")
@@ -38,61 +40,61 @@ class Plan:
             if used != set(range(max(used) + 1)):
                 raise ValueError(f"{name}: slots must be 0, 1, 2, ... without gaps; got {slots}")
 
-    def __getitem__(self, part):
+    def __getitem__(self, part: str) -> Slots:
         return self._parts[part]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._parts)
 
-    def items(self):
+    def items(self) -> ItemsView[str, Slots]:
         """(part, slots) pairs, as of a dict."""
         return self._parts.items()
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self._parts == other._parts
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(tuple(sorted(self.items())))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Plan({', '.join(f'{part}={slots}' for part, slots in self.items())})"
 
     @property
-    def num_layers(self):
+    def num_layers(self) -> int:
         """Applications of each part."""
         return len(next(iter(self._parts.values())))
 
     @property
-    def num_slots(self):
+    def num_slots(self) -> dict[str, int]:
         """part -> number of weight sets."""
         return {name: max(self.indices(name)) + 1 for name in self}
 
     @property
-    def num_applied(self):
+    def num_applied(self) -> dict[str, int]:
         """part -> how often its weights are applied: by all applications but those that reuse."""
         return {name: len(slots) - slots.count(None) for name, slots in self.items()}
 
-    def indices(self, part):
+    def indices(self, part: str) -> tuple[int, ...]:
         """The slot that each application can read; where it reuses, that of the one before.
 
         >>> Plan(attention=(0, 1, 2), kv=(0, None, 1)).indices("kv")
         (0, 0, 1)
         """
-        filled: list = []
+        filled: list[int] = []
         for slot in self[part]:
             filled.append(filled[-1] if slot is None else slot)
         return tuple(filled)
 
     @property
-    def reuses(self):
+    def reuses(self) -> tuple[bool, ...]:
         """Does an application read keys and values that one before it made? One bool each."""
         return tuple(slot is None for slot in self._parts.get("kv", range(self.num_layers)))
 
     @property
-    def memories(self):
+    def memories(self) -> tuple[int, ...]:
         """Which keys and values each application reads, counted in the order of their making.
 
         >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, None)).memories
@@ -101,17 +103,17 @@ class Plan:
         return tuple(i - sum(self.reuses[: i + 1]) for i in range(self.num_layers))
 
 
-def own(num_layers):
+def own(num_layers: int) -> tuple[int, ...]:
     """Each layer its own slot: 0, 1, 2, ..."""
     return tuple(range(num_layers))
 
 
-def one(num_layers):
+def one(num_layers: int) -> tuple[int, ...]:
     """All layers one slot: 0, 0, 0, ..."""
     return (0,) * num_layers
 
 
-def groups(num_layers, count, rule="exact"):
+def groups(num_layers: int, count: int, rule: str = "exact") -> tuple[int, ...]:
     """`count` groups of neighbours: 0, 0, 1, 1, 2, 2; the group of layer i by a row of GROUP_RULES.
 
     >>> groups(6, 3)
@@ -120,23 +122,23 @@ def groups(num_layers, count, rule="exact"):
     return gapless(GROUP_RULES[rule](i, num_layers, count) for i in range(num_layers))
 
 
-def cycle(num_layers, count):
+def cycle(num_layers: int, count: int) -> tuple[int, ...]:
     """One round of `count` slots after another: 0, 1, 2, 0, 1, 2."""
     return tuple(i % count for i in range(num_layers))
 
 
-def cycle_rev(num_layers, count):
+def cycle_rev(num_layers: int, count: int) -> tuple[int, ...]:
     """`cycle` with the last round backwards: 0, 1, 2, 2, 1, 0."""
     last = (num_layers - 1) // count * count
     return tuple(i % count if i < last else count - 1 - i % count for i in range(num_layers))
 
 
-def sandwich(num_layers):
+def sandwich(num_layers: int) -> tuple[int, ...]:
     """The first and the last layer own, one slot for all between: 0, 1, 1, 2."""
     return gapless({0: -2, num_layers - 1: -1}.get(i, 0) for i in range(num_layers))
 
 
-def inner_groups(num_calls, num_groups, inner, rule="hf"):
+def inner_groups(num_calls: int, num_groups: int, inner: int, rule: str = "hf") -> tuple[int, ...]:
     """ALBERT's stack: each of `num_calls` group calls applies all `inner` blocks of its group.
 
     Applications are num_calls * inner, slots num_groups * inner. Groups keep their numbers: a
@@ -149,7 +151,7 @@ def inner_groups(num_calls, num_groups, inner, rule="hf"):
     return tuple(group * inner + k for group in calls for k in range(inner))
 
 
-def reuse(slots):
+def reuse(slots: Sequence[int]) -> Slots:
     """None for each slot that equals the one before it: made once, read by all neighbours.
 
     >>> reuse((0, 0, 1, 1))
@@ -159,19 +161,19 @@ def reuse(slots):
     return tuple(None if slot == last else slot for slot, last in zip(slots, before, strict=False))
 
 
-def gapless(slots):
+def gapless(slots: Iterable[Hashable]) -> tuple[int, ...]:
     """Slots renamed to 0, 1, 2, ... in the order in which they are first used.
 
     >>> gapless([4, 4, 0, 7])
     (0, 0, 1, 2)
     """
-    names: dict = {}
+    names: dict[Hashable, int] = {}
     return tuple(names.setdefault(slot, len(names)) for slot in slots)
 
 
 # Layer i of L in N groups. Floats make them differ (L = N = 22, i = 15: google's gives group 14, so
 # two layers share by accident); to match a peer, take its formula.
-GROUP_RULES = {
+GROUP_RULES: dict[str, Callable[[int, int, int], int]] = {
     "exact": lambda i, layers, count: i * count // layers,
     "hf": lambda i, layers, count: int(i / (layers / count)),  # transformers, modeling_albert.py
     "google": lambda i, layers, count: int(i / layers * count),  # google-research/albert
@@ -186,15 +188,15 @@ class NamedPlan(NamedTuple):
     counted: bool
 
 
-def _plain(make):
+def _plain(make: Callable[[int], Plan]) -> NamedPlan:
     return NamedPlan(make, counted=False)
 
 
-def _counted(make):
+def _counted(make: Callable[[int, int], Plan]) -> NamedPlan:
     return NamedPlan(make, counted=True)
 
 
-def _both(slots):
+def _both(slots: Slots) -> Plan:
     return Plan(attention=slots, ffn=slots)
 
 
@@ -229,7 +231,7 @@ PLANS = {
 """Every plan that has a name. Ask for one with `named`."""
 
 
-def plan_names(count=None):
+def plan_names(count: int | str | None = None) -> list[str]:
     """What `named` reads, a name for each row of PLANS; without a `count` those that need none.
 
     >>> plan_names()
@@ -244,7 +246,7 @@ def plan_names(count=None):
     ]
 
 
-def named(name, num_layers):
+def named(name: str, num_layers: int) -> Plan:
     """The plan that a config names: a row of PLANS, a counted one with its number of slots; or a
     plan by hand, part by part, with "-" for what reuses.
 
@@ -273,7 +275,7 @@ def named(name, num_layers):
     return row.make(num_layers, int(count))
 
 
-def _by_hand(text):
+def _by_hand(text: str) -> Plan:
     parts = dict(word.partition("=")[::2] for word in text.split())
     try:
         read = {
@@ -287,7 +289,7 @@ def _by_hand(text):
     return Plan(**read)
 
 
-def name_of(plan):
+def name_of(plan: Plan | str) -> str:
     """What `named` reads as this plan: the first name that there is for it, else part by part; a
     name stays.
 

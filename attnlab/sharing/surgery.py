@@ -1,6 +1,6 @@
 """Changing which layers share weights, of a model that has its weights already.
 
-`config` is a `ModelConfig`, `params` the weights of `config.build()`. A coarser plan averages the
+`params` are the weights of `config.build()`. A coarser plan averages the
 slots that become one; that changes the outputs, and `share` says by how much.
 """
 
@@ -18,12 +18,15 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
 from attnlab.heads.project import split_memory
 from attnlab.heads.spec import HeadSpec, absorption
+from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.sharing.delta import add_delta, fit_delta
 from attnlab.sharing.plan import Plan, named, own
 
+Params = dict[str, Any]
 
-def unshare(config: Any, params: Any) -> tuple[Any, Any]:
+
+def unshare(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """The same function with plan "separate": every layer gets a copy of what it used.
 
     >>> from attnlab import ModelConfig
@@ -37,8 +40,8 @@ def unshare(config: Any, params: Any) -> tuple[Any, Any]:
 
 
 def share(
-    config: Any, params: Any, plan: str | Plan, tokens: Any, *, merge: str = "mean"
-) -> tuple[Any, Any, float]:
+    config: ModelConfig, params: Params, plan: str | Plan, tokens: Any, *, merge: str = "mean"
+) -> tuple[ModelConfig, Params, float]:
     """`replan`, and the `output_difference` that it causes on `tokens`.
 
     >>> from attnlab import ModelConfig
@@ -52,7 +55,9 @@ def share(
     return *after, output_difference((config, params), after, tokens)
 
 
-def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -> tuple[Any, Any]:
+def replan(
+    config: ModelConfig, params: Params, plan: str | Plan, *, merge: str = "mean"
+) -> tuple[ModelConfig, Params]:
     """(config, params) under another plan of as many layers.
 
     A new slot is the mean of what its layers used before. `merge="aligned"` first renames the
@@ -97,7 +102,7 @@ def replan(config: Any, params: Any, plan: str | Plan, *, merge: str = "mean") -
     return after, params | layers
 
 
-def untie_encoder(config: Any, params: Any) -> tuple[Any, Any]:
+def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """The same function with `share_encoder=False`: the encoder gets copies of what it used.
 
     >>> from attnlab import ModelConfig
@@ -120,7 +125,9 @@ def untie_encoder(config: Any, params: Any) -> tuple[Any, Any]:
     return alone, params | outer | {"encoder_layers": pool}
 
 
-def tie_encoder(config: Any, params: Any, *, merge: str = "mean") -> tuple[Any, Any]:
+def tie_encoder(
+    config: ModelConfig, params: Params, *, merge: str = "mean"
+) -> tuple[ModelConfig, Params]:
     """`share_encoder=True`: what both stacks have becomes the mean of the two, merged as in
     `replan` (Raffel et al. 2020, section 3.2.2). Cross-attention stays the decoder's own.
 

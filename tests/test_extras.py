@@ -1,0 +1,63 @@
+"""Who wants the functions alone installs jax, flax, numpy and jaxtyping, and needs nothing else."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+from conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Of the extras, what Flax brings with it anyway.
+OF_FLAX = {"optax", "orbax-checkpoint", "rich", "markdown-it-py", "scipy", "absl-py"}
+MODULES = {"absl-py": "absl"}
+
+
+def packages(requirements):
+    return {re.split(r"[\[<>=]", line)[0] for line in requirements}
+
+
+def without_extras(pieces):
+    """What each piece of code prints last where no package of an extra can be imported."""
+    missing = set().union(*(packages(lines) for lines in PROJECT["optional-dependencies"].values()))
+    missing -= OF_FLAX | {"jax", "attnlab"}
+    names = sorted(MODULES.get(name, name.replace("-", "_")) for name in missing)
+    code = f"import sys; sys.modules.update(dict.fromkeys({names}))\n"
+    code += f"for piece in {pieces}:\n  try: exec(piece)\n  except Exception as e: print(repr(e))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_base_install_is_four_packages():
+    assert packages(PROJECT["dependencies"]) == {"jax", "flax", "numpy", "jaxtyping"}
+    extras = PROJECT["optional-dependencies"]
+    assert set(re.split(r"[\[\],]", extras["all"][0])) >= {"train", "plot", "pretrained"}
+    assert "attnlab[all]" in extras["test"]
+
+
+FUNCTIONS = """
+import jax, jax.numpy as jnp
+import attnlab, attnlab.plot, attnlab.pretrained, attnlab.training
+from attnlab import HeadSpec, ModelConfig, init_heads, multi_head_attention
+spec = HeadSpec("wide", width=6, num_heads=2)
+w = init_heads(jax.random.key(0), spec)
+y = multi_head_attention(w, jnp.ones((1, 5, 6)), spec=spec)
+model, tokens = ModelConfig(width=12, num_layers=1).build(), jnp.ones((1, 2), int)
+print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).shape)
+"""
+NEEDY = {
+    "from attnlab import plot; plot.intervals([], '')": ("matplotlib", "plot"),
+    "from attnlab.training import Recorder; Recorder(None, [0])": ("tensorboardX", "train"),
+    "from attnlab.pretrained import tensors; tensors.read_file(None)": (
+        "safetensors", "pretrained",
+    ),
+    "import experiments.run": ("ml_collections", "all"),
+}  # fmt: skip
+
+
+def test_functions_need_no_extra_and_what_does_says_which():
+    works, *errors = without_extras([FUNCTIONS, *NEEDY])
+    assert works == "(1, 5, 6) (1, 2, 256)"
+    for said, (package, extra) in zip(errors, NEEDY.values(), strict=True):
+        assert said.startswith("ModuleNotFoundError(")
+        assert f'{package} is missing or too old: pip install "attnlab[{extra}]"' in said
