@@ -7,7 +7,7 @@ import pytest
 from conftest import assert_close
 
 from attnlab.training import tasks
-from attnlab.training.sources import BYTES, Text
+from attnlab.training.sources import BYTES, Sizes, Text
 from attnlab.training.tasks import language
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (40, 101)))
@@ -35,6 +35,42 @@ def test_masked_lm_hides_what_it_asks():
     np.testing.assert_allclose([masked.mean(), same.mean()], [0.8, 0.1], atol=0.04)
     other = tasks.masked_lm(BATCH, jax.random.key(1))
     assert (other.weights != example.weights).any()
+
+
+def test_own_tokens_come_behind_the_vocabulary():
+    """Of 1,000 tokens: mask 1000, random ones anywhere below, sentinels 1000, 1001, ..."""
+    sizes = Sizes(1000)
+    shown = tasks.masked_lm(BATCH, jax.random.key(0), sizes).inputs["tokens"]
+    assert int(shown.max()) == 1000
+    assert 256 < int(jnp.sort(shown[shown < 1000])[-1]) < 1000  # BATCH itself is below 256
+    example = tasks.span_corruption(BATCH, jax.random.key(0), sizes)
+    assert example.targets[:, 0].tolist() == [1000] * 40
+    assert example.inputs["tokens"][:, 0].tolist() == [1100] * 40
+
+
+def test_metrics_by_hand():
+    """Two targets that count, of 3 and 1 bytes, with probabilities 1/4 and 1/2: 3 bits for 4."""
+    p = jnp.array([[[0.25, 0.75], [0.5, 0.5], [0.1, 0.9]]])
+    example = tasks.Example(
+        {}, jnp.array([[0, 1, 1]]), jnp.array([[1.0, 1.0, 0.0]]), jnp.array([[3.0, 1.0, 7.0]])
+    )
+    value = lambda m, e: np.divide(*map(np.sum, m.measure(jnp.log(p), e))) / m.divisor
+    np.testing.assert_allclose(value(tasks.bits("byte"), example), 3 / 4, rtol=1e-6)
+    plain = example._replace(sizes=None)
+    np.testing.assert_allclose(value(tasks.bits("byte"), plain), 3 / 2, rtol=1e-6)
+    np.testing.assert_allclose(value(tasks.accuracy("texts"), example), 0, rtol=1e-6)
+    right = example._replace(targets=jnp.array([[1, 0, 1]]))
+    np.testing.assert_allclose(value(tasks.accuracy("texts"), right), 100, rtol=1e-6)
+    assert [m.describe() for m in (tasks.bits("target token"), tasks.accuracy("nodes"))] == [
+        {"name": "bits_per_target_token", "unit": "bits per target token", "better": "lower",
+         "digits": 3},
+        {"name": "accuracy", "unit": "% of nodes right", "better": "higher", "digits": 2},
+    ]  # fmt: skip
+
+
+def test_a_task_that_the_batch_cannot_answer_is_refused():
+    with pytest.raises(ValueError, match="needs batches with tokens, the source has features"):
+        tasks.abstract_inputs(tasks.TASKS["causal_lm"], {"features": TOKENS})
 
 
 # length -> hidden bytes, spans: 0.15 T and a third of it, rounded, at least 1

@@ -40,7 +40,15 @@ TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
 SOURCE = text.source_of(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
 
 
-def fit(folder, config=CONFIG, model=MODEL, devices=1, recorder=Recorder, task="causal_lm"):
+def fit(
+    folder,
+    config=CONFIG,
+    model=MODEL,
+    devices=1,
+    recorder=Recorder,
+    task="causal_lm",
+    source=SOURCE,
+):
     folder.mkdir(exist_ok=True)
     mesh = shard.data_mesh(jax.devices()[:devices])
     with (
@@ -52,7 +60,7 @@ def fit(folder, config=CONFIG, model=MODEL, devices=1, recorder=Recorder, task="
             tasks.TASKS[task],
             training.make_optimizer(config),
             config,
-            SOURCE,
+            source,
             mesh=mesh,
             recorder=records,
             checkpoints=checkpoints,
@@ -178,13 +186,18 @@ def terminate():
     ],
 )
 def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, rows, optimized, capsys):
-    config = dataclasses.replace(CONFIG, **rows)
-    whole = fit(tmp_path / "whole", config)
+    config, data = dataclasses.replace(CONFIG, **rows), {}
+    if rows:  # and a text in other tokens than bytes
+        path = tmp_path / "text.txt"
+        path.write_bytes(TEXT.astype(np.uint8).tobytes())
+        source = text.Text(path=str(path), tokenizer="bpe:270").load(config.length)
+        data = {"source": source, "model": dataclasses.replace(MODEL, vocab_size=270)}
+    whole = fit(tmp_path / "whole", config, **data)
     broken = tmp_path / "broken"
     for step in (5, 10, 15):
         with contextlib.suppress(Killed, training.Stopped):
-            fit(broken, config, recorder=killing(step, kill))
-    resumed = fit(broken, config)
+            fit(broken, config, recorder=killing(step, kill), **data)
+    resumed = fit(broken, config, **data)
     assert "resuming at step" in capsys.readouterr().err
     assert_same_bits(resumed.state, whole.state)
     np.testing.assert_array_equal(resumed.heldout["loss"], whole.heldout["loss"])

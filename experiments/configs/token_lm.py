@@ -1,0 +1,49 @@
+r"""Which tokens predict a text best: its bytes, or pairs of bytes that were learnt from it?
+
+    python -m experiments.run --config=experiments/configs/token_lm.py:bpe:4096 --workdir=runs/bpe
+    python -m experiments.sweep --config=experiments/configs/token_lm.py --workdir=runs/tokens
+
+NOTE
+
+Words after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
+the run) or `bytes`, and the words of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan). A
+tokenizer.json of your own:
+
+    python -m experiments.run --config=experiments/configs/token_lm.py \
+        --config.data.tokenizer=PATH/tokenizer.json --config.model.vocab_size=50257 \
+        --workdir=runs/own
+
+A row has as many tokens whatever they are, so with longer tokens it holds more text, and the model
+its table of more tokens: parameters stand beside every loss.
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from attnlab.training.sources import Text
+from attnlab.training.tasks import TASKS
+from experiments.configs import byte_lm
+
+TOKENIZERS = ("bytes", "bpe:512", "bpe:4096")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """The base config, with room for the tokens of the text and of the task."""
+    words = [word for word in arg.split(",") if word]
+    named = [word for word in words if word == "bytes" or word.startswith("bpe:")]
+    config = byte_lm.get_config(",".join(word for word in words if word not in named))
+    config.update_from_flattened_dict(_tokens(config.task, named[-1] if named else "bpe:4096"))
+    return config
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """One arm a tokenizer."""
+    task = get_config(arg).task
+    for name in TOKENIZERS:
+        add(name=name, **_tokens(task, name))
+
+
+def _tokens(task: str, name: str) -> dict:
+    size = Text(tokenizer=name).sizes().vocab_size + len(TASKS[task].symbols)
+    return {"data.tokenizer": name, "model.vocab_size": size}
