@@ -29,7 +29,7 @@ def explain_model(
 
     def call(key: Any, **inputs: Any) -> None:
         keys = {"params": key, "dropout": key}
-        model.init_with_output(keys, **inputs, deterministic=not training, told=told)
+        model.init(keys, **inputs, deterministic=not training, told=told)
 
     trace(call, key=jax.random.key(0), **inputs)
     if "encoder" in told:
