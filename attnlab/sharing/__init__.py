@@ -1,8 +1,8 @@
-"""Which layer uses which weights? Plans, one scan that runs any of them, and surgery."""
+"""Which layer uses which weights? Plans, one scan that runs any of them; `surgery` changes a
+model that has its weights already (it knows models, so it is imported by its own name)."""
 
 from attnlab.sharing.plan import PLANS, Plan, name_of, named, plan_names
 from attnlab.sharing.stack import init_pool, run_stack
-from attnlab.sharing.surgery import replan, share, tie_encoder, unshare, untie_encoder
 
 __all__ = [
     "PLANS",
@@ -11,10 +11,5 @@ __all__ = [
     "name_of",
     "named",
     "plan_names",
-    "replan",
     "run_stack",
-    "share",
-    "tie_encoder",
-    "unshare",
-    "untie_encoder",
 ]
