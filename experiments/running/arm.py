@@ -13,6 +13,7 @@ from attnlab import training
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
+from attnlab.model.matrices import weight_axes
 from attnlab.names import find
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
@@ -189,7 +190,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             fitted = training.fit(
                 model,
                 task,
-                training.make_optimizer(arm.train),
+                training.make_optimizer(arm.train, weight_axes(arm.model)),
                 arm.train,
                 source,
                 mesh=mesh,

@@ -17,7 +17,7 @@ from commands import command, user_environment
 from conftest import ROOT
 
 from experiments import report
-from experiments.configs import byte_lm
+from experiments.configs import byte_lm, token_lm
 from experiments.running import arm, launch, lock
 
 BYTE_LM = "experiments/configs/byte_lm.py"
@@ -86,6 +86,29 @@ def test_an_encoder_and_a_decoder_train(tmp_path, text, shared):
     assert "bits per byte" not in told
     assert "Rows: the 4 tokens that the decoder reads; columns: the 15 tokens of the sour" in told
     assert "<0>  →  <start><0>" in told
+
+
+def test_a_learnt_tokenizer_is_kept(tmp_path, text):
+    """The run goes on with the tokenizer in its folder; with another one it is another run."""
+    config, folder = token_lm.get_config("tiny,bpe:300"), tmp_path / "run"
+    config.data.path = text.partition("=")[2]
+    config.train.seeds, config.train.optimizer = (0,), "muon"
+    result = arm.run(config, folder)
+    assert result["yardsticks"]["bits_per_byte"].keys() >= {"unigram entropy of the tokens"}
+    assert [m["unit"] for m in result["metrics"]] == ["bits per byte"]
+    (folder / "result.json").unlink()
+    again = arm.run(config, folder)
+    assert again["heldout_bits_per_byte"] == result["heldout_bits_per_byte"]
+    with np.load(folder / "maps.npz") as maps:
+        assert len(str(maps["written_tokens"])) > maps["tokens"].size == 16
+    report.write([folder])
+    assert "Muon, cosine" in (folder / "report.md").read_text()
+    other = token_lm.get_config("tiny,bpe:290")
+    other.data.path = config.data.path
+    arm.run(other, tmp_path / "other")
+    (folder / "tokenizer.json").write_bytes((tmp_path / "other/tokenizer.json").read_bytes())
+    with pytest.raises(ValueError, match=r"source\.sha256: there"):
+        arm.run(config, folder)
 
 
 def test_another_backend_trains_and_is_shown(tmp_path, text):
@@ -221,6 +244,17 @@ BAD_FLAGS = {
         [*SEQ2SEQ, "--config.train.length=2000"],
         "needs 101 sentinels, there are 100; use a shorter length",
     ),
+    "a bad tokenizer": (["--config.data.tokenizer=bpe:5"], "write bpe:N with N more than the 256"),
+    "a small vocabulary": (
+        ["--config.data.tokenizer=bpe:300"],
+        "needs model.vocab_size of at least 300, not 256",
+    ),
+    "another source": (
+        ["--config.data.source=tex"],
+        "unknown source 'tex': did you mean 'text'",
+    ),
+    "an unknown optimizer": (["--config.train.optimizer=adamm"], "'adamm': did you mean 'adam'"),
+    "Adam's decay": (["--config.train.optimizer=adam"], "adam has no weight decay; set"),
     "no logits": (["--config.model.readout=none"], "model.readout='none' has none"),
     "the wrong task": (["--config.task=masked_lm"], "needs model.kind='encoder', not 'decoder'"),
     "an impossible match": (
