@@ -75,8 +75,11 @@ class Look:
     """Looks at the values of one call: look(name, value) is the value to go on with.
 
     >>> look = Look(("q", "heads"), {"heads": lambda value, layer: value + layer}, layer=2)
-    >>> look("heads", jnp.ones((), int)), look("q", 5), look("k", 6), look.seen
-    (Array(3, dtype=int32), 5, 6, {'heads': Array(3, dtype=int32), 'q': 5})
+    >>> q, k, heads = jnp.array([5, 6, 1])
+    >>> [int(look(name, a)) for name, a in (("heads", heads), ("q", q), ("k", k))]
+    [3, 5, 6]
+    >>> sorted(look.seen)
+    ['heads', 'q']
     """
 
     def __init__(self, show: Iterable[str] = (), edit: Edit | None = None, layer: Any = 0):

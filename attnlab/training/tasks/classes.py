@@ -11,8 +11,9 @@ from attnlab.training.tasks.task import Example, Task, accuracy, bits
 def text_class(batch: Batch, key: Array, sizes: Sizes = BYTES) -> Example:
     """The class `labels` [B] of `tokens` [B, T], -1 behind the end of a text.
 
+    >>> import jax
     >>> batch = {"tokens": jnp.array([[5, 6, -1]]), "labels": jnp.array([1])}
-    >>> example = text_class(batch, None)
+    >>> example = text_class(batch, jax.random.key(0))
     >>> example.inputs["tokens"].tolist(), example.inputs["padding_mask"].tolist()
     ([[5, 6, 0]], [[True, True, False]])
     """

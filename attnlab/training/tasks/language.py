@@ -88,9 +88,9 @@ def span_corruption(batch: Batch, key: Array, sizes: Sizes = BYTES) -> Example:
     >>> text = jnp.arange(ord("`"), ord("`") + 10)[None]
     >>> example = span_corruption({"tokens": text}, jax.random.key(0))
     >>> example.inputs["source"].tolist()
-    [[97, 98, 99, 100, 101, 102, 103, 256]]
+    [[97, 98, 99, 100, 101, 102, 103, 104, 256]]
     >>> example.targets.tolist(), example.inputs["tokens"].tolist()
-    ([[256, 104, 105, 257]], [[356, 256, 104, 105]])
+    ([[256, 105, 257]], [[356, 256, 105]])
     """
     text, valid = _text(batch)
     rows, length = text.shape

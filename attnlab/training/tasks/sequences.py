@@ -22,7 +22,7 @@ def write_target(batch: Batch, key: Array, sizes: Sizes = BYTES) -> Example:
     where there are, is what each of these stands for.
 
     >>> batch = {"source": jnp.array([[7, -1]]), "target": jnp.array([[5, 6, -1]])}
-    >>> example = write_target(batch, None)
+    >>> example = write_target(batch, jax.random.key(0))
     >>> example.inputs["tokens"].tolist(), example.targets.tolist(), example.weights.tolist()
     ([[256, 5, 6, 0]], [[5, 6, 257, 0]], [[1.0, 1.0, 1.0, 0.0]])
     """
