@@ -1,4 +1,4 @@
-"""What the README and the docstrings show is what happens."""
+"""What the README, the pages of docs/ and the docstrings show is what happens."""
 
 import contextlib
 import doctest
@@ -12,29 +12,38 @@ from conftest import ROOT
 
 import attnlab
 
-README = (ROOT / "README.md").read_text()
-
-
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 INSIDE = "((?:(?!```).)*)"
+SHOWN = [
+    pytest.param(*found, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, found in enumerate(
+        re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", page.read_text(), re.DOTALL)
+    )
+]
 
 
-@pytest.mark.parametrize(
-    ("code", "printed"),
-    re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", README, re.DOTALL),
-)
-def test_readme_code_prints_what_the_readme_says(code, printed):
+@pytest.mark.parametrize(("code", "printed"), SHOWN)
+def test_code_prints_what_the_page_says(code, printed):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(code, {})
     assert out.getvalue() == printed
 
 
-def test_readme_names_files_that_exist():
-    named = re.findall(
-        r"experiments/configs/\w+\.py|(?:attnlab|tests|colab)/\w+\.(?:py|ipynb)", README
-    )
-    assert len(named) > 10
-    assert [n for n in named if not (ROOT / n).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_files_that_exist(page):
+    """Paths from the root of the checkout; links, from the page."""
+    text = page.read_text()
+    named = re.findall(r"(?<![\w/])(?:experiments|attnlab|tests|colab)/[\w/]+\.(?:py|ipynb)", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    here = [link for link in links if link and "://" not in link]
+    assert [link for link in here if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 160
 
 
 MODULES = sorted(
