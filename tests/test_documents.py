@@ -1,4 +1,4 @@
-"""What the README and the docstrings show is what happens."""
+"""What the README, the pages of docs/ and the docstrings show is what happens."""
 
 import contextlib
 import doctest
@@ -13,43 +13,44 @@ from conftest import ROOT
 import attnlab
 from attnlab.observe import OF_LAYER
 
-README = (ROOT / "README.md").read_text()
-
-
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 INSIDE = "((?:(?!```).)*)"
+SHOWN = {
+    page.name: re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", page.read_text(), re.DOTALL)
+    for page in PAGES
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "printed"),
-    re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", README, re.DOTALL),
-)
-def test_readme_code_prints_what_the_readme_says(code, printed):
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(code, {})
-    assert out.getvalue() == printed
-
-
-def test_the_page_on_looking_inside_prints_what_it_says():
-    """Its blocks, one after the other; its table is that of the code."""
-    page, names = (ROOT / "docs" / "observe.md").read_text(), {}
-    blocks = re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", page, re.DOTALL)
-    assert len(blocks) == page.count("```python") == 2
-    for code, printed in blocks:
+@pytest.mark.parametrize("page", [name for name, blocks in SHOWN.items() if blocks])
+def test_code_prints_what_the_page_says(page):
+    """Its blocks, one after the other."""
+    names: dict = {}
+    for code, printed in SHOWN[page]:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(code, names)
         assert out.getvalue() == printed
+
+
+def test_the_table_of_names_is_that_of_the_code():
+    page = (ROOT / "docs" / "observe.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
     assert rows == {name: f"{v.axes} | {v.meaning}" for name, v in OF_LAYER.items()}
 
 
-def test_readme_names_files_that_exist():
-    named = re.findall(
-        r"experiments/configs/\w+\.py|(?:attnlab|tests|colab)/\w+\.(?:py|ipynb)", README
-    )
-    assert len(named) > 10
-    assert [n for n in named if not (ROOT / n).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_files_that_exist(page):
+    """Paths from the root of the checkout; links, from the page."""
+    text = page.read_text()
+    named = re.findall(r"(?<![\w/])(?:experiments|attnlab|tests|colab)/[\w/]+\.(?:py|ipynb)", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    here = [link for link in links if link and "://" not in link]
+    assert [link for link in here if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 160
 
 
 MODULES = sorted(
