@@ -5,7 +5,7 @@ r"""Do papers that cite each other tell what each is about? Attention over the e
 
 Cora with the split of Yang et al. 2016 (arXiv 1603.08861): 2,708 papers, 1,433 words, 7 classes, of
 which 20 papers each are known. Every paper attends to itself and to those it shares a citation
-with. TODO
+with. Not measured yet.
 
 Words after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a graph
 of 30 nodes and two classes).
