@@ -208,7 +208,8 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            if shapes["tokens"].shape[1] <= LONGEST_MAP:
+            tokens = shapes["tokens"]
+            if tokens.ndim == 2 and tokens.shape[1] <= LONGEST_MAP:  # no map of features
                 maps = _maps(arm.model, task, fitted, source, arm.train)
                 if jax.process_index() == 0:
                     np.savez_compressed(folder / MAPS, **maps)

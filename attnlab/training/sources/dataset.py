@@ -6,7 +6,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from attnlab.training.sources.rows import spaced
 from attnlab.training.sources.source import Batch, Sizes, Source
 
 
+@runtime_checkable
 class RandomAccess(Protocol):
     """Whatever has a length and items by number; an item is a dict of arrays, of the same shapes
     every time. Datasets and sources of `grain` are such, lists too."""
