@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from jax import Array
 
 import attnlab
-from attnlab import HeadSpec, ModelConfig, Plan, pretrained, sharing
+from attnlab import HeadSpec, ModelConfig, Plan, pretrained
 from attnlab.conversion import Certificate, Truncation
 from attnlab.conversion.witness import Witness
 from attnlab.model.config import Model
+from attnlab.sharing import surgery
 
 key, x = jax.random.key(0), jnp.ones((1, 5, 6))
 spec = HeadSpec("wide", width=6, num_heads=2)
@@ -39,7 +40,7 @@ assert_type(attnlab.flops_per_token(config, 64), int)
 assert_type(attnlab.generate(config.build(), {}, jnp.ones((1, 2), int), 3), Array)
 
 params: dict[str, Any] = {}
-assert_type(sharing.unshare(config, params), tuple[ModelConfig, dict[str, Any]])
+assert_type(surgery.unshare(config, params), tuple[ModelConfig, dict[str, Any]])
 assert_type(pretrained.load("folder")[0], Model)
 assert_type(pretrained.load_config("folder"), ModelConfig)
 assert_type(attnlab.truncate(w, spec, 2)[1], Truncation)
