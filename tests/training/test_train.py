@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from chains import FOLLOW, Chains
 from conftest import assert_close
 from jax.flatten_util import ravel_pytree
 
@@ -57,7 +58,7 @@ def fit(
     ):
         return training.fit(
             model.build(),
-            tasks.TASKS[task],
+            tasks.TASKS.get(task, task),
             training.make_optimizer(config),
             config,
             source,
@@ -107,6 +108,21 @@ def test_eight_devices_and_two_parts_are_one_device(tmp_path):
     for loss, result in zip(losses[1:], results[1:], strict=True):
         np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
         np.testing.assert_allclose(result, results[0], rtol=1e-5)
+
+
+def test_what_is_drawn_on_devices_is_the_same_on_any_number(tmp_path):
+    """Each seed and step draws its own rows, however many devices there are and parts they make."""
+    config = dataclasses.replace(CONFIG, batch_size=16, steps=10, seeds=(0, 5))
+    losses = []
+    for devices, parts in ((1, 1), (8, 2)):
+        folder = tmp_path / f"{devices}-{parts}"
+        config = dataclasses.replace(config, accumulate=parts)
+        result = fit(folder, config, devices=devices, task=FOLLOW, source=Chains().load(9))
+        rows = read_metrics(folder / "metrics.jsonl")
+        losses.append([r["train/loss"] for r in rows if "train/loss" in r])
+        losses[-1].append(result.heldout["loss"].tolist())
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert (np.array(losses)[0, :, 0] != np.array(losses)[0, :, 1]).all()
 
 
 @pytest.mark.usefixtures("x64")

@@ -1,0 +1,48 @@
+"""A source, a task, an optimizer and a schedule of a user's own train by flag: nothing else knows
+of them."""
+
+import numpy as np
+import optax
+from chains import FOLLOW, Chains
+
+from attnlab.training import OPTIMIZERS, SCHEDULES
+from attnlab.training.optimizers import Row
+from attnlab.training.sources import SOURCES
+from attnlab.training.tasks import TASKS
+from experiments import report
+from experiments.configs import byte_lm
+from experiments.running import arm
+
+HERE = {}  # what the optimizer of this file was asked for
+
+
+def sign_descent(config, rate, axes):
+    HERE["beta1"] = config.beta1
+    return optax.chain(optax.sign_sgd(1.0), optax.scale_by_schedule(rate))
+
+
+def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "chains", Chains)
+    monkeypatch.setitem(TASKS, "follow", FOLLOW)
+    monkeypatch.setitem(OPTIMIZERS, "signs", Row("SignSGD", sign_descent))
+    monkeypatch.setitem(SCHEDULES, "halves", lambda config: lambda step: 0.01 * 0.5 ** (step // 50))
+    config = byte_lm.get_config("chains,tiny")
+    flags = {
+        "task": "follow", "data.count": 9, "data.step": 2, "model.vocab_size": 9,
+        "train.steps": 100, "train.optimizer": "signs", "train.schedule": "halves",
+        "train.beta1": 0.7, "train.log_every": 100,
+    }  # fmt: skip
+    config.update_from_flattened_dict(flags)
+    result = arm.run(config, tmp_path / "run")
+    assert np.mean(result["heldout_accuracy"]) > 95
+    assert HERE == {"beta1": 0.7}
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert '"train/learning_rate": 0.005' in "".join(lines)  # of the 100th step
+    report.write([tmp_path / "run"])
+    told = (tmp_path / "run/report.md").read_text()
+    for fact in (
+        "predict the next link?", "chains of 9, 9 links", "SignSGD, halves", "% of links right",
+        "more is better", "| *a guess* | 11.11 |",
+    ):  # fmt: skip
+        assert fact in told
+    assert "bits" not in told

@@ -1,0 +1,40 @@
+"""The pages on data and optimizers name every row there is, and no other."""
+
+import dataclasses
+import re
+
+import pytest
+from conftest import ROOT
+
+from attnlab.training import OPTIMIZERS, SCHEDULES
+from attnlab.training.sources import SOURCES
+from attnlab.training.tasks import TASKS
+
+
+def rows(page, header):
+    """First cell -> the other cells of a table of docs/."""
+    text = (ROOT / "docs" / page).read_text()
+    table = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {first.strip("`"): rest for first, *rest in cells}
+
+
+def test_data():
+    found = rows("data.md", "| source |")
+    assert list(found) == list(SOURCES)
+    for name, (_, fields, tasks, configs) in found.items():
+        told = re.findall(r"`(\w+)`", fields)
+        assert told == [field.name for field in dataclasses.fields(SOURCES[name])]
+        assert set(re.findall(r"`(\w+)`", tasks)) <= set(TASKS)
+        for config in re.findall(r"`(\w+\.py)`", configs):
+            assert (ROOT / "experiments" / "configs" / config).exists()
+    assert {t for _, _, tasks, _ in found.values() for t in re.findall(r"`(\w+)`", tasks)} == set(
+        TASKS
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "table"), [("| optimizer |", OPTIMIZERS), ("| schedule |", SCHEDULES)]
+)
+def test_optimizers(header, table):
+    assert list(rows("optimizers.md", header)) == list(table)
