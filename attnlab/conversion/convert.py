@@ -1,5 +1,6 @@
 """From one head layout to another: the same function with a certificate, or a witness why not."""
 
+import dataclasses
 import heapq
 import itertools
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from jaxtyping import Array
 from attnlab.conversion.factors import Refused, stacked_scores, truncated
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.measure import Situation, difference, draw, float64, masks, outputs
-from attnlab.conversion.specs import settled
-from attnlab.conversion.weights import queries
+from attnlab.conversion.specs import ending, settled
+from attnlab.conversion.weights import queries, rescale
 from attnlab.conversion.witness import Question, Witness, prove
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
@@ -95,16 +96,13 @@ def convert(
         found, reached, tried = _search(w, source, target, situation)
         if found is None:
             absorbed, narrow = reached.get("absorbed"), reached.get("narrow")
-            if absorbed:
-                scaled = {n: absorbed.spec.scale * absorbed.weights[n] for n in ("qk", "q_bias")
-                          if n in absorbed.weights}  # fmt: skip
             question = Question(
                 w,
                 source,
                 target,
                 situation,
                 rng,
-                absorbed.weights | scaled if absorbed else None,
+                _unscaled(absorbed) if absorbed else None,
                 (narrow.weights, narrow.spec) if narrow else None,
             )
             return None, prove(question, tried)
@@ -163,6 +161,11 @@ def _search(
     for spec, node in done.items():
         first.setdefault(spec.layout, node)
     return None, first, refused
+
+
+def _unscaled(node: _Node) -> Weights:
+    """The weights with the scale of the scores within."""
+    return rescale(node.weights, node.spec, dataclasses.replace(node.spec, scale=1.0))
 
 
 def _compare(w, source, new, target, situation, rng) -> tuple[float, float]:
@@ -236,7 +239,7 @@ def regauge(
     with float64():
         w, cast = _wide(params, spec)
         if qk is not None:
-            queries, keys = _ending(spec, "H", "query"), _ending(spec, "H", "store", "read")
+            queries, keys = ending(spec, "H", "query"), ending(spec, "H", "store", "read")
             if not queries or not keys:
                 raise ValueError(f"layout {spec.layout!r} has no q and k per head; leave qk out")
             if spec.qk_norm:
@@ -252,7 +255,7 @@ def regauge(
             inverse = np.linalg.inv(a).swapaxes(-1, -2)
             w |= _apply(w, spec, dict.fromkeys(queries, a) | dict.fromkeys(keys, inverse))
         if vo is not None:
-            values = _ending(spec, "V", "store", "read")
+            values = ending(spec, "V", "store", "read")
             outputs = [name for name, one in spec.maps.items() if one.reads == "NV"]
             if not values or not outputs:
                 raise ValueError(f"layout {spec.layout!r} has no v and o per head; leave vo out")
@@ -263,13 +266,6 @@ def regauge(
             w |= _apply(w, spec, dict.fromkeys(values, b))
             w |= {name: np.linalg.inv(each) @ w[name] for name in outputs}
         return cast(w)
-
-
-def _ending(spec: HeadSpec, letter: str, *runs: str) -> list[str]:
-    """The weights that make this axis, matrices first, where these functions apply them."""
-    return [
-        name for name, one in spec.maps.items() if one.runs in runs and one.axes.endswith(letter)
-    ]
 
 
 def _bases(argument: str, a: Any, spec: HeadSpec, weight: str) -> np.ndarray:

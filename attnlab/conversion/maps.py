@@ -67,6 +67,15 @@ MAPS: dict[str, Map] = {
     "multiply_values": Map(
         takes="W_V W_O per head; the value bias carries the row mass", **_along("bilinear")
     ),
+    "absorb_latent": Map(
+        takes="the maps out of the latent applied to the query and to the output",
+        **_along("latent"),
+    ),
+    "expand_latent": Map(
+        specs.becomes("latent_absorbed", "latent"),
+        weights.expand_latent,
+        "the maps out of the latent applied to the latent",
+    ),
     "identity_outer": Map(
         specs.becomes("standard", "two_stage"),
         weights.identity_outer,

@@ -76,7 +76,7 @@ def forward(
     no other order of products.
     """
     x, context, values = inputs
-    angles = lambda a: rotary_angles(jnp.arange(a.shape[1]), spec.sizes["H"])
+    angles = lambda a: rotary_angles(jnp.arange(a.shape[1]), spec.turned or spec.sizes["H"])
     result = multi_head_attention(
         w,
         x,

@@ -36,6 +36,12 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
     return dataclasses.replace(spec, **settled_fields | sizes | changes)
 
 
+def ending(spec: HeadSpec, letters: str, *runs: str) -> list[str]:
+    """The weights whose last axis is one of these, matrices first, where these functions of the
+    row apply them."""
+    return [n for n, a in spec.maps.items() if a.runs in runs and a.axes[-1] in letters]
+
+
 def becomes(source: str, layout: str, *goals: str) -> Callable:
     """One layout to another with the sizes that it has, on the way to `goals` (default: it)."""
     chunks = "C" in letters_of(layout)
@@ -141,7 +147,7 @@ def output(spec, goal):
 def no_output(spec, goal):
     s, v = spec.sizes, goal.sizes["V"]
     fits = spec.num_heads == goal.num_heads and s["N"] * v == s["O"] and "o" not in spec.biases
-    if spec.output and not goal.output and "v" in spec.maps and fits:
+    if spec.output and not goal.output and ending(spec, "V", "store", "read") and fits:
         yield settled(spec, output=False, out_width=None, value_dim=v)
 
 

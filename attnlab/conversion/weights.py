@@ -1,7 +1,7 @@
 """The weights of each exact map: (w, spec, reached) -> weights of `reached`, in NumPy float64.
 
 A map that needs weights with a structure raises `Refused`, with the numbers that are missing. The
-letters of the axes stand at the top of `attnlab/layouts.py`.
+letters of the axes stand at the top of `attnlab/heads/layouts.py`.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,9 @@ from attnlab.conversion.factors import (
     stacked_scores,
     stacked_values,
 )
+from attnlab.conversion.specs import ending
 from attnlab.heads.absorb import block_diagonal
+from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, weight_axes
 
@@ -222,26 +224,27 @@ def drop_output(w, spec, reached):
     blocks = np.stack([parts[n, :, n] for n in range(s["N"])])
     if not same(parts, parts * np.eye(s["N"])[:, None, :, None]):
         raise Refused("a head's o writes to more than its own chunk of the output")
-    axes = dict(weight_axes(spec))["v"]
+    names = ending(spec, "V", "store", "read")
+    axes = spec.maps[names[0]].axes
     groups = s["K"] if "K" in axes else s["N"] if "N" in axes else 1
     blocks = blocks.reshape(groups, -1, s["V"], new)
     if not same(blocks, np.broadcast_to(blocks[:, :1], blocks.shape)):
         raise Refused("heads with the same values have different o")
     head = "N" if "N" in axes else "K"
     made = {}
-    for name, axes in weight_axes(spec):
-        if name in ("v", "v_bias"):
-            one = blocks[0, 0] if head not in axes else blocks[:, 0]
-            by = f"{head}VU" if head in axes else "VU"
-            made[name] = np.einsum(f"{axes},{by}->{axes.replace('V', 'U')}", w[name], one)
+    for name in names:
+        axes = spec.maps[name].axes
+        one = blocks[0, 0] if head not in axes else blocks[:, 0]
+        by = f"{head}VU" if head in axes else "VU"
+        made[name] = np.einsum(f"{axes},{by}->{axes.replace('V', 'U')}", w[name], one)
     return {n: a for n, a in w.items() if n != "o"} | made
 
 
 def drop_zero_bias(w, spec, reached):
-    for letter in set(spec.biases) - set(reached.biases):
-        largest = np.max(np.abs(w[f"{letter}_bias"]))
+    for name in set(spec.maps) - set(reached.maps):
+        largest = np.max(np.abs(w[name]))
         if largest > 0:
-            raise Refused(f"the bias of {letter} is not zero: up to {largest:.2g}")
+            raise Refused(f"the bias {name} is not zero: up to {largest:.2g}")
     return keep(w, spec, reached)
 
 
@@ -255,11 +258,17 @@ def add_zeros(w, spec, reached):
 
 def rescale(w, spec, reached):
     """The ratio of the scales goes into q, or into its norm's scale where q is normalised."""
-    names = ("q_norm",) if spec.qk_norm else ("qk", "q", "q_bias")
+    made = ending(spec, LAYOUTS[spec.layout].scores, "query")
+    norms = [n for n in made if spec.maps[n].start == 1 and not spec.maps[n].drawn]
+    linear = [n for n in made if spec.maps[n].start in (None, 0)]
     ratio = spec.scale / reached.scale
-    return {n: a * ratio if n in names else a for n, a in w.items()}
+    return {n: a * ratio if n in (norms or linear) else a for n, a in w.items()}
 
 
 def identity_output(w, spec, reached):
     s = spec.sizes
     return w | {"o": np.eye(s["O"]).reshape(s["N"], s["V"], s["O"])}
+
+
+def expand_latent(w, spec, reached):
+    return w | {"k": w["k"].transpose(2, 0, 1), "v": w["v"].transpose(1, 0, 2)}

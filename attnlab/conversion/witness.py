@@ -41,13 +41,15 @@ class Witness(NamedTuple):
     """Why no exact map was made. `found` beside `allowed` is what was measured on the weights."""
 
     kind: str
-    """One of "rank", "permutation", "bias", "parameters" and "undecided":
+    """One of "rank", "permutation", "bias", "linearity", "parameters" and "undecided":
 
     * rank: the source's scores or value maps have a rank (or a number of different heads) that no
       weights of the target have. A proof for these weights.
     * permutation: the target commutes with permuting the chunks of x, or reads its chunks apart;
       the source does not. A proof for these weights.
     * bias: the target has no bias that this function shows. A proof for these weights.
+    * linearity: the values of one pass through a norm, and those of the other are linear in their
+      text, which shows. A proof for these weights.
     * parameters: the functions near these weights fill more dimensions than the target has. A
       proof for almost all weights, not for each.
     * undecided: neither a map nor a proof is known.
@@ -356,4 +358,32 @@ def parameters(ask: Question) -> Iterator[Witness]:
         )
 
 
-PROVERS = (biases, permutations, chunks, ties, ranks, groups, reading, tensor, parameters)
+def linearity(ask: Question) -> Iterator[Witness]:
+    """Values that pass through a norm are no linear function of their text, and are bounded."""
+    normed = lambda spec: any(
+        one.runs in ("store", "read") and one.start == 1 and not one.field
+        for one in spec.maps.values()
+    )
+    if normed(ask.source) == normed(ask.target):
+        return
+    x, context, values = draw(ask.source, ask.rng)
+    at = {t: ask.measure(x, context, t * values) for t in (-1.0, 0.0, 1.0, 2.0)}
+    if normed(ask.source):
+        found = difference(at[2.0] - at[0.0], 2 * (at[1.0] - at[0.0]))
+        rule = "twice the values' text gives twice the output in the target"
+    else:
+        found = difference(at[1.0], at[-1.0])
+        rule = "however large the values' text, the target's output stays bounded"
+    if found > MEASURABLE:
+        yield Witness(
+            "linearity",
+            f"{rule}; the source differs by {found:.2g} of its largest output",
+            "values of another size",
+            found,
+            0.0,
+        )
+
+
+PROVERS = (
+    biases, permutations, chunks, ties, ranks, groups, reading, tensor, linearity, parameters,
+)  # fmt: skip

@@ -12,8 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
 from attnlab.heads.cost import cache_shapes
-from attnlab.heads.spec import HeadSpec, absorption
-from attnlab.names import find
+from attnlab.heads.spec import HeadSpec, under_order
 
 Cache = dict[str, Array]
 
@@ -47,8 +46,7 @@ def init_cache(
     >>> {name: a.shape for name, a in cache.items()}
     {'x': (1, 4, 6), 'length': ()}
     """
-    reached = {"factored": spec} | {step.spec.layout: step.spec for step in absorption(spec)}
-    spec = find(f"order of layout {spec.layout!r}", order, reached)
+    spec = under_order(spec, order)
     s = spec.sizes
     if not s["D"] == s["E"] == s["W"]:
         raise ValueError(

@@ -6,15 +6,17 @@ One letter per axis, everywhere in attnlab:
     N query heads    K key/value heads    H head width    V value width of a head
     C = D/N, the chunk of x that belongs to a head    E, W widths of the key and value input
     R shared key width    F feed-forward width    L layers    G slots (sets of shared weights)
+    M width of the latent of keys and values    Q of the latent of queries (D without one)
+    P width of the rotary part of a head that keeps it apart
 
 Two questions that seeds and blogs mix are kept apart: *what a head reads* (all of x, or its own
 chunk: the layout) and *how wide it is* (`head_dim`).
 
 The scores are a product of four matrices, x W_Q W_K^T x^T, and the values of two, W_V W_O. Each
 row's `absorb` multiplies a pair of neighbours out and so arrives at another row that is the same
-function: narrow_tied -> narrow -> standard -> bilinear -> absorbed. Which row of that chain is
-cheapest depends on sizes alone; it is how `multi_head_attention` chooses its order of
-contraction, and half of the exact maps of `convert`.
+function: narrow_tied -> narrow -> standard -> bilinear -> absorbed, and latent -> latent_absorbed.
+Which row of a chain is cheapest depends on sizes alone; it is how `multi_head_attention` chooses
+its order of contraction, and half of the exact maps of `convert`.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads import absorb
+from attnlab.heads import absorb, latent
 from attnlab.heads.absorb import Absorbed
 from attnlab.heads.maps import (
     Held,
@@ -306,5 +308,37 @@ LAYOUTS: dict[str, Layout] = {
         absorb=absorb.fold_outer,
         equation="q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n",
         source="Vaswani et al. 2017, section 3.2.2, with Q = X W^Q read into it",
+    ),
+    # Keys and values of all heads are read from one latent; a part apart has the positions.
+    "latent": Layout(
+        maps=latent.MAPS,
+        cache=latent.CACHE,
+        query=latent.query,
+        store=latent.store,
+        read=latent.read,
+        merge=merge_all,
+        sizes=latent.SIZES,
+        scores="H + P",
+        turned="P",
+        absorb=latent.absorb,
+        equation="q_n = [u Q_n ; turn(u P_n)],  k_n = [c(y) K_n ; turn(y R)],  v_n = c(z) V_n,  "
+        "c(y) = norm(y C),  u = x or norm(x U)",
+        source="DeepSeek-AI 2024, DeepSeek-V2, section 2.1, arXiv 2405.04434",
+    ),
+    # The same function, its keys and values the latent itself: the form that decodes.
+    "latent_absorbed": Layout(
+        maps=latent.MAPS_ABSORBED,
+        cache=latent.CACHE,
+        query=latent.query_absorbed,
+        store=latent.store,
+        read=latent.read_absorbed,
+        merge=latent.merge_absorbed,
+        sizes=latent.SIZES,
+        scores="M + P",
+        values="M",
+        turned="P",
+        equation="q_n = [u Q_n K_n ; turn(u P_n)],  k_n = [c(y) ; turn(y R)],  "
+        "v_n W_O,n = c(z) V_n O_n,  c(y) = norm(y C),  u = x or norm(x U)",
+        source="DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434",
     ),
 }

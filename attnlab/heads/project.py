@@ -48,7 +48,7 @@ def init_heads(
         if not one.drawn:
             return jnp.full(shape, scale, dtype)
         a = jax.random.normal(key, shape, dtype) * scale
-        return a * residual_scale if one.runs == "merge" else a
+        return a * residual_scale if one.makes == "O" else a
 
     maps, shapes = spec.maps, spec.shapes
     keys = jax.random.split(key, len(maps))

@@ -10,7 +10,8 @@ from attnlab.norms import NORM_KINDS
 
 FIELDS = {
     "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",
-    "E": "key_width", "W": "value_width",
+    "E": "key_width", "W": "value_width", "M": "latent_dim", "Q": "query_latent_dim",
+    "P": "rotary_dim",
 }  # fmt: skip
 """Axis letter -> the field that sizes it."""
 
@@ -22,7 +23,9 @@ class HeadSpec:
     Sizes left None take the layout's own: `head_dim` = D/N (`standard`, `narrow`, `narrow_tied`,
     `alt`, `two_stage`) or D (`wide`); `value_dim` = head_dim, D/N where the layout has no head_dim
     (`collaborative`, `bilinear`); `shared_dim` (`collaborative`) and the input and output widths =
-    `width`; `num_kv_heads` = num_heads. `num_kv_heads=1` is multi-query attention (Shazeer 2019,
+    `width`; `num_kv_heads` = num_heads; `latent_dim` = 4 head_dim and `rotary_dim` = head_dim/2
+    (`latent`, where head_dim is the part without positions and `query_latent_dim` None reads x).
+    `num_kv_heads=1` is multi-query attention (Shazeer 2019,
     arXiv 1911.02150), between 1 and num_heads grouped-query (Ainslie 2023, arXiv 2305.13245).
 
     `scale` multiplies the scores; None is 1/sqrt(width of q). `biases` holds the letters of the
@@ -44,6 +47,9 @@ class HeadSpec:
     value_width: int | None = None
     out_width: int | None = None
     shared_dim: int | None = None
+    latent_dim: int | None = None
+    query_latent_dim: int | None = None
+    rotary_dim: int | None = None
     scale: float | None = None
     biases: str = ""
     output: bool = True
@@ -73,8 +79,8 @@ class HeadSpec:
                     f"layout {self.layout!r} has no key heads to choose; "
                     "leave num_kv_heads out or use layout 'standard'"
                 )
-            own = " and ".join(repr(n) for n, other in LAYOUTS.items() if letter in other.letters)
-            reason = f"only {own} has one"
+            owners = [repr(n) for n, other in LAYOUTS.items() if letter in other.letters]
+            reason = f"only {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} one"
             if letter in "HV":
                 reason = "its heads are as wide as what they read"
             if letter in "EW":
@@ -104,7 +110,7 @@ class HeadSpec:
             find("qk_norm", self.qk_norm, NORM_KINDS)
             if "qk_norm" not in asks:
                 raise ValueError(
-                    f"layout {self.layout!r} has no separate q and k; leave qk_norm out"
+                    f"layout {self.layout!r} has no q and k to normalise; leave qk_norm out"
                 )
 
     @staticmethod
@@ -169,6 +175,16 @@ class HeadSpec:
 def weight_axes(spec: HeadSpec) -> list[tuple[str, str]]:
     """(weight name, its axis letters) for every weight of `spec`, biases and norms included."""
     return [(name, one.axes) for name, one in spec.maps.items()]
+
+
+def under_order(spec: HeadSpec, order: str) -> HeadSpec:
+    """The spec that an order of contraction computes with.
+
+    >>> under_order(HeadSpec("wide", width=6, num_heads=2), "bilinear").layout
+    'bilinear'
+    """
+    reached = {"factored": spec} | {step.spec.layout: step.spec for step in absorption(spec)}
+    return find(f"order of layout {spec.layout!r}", order, reached)
 
 
 def absorption(spec: HeadSpec) -> list[Absorbed]:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 
 from attnlab.attention.core import BACKENDS
 from attnlab.heads.cache import Cache, init_cache
+from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.multihead import check_order, contraction_orders
 from attnlab.heads.project import memory_names
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.spec import FIELDS, HeadSpec, under_order
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec
 from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.model.pointwise import ACTIVATIONS
@@ -48,13 +49,14 @@ class ModelConfig:
     """Everything that makes a model. Frozen, hashable, and valid once it exists.
 
     Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
-    count for which the layout has a map. With `window` a token sees so many tokens back (an encoder
-    also ahead). `talking_heads` mixes the heads' scores and probabilities by learnt matrices that
-    start as the identity (Shazeer et al. 2020, arXiv 2003.02436). `order` is that of
-    `multi_head_attention`. `plan` is a name of `sharing.named` ("albert", "cycle:3") or a `Plan`,
-    `delta_rank` the rank of the differences between layers where it has a part `delta`;
-    `init_std` None means 1/sqrt(fan in), and `init_residual="depth"` divides the two matrices that
-    write into the residual stream (o, down) by sqrt(2 L), as GPT-2 does.
+    count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads.
+    With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
+    the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
+    al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
+    `sharing.named` ("albert", "cycle:3") or a `Plan`, `delta_rank` the rank of the differences
+    between layers where it has a part `delta`; `init_std` None means 1/sqrt(fan in), and
+    `init_residual="depth"` divides the two matrices that write into the residual stream (o, down)
+    by sqrt(2 L), as GPT-2 does.
 
     Around the layers: `embedding_width` makes the tables that wide and adds a map to `width`, also
     where both are equal (ALBERT); None has no map. The embedding is multiplied by
@@ -90,9 +92,13 @@ class ModelConfig:
     head_dim: int | None = None
     value_dim: int | None = None
     shared_dim: int | None = None
+    latent_dim: int | None = None
+    query_latent_dim: int | None = None
+    rotary_dim: int | None = None
     attention_scale: float | None = None
     attention_output: bool = True
     qk_norm: str | None = None
+    head_norm_eps: float = 1e-6
     window: int | None = None
     talking_heads: bool = False
     ffn_width: int = 256
@@ -191,10 +197,12 @@ class ModelConfig:
                 f"layout {self.layout!r} has the inputs for keys, which layers cannot share; use "
                 "layout 'bilinear' or a plan without 'kv'"
             )
-        if any(plan.reuses) and self.order not in (None, "factored"):
-            raise ValueError(
-                f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
-            )
+        if any(plan.reuses) and self.order is not None:
+            held = [cache_shapes(under_order(self.heads, o)) for o in (self.order, "factored")]
+            if held[0] != held[1]:
+                raise ValueError(
+                    f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
+                )
 
     def _check_outer(self) -> None:
         """Positions, readout and pooler fit what the model is."""
@@ -283,7 +291,8 @@ class ModelConfig:
                 "turn; use layout 'bilinear' or other positions"
             )
         if turned % 2:
-            raise ValueError(f"rotary positions turn pairs: head_dim {turned} must be even")
+            field = FIELDS[LAYOUTS[self.layout].turned or "H"]
+            raise ValueError(f"rotary positions turn pairs: {field} {turned} must be even")
         if self.order is not None:
             orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
             check_order(heads, orders, self.order)
@@ -291,18 +300,13 @@ class ModelConfig:
     @property
     def heads(self) -> HeadSpec:
         """The attention heads of every layer."""
+        same = {f.name for f in dataclasses.fields(HeadSpec)} - {"norm_eps"}
         return HeadSpec(
-            layout=self.layout,
-            width=self.width,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
-            shared_dim=self.shared_dim,
             scale=self.attention_scale,
             biases=self._biases(),
             output=self.attention_output,
-            qk_norm=self.qk_norm,
+            norm_eps=self.head_norm_eps,
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in same},
         )
 
     def _biases(self) -> str:

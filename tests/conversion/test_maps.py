@@ -15,14 +15,15 @@ from attnlab.conversion.factors import Refused, diagonalised, split
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.measure import Situation, float64
 from attnlab.conversion.specs import settled
+from attnlab.heads.spec import FIELDS
 
 
 def spec_of(layout, **fields):
     """Every axis another size; head widths even, for rotary positions."""
     letters, sizes = LAYOUTS[layout].letters, dict(num_kv_heads=2, key_width=10)
-    sizes |= dict(head_dim=4, value_dim=5, value_width=9, shared_dim=8)
-    named = dict(K="num_kv_heads", E="key_width", H="head_dim", V="value_dim", W="value_width")
-    kept = {n: sizes[n] for a, n in (named | dict(R="shared_dim")).items() if a in letters}
+    sizes |= dict(head_dim=4, value_dim=5, value_width=9, shared_dim=8, latent_dim=7)
+    sizes |= dict(query_latent_dim=3, rotary_dim=2)
+    kept = {n: sizes[n] for a, n in FIELDS.items() if a in letters}
     biases = "".join(a for a in "qkvo" if a in HeadSpec.bias_letters(layout))
     wanted = dict(out_width=11, biases=biases) | kept | fields
     return settled(HeadSpec(layout, width=12, num_heads=6, **wanted))
@@ -67,7 +68,8 @@ def function(w, spec, inputs, situation=Situation(), mask=None):  # noqa: B008
         if spec.qk_norm:
             q, k = (norm(a, spec.qk_norm, w[f"{x}_norm"]) for a, x in ((q, "q"), (k, "k")))
         if situation.rotary:
-            q, k = turn(q), turn(k)
+            kept = q.shape[-1] - (spec.turned or q.shape[-1])
+            q, k = (np.concatenate([a[..., :kept], turn(a[..., kept:])], -1) for a in (q, k))
         scores = q @ k.swapaxes(1, 2) * (spec.scale or q.shape[-1] ** -0.5)
         if situation.logits_soft_cap:
             scores = situation.logits_soft_cap * np.tanh(scores / situation.logits_soft_cap)
@@ -94,6 +96,11 @@ CASES = {
     "multiply_scores": (spec_of("standard"), spec_of("bilinear", scale=0.5)),
     "multiply_shared": (spec_of("collaborative"), spec_of("bilinear", scale=8**-0.5)),
     "multiply_values": (bilinear, spec_of("absorbed", scale=0.4)),
+    "absorb_latent": (spec_of("latent"), spec_of("latent_absorbed", scale=6**-0.5)),
+    "expand_latent": (
+        spec_of("latent_absorbed", scale=0.3, query_latent_dim=None),
+        spec_of("latent", scale=0.3, query_latent_dim=None),
+    ),
     "identity_outer": (spec_of("standard"), spec_of("two_stage")),
     "identity_down": (spec_of("narrow"), spec_of("alt")),
     "identity_output": (
@@ -185,8 +192,8 @@ def test_every_map_has_a_case():
 def test_a_map_is_exact_unless_it_says_what_breaks_it(name, situation):
     around, qk_norm = SITUATIONS[situation]
     layouts = {a.layout for a in CASES[NEEDS_WEIGHTS.get(name, name)]}
-    if qk_norm and layouts & {"bilinear", "absorbed"}:
-        with pytest.raises(ValueError, match="no separate q and k"):
+    if qk_norm and not all("q_norm" in LAYOUTS[a].maps for a in layouts):
+        with pytest.raises(ValueError, match="no q and k to normalise"):
             prepared(name, qk_norm)
         return
     w, spec, goal = prepared(name, qk_norm)

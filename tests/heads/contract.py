@@ -66,9 +66,24 @@ SPECS = {
         "standard", width=12, num_heads=6, num_kv_heads=2, head_dim=5, biases="q", qk_norm="layer"
     ),
     "rms norm of q and k": case("narrow", width=12, num_heads=3, qk_norm="rms"),
+    "latent": case(
+        "latent", width=12, num_heads=3, head_dim=4, value_dim=5, latent_dim=7, rotary_dim=2,
+        biases="o", out_width=10,
+    ),
+    "latent for queries too": case(
+        "latent", width=12, num_heads=3, head_dim=5, value_dim=3, latent_dim=7, rotary_dim=4,
+        query_latent_dim=6, norm_eps=1e-2,
+    ),
+    "absorbed latent": case(
+        "latent_absorbed", width=12, num_heads=3, head_dim=4, value_dim=5, latent_dim=7,
+        rotary_dim=2, query_latent_dim=6, biases="o", out_width=10,
+    ),
     "a row from outside": case(
         "outside", width=12, num_heads=6, num_kv_heads=2, key_width=5, value_width=9, head_dim=4,
         value_dim=3, shared_dim=8, biases="o", out_width=10,
+    ),
+    "a row from outside, its own text": case(
+        "outside", width=12, num_heads=6, num_kv_heads=2, head_dim=4, value_dim=3, shared_dim=8
     ),
 }  # fmt: skip
 # Those that may attend to their own text.
@@ -92,7 +107,7 @@ def attend(w, x, context=None, value_context=None, *, spec, **options):
 
 def by_hand(w, x, context, values, spec):
     """Head by head in NumPy, straight from the definition."""
-    s = spec.sizes
+    s = spec.sizes | {"eps": spec.norm_eps}
     w = {n: np.asarray(a, np.float64) for n, a in w.items()}
     x, context, values = (np.asarray(a, np.float64) for a in (x, context, values))
     total = []
@@ -120,6 +135,18 @@ def _chunk(a, n, s):
 
 def _bias(w, letter, *head):
     return w[f"{letter}_bias"][head] if f"{letter}_bias" in w else 0
+
+
+def _beside(a, b):
+    return np.concatenate([a, b], axis=-1)
+
+
+def _latent(w, name, a, s):
+    return norm(a @ w[name], w[f"{name}_norm"], eps=s.get("eps", 1e-6))
+
+
+def _queries(w, x, s):
+    return _latent(w, "q_down", x, s) if "q_down" in w else x
 
 
 def _down(w, a):
@@ -169,6 +196,20 @@ DEFINITIONS = {
         y,
         z @ w["vo"][n] + _bias(w, "v", n),
         np.eye(s["O"]),
+    ),
+    "latent": lambda w, n, g, x, y, z, s: (
+        _beside(_queries(w, x, s) @ w["q"][:, n], _queries(w, x, s) @ w["q_turned"][:, n]),
+        _beside(_latent(w, "kv_down", y, s) @ w["k"][:, n], y @ w["k_turned"]),
+        _latent(w, "kv_down", z, s) @ w["v"][:, n],
+        w["o"][n],
+    ),
+    "latent_absorbed": lambda w, n, g, x, y, z, s: (
+        _beside(
+            _queries(w, x, s) @ w["q"][:, n] @ w["k"][n], _queries(w, x, s) @ w["q_turned"][:, n]
+        ),
+        _beside(_latent(w, "kv_down", y, s), y @ w["k_turned"]),
+        _latent(w, "kv_down", z, s) @ w["v"][n],
+        w["o"][n],
     ),
     "outside": lambda w, n, g, x, y, z, s: DEFINITIONS["standard"](
         w, n, g, norm(x @ w["down"], w["down_norm"]), y, z, s

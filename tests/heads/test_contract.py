@@ -8,19 +8,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, product_flops
-from contract import DEFINITIONS, SPECS, attend, by_hand, make
+from contract import ALONE, DEFINITIONS, SPECS, attend, by_hand, make
 
 from attnlab import (
     LAYOUTS,
     HeadSpec,
-    Layout,
     dot_product_attention,
+    init_cache,
     init_heads,
     merge_heads,
     multi_head_attention,
     project_heads,
 )
-from attnlab.heads.cost import call_flops, head_flops, head_parameters
+from attnlab.heads.cost import (
+    cache_bytes_per_token,
+    call_flops,
+    decode_flops,
+    head_flops,
+    head_parameters,
+)
+from attnlab.heads.project import make_memory
+from attnlab.heads.spec import absorption
 
 pytestmark = pytest.mark.usefixtures("outside_row")
 
@@ -98,12 +106,35 @@ def test_parameters_and_flops_by_formula(name):
     w, x, context, values = make(spec)
     assert head_parameters(spec) == sum(a.size for a in w.values())
     run = functools.partial(multi_head_attention, spec=spec, order="factored")
+    values = values if "W" in LAYOUTS[spec.layout].letters else None  # else of the text of keys
     cross = jax.make_jaxpr(lambda *a: run(*a[:3], value_context=a[3]))(w, x, context, values)
-    if LAYOUTS[spec.layout].prepare is Layout._field_defaults["prepare"]:  # three inputs, not two
-        assert product_flops(cross.jaxpr) == call_flops(spec, 2, 7, 8, cross=True)
+    assert product_flops(cross.jaxpr) == call_flops(spec, 2, 7, 8, cross=True)
     if spec.key_width is None:
         alone = jax.make_jaxpr(run)(w, x).jaxpr
         assert product_flops(alone) == call_flops(spec, 2, 7, 7) == 2 * 7 * head_flops(spec, 7)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_flops_of_a_decoding_step_by_formula(name):
+    """One token of each of two texts, beside 8 that are held, in every order."""
+    spec = SPECS[name].spec()
+    for one in [spec, *(step.spec for step in absorption(spec))]:
+        w, x, *_ = make(one, length=1)
+        run = functools.partial(multi_head_attention, spec=one, order="factored")
+        step = jax.make_jaxpr(lambda w, x, c, run=run: run(w, x, cache=c))
+        assert product_flops(step(w, x, init_cache(one, 2, 9)).jaxpr) == 2 * decode_flops(one, 9)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_cache_is_what_the_row_says(name):
+    """As many bytes as counted; what `store` makes has its names and shapes."""
+    spec = SPECS[name].spec()
+    cache = init_cache(spec, 2, 9)
+    del cache["length"]
+    assert sum(a.nbytes for a in cache.values()) == 2 * 9 * cache_bytes_per_token(spec)
+    w, x, *_ = make(spec, length=9)
+    held = jax.eval_shape(functools.partial(make_memory, spec=spec), w, x)
+    assert {n: a.shape for n, a in held.items()} == {n: a.shape for n, a in cache.items()}
 
 
 def scales_at_the_start(layout, width, num_heads):
@@ -115,7 +146,7 @@ def scales_at_the_start(layout, width, num_heads):
         w = init_heads(w_key, spec)
         q, k, v = project_heads(w, jax.random.normal(x_key, (2, 32, width)), spec=spec)
         k_of_each = jnp.repeat(k, num_heads // k.shape[2], axis=2)
-        scores = jnp.einsum("BTNH,BSNH->BNTS", q, k_of_each) * spec.sizes["H"] ** -0.5
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, k_of_each) * spec.score_scale
         out = merge_heads(w, dot_product_attention(q, k, v), spec=spec)
         return jnp.stack([jnp.var(a) for a in (q, k, v, scores, out)])
 

@@ -1,8 +1,10 @@
 """What a `HeadSpec` refuses, and what it says of its weights."""
 
+import jax
+import numpy as np
 import pytest
 
-from attnlab import HeadSpec
+from attnlab import LAYOUTS, HeadSpec, init_heads
 from attnlab.heads.spec import weight_axes
 
 
@@ -26,6 +28,11 @@ from attnlab.heads.spec import weight_axes
         (dict(layout="absorbed", output=False), "output must be True"),
         (dict(qk_norm="rsm"), "did you mean 'rms'"),
         (dict(layout="bilinear", qk_norm="rms"), "leave qk_norm out"),
+        (dict(layout="latent", qk_norm="rms"), "no q and k to normalise"),
+        (dict(layout="latent", num_kv_heads=2), "use layout 'standard'"),
+        (dict(layout="latent", key_width=6), "must equal width"),
+        (dict(layout="latent", biases="q"), "no map for bias 'q'; use letters of 'o'"),
+        (dict(latent_dim=6), "only 'latent' and 'latent_absorbed' have one"),
         (dict(layout="collaborative", num_heads=5), "divisible by 5 heads; set value_dim"),
         (dict(biases="qq"), "letters of 'qkvo'"),
         (dict(biases="x"), "letters of 'qkvo'"),
@@ -46,3 +53,29 @@ def test_axes_name_every_weight():
         "q": "NCH", "q_bias": "NH", "k": "NCH", "k_bias": "NH",
         "v": "NCV", "v_bias": "NV", "o": "NVO", "o_bias": "O",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("query: -> N H", "is not of the form 'query: D -> N H'"),
+        ("ask: D -> N H", "is not of the form"),
+        ("query: N R", "sums over nothing, so it has no fan: say where it starts"),
+        ("query: N R if qk_norm", "sums over nothing"),
+    ],
+)
+def test_a_map_that_says_nothing_of_its_start_is_refused(text, message, monkeypatch):
+    """1/sqrt(fan) of no fan would be 1 in silence."""
+    row = LAYOUTS["standard"]
+    monkeypatch.setitem(LAYOUTS, "odd", row._replace(maps=row.maps | {"m": text}))
+    with pytest.raises(ValueError, match=message):
+        HeadSpec("odd", width=12, num_heads=4)
+
+
+def test_a_start_that_is_told_is_taken(monkeypatch):
+    row, own = LAYOUTS["standard"], {"a": "query: N R ~ 0.5", "b": "query: R = 3"}
+    monkeypatch.setitem(LAYOUTS, "odd", row._replace(maps=row.maps | own))
+    w = init_heads(jax.random.key(0), HeadSpec("odd", 512, 8), std=0.02)
+    np.testing.assert_allclose(np.std(w["a"]), 0.5, rtol=0.05)
+    assert (w["b"] == 3).all()
+    np.testing.assert_allclose(np.std(w["q"]), 0.02, rtol=0.05)
