@@ -20,12 +20,12 @@ from jaxtyping import Array
 from attnlab.heads.absorb import Absorbed
 from attnlab.heads.maps import Held, Weights, merge_all, normalise, read_all, read_chunk
 
-# Left out, M and P are to H as in the paper (Table 1: 4 H and H/2).
+# Left out, M and P are to H as in the paper (Table 1: 4 H and H/2, which must be even to be turned).
 SIZES: dict[str, Callable] = {
     "H": lambda spec, s: s["C"],
     "V": lambda spec, s: s["H"],
     "M": lambda spec, s: 4 * s["H"],
-    "P": lambda spec, s: max(1, s["H"] // 2),
+    "P": lambda spec, s: 2 * -(-s["H"] // 4),
     "Q": lambda spec, s: s["D"],
 }
 

@@ -30,8 +30,8 @@ def test_it_is_maps_a_cache_and_three_functions():
 def test_a_model_is_made_of_it(plan, x64):
     """Parameters and cache as counted, decoding = whole, keys shared between layers."""
     config = ModelConfig(
-        layout="outside", num_heads=6, num_kv_heads=2, head_dim=4, shared_dim=8, width=12,
-        plan=plan, vocab_size=19, max_len=9, num_layers=4, positions="rotary", ffn_width=16,
+        layout="outside", num_heads=6, num_kv_heads=2, head_dim=4, shared_dim=8, plan=plan,
+        vocab_size=19, max_len=9, width=12, num_layers=4, ffn_width=16, positions="rotary",
         dtype="float64",
     )  # fmt: skip
     model, tokens = config.build(), jnp.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
