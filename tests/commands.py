@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT = 600
 LIBRARIES = (
     "experiments.running.arm", "experiments.report", "matplotlib.pyplot", "orbax.checkpoint",
-    "rich.progress", "tensorboardX",
+    "rich.progress",
 )  # fmt: skip
 
 
@@ -60,6 +60,7 @@ def serve():
     for library in LIBRARIES:
         with contextlib.suppress(ImportError):  # extras
             importlib.import_module(library)
+    importlib.import_module("attnlab.training.metrics").summary_writer()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

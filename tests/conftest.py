@@ -1,6 +1,8 @@
 """What every test relies on: 8 virtual devices, one tolerance helper, tiny runs."""
 
+import collections
 import gc
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -66,6 +68,15 @@ def deep(values, *kept):
     return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
+def diagonal(*axes):
+    """Every combination; those beside a diagonal that meets each value of each axis are slow."""
+    axes = [list(axis) for axis in axes]
+    count = max(map(len, axes))
+    kept = {tuple(axis[i % len(axis)] for axis in axes) for i in range(count)}
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(*c, marks=marks[c in kept]) for c in itertools.product(*axes)]
+
+
 def product_flops(jaxpr):
     """2 x multiply-adds of all matrix products in a jaxpr, scans counted by their length."""
     total = 0
@@ -82,6 +93,23 @@ def product_flops(jaxpr):
                 summed *= left[axis]
             total += 2 * summed * equation.outvars[0].aval.size
     return total
+
+
+# What takes seconds a test: trains, starts a command, compiles as in a run, reads real data.
+HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`pytest -m quick`: of every light test the case in the middle of its parameters."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("parity")):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for of_one_test in cases.values():
+        item = of_one_test[len(of_one_test) // 2]
+        if not HEAVY & set(item.fixturenames):
+            item.add_marker("quick")
 
 
 @pytest.fixture(autouse=True, scope="module")

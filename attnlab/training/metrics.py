@@ -13,6 +13,19 @@ import numpy as np
 from attnlab.extras import extra
 
 
+def summary_writer() -> Any:
+    """TensorBoard's writer, without torch: it would load it, two seconds and half a gigabyte."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter
+
+
 class Recorder:
     """Writes metrics of a run with several seeds into `folder`. Use as a context manager.
 
@@ -24,7 +37,8 @@ class Recorder:
     def __init__(self, folder: Path, seeds: Sequence[int], *, name: str = "", writes: bool = True):
         with extra("train"):  # now, not after the first step has compiled
             import rich  # noqa: F401
-            import tensorboardX  # noqa: F401
+
+            self._board = summary_writer()
         self._path, self._seeds, self._name, self._writes = (
             folder / "metrics.jsonl",
             seeds,
@@ -56,11 +70,9 @@ class Recorder:
         new.write_text("".join(json.dumps(row) + "\n" for row in kept))
         os.replace(new, self._path)
         self._lines = self._path.open("a")
-        from tensorboardX import SummaryWriter
-
         folder = self._path.parent / "tensorboard"
         self._boards = [
-            SummaryWriter(str(folder / f"seed_{seed}"), purge_step=step + 1 if step else None)
+            self._board(str(folder / f"seed_{seed}"), purge_step=step + 1 if step else None)
             for seed in self._seeds
         ]
 

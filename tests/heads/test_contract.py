@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, product_flops
+from conftest import assert_close, diagonal, product_flops
 from contract import DEFINITIONS, SPECS, attend, by_hand, make
 
 from attnlab import (
@@ -38,8 +38,7 @@ def test_heads_equal_the_definition(name, x64):
     assert_close(got, by_hand(w, x, context, values, spec))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "dtype"), diagonal(SPECS, [jnp.float32, jnp.bfloat16]))
 def test_jit_vmap_scan_and_gradient(name, dtype):
     spec = SPECS[name].spec()
     arrays = make(spec, dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, product_flops
+from conftest import assert_close, diagonal, product_flops
 from contract import ALONE, SPECS, make
 from jax.flatten_util import ravel_pytree
 
@@ -44,8 +44,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "call"), diagonal(SPECS, CALLS))
 def test_every_order_is_the_same_function(name, call, x64):
     spec = SPECS[name].spec()
     arrays = make(spec, jnp.float64)
@@ -149,8 +148,7 @@ def test_steps_keep_the_shapes_of_their_spec():
             assert {name: a.shape for name, a in w.items()} == step.spec.shapes
 
 
-@pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(("name", "window"), diagonal(ALONE, [None, 2]))
 def test_a_cache_gives_what_the_whole_text_gives(name, window, x64):
     """In pieces of 3, 1 and 3 tokens, in every order; with a window in a cache that goes round."""
     spec = SPECS[name].spec()

@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import product_flops
+from conftest import deep, diagonal, product_flops
 
 from attnlab import (
     LAYOUTS,
@@ -87,8 +87,7 @@ OPTIONS = [
 TRACED = [{}, *(options for options in OPTIONS[5:] if "pooler" not in options)]
 
 
-@pytest.mark.parametrize("plan", plan_names())
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "plan"), diagonal(LAYOUTS, plan_names()))
 def test_parameters_equal_the_tree(layout, plan):
     for options in OPTIONS:
         config = with_layout(layout, plan=plan, **options)
@@ -126,8 +125,7 @@ def test_albert_table_4(plan, count):
     assert flops_per_token(config, 512) - readout == 188_743_680
 
 
-@pytest.mark.parametrize("plan", plan_names())
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "plan"), diagonal(LAYOUTS, plan_names()))
 def test_flops_equal_the_products_of_the_trace(layout, plan):
     for options in TRACED if plan == "attention_only" else TRACED[:1]:
         fields = {"order": "factored", "talking_heads": plan == "albert"} | options
@@ -139,9 +137,9 @@ def test_flops_equal_the_products_of_the_trace(layout, plan):
         assert product_flops(traced.jaxpr) == 2 * 7 * flops_per_token(config, 7)
 
 
-@pytest.mark.parametrize("budget", ["parameters", "flops"])
-@pytest.mark.parametrize("plan", plan_names())
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "plan", "budget"), diagonal(LAYOUTS, plan_names(), ["parameters", "flops"])
+)
 def test_matched_arms_have_the_budget(layout, plan, budget):
     reference = dataclasses.replace(SMALL, ffn_width=300)
     arm = with_layout(layout, plan=plan)
@@ -193,7 +191,9 @@ OTHER_PARTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "absorbed"])
+@pytest.mark.parametrize(
+    "layout", deep([n for n in LAYOUTS if n != "absorbed"], "standard", "narrow", "bilinear")
+)
 def test_parameters_of_keys_and_deltas_equal_the_tree(layout):
     for options in OTHER_PARTS:
         if "q_norm" not in LAYOUTS[layout].maps:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, diagonal
 from test_models import SMALL, TOKENS, make
 
 from attnlab import LAYOUTS, generate, plan_names, prefill
@@ -27,24 +27,23 @@ def in_pieces(config, params, size):
     return jnp.concatenate(logits, axis=1)
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_cached_decoding_is_the_full_forward(layout, positions):
-    """Two plans for each layout and position kind, so all of them; one with a window, in a cache
-    that goes round.
-    """
-    if POSITIONS[positions].skips_padding:
-        pytest.skip("refused: it needs to see the whole text")
+SEEN_FROM_ANYWHERE = [name for name, row in POSITIONS.items() if not row.skips_padding]
+
+
+@pytest.mark.parametrize(
+    ("layout", "positions", "window"), diagonal(LAYOUTS, SEEN_FROM_ANYWHERE, [None, 2])
+)
+def test_cached_decoding_is_the_full_forward(layout, positions, window):
+    """In turn of all plans; with a window in a cache that goes round."""
     if (layout, positions) == ("absorbed", "rotary"):
         pytest.skip("refused: keys that are inputs cannot be turned")
-    first = 4 * list(LAYOUTS).index(layout) + list(POSITIONS).index(positions)
-    for plan, window in zip(np.roll(plan_names(), first)[:2], (None, 2), strict=True):
-        plan = str(plan)
-        fields = {"plan": plan, "positions": positions, "layout": layout, "window": window}
-        config = dataclasses.replace(LONG, **fields, **SIZES.get(layout, {}))
-        run, params = make(config)
-        got = jax.jit(lambda p, c=config, w=window: in_pieces(c, p, 7 if w is None else 6))(params)
-        assert_close(got, run(params, TOKENS), loosen=5)
+    turn = 4 * list(LAYOUTS).index(layout) + list(POSITIONS).index(positions)
+    plan = str(np.roll(plan_names(), turn)[int(window is not None)])
+    fields = {"plan": plan, "positions": positions, "layout": layout, "window": window}
+    config = dataclasses.replace(LONG, **fields, **SIZES.get(layout, {}))
+    run, params = make(config)
+    got = jax.jit(lambda p: in_pieces(config, p, 7 if window is None else 6))(params)
+    assert_close(got, run(params, TOKENS), loosen=5)
 
 
 def test_with_talking_heads_in_the_absorbed_order():
@@ -170,8 +169,13 @@ def test_an_encoder_generates_nothing():
         make(encoder)[0](make(encoder)[1], TOKENS, cache=encoder.empty_cache(2, 9))
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary", "relative"])
-@pytest.mark.parametrize("plan", ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,-,0 ffn=0,1,0"])
+@pytest.mark.parametrize(
+    ("plan", "positions"),
+    diagonal(
+        ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,-,0 ffn=0,1,0"],
+        ["learned", "rotary", "relative"],
+    ),
+)
 def test_layers_that_share_more(plan, positions):
     """Keys that layers share are kept once; with a window they go round in one cache."""
     for window, size in ((None, 7), (2, 6)):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep, diagonal
 
 from attnlab import (
     LAYOUTS,
@@ -63,8 +63,7 @@ def test_without_positions_an_encoder_cannot_tell_the_order():
     assert_close(run(params, TOKENS[:, order]), run(params, TOKENS)[:, order], loosen=10)
 
 
-@pytest.mark.parametrize("plan", plan_names())
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "plan"), diagonal(LAYOUTS, plan_names()))
 def test_sharing_equals_copied_weights(layout, plan):
     config = dataclasses.replace(SMALL, layout=layout, plan=plan, remat=plan == "albert")
     run, params = make(config)
@@ -77,8 +76,7 @@ def test_sharing_equals_copied_weights(layout, plan):
     assert_close(make(alone)[0](copied, TOKENS), run(params, TOKENS))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("plan", plan_names())
+@pytest.mark.parametrize(("plan", "dtype"), diagonal(plan_names(), ["float32", "bfloat16"]))
 def test_looking_changes_no_bit(plan, dtype, optimized):
     run, params = make(dataclasses.replace(SMALL, plan=plan, dtype=dtype))
     logits, probs = run(params, TOKENS, return_probs=True)
@@ -166,7 +164,7 @@ def lines_of_the_step(plan, depth):
     return step.lower(state, batch).as_text().count("\n")
 
 
-@pytest.mark.parametrize("plan", plan_names())
+@pytest.mark.parametrize("plan", deep(plan_names(), "separate", "sandwich"))
 def test_the_step_is_as_long_at_any_depth(plan):
     assert lines_of_the_step(plan, 2) == lines_of_the_step(plan, 12) == lines_of_the_step(plan, 48)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -159,25 +159,44 @@ def all_transforms(run, w, x):
     }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", deep(["float32", "bfloat16", "float64"], "float32"))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_transforms(name, dtype, request):
     if dtype == "float64":
         request.getfixturevalue("x64")
     run, weights, batch = FUNCTIONS[name]
     w, x = weights(dtype), batch(dtype)
-    results = jax.jit(functools.partial(all_transforms, run))(w, x)
+
+    @jax.jit
+    def everything(w, x):
+        grads = jax.grad(lambda w, x: jnp.sum(run(w, x) ** 2), (0, 1))(w, x)
+        return all_transforms(run, w, x), grads
+
+    results, grads = everything(w, x)
     for result in results.values():
         assert result.dtype == dtype
         assert_close(result, results["plain"])
-    grads = jax.jit(jax.grad(lambda w, x: jnp.sum(run(w, x) ** 2), (0, 1)))(w, x)
     for grad, leaf in zip(jax.tree.leaves(grads), jax.tree.leaves((w, x)), strict=True):
         assert (grad.shape, grad.dtype) == (leaf.shape, leaf.dtype)
         assert np.isfinite(np.asarray(grad, np.float64)).all()
     assert np.abs(np.asarray(grads[1], np.float64)).max() > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_precision_is_kept(name, dtype, request):
+    """Of the result and of every gradient."""
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    run, weights, batch = FUNCTIONS[name]
+    arrays = weights(dtype), batch(dtype)
+    seen = jax.eval_shape(
+        jax.grad(lambda w, x: (jnp.sum(run(w, x)), run(w, x)), (0, 1), True), *arrays
+    )
+    assert {a.dtype for a in jax.tree.leaves(seen)} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize("dtype", deep(["float32", "bfloat16", "float64"], "float32"))
 @pytest.mark.parametrize("kind", ["decoder", "encoder"])
 def test_models(kind, dtype, request):
     if dtype == "float64":

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep, diagonal
 
 from attnlab import HeadSpec, Plan, run_layers, transformer_block
 from attnlab.heads.project import make_memory
@@ -16,7 +16,6 @@ from attnlab.norms import layer_norm
 from attnlab.sharing.delta import add_delta
 from attnlab.sharing.plan import PLANS, inner_groups, named
 
-DEPTHS = (2, 12, 48, 96)
 NAMES = [*PLANS, "inner_groups"]
 
 
@@ -112,20 +111,16 @@ def scanned(spec, plan, remat=True):
     return jax.jit(jax.grad(loss, has_aux=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_one_program_at_every_depth(name):
-    def lines(depth, remat):
+@pytest.mark.parametrize(("name", "remat"), diagonal(NAMES, [True, False]))
+def test_one_program_at_every_depth(name, remat):
+    def lines(depth):
         plan, pool, x = make(name, depth)
         return len(scanned(block_of(name), plan, remat).lower(pool, x, x).as_text().splitlines())
 
-    assert len({lines(depth, remat=True) for depth in DEPTHS}) == 1
-    assert lines(2, remat=False) == lines(96, remat=False)
+    assert lines(2) == lines(12) == lines(96)
 
 
-SLOW = [pytest.param(depth, marks=pytest.mark.slow) for depth in (48, 96)]
-
-
-@pytest.mark.parametrize("depth", [2, 12, *SLOW])
+@pytest.mark.parametrize("depth", deep([2, 12, 48, 96], 12))
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_the_unrolled_layers(name, depth, x64):
     """To 1e-10 of the largest number, after up to 96 layers."""

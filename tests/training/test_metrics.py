@@ -3,7 +3,6 @@
 import struct
 
 import numpy as np
-from tensorboardX.proto.event_pb2 import Event
 
 from attnlab.training.metrics import Recorder, read_metrics
 
@@ -19,6 +18,8 @@ def write(folder, first, steps, **options):
 
 def scalars(folder):
     """(step, tag, value) of every TensorBoard event in a folder."""
+    from tensorboardX.proto.event_pb2 import Event  # after Recorder, which spares us torch
+
     found = []
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
