@@ -7,7 +7,7 @@ where that stood. It settles what a mask means before any backend runs, so no ba
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,30 @@ BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(cudnn, refuse_cudnn),
     "edges": Backend(edges, refuse_edges),
 }
+
+
+# fmt: off
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Edges | None = None, *, scale: Any = None, is_causal: bool = False,
+    query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+    local_window_size: Any = None, logits_soft_cap: Any = None, dropout_rate: float = 0.0,
+    dropout_key: Any = None, mix: Any = None, return_probs: Literal[False] = False,
+    return_residual: Literal[False] = False, show: tuple[()] = (), edit: Edit | None = None,
+    implementation: str | None = None,
+) -> Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | masks.Edges | None = None, *, scale: Any = None, is_causal: bool = False,
+    query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+    local_window_size: Any = None, logits_soft_cap: Any = None, dropout_rate: float = 0.0,
+    dropout_key: Any = None, mix: Any = None, return_probs: bool = False,
+    return_residual: bool = False, show: Iterable[str] = (), edit: Edit | None = None,
+    implementation: str | None = None,
+) -> Any: ...
+# fmt: on
 
 
 def dot_product_attention(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,34 @@ from attnlab.heads.project import (
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.names import find
 from attnlab.observe import OF_HEADS, OF_ORDER, Edit, Given, Look, Ran, check_names, gated
+
+
+# fmt: off
+@overload
+def multi_head_attention(
+    w: Weights, x: Array, context: Array | None = None, *, spec: HeadSpec,
+    value_context: Array | None = None, mask: Array | Edges | None = None,
+    bias: Array | None = None, is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
+    rotary: Array | tuple[Array, Array] | None = None, head_gate: Array | None = None,
+    mix: Mix | None = None, dropout_rate: float = 0.0, dropout_key: Array | None = None,
+    memory: Held | None = None, cache: None = None, order: str | None = None,
+    return_probs: Literal[False] = False, show: tuple[()] = (), edit: Edit | None = None,
+    implementation: str | None = None,
+) -> Array: ...
+@overload
+def multi_head_attention(
+    w: Weights, x: Array, context: Array | None = None, *, spec: HeadSpec,
+    value_context: Array | None = None, mask: Array | Edges | None = None,
+    bias: Array | None = None, is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
+    rotary: Array | tuple[Array, Array] | None = None, head_gate: Array | None = None,
+    mix: Mix | None = None, dropout_rate: float = 0.0, dropout_key: Array | None = None,
+    memory: Held | None = None, cache: Cache | None = None, order: str | None = None,
+    return_probs: bool = False, show: Iterable[str] = (), edit: Edit | None = None,
+    implementation: str | None = None,
+) -> Any: ...
+# fmt: on
 
 
 def multi_head_attention(

@@ -9,7 +9,7 @@ import pytest
 
 from experiments import report
 from experiments.reporting import figures
-from experiments.running.workdir import PACKAGES
+from experiments.running.machine import PACKAGES
 
 ARMS = {
     ("wide", "separate"): (2.80, 400_000),
