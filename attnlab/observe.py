@@ -75,17 +75,9 @@ class Look:
     """Looks at the values of one call: look(name, value) is the value to go on with.
 
     >>> look = Look(("q", "heads"), {"heads": lambda value, layer: value + layer}, layer=2)
-<<<<<<< HEAD
-    >>> q, k, heads = jnp.array([5, 6, 1])
-    >>> [int(look(name, a)) for name, a in (("heads", heads), ("q", q), ("k", k))]
-    [3, 5, 6]
-    >>> sorted(look.seen)
-    ['heads', 'q']
-=======
     >>> x = jnp.ones(())
     >>> float(look("heads", x)), float(look("q", x)), float(look("k", x)), sorted(look.seen)
     (3.0, 1.0, 1.0, ['heads', 'q'])
->>>>>>> main
     """
 
     def __init__(self, show: Iterable[str] = (), edit: Edit | None = None, layer: Any = 0):

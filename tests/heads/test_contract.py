@@ -8,11 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, diagonal, product_flops
-<<<<<<< HEAD
-from contract import ALONE, DEFINITIONS, SPECS, attend, by_hand, make
-=======
-from contract import DEFINITIONS, SPECS, attend, by_hand, make
->>>>>>> main
 
 from attnlab import (
     LAYOUTS,
