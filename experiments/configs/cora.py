@@ -5,7 +5,12 @@ r"""Do papers that cite each other tell what each is about? Attention over the e
 
 Cora with the split of Yang et al. 2016 (arXiv 1603.08861): 2,708 papers, 1,433 words, 7 classes, of
 which 20 papers each are known. Every paper attends to itself and to those it shares a citation
-with. Not measured yet.
+with. The test nodes are scored once, curves are of the validation nodes.
+
+2 CPU cores that had much other work, two seeds: 76.6 % of the test nodes (77.4 and 75.7), label
+propagation 73.1 %, the commonest class 31.9 %; about a minute of CPU time a seed. Velickovic et al.
+2018 print 83.0 with a network of their own: a transformer layer keeps each paper's own words in its
+residual stream.
 
 Words after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a graph
 of 30 nodes and two classes).

@@ -4,7 +4,10 @@ r"""How many values can a layout of heads remember? Associative recall, drawn on
 
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): keys with their values, then
 the keys again; at each a model must find what stood behind it. Guessing among the values that were
-said is right once in as many times as there are pairs. Not measured yet.
+said is right once in as many times as there are pairs.
+
+Not yet measured at this scale: the defaults are what 2 CPU cores can do in minutes, not what was
+found to be best.
 
 Words after the colon: a layout, a plan, `paper` (8,192 tokens, as in the paper's experiments: a
 small vocabulary hides differences, and costs less), `tiny`. One run:

@@ -4,7 +4,9 @@ r"""Is a review for or against? A text and its class, read by an encoder that po
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/reviews
 
 Sentences of film reviews (Pang and Lee 2005), split by the hash of the sentence: 8,550 for
-training, 1,057 for validation, 1,055 for the test. Not measured yet.
+training, 1,057 for validation, 1,055 for the test. The commonest class of the training part is
+right for 48.8 % of the test, naive Bayes on whether a word occurs for 77.6 %. Not yet measured at
+this scale.
 
 Words after the colon: a layout, a plan, `long` (whole reviews, the first 512 tokens: the path is
 then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 import small_data
 
+from attnlab import training
 from attnlab.training import sources
+from attnlab.training.metrics import Recorder
 from experiments import report, sweep
 from experiments.configs import recall
 from experiments.running import arm
@@ -60,6 +64,31 @@ def test_a_config_trains_and_is_reported(name, tmp_path):
     assert result["metrics"][0]["unit"] in told
     for yardstick in result["yardsticks"].get(result["metrics"][0]["name"], {}):
         assert yardstick in told
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
+    """SIGTERM in the middle: weights, scores and metrics are those of a run that was left alone."""
+    (tmp_path / "data").mkdir()
+    config = tiny(name, tmp_path / "data")
+    config.train.seeds, config.train.checkpoint_every = (3,), 15
+    config.task = "transduction" if name == "translation" else config.task  # nothing is written
+
+    class Stops(Recorder):
+        def write(self, step, metrics):
+            super().write(step, metrics)
+            if step == 10 and "train/loss" in metrics:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(arm, "Recorder", Stops)
+    with pytest.raises(training.Stopped, match="stopped at step"):
+        arm.run(config, tmp_path / "broken")
+    monkeypatch.undo()
+    results = [arm.run(config, tmp_path / folder) for folder in ("broken", "whole")]
+    scores = [{n: v for n, v in r.items() if n.startswith(("heldout", "train"))} for r in results]
+    assert scores[0] == scores[1]
+    logs = [(tmp_path / f / "metrics.jsonl").read_text() for f in ("broken", "whole")]
+    assert logs[0] == logs[1]
 
 
 def test_recall_over_the_number_of_pairs(tmp_path):
