@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, diagonal, product_flops
+from contract import ALONE, DEFINITIONS, SPECS, attend, by_hand, make
 
 from attnlab import (
     LAYOUTS,
