@@ -187,7 +187,7 @@ def attend(
     reason = BACKENDS[name].refuse(*call)
     if told is not None:
         told["implementation"] = _described(call, name)
-        name = "dense" if reason else name  # it was asked what would be, not to run
+        name = "dense"  # it was asked what would run, on a device that may not be here
     elif reason:
         raise ValueError(
             f"implementation={name!r} cannot run query {call.query.shape}, key {call.key.shape}, "

@@ -18,6 +18,7 @@ from test_attention import (
 
 from attnlab import BACKENDS, dot_product_attention, explain, masks
 from attnlab.attention import core, fused
+from attnlab.attention.call import checked
 from attnlab.attention.visible import Visible
 
 BAD = {
@@ -75,7 +76,7 @@ def test_bad_calls_say_what_to_do(case):
     changes, error, message = BAD[case]
     good = dict(zip(("query", "key", "value"), make(), strict=True))
     with pytest.raises(error, match=message):
-        core._checked(**(good | changes))
+        checked(**(good | changes))
 
 
 def test_the_check_is_asked_before_anything_runs():
@@ -156,14 +157,14 @@ def test_what_cudnn_refuses(call, reason, monkeypatch):
     if wide := call.pop("wide", None):
         v = jnp.ones((*v.shape[:3], wide), v.dtype)
     monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 8.0))
-    got = fused.refuse_cudnn(*core._checked(q, k, v, **call)[0])
+    got = fused.refuse_cudnn(*checked(q, k, v, **call)[0])
     assert (got is None) == (reason is None)
     if reason:
         with pytest.raises(ValueError, match=reason):
             dot_product_attention(q, k, v, implementation="cudnn", **call)
     if wide:
         monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
-        assert fused.refuse_cudnn(*core._checked(q, k, v, **call)[0]) is None
+        assert fused.refuse_cudnn(*checked(q, k, v, **call)[0]) is None
 
 
 @pytest.mark.parametrize(
