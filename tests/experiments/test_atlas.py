@@ -37,7 +37,8 @@ def test_formulas_give_the_counts_of_the_code(layout):
     assert 4 * value(line("cache"), spec) == cache_bytes_per_token(spec)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# `latent` has no exact map to the other rows yet: a part of its scores turns with position.
+@pytest.mark.parametrize("layout", [n for n in LAYOUTS if not n.startswith("latent")])
 def test_rank_bounds_are_reached(layout):
     spec = atlas.SMALL[layout]
     rng = np.random.default_rng(0)
