@@ -216,7 +216,7 @@ def heads_to_linen(w: Weights, spec: HeadSpec) -> dict[str, dict[str, Array]]:
     tree = {name: {"kernel": w[ours]} for name, ours in FLAX_NAMES.items()}
     for name, ours in FLAX_NAMES.items():
         if spec.biases:
-            shape = w[ours].shape[-1:] if ours == "o" else w[ours].shape[1:]
+            shape = tuple(s[a] for a in spec.maps[ours].makes)
             zeros = jnp.zeros(shape, w[ours].dtype)
             tree[name]["bias"] = w.get(f"{ours}_bias", zeros)
     for name, ours in FLAX_NORMS.items():

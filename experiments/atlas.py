@@ -59,8 +59,9 @@ x asks, y gives the keys, z the values (self-attention: all the same). x_n is ch
 columns n C to (n+1) C.
 
 D width, N heads, K key/value heads, H width of a head, V value width of a head, C = D/N, E and W
-widths of y and z, O output width, R shared key width, T tokens. Sizes left out are D/N for H and V
-and D for E, W, O and R, unless the layout says otherwise. Head sizes, head counts and the width are
+widths of y and z, O output width, R shared key width, M and Q widths of the latents of keys and
+queries, P rotary part, T tokens. Sizes left out are D/N for H and V, D for E, W, O, R and Q, 4 H
+for M and H/2 for P, unless the layout says otherwise. Head sizes, head counts and the width are
 independent: what a head *reads* (all of x or its chunk) is the layout, how *wide* it is a size.
 Numbers are for D = 512, N = 8, T = 512, one text, no biases."""
 
@@ -77,7 +78,7 @@ def section(layout: str) -> str:
         ("weights", weights),
         ("parameters", f"{total(counted)} = {evaluate(counted, spec):,}"),
         ("FLOPs per token", f"2 ({total(flops)} + {attended}) = {head_flops(spec, TOKENS):,}"),
-        ("rank of a head's scores", f"at most min({', '.join(bounds(spec))}) = {rank(spec)}"),
+        ("rank of a head's scores", f"at most min({row.rank}) = {rank(spec)}"),
         (
             "cache",
             f"{cached(spec)} numbers = {cache_bytes_per_token(spec):,} bytes a token (float32)",
@@ -105,16 +106,9 @@ def evaluate(terms: list[str], spec: HeadSpec) -> int:
     return sum(math.prod(spec.sizes[a] for a in term) for term in terms)
 
 
-def bounds(spec: HeadSpec) -> list[str]:
-    """What limits the rank of the scores of a head over all x and y: what a query is made of, and
-    what a score sums over."""
-    reads = [one.reads for one in spec.maps.values() if one.runs == "query" and one.reads]
-    return list(dict.fromkeys([*reads, LAYOUTS[spec.layout].scores]))
-
-
 def rank(spec: HeadSpec) -> int:
     """The largest rank that the scores of a head can have."""
-    return min(map(spec.size, bounds(spec)))
+    return min(map(spec.size, LAYOUTS[spec.layout].rank.split(", ")))
 
 
 def cached(spec: HeadSpec) -> str:
@@ -170,7 +164,7 @@ def can_run(spec: HeadSpec, backend: str) -> str:
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
         device = SimpleNamespace(platform="gpu", compute_capability=capability)
         with mock.patch("jax.devices", return_value=[device]):
-            answer = explain(q, k, v, implementation=backend)[backend]
+            answer = explain(q, k, v, implementation="dense")[backend]  # traced, so one that runs
         answers[capability] = "yes" if answer in ("chosen", "could run") else answer
     if len(set(answers.values())) == 1:
         return next(iter(answers.values()))
@@ -211,7 +205,8 @@ def pairs() -> str:
         "## Which layout is which\n\nEvery layout at D = 12, N = 4 and its own default sizes, with "
         "generic random weights, no rotary\npositions. *exact*: `convert` returns weights of the "
         "target (top) that are the same function as the source\n(left). Else the kind of its proof "
-        "that there are none: *rank*, *permutation* (of chunks); see `Witness`.\n\n"
+        "that there are none: *rank*, *permutation* (of chunks),\n*linearity* (of values in their "
+        "text); see `Witness`.\n\n"
         f"| | {names} |\n|---|{'---|' * len(SMALL)}\n"
         + "\n".join(table)
         + "\n\nHow, and why not. The largest difference is that of outputs and of gradients with "

@@ -330,15 +330,19 @@ def truncate(
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, not {rank}")
-    if spec.qk_norm or spec.layout == "absorbed":
-        raise ValueError("truncate needs plain scores q k^T: no qk_norm, and not layout absorbed")
+    steps = absorption(spec)
+    specs = [spec, *(step.spec for step in steps)]
+    at = next((i for i, one in enumerate(specs) if one.layout == "bilinear"), None)
+    if spec.qk_norm or at is None:
+        raise ValueError(
+            f"truncate needs plain scores q k^T: no qk_norm, and not layout {spec.layout!r}"
+        )
     with float64():
         w, cast = _wide(params, spec)
         new: Weights = {n: jnp.asarray(a) for n, a in w.items()}
-        reached = spec
-        for step in absorption(spec):
-            if reached.layout != "bilinear":
-                new, reached = step.weights(new), step.spec
+        for step in steps[:at]:
+            new = step.weights(new)
+        reached = specs[at]
         node = _Node(settled(reached), {n: np.asarray(a) for n, a in new.items()})
         each = settled(reached, num_kv_heads=spec.num_heads)
         node = node if node.spec == each else _Node(each, None, node, "repeat_heads")

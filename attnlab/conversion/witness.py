@@ -197,7 +197,7 @@ class Forms(NamedTuple):
 
 def _forms(ask: Question) -> Forms | None:
     """Score matrices and value maps, heads of equal scores added up; None if not settled."""
-    if ask.absorbed is None or ask.situation.forbids(PLAIN, ask.target):
+    if ask.absorbed is None or ask.situation.forbids(PLAIN, ask.target) or normed(ask.target):
         return None
     scores, values = stacked_scores(ask.absorbed), stacked_values(ask.absorbed)
     kept: list[list[np.ndarray]] = []
@@ -358,12 +358,16 @@ def parameters(ask: Question) -> Iterator[Witness]:
         )
 
 
-def linearity(ask: Question) -> Iterator[Witness]:
-    """Values that pass through a norm are no linear function of their text, and are bounded."""
-    normed = lambda spec: any(
-        one.runs in ("store", "read") and one.start == 1 and not one.field
+def normed(spec: HeadSpec) -> bool:
+    """Does a norm stand between the text of the values and the values?"""
+    return any(
+        one.runs in ("store", "read") and one.start == 1 and one.field != "qk_norm"
         for one in spec.maps.values()
     )
+
+
+def linearity(ask: Question) -> Iterator[Witness]:
+    """Values that pass through a norm are no linear function of their text, and are bounded."""
     if normed(ask.source) == normed(ask.target):
         return
     x, context, values = draw(ask.source, ask.rng)

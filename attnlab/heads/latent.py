@@ -20,7 +20,7 @@ from jaxtyping import Array
 from attnlab.heads.absorb import Absorbed
 from attnlab.heads.maps import Held, Weights, merge_all, normalise, read_all, read_chunk
 
-# Left out, M and P are to H as in the paper (Table 1: 4 H and H/2), P made even to be turned.
+# Left out, M and P are to H as in the paper (Table 1): 4 H and H/2, here made even.
 SIZES: dict[str, Callable] = {
     "H": lambda spec, s: s["C"],
     "V": lambda spec, s: s["H"],

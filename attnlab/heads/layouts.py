@@ -82,6 +82,8 @@ class Layout(NamedTuple):
     """spec -> the same function as another row, with fewer or wider weights; None = last."""
     equation: str = ""
     """q_n, k_n and v_n, where x asks, y gives the keys and z the values, x_n is chunk n of x."""
+    rank: str = ""
+    """Sizes, or sums of them, of which the smallest bounds the rank of the scores of a head."""
     source: str = ""
     """Where the layout comes from."""
 
@@ -111,6 +113,7 @@ def _row(read: Callable, qkv: str, outer: dict[str, str] | None = None, **fields
         "query": query,
         "store": store,
         "merge": merge_all,
+        "rank": f"{parse('q', maps['q']).reads}, H",
     }
     return Layout(**parts | fields)
 
@@ -253,6 +256,7 @@ LAYOUTS: dict[str, Layout] = {
         scores="R",
         turned="R",
         absorb=absorb.multiply_shared,
+        rank="D, R",
         equation="q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n",
         source="Cordonnier et al. 2020, arXiv 2006.16362",
     ),
@@ -272,6 +276,7 @@ LAYOUTS: dict[str, Layout] = {
         scores="E",
         turned="E",
         absorb=absorb.multiply_values,
+        rank="D, E",
         equation="q_n = x A_n,  k_n = y,  v_n = z V_n",
         source="Luong et al. 2015, section 3.1 (general score), arXiv 1508.04025",
     ),
@@ -293,6 +298,7 @@ LAYOUTS: dict[str, Layout] = {
         sizes={"H": lambda spec, s: s["E"], "V": lambda spec, s: s["W"] + ("v" in spec.biases)},
         scores="E",
         turned=None,
+        rank="D, E",
         equation="q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n",
         source="Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)",
     ),
@@ -320,6 +326,7 @@ LAYOUTS: dict[str, Layout] = {
         sizes=latent.SIZES,
         scores="H + P",
         turned="P",
+        rank="D, Q, H + P",
         absorb=latent.absorb,
         equation="q_n = [u Q_n ; turn(u P_n)],  k_n = [c(y) K_n ; turn(y R)],  v_n = c(z) V_n,  "
         "c(y) = norm(y C),  u = x or norm(x U)",
@@ -337,6 +344,7 @@ LAYOUTS: dict[str, Layout] = {
         scores="M + P",
         values="M",
         turned="P",
+        rank="D, Q, H + P",
         equation="q_n = [u Q_n K_n ; turn(u P_n)],  k_n = [c(y) ; turn(y R)],  "
         "v_n W_O,n = c(z) V_n O_n,  c(y) = norm(y C),  u = x or norm(x U)",
         source="DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434",

@@ -30,6 +30,8 @@ Held = dict[str, Array]
 
 RUNS = ("prepare", "query", "store", "read", "merge")
 
+RESERVED = ("norm", "mix")
+
 GRAMMAR = re.compile(
     rf"(?P<runs>{'|'.join(RUNS)}): "
     r"((?P<open>[\[(])(?P<each>[A-Z])[\])] )?((?P<reads>[A-Z]( [A-Z])*) -> )?"
@@ -75,6 +77,10 @@ def parse(name: str, text: str) -> Map:
     Raises ValueError for a string that is none, and for a weight that sums over nothing without
     saying where it starts: 1/sqrt(fan) would be 1 in silence.
     """
+    if name in RESERVED:
+        raise ValueError(
+            f"a layer has a {name!r} of its own beside its heads; name the map otherwise"
+        )
     found = GRAMMAR.fullmatch(text)
     if found is None:
         raise ValueError(

@@ -21,12 +21,11 @@ class HeadSpec:
     """Layout and sizes of a set of heads: frozen, hashable, complete.
 
     Sizes left None take the layout's own: `head_dim` = D/N (`standard`, `narrow`, `narrow_tied`,
-    `alt`, `two_stage`) or D (`wide`); `value_dim` = head_dim, D/N where the layout has no head_dim
-    (`collaborative`, `bilinear`); `shared_dim` (`collaborative`) and the input and output widths =
-    `width`; `num_kv_heads` = num_heads; `latent_dim` = 4 head_dim and `rotary_dim` = head_dim/2,
-    made even (`latent`, where head_dim is the part without positions and `query_latent_dim` None
-    reads x).
-    `num_kv_heads=1` is multi-query attention (Shazeer 2019,
+    `alt`, `two_stage`, `latent`: the part without positions) or D (`wide`); `value_dim` = head_dim,
+    D/N where the layout has no head_dim (`collaborative`, `bilinear`); `shared_dim`
+    (`collaborative`) and the input and output widths = `width`; `num_kv_heads` = num_heads;
+    `latent_dim` = 4 head_dim and `rotary_dim` = head_dim/2, made even (`latent`; its queries read x
+    where `query_latent_dim` is None). `num_kv_heads=1` is multi-query attention (Shazeer 2019,
     arXiv 1911.02150), between 1 and num_heads grouped-query (Ainslie 2023, arXiv 2305.13245).
 
     `scale` multiplies the scores; None is 1/sqrt(width of q). `biases` holds the letters of the

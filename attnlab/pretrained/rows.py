@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.maps import parse
+
 
 class Row(NamedTuple):
     """One tensor of a file."""
@@ -110,7 +113,9 @@ def _fold(row: Row, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (math.prod(shape),)
     if len(shape) < 3 or row.kind in ("same", "swapped"):
         return shape
-    return (math.prod(shape[:-1]), shape[-1]) if name == "o" else (shape[0], math.prod(shape[1:]))
+    maps = LAYOUTS["standard"].maps
+    reads = len(parse(name, maps[name]).reads) if name in maps else 1
+    return math.prod(shape[:reads]), math.prod(shape[reads:])
 
 
 def _leaf(tree: Any, path: tuple[str, ...]) -> Any:

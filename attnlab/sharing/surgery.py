@@ -256,10 +256,19 @@ def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:
         )
     from scipy.optimize import linear_sum_assignment
 
+    steps = absorption(spec)
+    last = steps[-1].spec if steps else spec
+    axes = {name: one.axes for name, one in last.maps.items() if "N" in one.axes and one.drawn}
+    if any(set(letters) & set("HVMPQR") for letters in axes.values()):
+        raise ValueError(
+            f"layout {spec.layout!r} leads to no form in which a head is its matrices alone, "
+            "whatever basis they are written in; use merge='mean'"
+        )
     agreement: Any = 0
-    for name, axis in (("qk", 1), ("vo", 0)):
-        one, two = (_per_head(a, spec)[name] for a in (target, w))
-        rows = [np.moveaxis(np.asarray(a, np.float64), axis, 0) for a in (one, two)]
+    whole = [_per_head(a, steps) for a in (target, w)]
+    for name, letters in axes.items():
+        both = [np.asarray(a[name], np.float64) for a in whole]
+        rows = [np.moveaxis(a, letters.index("N"), 0) for a in both]
         flat = [a.reshape(spec.num_heads, -1) for a in rows]
         flat = [a / np.maximum(np.linalg.norm(a, axis=1, keepdims=True), 1e-30) for a in flat]
         agreement = agreement + flat[0] @ flat[1].T
@@ -278,8 +287,8 @@ def reorder_heads(w: Weights, order: Any, spec: HeadSpec) -> Weights:
     return w | moved
 
 
-def _per_head(w: Weights, spec: HeadSpec) -> Weights:
-    for step in absorption(spec):
+def _per_head(w: Weights, steps: list[Any]) -> Weights:
+    for step in steps:
         w = step.weights(w)
     return w
 

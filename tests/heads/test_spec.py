@@ -72,6 +72,13 @@ def test_a_map_that_says_nothing_of_its_start_is_refused(text, message, monkeypa
         HeadSpec("odd", width=12, num_heads=4)
 
 
+def test_a_map_named_as_a_part_of_the_layer_is_refused(monkeypatch):
+    row = LAYOUTS["standard"]
+    monkeypatch.setitem(LAYOUTS, "odd", row._replace(maps=row.maps | {"norm": "query: H = 1"}))
+    with pytest.raises(ValueError, match="'norm' of its own"):
+        HeadSpec("odd", width=12, num_heads=4)
+
+
 def test_a_start_that_is_told_is_taken(monkeypatch):
     row, own = LAYOUTS["standard"], {"a": "query: N R ~ 0.5", "b": "query: R = 3"}
     monkeypatch.setitem(LAYOUTS, "odd", row._replace(maps=row.maps | own))
