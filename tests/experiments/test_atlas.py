@@ -2,6 +2,7 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import ROOT
@@ -43,7 +44,8 @@ def test_rank_bounds_are_reached(layout, x64):
     spec = atlas.SMALL[layout]
     rng = np.random.default_rng(0)
     w = {n: rng.normal(size=a) for n, a in spec.shapes.items()}
-    q, k, _ = project_heads(w, *(rng.normal(size=(1, 40, 12)) for _ in "xy"), spec=spec)
+    texts = (jnp.asarray(rng.normal(size=(1, 40, 12))) for _ in "xy")
+    q, k, _ = project_heads(w, *texts, spec=spec)
     k = np.repeat(k, 4 // k.shape[2], axis=2)
     scores = np.einsum("BTNH,BSNH->NTS", q, k)
     assert set(np.linalg.matrix_rank(scores)) == {atlas.rank(spec)}
