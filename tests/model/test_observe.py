@@ -11,10 +11,8 @@ from conftest import assert_close
 
 from attnlab import (
     BACKENDS,
-    LAYOUTS,
     HeadSpec,
     ModelConfig,
-    contraction_orders,
     dot_product_attention,
     explain,
     init_cache,
@@ -26,7 +24,7 @@ from attnlab import (
 )
 from attnlab.attention.masks import Edges
 from attnlab.model.block import BlockSpec, init_block
-from attnlab.observe import NAMES, OF_CROSS, OF_ENCODER, OF_HEADS, OF_LAYER, OF_ORDER, check_names
+from attnlab.observe import NAMES, OF_CROSS, OF_ENCODER, OF_HEADS, OF_LAYER, check_names
 from attnlab.sharing.plan import Plan
 
 CONFIG = ModelConfig(
@@ -328,41 +326,6 @@ def test_the_mask_hides_from_edited_scores():
     assert_close(out[:, 4], v[:, 4])
     one = dot_product_attention(q[0], k[0], v[0], is_causal=True, edit=edit, show=("scores",))
     assert_close(one, (out[0], {"scores": shown["scores"][0]}))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_are_those_of_the_layout_in_every_order(layout, x64):
-    """And the outputs of the heads and the bias add up to that of attention."""
-    spec = HeadSpec(layout, width=12, num_heads=4, biases="qvo")
-    rng, show = np.random.default_rng(0), tuple(OF_HEADS)
-    w = {name: rng.normal(size=shape) for name, shape in spec.shapes.items()}
-    x, context = (jnp.asarray(rng.normal(size=(2, length, 12))) for length in (5, 7))
-    orders = contraction_orders(spec, 2, 5, 7, cross=True)
-
-    @jax.jit
-    def run(w, x, context):
-        attend = functools.partial(multi_head_attention, w, x, context, spec=spec)
-        shown = {order: attend(order=order, show=show) for order in orders}
-        flip = {"probs": lambda a, layer: a[..., ::-1], "outputs": lambda a, layer: a * a}
-        edited = [attend(order=order, edit=flip, show=("outputs",)) for order in orders]
-        return shown, attend(), edited
-
-    shown, out, edited = run(w, x, context)
-    for got, values in shown.values():
-        assert_close(got, out, loosen=1e3)
-        assert_close(values, shown["factored"][1], loosen=1e3)
-        assert_close(values["outputs"].sum(1) + w["o_bias"], out, loosen=1e3)
-    for got, values in edited:
-        assert_close(values["outputs"].sum(1) + w["o_bias"], got, loosen=1e3)
-        assert_close(values, edited[0][1], loosen=1e3)
-    for order in [o for o in orders if o != "factored"][:1]:
-        for name in OF_ORDER:
-            with pytest.raises(
-                ValueError, match=f"its {name} are not those to edit; use 'factored'"
-            ):
-                multi_head_attention(
-                    w, x, context, spec=spec, order=order, edit={name: lambda a, layer: a}
-                )
 
 
 def test_decoding_shows_and_edits_what_the_whole_call_does():
