@@ -165,6 +165,51 @@ def test_a_workdir_has_one_owner(tmp_path, text):
     assert not (folder / lock.OWNER).exists()
 
 
+def test_compiled_programs_are_kept_and_give_the_same_bits(tmp_path, text):
+    """By a folder of the user's cache that knows CPU, versions and threads."""
+    environment = user_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for name in [n for n in environment if n.startswith("JAX_")]:
+        del environment[name]
+    words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", text]
+    loads, folders = {}, {}
+    for name, more in {
+        "first": ["--threads=2"],
+        "second": ["--threads=2"],
+        "other": ["--threads=3"],
+        "none": ["--threads=2", "--jax_enable_compilation_cache=false"],
+    }.items():
+        flags = [f"--workdir={tmp_path}/{name}", "--jax_disable_most_optimizations", *more]
+        subprocess.run([*words, *flags], cwd=ROOT, env=environment, check=True)
+        folders[name] = sorted((tmp_path / "cache/attnlab").iterdir())
+        loads[name] = {p: p.read_bytes() for p in (tmp_path / "cache").rglob("*step*-atime")}
+    assert [len(folders[name]) for name in folders] == [1, 1, 2, 2]
+    assert loads["first"].keys() == loads["second"].keys() != set()
+    assert loads["first"] != loads["second"]  # the second one read what the first one wrote
+    assert loads["other"] == loads["none"]
+    metrics = {name: (tmp_path / name / "metrics.jsonl").read_text() for name in loads}
+    assert metrics["first"] == metrics["second"] == metrics["none"]
+
+
+def test_arms_end_with_their_sweep(tmp_path, text):
+    """A sweep that is killed cannot tell its arms; each sees it, saves and lets its folder go."""
+    words = [sys.executable, "-m", "experiments.sweep", f"--config={SWEEP}:tiny", text]
+    words += [f"--workdir={tmp_path}/sweep", "--jobs=2", "--config.train.steps=100000"]
+    arms = [tmp_path / "sweep" / f"standard-{plan}" for plan in ("separate", "albert")]
+    with subprocess.Popen(words, cwd=ROOT, env=user_environment()) as process:
+        while not all((f / "checkpoints/10").exists() for f in arms):
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert all(lock.holder(f) for f in arms)
+        process.kill()
+    until = time.monotonic() + 120
+    while any(lock.holder(f) for f in arms):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for folder in arms:
+        assert not (folder / lock.OWNER).exists()  # it left as one leaves
+        assert not (folder / "result.json").exists()
+
+
 def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
     folder = tmp_path / "sweep"
     flags = (f"--config={SWEEP}:tiny", f"--workdir={folder}", text)
