@@ -3,7 +3,7 @@ r"""Which tokens predict a text best: its bytes, or pairs of bytes that were lea
     python -m experiments.run --config=experiments/configs/token_lm.py:bpe:4096 --workdir=runs/bpe
     python -m experiments.sweep --config=experiments/configs/token_lm.py --workdir=runs/tokens
 
-NOTE
+Losses are bits per byte of one and the same held-out text, so the arms can be compared.
 
 Words after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
 the run) or `bytes`, and the words of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan). A
