@@ -59,6 +59,8 @@ def load(filename: str) -> tuple[Any, ConfigDict]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{path} has no get_config(), which makes the config of a run")
     return module, module.get_config(*words)
 
 

@@ -137,6 +137,9 @@ def test_wrong_words(words, message):
 def test_two_arms_of_one_name(tmp_path):
     path = tmp_path / "twice.py"
     path.write_text("def sweep(add, arg):\n  add(name='a b', x=1)\n  add(name='a  b', x=2)\n")
+    with pytest.raises(ValueError, match=r"twice.py has no get_config\(\)"):
+        sweep.read(str(path), {})
+    path.write_text("def get_config(): ...\n" + path.read_text())
     with pytest.raises(ValueError, match="two arms 'a-b'; give each a name of its own"):
         sweep.read(str(path), {})
 

@@ -61,7 +61,7 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
     environment = {"device": "1 x cpu", "machine": "x86_64", "cores": 2}
     environment |= dict.fromkeys(("python", "commit", *PACKAGES), "1.0")
     record = {
-        "config": {"task": "causal_lm", "model": model, "train": train},
+        "config": {"task": "causal_lm", "data": {}, "model": model, "train": train},
         "source": source,
         "environment": environment,
     }
