@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("outside_row")
 
 def probs_and_outputs(w, x, context, values, spec):
     """[B, N, T, S] and [B, N, T, O] head by head in NumPy, from the definition."""
-    s = spec.sizes
+    s = spec.sizes | {"eps": spec.norm_eps}
     w, x, context, values = jax.tree.map(np.asarray, (w, x, context, values))
     probs, outputs = [], []
     for n in range(s["N"]):
