@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 from commands import command, user_environment
-from conftest import ROOT
+from conftest import ROOT, deep
 
 from experiments import report
 from experiments.configs import byte_lm, token_lm
@@ -61,7 +61,7 @@ def test_one_run_and_again(tmp_path, text):
     assert everything(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", deep([False, True], True))
 def test_an_encoder_and_a_decoder_train(tmp_path, text, shared):
     if shared:  # in this process: faster
         config = byte_lm.get_config("seq2seq,tiny")
@@ -118,13 +118,14 @@ def test_another_backend_trains_and_is_shown(tmp_path, text):
         np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
 
 
-def test_killed_and_started_again(tmp_path, text):
-    """SIGKILL at three moments, then a damaged checkpoint: the same loss and metrics to the bit."""
-    flags = (text, "--config.train.steps=300", "--config.train.checkpoint_every=20")
+@pytest.mark.parametrize("moments", deep([(15,), (5, 15, 30)], (15,)))
+def test_killed_and_started_again(tmp_path, text, moments):
+    """SIGKILL at some moments, then a damaged checkpoint: the same loss and metrics to the bit."""
+    flags = (text, "--config.train.steps=200", "--config.train.checkpoint_every=20")
     whole = run(tmp_path / "whole", "tiny", *flags, optimized=True)
     words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", *flags]
     broken = tmp_path / "broken"
-    for lines in (5, 15, 30):
+    for lines in moments:
         process = subprocess.Popen(
             [*words, f"--workdir={broken}"],
             cwd=ROOT,

@@ -1,6 +1,5 @@
 """Published formats without torch or transformers: golden outputs, old styles, damage, abuse."""
 
-import dataclasses
 import json
 import os
 import pickle
@@ -11,40 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
-from conftest import ROOT
+from goldens import FAMILIES, GOLDEN, close, split, write
 
-from attnlab import ModelConfig, pretrained
+from attnlab import pretrained
 from attnlab.pretrained.tensors import Stored, read_file, write_file
-
-GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
-# The plainest of each family.
-FAMILIES = {
-    name: ROOT / "tests" / "pretrained" / "golden" / f"{name}.npz" for name in pretrained.FAMILIES
-}
-
-
-def split(path):
-    """(config.json, tensors, inputs, outputs) of a golden file."""
-    found = {"tensor": {}, "input": {}, "output": {}}
-    with np.load(path, allow_pickle=False) as file:
-        config = json.loads(file["config"].tobytes())
-        for key in file.files:
-            if key != "config":
-                kind, name = key.split(" ", 1)
-                found[kind][name] = file[key]
-    given = {name: a.astype(np.int32) for name, a in found["input"].items()}
-    return config, found["tensor"], given, found["output"]
-
-
-def write(folder, config, tensors):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    write_file(folder / "model.safetensors", tensors)
-    return folder
-
-
-def close(got, expected):
-    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_every_family_has_a_golden_file_and_they_are_small():
@@ -328,74 +297,3 @@ def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
     model, params = pretrained.load(folder, dtype="bfloat16", remat=False)
     assert (model.config.dtype, model.config.remat) == ("bfloat16", False)
     assert np.isfinite(peer_outputs.run(model, params, given).logits).all()
-
-
-@pytest.mark.parametrize("family", ["bert", "albert", "t5"])
-def test_a_shared_model_is_written_unshared(family, tmp_path):
-    """Where the format cannot say it, every layer gets its copy: the same outputs."""
-    config, tensors, given, _ = split(FAMILIES[family])
-    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
-    apart = {"encoder_plan": "separate"} if family == "t5" else {}
-    shared = dataclasses.replace(model.config, plan="ffn_only", **apart).build()
-    sizes = shared.config.layer_plan.num_slots
-    layers = {
-        part: jax.tree.map(lambda a, n=n: jnp.concatenate([a] * 2)[:n], params["layers"][part])
-        for part, n in sizes.items()
-    }
-    params = params | {"layers": layers}
-    pretrained.save(tmp_path / "ours", shared, params)
-    again, params_again = pretrained.load(tmp_path / "ours")
-    ours, theirs = (
-        peer_outputs.run(m, p, given).logits for m, p in ((shared, params), (again, params_again))
-    )
-    close(ours, theirs)
-
-
-def test_an_encoder_tied_to_its_decoder_is_written_twice(tmp_path):
-    config, tensors, given, _ = split(FAMILIES["t5"])
-    model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
-    tied = dataclasses.replace(model.config, share_encoder=True).build()
-    params = {name: a for name, a in params.items() if not name.startswith("encoder_")}
-    pretrained.save(tmp_path / "ours", tied, params)
-    again, params_again = pretrained.load(tmp_path / "ours")
-    assert "encoder_layers" in params_again
-    ours, theirs = (
-        peer_outputs.run(m, p, given).logits for m, p in ((tied, params), (again, params_again))
-    )
-    close(ours, theirs)
-
-
-def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
-    config = ModelConfig(vocab_size=19, max_len=9, width=12, num_heads=3, activation="gelu_tanh")
-    for fields, family in ((dict(), "gpt2"), (dict(layout="wide"), ""), (dict(window=2), "")):
-        model = dataclasses.replace(config, **fields).build()
-        params = model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-        if not family:
-            with pytest.raises(ValueError, match=r"no published format can say this model.*gpt2: "):
-                pretrained.save(tmp_path / "folder", model, params)
-            continue
-        pretrained.save(tmp_path / "folder", model, params)
-        said = json.loads((tmp_path / "folder" / "config.json").read_text())
-        assert said["model_type"] == family
-        params_again = pretrained.load(tmp_path / "folder")[1]
-        jax.tree.map(np.testing.assert_array_equal, params, params_again)
-
-
-@pytest.mark.parametrize("plan", ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"])
-def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
-    """Deltas are not lost without a word; keys that layers reuse are refused."""
-    config = dataclasses.replace(
-        pretrained.published_config("gpt2"),
-        vocab_size=11, max_len=9, width=12, num_heads=3, ffn_width=7, num_layers=2, plan=plan,
-        delta_rank=2,
-    )  # fmt: skip
-    model, tokens, rng = config.build(), jnp.asarray([[3, 1, 4]]), np.random.default_rng(0)
-    init = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), init)
-    pretrained.save(tmp_path / "model", model, params)
-    again, read = pretrained.load(tmp_path / "model")
-    close(again.apply({"params": read}, tokens), model.apply({"params": params}, tokens))
-    reuses = dataclasses.replace(config, plan="cla:1")
-    with pytest.raises(ValueError, match="have no maps of their own to give back"):
-        pretrained.save(tmp_path / "other", reuses.build(), params)
-    assert not (tmp_path / "other").exists()

@@ -9,7 +9,7 @@ import peer_outputs
 import pytest
 from by_hand import RNG, E, N, X, attend, draw, linear
 from conftest import assert_close
-from test_pretrained import FAMILIES, split, write
+from goldens import FAMILIES, split, write
 
 from attnlab import pretrained
 

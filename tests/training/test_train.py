@@ -38,6 +38,7 @@ CONFIG = training.TrainConfig(
 )
 # Each byte is the last one plus 1 or 2, modulo 9: ln 9 nats without context, ln 2 with it.
 TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
+SELDOM = dict(log_every=10_000, eval_every=10_000, checkpoint_every=10_000)
 SOURCE = text.source_of(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
 
 
@@ -75,7 +76,8 @@ def assert_same_bits(a, b):
 
 def test_it_learns(tmp_path):
     """Nearer to ln 2, all there is to know, than to the ln 9 that needs no context."""
-    result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, learning_rate=1e-2))
+    rare = dict(log_every=5, eval_every=150, checkpoint_every=150)
+    result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, learning_rate=1e-2, **rare))
     assert (result.heldout["loss"] < 1.2).all()
     assert (result.heldout["loss"] > np.log(2)).all()
     assert (np.abs(result.train["loss"] - result.heldout["loss"]) < 0.1).all()
@@ -87,9 +89,10 @@ def test_it_learns(tmp_path):
 
 def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
     model = dataclasses.replace(MODEL, dropout_rate=0.1)
-    together = fit(tmp_path / "all", model=model)
+    config = dataclasses.replace(CONFIG, **SELDOM)
+    together = fit(tmp_path / "all", config, model)
     for i, seed in enumerate(CONFIG.seeds):
-        alone = fit(tmp_path / str(seed), dataclasses.replace(CONFIG, seeds=(seed,)), model)
+        alone = fit(tmp_path / str(seed), dataclasses.replace(config, seeds=(seed,)), model)
         assert_same_bits(jax.tree.map(lambda a: a[i : i + 1], together.state), alone.state)  # noqa: B023
         assert together.heldout["loss"][i] == alone.heldout["loss"][0]
     assert len(set(together.heldout["loss"])) == 3
@@ -303,7 +306,7 @@ def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
 
 def test_masked_lm_trains_an_encoder(tmp_path):
     model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
-    config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,))
+    config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,), **SELDOM)
     result = fit(tmp_path, config, model, task="masked_lm")
     assert result.heldout["loss"] < np.log(9) - 0.1
 
