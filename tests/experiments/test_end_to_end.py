@@ -16,6 +16,7 @@ import pytest
 from commands import command, user_environment
 from conftest import ROOT, deep
 
+from attnlab.training.sources import Text
 from experiments import report
 from experiments.configs import byte_lm, token_lm
 from experiments.running import arm, launch, lock
@@ -103,10 +104,8 @@ def test_a_learnt_tokenizer_is_kept(tmp_path, text):
         assert len(str(maps["written_tokens"])) > maps["tokens"].size == 16
     report.write([folder])
     assert "Muon, cosine" in (folder / "report.md").read_text()
-    other = token_lm.get_config("tiny,bpe:290")
-    other.data.path = config.data.path
-    arm.run(other, tmp_path / "other")
-    (folder / "tokenizer.json").write_bytes((tmp_path / "other/tokenizer.json").read_bytes())
+    other = Text(path=config.data.path, tokenizer="bpe:290").load(config.train.length)
+    (folder / "tokenizer.json").write_bytes(other.files["tokenizer.json"])
     with pytest.raises(ValueError, match=r"source\.sha256: there"):
         arm.run(config, folder)
 

@@ -91,7 +91,7 @@ def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
     model = dataclasses.replace(MODEL, dropout_rate=0.1)
     config = dataclasses.replace(CONFIG, **SELDOM)
     together = fit(tmp_path / "all", config, model)
-    for i, seed in enumerate(CONFIG.seeds):
+    for i, seed in ((0, 0), (2, 5)):
         alone = fit(tmp_path / str(seed), dataclasses.replace(config, seeds=(seed,)), model)
         assert_same_bits(jax.tree.map(lambda a: a[i : i + 1], together.state), alone.state)  # noqa: B023
         assert together.heldout["loss"][i] == alone.heldout["loss"][0]
@@ -204,7 +204,7 @@ def terminate():
         (terminate, {"optimizer": "muon", "schedule": "warmup_stable_decay"}),
     ],
 )
-def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, rows, optimized, capsys):
+def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, rows, capsys):
     config, data = dataclasses.replace(CONFIG, **rows), {}
     if rows:  # and a text in other tokens than bytes
         path = tmp_path / "text.txt"
