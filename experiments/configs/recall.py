@@ -23,24 +23,33 @@ from ml_collections import ConfigDict
 from experiments.configs import byte_lm
 
 LAYOUTS = ("standard", "narrow")
-PAIRS = (4, 8, 16)
+PAIRS = (2, 4, 8)
 
 VALUES = {
-    "data.vocab_size": 512,
-    "data.pairs": 8,
-    "model.vocab_size": 512,
+    "data.vocab_size": 64,
+    "data.pairs": 4,
+    "model.vocab_size": 64,
     "model.positions": "relative",  # a head finds the token before it in a few hundred steps
+    "model.width": 64,
+    "model.ffn_width": 128,
     "model.num_layers": 2,
     "model.num_heads": 2,
-    "train.length": 64,
+    "train.length": 32,
     "train.batch_size": 64,
-    "train.steps": 1000,
+    "train.steps": 1500,
     "train.weight_decay": 0.0,
     "train.eval_every": 100,
     "train.eval_windows": 0,
 }
 VARIANTS = {
-    "paper": {"data.vocab_size": 8192, "model.vocab_size": 8192},
+    "paper": {
+        "data.vocab_size": 8192,
+        "data.pairs": 8,
+        "model.vocab_size": 8192,
+        "model.width": 128,
+        "model.ffn_width": 512,
+        "train.length": 64,
+    },
     "tiny": {
         "data.vocab_size": 32,
         "data.pairs": 2,

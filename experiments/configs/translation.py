@@ -6,7 +6,8 @@ r"""English to German in minutes: an encoder reads a line, a decoder writes anot
 Multi30k (Elliott et al. 2016, arXiv 1605.00459): 29,000 captions of pictures, 1,014 for
 validation, 1,000 for the test. One vocabulary for both languages. A byte of the German test costs
 4.54 bits by its frequency and 2.56 under gzip; an n-gram model that does not see the English needs
-1.31 (Witten-Bell). Not yet measured at this scale.
+1.31 (Witten-Bell). Measured, one seed, 9 minutes on 2 CPU cores: 0.90 bits, and 50.5 chrF and 25.6
+BLEU for what greedy decoding writes.
 
 Words after the colon: a layout, a plan, `reverse` (German to English), `bytes` (no subwords: rows
 of up to 256), `tiny`. `--config.task=transduction` leaves out what needs sacrebleu.
