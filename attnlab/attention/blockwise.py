@@ -4,17 +4,39 @@ The softmax of a row is kept as its largest score, its sum and its output so far
 when a later key block has a larger score (online softmax: Milakov & Gimelshein 2018, arXiv
 1805.02867; attention in O(T) memory: Rabe & Staats 2021, arXiv 2112.05682). The backward pass
 computes the scores again, block by block (Dao et al. 2022, arXiv 2205.14135).
+
+Where one block holds all queries and keys of a chunk of heads, a causal rule or a window cuts it
+into strips of queries: each is a block with the keys alone that its queries may see.
 """
 
 import functools
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from attnlab.attention import masks
+from attnlab.attention.blocks import (
+    Blocks,
+    Extras,
+    Place,
+    add_part,
+    among_keys,
+    block_sizes,
+    keys_of,
+    over_chunks,
+    over_keys,
+    pad,
+    rows_of,
+    split,
+    strips,
+    take,
+    unsplit,
+    vary_alike,
+)
 from attnlab.attention.dense import (
     Options,
     dropout_seed,
@@ -31,89 +53,36 @@ from attnlab.attention.visible import Visible
 from attnlab.remat import save_for_backward
 
 
-class Blocks(NamedTuple):
-    """How one call is cut: what is known before any array is."""
-
-    shape: tuple[int, int, int, int]
-    """B, N, T, S, before padding to whole blocks"""
-    sizes: tuple[int, int, int, int]
-    """batch rows, heads, queries and keys of a block"""
-    scale: float
-    soft_cap: float | None
-    dropout_rate: float
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(-(-a // b) for a, b in zip(self.shape, self.sizes, strict=True))
-
-
-class Extras(NamedTuple):
-    """Arrays that broadcast to [B, N, T, S], or None: a block takes its part of the axes not 1.
-
-    And the two words of the dropout's seed, or None.
-    """
-
-    bias: Any
-    mask: Any
-    first: Any
-    end: Any
-    seed: Any
-
-
-def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int, int, int]:
-    """Batch rows, heads, queries and keys of a block: on a CPU its scores stay in the cache.
-
-    Heads come in whole groups, those that share key or value heads. Measured on a CPU with 1 MiB
-    of L2 per core; an accelerator takes all batch rows and heads at once (not measured).
-    """
-    b, n, t, s = shape
-    even = lambda length, most: -(-length // -(-length // most))  # the least padding
-    t = even(t, EDGE)
-    s = even(s, EDGE**2 // t)
-    if jax.default_backend() != "cpu":
-        return b, n, t, s
-    heads = max(
-        h for h in range(group, n + 1, group) if n % h == 0 and (h * t * s <= AREA or h == group)
-    )
-    rows = AREA // (heads * t * s) if heads == n else 1
-    return max(c for c in range(1, b + 1) if b % c == 0 and c <= max(rows, 1)), heads, t, s
-
-
-EDGE, AREA = 512, 2**19  # most queries (and keys beside them), most scores of a block
-
-
 def blockwise(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
     """Attention without a [T, S] array. No second or forward-mode derivatives: see `dense`."""
     (b, t, n, _), (_, s, k, _), kv = query.shape, key.shape, value.shape[2]
-    group = math.lcm(n // k, n // kv)
     shape = (b, n, t, s)
     scale = options.scale
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
         query, scale = query.astype(wide_dtype(query, key)) * scale, 1.0
-    sizes = block_sizes(shape, group)
-    blocks = Blocks(shape, sizes, scale, options.logits_soft_cap, options.dropout_rate)
-    cb, cn, tq, sk = blocks.sizes
-    ranges = visible.ranges()
-    if ranges is None and s % sk:
+    sizes = block_sizes(shape, math.lcm(n // k, n // kv))
+    rule = Visible(t, s, is_causal=visible.is_causal, window=visible.window)
+    blocks = Blocks(shape, sizes, scale, options.logits_soft_cap, options.dropout_rate, rule)
+    ranges, (more_t, more_s) = visible.ranges(), (-t % sizes[2], -s % sizes[3])
+    if ranges is None and more_s:
         ranges = Visible(1, s + 1, key_lengths=jnp.full(1, s)).ranges()
+    if blocks.counts[2:] == (1, 1) and ranges is not None and isinstance(ranges[0], np.ndarray):
+        ranges = None  # strips know the rule
     first, end = (None, None) if ranges is None else (a[:, None, :, None] for a in ranges)
-    pads = (-t % tq, -s % sk)
+    longer = lambda a, more: jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
     arrays = (
-        _cut(query, cb, cn, tq),
-        _cut(key, cb, cn * k // n, sk),
-        _cut(value, cb, cn * kv // n, sk),
+        longer(query, more_t),
+        longer(key, more_s),
+        longer(value, more_s),
         Extras(
-            _pad(bias, *pads),
-            _pad(visible.mask, *pads),
-            _pad(first, *pads),
-            _pad(end, *pads),
+            *(pad(a, more_t, more_s) for a in (bias, visible.mask, first, end)),
             dropout_seed(options),
         ),
     )
-    out, residual = _attend(blocks, *_vary_alike(arrays))
-    seen = {"out": _join(out, shape)}
+    out, residual = _attend(blocks, *vary_alike(arrays))
+    seen = {"out": out[:, :t]}
     if options.return_residual:
-        seen["residual"] = _join(residual, shape)[..., 0]
+        seen["residual"] = residual[:, :t, :, 0]
     return seen
 
 
@@ -125,100 +94,28 @@ def refuse_blockwise(query, key, value, bias, visible, options: Options) -> str 
     return refuse_edit(options)
 
 
-def _vary_alike(arrays: Any) -> Any:
-    """Inside `shard_map` a loop wants one set of mesh axes for all that it carries.
-
-    A choice between an array and itself, by a False that varies over all of these axes; the
-    compiler drops it. It stands outside the custom derivative, so JAX itself sums the gradient
-    of a bias that the devices share.
-    """
-    false = jnp.zeros((), bool)
-    for a in jax.tree.leaves(arrays):
-        false |= jnp.zeros_like(a, bool)[(0,) * a.ndim]
-    return jax.tree.map(lambda a: jnp.where(false, a, a), arrays)
-
-
-def _cut(a: Array, batch: int, heads: int, length: int) -> Array:
-    """[B, T, N, H] -> [B/batch * N/heads, T/length, batch, heads, length, H]."""
-    a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % length), (0, 0), (0, 0)))
-    b, t, n, h = a.shape
-    a = a.reshape(b // batch, batch, t // length, length, n // heads, heads, h)
-    return a.transpose(0, 4, 2, 1, 5, 3, 6).reshape(-1, t // length, batch, heads, length, h)
-
-
-def _join(a: Array, shape: tuple[int, ...]) -> Array:
-    """What `_cut` cut, without its padding."""
-    (_, count, batch, heads, length, h), (b, n, t, _) = a.shape, shape
-    a = a.reshape(b // batch, n // heads, count, batch, heads, length, h)
-    return a.transpose(0, 3, 2, 5, 1, 4, 6).reshape(b, count * length, n, h)[:, :t]
-
-
-def _pad(a: Any, t: int, s: int) -> Array | None:
-    """Zeros at the end of the last two axes, where these are not 1."""
-    if a is None:
-        return None
-    pads = [
-        (0, 0),
-        (0, 0),
-        *((0, p if d > 1 else 0) for d, p in zip(a.shape[2:], (t, s), strict=True)),
-    ]
-    return jnp.pad(a, pads)
-
-
-def _starts(a: Array, starts: tuple) -> tuple:
-    return tuple(
-        jnp.asarray(0 if d == 1 else i, jnp.int32) for d, i in zip(a.shape, starts, strict=True)
-    )
-
-
-def _part(a: Array, starts: tuple, sizes: tuple) -> Array:
-    """The block of `a` at `starts`; axes of size 1 stay."""
-    sizes = tuple(min(d, size) for d, size in zip(a.shape, sizes, strict=True))
-    return lax.dynamic_slice(a, _starts(a, starts), sizes)
-
-
-def _block_scores(blocks: Blocks, q, k, extras: Extras, starts: tuple) -> tuple[Array, Array]:
+def _block_scores(blocks: Blocks, q, k, extras: Extras, at: Place) -> tuple[Array, Array]:
     """Scores of one block, before and after hidden ones sank."""
-    sizes = blocks.sizes
-    bias = None if extras.bias is None else _part(extras.bias, starts, sizes)
-    x = scores(q, k, bias, blocks.scale, blocks.soft_cap)
-    hidden = x
-    if extras.mask is not None:
-        hidden = hide(hidden, _part(extras.mask, starts, sizes))
-    if extras.first is not None:
-        first, end = (_part(a, starts, sizes) for a in (extras.first, extras.end))
-        key = starts[3] + jnp.arange(sizes[3], dtype=jnp.int32)
-        hidden = hide(hidden, (first <= key) & (key < end))
-    return x, hidden
+    turn = lambda a: a.swapaxes(2, 3) if at.flip and a is not None else a
+    bias = turn(take(extras.bias, at))
+    x = scores(*((k, q) if at.flip else (q, k)), bias, blocks.scale, blocks.soft_cap)
+    axes = (3, 2) if at.flip else (2, 3)
+    key = at.starts[3] + lax.broadcasted_iota(
+        jnp.int32, tuple(d if i == axes[1] else 1 for i, d in enumerate(x.shape)), axes[1]
+    )
+    allowed = masks.combine(
+        turn(take(extras.mask, at)),
+        None if at.first is None else turn(at.first) <= key,
+        None if at.end is None else key < turn(at.end),
+    )
+    return x, hide(x, allowed)
 
 
-def key_blocks(blocks: Blocks, first, end) -> tuple[Any, Any]:
-    """The key blocks from..to (exclusive) that any row of these ranges sees."""
-    return jnp.min(first) // blocks.sizes[3], -(-jnp.max(end) // blocks.sizes[3])
-
-
-def _over_keys(blocks: Blocks, extras: Extras, starts: tuple, step, carry):
-    """carry = step(key block, carry) over the key blocks that these queries may see."""
-    count = blocks.counts[3]
-    if count == 1:
-        return step(0, carry)
-    lower, upper = 0, count
-    if extras.first is not None:
-        ranges = (_part(a, starts, blocks.sizes) for a in (extras.first, extras.end))
-        lower, upper = key_blocks(blocks, *ranges)
-    return lax.fori_loop(lower, upper, step, carry)
-
-
-def _chunk_start(blocks: Blocks, chunk) -> tuple:
-    heads = blocks.counts[1]
-    return chunk // heads * blocks.sizes[0], chunk % heads * blocks.sizes[1]
-
-
-def _drop(blocks: Blocks, extras: Extras, starts: tuple, p: Array) -> Array:
+def _drop(blocks: Blocks, extras: Extras, at: Place, p: Array) -> Array:
     if not blocks.dropout_rate:
         return p
-    drawn = kept(extras.seed, blocks.dropout_rate, starts, blocks.sizes, blocks.shape)
-    return jnp.where(drawn, p / (1 - blocks.dropout_rate), 0)
+    drawn = kept(extras.seed, blocks.dropout_rate, at.starts, at.sizes, blocks.shape)
+    return jnp.where(drawn.swapaxes(2, 3) if at.flip else drawn, p / (1 - blocks.dropout_rate), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -228,34 +125,53 @@ def _attend(blocks: Blocks, query, key, value, extras: Extras):
 
 
 def _forward(blocks: Blocks, query, key, value, extras: Extras):
+    """Beside both, for the backward pass: the largest score of a row and 1 / the sum of exp."""
     tq, sk = blocks.sizes[2:]
 
-    def rows(chunk, k, v, i, q):
-        def step(j, carry):
-            top, total, out = carry
-            at = (*starts, j * sk)
-            _, x = _block_scores(blocks, q, k[j], extras, at)
-            new = jnp.maximum(top, row_top(x))
-            weights, fade = jnp.exp(x - new), jnp.exp(top - new)
-            total = total * fade + jnp.sum(weights, axis=-1, keepdims=True)
-            return new, total, out * fade + weighted(_drop(blocks, extras, at, weights), v[j])
+    def block(q, k, v, at):
+        x = _block_scores(blocks, q, k, extras, at)[1]
+        top = row_top(x)
+        weights = jnp.exp(x - top)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        return top, total, weighted(_drop(blocks, extras, at, weights), v)
 
-        starts = (*_chunk_start(blocks, chunk), i * tq)
-        wide = jnp.result_type(q, k, jnp.float32)
-        zero = jnp.zeros_like(q, wide)[..., :1]
-        out = jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1]))
-        carry = (zero + lowest(wide) / 2, zero, out)
-        top, total, out = _over_keys(blocks, extras, (*starts, 0), step, carry)
+    def nothing(q, v):
+        zero = jnp.zeros_like(q, jnp.result_type(q, key, jnp.float32))[..., :1]
+        return (
+            zero + lowest(zero.dtype) / 2,
+            zero,
+            jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1])),
+        )
+
+    def rows(starts, k, v, q):
+        def step(j, at, carry):
+            new = block(q, k[j], v[j], at)
+            top = jnp.maximum(carry[0], new[0])
+            fade, grow = jnp.exp(carry[0] - top), jnp.exp(new[0] - top)
+            return top, *(a * fade + b * grow for a, b in zip(carry[1:], new[1:], strict=True))
+
+        return over_keys(blocks, extras, starts, False, step, nothing(q, v))
+
+    def chunk(carry, starts, q, k, v):
+        if blocks.counts[2:] == (1, 1):
+            made = [
+                block(rows_of(q, at), keys_of(k, at), keys_of(v, at), at)
+                if at.sizes[3]
+                else nothing(rows_of(q, at), v)
+                for at in strips(blocks, extras, starts, False)
+            ]
+            top, total, out = (jnp.concatenate(a, axis=2) for a in zip(*made, strict=True))
+        else:
+            k, v = split(k, sk), split(v, sk)
+            one = lambda a: rows((*starts, a[0] * tq), k, v, a[1])
+            made = lax.map(one, (jnp.arange(blocks.counts[2]), split(q, tq)))
+            top, total, out = map(unsplit, made)
         some = jnp.where(total > 0, total, 1)
-        lse = jnp.where(total > 0, top + jnp.log(some), -math.inf)
-        return (out / some).astype(v.dtype), lse, top, jnp.where(total > 0, 1 / some, 0)
+        return carry, ((out / some).astype(v.dtype), top, jnp.where(total > 0, 1 / some, 0))
 
-    def chunk(args):
-        i, q, k, v = args
-        return lax.map(lambda a: rows(i, k, v, *a), (jnp.arange(q.shape[0]), q))
-
-    made = lax.map(chunk, (jnp.arange(query.shape[0]), query, key, value))
-    out, lse, top, share = save_for_backward(made)
+    _, made = over_chunks(blocks, chunk, None, query, key, value)
+    out, top, share = save_for_backward(made)
+    lse = jnp.where(share > 0, top - jnp.log(jnp.where(share > 0, share, 1)), -math.inf)
     return (out, lse), (query, key, value, extras, out, top, share)
 
 
@@ -263,63 +179,85 @@ def _backward(blocks: Blocks, saved, cotangents):
     query, key, value, extras, out, top, share = saved
     d_out, d_lse = cotangents
     (_, _, tq, sk), wide = blocks.sizes, top.dtype
-    delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
-    delta = delta - jnp.where(share > 0, d_lse, 0)  # an empty row's may be NaN
-    d_bias = None if extras.bias is None else jnp.zeros_like(extras.bias, wide)
+    # Sums over the first axis of scores are slow on a CPU. Where every head has keys of its own
+    # the scores can be kept as [S, T]: then one gradient needs such a sum, not two.
+    flip = query.shape[2] == key.shape[2] == value.shape[2]
 
-    def rows(chunk, k, v, carry, args):
-        i, q, do, delta, top, share = args
-        starts = (*_chunk_start(blocks, chunk), i * tq)
+    def block(q, k, v, do, delta, top, at):
+        """Gradients of q and k (before `scale`) and of v, and of the scores.
 
-        def step(j, carry):
-            dq, dk, dv, d_bias = carry
-            at = (*starts, j * sk)
-            x, hidden = _block_scores(blocks, q, k[j], extras, at)
-            p = jnp.exp(hidden - top) * share
-            dp = _drop(blocks, extras, at, scores(do, v[j], None, 1.0, None))
-            ds = p * (dp - delta)
-            if blocks.soft_cap is not None:
-                ds = ds * (1 - jnp.square(x / blocks.soft_cap))
-            if d_bias is not None:
-                d_bias = _add_part(d_bias, at, ds)
-            ds = ds.astype(q.dtype)
-            dv = dv.at[j].add(
-                _transposed(_drop(blocks, extras, at, p).astype(v.dtype), do, v.shape[2], wide)
-            )
-            dk = dk.at[j].add(_transposed(ds, q, k.shape[2], wide))
-            return dq + weighted(ds, k[j]).astype(wide), dk, dv, d_bias
+        `do` and `delta` come multiplied by `share`: what is left of the probabilities is
+        exp(scores - top).
+        """
+        turn = lambda a: a.swapaxes(2, 3) if flip else a
+        x, hidden = _block_scores(blocks, q, k, extras, at)
+        weights = jnp.exp(hidden - turn(top))
+        dp = _drop(blocks, extras, at, scores(*((v, do) if flip else (do, v)), None, 1.0, None))
+        ds = weights * (dp - turn(delta))
+        if blocks.soft_cap is not None:
+            ds = ds * (1 - jnp.square(x / blocks.soft_cap))
+        weights = _drop(blocks, extras, at, weights)
+        if flip:
+            return _transposed(ds, k, k.shape[1]), weighted(ds, q), weighted(weights, do), ds
+        dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
+        return weighted(ds, k), dk, dv, ds
 
-        dq, *carry = _over_keys(
-            blocks, extras, (*starts, 0), step, (jnp.zeros_like(q, wide), *carry)
-        )
-        return tuple(carry), (dq * blocks.scale).astype(q.dtype)
+    def in_strips(d_bias, starts, k, v, *of_rows):
+        dq, dk, dv = [], jnp.zeros_like(k, wide), jnp.zeros_like(v, wide)
+        for at in strips(blocks, extras, starts, flip):
+            q, *others = (rows_of(a, at) for a in of_rows)
+            if not at.sizes[3]:
+                dq.append(jnp.zeros_like(q, wide))
+                continue
+            new, more_k, more_v, ds = block(q, keys_of(k, at), keys_of(v, at), *others, at)
+            dq.append(new)
+            dk, dv = dk + among_keys(more_k, at, blocks), dv + among_keys(more_v, at, blocks)
+            d_bias = add_part(d_bias, at, ds)
+        return d_bias, jnp.concatenate(dq, axis=2), dk, dv
 
-    def chunk(d_bias, args):
-        i, q, k, v, *of_rows = args
+    def in_loops(d_bias, starts, k, v, *of_rows):
+        k, v = split(k, sk), split(v, sk)
+
+        def rows(carry, args):
+            i, q, *others = args
+
+            def step(j, at, carry):
+                dq, dk, dv, d_bias = carry
+                new, more_k, more_v, ds = block(q, k[j], v[j], *others, at)
+                dk, dv = dk.at[j].add(more_k), dv.at[j].add(more_v)
+                return dq + new, dk, dv, add_part(d_bias, at, ds)
+
+            carry = (jnp.zeros_like(q, wide), *carry)
+            dq, *carry = over_keys(blocks, extras, (*starts, i * tq), flip, step, carry)
+            return tuple(carry), dq
+
         carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), d_bias)
-        body = functools.partial(rows, i, k, v)
-        (dk, dv, d_bias), dq = lax.scan(body, carry, (jnp.arange(q.shape[0]), q, *of_rows))
-        return d_bias, (dq, (dk * blocks.scale).astype(k.dtype), dv.astype(v.dtype))
+        xs = (jnp.arange(blocks.counts[2]), *(split(a, tq) for a in of_rows))
+        (dk, dv, d_bias), dq = lax.scan(rows, carry, xs)
+        return d_bias, *map(unsplit, (dq, dk, dv))
 
-    xs = (jnp.arange(query.shape[0]), query, key, value, d_out, delta, top, share)
-    d_bias, grads = lax.scan(chunk, d_bias, xs)
+    def chunk(d_bias, starts, q, k, v, out, do, top, share, d_lse):
+        delta = jnp.sum(do.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
+        delta = (delta - jnp.where(share > 0, d_lse, 0)) * share  # an empty row's may be NaN
+        do = (do * share).astype(do.dtype)
+        run = in_strips if blocks.counts[2:] == (1, 1) else in_loops
+        d_bias, dq, dk, dv = run(d_bias, starts, k, v, q, do, delta, top)
+        dq, dk = (dq * blocks.scale).astype(q.dtype), (dk * blocks.scale).astype(k.dtype)
+        return d_bias, (dq, dk, dv.astype(v.dtype))
+
+    d_bias = None if extras.bias is None else jnp.zeros_like(extras.bias, wide)
+    arrays = (query, key, value, out, d_out, top, share, d_lse)
+    d_bias, grads = over_chunks(blocks, chunk, d_bias, *arrays)
     if d_bias is not None:
         d_bias = d_bias.astype(extras.bias.dtype)
     return *grads, Extras(d_bias, None, None, None, None)
 
 
-def _transposed(a: Array, b: Array, heads: int, wide) -> Array:
+def _transposed(a: Array, b: Array, heads: int) -> Array:
     """[B, K, S, H] = sum over the rows of a key head of a [B, N, T, S] times b [B, N, T, H]."""
-    a, b = (x.reshape(x.shape[0], heads, -1, x.shape[-1]) for x in (a, b))
+    wide = a.dtype
+    a, b = (x.reshape(x.shape[0], heads, -1, x.shape[-1]) for x in (a.astype(b.dtype), b))
     return jnp.einsum("BKRS,BKRH->BKSH", a, b, preferred_element_type=wide)
-
-
-def _add_part(total: Array, starts: tuple, part: Array) -> Array:
-    """Adds a block of a [B, N, T, S] array, summed over the axes where `total` has size 1."""
-    axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
-    part = jnp.sum(part, axis=axes, keepdims=True)
-    old = _part(total, starts, part.shape)
-    return lax.dynamic_update_slice(total, old + part, _starts(total, starts))
 
 
 _attend.defvjp(_forward, _backward)

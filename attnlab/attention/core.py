@@ -216,7 +216,7 @@ def attend(
     if shown := [n for n in INSIDE if n in look.show]:
         values = inside(call.query, call.key, *call[3:])
         look.seen |= {n: as_given(values[n]) for n in shown}
-    out = as_given(save_for_backward(seen["out"]))
+    out = as_given(seen["out"])
     return out, as_given(seen["residual"]) if "residual" in seen else None
 
 

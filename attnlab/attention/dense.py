@@ -157,6 +157,6 @@ def dense(query, key, value, bias, visible: Visible, options: Options) -> dict[s
         weights = jnp.where(drawn, weights / (1 - options.dropout_rate), 0)
     # The rows are divided by their sums after the product with v: a [T, V] pass for a [T, S] one.
     out = (weighted(weights, value) / some).swapaxes(1, 2).astype(value.dtype)
-    return {"out": out} | (
+    return {"out": save_for_backward(out)} | (
         {"residual": residual[..., 0].swapaxes(1, 2)} if options.return_residual else {}
     )

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from attnlab.attention import masks
 from attnlab.attention.dense import Options, dropout_seed, kept_at, refuse_edit
 from attnlab.attention.visible import Visible
+from attnlab.remat import save_for_backward
 
 
 def attention_over_edges(
@@ -102,7 +103,7 @@ def edges(query, key, value, bias, visible: Visible, options: Options) -> dict[s
         )
 
     out, _ = jax.vmap(one)(jnp.arange(b), query, key, value, *ends)
-    return {"out": out}
+    return {"out": save_for_backward(out)}
 
 
 def refuse_edges(query, key, value, bias, visible: Visible, options: Options) -> str | None:

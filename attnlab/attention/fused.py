@@ -10,6 +10,7 @@ from jaxtyping import Array
 from attnlab.attention.dense import Options, refuse_edit
 from attnlab.attention.masks import combine
 from attnlab.attention.visible import Visible
+from attnlab.remat import save_for_backward
 
 
 def _pad_widths(size: int, *arrays: Array) -> list[Array]:
@@ -30,7 +31,7 @@ def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str
     if bias is not None:
         sees = jnp.any(allowed, axis=3).swapaxes(1, 2)[..., None]
         out = jnp.where(sees, out, 0)
-    return {"out": out}
+    return {"out": save_for_backward(out)}
 
 
 def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
@@ -84,7 +85,7 @@ def cudnn(query, key, value, bias, visible: Visible, options: Options) -> dict[s
     out = jax.nn.dot_product_attention(
         q, k, v, scale=options.scale, implementation="cudnn", **asked
     )
-    return {"out": out[..., : value.shape[-1]]}
+    return {"out": save_for_backward(out[..., : value.shape[-1]])}
 
 
 def _gpu() -> tuple[str, float]:

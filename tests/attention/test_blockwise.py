@@ -9,13 +9,20 @@ import pytest
 from conftest import assert_close
 
 from attnlab import dot_product_attention
-from attnlab.attention import blockwise
+from attnlab.attention import blocks, blockwise
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 2 queries and 3 keys."""
     monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, group, 2, 3))
+
+
+@pytest.fixture
+def small_strips(monkeypatch):
+    """One block for all queries and keys of a batch row, in strips of 2 queries."""
+    monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, group, *shape[2:]))
+    monkeypatch.setattr(blocks, "STRIP", 2)
 
 
 def make(shapes, scale=2.0):
@@ -31,6 +38,7 @@ def loss(weights, out, residual):
 
 # B=2 T=5 S=7 N=12 K=2 Kv=3 H=4 V=8: heads come in groups of lcm(6, 4) = 12 query heads.
 QKV = [(2, 5, 12, 4), (2, 7, 2, 4), (2, 7, 3, 8)]
+OWN = [(2, 5, 12, 4), (2, 7, 12, 4), (2, 7, 12, 8)]  # keys of its own for every head
 MASK = np.random.default_rng(1).random((2, 12, 5, 7)) < 0.5
 MASK[0, :, 2] = False
 CASES = {
@@ -47,11 +55,14 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("cut", ["small_blocks", "small_strips"])
+@pytest.mark.parametrize("heads", ["grouped", "own"])
 @pytest.mark.parametrize("case", CASES)
-def test_every_gradient_equals_that_of_dense(case, small_blocks, x64):
+def test_every_gradient_equals_that_of_dense(case, heads, cut, x64, request):
     """In float64: of q, k, v, a bias of any shape, through the output and the residual."""
+    request.getfixturevalue(cut)
     call, bias_shape = CASES[case]
-    arrays = make([*QKV, bias_shape] if bias_shape else QKV)
+    arrays = make([*(QKV if heads == "grouped" else OWN), *([bias_shape] if bias_shape else [])])
     weights = make([(2, 5, 12, 8), (2, 5, 12)])
 
     def run(name, *arrays):
@@ -137,6 +148,33 @@ def test_blocks_that_no_one_sees_are_skipped(call, visited, small_blocks, monkey
     assert len(count) == 3 * visited  # forward again, and once more for the gradient
 
 
+def dots(jaxpr):
+    """Shapes that the matrix products of a program make, loops counted once."""
+    made = [e.outvars[0].aval.shape for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    for equation in jaxpr.eqns:
+        for leaf in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            leaf = getattr(leaf, "jaxpr", leaf)
+            made += dots(leaf) if hasattr(leaf, "eqns") else []
+    return made
+
+
+def test_a_strip_reads_only_the_keys_that_its_queries_may_see(monkeypatch):
+    """Known before any array is: T = 10 in strips of 3, 3, 3 and 1."""
+    monkeypatch.setattr(blocks, "STRIP", 1)
+    x = jax.ShapeDtypeStruct((2, 10, 1, 4), jnp.float32)
+
+    def scores_of(**call):
+        run = functools.partial(dot_product_attention, implementation="blockwise", **call)
+        jaxpr = jax.make_jaxpr(run)(x, x, x).jaxpr
+        return [shape[2:] for shape in dots(jaxpr) if shape[-1] != 4]
+
+    assert scores_of(is_causal=True) == [(3, 3), (3, 6), (3, 9), (1, 10)]
+    assert scores_of(local_window_size=(2, 0)) == [(3, 3), (3, 5), (3, 5), (1, 3)]
+    lengths = {"key_value_seq_lengths": np.array([3, 10]), "is_causal": True}
+    assert scores_of(**lengths) == [(3, 3), (3, 6), (3, 9), (1, 10)]
+    assert scores_of() == [(10, 10)]
+
+
 def largest(jaxpr):
     """Entries of the largest array that a program makes."""
     sizes = [v.aval.size for e in jaxpr.eqns for v in e.outvars]
@@ -171,8 +209,8 @@ def test_blocks_cover_everything_with_little_padding():
     for shape in [(1, 8, 4096, 4096), (7, 6, 257, 1), (16, 8, 256, 300), (3, 5, 1, 70000)]:
         batch, heads, queries, keys = blockwise.block_sizes(shape, 1)
         assert shape[0] % batch == shape[1] % heads == 0
-        assert queries * keys <= blockwise.EDGE**2
-        assert batch * heads * queries * keys <= blockwise.AREA
+        assert queries * keys <= blocks.EDGE**2
+        assert batch * heads * queries * keys <= blocks.AREA
         for length, block in zip(shape[2:], (queries, keys), strict=True):
             assert -length % block < -(-length // block)  # less than one per block
     assert blockwise.block_sizes((2, 12, 4096, 4096), 12)[1] == 12  # a group is never cut
