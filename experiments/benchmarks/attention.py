@@ -55,6 +55,9 @@ LAYERS = (
     Size(4, 512, 8, 64, 512, is_causal=True),
     Size(16, 128, 8, 32, 256),
     Size(16, 128, 8, 32, 256, is_causal=True),
+    Size(16, 256, 8, 32, 256),
+    Size(16, 256, 8, 32, 256, is_causal=True),
+    Size(1, 4096, 8, 64, 512),
     Size(1, 4096, 8, 64, 512, is_causal=True),
 )
 WIDE_LAYERS = (Size(16, 256, 8, 256, 256), Size(16, 128, 8, 512, 512))
