@@ -75,7 +75,10 @@ def blockwise(query, key, value, bias, visible: Visible, options: Options) -> di
         longer(key, more_s),
         longer(value, more_s),
         Extras(
-            *(pad(a, more_t, more_s) for a in (bias, visible.mask, first, end)),
+            pad(bias, more_t, more_s),
+            pad(visible.mask, more_t, more_s),
+            pad(first, more_t, more_s),
+            pad(end, more_t, more_s),
             dropout_seed(options),
         ),
     )
@@ -183,12 +186,13 @@ def _backward(blocks: Blocks, saved, cotangents):
     # the scores can be kept as [S, T]: then one gradient needs such a sum, not two.
     flip = query.shape[2] == key.shape[2] == value.shape[2]
 
-    def block(q, k, v, do, delta, top, at):
+    def block(rows, k, v, at):
         """Gradients of q and k (before `scale`) and of v, and of the scores.
 
         `do` and `delta` come multiplied by `share`: what is left of the probabilities is
         exp(scores - top).
         """
+        q, do, delta, top = rows
         turn = lambda a: a.swapaxes(2, 3) if flip else a
         x, hidden = _block_scores(blocks, q, k, extras, at)
         weights = jnp.exp(hidden - turn(top))
@@ -202,37 +206,37 @@ def _backward(blocks: Blocks, saved, cotangents):
         dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
         return weighted(ds, k), dk, dv, ds
 
-    def in_strips(d_bias, starts, k, v, *of_rows):
+    def in_strips(d_bias, starts, k, v, of_rows):
         dq, dk, dv = [], jnp.zeros_like(k, wide), jnp.zeros_like(v, wide)
         for at in strips(blocks, extras, starts, flip):
-            q, *others = (rows_of(a, at) for a in of_rows)
+            strip = [rows_of(a, at) for a in of_rows]
             if not at.sizes[3]:
-                dq.append(jnp.zeros_like(q, wide))
+                dq.append(jnp.zeros_like(strip[0], wide))
                 continue
-            new, more_k, more_v, ds = block(q, keys_of(k, at), keys_of(v, at), *others, at)
+            new, more_k, more_v, ds = block(strip, keys_of(k, at), keys_of(v, at), at)
             dq.append(new)
             dk, dv = dk + among_keys(more_k, at, blocks), dv + among_keys(more_v, at, blocks)
             d_bias = add_part(d_bias, at, ds)
         return d_bias, jnp.concatenate(dq, axis=2), dk, dv
 
-    def in_loops(d_bias, starts, k, v, *of_rows):
+    def in_loops(d_bias, starts, k, v, of_rows):
         k, v = split(k, sk), split(v, sk)
 
         def rows(carry, args):
-            i, q, *others = args
+            i, of_block = args
 
             def step(j, at, carry):
                 dq, dk, dv, d_bias = carry
-                new, more_k, more_v, ds = block(q, k[j], v[j], *others, at)
+                new, more_k, more_v, ds = block(of_block, k[j], v[j], at)
                 dk, dv = dk.at[j].add(more_k), dv.at[j].add(more_v)
                 return dq + new, dk, dv, add_part(d_bias, at, ds)
 
-            carry = (jnp.zeros_like(q, wide), *carry)
+            carry = (jnp.zeros_like(of_block[0], wide), *carry)
             dq, *carry = over_keys(blocks, extras, (*starts, i * tq), flip, step, carry)
             return tuple(carry), dq
 
         carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), d_bias)
-        xs = (jnp.arange(blocks.counts[2]), *(split(a, tq) for a in of_rows))
+        xs = (jnp.arange(blocks.counts[2]), [split(a, tq) for a in of_rows])
         (dk, dv, d_bias), dq = lax.scan(rows, carry, xs)
         return d_bias, *map(unsplit, (dq, dk, dv))
 
@@ -241,7 +245,7 @@ def _backward(blocks: Blocks, saved, cotangents):
         delta = (delta - jnp.where(share > 0, d_lse, 0)) * share  # an empty row's may be NaN
         do = (do * share).astype(do.dtype)
         run = in_strips if blocks.counts[2:] == (1, 1) else in_loops
-        d_bias, dq, dk, dv = run(d_bias, starts, k, v, q, do, delta, top)
+        d_bias, dq, dk, dv = run(d_bias, starts, k, v, (q, do, delta, top))
         dq, dk = (dq * blocks.scale).astype(q.dtype), (dk * blocks.scale).astype(k.dtype)
         return d_bias, (dq, dk, dv.astype(v.dtype))
 
