@@ -1,6 +1,8 @@
 """What every test relies on: 8 virtual devices, one tolerance helper, tiny runs."""
 
 import collections
+import contextlib
+import ctypes
 import gc
 import itertools
 import os
@@ -117,6 +119,9 @@ def forget():
     """Programs of one file are of no use to the next, and take gigabytes by the end."""
     yield
     jax.clear_caches()
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
