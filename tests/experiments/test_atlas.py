@@ -43,7 +43,7 @@ def test_rank_bounds_are_reached(layout, x64):
     """By the scores of 40 random texts' tokens, more than any size."""
     spec = atlas.SMALL[layout]
     rng = np.random.default_rng(0)
-    w = {n: rng.normal(size=a) for n, a in spec.shapes.items()}
+    w = {n: jnp.asarray(rng.normal(size=a)) for n, a in spec.shapes.items()}
     texts = (jnp.asarray(rng.normal(size=(1, 40, 12))) for _ in "xy")
     q, k, _ = project_heads(w, *texts, spec=spec)
     k = np.repeat(k, 4 // k.shape[2], axis=2)

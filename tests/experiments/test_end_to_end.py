@@ -117,7 +117,7 @@ def test_another_backend_trains_and_is_shown(tmp_path, text):
         np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
 
 
-@pytest.mark.parametrize("moments", deep([(15,), (5, 15, 30)], (15,)))
+@pytest.mark.parametrize("moments", deep([(30,), (5, 15, 30)], (30,)))
 def test_killed_and_started_again(tmp_path, text, moments):
     """SIGKILL at some moments, then a damaged checkpoint: the same loss and metrics to the bit."""
     flags = (text, "--config.train.steps=200", "--config.train.checkpoint_every=20")
