@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, diagonal
 
 from attnlab import dot_product_attention
 from attnlab.attention import blocks, blockwise
@@ -55,9 +55,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("cut", ["small_blocks", "small_strips"])
-@pytest.mark.parametrize("heads", ["grouped", "own"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "heads", "cut"),
+    diagonal(CASES, ["grouped", "own"], ["small_blocks", "small_strips"]),
+)
 def test_every_gradient_equals_that_of_dense(case, heads, cut, x64, request):
     """In float64: of q, k, v, a bias of any shape, through the output and the residual."""
     request.getfixturevalue(cut)

@@ -165,6 +165,7 @@ def test_a_workdir_has_one_owner(tmp_path, text):
     assert not (folder / lock.OWNER).exists()
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_kept_and_give_the_same_bits(tmp_path, text):
     """By a folder of the user's cache that knows CPU, versions and threads."""
     environment = user_environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -190,6 +191,7 @@ def test_compiled_programs_are_kept_and_give_the_same_bits(tmp_path, text):
     assert metrics["first"] == metrics["second"] == metrics["none"]
 
 
+@pytest.mark.slow
 def test_arms_end_with_their_sweep(tmp_path, text):
     """A sweep that is killed cannot tell its arms; each sees it, saves and lets its folder go."""
     words = [sys.executable, "-m", "experiments.sweep", f"--config={SWEEP}:tiny", text]
@@ -210,17 +212,23 @@ def test_arms_end_with_their_sweep(tmp_path, text):
         assert not (folder / "result.json").exists()
 
 
-def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text):
-    folder = tmp_path / "sweep"
-    flags = (f"--config={SWEEP}:tiny", f"--workdir={folder}", text)
+@pytest.mark.parametrize("layouts", deep([("wide",), ("standard", "wide", "narrow")], ("wide",)))
+def test_sweep_skips_what_is_complete_and_mends_what_is_not(tmp_path, text, layouts):
+    config, folder = tmp_path / "part.py", tmp_path / "sweep"
+    config.write_text(
+        "from experiments.configs import heads_and_sharing as whole\n"
+        "get_config, sweep = whole.get_config, whole.sweep\n"
+        f"whole.LAYOUTS = {layouts}\n"
+    )
+    flags = (f"--config={config}:tiny", f"--workdir={folder}", text)
     first = command("experiments.sweep", *flags)
     assert first.returncode == 0, first.stderr
     with (folder / "results.csv").open() as f:
         rows = list(csv.DictReader(f))
-    assert len(rows) == 3 * 2 * 2
+    assert len(rows) == len(layouts) * 2 * 2
     assert {(r["layout"], r["plan"], r["seed"]) for r in rows} == {
         (layout, plan, seed)
-        for layout in ("standard", "wide", "narrow")
+        for layout in layouts
         for plan in ("separate", "albert")
         for seed in ("0", "1")
     }

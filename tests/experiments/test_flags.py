@@ -5,6 +5,7 @@ import importlib.util
 
 import pytest
 from commands import ROOT, command
+from conftest import deep
 
 COMMANDS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
@@ -20,7 +21,9 @@ def written():
     return {path: path.stat().st_mtime_ns for path in ROOT.rglob("*.md")}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", deep(COMMANDS, *(f"experiments.{n}" for n in ("run", "sweep", "atlas")))
+)
 def test_nothing_is_done_before_the_flags_are_read(name):
     if name == IN_TORCH and not importlib.util.find_spec("torch"):
         pytest.skip("no torch")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import command
-from conftest import ROOT, assert_close
+from conftest import ROOT, assert_close, deep
 from outside import OUTSIDE
 
 from attnlab import ModelConfig
@@ -26,7 +26,7 @@ def test_it_is_maps_a_cache_and_three_functions():
 
 
 @pytest.mark.usefixtures("outside_row")
-@pytest.mark.parametrize("plan", ["separate", "cla:2", "relaxed:2"])
+@pytest.mark.parametrize("plan", deep(["separate", "cla:2", "relaxed:2"], "cla:2"))
 def test_a_model_is_made_of_it(plan, x64):
     """Parameters and cache as counted, decoding = whole, keys shared between layers."""
     config = ModelConfig(

@@ -217,7 +217,7 @@ def both(config):
     return params, jax.jit(lambda p: model.apply({"params": p}, TOKENS[:, :5], TOKENS))
 
 
-@pytest.mark.parametrize("plan", ["albert", "cycle:2", "relaxed:2"])
+@pytest.mark.parametrize("plan", deep(["albert", "cycle:2", "relaxed:2"], "relaxed:2"))
 def test_both_stacks_change_together(plan):
     config = dataclasses.replace(BOTH, plan=plan, delta_rank=3)
     params, run = both(config)
@@ -227,7 +227,7 @@ def test_both_stacks_change_together(plan):
         untie_encoder(config, params)
 
 
-@pytest.mark.parametrize("plan", ["separate", "cycle:2", "relaxed:2"])
+@pytest.mark.parametrize("plan", deep(["separate", "cycle:2", "relaxed:2"], "cycle:2"))
 def test_an_encoder_is_taken_apart_and_tied_again(plan):
     config = dataclasses.replace(BOTH, plan=plan, share_encoder=True)
     params, run = both(config)
