@@ -98,11 +98,11 @@ def test_tokens_stand_for_the_bytes_of_the_text(sentences, tmp_path):
     )
     rows = [row[1:][valid] for row, valid in zip(heldout["tokens"], heldout["valid"], strict=True)]
     assert source.write([*first, *np.concatenate(rows).tolist()]) == repr(text)[1:-1]
-    some = source.heldout(3)
-    targets = zip(some["tokens"][:, 1:].ravel(), some["bytes"].ravel(), strict=True)
+    some, valid = source.heldout(3), heldout["valid"]
+    targets = zip(heldout["tokens"][:, 1:][valid], heldout["bytes"][valid], strict=True)
     plain_ones = [(source.write([int(t)]), size) for t, size in targets]
     plain_ones = [(told, size) for told, size in plain_ones if told.isascii() and "\\" not in told]
-    assert len({told for told, _ in plain_ones}) > 8
+    assert len({told for told, _ in plain_ones}) > 3
     assert all(size == len(told) for told, size in plain_ones)
     assert {name: a.shape for name, a in some.items()} == {
         "tokens": (3, 9), "valid": (3, 8), "bytes": (3, 8)
