@@ -167,6 +167,12 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
 def _budget(panel: Panel) -> str:
     """What is equal here, and what is not."""
     runs = [run.result for run in panel.runs]
+    if len(runs) == 1:
+        [run] = runs
+        return (
+            f"One run, of {run['unique_parameters']:,} unique parameters and "
+            f"{run['flops_per_token']:,} FLOPs per token."
+        )
     if panel.match:
         name = "unique parameters" if panel.match == "parameters" else "FLOPs per token"
         text = f"The feed-forward width of every arm is solved for equal {name}"

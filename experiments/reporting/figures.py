@@ -50,7 +50,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
     arms = panel.complete
     if not arms:
         return figures
-    for field, label in _budgets(panel.match):
+    for field, label in _budgets(panel.match) if len(panel.runs) > 1 else ():
         points = [
             plot.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
             for run in arms

@@ -71,6 +71,8 @@ def _certainty(panel: Panel) -> str:
 def caution(panel: Panel) -> str:
     """What the learning rates allow to conclude."""
     rates = [f"{rate:g}" for rate in panel.rates]
+    if len(panel.runs) == 1:
+        return f"Mind: one run, at one learning rate ({rates[0]}): a result, not a comparison."
     if len(rates) == 1:
         return (
             f"Mind: one learning rate for all arms, not a verdict. All were trained at {rates[0]}, "

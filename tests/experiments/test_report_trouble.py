@@ -48,6 +48,9 @@ def test_one_run_alone(tmp_path):
     write_arm(tmp_path / "run", "wide", "albert", 2.9, 1000)
     markdown, _ = written(tmp_path / "run")
     assert "there is no other arm to compare it with" in markdown
+    assert "One run, of 1,000 unique parameters" in markdown
+    assert "Mind: one run, at one learning rate (0.003)" in markdown
+    assert "differ" not in markdown.partition("## How it was made")[0]
 
 
 @pytest.mark.usefixtures("undrawn")
