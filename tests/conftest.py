@@ -26,6 +26,8 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
 # Those that compare bits take the fixture `optimized`.
 jax.config.update("jax_disable_most_optimizations", True)
+# Commands, whose programs come again in the next one, keep them all.
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 if jax.__version_info__ < (0, 11):
     # XLA's fusion emitters are a third of what is left. XLA_FLAGS would take them from `optimized`

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 import small_data
+from conftest import deep
 
 from attnlab import training
 from attnlab.training import sources
@@ -48,7 +49,7 @@ def test_every_row_has_a_config():
     assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", deep(CONFIGS, "translation", "reviews", "recall", "cora"))
 def test_a_config_trains_and_is_reported(name, tmp_path):
     (tmp_path / "data").mkdir()
     config = tiny(name, tmp_path / "data")
@@ -66,7 +67,7 @@ def test_a_config_trains_and_is_reported(name, tmp_path):
         assert yardstick in told
 
 
-@pytest.mark.parametrize("name", ["recall"])  # drawn on the device; test_end_to_end.py: host rows
+@pytest.mark.parametrize("name", deep(CONFIGS, "recall"))  # test_end_to_end.py: rows of the host
 def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
     """SIGTERM in the middle: weights, scores and metrics are those of a run that was left alone."""
     (tmp_path / "data").mkdir()
