@@ -101,6 +101,14 @@ def product_flops(jaxpr):
 
 # What takes seconds a test: trains, starts a command, compiles as in a run, reads real data.
 HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
+# Files of whole models, programs and pages, and a test of many draws: seconds each, too.
+LONG = {
+    "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
+    "test_decode", "test_documents", "test_extras", "test_flags", "test_inspect_model", "test_jobs",
+    "test_latent", "test_models", "test_notebooks", "test_observe", "test_optimizers", "test_plans",
+    "test_rank_bound", "test_surgery", "test_tasks", "test_train", "test_transforms", "test_traps",
+    "test_initial_scale_is_the_same_in_every_layout",
+}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,7 +120,7 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]
-        if not HEAVY & set(item.fixturenames):
+        if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & LONG:
             item.add_marker("quick")
 
 

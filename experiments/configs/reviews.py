@@ -5,8 +5,8 @@ r"""Is a review for or against? A text and its class, read by an encoder that po
 
 Sentences of film reviews (Pang and Lee 2005), split by the hash of the sentence: 8,550 for
 training, 1,057 for validation, 1,055 for the test. The commonest class of the training part is
-right for 48.8 % of the test, naive Bayes on whether a word occurs for 77.6 %. Not yet measured at
-this scale.
+right for 48.8 % of the test, naive Bayes on whether a word occurs for 77.6 %. Measured,
+three seeds, 2 minutes on 2 CPU cores: 70.9 % (69.2 to 71.8); counts of words are still better.
 
 Words after the colon: a layout, a plan, `long` (whole reviews, the first 512 tokens: the path is
 then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.
