@@ -128,7 +128,8 @@ def pad(a: Any, t: int, s: int) -> Array | None:
     return jnp.pad(a, pads)
 
 
-def starts(a: Array, starts: tuple) -> tuple:
+def corner(a: Array, starts: tuple) -> tuple:
+    """`starts`, 0 on the axes where `a` has size 1."""
     return tuple(
         jnp.asarray(0 if d == 1 else i, jnp.int32) for d, i in zip(a.shape, starts, strict=True)
     )
@@ -139,7 +140,7 @@ def take(a: Any, at: Place) -> Any:
     if a is None:
         return None
     sizes = tuple(min(d, size) for d, size in zip(a.shape, at.sizes, strict=True))
-    return lax.dynamic_slice(a, starts(a, at.starts), sizes)
+    return lax.dynamic_slice(a, corner(a, at.starts), sizes)
 
 
 def key_blocks(blocks: Blocks, first, end) -> tuple[Any, Any]:
@@ -206,7 +207,7 @@ def add_part(total: Any, at: Place, part: Array) -> Any:
     axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
     part = jnp.sum(part, axis=axes, keepdims=True)
     old = take(total, at._replace(sizes=part.shape))
-    return lax.dynamic_update_slice(total, old + part, starts(total, at.starts))
+    return lax.dynamic_update_slice(total, old + part, corner(total, at.starts))
 
 
 def vary_alike(arrays: Any) -> Any:

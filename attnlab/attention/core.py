@@ -31,7 +31,8 @@ class Backend(NamedTuple):
     """One way to compute attention. `refuse` says why it cannot do a call, or returns None."""
 
     run: Callable[..., dict[str, Array]]
-    """(q, k, v, bias, visible, options) -> {"out", and "residual" where asked}"""
+    """(q, k, v, bias, visible, options) -> {"out", and "residual" where asked}; marks what its own
+    backward pass reads by `save_for_backward`, each array once"""
     refuse: Callable[..., str | None]
     """(q, k, v, bias, visible, options) -> reason or None; looks at shapes and dtypes alone"""
 

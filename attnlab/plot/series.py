@@ -95,14 +95,7 @@ def intervals(rows: Sequence[Interval], xlabel: str) -> Any:
             linestyle="none",
             **marker_of(row.style, 7.0),
         )
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(row.style.colour)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.locator_params(axis="x", nbins=6)
-    axes.set(xlabel=xlabel)
+    _name_rows(axes, rows, xlabel)
     return figure
 
 
@@ -135,16 +128,21 @@ def bars(rows: Sequence[Bar], lines: dict[str, float], xlabel: str) -> Any:
             color=INK,
             annotation_clip=False,
         )
+    axes.set_xlim(0, 1.14 * most)
+    _name_rows(axes, rows, xlabel)
+    return figure
+
+
+def _name_rows(axes: Any, rows: Sequence[Interval | Bar], xlabel: str) -> None:
+    """Every row by its label in its colour, the first on top."""
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(row.style.colour)
-    axes.set_xlim(0, 1.14 * most)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.locator_params(axis="x", nbins=6)
     axes.set(xlabel=xlabel)
-    return figure
 
 
 def over(series: Sequence[Curve], yardsticks: Sequence[Curve], xlabel: str, ylabel: str) -> Any:

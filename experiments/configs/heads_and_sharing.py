@@ -3,8 +3,8 @@ r"""Wide, standard or narrow heads, each layer its own weights or all layers one
     python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
         --workdir=runs/first
 
-2 CPU cores: 5 minutes for 3 layouts x 2 plans x 3 seeds; about 2.7 (wide, separate) to 3.2 bits
-per byte (narrow, albert) on the Python 3.11 standard library.
+2 slow CPU cores: 7 minutes for 3 layouts x 2 plans x 3 seeds; about 2.7 (wide, separate) to 3.2
+bits per byte (narrow, albert) on the Python 3.11 standard library.
 
 Words after the colon: `match=parameters` or `match=flops` (every arm gets the ffn_width that
 brings it to the budget of standard heads with separate layers), `lr` (three learning rates an

@@ -15,7 +15,6 @@ Words after the colon: `length` (the outputs of the test are longer than any in 
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from attnlab.training.sources.dataset import Parts
 from attnlab.training.sources.files import bucket, read_lines
 from attnlab.training.sources.rows import padded
 from attnlab.training.sources.source import Sizes
-from experiments.configs import byte_lm
+from experiments.configs import byte_lm, heads_and_sharing
 
 LONGEST = 9, 48
 """Words of a command and of its actions."""
@@ -127,8 +126,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "transduction", "grain", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
-    """Each layout, with layers apart and shared."""
-    for layout in ("standard", "wide", "narrow"):
-        for plan in ("separate", "albert"):
-            add(**{"model.layout": layout, "model.plan": plan})
+sweep = heads_and_sharing.sweep
+"""Each layout, with layers apart and shared."""

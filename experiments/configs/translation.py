@@ -13,11 +13,9 @@ Words after the colon: a layout, a plan, `reverse` (German to English), `bytes` 
 of up to 256), `tiny`. `--config.task=transduction` leaves out what needs sacrebleu.
 """
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
-from experiments.configs import byte_lm
+from experiments.configs import byte_lm, heads_and_sharing
 
 VALUES = {
     "data.parts": "train,val,test_2016_flickr",
@@ -70,8 +68,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "translation", "pairs", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
-    """Each layout, with layers apart and shared."""
-    for layout in ("standard", "wide", "narrow"):
-        for plan in ("separate", "albert"):
-            add(**{"model.layout": layout, "model.plan": plan})
+sweep = heads_and_sharing.sweep
+"""Each layout, with layers apart and shared."""
