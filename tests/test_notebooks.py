@@ -34,6 +34,7 @@ def test_it_defines_no_layers(path):
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_it_runs(path):
     words = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=300", "-c", "/dev/null"]

@@ -178,6 +178,7 @@ def test_published_models_by_name(name):
     assert dataclasses.replace(resolved.model, plan=expected.plan) == expected
 
 
+@pytest.mark.slow
 def test_a_table_from_end_to_end(tmp_path):
     """Two rows of ALBERT's table, few steps: the report has the paper's numbers beside ours."""
     text = tmp_path / "text.txt"

@@ -62,7 +62,8 @@ def test_one_run_and_again(tmp_path, text):
     assert everything(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("shared", deep([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True])
 def test_an_encoder_and_a_decoder_train(tmp_path, text, shared):
     if shared:  # in this process: faster
         config = byte_lm.get_config("seq2seq,tiny")
@@ -89,6 +90,7 @@ def test_an_encoder_and_a_decoder_train(tmp_path, text, shared):
     assert "<0>  →  <start><0>" in told
 
 
+@pytest.mark.slow
 def test_a_learnt_tokenizer_is_kept(tmp_path, text):
     """The run goes on with the tokenizer in its folder; with another one it is another run."""
     config, folder = token_lm.get_config("tiny,bpe:300"), tmp_path / "run"
@@ -110,6 +112,7 @@ def test_a_learnt_tokenizer_is_kept(tmp_path, text):
         arm.run(config, folder)
 
 
+@pytest.mark.slow
 def test_another_backend_trains_and_is_shown(tmp_path, text):
     result = run(tmp_path / "run", "tiny", text, "--config.model.implementation=xla")
     assert len(losses(result)) == 2

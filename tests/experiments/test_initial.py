@@ -53,6 +53,7 @@ def text(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_recipe(tmp_path, text):
     """docs/recipes.md as it stands, with a tiny ALBERT: the last folder has the run's outputs."""
     folder = write(tmp_path / "albert")

@@ -230,6 +230,7 @@ def test_the_last_step_of_a_file_that_is_being_written(tmp_path):
     assert display.last_step(path) == 199
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(machine.cores()) < 2, reason="one core")
 def test_bits_depend_on_threads_not_on_cores():
     """What the whole design rests on: a long sum, by as many threads on one core and on two."""

@@ -49,7 +49,7 @@ def test_every_row_has_a_config():
     assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
 
 
-@pytest.mark.parametrize("name", deep(CONFIGS, "translation", "reviews", "recall", "cora"))
+@pytest.mark.parametrize("name", deep(CONFIGS, "cora"))  # recall: below
 def test_a_config_trains_and_is_reported(name, tmp_path):
     (tmp_path / "data").mkdir()
     config = tiny(name, tmp_path / "data")
@@ -67,7 +67,8 @@ def test_a_config_trains_and_is_reported(name, tmp_path):
         assert yardstick in told
 
 
-@pytest.mark.parametrize("name", deep(CONFIGS, "recall"))  # test_end_to_end.py: rows of the host
+@pytest.mark.slow  # test_train.py: the same of fit
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
     """SIGTERM in the middle: weights, scores and metrics are those of a run that was left alone."""
     (tmp_path / "data").mkdir()

@@ -3,6 +3,7 @@ of them."""
 
 import numpy as np
 import optax
+import pytest
 from chains import FOLLOW, Chains
 
 from attnlab.training import OPTIMIZERS, SCHEDULES
@@ -21,6 +22,7 @@ def sign_descent(config, rate, axes):
     return optax.chain(optax.sign_sgd(1.0), optax.scale_by_schedule(rate))
 
 
+@pytest.mark.slow
 def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     monkeypatch.setitem(SOURCES, "chains", Chains)
     monkeypatch.setitem(TASKS, "follow", FOLLOW)

@@ -135,6 +135,7 @@ def test_decoding_runs_what_costs_least():
     assert text(None) == text("latent_absorbed") != text("factored")
 
 
+@pytest.mark.slow  # test_outside_row.py: the same of another row
 def test_a_model_by_its_flags(x64):
     """Its own sizes, rotary positions on the part apart; written token by token = at once."""
     config = ModelConfig(

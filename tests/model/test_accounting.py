@@ -87,14 +87,15 @@ OPTIONS = [
 TRACED = [{}, *(options for options in OPTIONS[5:] if "pooler" not in options)]
 
 
-@pytest.mark.parametrize(("layout", "plan"), diagonal(LAYOUTS, plan_names()))
-def test_parameters_equal_the_tree(layout, plan):
-    for options in OPTIONS:
-        config = with_layout(layout, plan=plan, **options)
-        assert unique_parameters(config) == size_of(tree_of(config))
-        alone = dataclasses.replace(config, plan="separate", encoder_plan=None, share_encoder=False)
-        applied = applied_parameters(config) - count_outer(config)
-        assert applied == unique_parameters(alone) - count_outer(alone)
+@pytest.mark.parametrize(
+    ("layout", "plan", "i"), diagonal(LAYOUTS, plan_names(), range(len(OPTIONS)))
+)
+def test_parameters_equal_the_tree(layout, plan, i):
+    config = with_layout(layout, plan=plan, **OPTIONS[i])
+    assert unique_parameters(config) == size_of(tree_of(config))
+    alone = dataclasses.replace(config, plan="separate", encoder_plan=None, share_encoder=False)
+    applied = applied_parameters(config) - count_outer(config)
+    assert applied == unique_parameters(alone) - count_outer(alone)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import math
 
 import jax
 import pytest
+from conftest import deep
 
 from attnlab import HeadSpec, ModelConfig, unique_parameters
 from attnlab.heads.cost import head_parameters
@@ -195,6 +196,11 @@ ROWS = {
 def test_published_count(name):
     config, count = ROWS[name]
     assert unique_parameters(config) == count
+
+
+@pytest.mark.parametrize("name", deep(ROWS, *list(ROWS)[::6]))
+def test_a_model_has_as_many(name):
+    config, count = ROWS[name]
     assert sum(a.size for a in jax.tree.leaves(param_shapes(config))) == count
 
 

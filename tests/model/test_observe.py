@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep, diagonal
+from conftest import assert_close, deep
 
 from attnlab import (
     BACKENDS,
@@ -189,10 +190,13 @@ WIDE = dataclasses.replace(
 DROPS = dict(dropout_rate=0.2, attention_dropout_rate=0.2, ffn_dropout_rate=0.2)
 
 
-@pytest.mark.parametrize(
-    ("stacks", "dtype", "implementation"),
-    diagonal(["both", "absorbed"], ["float32", "bfloat16"], [None, "blockwise"]),
-)
+BITS = [  # of the small parts: test_attention.py, test_models.py
+    ("absorbed", "bfloat16", "blockwise"),
+    *itertools.product(["both", "absorbed"], ["float32", "bfloat16"], [None, "blockwise"]),
+]
+
+
+@pytest.mark.parametrize(("stacks", "dtype", "implementation"), deep(dict.fromkeys(BITS), BITS[0]))
 def test_showing_changes_no_bit(stacks, dtype, implementation, optimized):
     """Whatever is shown, of any backend and order of contraction; and the names are the order's."""
     config, names = (CONFIG, tuple(NAMES)) if stacks == "both" else (WIDE, tuple(OF_LAYER))

@@ -22,18 +22,21 @@ def test_pooling_passes_over_padding(pooler):
     )
     _, params = make(config, TOKENS)
     model = config.build()
-    run = lambda tokens, **options: (
-        model.apply({"params": params}, tokens, return_outputs=True, **options).classes
-    )
+
+    @jax.jit
+    def run(tokens, real=None):
+        given = {"return_outputs": True, "padding_mask": real}
+        return model.apply({"params": params}, tokens, **given).classes
+
     real = jnp.array([[True, True, True, False], [True, True, False, False]])
-    got = run(TOKENS, padding_mask=real)
+    got = run(TOKENS, real)
     assert got.shape == ((2, 4, 5) if pooler == "each" else (2, 5))
-    other = run(jnp.where(real, TOKENS, 1), padding_mask=real)
+    other = run(jnp.where(real, TOKENS, 1), real)
     for i, n in enumerate((3, 2)):
         rows = (i, slice(n)) if pooler == "each" else i
         np.testing.assert_array_equal(got[rows], other[rows])
         assert_close(got[rows], run(TOKENS[i : i + 1, :n])[0])
-    assert np.isfinite(run(TOKENS, padding_mask=jnp.zeros((2, 4), bool))).all()
+    assert np.isfinite(run(TOKENS, jnp.zeros((2, 4), bool))).all()
 
 
 def test_a_token_is_a_row_of_features():

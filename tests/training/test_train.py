@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from chains import FOLLOW, Chains
-from conftest import assert_close
+from conftest import assert_close, deep
 from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, training
@@ -91,26 +91,24 @@ def test_seeds_together_are_the_seeds_alone(tmp_path, optimized):
     model = dataclasses.replace(MODEL, dropout_rate=0.1)
     config = dataclasses.replace(CONFIG, **SELDOM)
     together = fit(tmp_path / "all", config, model)
-    for i, seed in ((0, 0), (2, 5)):
-        alone = fit(tmp_path / str(seed), dataclasses.replace(config, seeds=(seed,)), model)
-        assert_same_bits(jax.tree.map(lambda a: a[i : i + 1], together.state), alone.state)  # noqa: B023
-        assert together.heldout["loss"][i] == alone.heldout["loss"][0]
+    alone = fit(tmp_path / "5", dataclasses.replace(config, seeds=(5,)), model)
+    assert_same_bits(jax.tree.map(lambda a: a[2:], together.state), alone.state)
+    assert together.heldout["loss"][2] == alone.heldout["loss"][0]
     assert len(set(together.heldout["loss"])) == 3
 
 
 def test_eight_devices_and_two_parts_are_one_device(tmp_path):
     config = dataclasses.replace(CONFIG, batch_size=16, steps=10, seeds=(0, 5))
     results, losses = [], []
-    for devices, parts in ((1, 1), (8, 1), (8, 2)):
+    for devices, parts in ((1, 1), (8, 2)):
         folder = tmp_path / f"{devices}-{parts}"
         config = dataclasses.replace(config, accumulate=parts)
         results.append(fit(folder, config, devices=devices).heldout["loss"])
         rows = read_metrics(folder / "metrics.jsonl")
         losses.append(np.array([r["train/loss"] for r in rows if "train/loss" in r]))
     assert losses[0].shape == (2, 2)
-    for loss, result in zip(losses[1:], results[1:], strict=True):
-        np.testing.assert_allclose(loss, losses[0], rtol=1e-5)
-        np.testing.assert_allclose(result, results[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
 
 
 def test_what_is_drawn_on_devices_is_the_same_on_any_number(tmp_path):
@@ -200,7 +198,7 @@ def terminate():
 @pytest.mark.parametrize(
     ("kill", "rows"),
     [
-        (die, {}),
+        pytest.param(die, {}, marks=pytest.mark.slow),  # test_end_to_end.py: by SIGKILL
         (terminate, {"optimizer": "muon", "schedule": "warmup_stable_decay"}),
     ],
 )
@@ -295,7 +293,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.parametrize("changes", [{"remat": True}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes", deep([{"remat": True}, {"dtype": "bfloat16"}], {"dtype": "bfloat16"})
+)
 def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
     config = dataclasses.replace(CONFIG, seeds=(0,))
     plain = fit(tmp_path / "plain", config)
@@ -304,6 +304,7 @@ def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
     assert jax.tree.leaves(other.state.params)[0].dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_masked_lm_trains_an_encoder(tmp_path):
     model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
     config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,), **SELDOM)
