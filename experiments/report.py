@@ -5,7 +5,6 @@ Writes report.md, report.html (one file that loads nothing), results.csv and the
 report.md into the first folder. Each folder is a panel. `experiments.sweep` calls it at its end.
 """
 
-import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.plan import PLANS
-from experiments.reporting import beside, figures
+from experiments.reporting import beside, figures, pairs
 from experiments.reporting.document import (
     Block,
     Bullets,
@@ -27,15 +26,7 @@ from experiments.reporting.document import (
     drawings,
     to_markdown,
 )
-from experiments.reporting.findings import (
-    CONFIDENCE,
-    answer,
-    caution,
-    compare,
-    heading,
-    sure,
-    verdict,
-)
+from experiments.reporting.findings import answer, caution, heading
 from experiments.reporting.page import to_html
 from experiments.reporting.results import Panel, Run, names, read, to_csv, warnings
 from experiments.reporting.wording import (
@@ -43,10 +34,8 @@ from experiments.reporting.wording import (
     direction,
     listed,
     optimizer,
-    p_value,
     percent,
     score,
-    span,
 )
 from experiments.running import launch, machine, workdir
 
@@ -161,7 +150,7 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
         blocks += [_all_rates(panel)]
     drawn = figures.of_panel(panel, f"{number + 1}-{panel.match or 'width'}")
     blocks += [Figures(drawn)] if drawn else []
-    return blocks + _differences(panel)
+    return blocks + pairs.section(panel)
 
 
 def _budget(panel: Panel) -> str:
@@ -250,50 +239,6 @@ def _all_rates(panel: Panel) -> Table:
     header = ["arm", *(f"learning rate {rate:g}" for rate in panel.rates)]
     caption = f"Held-out {panel.unit} at every learning rate; the chosen one is strong."
     return Table(caption, header, rows, [""] * len(rows), words=1)
-
-
-def _differences(panel: Panel) -> list[Block]:
-    rows = compare(panel)
-    if not rows:
-        return []
-    level = percent(CONFIDENCE)
-    table = Table(
-        f"Positive: the second arm is worse, by so many {panel.unit}. {level} interval of "
-        f"Student's paired t; Holm's p counts all {len(rows)} comparisons.",
-        [
-            "better on average",
-            "other",
-            "verdict",
-            "difference",
-            f"{level} interval",
-            "p",
-            "Holm's p",
-            "pairs",
-        ],
-        [
-            [
-                a.name,
-                b.name,
-                verdict(a, d, adjusted),
-                f"{d.mean:.3f}",
-                span(d),
-                p_value(d.p),
-                p_value(adjusted) + (" *" if sure(d, adjusted) else ""),
-                str(d.pairs),
-            ]
-            for a, b, d, adjusted in rows
-        ],
-        [""] * len(rows),
-        words=3,
-    )
-    how = (
-        "Seeds pair: seed n starts from the same random key and reads the same batches in the same "
-        "order in every arm. The interval covers what seeds do, not other data or learning rates. "
-        "“Cannot tell” stands where it holds zero; * marks what holds after Holm's correction."
-    )
-    if any(math.isnan(d.p) for *_, d, _ in rows):
-        how += " One seed gives no interval."
-    return [Heading(3, "Differences, pair by pair"), Paragraph(how), table]
 
 
 def _making(panels: Sequence[Panel]) -> list[Block]:

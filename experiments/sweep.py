@@ -7,6 +7,11 @@ is complete, goes on with what is broken, and renews the report.
 Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
 or --jobs of them. --print_only prints one `experiments.run` command an arm instead, to start
 elsewhere. See docs/running.md.
+
+Where the config has `pairs(arg)`, the verdicts are about those pairs of arms. --max_seeds=20 adds
+seeds to pairs that are not decided, until they are, or more seeds cannot decide them, or they have
+so many; the test then is one that may be looked at after every seed. --smallest=0.01 calls arms
+equal that differ by less for sure.
 """
 
 import re
@@ -20,6 +25,7 @@ from absl import flags
 
 from attnlab.names import find
 from experiments import report
+from experiments.reporting import pairs, results
 from experiments.running import arm, jobs, launch, workdir
 
 RATE = "train.learning_rate"
@@ -28,6 +34,12 @@ _JOBS = flags.DEFINE_integer(
 )
 _BUSY = flags.DEFINE_enum(
     "busy", "wait", ["wait", "skip"], "What to do with an arm that another process runs, at last."
+)
+_MAX_SEEDS = flags.DEFINE_integer(
+    "max_seeds", 0, "Add seeds to undecided pairs, up to so many an arm.", lower_bound=0
+)
+_SMALLEST = flags.DEFINE_float(
+    "smallest", 0.0, "Smallest difference of interest, in the unit of the scores.", lower_bound=0.0
 )
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
 
@@ -41,6 +53,8 @@ class Sweep(NamedTuple):
     """Folder -> what the report calls the arm, where the config file names it."""
     paper: dict[str, Any]
     """The published table that the arms are rows of (see `running/tables.py`), or nothing."""
+    pairs: list[tuple[str, str]]
+    """Names of the arms that are to be compared, as the report calls them; none: all."""
 
 
 def main() -> None:
@@ -63,7 +77,11 @@ def main() -> None:
     with workdir.own(folder, patience=60):
         environment = {"config": filename, "threads": room.threads}
         workdir.claim(folder, record | {"environment": environment})
+        asked = {"limit": _MAX_SEEDS.value, "smallest": _SMALLEST.value, "pairs": plan.pairs}
+        workdir.write_json(folder / results.QUESTION, {"question": asked})
     ends = jobs.run(configs, folder, room, waits=_BUSY.value == "wait")
+    while more := later_seeds(folder, configs, ends):
+        ends |= jobs.run(more, folder, room, waits=_BUSY.value == "wait")
     if any((folder / name / workdir.RESULT).exists() for name in configs):
         with workdir.own(folder, patience=60):
             report.write([folder])
@@ -99,7 +117,25 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
     varied = {field for changes in arms.values() for field in changes}
     for field in varied & overrides.keys():
         raise ValueError(f"--config.{field} is what this sweep varies; leave the flag out")
-    return Sweep(arms, titles, module.paper(words) if hasattr(module, "paper") else {})
+    return Sweep(
+        arms,
+        titles,
+        module.paper(words) if hasattr(module, "paper") else {},
+        module.pairs(words) if hasattr(module, "pairs") else [],
+    )
+
+
+def later_seeds(folder: Path, configs: dict[str, Any], ends: dict[str, str]) -> dict[str, Any]:
+    """The arms again with the seeds that `pairs.more_seeds` asks for; none that has ended, since
+    asked for again it has failed."""
+    if not any((folder / name / workdir.RESULT).exists() for name in configs):
+        return {}
+    more = {}
+    for panel in results.read([folder]):
+        for path, seeds in pairs.more_seeds(panel).items():
+            config = with_changes(configs[path.name], {"train.seeds": seeds})
+            more[f"{path.name}-seeds{seeds[0]}-{seeds[-1]}"] = config
+    return {name: config for name, config in more.items() if name not in ends}
 
 
 def command(

@@ -36,6 +36,18 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
+def pairs(arg: str = "") -> list[tuple[str, str]]:
+    """Layouts under each plan against standard heads; each layout's plans against each other."""
+    layouts = [
+        (f"{layout} · {plan}", f"standard · {plan}")
+        for plan in PLANS
+        for layout in LAYOUTS
+        if layout != "standard"
+    ]
+    first, other = PLANS
+    return layouts + [(f"{layout} · {other}", f"{layout} · {first}") for layout in LAYOUTS]
+
+
 def sweep(add: Callable, arg: str = "") -> None:
     """One `add(**overrides)` per arm."""
     for layout in LAYOUTS:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.reporting.document import Block, Bullets, Heading, Paragraph, Table
-from experiments.reporting.findings import compare, sure
+from experiments.reporting.pairs import compare
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import rank_correlation
 from experiments.reporting.wording import counted, direction, listed, optimizer, score, signed
@@ -31,17 +31,17 @@ def _verdicts(panel: Panel, base: Run | None) -> str:
     """Which rows differ from the base by more than what seeds do."""
     if base is None:
         return f" The row to compare with, {panel.paper['base']}, has no result."
-    rows = compare(panel)
-    if not rows:
+    pairs = compare(panel)
+    if not pairs:
         return ""
-    if all(math.isnan(d.p) for *_, d, _ in rows):
+    if all(math.isnan(pair.difference.p) for pair in pairs):
         return " One seed gives no interval: which rows differ from the base, we cannot tell."
-    better = [a.name for a, b, d, p in rows if b is base and sure(d, p)]
-    worse = [b.name for a, b, d, p in rows if a is base and sure(d, p)]
-    unsure = len(rows) - len(better) - len(worse)
+    better = [pair.a.name for pair in pairs if pair.b is base and pair.sure]
+    worse = [pair.b.name for pair in pairs if pair.a is base and pair.sure]
+    unsure = len(pairs) - len(better) - len(worse)
     found = [f"better: {', '.join(better)}"] if better else []
     found += [f"worse: {', '.join(worse)}"] if worse else []
-    found += [f"cannot tell: {unsure} of {len(rows)}"] if unsure else []
+    found += [f"cannot tell: {unsure} of {len(pairs)}"] if unsure else []
     return f" Against the base, after Holm's correction, {'; '.join(found)}."
 
 

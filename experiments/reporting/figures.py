@@ -1,5 +1,6 @@
 """The figures of a report: picks what is drawn and says what is seen."""
 
+import math
 from collections.abc import Sequence
 from textwrap import fill
 
@@ -9,7 +10,8 @@ from attnlab import plot
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.plan import PLANS
 from experiments.reporting.document import Figure
-from experiments.reporting.findings import CONFIDENCE, compare, heading
+from experiments.reporting.findings import heading
+from experiments.reporting.pairs import CONFIDENCE, compare
 from experiments.reporting.results import Panel, Run, names
 from experiments.reporting.wording import listed, percent
 from experiments.running import arm
@@ -67,7 +69,10 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
     figures += _beside_yardsticks(panel, name, title) + _over_what_varies(panel, name, title)
     one = panel.base or arms[0]
     rows = []
-    for a, b, d, _ in compare(panel):
+    for pair in compare(panel):
+        a, b, d = pair.a, pair.b, pair.difference
+        if math.isinf(d.high):
+            continue
         if b is one:  # the difference the other way round
             rows.append(plot.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
         elif a is one:

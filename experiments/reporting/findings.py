@@ -1,13 +1,11 @@
 """What the numbers of a panel say: the answer, how sure it is, and what it leaves open."""
 
 import math
-from itertools import combinations
 
-from experiments.reporting.results import Panel, Run
-from experiments.reporting.statistics import Difference, holm, paired_difference
+from experiments.reporting.pairs import CONFIDENCE, Pair, compare
+from experiments.reporting.results import Panel
 from experiments.reporting.wording import listed, percent, score, span
 
-CONFIDENCE = 0.95
 TITLES = {
     "": "At equal width",
     "parameters": "At equal parameters",
@@ -42,30 +40,52 @@ def answer(panel: Panel) -> str:
 
 def _certainty(panel: Panel) -> str:
     """Is the best arm better than the next, and than how many others?"""
+    pairs = compare(panel)
+    if panel.question.get("pairs"):
+        return _asked(pairs)
     best, second, *_ = panel.complete
-    rows = compare(panel)
-    verdicts = {b.name: (d, adjusted) for a, b, d, adjusted in rows if a is best}
-    difference, adjusted = verdicts[second.name]
-    if math.isnan(difference.p):
+    verdicts = {pair.b.name: pair for pair in pairs if pair.a is best}
+    lead = verdicts[second.name]
+    d = lead.difference
+    if math.isnan(d.p):
         return "One seed gives no interval: whether the order would hold, we cannot tell."
-    interval = f"{percent(CONFIDENCE)} interval {span(difference)}"
-    if sure(difference, adjusted):
+    interval = f"{percent(CONFIDENCE)} interval {span(d)}"
+    if lead.sure:
         text = f"That lead is more than what seeds do ({interval}, also after Holm's correction)."
-    elif difference.holds_zero:
+    elif lead.equal:
+        text = f"That lead is none: both are equal within {lead.smallest:g} ({interval})."
+    elif d.holds_zero:
         text = f"Whether that lead is real, we cannot tell: its {interval} holds zero."
     else:
         text = (
-            f"That lead stands clear of zero by itself ({interval}), but not as one of "
-            f"{len(rows)} comparisons (Holm): cannot tell."
+            f"That lead stands clear of zero by itself ({interval}), but {d.pairs} seeds are too "
+            f"few for {len(pairs)} comparisons (Holm): cannot tell."
         )
     if len(verdicts) == 1:
         return text
-    unsure = [name for name, found in verdicts.items() if not sure(*found)]
+    unsure = [name for name, pair in verdicts.items() if not pair.sure]
     beaten = len(verdicts) - len(unsure)
     text += f" It is clearly better than {beaten or 'none'} of the {len(verdicts)} other arms"
     if beaten and unsure:
         text += f"; it cannot be told apart from {listed(unsure, 'and')}"
     return f"{text}."
+
+
+def _asked(pairs: list[Pair]) -> str:
+    """What the pairs say that the question names."""
+    if not pairs:
+        return "Of the pairs that the question names none is complete."
+    told = [
+        f"{pair.a.name} over {pair.b.name} by {pair.a.shown(pair.difference.mean)}"
+        + (f" ({span(pair.difference)})" if pair.sure else f": {pair.verdict}")
+        for pair in sorted(pairs, key=lambda pair: not pair.sure)
+    ]
+    clear = sum(pair.sure for pair in pairs)
+    return (
+        f"Of the {len(pairs)} comparisons that the question names {clear or 'none'} "
+        f"{'is' if clear == 1 else 'are'} clear ({percent(CONFIDENCE)} intervals, Holm's "
+        f"correction): {'; '.join(told)}."
+    )
 
 
 def caution(panel: Panel) -> str:
@@ -95,40 +115,3 @@ def caution(panel: Panel) -> str:
         which = listed(edge, "and") if len(edge) < len(panel.complete) else "every arm"
         text += f" For {which} the best is at an end of the range: others may do better still."
     return text
-
-
-def compare(panel: Panel) -> list[tuple[Run, Run, Difference, float]]:
-    """(a, b, by how much b is worse, Holm's p) for every two complete arms, a the one that is
-    better on average; in a published table, for those pairs that hold its base.
-
-    Seeds pair: the same seed reads the same batches in the same order in every arm.
-    """
-    rows = []
-    for a, b in combinations(panel.complete, 2):
-        if panel.base and panel.base not in (a, b):
-            continue
-        both = [seed for seed in a.seeds if seed in b.seeds]
-        if both:
-            of_a, of_b = (r.sign * r.heldout[[r.seeds.index(s) for s in both]] for r in (a, b))
-            rows.append((a, b, paired_difference(of_a, of_b, CONFIDENCE)))
-        else:
-            gap = Difference(0, b.rank - a.rank, math.nan, math.nan, math.nan)
-            rows.append((a, b, gap))
-    known = iter(holm([d.p for *_, d in rows if not math.isnan(d.p)]))
-    return [(a, b, d, math.nan if math.isnan(d.p) else next(known)) for a, b, d in rows]
-
-
-def verdict(a: Run, difference: Difference, adjusted: float) -> str:
-    """In words."""
-    if math.isnan(difference.p):
-        return "cannot tell (one seed)" if difference.pairs else "cannot tell (no seed in common)"
-    if difference.holds_zero:
-        return "cannot tell"
-    if not sure(difference, adjusted):
-        return "cannot tell (not after Holm)"
-    return f"**{a.name} is better**"
-
-
-def sure(difference: Difference, adjusted: float) -> bool:
-    """Does the interval leave zero out, and does that hold after Holm's correction?"""
-    return not difference.holds_zero and adjusted < 1 - CONFIDENCE

@@ -1,10 +1,11 @@
 """What the folders of finished arms hold, put together for comparing."""
 
 import csv
+import dataclasses
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ COLUMNS = (
     "flops_per_token",
 )
 """Of results.csv; after them come the scores, SPEEDS, status and MORE_COLUMNS."""
+QUESTION = "question.json"
+"""Beside the config of a sweep: what it is to decide, which may change while its arms stay."""
+SEEDS = re.compile(r"-seeds\d+-\d+$")
+"""Ends the folder of an arm's later seeds."""
 SPEEDS = ("tokens_per_second", "wall_seconds")
 MORE_COLUMNS = ("match", "learning_rate", "ffn_width", "steps", "arm", "data_sha256")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
     """One arm with all its seeds: its result.json, its config.json and where they lie."""
 
@@ -34,6 +39,8 @@ class Run:
     result: dict[str, Any]
     record: dict[str, Any]
     title: str = ""
+    more: tuple["Run", ...] = ()
+    """Runs of the same arm with other seeds, whose numbers are in `result` too."""
 
     @property
     def name(self) -> str:
@@ -94,6 +101,14 @@ class Run:
         """Standard deviation of the main metric over seeds; NaN with one seed."""
         return float(self.heldout.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
+    def joined(self, other: "Run") -> "Run":
+        """With the seeds of another run of the same arm; rates of both together."""
+        mine, theirs = self.result, other.result
+        per_seed = [n for n in mine if n == "seeds" or n.startswith(("heldout_", "train_"))]
+        seconds = mine["wall_seconds"] + theirs["wall_seconds"]
+        result = mine | {n: [*mine[n], *theirs[n]] for n in per_seed} | {"wall_seconds": seconds}
+        return dataclasses.replace(self, result=result, more=(*self.more, other))
+
     def shown(self, value: float, metric: int = 0) -> str:
         """A value of a metric with its decimals."""
         return f"{value:.{self.metrics[metric]['digits']}f}"
@@ -101,26 +116,36 @@ class Run:
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Steps [P] and the main metric [S, P], as far as they are numbers."""
         name = f"eval/{self.metrics[0]['name']}"
-        rows = [r for r in read_metrics(self.folder / "metrics.jsonl") if name in r]
-        rows = [r for r in rows if np.all(np.isfinite(r[name]))]
-        values = np.array([r[name] for r in rows]).reshape(len(rows), len(self.seeds))
-        return np.array([r["step"] for r in rows], int), values.T
+        found: dict[int, list[float]] = {}
+        for folder in (self.folder, *(run.folder for run in self.more)):
+            for row in read_metrics(folder / "metrics.jsonl"):
+                found.setdefault(row["step"], []).extend(row.get(name, ()))
+        whole = [n for n, row in found.items() if len(row) == len(self.seeds)]
+        steps = [step for step in sorted(whole) if np.all(np.isfinite(found[step]))]
+        values = np.array([found[step] for step in steps]).reshape(len(steps), len(self.seeds))
+        return np.array(steps, int), values.T
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Panel:
     """Arms that are compared with each other: one folder, one budget."""
 
     folder: Path
     match: str
     runs: list[Run]
-    sweep: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What config.json of the sweep says: its arms, titles of them, the paper they are from."""
 
     @property
     def paper(self) -> dict[str, Any]:
         """The published table that the arms are rows of, or nothing."""
         return self.sweep.get("paper", {})
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """What is to be decided: "pairs" of names, "smallest" difference of interest, "limit" of
+        seeds where they are added until that is done; or nothing."""
+        return self.sweep.get("question", {})
 
     @property
     def base(self) -> Run | None:
@@ -182,14 +207,25 @@ def read(folders: Sequence[Path]) -> list[Panel]:
                 p.parent,
                 workdir.read_json(p),
                 workdir.read_json(p.parent / workdir.CONFIG),
-                titles.get(p.parent.name, ""),
+                titles.get(SEEDS.sub("", p.parent.name), ""),
             )
             for p in done
         ]
+        runs = _seeds_together(runs)
         for match in sorted({run.result["match"] for run in runs}):
             found = [r for r in runs if r.result["match"] == match]
             panels.append(Panel(folder, match, found, sweep))
     return panels
+
+
+def _seeds_together(runs: list[Run]) -> list[Run]:
+    """Runs that differ in their seeds alone are one."""
+    together: dict[str, Run] = {}
+    for run in sorted(runs, key=lambda r: min(r.seeds)):
+        trains = run.record["config"]["train"] | {"seeds": None}
+        alike = repr([run.name, run.complete, run.record["config"] | {"train": trains}])
+        together[alike] = together[alike].joined(run) if alike in together else run
+    return list(together.values())
 
 
 def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str]:
@@ -205,9 +241,13 @@ def unfinished(folder: Path) -> list[str]:
 
 
 def _sweep(folder: Path) -> dict[str, Any]:
-    """The record of the sweep in `folder`; empty where arms were started one by one."""
-    path = folder / workdir.CONFIG
-    return workdir.read_json(path) if path.exists() else {}
+    """The record of the sweep in `folder` and its question; empty where arms were started one by
+    one."""
+    found: dict[str, Any] = {}
+    for name in (workdir.CONFIG, QUESTION):
+        if (folder / name).exists():
+            found |= workdir.read_json(folder / name)
+    return found
 
 
 def warnings(panels: Sequence[Panel]) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import pytest
 from written_arms import undrawn, write_arm, written
 
-from experiments.reporting import figures, findings, results
+from experiments.reporting import figures, pairs, results
 from experiments.reporting.statistics import rank_correlation
 
 __all__ = ["undrawn"]
@@ -81,8 +81,8 @@ def test_the_order_is_compared(tmp_path, better, found):
 @pytest.mark.usefixtures("undrawn")
 def test_rows_are_compared_with_the_base_and_may_differ_in_anything(tmp_path):
     [panel] = results.read([write_table(tmp_path)])
-    pairs = [(a.name, b.name) for a, b, *_ in findings.compare(panel)]
-    assert pairs == [("A h=9", "base"), ("base", "A h=1")]
+    compared = [(pair.a.name, pair.b.name) for pair in pairs.compare(panel)]
+    assert compared == [("A h=9", "base"), ("base", "A h=1")]
     assert results.warnings([panel]) == []
 
 

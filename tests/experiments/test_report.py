@@ -11,7 +11,7 @@ import pytest
 from written_arms import ARMS, BITS, Page, undrawn, write_arm, write_sweep, written
 
 from experiments import report
-from experiments.reporting import document, findings, results
+from experiments.reporting import document, pairs, results
 from experiments.reporting.page import to_html
 from experiments.reporting.statistics import paired_difference
 
@@ -75,8 +75,11 @@ def test_cannot_tell_where_only_holm_objects():
     difference = paired_difference([0.0, 0.0, 0.0], [1.0, 1.1, 1.3], 0.95)
     run = results.Run(None, {"layout": "wide", "plan": "albert", "status": "complete"}, {})
     assert not difference.holds_zero
-    assert findings.verdict(run, difference, 0.06) == "cannot tell (not after Holm)"
-    assert findings.verdict(run, difference, 0.04) == "**wide · albert is better**"
+    one = pairs.Pair(run, run, difference, 0.06, difference, 0.06, of=15)
+    assert one.verdict == "cannot tell (too few seeds for 15 comparisons)"
+    assert one._replace(fixed_p=0.04).verdict == "**wide · albert is better**"
+    assert one._replace(fixed_p=0.04, smallest=3.0).verdict == "equal within 3"
+    assert one._replace(fixed_p=0.04, grows=True).verdict == one.verdict
 
 
 def test_seeds_pair_by_number_not_by_place(tmp_path):
@@ -86,8 +89,8 @@ def test_seeds_pair_by_number_not_by_place(tmp_path):
     for name in ("seeds", "heldout_bits_per_byte", "train_bits_per_byte"):
         result[name] = result[name][::-1]
     path.write_text(json.dumps(result))
-    [(_, _, difference, _)] = findings.compare(results.read([tmp_path])[0])
-    np.testing.assert_allclose(difference[1:4], 0.1, atol=1e-9)
+    [pair] = pairs.compare(results.read([tmp_path])[0])
+    np.testing.assert_allclose(pair.fixed[1:4], 0.1, atol=1e-9)
 
 
 def test_one_learning_rate_is_not_a_verdict(plain):
