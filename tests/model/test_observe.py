@@ -190,13 +190,14 @@ WIDE = dataclasses.replace(
 DROPS = dict(dropout_rate=0.2, attention_dropout_rate=0.2, ffn_dropout_rate=0.2)
 
 
-BITS = [  # of the small parts: test_attention.py, test_models.py
-    ("absorbed", "bfloat16", "blockwise"),
-    *itertools.product(["both", "absorbed"], ["float32", "bfloat16"], [None, "blockwise"]),
-]
+ABSORBED = ("absorbed", "bfloat16", "blockwise")
+OTHERS = itertools.product(["both", "absorbed"], ["float32", "bfloat16"], [None, "blockwise"])
 
 
-@pytest.mark.parametrize(("stacks", "dtype", "implementation"), deep(dict.fromkeys(BITS), BITS[0]))
+@pytest.mark.parametrize(  # of smaller parts: test_attention.py, test_models.py
+    ("stacks", "dtype", "implementation"),
+    [ABSORBED, *(pytest.param(*o, marks=pytest.mark.slow) for o in OTHERS if o != ABSORBED)],
+)
 def test_showing_changes_no_bit(stacks, dtype, implementation, optimized):
     """Whatever is shown, of any backend and order of contraction; and the names are the order's."""
     config, names = (CONFIG, tuple(NAMES)) if stacks == "both" else (WIDE, tuple(OF_LAYER))
