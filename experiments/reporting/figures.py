@@ -11,8 +11,9 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.plan import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import heading
-from experiments.reporting.pairs import CONFIDENCE, compare
+from experiments.reporting.pairs import compare
 from experiments.reporting.results import Panel, Run, names
+from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent
 from experiments.running import arm
 

@@ -2,8 +2,9 @@
 
 import math
 
-from experiments.reporting.pairs import CONFIDENCE, Pair, compare
+from experiments.reporting.pairs import Pair, compare
 from experiments.reporting.results import Panel
+from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent, score, span
 
 TITLES = {

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from experiments.reporting.document import Block, Heading, Paragraph, Table
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import (
+    CONFIDENCE,
     Difference,
     half_width,
     holm,
@@ -15,8 +16,6 @@ from experiments.reporting.statistics import (
     sequential_difference,
 )
 from experiments.reporting.wording import p_value, percent, span
-
-CONFIDENCE = 0.95
 
 
 class Pair(NamedTuple):

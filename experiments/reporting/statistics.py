@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+CONFIDENCE = 0.95
+
 
 class Difference(NamedTuple):
     """The mean of b - a over pairs, its interval and its two-sided p. NaN where pairs are few."""
