@@ -14,7 +14,7 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.plan import PLANS
-from experiments.reporting import beside, figures, pairs
+from experiments.reporting import beside, figures, pairs, rates
 from experiments.reporting.document import (
     Block,
     Bullets,
@@ -150,7 +150,7 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
         blocks += [_all_rates(panel)]
     drawn = figures.of_panel(panel, f"{number + 1}-{panel.match or 'width'}")
     blocks += [Figures(drawn)] if drawn else []
-    return blocks + pairs.section(panel)
+    return blocks + pairs.section(panel) + rates.section(panel)
 
 
 def _budget(panel: Panel) -> str:

@@ -11,7 +11,9 @@ elsewhere. See docs/running.md.
 Where the config has `pairs(arg)`, the verdicts are about those pairs of arms. --max_seeds=20 adds
 seeds to pairs that are not decided, until they are, or more seeds cannot decide them, or they have
 so many; the test then is one that may be looked at after every seed. --smallest=0.01 calls arms
-equal that differ by less for sure.
+equal that differ by less for sure. --tune=7 first tries so many learning rates an arm, with one
+seed on the validation part of the data, and more where the best is at an end; the arm is then
+trained at the minimum of a parabola through the best ones.
 """
 
 import re
@@ -25,7 +27,7 @@ from absl import flags
 
 from attnlab.names import find
 from experiments import report
-from experiments.reporting import pairs, results
+from experiments.reporting import pairs, rates, results
 from experiments.running import arm, jobs, launch, workdir
 
 RATE = "train.learning_rate"
@@ -40,6 +42,9 @@ _MAX_SEEDS = flags.DEFINE_integer(
 )
 _SMALLEST = flags.DEFINE_float(
     "smallest", 0.0, "Smallest difference of interest, in the unit of the scores.", lower_bound=0.0
+)
+_TUNE = flags.DEFINE_integer(
+    "tune", 0, "Choose the learning rate of every arm among so many and more.", lower_bound=0
 )
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
 
@@ -69,9 +74,12 @@ def main() -> None:
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
     for config in configs.values():
         arm.resolve(config)
-    record = {"arms": {n: c.to_dict() for n, c in configs.items()}}
+    if _TUNE.value:
+        check_tuning(configs)
+    record: dict[str, Any] = {"arms": {n: c.to_dict() for n, c in configs.items()}}
     record |= {"titles": plan.titles} if plan.titles else {}
     record |= {"paper": plan.paper} if plan.paper else {}
+    record |= {"tune": _TUNE.value} if _TUNE.value else {}
     threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
     room = jobs.divide(len(configs), _JOBS.value, threads)
     with workdir.own(folder, patience=60):
@@ -79,7 +87,10 @@ def main() -> None:
         workdir.claim(folder, record | {"environment": environment})
         asked = {"limit": _MAX_SEEDS.value, "smallest": _SMALLEST.value, "pairs": plan.pairs}
         workdir.write_json(folder / results.QUESTION, {"question": asked})
-    ends = jobs.run(configs, folder, room, waits=_BUSY.value == "wait")
+    ends: dict[str, str] = {}
+    if _TUNE.value:
+        configs, ends = tune(configs, folder, room)
+    ends |= jobs.run(configs, folder, room, waits=_BUSY.value == "wait")
     while more := later_seeds(folder, configs, ends):
         ends |= jobs.run(more, folder, room, waits=_BUSY.value == "wait")
     if any((folder / name / workdir.RESULT).exists() for name in configs):
@@ -123,6 +134,49 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
         module.paper(words) if hasattr(module, "paper") else {},
         module.pairs(words) if hasattr(module, "pairs") else [],
     )
+
+
+def check_tuning(configs: dict[str, Any]) -> None:
+    """Raises ValueError where rates cannot be chosen: too few, varied already, or on no data."""
+    if _TUNE.value < 3:
+        raise ValueError(f"--tune={_TUNE.value}: a parabola needs at least 3 learning rates")
+    for name, config in configs.items():
+        source = arm.resolve(config).data.load(config.train.length)
+        if source.validation is None:
+            raise ValueError(
+                f"--tune chooses learning rates on a validation part, and the data of {name} have "
+                "none: give a text one by --config.data.validation=0.1"
+            )
+
+
+def tune(
+    configs: dict[str, Any], folder: Path, room: jobs.Room
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The configs with their best learning rates, and how the runs ended that tell them."""
+    ends: dict[str, str] = {}
+    place = folder / rates.FOLDER
+    asked = {
+        name: rates.first_rates(config.train.learning_rate, _TUNE.value)
+        for name, config in configs.items()
+    }
+    while trials := {
+        f"{name}-lr{rate:.4g}": at_rate(configs[name], rate, seeds=(rates.SEED,))
+        for name, some in asked.items()
+        for rate in some
+        if f"{name}-lr{rate:.4g}" not in ends
+    }:
+        ends |= jobs.run(trials, place, room, waits=_BUSY.value == "wait")
+        asked = {n: [t.wanted] for n, t in rates.read(folder).items() if t.wanted is not None}
+    chosen = {name: tuned.chosen for name, tuned in rates.read(folder).items()}
+    return {n: at_rate(c, chosen[n]) for n, c in configs.items() if n in chosen}, ends
+
+
+def at_rate(config: Any, rate: float, **changes: Any) -> Any:
+    """The config with that learning rate, the last one of its schedule in proportion."""
+    trains = config.train
+    last = trains.final_learning_rate * rate / trains.learning_rate
+    changes |= {"learning_rate": rate, "final_learning_rate": last}
+    return with_changes(config, {f"train.{name}": value for name, value in changes.items()})
 
 
 def later_seeds(folder: Path, configs: dict[str, Any], ends: dict[str, str]) -> dict[str, Any]:

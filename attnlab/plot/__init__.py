@@ -20,7 +20,7 @@ from attnlab.plot.frame import (
     svg,
 )
 from attnlab.plot.maps import attention_map
-from attnlab.plot.series import bars, intervals, learning_curves, loss_against, over
+from attnlab.plot.series import bars, intervals, learning_curves, loss_against, over, parabolas
 
 __all__ = [
     "COLOURS",
@@ -40,6 +40,7 @@ __all__ = [
     "learning_curves",
     "loss_against",
     "over",
+    "parabolas",
     "style",
     "svg",
 ]

@@ -165,3 +165,22 @@ def over(series: Sequence[Curve], yardsticks: Sequence[Curve], xlabel: str, ylab
     axes.set(xlabel=xlabel, ylabel=ylabel)
     label_ends(axes, [*series, *yardsticks])
     return figure
+
+
+def parabolas(tried: Sequence[Curve], fitted: Sequence[Curve], xlabel: str, ylabel: str) -> Any:
+    """Scores over a quantity shown by its logarithm: points, and lines that go through the best."""
+    figure, [[axes]] = new_figure(SIZE[0], max(SIZE[1], 0.24 * len(tried)), 1, 1)
+    for curve in tried:
+        axes.plot(
+            curve.steps, curve.values[0], color=curve.style.colour, linestyle="none",
+            **marker_of(curve.style, 5.0),
+        )  # fmt: skip
+    for curve in fitted:
+        axes.plot(
+            curve.steps, curve.values[0], color=curve.style.colour, linewidth=1.4,
+            linestyle=curve.style.dashes,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_ends(axes, tried)
+    return figure

@@ -99,6 +99,11 @@ def caution(panel: Panel) -> str:
             f"Mind: one learning rate for all arms, not a verdict. All were trained at {rates[0]}, "
             "which may suit one arm better than another."
         )
+    if panel.sweep.get("tune"):
+        return (
+            "Each arm stands at a learning rate of its own, chosen by a parabola on a validation "
+            "part with a seed that is not judged (see Learning rates)."
+        )
     if not panel.swept:
         return (
             f"Mind: the arms were trained at different learning rates ({listed(rates, 'and')}), "

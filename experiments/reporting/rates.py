@@ -2,18 +2,30 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from attnlab import plot
+from experiments.reporting import results
+from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph, Table
+from experiments.reporting.figures import styles
+from experiments.reporting.results import Panel
 from experiments.reporting.statistics import CONFIDENCE
+from experiments.reporting.wording import percent
+from experiments.running import workdir
 
 FACTOR = 2.0
 """Between neighbouring rates."""
 AROUND = 2
 """Rates on each side of the best that the parabola goes through."""
-ADDED = 4
-"""Rates that are added at most where the best is at an end."""
+MOST = 12
+"""Rates that are tried at most."""
+SEED = 1000
+"""Of the runs that choose."""
+FOLDER = "rates"
+"""Of those runs, below that of a sweep."""
 
 
 class Minimum(NamedTuple):
@@ -83,9 +95,8 @@ def minimum(tried: Mapping[float, float]) -> Minimum | None:
     top = -b / (2 * c)
     low, high = _fieller(powers, y, np.array([a, b, c]))
     rate = lambda x: float(np.exp(x + middle))  # also of infinities
-    moved = (a - b * middle + c * middle**2, b - 2 * c * middle, c)
-    found = tuple(float(v) for v in moved)
-    return Minimum(rate(top), float(a + b * top / 2), rate(low), rate(high), found)
+    shape = (float(a - b * middle + c * middle**2), float(b - 2 * c * middle), float(c))
+    return Minimum(rate(top), float(a + b * top / 2), rate(low), rate(high), shape)
 
 
 def _fieller(powers: np.ndarray, y: np.ndarray, fit: np.ndarray) -> tuple[float, float]:
@@ -107,3 +118,103 @@ def _fieller(powers: np.ndarray, y: np.ndarray, fit: np.ndarray) -> tuple[float,
         return -math.inf, math.inf
     root = math.sqrt(max(half**2 - square * rest, 0.0))
     return (-half - root) / square, (-half + root) / square
+
+
+class Tuned(NamedTuple):
+    """What was tried for one arm."""
+
+    name: str
+    """The arm's, as the report calls it."""
+    tried: dict[float, float]
+    """Rate -> score on the validation part, times `sign`: the less the better."""
+    seconds: float
+    """Wall time of all of them."""
+    sign: int
+
+    @property
+    def best(self) -> Minimum | None:
+        """Of the parabola; None where there is none between rates that were tried."""
+        found = minimum(self.tried)
+        return found if found and min(self.tried) <= found.rate <= max(self.tried) else None
+
+    @property
+    def chosen(self) -> float:
+        """The rate of the parabola's minimum, else the best that was tried."""
+        return self.best.rate if self.best else min(self.tried, key=self.tried.__getitem__)
+
+    @property
+    def wanted(self) -> float | None:
+        """`next_rate`, up to the limit."""
+        return next_rate(self.tried) if len(self.tried) < MOST else None
+
+
+def read(folder: Path) -> dict[str, Tuned]:
+    """Folder of an arm -> what was tried for it below `folder`; empty where nothing was.
+
+    A run that diverged has an infinite score.
+    """
+    titles = results.sweep_of(folder).get("titles", {})
+    found: dict[str, Tuned] = {}
+    for path in sorted(folder.glob(f"{FOLDER}/*/{workdir.RESULT}")):
+        arm = path.parent.name.rpartition("-lr")[0]
+        run = results.Run(path.parent, workdir.read_json(path), {}, titles.get(arm, ""))
+        old = found.get(arm, Tuned(run.name, {}, 0.0, run.sign))
+        score = run.sign * float(run.curve()[1][:, -1].mean()) if run.complete else math.inf
+        tried = old.tried | {run.result["learning_rate"]: score}
+        seconds = old.seconds + run.result.get("wall_seconds", 0.0)
+        found[arm] = old._replace(tried=tried, seconds=seconds)
+    return found
+
+
+def section(panel: Panel) -> list[Block]:
+    """What was tried for every arm, and what the choice cost."""
+    here = {run.folder.name for run in panel.runs}
+    found = {name: tuned for name, tuned in read(panel.folder).items() if name in here}
+    if not found:
+        return []
+    rows, spent = [], sum(tuned.seconds for tuned in found.values())
+    trained = sum(run.result.get("wall_seconds", 0.0) for run in panel.runs)
+    for tuned in found.values():
+        best, scores = tuned.best, sorted(tuned.tried.items())
+        bound = best and best.low > 0 and math.isfinite(best.high)
+        span = f"{best.low:.2g} to {best.high:.2g}" if best and bound else "not bounded"
+        how = "parabola" if best else "best tried"
+        how += ", at an end" if next_rate(tuned.tried) is not None else ""
+        tried = ", ".join(f"{rate:.2g}: {tuned.sign * score:.3f}" for rate, score in scores)
+        rows.append([tuned.name, f"{tuned.chosen:.3g}", span, how, tried])
+    table = Table(
+        f"Learning rate of every arm, chosen on the validation part with seed {SEED} alone, judged "
+        f"on what is held out with other seeds. The parabola goes through the best rate and up to "
+        f"{AROUND} on each side, in ln rate; {percent(CONFIDENCE)} interval after Fieller.",
+        ["arm", "rate", f"{percent(CONFIDENCE)} interval", "chosen by", "rate: validation score"],
+        rows,
+        [""] * len(rows),
+        words=1,
+    )
+    text = (
+        f"Choosing took {spent:,.0f} seconds of training, beside the {trained:,.0f} of the arms "
+        "themselves."
+    )
+    return [Heading(3, "Learning rates"), Paragraph(text), table, Figures([_figure(panel, found)])]
+
+
+def _figure(panel: Panel, found: Mapping[str, Tuned]) -> Figure:
+    looks, tried, fitted = styles(panel), [], []
+    for tuned in found.values():
+        look = looks[tuned.name]
+        rates = np.array([rate for rate in sorted(tuned.tried) if math.isfinite(tuned.tried[rate])])
+        scores = tuned.sign * np.array([tuned.tried[rate] for rate in rates])
+        tried.append(plot.Curve(tuned.name, look, rates, scores[None], False))
+        if tuned.best:
+            near = np.geomspace(1 / FACTOR, FACTOR, 50) ** AROUND * tuned.best.rate
+            a, b, c = tuned.best.coefficients
+            scores = tuned.sign * (a + b * np.log(near) + c * np.log(near) ** 2)
+            fitted.append(plot.Curve(tuned.name, look, near, scores[None], False))
+    drawn = plot.parabolas(tried, fitted, "learning rate", f"validation {panel.unit}")
+    return Figure(
+        "rates",
+        plot.svg(drawn, "rates"),
+        "Validation score over the learning rate",
+        "**Validation score over the learning rate.** One run a point; the parabolas through the "
+        "best and its neighbours.",
+    )

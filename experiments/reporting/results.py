@@ -200,7 +200,7 @@ def read(folders: Sequence[Path]) -> list[Panel]:
                 f"{folder} holds no {workdir.RESULT}, nor does a folder in it; "
                 "give the --workdir of a sweep or run that has finished an arm"
             )
-        sweep = _sweep(folder)
+        sweep = sweep_of(folder)
         titles = sweep.get("titles", {})
         runs = [
             Run(
@@ -236,11 +236,11 @@ def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str
 
 def unfinished(folder: Path) -> list[str]:
     """Names of the arms that the sweep in `folder` began with and that have no result yet."""
-    started = _sweep(folder).get("arms", ())
+    started = sweep_of(folder).get("arms", ())
     return [name for name in started if not (folder / name / workdir.RESULT).exists()]
 
 
-def _sweep(folder: Path) -> dict[str, Any]:
+def sweep_of(folder: Path) -> dict[str, Any]:
     """The record of the sweep in `folder` and its question; empty where arms were started one by
     one."""
     found: dict[str, Any] = {}

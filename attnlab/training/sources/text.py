@@ -31,12 +31,24 @@ class Corpus:
     train: np.ndarray = dataclasses.field(compare=False)
     heldout: np.ndarray = dataclasses.field(compare=False)
     sha256: str
-    """Of the whole text in its own order."""
+    """Of the whole text in its own order, and of how it is split where that is told."""
+    validation: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
     def num_bytes(self) -> int:
-        """Both parts together."""
-        return len(self.train) + len(self.heldout)
+        """All parts together."""
+        parts = (self.train, self.heldout, self.validation)
+        return sum(len(part) for part in parts if part is not None)
+
+    def validated(self, share: float) -> "Corpus":
+        """With the end of the training part kept for choices that are not to be made on what is
+        held out."""
+        if not share:
+            return self
+        cut = int(len(self.train) * (1 - share))
+        told = hashlib.sha256(f"{self.sha256} {share}".encode()).hexdigest()
+        train, validation = self.train[:cut], self.train[cut:]
+        return dataclasses.replace(self, sha256=told, train=train, validation=validation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +62,9 @@ class Text:
     `tokenizer` is "bytes", "bpe:N" (learnt from the training part) or the path of a tokenizer.json;
     all but the bytes need UTF-8, and leave out the rest of a character that the split cuts.
 
+    `validation` is the share of the training part, at its end, that curves are drawn on in place
+    of what is held out, and learning rates chosen by.
+
     >>> source = Text().load(64)
     >>> source.batch(0, 1, 8, slice(0, 2))["tokens"].shape
     (2, 65)
@@ -57,8 +72,13 @@ class Text:
 
     path: str = ""
     tokenizer: str = "bytes"
+    validation: float = 0.0
 
     def __post_init__(self):
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"data.validation {self.validation} is a share of the training text: less than 1"
+            )
         if self.path and not Path(self.path).exists():
             raise FileNotFoundError(
                 f"no text at {self.path}; leave data.path empty for the default corpus"
@@ -78,11 +98,13 @@ class Text:
         naming file and line where a text that is to be tokenised is not UTF-8.
         """
         corpus = load_corpus(self.path, utf8=self.tokenizer != "bytes")
+        corpus = corpus.validated(self.validation)
         source = source_of(corpus, length)
         if self.tokenizer != "bytes":
             source = _tokenised(source, corpus, length, self.tokenizer, folder)
-        for part, count in (("training", "training tokens"), ("held-out", "held-out tokens")):
-            if source.facts[count] <= length:
+        for part in ("training", "validation", "held-out"):
+            count = f"{part} tokens"
+            if source.facts.get(count, length + 1) <= length:
                 raise ValueError(
                     f"{corpus.name}: the {part} text has {source.facts[count]} tokens, too short "
                     f"for one window of {length} + 1; give a longer text or a smaller length"
@@ -97,6 +119,7 @@ def load_corpus(path: str = "", *, utf8: bool = False) -> Corpus:
 
 def source_of(corpus: Corpus, length: int) -> Source:
     """The windows of a text, byte by byte."""
+    kept = corpus.validation
 
     def batch(seed: int, step: int, size: int, part: slice) -> Batch:
         return {"tokens": sample(corpus.train, length, size, seed=seed, step=step, part=part)}
@@ -112,6 +135,7 @@ def source_of(corpus: Corpus, length: int) -> Source:
         row_tokens=length,
         batch=batch,
         heldout=lambda count: scored(corpus.heldout, count),
+        validation=functools.partial(scored, kept) if kept is not None else None,
         train=lambda count: scored(corpus.train, count),
         write=write_bytes,
         yardsticks=lambda: {
@@ -124,6 +148,7 @@ def source_of(corpus: Corpus, length: int) -> Source:
             "bytes": corpus.num_bytes,
             "held-out bytes": len(corpus.heldout),
             "training tokens": len(corpus.train),
+            **({} if kept is None else {"validation tokens": len(kept)}),
             "held-out tokens": len(corpus.heldout),
         },
     )
@@ -134,7 +159,7 @@ def _tokenised(
 ) -> Source:
     """The same text in the tokens of a tokenizer. A target says how many bytes it stands for."""
     kept = folder is not None and (folder / FILE).exists()
-    tokenizer, train, heldout, exact = _tokenise(corpus, name, folder if kept else None)
+    tokenizer, train, heldout, validation, exact = _tokenise(corpus, name, folder if kept else None)
 
     def batch(seed: int, step: int, size: int, part: slice) -> Batch:
         return {"tokens": sample(train.tokens, length, size, seed=seed, step=step, part=part)}
@@ -156,6 +181,7 @@ def _tokenised(
         sizes=Sizes(tokenizer.size),
         batch=batch,
         heldout=lambda count: scored(heldout, count),
+        validation=functools.partial(scored, validation) if len(validation.tokens) else None,
         train=lambda count: scored(train, count),
         write=lambda tokens: repr(tokenizer.decode(tokens))[1:-1],
         yardsticks=yardsticks,
@@ -163,6 +189,7 @@ def _tokenised(
         facts=plain.facts
         | {
             "training tokens": len(train.tokens),
+            **({"validation tokens": n} if (n := len(validation.tokens)) else {}),
             "held-out tokens": len(heldout.tokens),
             "tokenizer": name + lossy,
             "its sha256": tokenizer.digest[:12],
@@ -189,17 +216,21 @@ def _pieces(text: np.ndarray) -> list[str]:
 @functools.lru_cache(maxsize=1)  # the arms of a sweep read one text
 def _tokenise(
     corpus: Corpus, name: str, kept: Path | None
-) -> tuple[Tokenizer, Encoded, Encoded, bool]:
-    """The tokenizer, both parts in its tokens, and whether it gives the held-out part back."""
-    train, heldout = _pieces(corpus.train), _pieces(corpus.heldout)
+) -> tuple[Tokenizer, Encoded, Encoded, Encoded, bool]:
+    """The tokenizer, the parts in its tokens (training, held out, validation), and whether it gives
+    the held-out part back."""
+    empty = np.zeros(0, np.int32)
+    validation = empty if corpus.validation is None else corpus.validation
+    train, heldout, valid = map(_pieces, (corpus.train, corpus.heldout, validation))
     tokenizer = make_tokenizer(name, train, kept)
-    pieces = [tokenizer.encode(texts) for texts in (train, heldout)]
+    pieces = [tokenizer.encode(texts) if texts else [] for texts in (train, heldout, valid)]
     exact = all(
         tokenizer.decode(one.tokens.tolist()) == text
         for one, text in zip(pieces[1], heldout, strict=True)
     )
-    parts = [Encoded(*map(np.concatenate, zip(*some, strict=True))) for some in pieces]
-    return tokenizer, parts[0], parts[1], exact
+    of_none = [Encoded(empty, empty)]
+    join = lambda some: Encoded(*map(np.concatenate, zip(*(some or of_none), strict=True)))
+    return tokenizer, join(pieces[0]), join(pieces[1]), join(pieces[2]), exact
 
 
 def write_bytes(tokens: Sequence[int]) -> str:

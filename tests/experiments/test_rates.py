@@ -1,0 +1,122 @@
+"""Learning rates: the parabola, what is tried next, and how the sweep and its report use both."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from commands import command
+from written_arms import write_arm, write_sweep, written
+
+from attnlab.training.sources import Text
+from experiments.reporting import rates
+
+
+def test_the_minimum_by_hand():
+    """2 + 3 (ln r - ln 0.02)^2 at five rates: no noise, so the interval is the point."""
+    tried = {r: 2 + 3 * math.log(r / 0.02) ** 2 for r in rates.first_rates(0.015, 5)}
+    found = rates.minimum(tried)
+    assert (found.rate, found.score) == (pytest.approx(0.02), pytest.approx(2))
+    assert (found.low, found.high) == (pytest.approx(0.02), pytest.approx(0.02))
+    a, b, c = found.coefficients
+    assert a + b * math.log(0.1) + c * math.log(0.1) ** 2 == pytest.approx(2 + 3 * math.log(5) ** 2)
+
+
+def test_what_is_tried_next():
+    assert rates.next_rate({1: 3.0, 2: 2.0, 4: 1.0}) == 8
+    assert rates.next_rate({1: 1.0, 2: 2.0, 4: 3.0}) == 0.5
+    assert rates.next_rate({1: 2.0, 2: 1.0, 4: 3.0}) is None
+    assert rates.next_rate({1: 2.0, 2: 1.0, 4: math.inf}) == pytest.approx(math.sqrt(8))
+    assert rates.next_rate({1: math.inf, 2: math.inf}) == 0.5
+    assert rates.minimum({1: 3.0, 2: 2.0, 4: 1.0}) is None
+    flat = rates.Tuned("an arm", {1.0: 1.0, 2.0: 1.0, 4.0: 1.0}, 0.0, 1)
+    assert (flat.best, flat.chosen) == (None, 1.0)  # no parabola: the best that was tried
+    long = {2.0**k: -k for k in range(rates.MOST)}
+    assert rates.Tuned("an arm", long, 0.0, 1).wanted is None
+
+
+def test_the_interval_holds_the_minimum_as_often_as_it_says():
+    rng, held = np.random.default_rng(0), []
+    for _ in range(300):
+        best = math.log(3e-3) + rng.uniform(-1, 1)
+        score = lambda r, best=best: 2 + 0.03 * (math.log(r) - best) ** 2 + 0.002 * rng.normal()
+        tried = {r: score(r) for r in rates.first_rates(3e-3, 7)}
+        while (rate := rates.next_rate(tried)) is not None:
+            tried[rate] = score(rate)
+        found = rates.minimum(tried)
+        held.append(found.low <= math.exp(best) <= found.high)
+    assert 0.93 < np.mean(held) < 0.99
+
+
+def test_a_validation_part_is_the_end_of_what_is_learnt_from(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(97, 122)) * 40)
+    plain, split = (Text(path=str(path), validation=share).load(8) for share in (0.0, 0.2))
+    assert plain.validation is None
+    assert plain.digest != split.digest
+    counts = {
+        name: split.facts[f"{name} tokens"] for name in ("training", "validation", "held-out")
+    }
+    assert counts == {"training": 720, "validation": 180, "held-out": 100}
+    whole = bytes(path.read_bytes())
+    rows = split.validation(0)
+    assert bytes(rows["tokens"][0]) == whole[720:729]
+    np.testing.assert_array_equal(plain.heldout(3)["tokens"], split.heldout(3)["tokens"])
+    learnt = Text(path=str(path), validation=0.2, tokenizer="bpe:260").load(2)
+    assert learnt.validation(0)["valid"].any()
+    with pytest.raises(ValueError, match=r"data.validation 1.0 is a share"):
+        Text(validation=1.0)
+
+
+def test_the_report_shows_what_was_tried(tmp_path):
+    write_sweep(tmp_path)
+    tried = {0.001: 2.2, 0.002: 2.0, 0.004: 2.3}
+    for rate, score in tried.items():
+        folder = tmp_path / rates.FOLDER / f"wide-separate-lr{rate:g}"
+        write_arm(folder, "wide", "separate", score, 1000, learning_rate=rate, seeds=[rates.SEED])
+        row = {"step": 800, "eval/bits_per_byte": [score]}
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    found = rates.read(tmp_path)["wide-separate"]
+    assert (found.name, found.tried, found.seconds) == ("wide · separate", tried, 180.0)
+    markdown, _ = written(tmp_path)
+    assert "Choosing took 180 seconds of training, beside the 180" in markdown
+    row = "| wide · separate | 0.0019 | not bounded | parabola | 0.001: 2.200, 0.002: 2.000, "
+    assert f"{row}0.004: 2.300 |" in markdown
+    assert (tmp_path / "figures/rates.svg").exists()
+
+
+def test_data_without_a_validation_part_are_refused(tmp_path):
+    config = "--config=experiments/configs/heads_and_sharing.py:tiny"
+    for flags, message in (
+        (["--tune=7"], "have none: give a text one by --config.data.validation=0.1"),
+        (["--tune=2"], "--tune=2: a parabola needs at least 3"),
+    ):
+        done = command("experiments.sweep", config, f"--workdir={tmp_path}/s", *flags)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_chooses_its_rates(tmp_path):
+    text = tmp_path / "text.txt"
+    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
+    text.write_bytes(symbols.astype(np.uint8).tobytes())
+    config = tmp_path / "part.py"
+    config.write_text(
+        "from experiments.configs import byte_lm\n"
+        "get_config = byte_lm.get_config\n"
+        "def sweep(add, arg=''):\n"
+        "    add(**{'model.plan': 'albert'})\n"
+    )
+    words = [f"--config={config}:tiny", f"--workdir={tmp_path}/sweep", "--tune=3"]
+    words += [f"--config.data.path={text}", "--config.data.validation=0.1"]
+    done = command("experiments.sweep", *words)
+    assert done.returncode == 0, done.stderr
+    found = rates.read(tmp_path / "sweep")["albert"]
+    assert len(found.tried) >= 3
+    trained = json.loads((tmp_path / "sweep/albert/config.json").read_text())["config"]["train"]
+    assert trained["learning_rate"] == found.chosen
+    assert trained["final_learning_rate"] == pytest.approx(found.chosen / 10)
+    assert trained["seeds"] == [0, 1]
+    assert "### Learning rates" in (tmp_path / "sweep/report.md").read_text()
