@@ -54,13 +54,12 @@ def test_a_validation_part_is_the_end_of_what_is_learnt_from(tmp_path):
     plain, split = (Text(path=str(path), validation=share).load(8) for share in (0.0, 0.2))
     assert plain.validation is None
     assert plain.digest != split.digest
-    counts = {
-        name: split.facts[f"{name} tokens"] for name in ("training", "validation", "held-out")
-    }
+    parts = ("training", "validation", "held-out")
+    counts = {name: split.facts[f"{name} tokens"] for name in parts}
     assert counts == {"training": 720, "validation": 180, "held-out": 100}
     whole = bytes(path.read_bytes())
     rows = split.validation(0)
-    assert bytes(rows["tokens"][0]) == whole[720:729]
+    assert bytes(rows["tokens"][0].tolist()) == whole[720:729]
     np.testing.assert_array_equal(plain.heldout(3)["tokens"], split.heldout(3)["tokens"])
     learnt = Text(path=str(path), validation=0.2, tokenizer="bpe:260").load(2)
     assert learnt.validation(0)["valid"].any()
@@ -80,7 +79,7 @@ def test_the_report_shows_what_was_tried(tmp_path):
     assert (found.name, found.tried, found.seconds) == ("wide · separate", tried, 180.0)
     markdown, _ = written(tmp_path)
     assert "Choosing took 180 seconds of training, beside the 180" in markdown
-    row = "| wide · separate | 0.0019 | not bounded | parabola | 0.001: 2.200, 0.002: 2.000, "
+    row = "| wide · separate | 0.00187 | not bounded | parabola | 0.001: 2.200, 0.002: 2.000, "
     assert f"{row}0.004: 2.300 |" in markdown
     assert (tmp_path / "figures/rates.svg").exists()
 
