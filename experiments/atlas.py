@@ -92,7 +92,10 @@ def section(layout: str) -> str:
 def products(spec: HeadSpec, applied: bool = False) -> list[str]:
     """Each weight as a product of letters; as often as it is applied to a token, or stored once."""
     maps = spec.maps.values()
-    return [one.products for one in maps if one.products] if applied else [one.axes for one in maps]
+    if not applied:
+        return [one.axes for one in maps]
+    beside = [text.split(": ")[1].replace(" ", "") for text in LAYOUTS[spec.layout].products]
+    return [one.products for one in maps if one.products] + beside
 
 
 def total(terms: list[str]) -> str:
@@ -218,7 +221,7 @@ def pairs() -> str:
 
 def stds(spec: HeadSpec) -> list[float]:
     """1/sqrt(fan in) of each weight."""
-    return [math.prod(spec.sizes[a] for a in one.reads) ** -0.5 for one in spec.maps.values()]
+    return [one.fan(spec.sizes) ** -0.5 for one in spec.maps.values()]
 
 
 def answer(w: dict, source: HeadSpec, target: HeadSpec) -> tuple[str, str]:

@@ -22,9 +22,9 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
     Two specs that mean the same are equal once they are settled.
     """
     layout, s = layout or spec.layout, spec.sizes
-    asked = {one.field for one in spec.maps.values()}  # told or not, it decides what is there
+    asked = LAYOUTS[layout].asks  # told or not, it decides what is there
     sizes = {
-        n: (getattr(spec, n) if n in asked else s[a]) if a in letters_of(layout) else None
+        n: (getattr(spec, n) if n in asked else s.get(a)) if a in letters_of(layout) else None
         for a, n in FIELDS.items()
     }
     settled_fields = {
@@ -32,6 +32,7 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
         "out_width": s["O"] if spec.output else None,
         "scale": spec.score_scale,
         "biases": "".join(sorted(spec.biases)),
+        "latent_norm": spec.latent_norm or "latent_norm" not in asked,
     }
     return dataclasses.replace(spec, **settled_fields | sizes | changes)
 

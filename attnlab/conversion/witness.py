@@ -361,7 +361,7 @@ def parameters(ask: Question) -> Iterator[Witness]:
 def normed(spec: HeadSpec) -> bool:
     """Does a norm stand between the text of the values and the values?"""
     return any(
-        one.runs in ("store", "read") and one.start == 1 and one.field != "qk_norm"
+        one.runs in ("store", "read") and one.start == 1 and "qk_norm" not in one.fields
         for one in spec.maps.values()
     )
 

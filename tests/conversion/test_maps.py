@@ -33,8 +33,7 @@ def draw(spec, seed=0, size=2.0):
     """Weights of standard deviation size / sqrt(fan): biases too."""
     rng, w = np.random.default_rng(seed), {}
     for name, one in spec.maps.items():
-        fan = np.prod([spec.sizes[a] for a in one.reads] or [1])
-        w[name] = rng.normal(size=spec.shapes[name]) * size / np.sqrt(fan)
+        w[name] = rng.normal(size=spec.shapes[name]) * size / np.sqrt(one.fan(spec.sizes))
     return w
 
 

@@ -35,6 +35,8 @@ def with_layout(layout, **fields):
         fields["value_dim"] = None
     if "H" not in letters:
         fields.pop("head_dim", None)
+    if layout == "grouped_tied":  # a part of the value, which is 5 wide
+        fields |= {"head_dim": 4} if "head_dim" in fields else {}
     if layout == "absorbed" and fields.get("positions") == "rotary":
         fields["positions"] = "none"
     return dataclasses.replace(SMALL, layout=layout, **fields)
