@@ -265,7 +265,7 @@ def _standard(heads: int) -> dict:
 
 LOW_RANK: dict = {"layout": "low_rank_q", "query_latent_dim": 12, "latent_norm": False}
 TIED: dict = {"layout": "grouped_tied", "head_dim": 2, "rotary_dim": 2}
-FITTING = (
+FITTING: tuple[tuple[dict, dict, bool], ...] = (
     (_standard(4), _latent(32), False),
     (_standard(4), _latent(12), False),
     (_standard(2), _latent(16), False),

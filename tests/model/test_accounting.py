@@ -20,7 +20,8 @@ from attnlab import (
     unique_parameters,
 )
 from attnlab.heads.cost import cache_bytes_per_token, call_flops
-from attnlab.model.accounting import match_ffn_width, model_cache_bytes
+from attnlab.model.accounting import model_cache_bytes
+from attnlab.model.match import match
 from attnlab.model.outer import count_outer
 
 SMALL = ModelConfig(
@@ -145,7 +146,7 @@ def test_flops_equal_the_products_of_the_trace(layout, plan):
 def test_matched_arms_have_the_budget(layout, plan, budget):
     reference = dataclasses.replace(SMALL, ffn_width=300)
     arm = with_layout(layout, plan=plan)
-    matched = match_ffn_width(arm, reference, budget, 11)
+    matched = match(arm, reference, budget, length=11).config
     cost = {"parameters": unique_parameters, "flops": lambda c: flops_per_token(c, 11)}[budget]
     nearest = abs(cost(matched) - cost(reference))
     for step in (-1, 1):
@@ -158,7 +159,7 @@ def test_a_budget_that_heads_alone_exceed():
     wide = dataclasses.replace(SMALL, layout="wide", value_dim=None, num_heads=6)
     reference = dataclasses.replace(SMALL, ffn_width=2)
     with pytest.raises(ValueError, match="give the reference a larger ffn_width"):
-        match_ffn_width(wide, reference, "parameters", 11)
+        match(wide, reference, "parameters")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
