@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import FIELDS
+from attnlab.heads.spec import FIELDS, HeadSpec
 from attnlab.model.accounting import flops_per_token, model_cache_bytes, unique_parameters
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
@@ -94,8 +94,10 @@ def under_layout(config: ModelConfig, layout: str, plan: str) -> ModelConfig:
     gone: dict[str, Any] = {
         n: None for a, n in FIELDS.items() if a not in row.letters and hasattr(config, n)
     }
-    normed = config.latent_norm or "latent_norm" not in row.asks
-    return dataclasses.replace(config, layout=layout, plan=plan, latent_norm=normed, **gone)
+    gone["latent_norm"] = config.latent_norm or "latent_norm" not in row.asks
+    known = {*HeadSpec.bias_letters(layout), *"qkvo"}
+    gone["attention_biases"] = "".join(a for a in config.attention_biases if a in known)
+    return dataclasses.replace(config, layout=layout, plan=plan, **gone)
 
 
 def _told(config: ModelConfig) -> ModelConfig:

@@ -136,3 +136,6 @@ def test_a_reference_keeps_the_sizes_that_its_layout_has():
     plain = under_layout(latent, "standard", "albert")
     assert plain == dataclasses.replace(SMALL, plan="albert", head_dim=4)
     assert under_layout(latent, "latent_absorbed", "separate").latent_dim == 9
+    factors = dataclasses.replace(SMALL, layout="tensor", key_rank=3, attention_biases="ao")
+    plain = under_layout(factors, "standard", "separate")
+    assert plain == dataclasses.replace(SMALL, attention_biases="o")
