@@ -1,14 +1,14 @@
-"""Tensor product attention (Zhang et al. 2025, arXiv 2501.06425, section 3; T6): the queries of a
-token are one N x H matrix of rank X, made of two sets of factors that both read the token.
+"""Tensor product attention (Zhang et al. 2025, arXiv 2501.06425; T6): the queries of a token are
+one N x H matrix of rank X, made of two sets of factors that both read the token.
 
     q = 1/X sum_r a_r(x) b_r(x)^T,   a_r(x) = x A_r + alpha_r [N],   b_r(x) = turn(x B_r) [H]
 
 Keys (rank Y) and values (rank Z, not turned) likewise. A cache holds factors: (Y + Z) (N + H)
 numbers a token for 2 N H, where V = H. Since a_r are numbers, turning b_r turns q.
 
-The constants alpha are in no weight of the paper's code; there where `biases` holds an a, with
+The constants alpha are there where `biases` holds an a; the paper's code has none beside A. With
 A = 0 they are its "non-contextual" factors, of which standard, grouped and multi-query heads are
-cases (section 3.4): b_r the queries of head r, alpha_r = X where n = r and 0 elsewhere.
+cases: b_r the queries of head r, alpha_r = X where n = r and 0 elsewhere.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from attnlab.heads.maps import Held, Weights, read_all
 
-# Section 4.1: ranks 6, 2 and 2.
+# The ranks of the paper's models: 6, 2 and 2.
 SIZES: dict[str, Callable] = {
     "H": lambda spec, s: s["C"],
     "V": lambda spec, s: s["H"],

@@ -1,5 +1,5 @@
-"""Grouped-tied attention (Zadouri et al. 2025, arXiv 2505.21487, section 3.1): each key/value head
-has one state, which is its value and, but for positions, its key.
+"""Grouped-tied attention (Zadouri et al. 2025, arXiv 2505.21487): each key/value head has one
+state, which is its value and, but for positions, its key.
 
     s_n = y T_n [V],   r = turn(y R) [P],   k_n = [first H of s_n ; r],   v_n = s_n
     q_n = [x Q_n ; turn(x P_n)]

@@ -88,7 +88,7 @@ def test_sizes_left_out():
 
 
 def test_parameters_of_the_papers():
-    """TPA, section 3: D (R_Q + R_K + R_V) (N + H) and the output map. MFA: D Q + Q N H + D 2 H +
+    """TPA: D (R_Q + R_K + R_V) (N + H) and the output map. MFA: D Q + Q N H + D 2 H +
     N H D. GTA: D N 2 H + D (K V + P) + N V D.
     """
     assert head_parameters(HeadSpec("tensor", 768, 12)) == 768 * 10 * 76 + 768**2
@@ -106,7 +106,7 @@ def test_products_of_factors_are_counted():
 
 
 def test_factors_of_the_heads_start_larger_by_their_rank():
-    """So that the mean of X products is of size 1: section 3 of `attnlab/heads/tensor.py`."""
+    """So that the mean of X products is of size 1."""
     w = init_heads(jax.random.key(0), HeadSpec("tensor", 512, 64, query_rank=16))
     np.testing.assert_allclose(np.std(w["q_heads"]), (16 / 512) ** 0.5, rtol=0.02)
     np.testing.assert_allclose(np.std(w["q"]), 512**-0.5, rtol=0.02)
