@@ -344,7 +344,7 @@ LAYOUTS: dict[str, Layout] = {
         absorb=tied.untie,
         rank="D, H + P",
         equation="q_n = [x Q_n ; turn(x P_n)],  k_n = [first H of y T_n ; turn(y R)],  v_n = z T_n",
-        source="Zadouri et al. 2025, Hardware-Efficient Attention, section 3.1, arXiv 2505.21487",
+        source="Zadouri et al. 2025, Hardware-Efficient Attention, arXiv 2505.21487",
     ),
     # Keys and values of all heads are read from one latent; a part apart has the positions.
     "latent": Layout(

@@ -52,10 +52,10 @@ class Map(NamedTuple):
     """The letters of its weight."""
     reads: str
     """The letters that an output sums over: the fan."""
-    mean: str
-    """The letters that a mean is taken over afterwards, which would make it small: less fan."""
     makes: str
     """The letters of an output: those of its bias."""
+    mean: str
+    """The letters that a mean is taken over afterwards, which would make it small: less fan."""
     products: str
     """The letters whose sizes give the multiply-adds for a token; empty where nothing is summed."""
     start: float | None
