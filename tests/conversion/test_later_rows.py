@@ -1,4 +1,4 @@
-"""Rows of 2024 and 2025: which heads are latents, tensor products, tied states, and which are not."""
+"""Rows of 2024 and 2025: which heads are latents, tensor products or tied states, and which not."""
 
 import numpy as np
 import pytest
