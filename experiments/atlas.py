@@ -41,10 +41,8 @@ URLS = {
 
 def page() -> str:
     """The whole page."""
-    return (
-        "\n\n".join([INTRODUCTION, *map(section, LAYOUTS), numbers(), backends(), maps(), pairs()])
-        + "\n"
-    )
+    tables = numbers(), backends(), maps(), pairs(), fitting()
+    return "\n\n".join([INTRODUCTION, *map(section, LAYOUTS), *tables]) + "\n"
 
 
 INTRODUCTION = """\
@@ -60,9 +58,12 @@ columns n C to (n+1) C.
 
 D width, N heads, K key/value heads, H width of a head, V value width of a head, C = D/N, E and W
 widths of y and z, O output width, R shared key width, M and Q widths of the latents of keys and
-queries, P rotary part, T tokens. Sizes left out are D/N for H and V, D for E, W, O, R and Q, 4 H
-for M and H/2 for P, unless the layout says otherwise. Head sizes, head counts and the width are
-independent: what a head *reads* (all of x or its chunk) is the layout, how *wide* it is a size.
+queries, P rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes left out are
+D/N for H and V, D for E, W, O, R and Q, 4 H for M and H/2 for P; `low_rank_q` has K = 1, H = 2 D/N
+and Q = D/2, `grouped_tied` H = P = V/2, `tensor` X = 6 and Y = Z = 2. `turn` is rotary positions;
+where an equation has none, they turn all of q and k (not of `absorbed`). Head sizes, head counts
+and the width are independent: what a head *reads* (all of x or its chunk) is the layout, how *wide*
+it is a size.
 Numbers are for D = 512, N = 8, T = 512, one text, no biases."""
 
 
@@ -92,7 +93,10 @@ def section(layout: str) -> str:
 def products(spec: HeadSpec, applied: bool = False) -> list[str]:
     """Each weight as a product of letters; as often as it is applied to a token, or stored once."""
     maps = spec.maps.values()
-    return [one.products for one in maps if one.products] if applied else [one.axes for one in maps]
+    if not applied:
+        return [one.axes for one in maps]
+    beside = [text.split(": ")[1].replace(" ", "") for text in LAYOUTS[spec.layout].products]
+    return [one.products for one in maps if one.products] + beside
 
 
 def total(terms: list[str]) -> str:
@@ -205,8 +209,8 @@ def pairs() -> str:
         "## Which layout is which\n\nEvery layout at D = 12, N = 4 and its own default sizes, with "
         "generic random weights, no rotary\npositions. *exact*: `convert` returns weights of the "
         "target (top) that are the same function as the source\n(left). Else the kind of its proof "
-        "that there are none: *rank*, *permutation* (of chunks),\n*linearity* (of values in their "
-        "text); see `Witness`.\n\n"
+        "that there are none: *rank*, *permutation* (of chunks),\n*linearity* (of queries or "
+        "values, in the size of their text); see `Witness`.\n\n"
         f"| | {names} |\n|---|{'---|' * len(SMALL)}\n"
         + "\n".join(table)
         + "\n\nHow, and why not. The largest difference is that of outputs and of gradients with "
@@ -218,13 +222,75 @@ def pairs() -> str:
 
 def stds(spec: HeadSpec) -> list[float]:
     """1/sqrt(fan in) of each weight."""
-    return [math.prod(spec.sizes[a] for a in one.reads) ** -0.5 for one in spec.maps.values()]
+    return [one.fan(spec.sizes) ** -0.5 for one in spec.maps.values()]
 
 
-def answer(w: dict, source: HeadSpec, target: HeadSpec) -> tuple[str, str]:
+def fitting() -> str:
+    """Sources and targets whose sizes were chosen for each other."""
+    rng, lines = np.random.default_rng(0), []
+    for first, second, turned in FITTING:
+        source, target = (
+            HeadSpec(**{"width": 12, "num_heads": 4, "head_dim": 4, "value_dim": 4} | one)
+            for one in (first, second)
+        )
+        w = {n: rng.normal(size=a) for n, a in source.shapes.items()}
+        told = (
+            " ".join([one["layout"], *(f"{n}={v}" for n, v in one.items() if n != "layout")])
+            for one in (first, second)
+        )
+        row = (*told, "rotary" if turned else "–", answer(w, source, target, turned)[1])
+        lines.append("| " + " | ".join(row) + " |")
+    return (
+        "## With sizes that fit\n\nWhat the default sizes, and the norm of a latent, keep apart. "
+        "D = 12, N = 4, H = V = 4 but where told.\nRotary positions turn all of a standard key, of "
+        "a latent or tied one the P numbers that all heads\nshare: no exact map is known "
+        "(TransMLA, arXiv 2502.07864, has approximate ones).\n\n"
+        "| source | target | positions | maps, largest difference; or why not |\n"
+        "|---|---|---|---|\n" + "\n".join(lines)
+    )
+
+
+def _latent(width: int) -> dict:
+    return {"layout": "latent", "latent_dim": width, "latent_norm": False}
+
+
+def _tensor(rank: int) -> dict:
+    ranks = {"query_rank": 4, "key_rank": rank, "value_rank": rank}
+    return {"layout": "tensor", **ranks, "biases": "a"}
+
+
+def _standard(heads: int) -> dict:
+    return {"layout": "standard", "num_kv_heads": heads}
+
+
+LOW_RANK: dict = {"layout": "low_rank_q", "query_latent_dim": 12, "latent_norm": False}
+TIED: dict = {"layout": "grouped_tied", "head_dim": 2, "rotary_dim": 2}
+FITTING: tuple[tuple[dict, dict, bool], ...] = (
+    (_standard(4), _latent(32), False),
+    (_standard(4), _latent(12), False),
+    (_standard(2), _latent(16), False),
+    (_standard(1), _latent(8), False),
+    (_standard(2), _latent(16), True),
+    (_latent(8) | {"rotary_dim": 2}, {"layout": "standard", "head_dim": 6}, False),
+    (_standard(4), _tensor(4), False),
+    (_standard(2), _tensor(2), False),
+    (_standard(1), _tensor(1), False),
+    (_standard(1), _tensor(1), True),
+    (_tensor(2), _standard(4), False),
+    (_standard(1), LOW_RANK, False),
+    (LOW_RANK, _standard(1), True),
+    (TIED, _standard(4), False),
+    (TIED, _standard(4), True),
+)
+
+
+def answer(w: dict, source: HeadSpec, target: HeadSpec, rotary: bool = False) -> tuple[str, str]:
     """(a word for the table, a sentence), with no digit that may differ between machines."""
-    found = convert(w, source, target)[1]
+    found = convert(w, source, target, rotary=rotary)[1]
     if isinstance(found, Witness):
+        broken = "; ".join(re.findall(r"\w+: not with [\w ]+", found.reason))
+        if found.kind == "undecided":
+            return found.kind, f"undecided: {broken or 'no map, no proof'}"
         numbers = f" {found.found}, there at most {found.allowed}" if found.kind == "rank" else ""
         return found.kind, f"{found.kind}{numbers}: {found.what}"
     worst = max(found.forward, found.gradient)

@@ -9,7 +9,7 @@ from attnlab.conversion.convert import (
     truncate,
 )
 from attnlab.conversion.maps import MAPS
-from attnlab.conversion.witness import Witness
+from attnlab.conversion.question import Witness
 
 __all__ = [
     "MAPS",

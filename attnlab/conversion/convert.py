@@ -1,8 +1,6 @@
 """From one head layout to another: the same function with a certificate, or a witness why not."""
 
 import dataclasses
-import heapq
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.conversion.factors import Refused, stacked_scores, truncated
-from attnlab.conversion.maps import MAPS
+from attnlab.conversion.factors import stacked_scores, truncated
 from attnlab.conversion.measure import Situation, difference, draw, float64, masks, outputs
+from attnlab.conversion.question import Question, Witness
+from attnlab.conversion.search import Node, search
 from attnlab.conversion.specs import ending, settled
 from attnlab.conversion.weights import queries, rescale
-from attnlab.conversion.witness import Question, Witness, prove
+from attnlab.conversion.witness import prove
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
@@ -93,7 +92,7 @@ def convert(
     with float64():
         w, cast = _wide(params, source)
         rng = _generator(key)
-        found, reached, tried = _search(w, source, target, situation)
+        found, reached, tried = search(w, source, target, situation)
         if found is None:
             absorbed, narrow = reached.get("absorbed"), reached.get("narrow")
             question = Question(
@@ -111,59 +110,7 @@ def convert(
         return cast(new), Certificate(found.maps, forward, gradient)
 
 
-class _Node:
-    """A spec on the way, its weights made when they are first needed."""
-
-    def __init__(self, spec: HeadSpec, weights: Weights | None, before: Any = None, name: str = ""):
-        self.spec, self.before, self.name, self._weights = spec, before, name, weights
-
-    @property
-    def weights(self) -> Weights:
-        if self._weights is None:
-            made = MAPS[self.name].weights(self.before.weights, self.before.spec, self.spec)
-            self._weights = {n: np.asarray(a, np.float64) for n, a in made.items()}
-        return self._weights
-
-    @property
-    def maps(self) -> tuple[str, ...]:
-        return (*self.before.maps, self.name) if self.before else ()
-
-
-def _search(
-    w: Weights, source: HeadSpec, target: HeadSpec, situation: Situation
-) -> tuple[_Node | None, dict[str, _Node], list[str]]:
-    """(the target or None, the first node of each layout, what refused). Dijkstra's search."""
-    goal, order = settled(target), itertools.count()
-    queue = [(0, 0, next(order), _Node(settled(source), w))]
-    done: dict[HeadSpec, _Node] = {}
-    refused = []
-    while queue:
-        structured, length, _, node = heapq.heappop(queue)
-        if node.spec in done:
-            continue
-        try:
-            if node.name and MAPS[node.name].conditional:
-                _ = node.weights
-        except Refused as reason:
-            refused.append(f"{node.name}: {reason}")
-            continue
-        done[node.spec] = node
-        if node.spec == goal:
-            return node, {}, []
-        for name, row in MAPS.items():
-            if situation.forbids(row.breaks, node.spec):
-                continue
-            for spec in row.reach(node.spec, goal):
-                if spec not in done:
-                    cost = structured + row.conditional, length + 1
-                    heapq.heappush(queue, (*cost, next(order), _Node(spec, None, node, name)))
-    first: dict[str, _Node] = {}
-    for spec, node in done.items():
-        first.setdefault(spec.layout, node)
-    return None, first, refused
-
-
-def _unscaled(node: _Node) -> Weights:
+def _unscaled(node: Node) -> Weights:
     """The weights with the scale of the scores within."""
     return rescale(node.weights, node.spec, dataclasses.replace(node.spec, scale=1.0))
 
@@ -343,9 +290,9 @@ def truncate(
         for step in steps[:at]:
             new = step.weights(new)
         reached = specs[at]
-        node = _Node(settled(reached), {n: np.asarray(a) for n, a in new.items()})
+        node = Node(settled(reached), {n: np.asarray(a) for n, a in new.items()})
         each = settled(reached, num_kv_heads=spec.num_heads)
-        node = node if node.spec == each else _Node(each, None, node, "repeat_heads")
+        node = node if node.spec == each else Node(each, None, node, "repeat_heads")
         left, right, values = truncated(stacked_scores(node.weights), rank)
         new = {n: a for n, a in node.weights.items() if n not in ("qk", "q_bias")}
         new |= queries(left, node.spec) | {"k": np.moveaxis(right, 2, 0)}

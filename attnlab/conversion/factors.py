@@ -121,3 +121,22 @@ def stacked_scores(w: Weights) -> np.ndarray:
 def stacked_values(w: Weights) -> np.ndarray:
     """[W_V W_O; b W_O] of absorbed weights: [N, W, O], or [N, W+1, O] with value biases."""
     return np.concatenate([w["vo"]] + ([w["v_bias"][:, None]] if "v_bias" in w else []), axis=1)
+
+
+def count_minors(a: np.ndarray) -> int:
+    """Dimension of the span of the 2 x 2 minors of sum_r x_r a[:, r], quadratic forms in x [R].
+
+    Where R matrices of rank 1 span the same space, the forms hold no x_r^2 in their basis: then
+    there are at most R (R-1)/2. a is [N, R, n].
+
+    >>> count_minors(np.random.default_rng(0).normal(size=(3, 2, 3)))  # x_1^2, x_1 x_2, x_2^2
+    3
+    """
+    count, rank, n = a.shape
+    products = np.einsum("iae,jbf->ijefab", a, a)
+    forms = products - products.swapaxes(2, 3)
+    forms = forms + forms.swapaxes(4, 5)
+    rows = forms[np.triu_indices(count, 1)][:, *np.triu_indices(n, 1)]
+    kept = rows[..., *np.triu_indices(rank)].reshape(-1, rank * (rank + 1) // 2)
+    values = np.linalg.svd(kept, compute_uv=False)
+    return int(np.sum(values > 1e-9 * np.max(values, initial=0)))

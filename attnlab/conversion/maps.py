@@ -76,6 +76,33 @@ MAPS: dict[str, Map] = {
         weights.expand_latent,
         "the maps out of the latent applied to the latent",
     ),
+    "multiply_queries": Map(
+        takes="the two maps of the queries, without a norm between them, multiplied",
+        **_along("low_rank_q"),
+    ),
+    "multiply_latent": Map(
+        specs.multiplied_latent,
+        weights.multiply_latent,
+        "the maps into and out of a latent without a norm multiplied; all of q and k is one part",
+        breaks=("rotary",),
+    ),
+    "side_by_side": Map(
+        specs.side_by_side,
+        weights.side_by_side,
+        "latent_dim = K (H + V), no norm: keys and values of all heads beside each other, the maps "
+        "out of it 0 and 1",
+        breaks=("rotary",),
+    ),
+    "untie_states": Map(
+        takes="keys and values apart, the turned part of the key a copy per head",
+        breaks=("rotary",),
+        **_along("grouped_tied"),
+    ),
+    "constant_factors": Map(
+        specs.constant_factors,
+        weights.constant_factors,
+        "ranks N and K: factors of the heads that are constants, 1 for one head or group",
+    ),
     "identity_outer": Map(
         specs.becomes("standard", "two_stage"),
         weights.identity_outer,
@@ -122,6 +149,12 @@ MAPS: dict[str, Map] = {
     "pad_shared_dim": Map(
         specs.size("R"), weights.pad("R"), "zero columns in q, k and m", breaks=FREE_WIDTH
     ),
+    "pad_latent_dim": Map(
+        specs.latent_size, weights.pad("M"), "a latent without a norm, more numbers that are zero"
+    ),
+    "pad_ranks": Map(
+        specs.ranks, weights.pad_ranks, "more factors, all zero; their mean as it was"
+    ),
     "pad_heads": Map(specs.heads, weights.pad("NK"), "more heads, all zero"),
     "drop_key_bias": Map(
         specs.no_bias("k"), weights.keep, "it adds the same to a whole row", breaks=FREE_SCORES
@@ -140,6 +173,32 @@ MAPS: dict[str, Map] = {
         specs.factored_values,
         weights.factor_values,
         "value maps of a value head side by side of rank <= value_dim (SVD)",
+        conditional=True,
+    ),
+    "factor_latent": Map(
+        specs.factored_latent,
+        weights.factor_latent,
+        "[k v] of all heads beside each other of rank <= latent_dim, no norm (SVD)",
+        breaks=("rotary",),
+        conditional=True,
+    ),
+    "factor_queries": Map(
+        specs.factored_queries,
+        weights.factor_queries,
+        "q of all heads beside each other of rank <= query_latent_dim, no norm (SVD)",
+        conditional=True,
+    ),
+    "tie_states": Map(
+        specs.tied_states,
+        weights.tie_states,
+        "keys whose first H numbers are those of the values, the rest the same in all heads",
+        breaks=("rotary",),
+        conditional=True,
+    ),
+    "mix_constants": Map(
+        specs.constants,
+        weights.mix_constants,
+        "factors of the heads that do not look at the text",
         conditional=True,
     ),
     "diagonalise": Map(
@@ -184,6 +243,6 @@ MAPS: dict[str, Map] = {
         conditional=True,
     ),
     "drop_zero_bias": Map(
-        specs.no_bias("qkvo"), weights.drop_zero_bias, "a bias that is zero", conditional=True
+        specs.no_bias("qkvoa"), weights.drop_zero_bias, "a bias that is zero", conditional=True
     ),
 }

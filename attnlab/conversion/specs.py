@@ -3,6 +3,7 @@
 The goal is `settled`. A size that a map may choose is the goal's, so that a search ends.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +23,9 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
     Two specs that mean the same are equal once they are settled.
     """
     layout, s = layout or spec.layout, spec.sizes
-    asked = {one.field for one in spec.maps.values()}  # told or not, it decides what is there
+    asked = LAYOUTS[layout].asks  # told or not, it decides what is there
     sizes = {
-        n: (getattr(spec, n) if n in asked else s[a]) if a in letters_of(layout) else None
+        n: (getattr(spec, n) if n in asked else s.get(a)) if a in letters_of(layout) else None
         for a, n in FIELDS.items()
     }
     settled_fields = {
@@ -32,6 +33,7 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
         "out_width": s["O"] if spec.output else None,
         "scale": spec.score_scale,
         "biases": "".join(sorted(spec.biases)),
+        "latent_norm": spec.latent_norm or "latent_norm" not in asked,
     }
     return dataclasses.replace(spec, **settled_fields | sizes | changes)
 
@@ -63,7 +65,8 @@ def size(letter: str) -> Callable:
     def reach(spec, goal):
         both = letter in letters_of(spec.layout) and letter in letters_of(goal.layout)
         if both and spec.sizes[letter] < goal.sizes[letter] and (letter != "V" or spec.output):
-            yield settled(spec, **{FIELDS[letter]: goal.sizes[letter]})
+            with contextlib.suppress(ValueError):  # it does not fit the other sizes yet
+                yield settled(spec, **{FIELDS[letter]: goal.sizes[letter]})
 
     return reach
 
@@ -123,6 +126,81 @@ def interleaved(spec, goal):
     for reached in size("H")(spec, goal):
         if reached.sizes["H"] % spec.sizes["H"] == 0 == spec.sizes["H"] % 2:
             yield reached
+
+
+def one_text(spec: HeadSpec) -> bool:
+    """Are all three texts as wide as x, and no bias but that of the output there?"""
+    s = spec.sizes
+    return s["D"] == s["E"] == s["W"] and set(spec.biases) <= {"o"} and not spec.qk_norm
+
+
+def latent(spec: HeadSpec, goal: HeadSpec, width: int) -> HeadSpec | None:
+    """Standard heads as a latent of that width without norms, if the goal is one."""
+    both = spec.layout == "standard" and goal.layout in ("latent", "latent_absorbed")
+    plain = not goal.latent_norm and goal.query_latent_dim is None
+    if not (both and plain and one_text(spec) and width <= goal.sizes["M"]):
+        return None
+    sizes = {"latent_dim": width, "rotary_dim": goal.sizes["P"]}
+    return settled(spec, "latent", latent_norm=False, **sizes)
+
+
+def side_by_side(spec, goal):
+    s = spec.sizes
+    if reached := latent(spec, goal, s["K"] * (s["H"] + s["V"])):
+        yield reached
+
+
+def factored_latent(spec, goal):
+    if "M" in letters_of(goal.layout) and (reached := latent(spec, goal, goal.sizes["M"])):
+        yield reached
+
+
+def latent_size(spec, goal):
+    if not spec.latent_norm:
+        yield from size("M")(spec, goal)
+
+
+def multiplied_latent(spec, goal):
+    s = spec.sizes
+    if spec.layout == "latent" and not spec.latent_norm:
+        sizes = {"head_dim": s["H"] + s["P"], "num_kv_heads": s["N"]}
+        yield settled(spec, "standard", latent_norm=True, **sizes)
+
+
+def factored_queries(spec, goal):
+    if spec.layout == "standard" and goal.layout == "low_rank_q" and not goal.latent_norm:
+        yield settled(spec, "low_rank_q", latent_norm=False, query_latent_dim=goal.sizes["Q"])
+
+
+def tied_states(spec, goal):
+    s, g = spec.sizes, goal.sizes
+    if spec.layout != "standard" or goal.layout != "grouped_tied" or not one_text(spec):
+        return
+    if s["H"] == g["H"] + g["P"] and g["H"] <= s["V"]:
+        yield settled(spec, "grouped_tied", head_dim=g["H"], rotary_dim=g["P"])
+
+
+def constant_factors(spec, goal):
+    s = spec.sizes
+    both = spec.layout == "standard" and goal.layout == "tensor" and "a" in goal.biases
+    if both and not spec.qk_norm and set(spec.biases) <= {"o"}:
+        sizes = {"query_rank": s["N"], "key_rank": s["K"], "value_rank": s["K"]}
+        yield settled(spec, "tensor", biases="a" + spec.biases, **sizes)
+
+
+def constants(spec, goal):
+    if spec.layout == "tensor" and goal.layout != "tensor" and "a" in spec.biases:
+        biases = spec.biases.replace("a", "")
+        yield settled(spec, "standard", biases=biases, num_kv_heads=spec.num_heads)
+
+
+def ranks(spec, goal):
+    names = [FIELDS[a] for a in "XYZ"]
+    if spec.layout == goal.layout == "tensor":
+        wanted = {n: getattr(goal, n) for n in names}
+        less = [getattr(spec, n) - wanted[n] for n in names]
+        if max(less) <= 0 and min(less) < 0:
+            yield settled(spec, **wanted)
 
 
 def identity_values(spec, goal):

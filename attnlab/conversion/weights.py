@@ -272,3 +272,93 @@ def identity_output(w, spec, reached):
 
 def expand_latent(w, spec, reached):
     return w | {"k": w["k"].transpose(2, 0, 1), "v": w["v"].transpose(1, 0, 2)}
+
+
+def multiply_latent(w, spec, reached):
+    """[q ; q_turned] of x, [k of the latent ; k_turned] of y; one key head per head."""
+    s = spec.sizes
+    q = np.concatenate([w["q"], w["q_turned"]], axis=-1)
+    turned = np.repeat(w["k_turned"][:, None], s["N"], axis=1)
+    made = {
+        "q": np.tensordot(w["q_down"], q, 1) if "q_down" in w else q,
+        "k": np.concatenate([np.tensordot(w["kv_down"], w["k"], 1), turned], axis=-1),
+        "v": np.tensordot(w["kv_down"], w["v"], 1),
+    }
+    return keep(w | made, spec, reached)
+
+
+def _latent(w: Weights, down: np.ndarray, up: np.ndarray, spec: HeadSpec, reached: Any) -> Weights:
+    """down [D, M] and up [M, K (H + V)] as the maps of a latent; nothing has positions."""
+    s, (m, _) = spec.sizes, up.shape
+    k, v = (
+        np.repeat(a.reshape(m, s["K"], -1), s["N"] // s["K"], axis=1)
+        for a in np.split(up, [s["K"] * s["H"]], axis=1)
+    )
+    none = {n: np.zeros(reached.shapes[n]) for n in ("q_turned", "k_turned")}
+    return w | none | {"kv_down": down, "k": k, "v": v}
+
+
+def _beside(w: Weights) -> np.ndarray:
+    """Keys and values of all heads: [D, K (H + V)]."""
+    return np.concatenate([w[n].reshape(len(w[n]), -1) for n in "kv"], axis=1)
+
+
+def side_by_side(w, spec, reached):
+    both = _beside(w)
+    return _latent(w, both, np.eye(both.shape[1]), spec, reached)
+
+
+def factor_latent(w, spec, reached):
+    left, right = split(_beside(w)[None], reached.sizes["M"], "[k v] of all heads,")
+    return _latent(w, left[0], right[0], spec, reached)
+
+
+def factor_queries(w, spec, reached):
+    q = w["q"]
+    left, right = split(q.reshape(1, len(q), -1), reached.sizes["Q"], "q of all heads,")
+    return w | {"q_down": left[0], "q": right[0].reshape(-1, *q.shape[1:])}
+
+
+def tie_states(w, spec, reached):
+    h = reached.sizes["H"]
+    key, turned = w["k"][..., :h], w["k"][..., h:]
+    if not same(key, w["v"][..., :h]):
+        raise Refused(f"the first {h} numbers of keys and values differ")
+    if not same(turned, np.broadcast_to(turned[:, :1], turned.shape)):
+        raise Refused(f"the keys of the heads differ beyond their first {h} numbers")
+    made = {"q": w["q"][..., :h], "q_turned": w["q"][..., h:], "kv": w["v"]}
+    return keep(w | made | {"k_turned": turned[:, 0]}, spec, reached)
+
+
+def constant_factors(w, spec, reached):
+    """q_n = 1/X sum_r alpha_rn (x Q_r) with alpha_rn = X where n is r; k and v by their groups."""
+    s, made = spec.sizes, dict(w)
+    for name in "qkv":
+        count = w[name].shape[1]
+        one = np.repeat(np.eye(count), s["N"] // count, axis=1)
+        zero = np.zeros(reached.shapes[f"{name}_heads"])
+        made |= {f"{name}_heads": zero, f"{name}_heads_bias": count * one}
+    return made
+
+
+def mix_constants(w, spec, reached):
+    made = {}
+    for name in "qkv":
+        largest = np.max(np.abs(w[f"{name}_heads"]))
+        if largest > 0:
+            raise Refused(f"the factors {name}_heads look at the text: up to {largest:.2g}")
+        mean = w[f"{name}_heads_bias"] / w[name].shape[1]
+        made[name] = np.einsum("DRH,RN->DNH", w[name], mean)
+    return keep(w | made, spec, reached)
+
+
+def pad_ranks(w, spec, reached):
+    """Zeros for the new factors; those of the heads grow, as the mean is over more."""
+    new, old = reached.sizes, spec.sizes
+    padded = pad("XYZ")(w, spec, reached)
+
+    def grown(name, axes, a):
+        rank = next((x for x in axes if x in "XYZ" and "N" in axes), None)
+        return padded[name] * (new[rank] / old[rank] if rank else 1)
+
+    return _with(spec, w, grown)

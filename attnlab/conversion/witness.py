@@ -10,76 +10,30 @@ the function, up to their order. A target of other ranks is then another functio
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from attnlab.conversion.factors import (
     Refused,
+    count_minors,
     diagonalised,
     numerical_rank,
     stacked_scores,
     stacked_values,
 )
-from attnlab.conversion.measure import (
-    MEASURABLE,
-    Situation,
-    difference,
-    dimension,
-    draw,
-    outputs,
-    probabilities,
-)
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.conversion.measure import MEASURABLE, difference, dimension, draw, probabilities
+from attnlab.conversion.question import Question, Witness
+from attnlab.conversion.scaling import is_plain, key_scale, value_scale
+from attnlab.heads.layouts import LAYOUTS
 
 # Weights up to which the degrees of freedom are counted: it takes a matrix of that size.
 COUNTED = 1000
-
-
-class Witness(NamedTuple):
-    """Why no exact map was made. `found` beside `allowed` is what was measured on the weights."""
-
-    kind: str
-    """One of "rank", "permutation", "bias", "linearity", "parameters" and "undecided":
-
-    * rank: the source's scores or value maps have a rank (or a number of different heads) that no
-      weights of the target have. A proof for these weights.
-    * permutation: the target commutes with permuting the chunks of x, or reads its chunks apart;
-      the source does not. A proof for these weights.
-    * bias: the target has no bias that this function shows. A proof for these weights.
-    * linearity: the values of one pass through a norm, and those of the other are linear in their
-      text, which shows. A proof for these weights.
-    * parameters: the functions near these weights fill more dimensions than the target has. A
-      proof for almost all weights, not for each.
-    * undecided: neither a map nor a proof is known.
-    """
-    reason: str
-    what: str
-    """What it was measured on."""
-    found: float
-    allowed: float
+# Products of two numbers of the score matrices, all of which are made.
+MINORS = 10**7
 
 
 PLAIN = ("rotary", "qk_norm", "cap")
-
-
-class Question(NamedTuple):
-    """Can the target be this function?"""
-
-    w: Weights
-    source: HeadSpec
-    target: HeadSpec
-    situation: Situation
-    rng: np.random.Generator
-    absorbed: Weights | None
-    """The source as `absorbed`, its scale within qk; None where it has no such form."""
-    narrow: tuple[Weights, HeadSpec] | None
-    """The source as `narrow`, if it has that form."""
-
-    def measure(self, *inputs: Any, mask: Any = None) -> np.ndarray:
-        """The source at these inputs."""
-        return outputs(self.w, list(inputs), self.source, self.situation, mask)[0]
 
 
 def prove(question: Question, tried: list[str]) -> Witness:
@@ -197,7 +151,7 @@ class Forms(NamedTuple):
 
 def _forms(ask: Question) -> Forms | None:
     """Score matrices and value maps, heads of equal scores added up; None if not settled."""
-    if ask.absorbed is None or ask.situation.forbids(PLAIN, ask.target) or normed(ask.target):
+    if ask.absorbed is None or ask.situation.forbids(PLAIN, ask.target) or not is_plain(ask.target):
         return None
     scores, values = stacked_scores(ask.absorbed), stacked_values(ask.absorbed)
     kept: list[list[np.ndarray]] = []
@@ -230,7 +184,7 @@ def ranks(ask: Question) -> Iterator[Witness]:
     forms, s = _forms(ask), ask.target.sizes
     if forms is None:
         return
-    width = s["R"] if ask.target.layout == "collaborative" else s["H"]
+    width = ask.target.size(LAYOUTS[ask.target.layout].scores)
     found = _ranks(forms.scores)
     worst = int(np.argmax(found))
     if found[worst] > width:
@@ -305,18 +259,39 @@ def reading(ask: Question) -> Iterator[Witness]:
         )
 
 
+def states(ask: Question) -> Iterator[Witness]:
+    """Tied states: all keys together read K H directions of the text and the P that are turned."""
+    forms, s = _forms(ask), ask.target.sizes
+    if forms is None or ask.target.layout != "grouped_tied":
+        return
+    allowed = s["K"] * s["H"] + s["P"]
+    rows = forms.scores.reshape(1, -1, forms.scores.shape[-1])
+    found = _ranks(rows)[0]
+    if found > allowed:
+        yield Witness(
+            "rank",
+            f"the keys of all heads read {found} directions of the text, in the target at most "
+            f"{allowed}" + _beyond(rows[0], allowed),
+            "the score matrices of all heads below each other",
+            found,
+            allowed,
+        )
+
+
 def tensor(ask: Question) -> Iterator[Witness]:
     """Collaborative heads are a sum of R products q_r k_r m_r: a tensor of rank R.
 
-    Beside the ranks of the flattened tensor: three D x D slices with A_2 invertible have rank at
-    least D + rank(A_1 A_2^-1 A_3 - A_3 A_2^-1 A_1) / 2 (Strassen 1983, Linear Algebra Appl. 52).
+    Beside the ranks of the flattened tensor: three m x m slices with A_2 invertible have rank at
+    least m + rank(A_1 A_2^-1 A_3 - A_3 A_2^-1 A_1) / 2 (Strassen 1983, Linear Algebra Appl. 52).
+    Sums of slices, in fewer dimensions, are a tensor of no higher rank.
     """
     forms, s = _forms(ask), ask.target.sizes
     if forms is None or ask.target.layout != "collaborative":
         return
     n, rows, e = forms.scores.shape
     flat = forms.scores.swapaxes(0, 1).reshape(rows, -1), forms.scores.reshape(-1, e)
-    found, note = max(_ranks(a[None])[0] for a in flat), ""
+    dimensions = [_ranks(a[None])[0] for a in flat]
+    found, note, m = max(dimensions), "", min(dimensions)
     what = "the score matrices of all heads side by side"
     if found == s["R"]:
         try:
@@ -324,15 +299,22 @@ def tensor(ask: Question) -> Iterator[Witness]:
         except Refused as refused:
             if refused.amount > 1e-4:  # far from the rounding of an eigenvalue
                 what, found, note = "the score matrices of all heads", s["R"] + 1, f": {refused}"
-    square = forms.scores[:, : s["D"]]
-    if n >= 3 and s["D"] == e and np.linalg.cond(square[1]) < 1e6:
-        one, two, three = square[:3]
+    if dimensions[0] == s["R"] and forms.scores.size**2 < MINORS:
+        columns = np.linalg.svd(flat[0], full_matrices=False)[0][:, : s["R"]]
+        minors, most = count_minors(columns.T @ forms.scores), s["R"] * (s["R"] - 1) // 2
+        if minors > most:
+            what, found = "the score matrices of all heads", s["R"] + 1
+            note = f": {minors} independent minors of their sums, at most {most} in the target"
+    left, right = np.linalg.svd(flat[0])[0][:, :m], np.linalg.svd(flat[1])[2][:m]
+    core = left.T @ forms.scores @ right.T
+    one, two, three = np.einsum("iN,Nde->ide", ask.rng.normal(size=(3, n)), core)
+    if n >= 3 and np.linalg.cond(two) < 1e6:
         commutator = one @ np.linalg.solve(two, three) - three @ np.linalg.solve(two, one)
         values = np.linalg.svd(commutator, compute_uv=False)
         size = np.linalg.norm(one, 2) * np.linalg.norm(three, 2) / np.linalg.norm(two, 2)
-        bound = s["D"] + math.ceil(np.sum(values > MEASURABLE * size) / 2)
+        bound = m + math.ceil(np.sum(values > MEASURABLE * size) / 2)
         if bound > found:
-            what, found, note = "the score matrices of heads 0 to 2 as one tensor", bound, ""
+            what, found, note = "three sums of the score matrices as one tensor", bound, ""
     if found > s["R"]:
         reason = f"{what} have rank {found} at least, the target's at most {s['R']}{note}"
         yield Witness("rank", reason, what, found, s["R"])
@@ -358,36 +340,7 @@ def parameters(ask: Question) -> Iterator[Witness]:
         )
 
 
-def normed(spec: HeadSpec) -> bool:
-    """Does a norm stand between the text of the values and the values?"""
-    return any(
-        one.runs in ("store", "read") and one.start == 1 and one.field != "qk_norm"
-        for one in spec.maps.values()
-    )
-
-
-def linearity(ask: Question) -> Iterator[Witness]:
-    """Values that pass through a norm are no linear function of their text, and are bounded."""
-    if normed(ask.source) == normed(ask.target):
-        return
-    x, context, values = draw(ask.source, ask.rng)
-    at = {t: ask.measure(x, context, t * values) for t in (-1.0, 0.0, 1.0, 2.0)}
-    if normed(ask.source):
-        found = difference(at[2.0] - at[0.0], 2 * (at[1.0] - at[0.0]))
-        rule = "twice the values' text gives twice the output in the target"
-    else:
-        found = difference(at[1.0], at[-1.0])
-        rule = "however large the values' text, the target's output stays bounded"
-    if found > MEASURABLE:
-        yield Witness(
-            "linearity",
-            f"{rule}; the source differs by {found:.2g} of its largest output",
-            "values of another size",
-            found,
-            0.0,
-        )
-
-
 PROVERS = (
-    biases, permutations, chunks, ties, ranks, groups, reading, tensor, linearity, parameters,
+    biases, permutations, chunks, ties, ranks, groups, reading, states, tensor, value_scale,
+    key_scale, parameters,
 )  # fmt: skip

@@ -87,6 +87,20 @@ def fold_outer(spec: Any) -> Absorbed:
     )
 
 
+def multiply_queries(spec: Any) -> Absorbed | None:
+    """low_rank_q -> standard, where no norm stands between the two maps of the queries."""
+    if spec.latent_norm:
+        return None
+    reached = dataclasses.replace(
+        spec, layout="standard", query_latent_dim=None, latent_norm=True, **_sizes(spec, "HVK")
+    )
+    return Absorbed(
+        reached,
+        lambda w: _rest(w, "q_down") | {"q": jnp.tensordot(w["q_down"], w["q"], 1)},
+        2 * spec.width * spec.size("Q") * spec.num_heads * spec.size("H"),
+    )
+
+
 def multiply_scores(spec: Any) -> Absorbed | None:
     """standard -> bilinear: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query
     bias becomes a vector per head.
@@ -153,5 +167,5 @@ def multiply_values(spec: Any) -> Absorbed | None:
 
 def _sizes(spec: Any, letters: str) -> dict[str, int]:
     """Sizes that the next layout would take another default for, spelled out."""
-    names = {"H": "head_dim", "V": "value_dim"}
+    names = {"H": "head_dim", "V": "value_dim", "K": "num_kv_heads"}
     return {names[a]: spec.sizes[a] for a in letters}

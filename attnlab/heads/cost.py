@@ -70,7 +70,7 @@ def decode_flops(spec: HeadSpec, num_keys: int) -> int:
 
 
 def multiply_adds(spec: HeadSpec) -> dict[str, int]:
-    """Function of the row -> multiply-adds of its maps for a token.
+    """Function of the row -> multiply-adds of its maps and products for a token.
 
     >>> multiply_adds(HeadSpec("standard", width=512, num_heads=8))["merge"] == 512**2
     True
@@ -78,6 +78,9 @@ def multiply_adds(spec: HeadSpec) -> dict[str, int]:
     counts = dict.fromkeys(RUNS, 0)
     for one in spec.maps.values():
         counts[one.runs] += math.prod(spec.sizes[a] for a in one.products) if one.products else 0
+    for text in LAYOUTS[spec.layout].products:
+        runs, letters = text.split(": ")
+        counts[runs] += math.prod(spec.sizes[a] for a in letters.split())
     return counts
 
 

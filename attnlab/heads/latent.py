@@ -5,7 +5,8 @@ all heads are read from one small latent, which is all that decoding stores.
     q_n = [u W_Q,n ; turn(u W_QR,n)],  u = norm(x W_DQ) [Q], or x where there is no Q
 
 The part of P numbers alone has positions; its key is the same for all heads. Scores are scaled by
-1/sqrt(H + P). Two rows are this function: `latent` makes k_n and v_n of every token held,
+1/sqrt(H + P). `latent_norm=False` leaves both norms out (none is published without; grouped heads
+are such latents). Two rows are this function: `latent` makes k_n and v_n of every token held,
 `latent_absorbed` moves W_UK to the query and W_UV to the output, so that every head looks at
 [c ; r] and gets c. Which is cheaper depends on the call: `latent` for a text, the other to decode.
 """
@@ -31,11 +32,11 @@ SIZES: dict[str, Callable] = {
 
 DOWN = {
     "q_down": "query: D -> Q if query_latent_dim",
-    "q_down_norm": "query: Q = 1 if query_latent_dim",
+    "q_down_norm": "query: Q = 1 if query_latent_dim and latent_norm",
     "q": "query: Q -> N H",
     "q_turned": "query: Q -> N P",
     "kv_down": "store: D -> M",
-    "kv_down_norm": "store: M = 1",
+    "kv_down_norm": "store: M = 1 if latent_norm",
     "k_turned": "store: D -> P",
 }
 CACHE = {"c": "M", "r": "P"}
@@ -58,17 +59,19 @@ def query_absorbed(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
 
 def _queries(w: Weights, x: Array, spec: Any, turn: Callable) -> tuple[Array, Array]:
     if spec.query_latent_dim:
-        x = _latent(w, "q_down", x, spec)
+        x = compress(w, "q_down", x, spec)
     return read_all(w, "q", x), turn(read_all(w, "q_turned", x))
 
 
-def _latent(w: Weights, name: str, x: Array, spec: Any) -> Array:
-    return normalise(w, f"{name}_norm", read_all(w, name, x), "rms", spec.norm_eps)
+def compress(w: Weights, name: str, x: Array, spec: Any) -> Array:
+    """x -> its latent, normalised where the spec says so."""
+    kind = "rms" if spec.latent_norm else None
+    return normalise(w, f"{name}_norm", read_all(w, name, x), kind, spec.norm_eps)
 
 
 def store(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
     """The latent, and the one key that has positions; for values of another text its latent too."""
-    latent = lambda a: _latent(w, "kv_down", a, spec)
+    latent = lambda a: compress(w, "kv_down", a, spec)
     held = {"c": latent(x), "r": turn(read_all(w, "k_turned", x))}
     return held if y is x else held | {"y": latent(y)}
 

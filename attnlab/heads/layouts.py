@@ -8,6 +8,7 @@ One letter per axis, everywhere in attnlab:
     R shared key width    F feed-forward width    L layers    G slots (sets of shared weights)
     M width of the latent of keys and values    Q of the latent of queries (D without one)
     P width of the rotary part of a head that keeps it apart
+    X, Y, Z ranks of the queries, keys and values of a token, as matrices N x H
 
 Two questions that seeds and blogs mix are kept apart: *what a head reads* (all of x, or its own
 chunk: the layout) and *how wide it is* (`head_dim`).
@@ -22,15 +23,13 @@ its order of contraction, and half of the exact maps of `convert`.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads import absorb, latent
+from attnlab.heads import absorb, bilinear, latent, tensor, tied
 from attnlab.heads.absorb import Absorbed
 from attnlab.heads.maps import (
     Held,
     Weights,
-    add_bias,
     merge_all,
     normalise,
     parse,
@@ -78,6 +77,10 @@ class Layout(NamedTuple):
     """Vv, what a head gets for a query, likewise."""
     turned: str | None = "H"
     """The axis that rotary positions turn; None where what is cached cannot be turned."""
+    products: tuple[str, ...] = ()
+    """What is multiplied beside the maps, as in "read: Y N H": when, multiply-adds for a token."""
+    check: Callable[[str, dict[str, int]], None] = lambda layout, sizes: None
+    """(its name, sizes) -> raises ValueError, saying what to change, where they do not fit."""
     absorb: Callable[[Any], Absorbed | None] | None = None
     """spec -> the same function as another row, with fewer or wider weights; None = last."""
     equation: str = ""
@@ -91,6 +94,11 @@ class Layout(NamedTuple):
     def letters(self) -> str:
         """Of the axes of all weights that a spec may have."""
         return "".join(parse(name, text).axes for name, text in self.maps.items())
+
+    @property
+    def asks(self) -> set[str]:
+        """The fields of a spec that decide which weights are there."""
+        return {field for name, text in self.maps.items() for field in parse(name, text).fields}
 
 
 def _row(read: Callable, qkv: str, outer: dict[str, str] | None = None, **fields: Any) -> Layout:
@@ -135,6 +143,12 @@ def _read_two_stage(w: Weights, name: str, x: Array) -> Array:
     return read_all(w, name, read_all(w, f"{name}_outer", x))
 
 
+def _query_low_rank(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
+    """norm(x U) Q_n"""
+    q = read_all(w, "q", latent.compress(w, "q_down", x, spec))
+    return turn(normalise(w, "q_norm", q, spec.qk_norm, spec.norm_eps))
+
+
 def _query_collaborative(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
     """Every head weighs the same R query dimensions: (x W_Q) * m_n."""
     q = read_all(w, "q", x)[..., None, :] * w["m"].astype(x.dtype)
@@ -144,38 +158,6 @@ def _query_collaborative(w: Weights, x: Array, spec: Any, turn: Callable) -> Arr
 def _store_collaborative(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
     k = normalise(w, "k_norm", read_all(w, "k", x), spec.qk_norm, spec.norm_eps)
     return {"k": turn(k), "v": read_all(w, "v", y)}
-
-
-def _query_bilinear(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
-    """x A_n + b_n: the rest of the score is the key input itself."""
-    return turn(add_bias(read_all(w, "qk", x), w, "q"))
-
-
-def _store_bilinear(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
-    return {"x": turn(x), "v": read_all(w, "v", y)}
-
-
-def _store_absorbed(w: Weights, x: Array, y: Array, spec: Any, turn: Callable) -> Held:
-    """One text that nothing turned is kept once."""
-    keys = turn(x)
-    return {"x": x} if keys is x is y else {"x": keys, "y": y}
-
-
-def _read_absorbed(w: Weights, held: Held, spec: Any) -> tuple[Array, Array]:
-    """Keys and values are the inputs. A column of ones carries the mass of each row of
-    probabilities to the value bias: less than 1 in empty rows, under dropout and under mixing.
-    """
-    x, y = held["x"], held.get("y", held["x"])
-    if "v_bias" in w:
-        y = jnp.concatenate([y, jnp.ones_like(y[..., :1])], axis=-1)
-    return x[..., None, :], y[..., None, :]
-
-
-def _merge_absorbed(w: Weights, heads: Array, spec: Any) -> Array:
-    kernel = w["vo"]
-    if "v_bias" in w:
-        kernel = jnp.concatenate([kernel, w["v_bias"][:, None].astype(kernel.dtype)], axis=1)
-    return merge_all({"o": kernel} | {n: w[n] for n in w if n == "o_bias"}, heads, spec)
 
 
 def _one_key_head(key: str) -> Callable:
@@ -268,8 +250,8 @@ LAYOUTS: dict[str, Layout] = {
             **_biases(BILINEAR, "vo"),
         },
         cache={"x": "E", "v": "K V"},
-        query=_query_bilinear,
-        store=_store_bilinear,
+        query=bilinear.query,
+        store=bilinear.store,
         read=_one_key_head("x"),
         merge=merge_all,
         sizes={"H": lambda spec, s: s["E"], "V": lambda spec, s: s["C"]},
@@ -290,10 +272,10 @@ LAYOUTS: dict[str, Layout] = {
             "o_bias": "merge: O = 0 if biases has o",
         },
         cache={"x": "E"},
-        query=_query_bilinear,
-        store=_store_absorbed,
-        read=_read_absorbed,
-        merge=_merge_absorbed,
+        query=bilinear.query,
+        store=bilinear.store_absorbed,
+        read=bilinear.read_absorbed,
+        merge=bilinear.merge_absorbed,
         # A value bias rides on one more column, of ones.
         sizes={"H": lambda spec, s: s["E"], "V": lambda spec, s: s["W"] + ("v" in spec.biases)},
         scores="E",
@@ -314,6 +296,55 @@ LAYOUTS: dict[str, Layout] = {
         absorb=absorb.fold_outer,
         equation="q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n",
         source="Vaswani et al. 2017, section 3.2.2, with Q = X W^Q read into it",
+    ),
+    # Queries through few numbers, so that the heads, which share one key and value, may be wide.
+    "low_rank_q": _row(
+        read_all,
+        "Q -> N H, E -> K H, W -> K V",
+        outer={"q_down": "query: D -> Q", "q_down_norm": "query: Q = 1 if latent_norm"},
+        query=_query_low_rank,
+        sizes={
+            "K": lambda spec, s: 1,
+            "H": lambda spec, s: 2 * s["C"],
+            "V": lambda spec, s: s["H"],
+            "Q": lambda spec, s: -(-s["D"] // 2),
+        },
+        absorb=absorb.multiply_queries,
+        rank="D, Q, H",
+        equation="q_n = norm(x U) Q_n,  k_n = y K_n,  v_n = z V_n",
+        source="Hu et al. 2024, Multi-matrix Factorization Attention, arXiv 2412.19255",
+    ),
+    # Queries, keys and values of a token are matrices N x H of low rank.
+    "tensor": Layout(
+        maps=tensor.MAPS | latent.OUTPUT,
+        cache=tensor.CACHE,
+        query=tensor.query,
+        store=tensor.store,
+        read=tensor.read,
+        merge=merge_all,
+        sizes=tensor.SIZES,
+        products=tensor.PRODUCTS,
+        rank="H",
+        equation="q_n = 1/X sum_r (x A_r)_n turn(x B_r),  k_n = 1/Y sum_r (y A'_r)_n turn(y B'_r),"
+        "  v_n = 1/Z sum_r (z A''_r)_n (z B''_r)",
+        source="Zhang et al. 2025, Tensor Product Attention, arXiv 2501.06425",
+    ),
+    # One state per key/value head is the value and half of the key.
+    "grouped_tied": Layout(
+        maps=tied.MAPS | latent.OUTPUT,
+        cache=tied.CACHE,
+        query=tied.query,
+        store=tied.store,
+        read=tied.read,
+        merge=merge_all,
+        sizes=tied.SIZES,
+        check=tied.check,
+        scores="H + P",
+        turned="P",
+        absorb=tied.untie,
+        rank="D, H + P",
+        equation="q_n = [x Q_n ; turn(x P_n)],  k_n = [first H of y T_n ; turn(y R)],  v_n = z T_n",
+        source="Zadouri et al. 2025, Hardware-Efficient Attention, arXiv 2505.21487",
     ),
     # Keys and values of all heads are read from one latent; a part apart has the positions.
     "latent": Layout(

@@ -3,9 +3,11 @@
     "query: D -> N H"                 reads D, makes N H: a weight [D, N, H]
     "query: [N] C -> H"               for each head: a weight [N, C, H]
     "query: (N) C -> H"               for each head the same: a weight [C, H]
+    "query: D / X -> X N"             a mean over X comes after: fan D / X, so that it is of size 1
     "query: N R ~ 1"                  sums over nothing: multiplied in, drawn with deviation 1
     "store: H = 1 if qk_norm"         starts at 1, there where `spec.qk_norm` is set
     "query: N H = 0 if biases has q"  starts at 0, there where `spec.biases` holds a q
+    "query: Q = 1 if latent_norm and query_latent_dim"  there where both are set
 
 In front stands the function of `Layout` that applies it, so the string says when it runs: once for
 a text that is read (`prepare`), for a query (`query`), for a new key (`store`), for every key held
@@ -13,6 +15,7 @@ a text that is read (`prepare`), for a query (`query`), for a new key (`store`),
 """
 
 import functools
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -34,9 +37,9 @@ RESERVED = ("norm", "mix")
 
 GRAMMAR = re.compile(
     rf"(?P<runs>{'|'.join(RUNS)}): "
-    r"((?P<open>[\[(])(?P<each>[A-Z])[\])] )?((?P<reads>[A-Z]( [A-Z])*) -> )?"
+    r"((?P<open>[\[(])(?P<each>[A-Z])[\])] )?((?P<reads>[A-Z]( [A-Z])*)( / (?P<mean>[A-Z]))? -> )?"
     r"(?P<makes>[A-Z]( [A-Z])*)( (?P<sign>[=~]) (?P<start>\d+(\.\d+)?))?"
-    r"( if (?P<field>\w+)( has (?P<letter>\w))?)?"
+    r"( if (?P<fields>\w+( and \w+)*)( has (?P<letter>\w))?)?"
 )
 
 
@@ -51,20 +54,26 @@ class Map(NamedTuple):
     """The letters that an output sums over: the fan."""
     makes: str
     """The letters of an output: those of its bias."""
+    mean: str
+    """The letters that a mean is taken over afterwards, which would make it small: less fan."""
     products: str
     """The letters whose sizes give the multiply-adds for a token; empty where nothing is summed."""
     start: float | None
     """The number it starts at, or the standard deviation it starts with; None is 1/sqrt(fan)."""
     drawn: bool
     """At random, or all the same number?"""
-    field: str
+    fields: tuple[str, ...]
     letter: str
-    """It is there where this field of the spec is set, or holds this letter."""
+    """It is there where these fields of the spec are set, or hold this letter."""
 
     def is_there(self, spec: Any) -> bool:
         """Does this spec have it?"""
-        value: Any = getattr(spec, self.field) if self.field else True
-        return self.letter in value if self.letter else bool(value)
+        values: list[Any] = [getattr(spec, field) for field in self.fields]
+        return all(self.letter in value if self.letter else bool(value) for value in values)
+
+    def fan(self, sizes: dict[str, int]) -> float:
+        """What 1/sqrt(fan) is the standard deviation of: the product of the sizes read."""
+        return math.prod(sizes[a] for a in self.reads) / math.prod(sizes[a] for a in self.mean)
 
 
 @functools.cache
@@ -87,6 +96,7 @@ def parse(name: str, text: str) -> Map:
             f"map {name!r}: {text!r} is not of the form 'query: D -> N H'; the forms stand at the "
             "top of attnlab/heads/maps.py"
         )
+    fields = (found["fields"] or "").split(" and ") if found["fields"] else ()
     part = {key: (value or "").replace(" ", "") for key, value in found.groupdict().items()}
     if not part["reads"] and not part["sign"]:
         raise ValueError(
@@ -99,11 +109,12 @@ def parse(name: str, text: str) -> Map:
         runs=part["runs"],
         axes=own + letters,
         reads=part["reads"],
+        mean=part["mean"],
         makes=own + part["makes"],
         products=part["each"] + letters if part["reads"] else "",
         start=float(part["start"]) if part["sign"] else None,
         drawn=part["sign"] != "=",
-        field=part["field"],
+        fields=tuple(fields),
         letter=part["letter"],
     )
 

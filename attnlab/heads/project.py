@@ -3,7 +3,6 @@
 The letters of the axes stand at the top of `attnlab/heads/layouts.py`.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +42,7 @@ def init_heads(
         raise TypeError(f"init_heads(key, spec): the key comes first; spec is a {kind}")
 
     def draw(key: Array, one: Map, shape: tuple[int, ...]) -> Array:
-        fan = math.prod(spec.sizes[a] for a in one.reads)
-        scale = (std or fan**-0.5) if one.start is None else one.start
+        scale = (std or one.fan(spec.sizes) ** -0.5) if one.start is None else one.start
         if not one.drawn:
             return jnp.full(shape, scale, dtype)
         a = jax.random.normal(key, shape, dtype) * scale

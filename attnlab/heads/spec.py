@@ -11,9 +11,11 @@ from attnlab.norms import NORM_KINDS
 FIELDS = {
     "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",
     "E": "key_width", "W": "value_width", "M": "latent_dim", "Q": "query_latent_dim",
-    "P": "rotary_dim",
+    "P": "rotary_dim", "X": "query_rank", "Y": "key_rank", "Z": "value_rank",
 }  # fmt: skip
 """Axis letter -> the field that sizes it."""
+
+BIASES = "qkvoa"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +27,18 @@ class HeadSpec:
     D/N where the layout has no head_dim (`collaborative`, `bilinear`); `shared_dim`
     (`collaborative`) and the input and output widths = `width`; `num_kv_heads` = num_heads;
     `latent_dim` = 4 head_dim and `rotary_dim` = head_dim/2, made even (`latent`; its queries read x
-    where `query_latent_dim` is None). `num_kv_heads=1` is multi-query attention (Shazeer 2019,
-    arXiv 1911.02150), between 1 and num_heads grouped-query (Ainslie 2023, arXiv 2305.13245).
+    where `query_latent_dim` is None). `low_rank_q` has one key head, heads of 2 D/N and a
+    `query_latent_dim` of D/2; `grouped_tied` shares half of a head (`head_dim` = value_dim/2) and
+    turns as many (`rotary_dim`); `tensor` is of `query_rank` 6, `key_rank` and `value_rank` 2.
+    `num_kv_heads=1` is multi-query attention (Shazeer 2019, arXiv 1911.02150), between 1 and
+    num_heads grouped-query (Ainslie 2023, arXiv 2305.13245).
 
     `scale` multiplies the scores; None is 1/sqrt(width of q). `biases` holds the letters of the
-    maps that have one, of "qkvo". `output=False` leaves W_O out: the output is the heads side by
-    side. `qk_norm` normalises q and k per head, with a learnt scale: "layer" (Dehghani et al.
-    2023, arXiv 2302.05442; Flax's `normalize_qk`) or "rms" (Qwen3); `norm_eps` is the epsilon of
-    the norms inside the heads (1e-6 is Flax's).
+    maps that have one, of "qkvo", and "a" for the factors of the heads (`tensor`). `output=False`
+    leaves W_O out: the output is the heads side by side. `qk_norm` normalises q and k per head,
+    with a learnt scale: "layer" (Dehghani et al. 2023, arXiv 2302.05442; Flax's `normalize_qk`) or
+    "rms" (Qwen3); `latent_norm=False` leaves out the norms of latents, which are then plain
+    products of two maps; `norm_eps` is the epsilon of all norms inside the heads (1e-6 is Flax's).
 
     Raises ValueError, saying what to change, for an impossible combination.
     """
@@ -50,10 +56,14 @@ class HeadSpec:
     latent_dim: int | None = None
     query_latent_dim: int | None = None
     rotary_dim: int | None = None
+    query_rank: int | None = None
+    key_rank: int | None = None
+    value_rank: int | None = None
     scale: float | None = None
     biases: str = ""
     output: bool = True
     qk_norm: str | None = None
+    latent_norm: bool = True
     norm_eps: float = 1e-6
 
     def __post_init__(self):
@@ -66,7 +76,7 @@ class HeadSpec:
         self._check_maps(row)
         if "C" in row.letters and self.width % self.num_heads:
             raise ValueError(self._no_chunk("change one of them"))
-        _ = self.sizes
+        row.check(self.layout, self.sizes)
 
     def _check_sizes(self, row: Layout) -> None:
         """A size that the layout has no axis for is refused, not ignored."""
@@ -80,7 +90,8 @@ class HeadSpec:
                     "leave num_kv_heads out or use layout 'standard'"
                 )
             owners = [repr(n) for n, other in LAYOUTS.items() if letter in other.letters]
-            reason = f"only {' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} one"
+            told = " and ".join([", ".join(owners[:-1]), owners[-1]] if owners[1:] else owners)
+            reason = f"only {told} {'have' if owners[1:] else 'has'} one"
             if letter in "HV":
                 reason = "its heads are as wide as what they read"
             if letter in "EW":
@@ -93,35 +104,36 @@ class HeadSpec:
 
     def _check_maps(self, row: Layout) -> None:
         """A bias, a norm or a missing output map that the layout does not know is refused."""
-        if not set(self.biases) <= set("qkvo") or len(set(self.biases)) != len(self.biases):
-            raise ValueError(f"biases must be letters of 'qkvo', not {self.biases!r}")
+        if not set(self.biases) <= set(BIASES) or len(set(self.biases)) != len(self.biases):
+            raise ValueError(f"biases must be letters of {BIASES!r}, not {self.biases!r}")
         letters = self.bias_letters(self.layout, self.output)
         if not set(self.biases) <= set(letters):
             raise ValueError(
                 f"layout {self.layout!r}{'' if self.output else ' without output'} has no map for "
                 f"bias {min(set(self.biases) - set(letters))!r}; use letters of {letters!r}"
             )
-        asks = {parse(name, text).field for name, text in row.maps.items()}
-        if not self.output and "output" not in asks:
+        if not self.output and "output" not in row.asks:
             raise ValueError(f"layout {self.layout!r} is made of output maps; output must be True")
         if not self.output and self.out_width is not None:
             raise ValueError("output=False has no output map; leave out_width out")
         if self.qk_norm is not None:
             find("qk_norm", self.qk_norm, NORM_KINDS)
-            if "qk_norm" not in asks:
+            if "qk_norm" not in row.asks:
                 raise ValueError(
                     f"layout {self.layout!r} has no q and k to normalise; leave qk_norm out"
                 )
+        if not self.latent_norm and "latent_norm" not in row.asks:
+            raise ValueError(f"layout {self.layout!r} has no latent; leave latent_norm out")
 
     @staticmethod
     def bias_letters(layout: str, output: bool = True) -> str:
-        """The letters of "qkvo" that `biases` may hold: those of maps that are there.
+        """The letters of `BIASES` that `biases` may hold: those of maps that are there.
 
         >>> HeadSpec.bias_letters("bilinear")
         'oqv'
         """
         maps = (parse(name, text) for name, text in LAYOUTS[layout].maps.items())
-        letters = {one.letter for one in maps if one.field == "biases"}
+        letters = {one.letter for one in maps if "biases" in one.fields}
         return "".join(sorted(letters - (set() if output else {"o"})))
 
     @property

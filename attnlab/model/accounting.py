@@ -6,10 +6,8 @@ readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % a
 what is paid once a call, whatever the number of tokens: the product that makes a layer's delta.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 
@@ -18,7 +16,6 @@ from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import count_outer
 from attnlab.model.pointwise import feed_forward_shapes
-from attnlab.names import find
 from attnlab.sharing.plan import Plan
 
 
@@ -114,28 +111,3 @@ def _plans(config: ModelConfig) -> list[Plan]:
     """Of each stack that runs."""
     both = config.kind == "encoder_decoder"
     return [config.layer_plan, config.encoder_layer_plan] if both else [config.layer_plan]
-
-
-BUDGETS: dict[str, Callable[[ModelConfig, int], int]] = {
-    "parameters": lambda config, length: unique_parameters(config),
-    "flops": flops_per_token,
-}
-
-
-def match_ffn_width(
-    config: ModelConfig, reference: ModelConfig, budget: str, length: int
-) -> ModelConfig:
-    """`config` with the ffn_width that brings its budget nearest to the reference's.
-
-    `budget` is "parameters" (unique) or "flops" (per token, forward). Both are linear in
-    ffn_width. Raises ValueError where even ffn_width 1 is over the budget.
-    """
-    cost = find("budget", budget, BUDGETS)
-    one, two = (cost(dataclasses.replace(config, ffn_width=f), length) for f in (1, 2))
-    ffn_width = 1 + round((cost(reference, length) - one) / (two - one))
-    if ffn_width < 1:
-        raise ValueError(
-            f"{config.layout}/{config.plan}: its heads alone cost more {budget} ({one:,}) than the "
-            f"whole reference ({cost(reference, length):,}); give the reference a larger ffn_width"
-        )
-    return dataclasses.replace(config, ffn_width=ffn_width)

@@ -95,9 +95,13 @@ class ModelConfig:
     latent_dim: int | None = None
     query_latent_dim: int | None = None
     rotary_dim: int | None = None
+    query_rank: int | None = None
+    key_rank: int | None = None
+    value_rank: int | None = None
     attention_scale: float | None = None
     attention_output: bool = True
     qk_norm: str | None = None
+    latent_norm: bool = True
     head_norm_eps: float = 1e-6
     window: int | None = None
     talking_heads: bool = False

@@ -13,6 +13,7 @@ from attnlab import training
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
+from attnlab.model.match import match, under_layout
 from attnlab.model.matrices import weight_axes
 from attnlab.names import find
 from attnlab.training import shard
@@ -54,8 +55,8 @@ def resolve(config: Any) -> Arm:
     NEEDS[task.reads](config.task, task, model, sizes)
     _check_lengths(task.bind(sizes), data.shapes(trains.length), model)
     if config.match.budget:
-        reference = dataclasses.replace(model, layout=config.match.layout, plan=config.match.plan)
-        model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
+        reference = under_layout(model, config.match.layout, config.match.plan)
+        model = match(model, reference, config.match.budget, length=trains.length).config
     if config.start:
         initial.check(model, config.start)
     return Arm(config.task, model, trains, data, config.match.budget, config.start)

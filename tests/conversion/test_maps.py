@@ -22,9 +22,9 @@ def spec_of(layout, **fields):
     """Every axis another size; head widths even, for rotary positions."""
     letters, sizes = LAYOUTS[layout].letters, dict(num_kv_heads=2, key_width=10)
     sizes |= dict(head_dim=4, value_dim=5, value_width=9, shared_dim=8, latent_dim=7)
-    sizes |= dict(query_latent_dim=3, rotary_dim=2)
+    sizes |= dict(query_latent_dim=3, rotary_dim=2, query_rank=5, key_rank=2, value_rank=3)
     kept = {n: sizes[n] for a, n in FIELDS.items() if a in letters}
-    biases = "".join(a for a in "qkvo" if a in HeadSpec.bias_letters(layout))
+    biases = "".join(a for a in "qkvoa" if a in HeadSpec.bias_letters(layout))
     wanted = dict(out_width=11, biases=biases) | kept | fields
     return settled(HeadSpec(layout, width=12, num_heads=6, **wanted))
 
@@ -33,8 +33,7 @@ def draw(spec, seed=0, size=2.0):
     """Weights of standard deviation size / sqrt(fan): biases too."""
     rng, w = np.random.default_rng(seed), {}
     for name, one in spec.maps.items():
-        fan = np.prod([spec.sizes[a] for a in one.reads] or [1])
-        w[name] = rng.normal(size=spec.shapes[name]) * size / np.sqrt(fan)
+        w[name] = rng.normal(size=spec.shapes[name]) * size / np.sqrt(one.fan(spec.sizes))
     return w
 
 
@@ -83,6 +82,11 @@ def apart(one, two):
     return np.max(np.abs(one - two)) / np.max(np.abs(two))
 
 
+def one_text(layout, **fields):
+    """x, keys and values of one width, and no bias but that of the output."""
+    return spec_of(layout, **dict(key_width=None, value_width=None, biases="o") | fields)
+
+
 full = spec_of("standard", num_kv_heads=None, key_width=None, value_width=None)
 plain = spec_of("standard", num_kv_heads=None)
 bilinear = spec_of("bilinear", num_kv_heads=6, scale=0.4)
@@ -101,6 +105,29 @@ CASES = {
         spec_of("latent_absorbed", scale=0.3, query_latent_dim=None),
         spec_of("latent", scale=0.3, query_latent_dim=None),
     ),
+    "multiply_queries": (spec_of("low_rank_q", latent_norm=False), spec_of("standard")),
+    "multiply_latent": (
+        spec_of("latent", latent_norm=False),
+        one_text("standard", head_dim=6, num_kv_heads=6),
+    ),
+    "side_by_side": (
+        one_text("standard"),
+        spec_of("latent", latent_dim=18, latent_norm=False, query_latent_dim=None, scale=0.5),
+    ),
+    "factor_latent": (
+        one_text("standard"),
+        spec_of("latent", latent_dim=7, latent_norm=False, query_latent_dim=None, scale=0.5),
+    ),
+    "untie_states": (spec_of("grouped_tied"), one_text("standard", head_dim=6)),
+    "constant_factors": (
+        spec_of("standard", num_kv_heads=6, biases="o"),
+        spec_of("tensor", query_rank=6, key_rank=6, value_rank=6),
+    ),
+    "pad_latent_dim": (
+        spec_of("latent", latent_norm=False),
+        spec_of("latent", latent_norm=False, latent_dim=9),
+    ),
+    "pad_ranks": (spec_of("tensor"), spec_of("tensor", query_rank=6, value_rank=5)),
     "identity_outer": (spec_of("standard"), spec_of("two_stage")),
     "identity_down": (spec_of("narrow"), spec_of("alt")),
     "identity_output": (
@@ -143,6 +170,9 @@ NEEDS_WEIGHTS = {
     "share_heads": "repeat_heads",
     "drop_output": "identity_output",
     "drop_zero_bias": "add_zero_bias",
+    "factor_queries": "multiply_queries",
+    "tie_states": "untie_states",
+    "mix_constants": "constant_factors",
     "tie_products": "untie",
 }
 
@@ -162,8 +192,12 @@ def prepared(name, qk_norm=None):
     w = draw(spec)
     if name in NEEDS_WEIGHTS:
         w, spec, goal = apply(NEEDS_WEIGHTS[name], w, spec, goal), goal, spec
-        goal = settled(goal, biases=goal.biases if name == "drop_zero_bias" else spec.biases)
+        drops = name in ("drop_zero_bias", "mix_constants")
+        goal = settled(goal, biases=goal.biases if drops else spec.biases)
     rng = np.random.default_rng(3)
+    if name == "factor_latent":
+        few = rng.normal(size=(12, 7)) @ rng.normal(size=(7, 12))
+        w |= {n: np.tensordot(few, w[n], 1) for n in "kv"}
     if name == "drop_output":
         w = {n: np.asarray(a) for n, a in regauge(w, spec, vo=rng.normal(size=(2, 5, 5))).items()}
     if name == "tie_products":
@@ -224,6 +258,12 @@ def test_a_map_that_needs_weights_refuses_others(name):
     _, spec, goal = prepared(name)
     with pytest.raises(Refused):
         apply(name, draw(spec, seed=4), spec, goal)
+
+
+def test_a_latent_as_wide_as_keys_and_values_have_a_rank():
+    spec, goal = CASES["factor_latent"]
+    with pytest.raises(Refused, match=r"\[k v\] of all heads, 0 has rank 12, beyond 7"):
+        apply("factor_latent", draw(spec), spec, goal)
 
 
 def test_tied_products_refuse_scores_and_values_that_differ():

@@ -8,6 +8,7 @@ from test_maps import apart, draw, function, inputs_of, spec_of
 
 from attnlab import HeadSpec
 from attnlab.conversion.convert import convert, permute_heads, regauge
+from attnlab.conversion.factors import count_minors
 from attnlab.conversion.witness import Witness
 
 
@@ -124,6 +125,76 @@ def test_collaborative_heads_are_a_tensor_of_low_rank(num_heads, shared_dim, fou
         w["qk"][:, 0] = w["qk"][:, 0] @ w["qk"][:, 0].T @ w["qk"][:, 1]
         w["qk"][:, 1] = np.eye(6) @ w["qk"][:, 1]
         assert convert(w, bilinear, target)[0] is not None
+
+
+def test_states_read_fewer_directions_than_keys():
+    source, target = spec("standard"), spec("grouped_tied")
+    w = draw(source)
+    witness = refused(w, source, target)
+    assert (witness.kind, witness.found, witness.allowed) == ("rank", 12, 4 * 2 + 2)
+    # In 10 directions it is no proof, and there may be one: the keys are then tied to nothing.
+    few = np.random.default_rng(0).normal(size=(12, 10)) @ np.eye(10, 12)
+    w["k"] = np.tensordot(few, w["k"], 1)
+    assert refused(w, source, target).what != witness.what
+
+
+def test_products_of_rank_one_have_few_minors():
+    """Tied states are no 12 products of three vectors, though they read 12 and 10 directions."""
+    rng = np.random.default_rng(0)
+    q, mix, k = (rng.normal(size=a) for a in ((7, 5), (3, 5), (6, 5)))
+    products = np.einsum("aR,NR,eR->Nae", np.linalg.qr(q)[0][:5], mix, k)
+    assert count_minors(products) == 5 * 4 // 2
+    assert count_minors(rng.normal(size=(3, 5, 6))) == 5 * 6 // 2
+    source, target = spec("grouped_tied"), spec("collaborative")
+    witness = refused(draw(source), source, target)
+    assert (witness.kind, witness.found, witness.allowed) == ("rank", 13, 12)
+    assert "independent minors of their sums, at most 66 in the target" in witness.reason
+    target = spec("collaborative", shared_dim=16, value_dim=3)
+    assert convert(draw(source), source, target)[0] is not None
+
+
+# Larger texts.
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "rule"),
+    [
+        ("standard", "tensor", "gives 4 times the output"),
+        ("tensor", "standard", "gives 2 times the output"),
+        ("latent", "tensor", "gives 4 times the output"),
+        ("tensor", "latent", "the target's output stays bounded"),
+        ("standard", "low_rank_q", "the target's queries are bounded"),
+        ("low_rank_q", "standard", "queries of 2 x and keys of y/2"),
+    ],
+)
+def test_scores_and_values_that_grow_otherwise(source, target, rule):
+    one, two = spec(source), spec(target)
+    w = draw(one)
+    witness = refused(w, one, two)
+    assert (witness.kind, rule in witness.reason) == ("linearity", True)
+    assert witness.found > 1e-3
+    x, y, z = inputs_of(one)
+    values = lambda t: function(w, one, (x, y, t * z))
+    moved = values(2) - values(0) - {"2": 2, "4": 4}.get(rule[6:7], 1) * (values(1) - values(0))
+    plain, scaled = values(1), function(w, one, (2 * x, y / 2, z))
+    if target == "low_rank_q":
+        assert apart(scaled, plain) < 1e-12
+        assert apart(function(w, one, (x, 0 * y, z)), plain) > 1e-3
+    else:
+        assert apart(scaled, plain) > 1e-3 or np.abs(moved).max() > 1e-3
+
+
+def test_texts_of_another_size_are_no_proof_where_nothing_shows_it():
+    """Values that go nowhere, and a norm that is left out."""
+    one, two = spec("tensor"), spec("standard")
+    w = draw(one)
+    w["o"] = 0 * w["o"]
+    assert refused(w, one, two).kind != "linearity"
+    one, two = spec("low_rank_q", latent_norm=False), spec("standard", head_dim=5, value_dim=6)
+    assert refused(draw(one), one, two).kind == "rank"
+    with_bias = spec("tensor", biases="a", query_rank=4, key_rank=3, value_rank=3)
+    assert refused(draw(spec("standard")), spec("standard"), with_bias).kind != "linearity"
+    assert refused(draw(with_bias), with_bias, spec("tensor")).kind == "linearity"
 
 
 # Chunks.

@@ -28,7 +28,7 @@ def value(formula, spec):
 def test_formulas_give_the_counts_of_the_code(layout):
     """At sizes that all differ, not only at those on the page."""
     letters = LAYOUTS[layout].letters
-    sizes = {"H": 5, "V": 3, "R": 10, "M": 7, "P": 2}
+    sizes = {"H": 5, "V": 9, "R": 10, "M": 7, "P": 2, "X": 3, "Y": 4, "Z": 1}
     fields = {FIELDS[a]: size for a, size in sizes.items() if a in letters}
     spec = HeadSpec(layout, width=12, num_heads=4, out_width=11, **fields)
     text = atlas.section(layout)

@@ -78,6 +78,29 @@ SPECS = {
         "latent_absorbed", width=12, num_heads=3, head_dim=4, value_dim=5, latent_dim=7,
         rotary_dim=2, query_latent_dim=6, biases="o", out_width=10,
     ),
+    "latent without norms": case(
+        "latent", width=12, num_heads=3, head_dim=4, value_dim=5, latent_dim=7, rotary_dim=2,
+        query_latent_dim=6, latent_norm=False,
+    ),
+    "low-rank queries": case(
+        "low_rank_q", width=12, num_heads=6, num_kv_heads=2, key_width=5, value_width=9,
+        query_latent_dim=7, head_dim=4, value_dim=3, biases="qkvo", out_width=10, norm_eps=1e-2,
+    ),
+    "low-rank queries without a norm": case(
+        "low_rank_q", width=12, num_heads=3, head_dim=7, latent_norm=False, qk_norm="rms"
+    ),
+    "tensor": case(
+        "tensor", width=12, num_heads=3, key_width=5, value_width=9, head_dim=4, value_dim=7,
+        query_rank=6, key_rank=2, value_rank=8, biases="ao", out_width=10,
+    ),
+    "tensor, its own text": case("tensor", width=12, num_heads=3, key_rank=5),
+    "grouped and tied": case(
+        "grouped_tied", width=12, num_heads=6, num_kv_heads=2, head_dim=3, value_dim=5,
+        rotary_dim=4, biases="o", out_width=10,
+    ),
+    "tied to all of the value": case(
+        "grouped_tied", width=12, num_heads=3, head_dim=5, value_dim=5, rotary_dim=2
+    ),
     "a row from outside": case(
         "outside", width=12, num_heads=6, num_kv_heads=2, key_width=5, value_width=9, head_dim=4,
         value_dim=3, shared_dim=8, biases="o", out_width=10,
@@ -142,7 +165,17 @@ def _beside(a, b):
 
 
 def _latent(w, name, a, s):
-    return norm(a @ w[name], w[f"{name}_norm"], eps=s.get("eps", 1e-6))
+    scale = w.get(f"{name}_norm")
+    return a @ w[name] if scale is None else norm(a @ w[name], scale, eps=s.get("eps", 1e-6))
+
+
+def _factored(w, name, n, a):
+    """One outer product for each rank, their mean, and of that matrix row n."""
+    heads = np.einsum("btd,drn->btrn", a, w[f"{name}_heads"]) + w.get(f"{name}_heads_bias", 0)
+    parts = [
+        heads[:, :, r, :, None] * (a @ w[name][:, r])[:, :, None] for r in range(heads.shape[2])
+    ]
+    return sum(parts)[:, :, n] / len(parts)
 
 
 def _queries(w, x, s):
@@ -209,6 +242,21 @@ DEFINITIONS = {
         ),
         _beside(_latent(w, "kv_down", y, s), y @ w["k_turned"]),
         _latent(w, "kv_down", z, s) @ w["v"][n],
+        w["o"][n],
+    ),
+    "low_rank_q": lambda w, n, g, x, y, z, s: DEFINITIONS["standard"](
+        w, n, g, _latent(w, "q_down", x, s), y, z, s
+    ),
+    "tensor": lambda w, n, g, x, y, z, s: (
+        _factored(w, "q", n, x),
+        _factored(w, "k", n, y),
+        _factored(w, "v", n, z),
+        w["o"][n],
+    ),
+    "grouped_tied": lambda w, n, g, x, y, z, s: (
+        _beside(x @ w["q"][:, n], x @ w["q_turned"][:, n]),
+        _beside(y @ w["kv"][:, g, : s["H"]], y @ w["k_turned"]),
+        z @ w["kv"][:, g],
         w["o"][n],
     ),
     "outside": lambda w, n, g, x, y, z, s: DEFINITIONS["standard"](

@@ -34,8 +34,12 @@ from attnlab.heads.spec import weight_axes
         (dict(layout="latent", biases="q"), "no map for bias 'q'; use letters of 'o'"),
         (dict(latent_dim=6), "only 'latent' and 'latent_absorbed' have one"),
         (dict(layout="collaborative", num_heads=5), "divisible by 5 heads; set value_dim"),
-        (dict(biases="qq"), "letters of 'qkvo'"),
-        (dict(biases="x"), "letters of 'qkvo'"),
+        (dict(biases="qq"), "letters of 'qkvoa'"),
+        (dict(biases="x"), "letters of 'qkvoa'"),
+        (dict(biases="a"), "no map for bias 'a'"),
+        (dict(query_rank=2), "only 'tensor' has one"),
+        (dict(latent_norm=False), "'standard' has no latent; leave latent_norm out"),
+        (dict(layout="grouped_tied", head_dim=4), "4 numbers of a value of 3 are the key"),
     ],
 )
 def test_impossible_specs_say_what_to_change(fields, message):

@@ -20,7 +20,8 @@ from attnlab import (
     unique_parameters,
 )
 from attnlab.heads.cost import cache_bytes_per_token, call_flops
-from attnlab.model.accounting import match_ffn_width, model_cache_bytes
+from attnlab.model.accounting import model_cache_bytes
+from attnlab.model.match import match
 from attnlab.model.outer import count_outer
 
 SMALL = ModelConfig(
@@ -35,6 +36,8 @@ def with_layout(layout, **fields):
         fields["value_dim"] = None
     if "H" not in letters:
         fields.pop("head_dim", None)
+    if layout == "grouped_tied":  # a part of the value, which is 5 wide
+        fields |= {"head_dim": 4} if "head_dim" in fields else {}
     if layout == "absorbed" and fields.get("positions") == "rotary":
         fields["positions"] = "none"
     return dataclasses.replace(SMALL, layout=layout, **fields)
@@ -144,7 +147,7 @@ def test_flops_equal_the_products_of_the_trace(layout, plan):
 def test_matched_arms_have_the_budget(layout, plan, budget):
     reference = dataclasses.replace(SMALL, ffn_width=300)
     arm = with_layout(layout, plan=plan)
-    matched = match_ffn_width(arm, reference, budget, 11)
+    matched = match(arm, reference, budget, length=11).config
     cost = {"parameters": unique_parameters, "flops": lambda c: flops_per_token(c, 11)}[budget]
     nearest = abs(cost(matched) - cost(reference))
     for step in (-1, 1):
@@ -157,7 +160,7 @@ def test_a_budget_that_heads_alone_exceed():
     wide = dataclasses.replace(SMALL, layout="wide", value_dim=None, num_heads=6)
     reference = dataclasses.replace(SMALL, ffn_width=2)
     with pytest.raises(ValueError, match="give the reference a larger ffn_width"):
-        match_ffn_width(wide, reference, "parameters", 11)
+        match(wide, reference, "parameters")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
