@@ -2,7 +2,8 @@ r"""Many runs: python -m experiments.sweep --config=experiments/configs/heads_an
     --workdir=runs/first
 
 Runs every arm that the config's `sweep(add)` adds, one folder each, and writes the report; where
-the config has `paper()`, with the published numbers beside ours. The same command again skips what
+the config has `paper()`, with the published numbers beside ours, where it has `claim()`, with what
+was expected and whether it came. The same command again skips what
 is complete, goes on with what is broken, and renews the report.
 Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
 or --jobs of them. --print_only prints one `experiments.run` command an arm instead, to start
@@ -23,6 +24,8 @@ from experiments import report
 from experiments.running import arm, jobs, launch, workdir
 
 RATE = "train.learning_rate"
+SAID = ("paper", "claim")
+"""What a config file may say of its arms, each a function of its words."""
 _JOBS = flags.DEFINE_integer(
     "jobs", None, "Arms at once; left out: as many as there is room for.", lower_bound=1
 )
@@ -41,6 +44,8 @@ class Sweep(NamedTuple):
     """Folder -> what the report calls the arm, where the config file names it."""
     paper: dict[str, Any]
     """The published table that the arms are rows of (see `running/tables.py`), or nothing."""
+    claim: dict[str, Any] = {}  # noqa: RUF012
+    """What is known beforehand of the arms (see `running/claims.py`), or nothing."""
 
 
 def main() -> None:
@@ -58,6 +63,7 @@ def main() -> None:
     record = {"arms": {n: c.to_dict() for n, c in configs.items()}}
     record |= {"titles": plan.titles} if plan.titles else {}
     record |= {"paper": plan.paper} if plan.paper else {}
+    record |= {"claim": plan.claim} if plan.claim else {}
     threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
     room = jobs.divide(len(configs), _JOBS.value, threads)
     with workdir.own(folder, patience=60):
@@ -99,7 +105,8 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
     varied = {field for changes in arms.values() for field in changes}
     for field in varied & overrides.keys():
         raise ValueError(f"--config.{field} is what this sweep varies; leave the flag out")
-    return Sweep(arms, titles, module.paper(words) if hasattr(module, "paper") else {})
+    said = [getattr(module, name)(words) if hasattr(module, name) else {} for name in SAID]
+    return Sweep(arms, titles, *said)
 
 
 def command(

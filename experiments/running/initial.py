@@ -78,7 +78,8 @@ def load_run(folder: Path, seed: int | None = None) -> Weights:
     if found is None:
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     _, state, notes = found
-    told = {f.name: notes["model"][f.name] for f in dataclasses.fields(ModelConfig)}
+    known = [f.name for f in dataclasses.fields(ModelConfig)]
+    told = {name: notes["model"][name] for name in known if name in notes["model"]}
     params: dict[str, Any] = {}
     for path, a in state.items():
         *steps, last = path.split(".")

@@ -1,6 +1,7 @@
 """What is learnt from. `SOURCES`: name -> its fields and how it is read."""
 
 from attnlab.training.sources.dataset import Dataset
+from attnlab.training.sources.endpoints import Endpoints
 from attnlab.training.sources.graph import Nodes
 from attnlab.training.sources.labelled import Labelled
 from attnlab.training.sources.pairs import Pairs
@@ -13,6 +14,7 @@ SOURCES: dict[str, type[Data]] = {
     "pairs": Pairs,
     "labelled": Labelled,
     "recall": Recall,
+    "endpoints": Endpoints,
     "graph": Nodes,
     "grain": Dataset,
 }
@@ -24,6 +26,7 @@ __all__ = [
     "Batch",
     "Data",
     "Dataset",
+    "Endpoints",
     "Labelled",
     "Nodes",
     "Pairs",
