@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import training
-from attnlab.model import accounting
+from attnlab.model import accounting, alike
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
 from attnlab.model.matrices import weight_axes
@@ -40,6 +41,9 @@ class Arm(NamedTuple):
     match: str
     start: str
     """A folder of weights to start from, or ""."""
+    same: initial.Same
+    watch: bool
+    """Are the heads measured at every evaluation?"""
 
 
 def resolve(config: Any) -> Arm:
@@ -58,7 +62,11 @@ def resolve(config: Any) -> Arm:
         model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
     if config.start:
         initial.check(model, config.start)
-    return Arm(config.task, model, trains, data, config.match.budget, config.start)
+    same = initial.Same(**config.same)
+    if initial.fresh(model, same) and config.start:
+        raise ValueError(f"same.* is of fresh weights; leave it out, or start={config.start!r}")
+    budget, watch = config.match.budget, config.watch_heads
+    return Arm(config.task, model, trains, data, budget, config.start, same, watch)
 
 
 def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
@@ -181,7 +189,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             "curves": "held-out" if source.validation is None else "validation",
             "attention": explain_model(arm.model, shapes, training=True),
         }
-        params = None
+        params: Any = initial.fresh(arm.model, arm.same)
         if arm.start:
             inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
             params, changed_by = initial.under_plan(stored, arm.model, inputs["tokens"])
@@ -197,6 +205,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 recorder=recorder,
                 checkpoints=checkpoints,
                 params=params,
+                watch=functools.partial(_watch, arm.model) if arm.watch else None,
             )
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
@@ -205,6 +214,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "status": COMPLETE,
                 **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
                 **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
+                **{f"weights_{name}": v.tolist() for name, v in fitted.watched.items()},
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
@@ -217,6 +227,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             workdir.write_json(done, result)
         shard.wait_for_all("result")
         return result
+
+
+def _watch(model: ModelConfig, begun: Any, params: Any) -> dict[str, jax.Array]:
+    apart, moved = alike.heads_apart(model, params), alike.least_moved(begun, params)
+    return {"heads_apart": apart, "least_moved": moved}
 
 
 def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str, Any]:

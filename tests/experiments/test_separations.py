@@ -11,15 +11,19 @@ import pytest
 from conftest import ROOT, assert_close
 from written_arms import ARMS, write_arm
 
-from attnlab.training import sources
+from attnlab import ModelConfig
+from attnlab.model import alike
+from attnlab.training import TrainConfig, init_state, make_optimizer, sources, train_step
 from attnlab.training.sources.endpoints import cases
+from attnlab.training.tasks import TASKS
 from experiments import report, sweep
+from experiments.configs import byte_lm
 from experiments.reporting import claims
 from experiments.reporting.results import read
-from experiments.running import arm
+from experiments.running import arm, initial
 from experiments.running.claims import Claim, Drawing, Expect
 
-CONFIGS = ("two_heads_beat_one",)
+CONFIGS = ("two_heads_beat_one", "same_start")
 
 
 def expected(name, words=""):
@@ -171,3 +175,96 @@ def test_a_report_says_first_what_did_not_come(tmp_path):
     assert "predicts best" not in "".join(told)
     svg = (tmp_path / "figures/1-width-claim.svg").read_text()
     assert all(f"{name} heads" in svg for name in ("wide", "standard", "narrow"))
+
+
+LAYOUTS_APART = ("standard", "narrow", "bilinear", "latent")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_APART)
+def test_heads_that_are_made_the_same(layout):
+    """Every head is the first in the maps that were named, all else is as it was."""
+    config = ModelConfig(layout=layout, width=12, num_heads=3, num_layers=2, max_len=4)
+    params = config.build().init(jax.random.key(1), jnp.zeros((1, 4), int))["params"]
+    leaves = alike.head_axes(config, params)
+    alike_ = alike.same_heads(config, params, "qk")
+    changed = set()
+    for (name, before, axis), after in zip(leaves, jax.tree.leaves(alike_), strict=True):
+        if not np.array_equal(before, after):
+            changed.add(name)
+            rows = np.moveaxis(after, axis, 0)
+            assert all(np.array_equal(row, np.moveaxis(before, axis, 0)[0]) for row in rows)
+    assert changed == {n for n, _, axis in leaves if axis is not None and set(n) <= set("qk")}
+    assert changed
+    assert all(name.startswith(tuple("qkvom")) for name, _, axis in leaves if axis is not None)
+
+
+def test_how_far_apart_heads_are():
+    """By hand: heads (3, 0), (0, 0) and (0, 4) of one map; nothing else has heads."""
+    config = ModelConfig(num_heads=3, width=6, num_layers=1, head_dim=2, value_dim=1)
+    q = jnp.array([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).reshape(1, 1, 3, 2)
+    params = {"layers": {"attention": {"q": q}, "ffn": {"up": jnp.ones((1, 6, 7))}}}
+    expected_ = np.sqrt((9 + 25) / 2) / np.sqrt(2 * 25 / 3)
+    assert_close(alike.heads_apart(config, params), np.float32(expected_))
+    moved = jax.tree.map(lambda a: a + 2, params)
+    moved["layers"]["attention"]["q"] = q.at[0, 0, 0, 0].add(6.0)
+    assert_close(alike.least_moved(params, moved), np.float32(2))  # 6 / sqrt(6) is more
+    assert float(alike.least_moved(params, params)) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"),
+    [
+        ({"maps": "qkvx!"}, {"num_heads": 1}, "the model has one head"),
+        (
+            {"maps": "x"},
+            {},
+            "made of the letters 'x'; the model has k, k_bias, o, q",
+        ),
+        ({"noise": 0.1}, {}, "same.noise 0.1 must be 0 or more, and needs same.maps"),
+        ({"noise": -0.1, "maps": "q"}, {}, "same.noise -0.1 must be 0 or more"),
+        ({"first_of": 4}, {}, "same.first_of 4 must be more than model.num_heads 4"),
+    ],
+)
+def test_heads_that_cannot_be_the_same(fields, changes, message):
+    """Before any weight is made."""
+    config = byte_lm.get_config("tiny")
+    config.model.num_heads = changes.get("num_heads", 4)
+    config.same.update(fields)
+    with pytest.raises(ValueError, match=message):
+        arm.resolve(config)
+
+
+def trained(model, same, steps=12):
+    """Weights at the start and after some steps of Adam on the cases of a small graph."""
+    # A smaller epsilon would make steps of the noise in gradients that are zero.
+    adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
+    config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
+    source = sources.Endpoints(vertices=4).load(4)
+    task, transform = TASKS["endpoint"].bind(source.sizes), make_optimizer(config).transform
+    make = initial.fresh(model, same)
+    state = init_state(model.build(), task, transform, source.shapes(), 0, make)
+    begun = state.params
+    batch = jax.tree.map(jnp.asarray, cases(4, "complete"))
+    step = jax.jit(lambda state: train_step(model.build(), task, transform, state, batch, 0))
+    for _ in range(steps):
+        state = step(state)
+    return begun, state.params
+
+
+def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
+    """Distance 0.0 to the bit while every array moves; the weights of one head with its output
+    times 2, started as the first of the two, are those of each; noise tells them apart."""
+    _, arms = expected("same_start", "tiny")
+    two = arms["equal"]
+    exact = lambda one: dataclasses.replace(one.model, dtype="float64")
+    begun, equal = trained(exact(two), two.same)
+    assert float(alike.heads_apart(two.model, equal)) == 0
+    assert float(alike.least_moved(begun, equal)) > 1e-3
+    lone = arms["one head, output times 2"]
+    _, one = trained(exact(lone), lone.same)
+    both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
+    assert_close(one, both, loosen=1e4)
+    noisy = arms["noise of 1e-4"]
+    begun, parted = trained(exact(noisy), noisy.same)
+    start, end = (float(alike.heads_apart(noisy.model, p)) for p in (begun, parted))
+    assert 0 < start < end

@@ -92,9 +92,9 @@ class Endpoints:
             found = {name: a[chosen] for name, a in every.items()}
             return found | {"valid": np.ones(len(chosen), bool)}
 
-        known = {"one of the two endpoints": 50.0}
+        known = {"a guess": 50.0}
         if self.graph == "complete":
-            known["one head of any width, at most"] = 75.0
+            known["one head at most"] = 75.0
         told = f"{self} jax {jax.__version__}"
         names = ("first", "second", "#")
         return Source(
