@@ -62,6 +62,10 @@ def resolve(config: Any) -> Arm:
         model = accounting.match_ffn_width(model, reference, config.match.budget, trains.length)
     if config.start:
         initial.check(model, config.start)
+    if trains.frozen:
+        inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
+        made = lambda: model.build().init(jax.random.key(0), **_zeros(inputs))["params"]
+        training.frozen(trains.frozen, jax.eval_shape(made))
     same = initial.Same(**config.same)
     if initial.fresh(model, same) and config.start:
         raise ValueError(f"same.* is of fresh weights; leave it out, or start={config.start!r}")
@@ -77,6 +81,10 @@ def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
                 f"the data give {name!r} of {length} tokens, longer than model.max_len "
                 f"{model.max_len}; raise it, or lower train.length where that cuts the rows"
             )
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
 
 def data_of(fields: Any) -> Data:

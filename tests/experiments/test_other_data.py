@@ -27,10 +27,12 @@ CONFIGS = {
     "reviews": "labelled",
     "recall": "recall",
     "two_heads_beat_one": "endpoints",
+    "one_wide_beats_many_narrow": "farthest",
+    "heads_or_depth": "maxima",
     "cora": "graph",
     "scan": "grain",
 }
-DRAWN = ("recall", "two_heads_beat_one")
+DRAWN = ("recall", "two_heads_beat_one", "one_wide_beats_many_narrow", "heads_or_depth")
 """Their data are not read but made."""
 
 

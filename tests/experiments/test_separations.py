@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import ROOT, assert_close
 from written_arms import ARMS, write_arm
@@ -23,7 +24,13 @@ from experiments.reporting.results import read
 from experiments.running import arm, initial
 from experiments.running.claims import Claim, Drawing, Expect
 
-CONFIGS = ("two_heads_beat_one", "same_start")
+CONFIGS = (
+    "two_heads_beat_one",
+    "same_start",
+    "one_wide_beats_many_narrow",
+    "heads_or_depth",
+    "which_matrices_learn",
+)
 
 
 def expected(name, words=""):
@@ -268,3 +275,122 @@ def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     begun, parted = trained(exact(noisy), noisy.same)
     start, end = (float(alike.heads_apart(noisy.model, p)) for p in (begun, parted))
     assert 0 < start < end
+
+
+def test_the_farthest_point_by_numpy():
+    """Of every point another one, at the largest distance, all of length 1."""
+    rows = sources.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
+    x, y = rows["features"], rows["answers"]
+    assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
+    far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+    for row in range(7):
+        for point in range(5):
+            other = np.argmax(far[row, point])
+            assert other != point
+            assert np.array_equal(y[row, point], x[row, other])
+    assert rows["asked"].all()
+
+
+def test_sums_of_maxima_by_numpy():
+    """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
+    data = sources.Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    rows = data.load(6).heldout(0)
+    x, answers = rows["features"], rows["answers"][:, -1, 0]
+    assert (x[..., 3:] == np.where(rows["asked"][..., None], [0, 1], [1, 0])).all()
+    assert (rows["asked"] == (np.arange(6) == 5)).all()
+    assert abs(answers.mean()) < 0.06
+    assert abs(answers.std() - 1) < 0.06
+    # The directions are orthonormal and the same for all rows: found again from rows alone.
+    square = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0][:2]
+    assert_close(square @ square.T, np.eye(2))
+    plain = np.max(x[:, :5, :3] @ square.T, axis=1).sum(-1)
+    slope, offset = np.polyfit(plain, answers, 1)
+    assert_close(answers, np.float32(slope * plain + offset), loosen=10)
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "message"),
+    [
+        (lambda: sources.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
+        (sources.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
+        (lambda: sources.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (sources.Maxima, 2, "train.length 2 leaves no 2 vectors"),
+        (lambda: sources.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
+    ],
+)
+def test_impossible_vectors(make, length, message):
+    with pytest.raises(ValueError, match=message):
+        make().load(length)
+
+
+def test_one_full_rank_head_finds_the_farthest():
+    """By hand: W_Q = -W_K, large, and W_V W_O reads the point off; what one head has to learn."""
+    _, arms = expected("one_wide_beats_many_narrow")
+    one = arms["one full-rank head"]
+    model, d, large = one.model, one.model.width, 60.0
+    source = one.data.load(one.train.length)
+    rows = jax.tree.map(jnp.asarray, source.heldout(64))
+    params = model.build().init(jax.random.key(0), rows["features"])["params"]
+    params = jax.tree.map(np.zeros_like, params)
+    params["embedding"], params["classes"] = np.eye(d, dtype=np.float32), np.eye(d) / d**0.5
+    params["final_norm"]["scale"] += 1
+    layer = params["layers"]["attention"]
+    layer["norm"]["scale"] += 1
+    layer["q"][0, :, 0], layer["k"][0, :, 0] = np.eye(d), -large * np.eye(d)
+    layer["v"][0, :, 0], layer["o"][0, 0] = np.eye(d), large * np.eye(d)
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
+    task = TASKS["regression"]
+    example = task.prepare(rows, jax.random.key(0))
+    assert example.inputs["tokens"].shape == (64, one.train.length, d)
+    metric = task.metrics[0]
+    amounts, counts = metric.measure(task.answer(model.build(), params, example.inputs), example)
+    unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
+    assert unexplained < 3
+    assert source.yardsticks()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
+
+
+def test_frozen_weights_stay_to_the_bit_and_all_others_move():
+    """Under clipping and decay too; the frozen do not count in the norm that is clipped."""
+    pattern = r"attention\.[qk](_bias)?$"
+    config = TrainConfig(steps=9, warmup_steps=1, frozen=pattern, weight_decay=0.5, clip_norm=1e-3)
+    params = {"layers": {"attention": {n: jnp.ones(3) for n in ("q", "k_bias", "v", "q_norm")}}}
+    transform = make_optimizer(config).transform
+    grads = jax.tree.map(lambda a: 1e-4 * a, params)
+    grads["layers"]["attention"]["q"] *= 1e9
+    state, now = transform.init(params), params
+    for _ in range(3):
+        updates, state = transform.update(grads, state, now)
+        now = optax.apply_updates(now, updates)
+    moved = {n: bool((a != 1).all()) for n, a in now["layers"]["attention"].items()}
+    assert moved == {"q": False, "k_bias": False, "v": True, "q_norm": True}
+    sgd = dataclasses.replace(config, optimizer="sgd", beta1=0.0, weight_decay=0.0)
+    sgd = make_optimizer(sgd).transform
+    updates, _ = sgd.update(grads, sgd.init(params), params)
+    whole = dataclasses.replace(config, optimizer="sgd", beta1=0.0, weight_decay=0.0, frozen="")
+    alone = {"v": jnp.full(3, 1e-4), "q_norm": jnp.full(3, 1e-4)}
+    whole = make_optimizer(whole).transform
+    plain, _ = whole.update(alone, whole.init(alone), alone)
+    assert_close({n: updates["layers"]["attention"][n] for n in plain}, plain)
+
+
+def test_frozen_weights_that_are_none_are_refused_before_any_work():
+    config = byte_lm.get_config("tiny")
+    config.train.frozen = "attention.w"
+    with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
+        arm.resolve(config)
+    config.train.frozen = "q("
+    with pytest.raises(ValueError, match="is no regular expression"):
+        arm.resolve(config)
+
+
+def test_a_fixed_random_pattern_does_not_read_the_text():
+    """Its probabilities are those of any other text, and differ from head to head and place."""
+    _, arms = expected("which_matrices_learn", "tiny")
+    model = arms["fixed random pattern"].model
+    texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
+    params = model.build().init(jax.random.key(0), texts)["params"]
+    probs = model.build().apply({"params": params}, texts, return_probs=True)[1]
+    assert np.array_equal(probs[:, 0], probs[:, 1])
+    assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
+    uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
+    assert not np.allclose(probs[0, 0, 0], uniform)

@@ -8,6 +8,7 @@ from attnlab.training.sources.pairs import Pairs
 from attnlab.training.sources.source import BYTES, Batch, Data, Sizes, Source
 from attnlab.training.sources.synthetic import Recall
 from attnlab.training.sources.text import Text
+from attnlab.training.sources.vectors import Farthest, Maxima
 
 SOURCES: dict[str, type[Data]] = {
     "text": Text,
@@ -15,6 +16,8 @@ SOURCES: dict[str, type[Data]] = {
     "labelled": Labelled,
     "recall": Recall,
     "endpoints": Endpoints,
+    "farthest": Farthest,
+    "maxima": Maxima,
     "graph": Nodes,
     "grain": Dataset,
 }
@@ -27,7 +30,9 @@ __all__ = [
     "Data",
     "Dataset",
     "Endpoints",
+    "Farthest",
     "Labelled",
+    "Maxima",
     "Nodes",
     "Pairs",
     "Recall",
