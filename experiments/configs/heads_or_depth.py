@@ -10,6 +10,10 @@ feed-forward part must make up for it, at a price that grows with T. So the erro
 every number of heads; each head is 8 wide. The paper (T = 128) prints, in percent, 0.158 with 3
 heads and 0.000523 with 4, and 0.000383 with 2 heads in each of two layers.
 
+Measured, two seeds, 7 minutes on 2 busy CPU cores, 16 tokens, 3,000 steps, in percent: one layer of
+1 to 5 heads leaves 22.1, 12.8, 6.0 (2.2 and 9.8), 0.0211 and 0.0170 of the variance; two layers of
+1 and 2 heads 2.01 and 0.0408.
+
 Words after the colon: `paper` (T = 128), `tiny`.
 """
 

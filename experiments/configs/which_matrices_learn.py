@@ -25,8 +25,9 @@ VALUES = recall.VALUES | {
     "data.vocab_size": 32,
     "data.pairs": 4,
     "model.vocab_size": 32,
-    "train.steps": 1500,
-    "train.eval_every": 150,
+    "train.steps": 800,
+    "train.eval_every": 100,
+    "train.checkpoint_every": 800,
 }
 ARMS: dict[str, dict[str, Any]] = {
     "all learn": {},

@@ -101,12 +101,13 @@ def _curves(panel: Panel, told: dict[str, Any], label: str) -> Any:
 
 
 def _over(panel: Panel, told: dict[str, Any], label: str) -> Any:
-    """Held-out scores over a number of the config, a curve for each first word of the names."""
+    """Held-out scores over a number of the config, a curve for what stands before the
+    comma in their names."""
     looks, (section, name) = styles(panel), told["field"].split(".")
     series: dict[str, list[tuple[int, Run]]] = {}
     for run in panel.complete:
         at = run.record["config"][section][name]
-        series.setdefault(run.name.split()[0], []).append((at, run))
+        series.setdefault(run.name.partition(",")[0], []).append((at, run))
     curves = []
     for word, found in series.items():
         found.sort(key=lambda pair: pair[0])

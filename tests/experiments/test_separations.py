@@ -7,22 +7,17 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import ROOT, assert_close
-from written_arms import ARMS, write_arm
 
-from attnlab import ModelConfig
 from attnlab.model import alike
 from attnlab.training import TrainConfig, init_state, make_optimizer, sources, train_step
 from attnlab.training.sources.endpoints import cases
 from attnlab.training.tasks import TASKS
-from experiments import report, sweep
+from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import claims
-from experiments.reporting.results import read
 from experiments.running import arm, initial
-from experiments.running.claims import Claim, Drawing, Expect
 
 CONFIGS = (
     "two_heads_beat_one",
@@ -144,80 +139,6 @@ def test_two_narrow_heads_are_right_in_every_case():
     assert found.tolist() == [1.0]
 
 
-def known(*expects, kind="bars", **drawing):
-    """A claim about the arms of `three`."""
-    return Claim("Is it so?", "A and B 2020", expects, Drawing(kind, "What is seen.", **drawing))
-
-
-def three(folder, claim):
-    """Three arms with scores near 2.8, 2.9 and 3.1, and what was expected of them."""
-    titles = {}
-    for (layout, plan), (loss, count) in ARMS.items():
-        write_arm(folder / layout, layout, plan, loss, count)
-        titles[layout] = f"{layout} heads"
-    record = {"arms": {n: {} for n in titles}, "titles": titles, "claim": claim.record()}
-    record["environment"] = {"config": "experiments/configs/known.py"}
-    (folder / "config.json").write_text(json.dumps(record))
-    return read([folder])
-
-
-def test_a_report_says_first_what_did_not_come(tmp_path):
-    """Every seed counts, and the worst of them; a ratio is of means."""
-    met = Expect("wide heads", "at most", 2.82, "wide has {most:.3f}")
-    missed = Expect("wide heads", "at most", 2.80, "wide has {most:.3f}")
-    ratio = Expect("narrow heads", "at least", 1.1, "{ratio:.2f} times", of="wide heads")
-    absent = Expect("none", "at least", 0, "")
-    [panel] = three(tmp_path, known(met, missed, ratio, absent))
-    most = f"{panel.complete[0].heldout.max():.3f}"
-    assert claims.answer(panel) == (
-        f"**Not as expected:** wide has {most} (asked: at most 2.8). **As expected in the rest:** "
-        f"wide has {most} (asked: at most 2.82); 1.11 times (asked: at least 1.1). No result, so "
-        "no answer: none. The expectation is of A and B 2020."
-    )
-    report.write([tmp_path])
-    told = (tmp_path / "report.md").read_text().split("\n\n")
-    assert told[0] == "# Is it so?"
-    assert told[2].startswith("**Not as expected:**")
-    assert told[3:5] == ["![Is it so?](figures/1-width-claim.svg)", "What is seen."]
-    assert "predicts best" not in "".join(told)
-    svg = (tmp_path / "figures/1-width-claim.svg").read_text()
-    assert all(f"{name} heads" in svg for name in ("wide", "standard", "narrow"))
-
-
-LAYOUTS_APART = ("standard", "narrow", "bilinear", "latent")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS_APART)
-def test_heads_that_are_made_the_same(layout):
-    """Every head is the first in the maps that were named, all else is as it was."""
-    config = ModelConfig(layout=layout, width=12, num_heads=3, num_layers=2, max_len=4)
-    params = config.build().init(jax.random.key(1), jnp.zeros((1, 4), int))["params"]
-    leaves = alike.head_axes(config, params)
-    alike_ = alike.same_heads(config, params, "qk")
-    changed = set()
-    for (name, before, axis), after in zip(leaves, jax.tree.leaves(alike_), strict=True):
-        if not np.array_equal(before, after):
-            changed.add(name)
-            rows = np.moveaxis(after, axis, 0)
-            assert all(np.array_equal(row, np.moveaxis(before, axis, 0)[0]) for row in rows)
-    assert changed == {n for n, _, axis in leaves if axis is not None and set(n) <= set("qk")}
-    assert changed
-    assert all(name.startswith(tuple("qkvom")) for name, _, axis in leaves if axis is not None)
-
-
-def test_how_far_apart_heads_are():
-    """By hand: heads (3, 0), (0, 0) and (0, 4) of one map; nothing else has heads."""
-    config = ModelConfig(num_heads=3, width=6, num_layers=1, head_dim=2, value_dim=1)
-    q = jnp.array([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).reshape(1, 1, 3, 2)
-    params = {"layers": {"attention": {"q": q}, "ffn": {"up": jnp.ones((1, 6, 7))}}}
-    expected_ = np.sqrt((9 + 25) / 2) / np.sqrt(2 * 25 / 3)
-    assert_close(alike.heads_apart(config, params), np.float32(expected_))
-    moved = jax.tree.map(lambda a: a + 2, params)
-    moved["layers"]["attention"]["q"] = q.at[0, 0, 0, 0].add(6.0)
-    assert_close(alike.least_moved(params, moved), np.float32(2))  # 6 / sqrt(6) is more
-    assert float(alike.least_moved(params, params)) == 0
-
-
 @pytest.mark.parametrize(
     ("fields", "changes", "message"),
     [
@@ -327,7 +248,8 @@ def test_one_full_rank_head_finds_the_farthest():
     """By hand: W_Q = -W_K, large, and W_V W_O reads the point off; what one head has to learn."""
     _, arms = expected("one_wide_beats_many_narrow")
     one = arms["one full-rank head"]
-    model, d, large = one.model, one.model.width, 60.0
+    model, d, large = one.model, one.data.dimensions, 60.0
+    model = dataclasses.replace(model, width=d)
     source = one.data.load(one.train.length)
     rows = jax.tree.map(jnp.asarray, source.heldout(64))
     params = model.build().init(jax.random.key(0), rows["features"])["params"]
@@ -347,30 +269,6 @@ def test_one_full_rank_head_finds_the_farthest():
     unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
     assert unexplained < 3
     assert source.yardsticks()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
-
-
-def test_frozen_weights_stay_to_the_bit_and_all_others_move():
-    """Under clipping and decay too; the frozen do not count in the norm that is clipped."""
-    pattern = r"attention\.[qk](_bias)?$"
-    config = TrainConfig(steps=9, warmup_steps=1, frozen=pattern, weight_decay=0.5, clip_norm=1e-3)
-    params = {"layers": {"attention": {n: jnp.ones(3) for n in ("q", "k_bias", "v", "q_norm")}}}
-    transform = make_optimizer(config).transform
-    grads = jax.tree.map(lambda a: 1e-4 * a, params)
-    grads["layers"]["attention"]["q"] *= 1e9
-    state, now = transform.init(params), params
-    for _ in range(3):
-        updates, state = transform.update(grads, state, now)
-        now = optax.apply_updates(now, updates)
-    moved = {n: bool((a != 1).all()) for n, a in now["layers"]["attention"].items()}
-    assert moved == {"q": False, "k_bias": False, "v": True, "q_norm": True}
-    sgd = dataclasses.replace(config, optimizer="sgd", beta1=0.0, weight_decay=0.0)
-    sgd = make_optimizer(sgd).transform
-    updates, _ = sgd.update(grads, sgd.init(params), params)
-    whole = dataclasses.replace(config, optimizer="sgd", beta1=0.0, weight_decay=0.0, frozen="")
-    alone = {"v": jnp.full(3, 1e-4), "q_norm": jnp.full(3, 1e-4)}
-    whole = make_optimizer(whole).transform
-    plain, _ = whole.update(alone, whole.init(alone), alone)
-    assert_close({n: updates["layers"]["attention"][n] for n in plain}, plain)
 
 
 def test_frozen_weights_that_are_none_are_refused_before_any_work():
@@ -394,3 +292,17 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
     assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
     uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
     assert not np.allclose(probs[0, 0, 0], uniform)
+
+
+def test_a_run_tells_how_far_its_heads_are_apart(tmp_path):
+    """From step 0 on, beside every evaluation and in the result: the figure of the report."""
+    module = importlib.import_module("experiments.configs.same_start")
+    config = sweep.with_changes(module.get_config("tiny"), module.ARMS["equal"])
+    result = arm.run(config, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    told = {r["step"]: r for r in rows if "weights/heads_apart" in r}
+    assert list(told) == [0, 10, 20]
+    assert all(r["weights/heads_apart"] == [0.0, 0.0] for r in told.values())
+    moved = [min(r["weights/least_moved"]) for r in told.values()]
+    assert moved[0] == 0 < moved[1] < moved[2]
+    assert result["weights_least_moved"] == told[20]["weights/least_moved"]
