@@ -85,6 +85,7 @@ CLAIM = Claim(
         "bars",
         "**What the answers leave unexplained, by heads.** Mean ± standard deviation over seeds. "
         "Dashed: what needs no model.",
+        label="% of variance unexplained",
     ),
 )  # fmt: skip
 

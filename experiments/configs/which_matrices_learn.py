@@ -10,6 +10,10 @@ are numbers of the distance alone, drawn and never trained, with all other matri
 embedding, the feed-forward part and (but in the last arm) relative positions learn in every arm.
 Expected is the order, not a level.
 
+Measured, three seeds, 7 minutes on 2 busy CPU cores, 32 tokens, 4 pairs, 800 steps: all 99.98 to
+100 % right, Q and K frozen 100, V and O frozen 90.4 to 100, the fixed random pattern 26.3 to 27.0,
+where a guess among the values that were said is right in 25 %.
+
 Words after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`.
 """
 
@@ -39,7 +43,7 @@ CLAIM = Claim(
     question="Which matrices of attention must learn to find again what was said?",
     source="arXiv 2506.01115, an order of arms and no level",
     expects=(
-        Expect("all learn", "at least", 90, "where all matrices learn {mean:.1f} % are right"),
+        Expect("all learn", "at least", 90, "where all matrices learn {least:.1f} % are right"),
         Expect("Q and K frozen", "at least", 2,
                "with W_Q and W_K as they were drawn {ratio:.1f} times as many as with a fixed "
                "random pattern", of="fixed random pattern"),
