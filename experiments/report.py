@@ -6,7 +6,6 @@ report.md into the first folder. Each folder is a panel. `experiments.sweep` cal
 """
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +13,9 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.plan import PLANS
-from experiments.reporting import beside, figures, pairs, rates
+from experiments.reporting import beside, claims, figures, pairs, rates
 from experiments.reporting.document import (
     Block,
-    Bullets,
-    Code,
     Figures,
     Heading,
     Paragraph,
@@ -27,17 +24,16 @@ from experiments.reporting.document import (
     to_markdown,
 )
 from experiments.reporting.findings import answer, caution, heading
+from experiments.reporting.making import making
 from experiments.reporting.page import to_html
 from experiments.reporting.results import Panel, Run, names, read, to_csv, warnings
 from experiments.reporting.wording import (
-    counted,
     direction,
     listed,
-    optimizer,
     percent,
     score,
 )
-from experiments.running import launch, machine, workdir
+from experiments.running import launch
 
 FIGURES = "figures"
 BUDGETS = ("unique_parameters", "applied_parameters", "flops_per_token")
@@ -85,15 +81,17 @@ def document(panels: Sequence[Panel]) -> list[Block]:
         Paragraph(_subject(panels)),
     ]
     blocks += [Paragraph(line, "warning") for line in warnings(panels)]
-    for panel in panels:
-        told = beside.answer if panel.paper else answer
-        blocks.append(Paragraph(told(panel)))
+    for number, panel in enumerate(panels):
+        if panel.claim:
+            blocks += claims.section(panel, _named(panel, number))
+            continue
+        blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel)))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, len({p.match for p in panels}) < len(panels))
     if shown := figures.maps(panels):
         blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(shown)]
-    return blocks + _making(panels)
+    return blocks + making(panels)
 
 
 _MAPS = (
@@ -103,6 +101,8 @@ _MAPS = (
 
 
 def _title(panels: Sequence[Panel]) -> str:
+    if asked := claims.question(panels):
+        return asked
     papers = list(dict.fromkeys(p.paper["title"] for p in panels if p.paper))
     if papers:
         return f"{listed(papers, 'and')}, on other data and at another scale"
@@ -148,9 +148,14 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
     ]
     if len(panel.rates) > 1:
         blocks += [_all_rates(panel)]
-    drawn = figures.of_panel(panel, f"{number + 1}-{panel.match or 'width'}")
+    drawn = figures.of_panel(panel, _named(panel, number))
     blocks += [Figures(drawn)] if drawn else []
     return blocks + pairs.section(panel) + rates.section(panel)
+
+
+def _named(panel: Panel, number: int) -> str:
+    """What the names of its figures begin with."""
+    return f"{number + 1}-{panel.match or 'width'}"
 
 
 def _budget(panel: Panel) -> str:
@@ -168,6 +173,9 @@ def _budget(panel: Panel) -> str:
         budgets = [name]
     elif panel.paper:
         text = "The arms are the rows of the table; their budgets differ"
+        budgets = ["unique parameters", "FLOPs per token"]
+    elif panel.claim:
+        text = "The arms are those that the question names; their budgets differ"
         budgets = ["unique parameters", "FLOPs per token"]
     else:
         text = "Every arm has the same width, depth and feed-forward width; their budgets differ"
@@ -241,100 +249,10 @@ def _all_rates(panel: Panel) -> Table:
     return Table(caption, header, rows, [""] * len(rows), words=1)
 
 
-def _making(panels: Sequence[Panel]) -> list[Block]:
-    """All that a number depends on, and how to have it again."""
-    runs = [run for panel in panels for run in panel.runs]
-    facts: dict[str, dict[str, None]] = {}
-
-    def note(name: str, text: str) -> None:
-        facts.setdefault(name, {})[text] = None
-
-    for run in runs:
-        source, config, env = (run.record[k] for k in ("source", "config", "environment"))
-        trains, model = config["train"], config["model"]
-        note(
-            "Data",
-            f"{', '.join([source['name'], *counted(source['facts'])])}; the last score uses "
-            f"{_scored(trains)}; sha256 `{source['sha256']}`",
-        )
-        seen = trains["steps"] * trains["batch_size"] * trains["length"]
-        there = source["facts"].get("training tokens")
-        part = f", {percent(seen / there, 1)} of the training part" if there else ""
-        note(
-            "Training",
-            f"{trains['steps']:,} steps of {trains['batch_size']} rows of "
-            f"{trains['length']} tokens: {seen:,} tokens a seed{part}; {optimizer(trains)}, "
-            f"warm-up {trains['warmup_steps']} steps",
-        )
-        note("Seeds", ", ".join(map(str, run.seeds)))
-        note("Learning rates", f"{trains['learning_rate']:g}")
-        encoder = ""
-        if model["kind"] == "encoder_decoder":
-            encoder = f"{model['encoder_layers'] or model['num_layers']} and "
-        note(
-            "Model",
-            f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
-            f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
-        )
-        note("Attention", _computed(run.result))
-        many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]
-        note("Device", ", ".join([env["device"], env["machine"], *many]))
-        versions = [f"{k} {env[k]}" for k in ("python", *machine.PACKAGES)]
-        note("Versions", ", ".join(versions))
-        note("Commit", f"`{env['commit']}`")
-    folders = list(dict.fromkeys(panel.folder for panel in panels))
-    again = [
-        shlex.join(["python", "-m", "experiments.sweep", f"--config={config}", f"--workdir={f}"])
-        for f in folders
-        if (config := _config(f))
-    ]
-    again.append(
-        shlex.join(["python", "-m", "experiments.report", *(f"--workdir={f}" for f in folders)])
-    )
-    return [
-        Heading(2, "How it was made"),
-        Bullets([f"**{name}:** {'; '.join(texts)}" for name, texts in facts.items()]),
-        Paragraph(
-            "To have the numbers again, start the sweep anew at that commit, with the config file "
-            "and the flags it was started with; every value that an arm used stands in its "
-            "`config.json`. The second line renews this report alone. One row per arm and seed: "
-            "`results.csv`."
-        ),
-        Code("\n".join(again)),
-    ]
-
-
-def _computed(result: dict) -> str:
-    """Which order of contraction and which backend an arm ran, and why no other backend."""
-    parts = []
-    for name, told in result["attention"].items():
-        backends = told["implementation"]
-        chosen = next(name for name, why in backends.items() if why == "chosen")
-        others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
-        where = "" if name == "self" else f" ({name})"
-        order = told["chosen"]["order"]
-        parts.append(f"in the order {order}{where}, backend {chosen} ({', '.join(others)})")
-    return f"{result['layout']} heads {'; '.join(parts)}"
-
-
 def _mean(run: Run, part: str, metric: int) -> str:
     """The mean over seeds of a metric; "–" where it was not measured."""
     values = run.values(part, metric)
     return run.shown(float(values.mean()), metric) if len(values) else "–"
-
-
-def _scored(trains: dict) -> str:
-    if not trains["eval_windows"]:
-        return "all that is held out"
-    return f"{trains['eval_windows']:,} evenly spaced held-out rows, the same for all arms"
-
-
-def _config(folder: Path) -> str:
-    """The config file of the sweep in `folder`; "" where arms were started one by one."""
-    path = folder / workdir.CONFIG
-    if not path.exists():
-        return ""
-    return workdir.read_json(path)["environment"].get("config") or ""
 
 
 if __name__ == "__main__":

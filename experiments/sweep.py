@@ -2,8 +2,9 @@ r"""Many runs: python -m experiments.sweep --config=experiments/configs/heads_an
     --workdir=runs/first
 
 Runs every arm that the config's `sweep(add)` adds, one folder each, and writes the report; where
-the config has `paper()`, with the published numbers beside ours. The same command again skips what
-is complete, goes on with what is broken, and renews the report.
+the config has `paper()`, with the published numbers beside ours, where it has `claim()`, with what
+was expected and whether it came. The same command again skips what is complete, goes on with what
+is broken, and renews the report.
 Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
 or --jobs of them. --print_only prints one `experiments.run` command an arm instead, to start
 elsewhere. See docs/running.md.
@@ -19,6 +20,7 @@ trained at the minimum of a parabola through the best ones.
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,8 @@ from experiments.reporting import pairs, rates, results
 from experiments.running import arm, jobs, launch, workdir
 
 RATE = "train.learning_rate"
+SAID = ("paper", "claim", "pairs")
+"""What a config file may say of its arms, each a function of its words."""
 _JOBS = flags.DEFINE_integer(
     "jobs", None, "Arms at once; left out: as many as there is room for.", lower_bound=1
 )
@@ -56,10 +60,12 @@ class Sweep(NamedTuple):
     """Folder -> overrides."""
     titles: dict[str, str]
     """Folder -> what the report calls the arm, where the config file names it."""
-    paper: dict[str, Any]
+    paper: dict[str, Any] = {}  # noqa: RUF012
     """The published table that the arms are rows of (see `running/tables.py`), or nothing."""
-    pairs: list[tuple[str, str]]
+    pairs: Sequence[tuple[str, str]] = ()
     """Names of the arms that are to be compared, as the report calls them; none: all."""
+    claim: dict[str, Any] = {}  # noqa: RUF012
+    """What is known beforehand of the arms (see `running/claims.py`), or nothing."""
 
 
 def main() -> None:
@@ -80,6 +86,7 @@ def main() -> None:
     record |= {"titles": plan.titles} if plan.titles else {}
     record |= {"paper": plan.paper} if plan.paper else {}
     record |= {"tune": _TUNE.value} if _TUNE.value else {}
+    record |= {"claim": plan.claim} if plan.claim else {}
     threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
     room = jobs.divide(len(configs), _JOBS.value, threads)
     with workdir.own(folder, patience=60):
@@ -128,12 +135,8 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
     varied = {field for changes in arms.values() for field in changes}
     for field in varied & overrides.keys():
         raise ValueError(f"--config.{field} is what this sweep varies; leave the flag out")
-    return Sweep(
-        arms,
-        titles,
-        module.paper(words) if hasattr(module, "paper") else {},
-        module.pairs(words) if hasattr(module, "pairs") else [],
-    )
+    said = {name: getattr(module, name)(words) for name in SAID if hasattr(module, name)}
+    return Sweep(arms, titles, **said)
 
 
 def check_tuning(configs: dict[str, Any]) -> None:

@@ -36,8 +36,10 @@ DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
 class BlockSpec(NamedTuple):
     """What one layer does, apart from its weights.
 
-    `dropout_rate` is that of the outputs of the sublayers that `dropout_places` names; `cross`
-    are the heads that read a second text, None where there is none. With `kv_apart` the maps to
+    With `ffn_width` 0 there is no feed-forward part, nor its norm; what attention writes is
+    multiplied by `attention_gain`. `dropout_rate` is that of the outputs of the sublayers that
+    `dropout_places` names; `cross` are the heads that read a second text, None where there is none.
+    With `kv_apart` the maps to
     keys and values are a part `kv` of their own; with `delta_rank` there is a part `delta`, a
     difference of that rank to each matrix of the other parts (`relaxed.py`).
     """
@@ -51,6 +53,7 @@ class BlockSpec(NamedTuple):
     activation: str = "gelu"
     ffn_bias: bool = True
     ffn_skip: float = 1.0
+    attention_gain: float = 1.0
     is_causal: bool = False
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
@@ -108,7 +111,9 @@ def init_block(
         return w | ({"mix": init_mix(spec.heads.num_heads)} if spec.talking_heads else {})
 
     whole = part(attention)
-    parts = {"attention": whole, "ffn": part(ffn)}
+    parts: dict[str, Callable] = {"attention": whole, "ffn": lambda key: {}}
+    if spec.ffn_width:
+        parts["ffn"] = part(ffn)
     if spec.cross is not None:
         parts["cross"] = part(functools.partial(heads, heads=spec.cross))
     if spec.kv_apart:
@@ -190,7 +195,9 @@ def transformer_block(
             )
         ]
         look.seen |= ran[0].shown
-        return drop("attention", look("attention_out", ran[0].x), keys[1])
+        out = look("attention_out", ran[0].x)
+        out = out if spec.attention_gain == 1 else spec.attention_gain * out
+        return drop("attention", out, keys[1])
 
     def cross(x):
         own = Given(
@@ -222,13 +229,15 @@ def transformer_block(
     x = residual(w["attention"]["norm"], attention, x, normalise)
     if spec.cross is not None:
         x = residual(w["cross"]["norm"], cross, x, normalise)
-    x = residual(w["ffn"]["norm"], ffn, x, normalise, spec.ffn_skip)
+    if spec.ffn_width:
+        x = residual(w["ffn"]["norm"], ffn, x, normalise, spec.ffn_skip)
     return Ran(look("residual", x), ran[0].cache, ran[0].memory, look.seen)
 
 
 def values_of(spec: BlockSpec) -> dict[str, Value]:
     """What such a layer can show and take edits of."""
-    return OF_LAYER if spec.cross is None else OF_LAYER | OF_CROSS
+    known = OF_LAYER if spec.cross is None else OF_LAYER | OF_CROSS
+    return known if spec.ffn_width else {n: v for n, v in known.items() if n[:4] != "ffn_"}
 
 
 PROBS = ("probs", "cross.probs")

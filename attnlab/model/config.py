@@ -67,8 +67,9 @@ class ModelConfig:
     out; `readout_transform` is the activation of a dense layer and a norm before it (BERT), or
     None. `pooler` is a row of `POOLERS`, `pooled_classes` logits are read from what it gives.
     Dropout of `dropout_rate` acts at `dropout_places`; inside attention and FFN the other two
-    rates act; `embedding_dropout_rate` None is `dropout_rate`. `ffn_skip` multiplies what goes past
-    the feed-forward part of a decoder, or of an encoder that stands alone (SummAE has 2).
+    rates act; `embedding_dropout_rate` None is `dropout_rate`. `ffn_width` 0 leaves the
+    feed-forward part out; `ffn_skip` multiplies what goes past that of a decoder, or of an encoder
+    that stands alone (SummAE has 2), `attention_gain` what self-attention writes.
 
     An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
     and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
@@ -117,6 +118,7 @@ class ModelConfig:
     attention_biases: str = "qkvo"
     ffn_bias: bool = True
     ffn_skip: float = 1.0
+    attention_gain: float = 1.0
     positions: str = "learned"
     pad_token: int | None = None
     rotary_base: float = 10000.0
@@ -146,13 +148,13 @@ class ModelConfig:
     implementation: str | None = None
 
     def __post_init__(self):
-        for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "ffn_width"):
+        for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads"):
             _check_count(field, getattr(self, field), 1)
         _check_count("delta_rank", self.delta_rank, 1)
         for field in ("encoder_layers", "embedding_width"):
             if getattr(self, field) is not None:
                 _check_count(field, getattr(self, field), 1)
-        for field in ("token_types", "pooled_classes"):
+        for field in ("ffn_width", "token_types", "pooled_classes"):
             _check_count(field, getattr(self, field), 0)
         for field in ("dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
             if not 0 <= getattr(self, field) < 1:

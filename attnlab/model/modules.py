@@ -116,7 +116,8 @@ def init_stack(
 ) -> dict[str, Any]:
     """The pool of `plan` as parameters of `module`: part -> [G, ...]."""
     makers = init_block(block, std=std, residual_scale=residual_scale)
-    return {
+    empty: dict[str, Any] = {} if block.ffn_width else {"ffn": {}}
+    return empty | {
         part: module.param(
             part,
             lambda key, part=part, count=count: init_pool(
@@ -124,6 +125,7 @@ def init_stack(
             )[part],
         )
         for part, count in plan.num_slots.items()
+        if part not in empty
     }
 
 

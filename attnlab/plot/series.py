@@ -145,14 +145,21 @@ def _name_rows(axes: Any, rows: Sequence[Interval | Bar], xlabel: str) -> None:
     axes.set(xlabel=xlabel)
 
 
-def over(series: Sequence[Curve], yardsticks: Sequence[Curve], xlabel: str, ylabel: str) -> Any:
+def over(
+    series: Sequence[Curve],
+    yardsticks: Sequence[Curve],
+    xlabel: str,
+    ylabel: str,
+    log: bool = False,
+) -> Any:
     """Values over a quantity that was varied: mean over seeds with lowest and highest, `yardsticks`
-    as thin dotted lines. The quantity is shown by its own values, apart by their ratios."""
+    as thin dotted lines. The quantity is shown by its own values, apart by their ratios; so are the
+    values with `log`."""
     count = len(series) + len(yardsticks)
     figure, [[axes]] = new_figure(SIZE[0], max(SIZE[1], 0.24 * count), 1, 1)
     for number, curve in enumerate((*series, *yardsticks)):
         mean, look, quiet = curve.values.mean(0), curve.style, number >= len(series)
-        apart = np.abs(curve.values - mean).max(0) if not quiet else None
+        apart = [mean - curve.values.min(0), curve.values.max(0) - mean] if not quiet else None
         axes.errorbar(
             curve.steps, mean, yerr=apart, color=look.colour, capsize=2.5,
             linestyle=":" if quiet else look.dashes, linewidth=1.0 if quiet else 1.6,
@@ -160,6 +167,8 @@ def over(series: Sequence[Curve], yardsticks: Sequence[Curve], xlabel: str, ylab
         )  # fmt: skip
     ticks = sorted({int(x) for curve in series for x in curve.steps})
     axes.set_xscale("log")
+    if log:
+        axes.set_yscale("log")
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set(xlabel=xlabel, ylabel=ylabel)

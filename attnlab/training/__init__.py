@@ -5,7 +5,7 @@ from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_m
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import NonFiniteLoss, Result, Stopped, fit
 from attnlab.training.metrics import Recorder
-from attnlab.training.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from attnlab.training.optimizers import OPTIMIZERS, Optimizer, frozen, make_optimizer
 from attnlab.training.schedules import SCHEDULES
 from attnlab.training.step import TrainState, init_state, over_seeds, train_step
 
@@ -23,6 +23,7 @@ __all__ = [
     "WrongCheckpoint",
     "describe_model",
     "fit",
+    "frozen",
     "init_state",
     "make_optimizer",
     "over_seeds",

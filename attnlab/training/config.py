@@ -1,6 +1,7 @@
 """`TrainConfig`: how to train, checked."""
 
 import dataclasses
+import re
 
 from attnlab.training.optimizers import make_optimizer
 
@@ -12,6 +13,7 @@ class TrainConfig:
     Each batch goes through the model in `accumulate` equal parts, one after the other: less
     memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
     `tasks.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
+    `frozen` is a regular expression of weights that keep their first values (see `frozen`).
     `optimizer` and `schedule` are rows of `OPTIMIZERS` and `SCHEDULES`, which read the fields from
     `learning_rate` to `clip_norm` (0: no clipping). `length` is that of a row of the source,
     `eval_windows` and `curve_windows` how many rows are scored at the end and before (0: all).
@@ -33,6 +35,7 @@ class TrainConfig:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    frozen: str = ""
     label_smoothing: float = 0.0
     log_every: int = 50
     eval_every: int = 100
@@ -44,7 +47,7 @@ class TrainConfig:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value, zero_is_fine = getattr(self, field.name), field.name in _MAY_BE_ZERO
-            if field.name in ("seeds", "optimizer", "schedule"):
+            if field.name in ("seeds", "optimizer", "schedule", "frozen"):
                 continue
             if isinstance(value, bool) or value < 0 or (value == 0 and not zero_is_fine):
                 least = "0 or more" if zero_is_fine else "more than 0"
@@ -64,6 +67,10 @@ class TrainConfig:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must be below steps {self.steps}; lower it"
             )
+        try:
+            re.compile(self.frozen)
+        except re.error as error:
+            raise ValueError(f"frozen={self.frozen!r} is no regular expression: {error}") from None
         make_optimizer(self)  # says so where the row cannot be made of these fields
 
 

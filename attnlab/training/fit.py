@@ -48,6 +48,8 @@ class Result(NamedTuple):
     """Of all seeds together, over every start of the run, compilation included."""
     tokens_per_second: float
     """Of all seeds together, compilation and evaluation left out."""
+    watched: dict[str, np.ndarray]
+    """What `watch` gives at the end: [S]."""
 
 
 class NonFiniteLoss(RuntimeError):
@@ -69,21 +71,28 @@ def fit(
     recorder: Recorder,
     checkpoints: Checkpoints,
     params: Any = None,
+    watch: Callable[[Any, Any], dict[str, jax.Array]] | None = None,
 ) -> Result:
     """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
 
-    Step 0 has fresh weights for each seed, or `params` for all: seeds then differ in batches and
-    dropout alone. A function of (model, params, config, source, seeds): killed at any moment and
-    called again it ends with the same numbers, bit for bit, on the same machine with as many cores.
-    A checkpoint remembers the model (`describe_model`) and the digest of the source: going on with
-    another, above all with another plan of equal shapes, is a WrongCheckpoint. Raises
-    NonFiniteLoss (nothing is saved then) and, on SIGTERM or SIGINT, Stopped (after a save).
+    Step 0 has fresh weights for each seed, those that `params` makes of (key, inputs), or `params`
+    for all: seeds then differ in batches and dropout alone. `watch` (weights at step 0, weights of
+    now) -> numbers is recorded at step 0, at every evaluation and at the end.
+
+    A function of (model, params, config, source, seeds): killed at any moment and called again it
+    ends with the same numbers, bit for bit, on the same machine with as many cores. A checkpoint
+    remembers the model (`describe_model`) and the digest of the source: going on with another,
+    above all with another plan of equal shapes, is a WrongCheckpoint. Raises NonFiniteLoss (nothing
+    is saved then) and, on SIGTERM or SIGINT, Stopped (after a save).
     """
     began = time.perf_counter()
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
     task, transform = task.bind(source.sizes), optimizer.transform
-    make = jax.jit(functools.partial(init_state, model, task, transform, source.shapes()))
-    states = [make(np.uint32(seed), params) for seed in config.seeds]
+    make = jax.jit(
+        functools.partial(init_state, model, task, transform, source.shapes()),
+        static_argnames="params" if callable(params) else (),
+    )
+    states = [make(np.uint32(seed), params=params) for seed in config.seeds]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
     resident = shard.replicate(mesh, source.resident)
     step_all = jax.jit(
@@ -92,6 +101,8 @@ def fit(
         out_shardings=shard.whole(mesh),
     )
     evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
+    begun = jax.tree.map(np.asarray, state.params) if watch else None
+    look: Callable = jax.jit(over_seeds(watch)) if watch else lambda begun, params: {}
 
     first, spent, clock = 0, 0.0, _Clock()
     described = {"model": describe_model(model), "source": source.digest}
@@ -113,6 +124,14 @@ def fit(
         _check_finite(config, step, found["loss"])
         return found
 
+    def watched(step: int) -> dict[str, np.ndarray]:
+        found = jax.tree.map(np.asarray, look(begun, state.params))
+        if found:
+            recorder.write(step, {f"weights/{name}": values for name, values in found.items()})
+        return found
+
+    if not first:
+        watched(0)
     curve = source.validation or source.heldout
     tokens_per_step = len(config.seeds) * config.batch_size * source.row_tokens
     with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
@@ -132,6 +151,7 @@ def fit(
                 clock.stop(state, step)
                 found = score(step, curve(config.curve_windows))
                 recorder.write(step, _named(found))
+                watched(step)
             # Hosts agree on the step to stop at, now and then: asking costs them a message.
             stops = (logs or jax.process_count() == 1) and shard.any_process(asked())
             if step % config.checkpoint_every == 0 or last or stops:
@@ -150,7 +170,7 @@ def fit(
     recorder.write(config.steps, _named(final))
     wall = spent + time.perf_counter() - began
     speed = clock.steps * tokens_per_step / max(clock.seconds, 1e-9)
-    return Result(state, config.steps, heldout, train, wall, speed)
+    return Result(state, config.steps, heldout, train, wall, speed, watched(config.steps))
 
 
 def _step_all(

@@ -11,7 +11,9 @@ of `Axes`. `by_shape` knows plain matrices alone; for the models of attnlab
 `attnlab.model.matrices.weight_axes` knows all.
 """
 
+import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -200,8 +202,29 @@ OPTIMIZERS: dict[str, Row] = {
 """Name -> `Row`."""
 
 
+def frozen(pattern: str, params: Any) -> Any:
+    r"""True for the weights whose path ("layers.attention.q") the regular expression finds.
+
+    Raises ValueError where it finds none.
+
+    >>> frozen(r"attention\.[qk]$", {"attention": {"q": 1.0, "v": 2.0}})
+    {'attention': {'q': True, 'v': False}}
+    """
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    found = jax.tree_util.tree_map_with_path(
+        lambda path, _: re.search(pattern, name(path)) is not None, params
+    )
+    if not any(jax.tree.leaves(found)):
+        paths = [name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+        raise ValueError(f"frozen={pattern!r} is none of the weights {', '.join(paths)}")
+    return found
+
+
 def make_optimizer(config: Any, axes: Callable[[Any], Any] = by_shape) -> Optimizer:
     """The optimizer and schedule of a `TrainConfig`, after clipping by the global norm.
+
+    Weights that are `frozen` have no gradient, which the norm does not count, and no update, not
+    even by decay.
 
     `axes` (params -> a tree of `Axes`) says what the matrices are, for the rows that ask.
     """
@@ -209,4 +232,7 @@ def make_optimizer(config: Any, axes: Callable[[Any], Any] = by_shape) -> Optimi
     transform = find("optimizer", config.optimizer, OPTIMIZERS).make(config, schedule, axes)
     if config.clip_norm:
         transform = optax.chain(optax.clip_by_global_norm(config.clip_norm), transform)
+    if config.frozen:
+        still = optax.masked(optax.set_to_zero(), functools.partial(frozen, config.frozen))
+        transform = optax.chain(still, transform, still)
     return Optimizer(transform, schedule)

@@ -40,15 +40,17 @@ def over_seeds(step: Callable) -> Callable:
 def init_state(
     model: Any, task: Task, transform: Any, batch: Batch, seed: Any, params: Any = None
 ) -> TrainState:
-    """The state of one seed at step 0, without the seeds axis: with fresh weights, or `params`.
+    """The state of one seed at step 0, without the seeds axis: with fresh weights, or `params`,
+    which may be a function (key, inputs) -> weights.
 
     Of `batch` shapes and dtypes count alone.
     """
-    if params is None:
+    if params is None or callable(params):
         row = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), batch)
         row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
         inputs = task.prepare(row, jax.random.key(0)).inputs
-        params = model.init(jax.random.key(seed), **inputs)["params"]
+        key = jax.random.key(seed)
+        params = params(key, inputs) if params else model.init(key, **inputs)["params"]
     zero = jnp.zeros((), jnp.int32)
     return TrainState(params, transform.init(params), zero, jnp.zeros(()))
 

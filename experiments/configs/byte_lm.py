@@ -67,6 +67,11 @@ def _base() -> ConfigDict:
             "data": {"source": "text", **fields(Text())},
             "model": fields(ModelConfig()),
             "train": fields(TrainConfig()),
+            # Heads start the same in the maps of these letters ("qkvo"), apart by so much relative
+            # noise; or one is the first of so many, as these would have been drawn.
+            "same": {"maps": "", "noise": 0.0, "first_of": 0},
+            # Measure how far apart the heads are and how far weights moved, at every evaluation.
+            "watch_heads": False,
             # Solve ffn_width for the "parameters" or "flops" of another layout and plan.
             "match": {"budget": "", "layout": "standard", "plan": "separate"},
         }

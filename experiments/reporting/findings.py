@@ -12,12 +12,13 @@ TITLES = {
     "parameters": "At equal parameters",
     "flops": "At equal FLOPs",
     "paper": "Row by row",
+    "claim": "Arm by arm",
 }
 
 
 def heading(panel: Panel) -> str:
     """What the arms have in common."""
-    return TITLES["paper" if panel.paper and not panel.match else panel.match]
+    return TITLES[panel.match or ("paper" if panel.paper else "claim" if panel.claim else "")]
 
 
 def answer(panel: Panel) -> str:

@@ -148,6 +148,11 @@ class Panel:
         return self.sweep.get("question", {})
 
     @property
+    def claim(self) -> dict[str, Any]:
+        """What was known beforehand of the arms, or nothing."""
+        return self.sweep.get("claim", {})
+
+    @property
     def base(self) -> Run | None:
         """The arm of the paper that the others are compared with, if it is complete."""
         return next((run for run in self.complete if run.name == self.paper.get("base")), None)

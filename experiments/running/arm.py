@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import training
-from attnlab.model import accounting
+from attnlab.model import accounting, alike
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
 from attnlab.model.match import match, under_layout
@@ -41,6 +42,9 @@ class Arm(NamedTuple):
     match: str
     start: str
     """A folder of weights to start from, or ""."""
+    same: initial.Same
+    watch: bool
+    """Are the heads measured at every evaluation?"""
 
 
 def resolve(config: Any) -> Arm:
@@ -59,7 +63,15 @@ def resolve(config: Any) -> Arm:
         model = match(model, reference, config.match.budget, length=trains.length).config
     if config.start:
         initial.check(model, config.start)
-    return Arm(config.task, model, trains, data, config.match.budget, config.start)
+    if trains.frozen:
+        inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
+        made = lambda: model.build().init(jax.random.key(0), **_zeros(inputs))["params"]
+        training.frozen(trains.frozen, jax.eval_shape(made))
+    same = initial.Same(**config.same)
+    if initial.fresh(model, same) and config.start:
+        raise ValueError(f"same.* is of fresh weights; leave it out, or start={config.start!r}")
+    budget, watch = config.match.budget, config.watch_heads
+    return Arm(config.task, model, trains, data, budget, config.start, same, watch)
 
 
 def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
@@ -70,6 +82,10 @@ def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
                 f"the data give {name!r} of {length} tokens, longer than model.max_len "
                 f"{model.max_len}; raise it, or lower train.length where that cuts the rows"
             )
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
 
 def data_of(fields: Any) -> Data:
@@ -182,7 +198,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             "curves": "held-out" if source.validation is None else "validation",
             "attention": explain_model(arm.model, shapes, training=True),
         }
-        params = None
+        params: Any = initial.fresh(arm.model, arm.same)
         if arm.start:
             inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
             params, changed_by = initial.under_plan(stored, arm.model, inputs["tokens"])
@@ -198,6 +214,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 recorder=recorder,
                 checkpoints=checkpoints,
                 params=params,
+                watch=functools.partial(_watch, arm.model) if arm.watch else None,
             )
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
@@ -206,6 +223,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "status": COMPLETE,
                 **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
                 **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
+                **{f"weights_{name}": v.tolist() for name, v in fitted.watched.items()},
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
@@ -218,6 +236,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             workdir.write_json(done, result)
         shard.wait_for_all("result")
         return result
+
+
+def _watch(model: ModelConfig, begun: Any, params: Any) -> dict[str, jax.Array]:
+    apart, moved = alike.heads_apart(model, params), alike.least_moved(begun, params)
+    return {"heads_apart": apart, "least_moved": moved}
 
 
 def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str, Any]:

@@ -2,18 +2,70 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained
+from attnlab.model.alike import same_heads
 from attnlab.model.config import ModelConfig
 from attnlab.sharing import surgery
 from attnlab.sharing.plan import Plan, name_of
 from attnlab.training.checkpoint import Checkpoints, digest
 from experiments.running import workdir
+
+
+class Same(NamedTuple):
+    """How the heads of fresh weights start: `config.same`."""
+
+    maps: str = ""
+    """Letters of the maps in which all heads are the first; "" leaves them apart."""
+    noise: float = 0.0
+    """What tells them apart nevertheless, of the size of the weights."""
+    first_of: int = 0
+    """The heads are the first of so many; 0: they are drawn for themselves."""
+
+
+def fresh(model: ModelConfig, same: Same) -> Callable | None:
+    """(key, inputs) -> weights of a seed that start as `same` says; None where it says nothing.
+
+    Raises ValueError, before any weight is made, for what cannot be.
+    """
+    if same == Same():
+        return None
+    if same.noise < 0 or (same.noise and not same.maps):
+        raise ValueError(f"same.noise {same.noise} must be 0 or more, and needs same.maps")
+    if same.first_of and same.first_of <= model.num_heads:
+        raise ValueError(
+            f"same.first_of {same.first_of} must be more than model.num_heads {model.num_heads}"
+        )
+    size = model.heads.sizes
+    sizes: dict[str, Any] = {"head_dim": size["H"], "value_dim": size["V"]}
+    many = dataclasses.replace(model, num_heads=same.first_of, **sizes) if same.first_of else model
+
+    def make(key: jax.Array, inputs: dict[str, Any]) -> Any:
+        params = many.build().init(key, **inputs)["params"]
+        if same.first_of:
+            shapes = jax.eval_shape(model.build().init, key, **inputs)["params"]
+            cut = lambda a, like: a[tuple(map(slice, like.shape))]
+            params = jax.tree.map(cut, params, shapes)
+        if same.maps:
+            key = jax.random.fold_in(key, NOISE)
+            params = same_heads(model, params, same.maps, noise=same.noise, key=key)
+        return params
+
+    texts = ("source", "tokens") if model.kind == "encoder_decoder" else ("tokens",)
+    one = dict.fromkeys(texts, jnp.zeros((1, 1), int))
+    jax.eval_shape(lambda key: make(key, one), jax.random.key(0))
+    return make
+
+
+NOISE = 2**31
+"""Folded into the key of a seed for the noise between heads."""
 
 
 class Weights(NamedTuple):
@@ -78,7 +130,8 @@ def load_run(folder: Path, seed: int | None = None) -> Weights:
     if found is None:
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     _, state, notes = found
-    told = {f.name: notes["model"][f.name] for f in dataclasses.fields(ModelConfig)}
+    known = [f.name for f in dataclasses.fields(ModelConfig)]
+    told = {name: notes["model"][name] for name in known if name in notes["model"]}
     params: dict[str, Any] = {}
     for path, a in state.items():
         *steps, last = path.split(".")

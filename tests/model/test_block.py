@@ -8,11 +8,13 @@ from conftest import assert_close
 
 from attnlab import (
     HeadSpec,
+    ModelConfig,
     feed_forward,
     layer_norm,
     multi_head_attention,
     rms_norm,
     transformer_block,
+    unique_parameters,
 )
 from attnlab.model.block import NORMS, BlockSpec, init_block
 
@@ -48,6 +50,23 @@ def test_order_of_norm_and_residual(norm):
     assert_close(got, y)
     np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-5)
     assert not np.triu(probs, 1).any()
+
+
+def test_a_layer_of_attention_alone():
+    """Without a feed-forward part there is nothing of it: no weight, no norm, no value; what
+    attention writes is multiplied by the gain, its bias too."""
+    spec = BlockSpec(HeadSpec("standard", 6, 2, biases="o"), ffn_width=0, attention_gain=3.0)
+    w, x = make(spec), draw(2, 5, 6, seed=9)
+    assert w["ffn"] == {}
+    got = transformer_block(w, x, spec=spec).x
+    a = w["attention"]
+    assert_close(got, x + 3 * multi_head_attention(a, layer_norm(a["norm"], x), spec=spec.heads))
+    with pytest.raises(ValueError, match="unknown value 'ffn_in'"):
+        transformer_block(w, x, spec=spec, show=("ffn_in",))
+    model = ModelConfig(ffn_width=0, num_layers=2, plan="albert")
+    made = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 3), int))["params"]
+    assert set(made["layers"]) == {"attention"}
+    assert sum(a.size for a in jax.tree.leaves(made)) == unique_parameters(model)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -57,6 +57,18 @@ def recall(folder):
     return sources.Recall(vocab_size=16, pairs=2, heldout_rows=20), 12, "recall"
 
 
+def endpoints(folder):
+    return sources.Endpoints(vertices=3), 4, "endpoint"
+
+
+def farthest(folder):
+    return sources.Farthest(dimensions=3, heldout_rows=20), 5, "regression"
+
+
+def maxima(folder):
+    return sources.Maxima(dimensions=3, directions=2, heldout_rows=20), 6, "regression"
+
+
 def graph(folder):
     """30 nodes of two classes, edges mostly within one; node 30 of a citation has no features."""
     rng = np.random.default_rng(0)
@@ -102,4 +114,7 @@ def grain(folder):
     return sources.Dataset(make="made_for_tests:doubles"), 24, "transduction"
 
 
-ROWS = {f.__name__: f for f in (text, pairs, labelled, recall, graph, grain)}
+ROWS = {
+    f.__name__: f
+    for f in (text, pairs, labelled, recall, endpoints, farthest, maxima, graph, grain)
+}

@@ -3,6 +3,8 @@
 from attnlab.training.tasks.classes import ROWS as _CLASSES
 from attnlab.training.tasks.language import ROWS as _LANGUAGE
 from attnlab.training.tasks.language import causal_lm, masked_lm, span_corruption
+from attnlab.training.tasks.regression import ROWS as _REGRESSION
+from attnlab.training.tasks.regression import regression
 from attnlab.training.tasks.sequences import ROWS as _SEQUENCES
 from attnlab.training.tasks.task import (
     Example,
@@ -12,10 +14,12 @@ from attnlab.training.tasks.task import (
     accuracy,
     bits,
     cross_entropy,
+    squared_error,
+    unexplained,
     written,
 )
 
-TASKS: dict[str, Task] = {**_LANGUAGE, **_CLASSES, **_SEQUENCES}
+TASKS: dict[str, Task] = {**_LANGUAGE, **_CLASSES, **_SEQUENCES, **_REGRESSION}
 """Name -> Task."""
 
 __all__ = [
@@ -29,6 +33,9 @@ __all__ = [
     "causal_lm",
     "cross_entropy",
     "masked_lm",
+    "regression",
     "span_corruption",
+    "squared_error",
+    "unexplained",
     "written",
 ]

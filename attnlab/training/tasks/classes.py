@@ -65,4 +65,11 @@ ROWS = {
         metrics=(accuracy("values"), bits("value")),
         needs=("tokens", "values"),
     ),
+    "endpoint": Task(
+        recall,
+        asks="the endpoint that is selected",
+        kinds=("decoder",),
+        metrics=(accuracy("cases"), bits("case")),
+        needs=("tokens", "values"),
+    ),
 }

@@ -86,6 +86,32 @@ def bits(per: str) -> Metric:
     return Metric(name, f"bits per {per}", "lower", _nats, math.log(2))
 
 
+def squared_error(answers: Array, targets: Array, smoothing: float = 0.0) -> Array:
+    """|answer - target|^2 over the last axis. Raises ValueError with a `smoothing`: numbers have no
+    other classes.
+
+    >>> squared_error(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 3.0]])).tolist()
+    [5.0]
+    """
+    if smoothing:
+        raise ValueError(
+            f"a squared error has no smoothing; set label_smoothing=0, not {smoothing}"
+        )
+    return jnp.sum(jnp.square(answers - targets), axis=-1)
+
+
+def _squares(outputs: Any, example: Example) -> tuple[Array, Array]:
+    """Squared errors of the targets that count."""
+    return squared_error(outputs, example.targets) * example.weights, example.weights
+
+
+def unexplained() -> Metric:
+    """The mean squared error of targets of mean 0 and variance 1, in percent: 100 is the mean, said
+    always."""
+    unit = "% of variance unexplained"
+    return Metric("unexplained", unit, "lower", _squares, 0.01, digits=4)
+
+
 def accuracy(of: str) -> Metric:
     """Share of the targets that have the largest output, in percent: "% of `of` right"."""
     return Metric("accuracy", f"% of {of} right", "higher", _right, 0.01, digits=2)

@@ -1,0 +1,113 @@
+r"""Can many narrow heads do what one full-rank head does? Not finding the farthest of some points.
+
+    python -m experiments.sweep --config=experiments/configs/one_wide_beats_many_narrow.py \
+        --workdir=runs/rank
+
+Of points on a sphere, and for each of them, a layer of attention says the one that is farthest from
+it (Amsel, Yehudai and Bruna, ICLR 2025, arXiv 2407.16153). One head of full rank does it: scores of
+a large negative multiple of x_i . x_j. A head of a quarter of the dimensions sees the points
+through a projection of that rank, and no number of such heads makes up for it, unless it is
+exponential in the dimensions. No positions, no causal mask; a vector stands in the place of a word,
+and a vector is the answer. The model is twice as wide as the points: at their own width one seed of
+three does not find the one full-rank head either.
+
+Measured, three seeds, 5.5 minutes of one CPU core: one full-rank head leaves 1.69 to 1.72 % of the
+variance, 8 heads of a quarter of the dimensions (as many parameters) 53.4 to 53.7 %, 128 of them
+31.3 to 31.4 %, 8 and a feed-forward part 52.2 to 53.3 %; minus the point itself 77.5 %.
+
+Words after the colon: `paper` (16 points in 64 dimensions, heads of 4, up to 64 times the
+parameters: for a GPU), `tiny`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+from experiments.running.claims import Claim, Drawing, Expect
+
+SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
+"""Word -> dimensions of the points, width of a narrow head, and how many times the parameters of
+one full-rank head the most narrow heads have."""
+
+
+def sized(dimensions: int) -> dict[str, Any]:
+    """What follows the dimensions of the points."""
+    names = ("data.dimensions", "model.vocab_size", "model.pooled_classes")
+    return dict.fromkeys(names, dimensions) | {"model.width": 2 * dimensions}
+
+
+VALUES = sized(8) | {
+    "model.kind": "encoder",
+    "model.max_len": 16,
+    "model.positions": "none",
+    "model.readout": "none",
+    "model.pooler": "each",
+    "model.num_layers": 1,
+    "model.num_heads": 1,
+    "model.ffn_width": 0,
+    "model.norm_kind": "rms",
+    "model.norm_bias": False,
+    "model.attention_biases": "",
+    "train.length": 8,
+    "train.batch_size": 64,
+    "train.steps": 3000,
+    "train.learning_rate": 1e-2,
+    "train.final_learning_rate": 1e-4,
+    "train.warmup_steps": 150,
+    "train.weight_decay": 0.0,
+    "train.optimizer": "adam",
+    "train.log_every": 500,
+    "train.eval_every": 500,
+    "train.eval_batch_size": 256,
+    "train.eval_windows": 0,
+    "train.checkpoint_every": 3000,
+}
+VARIANTS = {
+    "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
+    "tiny": {"data.heldout_rows": 32} | byte_lm.SHORTEST,
+}
+CLAIM = Claim(
+    question="Can many narrow heads do what one full-rank head does?",
+    source="Amsel, Yehudai and Bruna, ICLR 2025 (arXiv 2407.16153): a theorem, and its direction",
+    expects=(
+        Expect("one full-rank head", "at most", 10,
+               "one full-rank head leaves {mean:.2f} % of the variance"),
+        Expect("narrow heads, equal parameters", "at least", 4,
+               "narrow heads of as many parameters leave {ratio:.0f} times as much",
+               of="one full-rank head"),
+        Expect("many more narrow heads", "at least", 4,
+               "many more of them {ratio:.0f} times as much",
+               of="one full-rank head"),
+    ),
+    drawing=Drawing(
+        "bars",
+        "**What the answers leave unexplained, by heads.** Mean ± standard deviation over seeds. "
+        "Dashed: what needs no model.",
+        label="% of variance unexplained",
+    ),
+)  # fmt: skip
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common: one full-rank head."""
+    return byte_lm.other_data(arg, "regression", "farthest", VALUES, VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """One full-rank head, narrow ones of as many and many more parameters, a control."""
+    words = [word for word in arg.split(",") if word in SIZES]
+    dimensions, narrow, times = SIZES[words[-1] if words else ""]
+    heads = 2 * dimensions // narrow
+    one = {"model.head_dim": narrow}
+    add("one full-rank head")
+    add("narrow heads, equal parameters", **one, **{"model.num_heads": heads})
+    add("many more narrow heads", **one, **{"model.num_heads": times * heads})
+    ffn = {"model.num_heads": heads, "model.ffn_width": 16 * dimensions}
+    add("narrow heads, feed-forward", **one, **ffn)
+
+
+def claim(arg: str = "") -> dict[str, Any]:
+    """What is known beforehand."""
+    return CLAIM.record()

@@ -1,0 +1,75 @@
+r"""Which matrices of attention must learn? Associative recall with some of them as they were drawn.
+
+    python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py \
+        --workdir=runs/frozen
+
+Frozen queries and keys still find and say what was said, a pattern that does not read the text
+cannot (arXiv 2506.01115, "MixiT": input-independent mixing fails at retrieval). Arms: all matrices
+learn; W_Q and W_K stay as they were drawn; W_V and W_O do; and a fixed random pattern, where scores
+are numbers of the distance alone, drawn and never trained, with all other matrices learning. The
+embedding, the feed-forward part and (but in the last arm) relative positions learn in every arm.
+Expected is the order, not a level.
+
+Measured, three seeds, 7 minutes on 2 busy CPU cores, 32 tokens, 4 pairs, 800 steps: all 99.98 to
+100 % right, Q and K frozen 100, V and O frozen 90.4 to 100, the fixed random pattern 26.3 to 27.0,
+where a guess among the values that were said is right in 25 %.
+
+Words after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm, recall
+from experiments.running.claims import Claim, Drawing, Expect
+
+VALUES = recall.VALUES | {
+    "data.vocab_size": 32,
+    "data.pairs": 4,
+    "model.vocab_size": 32,
+    "train.steps": 800,
+    "train.eval_every": 100,
+    "train.checkpoint_every": 800,
+}
+ARMS: dict[str, dict[str, Any]] = {
+    "all learn": {},
+    "Q and K frozen": {"train.frozen": r"attention\.[qk](_bias)?$"},
+    "V and O frozen": {"train.frozen": r"attention\.[vo](_bias)?$"},
+    "fixed random pattern": {"model.attention_scale": 0.0, "train.frozen": "relative_bias"},
+}
+CLAIM = Claim(
+    question="Which matrices of attention must learn to find again what was said?",
+    source="arXiv 2506.01115, an order of arms and no level",
+    expects=(
+        Expect("all learn", "at least", 90, "where all matrices learn {least:.1f} % are right"),
+        Expect("Q and K frozen", "at least", 2,
+               "with W_Q and W_K as they were drawn {ratio:.1f} times as many as with a fixed "
+               "random pattern", of="fixed random pattern"),
+        Expect("V and O frozen", "at least", 2,
+               "with W_V and W_O as they were drawn {ratio:.1f} times", of="fixed random pattern"),
+        Expect("fixed random pattern", "at most", 50, "with that pattern {most:.1f} % at most"),
+    ),
+    drawing=Drawing(
+        "bars",
+        "**Values that are found again, by what may learn.** Mean ± standard deviation over seeds. "
+        "Dashed: what needs no model.",
+    ),
+)  # fmt: skip
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    return byte_lm.other_data(arg, "recall", "recall", VALUES, recall.VARIANTS)
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """All, and three ways to leave some as they were."""
+    for name, changes in ARMS.items():
+        add(name, **changes)
+
+
+def claim(arg: str = "") -> dict[str, Any]:
+    """What is known beforehand."""
+    return CLAIM.record()

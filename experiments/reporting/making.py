@@ -1,0 +1,100 @@
+"""How a report's numbers were made: all that they depend on, and how to have them again."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.reporting.document import Block, Bullets, Code, Heading, Paragraph
+from experiments.reporting.results import Panel
+from experiments.reporting.wording import counted, optimizer, percent
+from experiments.running import machine, workdir
+
+
+def making(panels: Sequence[Panel]) -> list[Block]:
+    """All that a number depends on, and how to have it again."""
+    runs = [run for panel in panels for run in panel.runs]
+    facts: dict[str, dict[str, None]] = {}
+
+    def note(name: str, text: str) -> None:
+        facts.setdefault(name, {})[text] = None
+
+    for run in runs:
+        source, config, env = (run.record[k] for k in ("source", "config", "environment"))
+        trains, model = config["train"], config["model"]
+        note(
+            "Data",
+            f"{', '.join([source['name'], *counted(source['facts'])])}; the last score uses "
+            f"{_scored(trains)}; sha256 `{source['sha256']}`",
+        )
+        seen = trains["steps"] * trains["batch_size"] * trains["length"]
+        there = source["facts"].get("training tokens")
+        part = f", {percent(seen / there, 1)} of the training part" if there else ""
+        note(
+            "Training",
+            f"{trains['steps']:,} steps of {trains['batch_size']} rows of "
+            f"{trains['length']} tokens: {seen:,} tokens a seed{part}; {optimizer(trains)}, "
+            f"warm-up {trains['warmup_steps']} steps",
+        )
+        note("Seeds", ", ".join(map(str, run.seeds)))
+        note("Learning rates", f"{trains['learning_rate']:g}")
+        encoder = ""
+        if model["kind"] == "encoder_decoder":
+            encoder = f"{model['encoder_layers'] or model['num_layers']} and "
+        note(
+            "Model",
+            f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
+            f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
+        )
+        note("Attention", _computed(run.result))
+        many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]
+        note("Device", ", ".join([env["device"], env["machine"], *many]))
+        versions = [f"{k} {env[k]}" for k in ("python", *machine.PACKAGES)]
+        note("Versions", ", ".join(versions))
+        note("Commit", f"`{env['commit']}`")
+    folders = list(dict.fromkeys(panel.folder for panel in panels))
+    again = [
+        shlex.join(["python", "-m", "experiments.sweep", f"--config={config}", f"--workdir={f}"])
+        for f in folders
+        if (config := _config(f))
+    ]
+    again.append(
+        shlex.join(["python", "-m", "experiments.report", *(f"--workdir={f}" for f in folders)])
+    )
+    return [
+        Heading(2, "How it was made"),
+        Bullets([f"**{name}:** {'; '.join(texts)}" for name, texts in facts.items()]),
+        Paragraph(
+            "To have the numbers again, start the sweep anew at that commit, with the config file "
+            "and the flags it was started with; every value that an arm used stands in its "
+            "`config.json`. The second line renews this report alone. One row per arm and seed: "
+            "`results.csv`."
+        ),
+        Code("\n".join(again)),
+    ]
+
+
+def _computed(result: dict) -> str:
+    """Which order of contraction and which backend an arm ran, and why no other backend."""
+    parts = []
+    for name, told in result["attention"].items():
+        backends = told["implementation"]
+        chosen = next(name for name, why in backends.items() if why == "chosen")
+        others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
+        where = "" if name == "self" else f" ({name})"
+        order = told["chosen"]["order"]
+        parts.append(f"in the order {order}{where}, backend {chosen} ({', '.join(others)})")
+    return f"{result['layout']} heads {'; '.join(parts)}"
+
+
+def _scored(trains: dict) -> str:
+    if not trains["eval_windows"]:
+        return "all that is held out"
+    return f"{trains['eval_windows']:,} evenly spaced held-out rows, the same for all arms"
+
+
+def _config(folder: Path) -> str:
+    """The config file of the sweep in `folder`; "" where arms were started one by one."""
+    path = folder / workdir.CONFIG
+    if not path.exists():
+        return ""
+    return workdir.read_json(path)["environment"].get("config") or ""

@@ -1,0 +1,308 @@
+"""Experiments whose answer is known: their data, their bounds, and what a report makes of them."""
+
+import dataclasses
+import importlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT, assert_close
+
+from attnlab.model import alike
+from attnlab.training import TrainConfig, init_state, make_optimizer, sources, train_step
+from attnlab.training.sources.endpoints import cases
+from attnlab.training.tasks import TASKS
+from experiments import sweep
+from experiments.configs import byte_lm
+from experiments.reporting import claims
+from experiments.running import arm, initial
+
+CONFIGS = (
+    "two_heads_beat_one",
+    "same_start",
+    "one_wide_beats_many_narrow",
+    "heads_or_depth",
+    "which_matrices_learn",
+)
+
+
+def expected(name, words=""):
+    """The module, its planned arms resolved, its claim."""
+    module = importlib.import_module(f"experiments.configs.{name}")
+    planned = sweep.read(f"{ROOT}/experiments/configs/{name}.py:{words}", {})
+    base = module.get_config(words)
+    changed = {n: sweep.with_changes(base, changes) for n, changes in planned.arms.items()}
+    return planned, {planned.titles[n]: arm.resolve(config) for n, config in changed.items()}
+
+
+@pytest.mark.parametrize("words", ["", "tiny"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_claim_is_of_arms_that_the_sweep_has(name, words):
+    planned, arms = expected(name, words)
+    assert planned.claim["expects"]
+    for expect in planned.claim["expects"]:
+        assert {expect["arm"], expect["of"]} - {""} <= set(arms)
+        assert expect["relation"] in claims.RELATIONS
+        expect["says"].format(mean=0.0, least=0.0, most=0.0, ratio=0.0)
+    assert planned.claim["drawing"]["kind"] in claims.DRAWINGS
+
+
+def test_every_case_of_a_small_graph():
+    """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
+    rows = cases(2, "complete")
+    assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
+    assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
+    assert len(cases(5, "complete")["tokens"]) == 2 * 5 * 4
+    arcs = cases(5, "acyclic")["tokens"][:, :2]
+    assert len(arcs) == 5 * 4
+    assert (arcs[:, 0] < arcs[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "message"),
+    [
+        ({"vertices": 1}, 4, "data.vertices of at least 2, not 1"),
+        ({"graph": "complet"}, 4, "did you mean 'complete'"),
+        ({}, 8, "set train.length=4, not 8"),
+    ],
+)
+def test_impossible_endpoints(fields, length, message):
+    with pytest.raises(ValueError, match=message):
+        sources.Endpoints(**fields).load(length)
+
+
+def right(config, params, rows):
+    """Share of the cases that have the largest logit; params [models, ...]."""
+    model, tokens = config.build(), jnp.asarray(rows["tokens"])
+    logits = jax.vmap(lambda p: model.apply({"params": p}, tokens)[:, -1])(params)
+    return np.mean(np.argmax(logits, axis=-1) == rows["values"][:, -1], axis=1)
+
+
+def at_random(config, count):
+    """Large random weights, every number different."""
+    shapes = jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 4), int))
+    rng = np.random.default_rng(0)
+    make = lambda a: rng.normal(0, 2, (count, *a.shape)).astype(np.float32)
+    return jax.tree.map(make, shapes["params"])
+
+
+def test_one_head_keeps_the_bound_whatever_its_weights():
+    """None of 4,000 random models is right in more than 3 of the 4 cases of a pair, some in 3."""
+    _, arms = expected("two_heads_beat_one", "tiny")
+    one = dataclasses.replace(arms["one head"].model, vocab_size=5, width=4, head_dim=6)
+    assert right(one, at_random(one, 4000), cases(2, "complete")).max() == 0.75
+
+
+def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
+    """The step of the proof that a second head, or a feed-forward part, takes away: the residual at
+    # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
+    _, arms = expected("two_heads_beat_one", "tiny")
+    one = arms["one head"].model
+    rows = jnp.asarray(cases(4, "complete")["tokens"])
+
+    def apart(model):
+        params = jax.tree.map(lambda a: jnp.asarray(a[0] / 4), at_random(model, 1))
+        shown = model.build().apply({"params": params}, rows, show=("probs", "residual"))[1]
+        scaled = shown["residual"][0, :, -1] / shown["probs"][0, :, 0, -1, -1:]
+        first, second = np.split(np.asarray(scaled), 2)  # by the selector
+        return first - second
+
+    found = apart(one)
+    assert_close(found, np.broadcast_to(found[:1], found.shape))
+    for change in ({"num_heads": 2}, {"ffn_width": 8}):
+        found = apart(dataclasses.replace(one, **change))
+        assert np.ptp(found, axis=0).max() > 0.1 * np.abs(found).max()
+
+
+def test_two_narrow_heads_are_right_in_every_case():
+    """By hand: head i looks at place i, unless the selector is the other one, which says nothing;
+    tokens and places are coordinates of their own."""
+    n, large = 5, 30.0
+    _, arms = expected("two_heads_beat_one")
+    model = arms["two narrow heads"].model
+    sizes = dict(vocab_size=n + 3, width=n + 7, head_dim=1, value_dim=n, num_heads=2)
+    model = dataclasses.replace(model, **sizes)
+    params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
+    params["embedding"][:, : n + 3] = np.eye(n + 3)
+    params["positions"][:, n + 3 :] = np.eye(4)
+    params["final_norm"]["scale"][:] = 1
+    layer = jax.tree.map(lambda a: a[0], params["layers"]["attention"])
+    layer["norm"]["scale"][:] = 1
+    layer["q_bias"][:] = 1
+    for head, (place, other) in enumerate([(n + 3, n + 1), (n + 4, n)]):
+        layer["k"][place, head], layer["k"][other, head] = large, 2 * large
+        layer["v"][:n, head] = layer["o"][head, :, :n] = large * np.eye(n)
+    params["layers"]["attention"] = jax.tree.map(lambda a: a[None], layer)
+    found = right(model, jax.tree.map(lambda a: a[None], params), cases(n, "complete"))
+    assert found.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"),
+    [
+        ({"maps": "qkvx!"}, {"num_heads": 1}, "the model has one head"),
+        (
+            {"maps": "x"},
+            {},
+            "made of the letters 'x'; the model has k, k_bias, o, q",
+        ),
+        ({"noise": 0.1}, {}, "same.noise 0.1 must be 0 or more, and needs same.maps"),
+        ({"noise": -0.1, "maps": "q"}, {}, "same.noise -0.1 must be 0 or more"),
+        ({"first_of": 4}, {}, "same.first_of 4 must be more than model.num_heads 4"),
+    ],
+)
+def test_heads_that_cannot_be_the_same(fields, changes, message):
+    """Before any weight is made."""
+    config = byte_lm.get_config("tiny")
+    config.model.num_heads = changes.get("num_heads", 4)
+    config.same.update(fields)
+    with pytest.raises(ValueError, match=message):
+        arm.resolve(config)
+
+
+def trained(model, same, steps=12):
+    """Weights at the start and after some steps of Adam on the cases of a small graph."""
+    # A smaller epsilon would make steps of the noise in gradients that are zero.
+    adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
+    config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
+    source = sources.Endpoints(vertices=4).load(4)
+    task, transform = TASKS["endpoint"].bind(source.sizes), make_optimizer(config).transform
+    make = initial.fresh(model, same)
+    state = init_state(model.build(), task, transform, source.shapes(), 0, make)
+    begun = state.params
+    batch = jax.tree.map(jnp.asarray, cases(4, "complete"))
+    step = jax.jit(lambda state: train_step(model.build(), task, transform, state, batch, 0))
+    for _ in range(steps):
+        state = step(state)
+    return begun, state.params
+
+
+def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
+    """Distance 0.0 to the bit while every array moves; the weights of one head with its output
+    times 2, started as the first of the two, are those of each; noise tells them apart."""
+    _, arms = expected("same_start", "tiny")
+    two = arms["equal"]
+    exact = lambda one: dataclasses.replace(one.model, dtype="float64")
+    begun, equal = trained(exact(two), two.same)
+    assert float(alike.heads_apart(two.model, equal)) == 0
+    assert float(alike.least_moved(begun, equal)) > 1e-3
+    lone = arms["one head, output times 2"]
+    _, one = trained(exact(lone), lone.same)
+    both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
+    assert_close(one, both, loosen=1e4)
+    noisy = arms["noise of 1e-4"]
+    begun, parted = trained(exact(noisy), noisy.same)
+    start, end = (float(alike.heads_apart(noisy.model, p)) for p in (begun, parted))
+    assert 0 < start < end
+
+
+def test_the_farthest_point_by_numpy():
+    """Of every point another one, at the largest distance, all of length 1."""
+    rows = sources.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
+    x, y = rows["features"], rows["answers"]
+    assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
+    far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
+    for row in range(7):
+        for point in range(5):
+            other = np.argmax(far[row, point])
+            assert other != point
+            assert np.array_equal(y[row, point], x[row, other])
+    assert rows["asked"].all()
+
+
+def test_sums_of_maxima_by_numpy():
+    """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
+    data = sources.Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    rows = data.load(6).heldout(0)
+    x, answers = rows["features"], rows["answers"][:, -1, 0]
+    assert (x[..., 3:] == np.where(rows["asked"][..., None], [0, 1], [1, 0])).all()
+    assert (rows["asked"] == (np.arange(6) == 5)).all()
+    assert abs(answers.mean()) < 0.06
+    assert abs(answers.std() - 1) < 0.06
+    # The directions are orthonormal and the same for all rows: found again from rows alone.
+    square = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0][:2]
+    assert_close(square @ square.T, np.eye(2))
+    plain = np.max(x[:, :5, :3] @ square.T, axis=1).sum(-1)
+    slope, offset = np.polyfit(plain, answers, 1)
+    assert_close(answers, np.float32(slope * plain + offset), loosen=10)
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "message"),
+    [
+        (lambda: sources.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
+        (sources.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
+        (lambda: sources.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (sources.Maxima, 2, "train.length 2 leaves no 2 vectors"),
+        (lambda: sources.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
+    ],
+)
+def test_impossible_vectors(make, length, message):
+    with pytest.raises(ValueError, match=message):
+        make().load(length)
+
+
+def test_one_full_rank_head_finds_the_farthest():
+    """By hand: W_Q = -W_K, large, and W_V W_O reads the point off; what one head has to learn."""
+    _, arms = expected("one_wide_beats_many_narrow")
+    one = arms["one full-rank head"]
+    model, d, large = one.model, one.data.dimensions, 60.0
+    model = dataclasses.replace(model, width=d)
+    source = one.data.load(one.train.length)
+    rows = jax.tree.map(jnp.asarray, source.heldout(64))
+    params = model.build().init(jax.random.key(0), rows["features"])["params"]
+    params = jax.tree.map(np.zeros_like, params)
+    params["embedding"], params["classes"] = np.eye(d, dtype=np.float32), np.eye(d) / d**0.5
+    params["final_norm"]["scale"] += 1
+    layer = params["layers"]["attention"]
+    layer["norm"]["scale"] += 1
+    layer["q"][0, :, 0], layer["k"][0, :, 0] = np.eye(d), -large * np.eye(d)
+    layer["v"][0, :, 0], layer["o"][0, 0] = np.eye(d), large * np.eye(d)
+    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
+    task = TASKS["regression"]
+    example = task.prepare(rows, jax.random.key(0))
+    assert example.inputs["tokens"].shape == (64, one.train.length, d)
+    metric = task.metrics[0]
+    amounts, counts = metric.measure(task.answer(model.build(), params, example.inputs), example)
+    unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
+    assert unexplained < 3
+    assert source.yardsticks()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
+
+
+def test_frozen_weights_that_are_none_are_refused_before_any_work():
+    config = byte_lm.get_config("tiny")
+    config.train.frozen = "attention.w"
+    with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
+        arm.resolve(config)
+    config.train.frozen = "q("
+    with pytest.raises(ValueError, match="is no regular expression"):
+        arm.resolve(config)
+
+
+def test_a_fixed_random_pattern_does_not_read_the_text():
+    """Its probabilities are those of any other text, and differ from head to head and place."""
+    _, arms = expected("which_matrices_learn", "tiny")
+    model = arms["fixed random pattern"].model
+    texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
+    params = model.build().init(jax.random.key(0), texts)["params"]
+    probs = model.build().apply({"params": params}, texts, return_probs=True)[1]
+    assert np.array_equal(probs[:, 0], probs[:, 1])
+    assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
+    uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
+    assert not np.allclose(probs[0, 0, 0], uniform)
+
+
+def test_a_run_tells_how_far_its_heads_are_apart(tmp_path):
+    """From step 0 on, beside every evaluation and in the result: the figure of the report."""
+    module = importlib.import_module("experiments.configs.same_start")
+    config = sweep.with_changes(module.get_config("tiny"), module.ARMS["equal"])
+    result = arm.run(config, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    told = {r["step"]: r for r in rows if "weights/heads_apart" in r}
+    assert list(told) == [0, 10, 20]
+    assert all(r["weights/heads_apart"] == [0.0, 0.0] for r in told.values())
+    moved = [min(r["weights/least_moved"]) for r in told.values()]
+    assert moved[0] == 0 < moved[1] < moved[2]
+    assert result["weights_least_moved"] == told[20]["weights/least_moved"]

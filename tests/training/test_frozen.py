@@ -1,0 +1,34 @@
+"""Weights that keep their first values."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from conftest import assert_close
+
+from attnlab.training import TrainConfig, make_optimizer
+
+
+def test_frozen_weights_stay_to_the_bit_and_all_others_move():
+    """Under clipping and decay too; the frozen do not count in the norm that is clipped."""
+    pattern = r"attention\.[qk](_bias)?$"
+    config = TrainConfig(steps=9, warmup_steps=1, frozen=pattern, weight_decay=0.5, clip_norm=1e-3)
+    params = {"layers": {"attention": {n: jnp.ones(3) for n in ("q", "k_bias", "v", "q_norm")}}}
+    transform = make_optimizer(config).transform
+    grads = jax.tree.map(lambda a: 1e-4 * a, params)
+    grads["layers"]["attention"]["q"] *= 1e9
+    state, now = transform.init(params), params
+    for _ in range(3):
+        updates, state = transform.update(grads, state, now)
+        now = optax.apply_updates(now, updates)
+    moved = {n: bool((a != 1).all()) for n, a in now["layers"]["attention"].items()}
+    assert moved == {"q": False, "k_bias": False, "v": True, "q_norm": True}
+    sgd = dataclasses.replace(config, optimizer="sgd", beta1=0.0, weight_decay=0.0)
+    sgd = make_optimizer(sgd).transform
+    updates, _ = sgd.update(grads, sgd.init(params), params)
+    whole = dataclasses.replace(config, optimizer="sgd", beta1=0.0, weight_decay=0.0, frozen="")
+    alone = {"v": jnp.full(3, 1e-4), "q_norm": jnp.full(3, 1e-4)}
+    whole = make_optimizer(whole).transform
+    plain, _ = whole.update(alone, whole.init(alone), alone)
+    assert_close({n: updates["layers"]["attention"][n] for n in plain}, plain)
