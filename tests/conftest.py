@@ -72,11 +72,13 @@ def deep(values, *kept):
     return [v if v in kept else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
-def diagonal(*axes):
-    """Every combination; those beside a diagonal that meets each value of each axis are slow."""
+def diagonal(*axes, of=None):
+    """Every combination; those beside a diagonal that meets each value of each axis are slow. `of`:
+    all are whose first value is not among these."""
     axes = [list(axis) for axis in axes]
     count = max(map(len, axes))
     kept = {tuple(axis[i % len(axis)] for axis in axes) for i in range(count)}
+    kept = {values for values in kept if of is None or values[0] in of}
     marks = {True: (), False: pytest.mark.slow}
     return [pytest.param(*c, marks=marks[c in kept]) for c in itertools.product(*axes)]
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 
 from attnlab import BACKENDS, dot_product_attention
 from attnlab.attention import blockwise
@@ -197,7 +197,7 @@ def test_hidden_positions_reach_nothing(implementation, hider):
 
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", deep([jnp.float32, jnp.bfloat16], jnp.bfloat16))
 def test_looking_changes_no_bit(implementation, dtype, optimized):
     """Also where q and k come out of other operations that could be fused anew."""
     call, (q, k, v) = "all of it", make(dtype)

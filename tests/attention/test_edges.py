@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 
 from attnlab import ModelConfig, dot_product_attention, explain, masks
 from attnlab.attention import edges
@@ -89,7 +89,8 @@ MASKED = {
 }
 
 
-@pytest.mark.parametrize(("options", "own"), [("plain", False), *((name, True) for name in MASKED)])
+@pytest.mark.parametrize("own", deep([False, True], True))
+@pytest.mark.parametrize("options", deep(MASKED, "plain"))
 def test_as_a_mask(options, own, x64):
     """`Edges` where a mask goes, one graph for all rows or one each: value, gradient, the same
     probabilities dropped; the backend is the cheap one where edges say it all."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import command
-from conftest import assert_close, deep
+from conftest import assert_close
 
 import attnlab
 from attnlab.heads.cost import head_flops
@@ -104,7 +104,8 @@ def test_fast_entries_fill_the_clock(clock):
     assert rows[0].seconds == pytest.approx([0.003, 0.003])
 
 
-@pytest.mark.parametrize("mode", deep(attention.MODES, "with gradient"))
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", attention.MODES)
 def test_suite_at_tiny_sizes(mode, tmp_path, monkeypatch, capsys):
     """Every peer that is installed computes what ours does, and all files are written."""
     monkeypatch.setattr(measure, "SECONDS_PER_ROUND", 0.0)

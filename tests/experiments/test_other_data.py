@@ -54,7 +54,7 @@ def test_every_row_has_a_config():
     assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
 
 
-@pytest.mark.parametrize("name", deep(CONFIGS, "cora"))  # recall: below
+@pytest.mark.parametrize("name", deep(CONFIGS, "cora"))
 def test_a_config_trains_and_is_reported(name, tmp_path):
     (tmp_path / "data").mkdir()
     config = tiny(name, tmp_path / "data")
@@ -98,6 +98,7 @@ def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
     assert logs[0] == logs[1]
 
 
+@pytest.mark.slow
 def test_recall_over_the_number_of_pairs(tmp_path):
     """Arms with other data by the sweep's own will are compared, and drawn over what varies."""
     arms = {}

@@ -294,6 +294,7 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
     assert not np.allclose(probs[0, 0, 0], uniform)
 
 
+@pytest.mark.slow
 def test_a_run_tells_how_far_its_heads_are_apart(tmp_path):
     """From step 0 on, beside every evaluation and in the result: the figure of the report."""
     module = importlib.import_module("experiments.configs.same_start")

@@ -109,6 +109,8 @@ SPECS = {
         "outside", width=12, num_heads=6, num_kv_heads=2, head_dim=4, value_dim=3, shared_dim=8
     ),
 }  # fmt: skip
+# Of every layout the first.
+FIRST = list({one.layout: name for name, one in reversed(SPECS.items())}.values())
 # Those that may attend to their own text.
 ALONE = [name for name, one in SPECS.items() if "key_width" not in one.fields]
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, diagonal, product_flops
-from contract import ALONE, SPECS, make
+from conftest import assert_close, deep, diagonal, product_flops
+from contract import ALONE, FIRST, SPECS, make
 from jax.flatten_util import ravel_pytree
 
 from attnlab import (
@@ -44,7 +44,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("name", "call"), diagonal(SPECS, CALLS))
+@pytest.mark.parametrize(("name", "call"), diagonal(SPECS, CALLS, of=FIRST))
 def test_every_order_is_the_same_function(name, call, x64):
     spec = SPECS[name].spec()
     arrays = make(spec, jnp.float64)
@@ -148,7 +148,7 @@ def test_steps_keep_the_shapes_of_their_spec():
             assert {name: a.shape for name, a in w.items()} == step.spec.shapes
 
 
-@pytest.mark.parametrize(("name", "window"), diagonal(ALONE, [None, 2]))
+@pytest.mark.parametrize(("name", "window"), diagonal(ALONE, [None, 2], of=FIRST))
 def test_a_cache_gives_what_the_whole_text_gives(name, window, x64):
     """In pieces of 3, 1 and 3 tokens, in every order, and in that which costs least of those that
     read the last one's; with a window in a cache that goes round."""
@@ -264,7 +264,7 @@ def test_the_absorbed_cache_holds_the_inputs_alone():
     assert numbers("absorbed") == 10 * 6
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", deep(ALONE, *FIRST))
 def test_memory_of_the_same_text_changes_nothing(name, x64):
     """And that of another text is attention to that text, what stores its own unread."""
     spec = SPECS[name].spec()

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
-from contract import DEFINITIONS, SPECS, attend, make
+from conftest import assert_close, deep
+from contract import DEFINITIONS, FIRST, SPECS, attend, make
 
 from attnlab import contraction_orders, multi_head_attention
 from attnlab.observe import OF_HEADS, OF_ORDER
@@ -32,7 +32,10 @@ def probs_and_outputs(w, x, context, values, spec):
     return np.stack(probs, 1), np.stack(outputs, 1)
 
 
-@pytest.mark.parametrize("name", [n for n in SPECS if "qk_norm" not in SPECS[n].fields])
+PLAIN = [name for name in SPECS if "qk_norm" not in SPECS[name].fields]
+
+
+@pytest.mark.parametrize("name", deep(PLAIN, *FIRST))
 def test_values_are_those_of_the_layout_in_every_order(name, x64):
     """Probs and outputs by hand; the outputs and the bias add up to that of attention."""
     spec, show = SPECS[name].spec(), tuple(OF_HEADS)
@@ -63,7 +66,7 @@ def test_values_are_those_of_the_layout_in_every_order(name, x64):
         assert_close(seen, edited[0][1], loosen=1e3)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", deep(SPECS, *FIRST))
 def test_a_gate_of_zero_is_an_edit_to_zero(name):
     spec = SPECS[name].spec()
     w, x, context, values = make(spec)

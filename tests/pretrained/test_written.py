@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
+from conftest import deep
 from goldens import FAMILIES, close, split, write
 
 from attnlab import ModelConfig, pretrained
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "t5"])
+@pytest.mark.parametrize("family", deep(["bert", "albert", "t5"], "t5"))
 def test_a_shared_model_is_written_unshared(family, tmp_path):
     """Where the format cannot say it, every layer gets its copy: the same outputs."""
     config, tensors, given, _ = split(FAMILIES[family])
@@ -64,7 +65,7 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, params, params_again)
 
 
-@pytest.mark.parametrize("plan", ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"])
+@pytest.mark.parametrize("plan", deep(["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"], "relaxed:1"))
 def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
     """Deltas are not lost without a word; keys that layers reuse are refused."""
     config = dataclasses.replace(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, diagonal
 
 from attnlab import Plan, init_pool, plan_names, run_stack
 from attnlab.sharing.plan import named
@@ -32,8 +32,7 @@ def make(plan):
     return pool, x, {"gate": gate}
 
 
-@pytest.mark.parametrize("remat", [True, False])
-@pytest.mark.parametrize("name", ALL_PLANS)
+@pytest.mark.parametrize(("name", "remat"), diagonal(ALL_PLANS, [True, False]))
 def test_equals_the_unrolled_model(name, remat, x64):
     plan = ALL_PLANS[name]
     pool, x, layer = make(plan)
