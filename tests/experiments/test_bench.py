@@ -138,6 +138,7 @@ def test_suite_at_tiny_sizes(mode, tmp_path, monkeypatch, capsys):
     assert f"layers, {mode}" in svg
 
 
+@pytest.mark.slow
 def test_bfloat16_as_on_a_gpu():
     size = Size(2, 6, 3, 8, is_causal=True, dtype="bfloat16")
     built = attention.function_case(
@@ -228,6 +229,7 @@ def test_flops_of_a_layer_and_of_a_loop():
     assert matmul_flops(unknown(jnp.ones((2, 2)))) is None
 
 
+@pytest.mark.slow
 def test_training_step_at_tiny_sizes():
     """Ours, Linen and (where installed) torch learn the same from the same weights."""
     tiny = {"vocab_size": 11, "max_len": 8, "width": 6, "num_layers": 1, "num_heads": 3}

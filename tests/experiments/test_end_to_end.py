@@ -267,6 +267,7 @@ def test_sweep_at_equal_parameters_prints_its_commands(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_diverged_arm_is_said_and_kept(tmp_path, text):
     result = run(tmp_path / "run", "tiny", text, "--config.train.learning_rate=1e38")
     assert result.returncode == 1

@@ -12,7 +12,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 import small_data
-from conftest import deep
 
 from attnlab import training
 from attnlab.training import sources
@@ -54,7 +53,8 @@ def test_every_row_has_a_config():
     assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
 
 
-@pytest.mark.parametrize("name", deep(CONFIGS, "cora"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_trains_and_is_reported(name, tmp_path):
     (tmp_path / "data").mkdir()
     config = tiny(name, tmp_path / "data")

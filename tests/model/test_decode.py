@@ -178,6 +178,7 @@ def test_an_encoder_generates_nothing():
     diagonal(
         ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,-,0 ffn=0,1,0"],
         ["learned", "rotary", "relative"],
+        of={"cla:2"},
     ),
 )
 def test_layers_that_share_more(plan, positions):

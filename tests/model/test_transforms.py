@@ -182,7 +182,7 @@ def test_transforms(name, dtype, request):
     assert np.abs(np.asarray(grads[1], np.float64)).max() > 0
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", deep(["bfloat16", "float64"], "bfloat16"))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_precision_is_kept(name, dtype, request):
     """Of the result and of every gradient."""
