@@ -84,6 +84,7 @@ def test_later_seeds_join_their_arm(tmp_path):
     assert wide.result["wall_seconds"] == 100.0
     steps, values = wide.curve()
     assert values.shape == (8, len(steps))
+    assert len(steps)
     markdown, _ = written(tmp_path)
     assert "Of the 2 comparisons that the question names" in markdown
     assert "Seeds were added until the pairs were decided" in markdown

@@ -80,6 +80,8 @@ def test_cannot_tell_where_only_holm_objects():
     assert one._replace(fixed_p=0.04).verdict == "**wide · albert is better**"
     assert one._replace(fixed_p=0.04, smallest=3.0).verdict == "equal within 3"
     assert one._replace(fixed_p=0.04, grows=True).verdict == one.verdict
+    worse = difference._replace(low=-2.0, high=0.5)  # over the seeds that both have
+    assert one._replace(fixed=worse, smallest=1.0).verdict == "cannot tell"
 
 
 def test_seeds_pair_by_number_not_by_place(tmp_path):
