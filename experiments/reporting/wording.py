@@ -17,7 +17,9 @@ def score(run: Run) -> str:
 
 def span(d: Difference) -> str:
     """An interval."""
-    return "–" if math.isnan(d.p) else f"{signed(d.low)} to {signed(d.high)}"
+    if math.isnan(d.p):
+        return "–"
+    return f"{signed(d.low)} to {signed(d.high)}" if math.isfinite(d.high) else "not bounded"
 
 
 def signed(value: float, digits: int = 3) -> str:
