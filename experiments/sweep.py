@@ -98,7 +98,7 @@ def main() -> None:
     if _TUNE.value:
         configs, ends = tune(configs, folder, room)
     ends |= jobs.run(configs, folder, room, waits=_BUSY.value == "wait")
-    while more := later_seeds(folder, configs, ends):
+    while _MAX_SEEDS.value and (more := later_seeds(folder, configs, ends)):
         ends |= jobs.run(more, folder, room, waits=_BUSY.value == "wait")
     if any((folder / name / workdir.RESULT).exists() for name in configs):
         with workdir.own(folder, patience=60):

@@ -81,7 +81,7 @@ class Pair(NamedTuple):
         stays: would an interval of so many seeds leave out zero, or be within what is of interest?
         """
         d = self.anytime
-        if self.sure or self.equal:
+        if self.sure or self.equal or d.pairs >= limit:
             return False
         if d.pairs < 3:
             return True

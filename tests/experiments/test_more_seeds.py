@@ -55,6 +55,12 @@ def test_an_open_pair_gets_as_many_seeds_as_its_arms_began_with(tmp_path):
     assert asked_for(tmp_path) == {"wide": (2, 3), "narrow": (2, 3)}  # no spread is known yet
 
 
+def test_without_a_limit_none_is_added(tmp_path):
+    for seeds in (1, 2, 3, 6):
+        write(tmp_path, [SAME, APART], seeds=seeds, limit=0)
+        assert asked_for(tmp_path) == {}
+
+
 def test_what_more_seeds_cannot_decide_is_left(tmp_path):
     """No difference: seeds cannot show that, unless one is named that is of no interest.
 
