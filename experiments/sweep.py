@@ -140,12 +140,15 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
 
 
 def check_tuning(configs: dict[str, Any]) -> None:
-    """Raises ValueError where rates cannot be chosen: too few, varied already, or on no data."""
+    """Raises ValueError where rates cannot be chosen: too few, or on no data."""
     if _TUNE.value < 3:
         raise ValueError(f"--tune={_TUNE.value}: a parabola needs at least 3 learning rates")
+    sources: dict[tuple[Any, int], str] = {}
     for name, config in configs.items():
-        source = arm.resolve(config).data.load(config.train.length)
-        if source.validation is None:
+        data, length = arm.resolve(config).data, config.train.length
+        sources.setdefault((data, length), name)
+    for (data, length), name in sources.items():
+        if data.load(length).validation is None:
             raise ValueError(
                 f"--tune chooses learning rates on a validation part, and the data of {name} have "
                 "none: give a text one by --config.data.validation=0.1"
@@ -157,6 +160,7 @@ def tune(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The configs with their best learning rates, and how the runs ended that tell them."""
     ends: dict[str, str] = {}
+    found: dict[str, rates.Tuned] = {}
     place = folder / rates.FOLDER
     asked = {
         name: rates.first_rates(config.train.learning_rate, _TUNE.value)
@@ -169,9 +173,9 @@ def tune(
         if f"{name}-lr{rate:.4g}" not in ends
     }:
         ends |= jobs.run(trials, place, room, waits=_BUSY.value == "wait")
-        asked = {n: [t.wanted] for n, t in rates.read(folder).items() if t.wanted is not None}
-    chosen = {name: tuned.chosen for name, tuned in rates.read(folder).items()}
-    return {n: at_rate(c, chosen[n]) for n, c in configs.items() if n in chosen}, ends
+        found = rates.read(folder)
+        asked = {n: [t.wanted] for n, t in found.items() if t.wanted is not None}
+    return {n: at_rate(c, found[n].chosen) for n, c in configs.items() if n in found}, ends
 
 
 def at_rate(config: Any, rate: float, **changes: Any) -> Any:

@@ -178,6 +178,15 @@ def outside_row(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def nine_letters(tmp_path_factory):
+    """The path of a text of nine letters, each one to three behind the one before it."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
+    path.write_bytes(symbols.astype(np.uint8).tobytes())
+    return path
+
+
+@pytest.fixture(scope="session")
 def shared_data():
     """The folder of real data that may stand beside the checkout; skips without it."""
     folder = ROOT.parent / "shared" / "data"

@@ -39,9 +39,9 @@ class BlockSpec(NamedTuple):
     With `ffn_width` 0 there is no feed-forward part, nor its norm; what attention writes is
     multiplied by `attention_gain`. `dropout_rate` is that of the outputs of the sublayers that
     `dropout_places` names; `cross` are the heads that read a second text, None where there is none.
-    With `kv_apart` the maps to
-    keys and values are a part `kv` of their own; with `delta_rank` there is a part `delta`, a
-    difference of that rank to each matrix of the other parts (`relaxed.py`).
+    With `kv_apart` the maps to keys and values are a part `kv` of their own; with `delta_rank`
+    there is a part `delta`, a difference of that rank to each matrix of the other parts
+    (`relaxed.py`).
     """
 
     heads: HeadSpec

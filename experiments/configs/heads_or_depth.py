@@ -18,7 +18,6 @@ Words after the colon: `paper` (T = 128), `tiny`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -98,6 +97,5 @@ def sweep(add: Callable, arg: str = "") -> None:
             add(name, **{"model.num_layers": layers, "model.num_heads": heads})
 
 
-def claim(arg: str = "") -> dict[str, Any]:
-    """What is known beforehand."""
-    return CLAIM.record()
+claim = CLAIM.record
+"""What is known beforehand."""

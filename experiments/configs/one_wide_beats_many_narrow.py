@@ -108,6 +108,5 @@ def sweep(add: Callable, arg: str = "") -> None:
     add("narrow heads, feed-forward", **one, **ffn)
 
 
-def claim(arg: str = "") -> dict[str, Any]:
-    """What is known beforehand."""
-    return CLAIM.record()
+claim = CLAIM.record
+"""What is known beforehand."""

@@ -70,6 +70,5 @@ def sweep(add: Callable, arg: str = "") -> None:
         add(name, **changes)
 
 
-def claim(arg: str = "") -> dict[str, Any]:
-    """What is known beforehand."""
-    return CLAIM.record()
+claim = CLAIM.record
+"""What is known beforehand."""

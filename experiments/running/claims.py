@@ -1,6 +1,6 @@
 """What a theorem or a paper says of the arms of a sweep before they run, as data.
 
-A config file of a separation has `claim(arg)`, which returns `Claim(...).record()`; the report then
+A config file of a separation has `claim(arg)`, the `record` of its `Claim`; the report then
 begins with what came of it, in one sentence and one figure (`reporting/claims.py`).
 """
 
@@ -51,7 +51,7 @@ class Claim(NamedTuple):
     expects: tuple[Expect, ...]
     drawing: Drawing
 
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
+    def record(self, arg: str = "") -> dict[str, Any]:
+        """As JSON, whatever the words of the config: its `claim`."""
         expects = [expect._asdict() for expect in self.expects]
         return self._asdict() | {"expects": expects, "drawing": self.drawing._asdict()}

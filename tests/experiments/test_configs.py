@@ -179,13 +179,10 @@ def test_published_models_by_name(name):
 
 
 @pytest.mark.slow
-def test_a_table_from_end_to_end(tmp_path):
+def test_a_table_from_end_to_end(tmp_path, nine_letters):
     """Two rows of ALBERT's table, few steps: the report has the paper's numbers beside ours."""
-    text = tmp_path / "text.txt"
-    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
-    text.write_bytes(symbols.astype(np.uint8).tobytes())
     config = "--config=experiments/configs/albert_table4.py:tiny,rows=E=128.(all|not)"
-    flags = [config, f"--workdir={tmp_path}/run", f"--config.data.path={text}"]
+    flags = [config, f"--workdir={tmp_path}/run", f"--config.data.path={nine_letters}"]
     flags += ["--jax_disable_most_optimizations"]
     flags += [f"--config.train.{f}" for f in ("steps=3", "warmup_steps=1", "batch_size=2",
               "length=16", "eval_batch_size=8", "eval_windows=8", "seeds=(0,1)")]  # fmt: skip

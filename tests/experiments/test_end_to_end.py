@@ -26,12 +26,9 @@ SWEEP = "experiments/configs/heads_and_sharing.py"
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
+def text(nine_letters):
     """A text of our own, so that the tests do not read 12 MB each."""
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
-    path.write_bytes(symbols.astype(np.uint8).tobytes())
-    return f"--config.data.path={path}"
+    return f"--config.data.path={nine_letters}"
 
 
 def run(folder, words, *flags, **options):

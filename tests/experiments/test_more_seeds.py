@@ -101,11 +101,8 @@ def test_later_seeds_join_their_arm(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_adds_seeds_and_goes_on(tmp_path):
+def test_a_sweep_adds_seeds_and_goes_on(tmp_path, nine_letters):
     """Two arms, one of which cannot learn: decided after few seeds; the same command adds none."""
-    text = tmp_path / "text.txt"
-    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
-    text.write_bytes(symbols.astype(np.uint8).tobytes())
     config = tmp_path / "part.py"
     config.write_text(
         "from experiments.configs import byte_lm\n"
@@ -117,13 +114,13 @@ def test_a_sweep_adds_seeds_and_goes_on(tmp_path):
         "    return [('learns', 'does not')]\n"
     )
     words = [f"--config={config}:tiny", f"--workdir={tmp_path}/sweep", "--max_seeds=12"]
-    done = command("experiments.sweep", *words, f"--config.data.path={text}")
+    done = command("experiments.sweep", *words, f"--config.data.path={nine_letters}")
     assert done.returncode == 0, done.stderr
     folders = sorted(p.name for p in (tmp_path / "sweep").glob("*seeds*"))
     assert folders[:2] == ["does-not-lr1e-09-seeds2-3", "does-not-lr1e-09-seeds4-5"]
     report = (tmp_path / "sweep/report.md").read_text()
     assert "| learns | does not | **learns is better** |" in report
-    again = command("experiments.sweep", *words, f"--config.data.path={text}")
+    again = command("experiments.sweep", *words, f"--config.data.path={nine_letters}")
     assert again.returncode == 0, again.stderr
     assert folders == sorted(p.name for p in (tmp_path / "sweep").glob("*seeds*"))
 

@@ -97,10 +97,7 @@ def test_data_without_a_validation_part_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_chooses_its_rates(tmp_path):
-    text = tmp_path / "text.txt"
-    symbols = np.random.default_rng(0).integers(1, 4, 9000).cumsum() % 9 + 97
-    text.write_bytes(symbols.astype(np.uint8).tobytes())
+def test_a_sweep_chooses_its_rates(tmp_path, nine_letters):
     config = tmp_path / "part.py"
     config.write_text(
         "from experiments.configs import byte_lm\n"
@@ -109,7 +106,7 @@ def test_a_sweep_chooses_its_rates(tmp_path):
         "    add(**{'model.plan': 'albert'})\n"
     )
     words = [f"--config={config}:tiny", f"--workdir={tmp_path}/sweep", "--tune=3"]
-    words += [f"--config.data.path={text}", "--config.data.validation=0.1"]
+    words += [f"--config.data.path={nine_letters}", "--config.data.validation=0.1"]
     done = command("experiments.sweep", *words)
     assert done.returncode == 0, done.stderr
     found = rates.read(tmp_path / "sweep")["albert"]

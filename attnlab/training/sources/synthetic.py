@@ -1,15 +1,14 @@
 """The row `recall`: sequences drawn on the device, in which what was said must be found again."""
 
 import dataclasses
-import hashlib
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.training.sources.drawn import drawn_source
 from attnlab.training.sources.source import Batch, Sizes, Source
 
 
@@ -87,31 +86,14 @@ class Recall:
         """Rows of `length` tokens."""
         self.shapes(length)
 
-        def draw(resident: Any, key: Array, size: int) -> Batch:
+        def draw(key: Array, size: int) -> Batch:
             return draw_recall(
                 key, size, vocab_size=self.vocab_size, pairs=self.pairs, length=length
             )
 
-        def rows(part: int, count: int) -> Batch:
-            # A run folds a step into its key, here a number that no step is.
-            key = jax.random.fold_in(jax.random.key(part), 2**31)
-            found = jax.jit(lambda key: draw((), key, self.heldout_rows))(key)
-            found["valid"] = np.ones(self.heldout_rows, bool)
-            return jax.tree.map(lambda a: np.asarray(a)[: count or None], found)
-
-        told = f"{self} {length} jax {jax.__version__}"
-        return Source(
-            name=f"{self.pairs} pairs in {length} tokens of {self.vocab_size}",
-            digest=hashlib.sha256(told.encode()).hexdigest(),
-            sizes=self.sizes(),
-            row_tokens=length,
-            draw=draw,
-            heldout=lambda count: rows(0, count),
-            train=lambda count: rows(1, count),
-            yardsticks=lambda: {
-                "accuracy": {
-                    "one of the values said": 100 / self.pairs,
-                    "any value": 100 / (self.vocab_size - self.vocab_size // 2),
-                }
-            },
-        )
+        known = {
+            "one of the values said": 100 / self.pairs,
+            "any value": 100 / (self.vocab_size - self.vocab_size // 2),
+        }
+        name = f"{self.pairs} pairs in {length} tokens of {self.vocab_size}"
+        return drawn_source(self, length, name, draw, lambda rows: {"accuracy": known})

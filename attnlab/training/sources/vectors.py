@@ -1,8 +1,6 @@
 """Rows of vectors in the place of words, with vectors for an answer: drawn on the device."""
 
 import dataclasses
-import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.training.sources.drawn import drawn_source
 from attnlab.training.sources.source import Batch, Sizes, Source
 
 
@@ -51,31 +50,6 @@ def draw_maxima(key: Array, size: int, *, directions: Any, tokens: int) -> Batch
     return {"features": features, "answers": answers, "asked": asked}
 
 
-def _source(
-    data: Any, length: int, name: str, draw: Callable, yardsticks: Callable[[Batch], dict]
-) -> Source:
-    """Of (key, size) -> batch: `heldout_rows` of a key that no batch has are held out."""
-
-    def rows(part: int, count: int) -> Batch:
-        # A run folds a step into its key, here a number that no step is.
-        key = jax.random.fold_in(jax.random.key(part), 2**31)
-        found = jax.jit(lambda key: draw(key, data.heldout_rows))(key)
-        found["valid"] = np.ones(data.heldout_rows, bool)
-        return jax.tree.map(lambda a: np.asarray(a)[: count or None], found)
-
-    told = f"{data} {length} jax {jax.__version__}"
-    return Source(
-        name=name,
-        digest=hashlib.sha256(told.encode()).hexdigest(),
-        sizes=data.sizes(),
-        row_tokens=length,
-        draw=lambda resident, key, size: draw(key, size),
-        heldout=lambda count: rows(0, count),
-        train=lambda count: rows(1, count),
-        yardsticks=lambda: {"unexplained": yardsticks(rows(0, 0))},
-    )
-
-
 def _check(**counts: tuple[int, int]) -> None:
     for field, (value, least) in counts.items():
         if value < least:
@@ -114,14 +88,15 @@ class Farthest:
         """Rows of `length` points."""
         self.shapes(length)
 
-        def yardsticks(rows: Batch) -> dict[str, float]:
+        def yardsticks(rows: Batch) -> dict[str, dict[str, float]]:
             x, y = rows["features"], rows["answers"]
             error = lambda guess: 100 * float(np.mean(np.sum((guess - y) ** 2, axis=-1)))
             # The point itself, as far the other way as is best.
             scale = np.sum(x * y) / np.sum(x * x)
-            return {"the mean": error(0 * x), "minus the point": error(scale * x)}
+            known = {"the mean": error(0 * x), "minus the point": error(scale * x)}
+            return {"unexplained": known}
 
-        return _source(
+        return drawn_source(
             self,
             length,
             f"{length} points on a sphere in {self.dimensions} dimensions",
@@ -178,12 +153,14 @@ class Maxima:
             scaled = (found["answers"] - mean) / deviation
             return found | {"answers": jnp.where(found["asked"][..., None], scaled, 0)}
 
-        return _source(
+        return drawn_source(
             self,
             length,
             f"the largest of {length - 1} numbers along {self.directions} directions",
             draw,
-            lambda rows: {"the mean": 100 * float(np.mean(rows["answers"][:, -1] ** 2))},
+            lambda rows: {
+                "unexplained": {"the mean": 100 * float(np.mean(rows["answers"][:, -1] ** 2))}
+            },
         )
 
 
