@@ -21,7 +21,8 @@ from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
 from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
 from attnlab.model.pointwise import feed_forward
 from attnlab.norms import layer_norm, rms_norm
-from attnlab.sharing.plan import PLANS, Plan, plan_names
+from attnlab.sharing.named import PLANS, plan_names
+from attnlab.sharing.plan import Plan
 from attnlab.sharing.stack import init_pool, run_stack
 
 __version__ = "0.1.0"

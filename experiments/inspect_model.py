@@ -20,7 +20,8 @@ from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
 from attnlab.model.outer import count_outer
-from attnlab.sharing.plan import Plan, name_of
+from attnlab.sharing.named import name_of
+from attnlab.sharing.plan import Plan
 from attnlab.training.tasks import TASKS
 from experiments.running import arm, launch
 
@@ -87,14 +88,19 @@ def _picture(config: ModelConfig) -> str:
     for stack, plan in _stacks(config).items():
         rows: list[tuple[str, list[Any]]] = [(stack, list(range(1, plan.num_layers + 1)))]
         rows += [
-            (f"  {part}", ["<" if s is None else s + 1 for s in slots])
+            (f"  {part}", [s + 1 if isinstance(s, int) else _pointer(s) for s in slots])
             for part, slots in plan.items()
         ]
-        width = len(str(plan.num_layers))
+        width = max(len(str(cell)) for _, row in rows for cell in row)
         lines += [f"{name:<13}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
     if config.kind == "encoder_decoder" and config.share_encoder:
         lines.append("both stacks read one pool of sets")
     return "\n".join(lines)
+
+
+def _pointer(slot: str | None) -> str:
+    """To keys and values of the layer before, or of one with a number; counted from 1 here."""
+    return "<" if slot is None else f"@{int(slot[1:]) + 1}"
 
 
 def _parts(config: ModelConfig) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.sharing.plan import PLANS
+from attnlab.sharing.named import PLANS
 from experiments.reporting import beside, claims, figures, pairs, rates
 from experiments.reporting.document import (
     Block,

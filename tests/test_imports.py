@@ -13,7 +13,7 @@ FLOORS = (
     {"names", "remat", "extras"},
     {"observe"},
     {"norms", "attention", "sharing.plan"},
-    {"heads"},
+    {"heads", "sharing.named"},
     {"sharing.stack", "sharing.delta"},
     {"model"},
     {"conversion"},

@@ -19,7 +19,8 @@ from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
-from attnlab.sharing.plan import PLANS, Plan, named
+from attnlab.sharing.named import PLANS, named
+from attnlab.sharing.plan import Plan
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 MODELS: dict[str, Callable[..., Any]] = {}
@@ -375,7 +376,7 @@ class ModelConfig:
 def _as_data(plan: str | Plan, num_layers: int) -> Plan:
     if isinstance(plan, Plan):
         return plan
-    if "=" not in plan:
+    if plan[:1].isalpha() and "=" not in plan:
         find("plan", plan.partition(":")[0], PLANS)
     return named(plan, num_layers)
 

@@ -49,34 +49,37 @@ def run_layers(
     keys = None
     if given.dropout_key is not None:
         keys = jax.random.split(given.dropout_key, plan.num_layers)
-    memory = None
+    kept = None  # the keys and values that layers still to come read again, each in its place
     if any(plan.reuses):
         batch, length = x.shape[:2]
-        memory = init_cache(spec.heads, batch, length, x.dtype)
-        del memory["length"]
+        one = init_cache(spec.heads, batch, length, x.dtype)
+        del one["length"]
+        kept = jax.tree.map(lambda a: jnp.zeros((max(plan.places) + 1, *a.shape), a.dtype), one)
     lengths = {} if given.cache is None else {"length": given.cache["length"]}
 
     def block(w, x, state, own, given):
-        index, own = own
-        caches, memory = state
+        index, place, own = own
+        caches, kept = state
         # A layer that reuses keys writes them once more where the one that made them wrote them:
         # hence the lengths from before the call.
         mine = jax.tree.map(lambda a: a[index], caches and caches | lengths)
+        memory = jax.tree.map(lambda a: a[place], kept)
         given = given._replace(cache=mine, memory=memory, **own)
         ran = transformer_block(w, x, context, given, spec=spec)
         caches = jax.tree.map(lambda a, new: a.at[index].set(new), caches, ran.cache)
-        return ran.x, (caches, ran.memory), ran.shown
+        kept = jax.tree.map(lambda a, new: a.at[place].set(new), kept, ran.memory)
+        return ran.x, (caches, kept), ran.shown
 
     own = {"head_gate": given.head_gate, "dropout_key": keys, "reuse": jnp.array(plan.reuses)}
     own |= {"layer": jnp.arange(plan.num_layers)} if given.edit else {}
-    (x, (cache, memory)), shown = run_stack(
+    (x, (cache, _)), shown = run_stack(
         block,
         pool,
         plan,
         x,
-        layer=(jnp.array(plan.memories), own),
+        layer=(jnp.array(plan.memories), jnp.array(plan.places), own),
         shared=given,
-        state=(given.cache, memory),
+        state=(given.cache, kept),
         remat=remat,
     )
-    return Ran(x, cache, memory, shown)
+    return Ran(x, cache, None, shown)

@@ -1,9 +1,9 @@
 """Which layer uses which weights. A plan is data: one slot number per application of a part."""
 
-from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
 
-Slots = tuple[int | None, ...]
+Slot = int | str | None
+Slots = tuple[Slot, ...]
 
 
 class Plan:
@@ -12,31 +12,31 @@ class Plan:
     A hashable read-only mapping. Slots count from 0 without gaps, so the slots of a part stack
     to [G, ...]. Checked here because JAX clamps an index that is out of range in silence.
 
-    The part `kv` (the maps to keys and values, apart from the rest of attention) may hold None:
-    that application makes none and reads the keys and values that the last one before it made.
+    The part `kv` (the maps to keys and values, apart from the rest of attention) may hold "@j":
+    that application makes none and reads the keys and values of application j, or those that j
+    itself reads; None stands for the last application before it that makes its own.
 
     >>> Plan(attention=(0, 0), ffn=(0, 1)).num_slots
     {'attention': 1, 'ffn': 2}
-    >>> Plan(attention=(0, 1, 2), kv=(0, None, 1), ffn=(0, 1, 2)).num_applied["kv"]
+    >>> Plan(attention=(0, 1, 2, 3), kv=(0, 1, "@0", "@1"), ffn=(0, 1, 2, 3)).num_applied["kv"]
     2
+    >>> Plan(attention=(0, 1, 2), kv=(0, "@0", "@1"))
+    Plan(attention=(0, 1, 2), kv=(0, None, None))
     """
 
     __slots__ = ("_parts",)
 
-    def __init__(self, **parts: Iterable[int | None]):
+    def __init__(self, **parts: Iterable[Slot]):
         self._parts: dict[str, Slots] = {name: tuple(slots) for name, slots in parts.items()}
         lengths = {name: len(slots) for name, slots in self.items()}
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
             raise ValueError(f"every part needs one slot per application; got {lengths}")
+        if "kv" in self:
+            self._parts["kv"] = _shortest(self["kv"])
         for name, slots in self.items():
-            if None in slots and name != "kv":
-                raise ValueError(f"{name}: None (reuse) is for the part 'kv' alone; got {slots}")
-            if slots[0] is None:
-                raise ValueError(
-                    f"{name}: the first application reuses keys and values that none has made; "
-                    f"give it a slot; got {slots}"
-                )
-            used = {slot for slot in slots if slot is not None}
+            used = {slot for slot in slots if isinstance(slot, int)}
+            if name != "kv" and len(used | {*slots}) != len(used):
+                raise ValueError(f"{name}: reuse is for the part 'kv' alone; got {slots}")
             if used != set(range(max(used) + 1)):
                 raise ValueError(f"{name}: slots must be 0, 1, 2, ... without gaps; got {slots}")
 
@@ -75,32 +75,97 @@ class Plan:
     @property
     def num_applied(self) -> dict[str, int]:
         """part -> how often its weights are applied: by all applications but those that reuse."""
-        return {name: len(slots) - slots.count(None) for name, slots in self.items()}
+        return {name: sum(isinstance(slot, int) for slot in slots) for name, slots in self.items()}
 
-    def indices(self, part: str) -> tuple[int, ...]:
-        """The slot that each application can read; where it reuses, that of the one before.
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The application whose keys and values each application reads: its own, if it makes any.
 
-        >>> Plan(attention=(0, 1, 2), kv=(0, None, 1)).indices("kv")
-        (0, 0, 1)
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).reads
+        (0, 1, 1, 0)
         """
-        filled: list[int] = []
-        for slot in self[part]:
-            filled.append(filled[-1] if slot is None else slot)
-        return tuple(filled)
+        return _followed(self._parts.get("kv", own(self.num_layers)))
 
     @property
     def reuses(self) -> tuple[bool, ...]:
         """Does an application read keys and values that one before it made? One bool each."""
-        return tuple(slot is None for slot in self._parts.get("kv", range(self.num_layers)))
+        return tuple(source != i for i, source in enumerate(self.reads))
+
+    def indices(self, part: str) -> tuple[int, ...]:
+        """The slot that each application can read; where it reuses, that of the one it reads.
+
+        >>> Plan(attention=(0, 1, 2), kv=(0, None, 1)).indices("kv")
+        (0, 0, 1)
+        """
+        slots = self[part]
+        sources = self.reads if part == "kv" else own(self.num_layers)
+        return tuple(int(slots[source]) for source in sources)  # type: ignore[arg-type]
 
     @property
     def memories(self) -> tuple[int, ...]:
         """Which keys and values each application reads, counted in the order of their making.
 
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, None)).memories
-        (0, 0, 1, 1)
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, "@0")).memories
+        (0, 0, 1, 0)
         """
-        return tuple(i - sum(self.reuses[: i + 1]) for i in range(self.num_layers))
+        return gapless(self.reads)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where the keys and values that each application reads lie until the last has read them:
+        in as few places as hold all that is still to be read.
+
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 1, None)).places
+        (0, 0, 0, 0)
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).places
+        (0, 1, 1, 0)
+        """
+        sources = self.reads
+        last = {source: i for i, source in enumerate(sources)}
+        place: dict[int, int] = {}
+        for i in dict.fromkeys(sources):
+            taken = {place[j] for j in place if last[j] >= i}
+            place[i] = min(set(range(len(taken) + 1)) - taken)
+        return tuple(place[source] for source in sources)
+
+
+def _followed(slots: Slots) -> tuple[int, ...]:
+    """The application that makes what each reads. Raises ValueError for a pointer to nothing."""
+    reads: list[int] = []
+    for i, slot in enumerate(slots):
+        if isinstance(slot, int):
+            reads.append(i)
+            continue
+        if slot is None and not reads:
+            raise ValueError(
+                "kv: the first application reuses keys and values that none has made; give it a "
+                f"slot; got {slots}"
+            )
+        made = [j for j, source in enumerate(reads) if source == j]
+        number = str(made[-1] if slot is None else slot.removeprefix("@"))
+        if not number.isdigit() or int(number) >= len(slots):
+            raise ValueError(
+                f"kv: {slot!r} is no application; write '@0' to '@{i - 1}' or a slot; got {slots}"
+            )
+        if int(number) >= i:
+            raise ValueError(
+                f"kv: application {i} reads the keys and values of {number}, which are not made "
+                "yet: that takes several passes over a text (arXiv 2405.10637), run_stack makes "
+                "one; point to an earlier application"
+            )
+        reads.append(reads[int(number)])
+    return tuple(reads)
+
+
+def _shortest(slots: Slots) -> Slots:
+    """Each pointer to what makes the keys and values; None where that is the last one before."""
+    reads, short, last = _followed(slots), list(slots), 0
+    for i, source in enumerate(reads):
+        if source == i:
+            last = i
+        else:
+            short[i] = None if source == last else f"@{source}"
+    return tuple(short)
 
 
 def own(num_layers: int) -> tuple[int, ...]:
@@ -151,14 +216,41 @@ def inner_groups(num_calls: int, num_groups: int, inner: int, rule: str = "hf") 
     return tuple(group * inner + k for group in calls for k in range(inner))
 
 
-def reuse(slots: Sequence[int]) -> Slots:
-    """None for each slot that equals the one before it: made once, read by all neighbours.
+def kv_map(partition: str, target: str, num_layers: int, count: int) -> Slots:
+    """The part `kv` where `count` layers make keys and values, one of the nine maps of Wu et al.
+    2024 (arXiv 2410.14442).
 
-    >>> reuse((0, 0, 1, 1))
-    (0, None, 1, None)
+    Neighbours share: the layers behind the others ("pizza"), between them ("sandwich"), or all, in
+    `count` groups ("lasagna"). Those of a group read what its first ("bottom"), middle or last
+    layer ("top") makes; a `Plan` refuses a map in which a layer reads a later one. Pizza bottom
+    is YOCO, and Gemma's last layers that read the last one with keys of its own; lasagna bottom
+    is CLA and MLKV, sandwich top LCKV.
+
+    >>> kv_map("pizza", "bottom", 6, 3), kv_map("sandwich", "top", 6, 3)
+    ((0, 1, 2, '@2', '@2', '@2'), (0, '@4', '@4', '@4', 1, 2))
     """
-    before = (None, *slots)
-    return tuple(None if slot == last else slot for slot, last in zip(slots, before, strict=False))
+    starts = {"pizza": count - 1, "sandwich": count // 2, "lasagna": 0}
+    targets = {"bottom": lambda n: 0, "middle": lambda n: (n - 1) // 2, "top": lambda n: n - 1}
+    if partition not in starts or target not in targets:
+        raise ValueError(
+            f"no map {partition!r} {target!r}; known: {', '.join(starts)}, each with "
+            f"{', '.join(targets)}"
+        )
+    if not 1 <= count <= num_layers:
+        raise ValueError(f"from 1 to {num_layers} layers make keys and values, not {count}")
+    if partition == "lasagna":
+        group = groups(num_layers, count)
+    else:
+        start, end = starts[partition], starts[partition] + num_layers - count
+        group = tuple(start if start <= i <= end else i for i in range(num_layers))
+    made: list[int] = []
+    for name in dict.fromkeys(group):
+        members = [i for i, its in enumerate(group) if its == name]
+        made += [members[targets[target](len(members))]] * len(members)
+    makers = sorted(set(made))
+    return tuple(
+        makers.index(source) if source == i else f"@{source}" for i, source in enumerate(made)
+    )
 
 
 def gapless(slots: Iterable[Hashable]) -> tuple[int, ...]:
@@ -178,134 +270,3 @@ GROUP_RULES: dict[str, Callable[[int, int, int], int]] = {
     "hf": lambda i, layers, count: int(i / (layers / count)),  # transformers, modeling_albert.py
     "google": lambda i, layers, count: int(i / layers * count),  # google-research/albert
 }
-
-
-class NamedPlan(NamedTuple):
-    """A row of `PLANS`. A counted one is written with its number of slots: "cycle:3"."""
-
-    make: Callable[..., Plan]
-    """(number of layers) -> Plan; (number of layers, number of slots) -> Plan of a counted one"""
-    counted: bool
-
-
-def _plain(make: Callable[[int], Plan]) -> NamedPlan:
-    return NamedPlan(make, counted=False)
-
-
-def _counted(make: Callable[[int, int], Plan]) -> NamedPlan:
-    return NamedPlan(make, counted=True)
-
-
-def _both(slots: Slots) -> Plan:
-    return Plan(attention=slots, ffn=slots)
-
-
-PLANS = {
-    # Vaswani et al. 2017; what tensor2tensor, BERT and GPT-2 do.
-    "separate": _plain(lambda n: _both(own(n))),
-    # The other three are the rows of ALBERT's Table 4 (Lan et al. 2019, arXiv 1909.11942).
-    "albert": _plain(lambda n: _both(one(n))),
-    "attention_only": _plain(lambda n: Plan(attention=one(n), ffn=own(n))),
-    "ffn_only": _plain(lambda n: Plan(attention=own(n), ffn=one(n))),
-    # Subformer (Reid et al. 2021, arXiv 2101.00234).
-    "sandwich": _plain(lambda n: _both(sandwich(n))),
-    # ALBERT's groups, by three rules (see GROUP_RULES).
-    "groups": _counted(lambda n, count: _both(groups(n, count))),
-    "groups_hf": _counted(lambda n, count: _both(groups(n, count, "hf"))),
-    "groups_google": _counted(lambda n, count: _both(groups(n, count, "google"))),
-    # Takase and Kiyono 2021 (arXiv 2104.06022); `sequence` is `groups` under their name.
-    "sequence": _counted(lambda n, count: _both(groups(n, count))),
-    "cycle": _counted(lambda n, count: _both(cycle(n, count))),
-    "cycle_rev": _counted(lambda n, count: _both(cycle_rev(n, count))),
-    # Relaxed recursive transformers (Bae et al. 2024, arXiv 2410.20672): looped blocks, each
-    # application with a low-rank difference of its own.
-    "relaxed": _counted(
-        lambda n, count: Plan(attention=cycle(n, count), ffn=cycle(n, count), delta=own(n))
-    ),
-    # Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981): neighbours read the same keys
-    # and values. CLA2 of 12 layers is "cla:6".
-    "cla": _counted(
-        lambda n, count: Plan(attention=own(n), kv=reuse(groups(n, count)), ffn=own(n))
-    ),
-}
-"""Every plan that has a name. Ask for one with `named`."""
-
-
-def plan_names(count: int | str | None = None) -> list[str]:
-    """What `named` reads, a name for each row of PLANS; without a `count` those that need none.
-
-    >>> plan_names()
-    ['separate', 'albert', 'attention_only', 'ffn_only', 'sandwich']
-    >>> plan_names(2)[-2:]
-    ['relaxed:2', 'cla:2']
-    """
-    return [
-        f"{name}:{count}" if row.counted else name
-        for name, row in PLANS.items()
-        if count is not None or not row.counted
-    ]
-
-
-def named(name: str, num_layers: int) -> Plan:
-    """The plan that a config names: a row of PLANS, a counted one with its number of slots; or a
-    plan by hand, part by part, with "-" for what reuses.
-
-    >>> named("cycle_rev:3", 6)["ffn"]
-    (0, 1, 2, 2, 1, 0)
-    >>> named("attention=0,1,0 kv=0,-,1 ffn=0,0,0", 3)
-    Plan(attention=(0, 1, 0), kv=(0, None, 1), ffn=(0, 0, 0))
-
-    Raises ValueError for an unknown name and for a count that the layers cannot fill.
-    """
-    if "=" in name:
-        return _by_hand(name)
-    base, colon, count = name.partition(":")
-    row = PLANS.get(base)
-    if row and not row.counted and not colon:
-        return row.make(num_layers)
-    if row is None or not row.counted:
-        hint = f"plan {base!r} takes no count" if row else f"unknown plan {name!r}"
-        known = ", ".join([*plan_names("COUNT"), "'attention=0,0,1 ffn=0,1,2'"])
-        raise ValueError(f"{hint}; known: {known}")
-    if not count.isdigit() or not 1 <= int(count) <= num_layers:
-        raise ValueError(
-            f"plan {name!r} needs a number of slots from 1 to the {num_layers} layers, as in "
-            f"'{base}:{min(2, num_layers)}'"
-        )
-    return row.make(num_layers, int(count))
-
-
-def _by_hand(text: str) -> Plan:
-    parts = dict(word.partition("=")[::2] for word in text.split())
-    try:
-        read = {
-            part: [None if slot == "-" else int(slot) for slot in slots.split(",")]
-            for part, slots in parts.items()
-        }
-    except ValueError as error:
-        raise ValueError(
-            f"plan {text!r} is not read; write it as 'attention=0,0,1 ffn=0,1,2'"
-        ) from error
-    return Plan(**read)
-
-
-def name_of(plan: Plan | str) -> str:
-    """What `named` reads as this plan: the first name that there is for it, else part by part; a
-    name stays.
-
-    >>> name_of(Plan(attention=(0, 0, 0), ffn=(0, 1, 2)))
-    'attention_only'
-    >>> name_of(Plan(attention=(0, 1, 1), ffn=(0, 0, 1)))
-    'attention=0,1,1 ffn=0,0,1'
-    """
-    if isinstance(plan, str):
-        return plan
-    layers = plan.num_layers
-    counts = range(1, layers + 1)
-    counted = [f"{n}:{count}" for n, row in PLANS.items() if row.counted for count in counts]
-    by_hand = " ".join(
-        f"{part}={','.join('-' if slot is None else str(slot) for slot in slots)}"
-        for part, slots in plan.items()
-    )
-    names = [*plan_names(), *counted]
-    return next((name for name in names if named(name, layers) == plan), by_hand)

@@ -21,7 +21,8 @@ from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.sharing.delta import add_delta, fit_delta
-from attnlab.sharing.plan import Plan, named, own
+from attnlab.sharing.named import named
+from attnlab.sharing.plan import Plan, own
 
 Params = dict[str, Any]
 
@@ -187,7 +188,7 @@ def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -
 
 
 def _check(old: Plan, new: Plan, average: Callable) -> None:
-    if any(old.reuses) and old.reuses != new.reuses:
+    if any(old.reuses) and old.reads != new.reads:
         raise ValueError(
             "layers that reuse keys and values have no maps of their own to give back; the new "
             f"plan needs a part kv that reuses where the old one does, {old['kv']}"

@@ -19,7 +19,7 @@ from attnlab.heads.cache import init_cache
 from attnlab.model.block import init_block, transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.layers import run_layers
-from attnlab.sharing.plan import plan_names
+from attnlab.sharing.named import plan_names
 from attnlab.sharing.stack import init_pool
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers.decoders import LinenBlock, linen_layers

@@ -27,7 +27,7 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
-from attnlab.sharing.plan import PLANS, name_of
+from attnlab.sharing.named import PLANS, name_of
 from attnlab.training.config import TrainConfig
 from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnlab import plot
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.sharing.plan import PLANS
+from attnlab.sharing.named import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import heading
 from experiments.reporting.pairs import compare

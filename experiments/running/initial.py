@@ -14,7 +14,8 @@ from attnlab import pretrained
 from attnlab.model.alike import same_heads
 from attnlab.model.config import ModelConfig
 from attnlab.sharing import surgery
-from attnlab.sharing.plan import Plan, name_of
+from attnlab.sharing.named import name_of
+from attnlab.sharing.plan import Plan
 from attnlab.training.checkpoint import Checkpoints, digest
 from experiments.running import workdir
 

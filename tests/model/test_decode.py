@@ -176,9 +176,9 @@ def test_an_encoder_generates_nothing():
 @pytest.mark.parametrize(
     ("plan", "positions"),
     diagonal(
-        ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,-,0 ffn=0,1,0"],
+        ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"],
         ["learned", "rotary", "relative"],
-        of={"cla:2"},
+        of={"attention=0,0,0 kv=0,0,@0 ffn=0,1,0"},
     ),
 )
 def test_layers_that_share_more(plan, positions):

@@ -24,7 +24,7 @@ from attnlab import (
 )
 from attnlab.model.block import DROPOUT_PLACES
 from attnlab.model.outer import POSITIONS
-from attnlab.sharing.plan import named
+from attnlab.sharing.named import named
 
 SMALL = ModelConfig(vocab_size=19, max_len=9, width=12, num_layers=3, num_heads=3, ffn_width=10)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))

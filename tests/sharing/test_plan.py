@@ -2,8 +2,16 @@
 
 import pytest
 
-from attnlab import Plan, plan_names
-from attnlab.sharing.plan import GROUP_RULES, groups, inner_groups, name_of, named
+from attnlab import (
+    ModelConfig,
+    Plan,
+    applied_parameters,
+    flops_per_token,
+    plan_names,
+    unique_parameters,
+)
+from attnlab.sharing.named import name_of, named
+from attnlab.sharing.plan import GROUP_RULES, groups, inner_groups, kv_map
 
 
 def test_named_plans():
@@ -55,6 +63,70 @@ def test_who_reads_which_keys():
     assert (plain.reuses, plain.memories) == ((False, False), (0, 1))
 
 
+def test_pointers_to_any_layer_before():
+    """@1 follows to 0; keys lie in as few places as hold those that are still to be read."""
+    plan = Plan(attention=(0,) * 7, kv=(0, "@0", 1, "@1", 2, "@2", "@4"))
+    assert plan["kv"] == (0, None, 1, "@0", 2, "@2", None)
+    assert plan.reads == (0, 0, 2, 0, 4, 2, 4)
+    assert plan.memories == (0, 0, 1, 0, 2, 1, 2)
+    assert plan.indices("kv") == (0, 0, 1, 0, 2, 1, 2)
+    assert plan.places == (0, 0, 1, 0, 0, 1, 0)
+    assert plan.num_applied["kv"] == 3
+    assert max(named("cla:4", 12).places) == max(named("separate", 12).places) == 0
+
+
+def test_the_nine_maps_of_keys_and_values():
+    """Wu et al. 2024 (arXiv 2410.14442), Table 1, by the layer that each layer reads, of 9 layers
+    of which 4, of groups 3, make keys; what reads a later layer is refused.
+    """
+    maps = {
+        ("pizza", "bottom", 4): "012333333",
+        ("pizza", "middle", 4): "012555555",
+        ("pizza", "top", 4): "012888888",
+        ("sandwich", "bottom", 4): "012222228",
+        ("sandwich", "middle", 4): "014444448",
+        ("sandwich", "top", 4): "017777778",
+        ("lasagna", "bottom", 3): "000333666",
+        ("lasagna", "middle", 3): "111444777",
+        ("lasagna", "top", 3): "222555888",
+    }
+    for (partition, target, count), reads in maps.items():
+        slots = kv_map(partition, target, 9, count)
+        made = [j for j, slot in enumerate(slots) if isinstance(slot, int)]
+        assert [slots[j] for j in made] == list(range(count))
+        got = [j if isinstance(slot, int) else int(slot[1:]) for j, slot in enumerate(slots)]
+        assert "".join(map(str, got)) == reads
+        text = f"attention=0..8 kv={','.join(map(str, slots))} ffn=0..8"
+        if target == "bottom":
+            assert "".join(map(str, named(text, 9).reads)) == reads
+        else:
+            with pytest.raises(ValueError, match="not made yet: that takes several passes"):
+                named(text, 9)
+    assert named("pizza_bottom:4", 9).reads == (0, 1, 2, 3, 3, 3, 3, 3, 3)
+    assert named("sandwich_bottom:4", 9).reads == (0, 1, 2, 2, 2, 2, 2, 2, 8)
+    # As the authors write them for 22 layers: LCKV, its middle, YOCO (github.com/whyNLP/LCKV).
+    assert kv_map("sandwich", "top", 22, 3)[:2] == (0, "@20")
+    assert kv_map("sandwich", "middle", 22, 3)[1::9] == ("@10", 1, "@10")
+    assert named("pizza_bottom:12", 22).reads == (*range(11), *[11] * 11)
+    with pytest.raises(ValueError, match="no map 'pasta' 'top'; known: pizza, sandwich, lasagna"):
+        kv_map("pasta", "top", 4, 2)
+    with pytest.raises(ValueError, match="from 1 to 4 layers make keys and values, not 5"):
+        kv_map("pizza", "bottom", 4, 5)
+
+
+@pytest.mark.parametrize("text", ["0,1,2,3,4,5,4,5,6..10", "4/(2)x2/5"])
+def test_layers_in_the_middle_come_again(text):
+    """11 layers' parameters, 13 layers' FLOPs."""
+    plan = named(text, 13)
+    assert plan["attention"] == plan["ffn"] == (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9, 10)
+    sizes = dict(width=6, num_heads=3, ffn_width=5, vocab_size=7)
+    loop = ModelConfig(num_layers=13, plan=text, **sizes)
+    eleven, thirteen = (ModelConfig(num_layers=n, **sizes) for n in (11, 13))
+    assert unique_parameters(loop) == unique_parameters(eleven)
+    assert applied_parameters(loop) == unique_parameters(thirteen)
+    assert flops_per_token(loop, 8) == flops_per_token(thirteen, 8)
+
+
 def test_the_last_round_alone_goes_backwards():
     assert named("cycle_rev:3", 9)["ffn"] == (0, 1, 2, 0, 1, 2, 2, 1, 0)
 
@@ -90,6 +162,8 @@ def test_inner_groups():
         ("cycle:-1", "from 1 to the 6 layers"),
         ("cla", "needs a number of slots from 1 to the 6 layers, as in 'cla:2'"),
         ("attention=0,x ffn=0,0", "is not read; write it as 'attention=0,0,1 ffn=0,1,2'"),
+        ("2/(2)x2", "is not read"),
+        ("0,1,1..", "is not read"),
     ],
 )
 def test_impossible_names(name, message):
@@ -115,9 +189,14 @@ def test_a_plan_is_a_hashable_mapping():
         ({}, "one slot per application"),
         ({"attention": (0, 2)}, "without gaps"),
         ({"attention": (0, -1)}, "without gaps"),
-        ({"attention": (0, None)}, "reuse. is for the part 'kv' alone"),
+        ({"attention": (0, None)}, "reuse is for the part 'kv' alone"),
         ({"attention": (0, 1), "kv": (None, 0)}, "reuses keys and values that none has made"),
         ({"attention": (0, 1, 2), "kv": (0, None, 2)}, "without gaps"),
+        ({"attention": (0, 1), "kv": ("@1", 0)}, "application 0 reads the keys and values of 1"),
+        ({"attention": (0, 1), "kv": (0, "@2")}, "'@2' is no application; write '@0' to '@0'"),
+        ({"attention": (0, 1), "kv": (0, "one")}, "'one' is no application"),
+        ({"attention": (0, 1, 2), "kv": (0, "@2", 1)}, "reads the keys and values of 2, which are"),
+        ({"attention": (0, "@0"), "ffn": (0, 0)}, "reuse is for the part 'kv' alone"),
     ],
 )
 def test_impossible_plans(parts, message):
@@ -129,8 +208,8 @@ def test_impossible_plans(parts, message):
 def test_every_plan_gets_a_name_back(layers):
     names = plan_names(min(2, layers))
     plans = [named(name, layers) for name in names]
-    plans.append(Plan(attention=(0, 1, 1, 2), kv=(0, None, 0, 1), ffn=(0, 0, 1, 1)))
+    plans.append(Plan(attention=(0, 1, 1, 2, 0), kv=(0, None, 0, 1, "@0"), ffn=(0, 0, 1, 1, 1)))
     for plan in plans:
         assert named(name_of(plan), plan.num_layers) == plan
     assert name_of(plans[0]) == "separate"
-    assert name_of(plans[-1]) == "attention=0,1,1,2 kv=0,-,0,1 ffn=0,0,1,1"
+    assert name_of(plans[-1]) == "attention=0,1,1,2,0 kv=0,-,0,1,@0 ffn=0,0,1,1,1"

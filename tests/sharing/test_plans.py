@@ -14,13 +14,18 @@ from attnlab.heads.project import make_memory
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.norms import layer_norm
 from attnlab.sharing.delta import add_delta
-from attnlab.sharing.plan import PLANS, inner_groups, named
+from attnlab.sharing.named import PLANS, named
+from attnlab.sharing.plan import inner_groups, one, own
 
-NAMES = [*PLANS, "inner_groups"]
-FEW = ("albert", "cla", "relaxed", "inner_groups")
+NAMES = [*PLANS, "inner_groups", "pointers"]
+FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
 
 
 def plan_of(name, depth):
+    if name == "pointers":  # 0 1 0 3 ... : the first layer's keys are read all the way up
+        reads = ("@0", None)
+        slots = [reads[i // 2 % 2] if i % 2 else i // 2 for i in range(depth)]
+        return Plan(attention=own(depth), kv=slots, ffn=one(depth))
     if name == "inner_groups":
         slots = inner_groups(depth // 2, 1, 2)
         return Plan(attention=slots, ffn=slots)
@@ -83,24 +88,26 @@ def pieces(spec):
 def unrolled(spec, plan, pool, x, seed):
     """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
     forward, backward = pieces(spec)
-    taken, memory = [], None
-    for i in range(plan.num_layers):
-        memory = memory if plan.reuses[i] else None
+    taken, made = [], []
+    for i, source in enumerate(plan.reads):
+        memory = made[source] if plan.reuses[i] else None
         w = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], pool[p]) for p in plan}
         taken.append((w, x, memory))
         x, memory = forward(*taken[-1])
-    dx, dmemory = seed, jax.tree.map(np.zeros_like, memory)
+        made.append(memory)
+    dx, dmade = seed, [jax.tree.map(np.zeros_like, memory) for memory in made]
     grads = jax.tree.map(np.zeros_like, pool)
-    for i in reversed(range(plan.num_layers)):
+    for i, source in reversed(list(enumerate(plan.reads))):
         w, before, memory = taken[i]
-        dw, dx, into = backward(w, before, memory, (dx, dmemory))
-        dmemory = into if plan.reuses[i] else jax.tree.map(np.zeros_like, dmemory)
+        dw, dx, into = backward(w, before, memory, (dx, dmade[i]))
+        if plan.reuses[i]:
+            dmade[source] = jax.tree.map(np.add, dmade[source], into)
         for part in plan:
             slot = plan.indices(part)[i]
-            for total, one in zip(
+            for total, more in zip(
                 jax.tree.leaves(grads[part]), jax.tree.leaves(dw[part]), strict=True
             ):
-                total[slot] += one
+                total[slot] += more
     return x, grads
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import assert_close, diagonal
 
 from attnlab import Plan, init_pool, plan_names, run_stack
-from attnlab.sharing.plan import named
+from attnlab.sharing.named import named
 
 ALL_PLANS = {name: named(name, 5) for name in [*plan_names(), "cycle_rev:2"]} | {
     "by hand": Plan(attention=(0, 1, 0, 2, 1), ffn=(0, 0, 1, 1, 0)),

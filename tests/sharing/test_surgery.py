@@ -12,7 +12,7 @@ from contract import make as make_heads
 from test_models import SMALL, TOKENS, make
 
 from attnlab import Plan, multi_head_attention
-from attnlab.sharing.plan import named
+from attnlab.sharing.named import named
 from attnlab.sharing.surgery import (
     align_heads,
     output_difference,

@@ -16,7 +16,8 @@ from conftest import assert_close, deep
 from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, training
-from attnlab.sharing.plan import Plan, plan_names
+from attnlab.sharing.named import plan_names
+from attnlab.sharing.plan import Plan
 from attnlab.training import optimizers, shard, tasks
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
 from attnlab.training.metrics import Recorder, read_metrics
