@@ -21,7 +21,7 @@ from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.sharing.delta import add_delta, fit_delta
-from attnlab.sharing.named import named
+from attnlab.sharing.named import name_of, named
 from attnlab.sharing.plan import Plan, own
 
 Params = dict[str, Any]
@@ -156,6 +156,51 @@ def tie_encoder(
 
 OF_A_STACK = ("final_norm", "relative_bias")
 """What each stack has outside its layers."""
+
+
+def detect(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
+    """The same function under the plan that the weights show: slots of a part that are equal bit
+    for bit become one, and an encoder equal to its decoder is shared.
+
+    What a file stores layer by layer (an ALBERT written as a BERT, a tied encoder) is shared again.
+
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="ffn_only")
+    >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    >>> detect(*unshare(config, params))[0].plan
+    'ffn_only'
+    """
+    both = config.kind == "encoder_decoder" and not config.share_encoder
+    plan, pool = _shown(config.layer_plan, params["layers"])
+    params = params | {"layers": pool}
+    if not both:
+        fits = config.kind != "encoder_decoder"
+        return dataclasses.replace(config, plan=name_of(plan) if fits else plan), params
+    encoder, params["encoder_layers"] = _shown(config.encoder_layer_plan, params["encoder_layers"])
+    config = dataclasses.replace(config, plan=plan, encoder_plan=encoder)
+    ours = {n: pool[n] for n in encoder} | {n: params[n] for n in OF_A_STACK if n in params}
+    theirs = params["encoder_layers"] | {n: params.get(f"encoder_{n}") for n in ours if n in params}
+    tied = _agree(encoder, plan) and "delta" not in encoder and _equal(ours, theirs)
+    return tie_encoder(config, params) if tied else (config, params)
+
+
+def _shown(plan: Plan, pool: Params) -> tuple[Plan, Params]:
+    """The plan in which every set of weights stands once, and its pool."""
+    parts, once = {}, {}
+    for part, slots in plan.items():
+        sets = [_slot(pool[part], slot) for slot in range(plan.num_slots[part])]
+        first = [next(i for i, a in enumerate(sets) if _equal(a, w)) for w in sets]
+        kept = sorted({*first})
+        parts[part] = [kept.index(first[s]) if isinstance(s, int) else s for s in slots]
+        once[part] = _stacked([sets[i] for i in kept])
+    return Plan(**parts), once
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Bit for bit, in shape and in value."""
+    a, b = (jax.tree_util.tree_leaves_with_path(tree) for tree in (one, other))
+    pairs = zip(a, b, strict=False)
+    return len(a) == len(b) and all(x[0] == y[0] and np.array_equal(x[1], y[1]) for x, y in pairs)
 
 
 def _agree(encoder: Plan, decoder: Plan) -> bool:
@@ -296,11 +341,7 @@ def _per_head(w: Weights, steps: list[Any]) -> Weights:
 
 def _mean(together: list[Any], part: str, spec: HeadSpec) -> tuple[list[Any], Any]:
     first, *rest = together
-    equal = all(
-        np.array_equal(a, b)
-        for w in rest
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(w), strict=True)
-    )
+    equal = all(_equal(first, w) for w in rest)
     # The mean of equal numbers may differ from them in the last bit.
     mean = lambda *a: jnp.mean(jnp.stack(a), axis=0)
     return together, first if equal else jax.tree.map(mean, *together)

@@ -15,6 +15,7 @@ from attnlab import Plan, multi_head_attention
 from attnlab.sharing.named import named
 from attnlab.sharing.surgery import (
     align_heads,
+    detect,
     output_difference,
     reorder_heads,
     replan,
@@ -37,6 +38,33 @@ def test_unshared_weights_give_the_same_logits(plan):
     assert output_difference((before, params), after, TOKENS) == 0
     again = replan(*after, plan)
     jax.tree.map(np.testing.assert_array_equal, again[1], params)
+
+
+def test_sharing_is_found_in_weights_that_were_copied():
+    """Each part by itself; one bit of one weight, and a set stands alone."""
+    for plan in SHARING:
+        before = dataclasses.replace(DEEP, plan=plan)
+        _, params = make(before)
+        found, once = detect(*unshare(before, params))
+        assert found == before
+        jax.tree.map(np.testing.assert_array_equal, once, params)
+    alone, copied = unshare(before, params)  # cycle_rev:3, which is 0 1 2 2
+    up = np.array(copied["layers"]["ffn"]["up"])
+    up[3, 1, 2] = np.nextafter(up[3, 1, 2], 9, dtype=np.float32)
+    copied["layers"]["ffn"]["up"] = jnp.asarray(up)
+    found, once = detect(alone, copied)
+    assert found.plan == "attention=0,1,2,2 ffn=0,1,2,3"
+    assert output_difference((alone, copied), (found, once), TOKENS) == 0
+
+
+def test_sharing_is_found_beside_pointers_to_keys():
+    config = dataclasses.replace(DEEP, plan="attention=0,1,2,3 kv=0,1,@0,- ffn=0,1,2,3")
+    _, params = make(config)
+    for part in ("attention", "ffn"):
+        params["layers"][part] = jax.tree.map(lambda a: a.at[3].set(a[1]), params["layers"][part])
+    found, once = detect(config, params)
+    assert found.plan == "attention=0,1,2,1 kv=0,1,@0,- ffn=0,1,2,1"
+    assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
 @pytest.mark.parametrize("plan", deep(SHARING, "cycle:2"))
@@ -239,6 +267,12 @@ def test_an_encoder_is_taken_apart_and_tied_again(plan):
         tied, again = tie_encoder(alone, copied)
         assert tied == config
         jax.tree.map(np.testing.assert_array_equal, again, params)
+        found, once = detect(*unshare(alone, copied))
+        assert found.share_encoder
+        assert (found.layer_plan, found.encoder_layer_plan) == (
+            config.layer_plan, config.encoder_layer_plan,
+        )  # fmt: skip
+        jax.tree.map(np.testing.assert_array_equal, once, params)
     apart, more = unshare(config, params)
     assert apart.share_encoder
     assert_close(both(apart)[1](more), run(params), loosen=10)
