@@ -1,8 +1,9 @@
 r"""The report of one sweep or of several: python -m experiments.report --workdir=runs/first \
-    --workdir=runs/equal
+    --workdir=runs/equal --out=runs/both
 
 Writes report.md, report.html (one file that loads nothing), results.csv and the figures of
-report.md into the first folder. Each folder is a panel. `experiments.sweep` calls it at its end.
+report.md into --out, which for one sweep is its own folder. Each folder is a panel.
+`experiments.sweep` calls it at its end.
 """
 
 import os
@@ -33,7 +34,7 @@ from experiments.reporting.wording import (
     percent,
     score,
 )
-from experiments.running import launch
+from experiments.running import launch, workdir
 
 FIGURES = "figures"
 BUDGETS = ("unique_parameters", "applied_parameters", "flops_per_token")
@@ -46,25 +47,35 @@ SHARED = {
 def main() -> None:
     """Writes the report of --workdir."""
     folders = [Path(name) for name in flags.FLAGS.workdir]
-    write(folders)
-    print(f"report: {folders[0] / 'report.html'}")
+    out = flags.FLAGS.out and Path(flags.FLAGS.out)
+    print(f"report: {write(folders, out) / 'report.html'}")
 
 
-def write(folders: list[Path]) -> None:
-    """Writes report.md, report.html, results.csv and figures/ into the first folder.
+def write(folders: list[Path], out: Path | None = None) -> Path:
+    """Writes report.md, report.html, results.csv and figures/ into `out`, and returns it; of one
+    folder into that one, where `out` is left out.
 
-    Raises WorkdirError, before anything is written, where a folder holds no result.
+    Raises WorkdirError, before anything is written, where a folder holds no result and where `out`
+    is the folder of a sweep or a run that the report is not of.
     """
-    panels = read(folders)
+    if out is None and len(folders) > 1:
+        raise ValueError("a report of several folders is none of theirs; say where: --out=FOLDER")
+    out, panels = out or folders[0], read(folders)
+    taken = out in folders or (out / workdir.CONFIG).exists()
+    if taken and folders != [out]:
+        raise workdir.WorkdirError(
+            f"{out} has a report of its own, of what was run there; use another --out"
+        )
     blocks = document(panels)
-    (folders[0] / FIGURES).mkdir(exist_ok=True)
+    (out / FIGURES).mkdir(parents=True, exist_ok=True)
     drawn = drawings(blocks, FIGURES)
     for link, svg in drawn.items():
-        _put(folders[0] / link, svg)
+        _put(out / link, svg)
     text = to_markdown(blocks, FIGURES)
-    _put(folders[0] / "results.csv", to_csv(panels))
-    _put(folders[0] / "report.md", text)
-    _put(folders[0] / "report.html", to_html(text, drawn, _title(panels)))
+    _put(out / "results.csv", to_csv(panels))
+    _put(out / "report.md", text)
+    _put(out / "report.html", to_html(text, drawn, _title(panels)))
+    return out
 
 
 def _put(path: Path, text: str) -> None:
@@ -259,5 +270,6 @@ if __name__ == "__main__":
     flags.DEFINE_multi_string(
         "workdir", None, "A folder of a sweep; give it again for more panels."
     )
+    flags.DEFINE_string("out", None, "Where to; left out: the folder of the one sweep.")
     flags.mark_flag_as_required("workdir")
     launch.start(main)

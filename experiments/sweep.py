@@ -29,7 +29,7 @@ from absl import flags
 
 from attnlab.names import find
 from experiments import report
-from experiments.reporting import pairs, rates, results
+from experiments.reporting import pairs, rates, results, terminal
 from experiments.running import arm, jobs, launch, workdir
 
 RATE = "train.learning_rate"
@@ -78,8 +78,7 @@ def main() -> None:
         return
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
-    for config in configs.values():
-        arm.resolve(config)
+    arms = {name: arm.resolve(config) for name, config in configs.items()}
     if _TUNE.value:
         check_tuning(configs)
     record: dict[str, Any] = {"arms": {n: c.to_dict() for n, c in configs.items()}}
@@ -94,6 +93,7 @@ def main() -> None:
         workdir.claim(folder, record | {"environment": environment})
         asked = {"limit": _MAX_SEEDS.value, "smallest": _SMALLEST.value, "pairs": plan.pairs}
         workdir.write_json(folder / results.QUESTION, {"question": asked})
+    print(terminal.header(arms, folder, room), file=sys.stderr, flush=True)
     ends: dict[str, str] = {}
     if _TUNE.value:
         configs, ends = tune(configs, folder, room)
@@ -103,6 +103,7 @@ def main() -> None:
     if any((folder / name / workdir.RESULT).exists() for name in configs):
         with workdir.own(folder, patience=60):
             report.write([folder])
+        print(terminal.ranking(results.read([folder])))
         print(f"report: {folder / 'report.html'}")
     failed = [f"{n} {end}" for n, end in ends.items() if end not in (arm.COMPLETE, jobs.LEFT)]
     if failed:

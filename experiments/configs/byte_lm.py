@@ -27,7 +27,7 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
-from attnlab.sharing.named import PLANS, name_of
+from attnlab.sharing.named import PLANS, name_of, plan_names
 from attnlab.training.config import TrainConfig
 from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS
@@ -48,6 +48,19 @@ def other_data(
     set_source(config, source)
     config.update_from_flattened_dict(values)
     return with_words(config, arg, variants)
+
+
+def words(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What may stand behind the colon -> what it does, for --help."""
+    rows = {
+        "a layout": LAYOUTS,
+        "a plan": plan_names("COUNT"),
+        "data": SOURCES,
+        "a published model": PUBLISHED | TRANSFORMERS,
+    }
+    told = {kind: ", ".join(names) for kind, names in rows.items()}
+    sets = lambda values: ", ".join(f"{path}={value}" for path, value in values.items())
+    return told | {word: sets(values) for word, values in variants.items()}
 
 
 def with_words(
@@ -110,7 +123,7 @@ def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -
         config.model.layout = word
     elif word in PUBLISHED | TRANSFORMERS:
         set_model(config, published_config(word))
-    elif word.partition(":")[0] in PLANS:
+    elif word.partition(":")[0] in PLANS or word[:1].isdigit():
         config.model.plan = word
     elif word in SOURCES:
         set_source(config, word)

@@ -3,7 +3,7 @@
 import math
 
 from experiments.reporting.pairs import Pair, compare
-from experiments.reporting.results import Panel
+from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent, score, span
 
@@ -35,9 +35,20 @@ def answer(panel: Panel) -> str:
     less = "less" if best.sign > 0 else "more"
     first = (
         f"{title}, **{best.name} predicts best: {score(best)} {panel.unit}**, "
-        f"{best.shown(second.rank - best.rank)} {less} than {second.name}, the next of {len(arms)}."
+        f"{best.shown(second.rank - best.rank)} {less} than {second.name}, the next of {len(arms)}"
+        f"{_at_cost(best, second)}."
     )
     return f"{first} {_certainty(panel)}{ending}"
+
+
+def _at_cost(best: Run, second: Run) -> str:
+    """What the better of two arms has more, or less, of."""
+    told = []
+    for name, words in (("unique_parameters", "parameters"), ("flops_per_token", "FLOPs")):
+        ratio = best.result[name] / second.result[name]
+        if abs(ratio - 1) >= 0.01:
+            told.append(f"{ratio:.2f} times its {words}")
+    return f", with {listed(told, 'and')}" if told else ""
 
 
 def _certainty(panel: Panel) -> str:

@@ -89,6 +89,8 @@ def run(
     """
     ends: dict[str, str] = {}
     left, put_off = collections.deque(configs), dict[str, float]()
+    number = {name: f"arm {i}/{len(configs)}" for i, name in enumerate(configs, 1)}
+    began = time.monotonic()
     running: dict[int, _Job] = {}
     with Display(configs, folder) as display, _signals() as signals:
 
@@ -120,6 +122,7 @@ def run(
                         job.stop()
                 for slot in sorted(set(range(room.jobs)) - running.keys()):
                     if name := free():
+                        display.say(name, f"{number[name]} begins")
                         running[slot] = _Job(name, configs[name], folder, room, slot, display.say)
                 for slot, job in list(running.items()):
                     if (code := job.ended()) is None:
@@ -129,8 +132,11 @@ def run(
                         left.append(job.name)
                         continue
                     ends[job.name] = end = job.end(code)
+                    minutes = (time.monotonic() - began) / 60
+                    so_far = f"{len(ends)} of {len(configs)} have ended in {minutes:.1f} minutes"
+                    display.say(job.name, f"{number[job.name]}: {end}; {so_far}")
                     if end not in (arm.COMPLETE, arm.DIVERGED) and not stopped:
-                        display.say(job.name, f"{end}; its last lines:\n" + "\n".join(job.last))
+                        display.say(job.name, "its last lines:\n" + "\n".join(job.last))
                 display.show([job.name for job in running.values()], len(ends))
                 time.sleep(TICK)
         finally:

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from attnlab.training.fit import Stopped
+from experiments.configs import byte_lm
 from experiments.running.lock import Busy
 
 AGAIN = 75
@@ -103,7 +105,8 @@ def _define_fields(argv: list[str]) -> None:
     flags.DEFINE_string("config", None, "", flag_values=first)
     first(argv, known_only=True)
     if first.config:
-        _, found = load(first.config)
+        module, found = load(first.config)
+        _tell_of(module, first.config.partition(":")[0])
         for path, (kind, value) in fields(found).items():
             name, text = f"config.{path}", f"{value!r} in this config."
             if kind in DEFINE:
@@ -111,6 +114,19 @@ def _define_fields(argv: list[str]) -> None:
             else:
                 flags.DEFINE(_Literal(kind), name, None, text)
             _show_in_help(name)
+
+
+def _tell_of(module: Any, path: str) -> None:
+    """Puts the lab note of a config file, and the words that it knows, into --help."""
+    note = f"{path}: {module.__doc__ or ''}"
+    if hasattr(module, "VARIANTS"):
+        lines = [
+            textwrap.fill(f"{name}: {text}", 78, initial_indent="  ", subsequent_indent="    ")
+            for name, text in byte_lm.words(module.VARIANTS).items()
+        ]
+        note += "\nWords behind the colon, with commas between them:\n" + "\n".join(lines)
+    main = sys.modules["__main__"]
+    main.__doc__ = f"{main.__doc__}\n{note}\n"
 
 
 class _Literal(flags.ArgumentParser):

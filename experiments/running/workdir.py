@@ -12,7 +12,7 @@ from experiments.running import lock
 
 CONFIG = "config.json"
 RESULT = "result.json"
-SHOWN = 20
+SHOWN = 5
 """Differences that a refusal lists."""
 
 

@@ -40,6 +40,9 @@ def test_nothing_is_done_before_the_flags_are_read(name):
 def test_the_fields_of_a_config_are_flags():
     config = "--config=experiments/configs/byte_lm.py:tiny"
     told = command("experiments.run", config, "--help").stdout
+    assert "byte_lm.py: How well does one head layout under one sharing plan predict" in told
+    assert "Words behind the colon, with commas between them:\n  a layout: standard, wide," in told
+    assert "\n  masked: task=masked_lm, model.kind=encoder, model.vocab_size=257\n" in told
     assert "  --config.train.steps: 20 in this config.\n    (an integer)\n" in told
     assert "  --[no]config.model.norm_bias: True in this config.\n" in told
     assert "  --config.train.seeds: (0, 1) in this config.\n    (a Python value)\n" in told

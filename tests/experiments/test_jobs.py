@@ -131,8 +131,12 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
     said = capfd.readouterr().err
     for name, end in (("a", "killed by SIGKILL (out of memory?)"), ("c", "ended with exit code 3")):
         last = "".join(f"[{name}] line {i}\n" for i in range(5, 15))
-        assert f"[{name}] {end}; its last lines:\n{last}" in said
+        assert f"[{name}] its last lines:\n{last}" in said
+        number = f"arm {'abcde'.index(name) + 1}/5"
+        assert said.count(f"[{name}] {number} begins\n") == 1
+        assert f"[{name}] {number}: {end}; " in said
     assert said.count("its last lines") == 2
+    assert "; 5 of 5 have ended in 0." in said
     assert said.count("[a] step 1\n") == 1
 
 

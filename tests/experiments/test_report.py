@@ -53,8 +53,8 @@ def test_answer_names_the_best_and_is_sure_where_it_may_be(plain):
     _, markdown, _ = plain
     assert "**wide · separate predicts best: 2.80" in markdown
     assert (
-        "less than standard · separate, the next of 3. That lead is more than what seeds do"
-        in markdown
+        "less than standard · separate, the next of 3, with 2.00 times its parameters and 2.00 "
+        "times its FLOPs. That lead is more than what seeds do" in markdown
     )
     assert "It is clearly better than 2 of the 2 other arms." in markdown
     assert "| wide · separate | standard · separate | **wide · separate is better** |" in markdown

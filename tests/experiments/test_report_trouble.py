@@ -61,7 +61,7 @@ def test_several_folders_are_several_panels(tmp_path):
     titles = re.findall(r"^## (.*)", markdown, flags=re.MULTILINE)
     assert titles[:2] == ["At equal width", "At equal parameters"]
     assert not (second / "report.md").exists()
-    assert len((first / "results.csv").read_text().splitlines()) == 1 + 18
+    assert len((tmp_path / "together" / "results.csv").read_text().splitlines()) == 1 + 18
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -100,8 +100,36 @@ def test_no_result_leaves_all_as_it_was(tmp_path):
     write_sweep(tmp_path / "first")
     (tmp_path / "empty").mkdir()
     with pytest.raises(WorkdirError, match="empty holds no result"):
-        report.write([tmp_path / "first", tmp_path / "empty"])
-    assert not (tmp_path / "first" / "report.md").exists()
+        report.write([tmp_path / "first", tmp_path / "empty"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_no_report_is_written_over_another_one(tmp_path):
+    """One folder's lies in it; that of several where it is told to, and in none of them."""
+    one, two = (write_sweep(tmp_path / name) for name in ("one", "two"))
+    before = written(one)[0]
+    with pytest.raises(ValueError, match="none of theirs; say where: --out=FOLDER"):
+        report.write([one, two])
+    for out in (one, two):
+        with pytest.raises(WorkdirError, match="has a report of its own, of what was run there"):
+            report.write([one, two], out)
+    report.write([one, two], tmp_path / "both")
+    report.write([one], tmp_path / "elsewhere")
+    assert (one / "report.md").read_text() == before
+    assert (tmp_path / "elsewhere" / "report.md").read_text() == before
+    assert not (two / "report.md").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_arm_that_learnt_nothing_is_warned_of(tmp_path):
+    """Of the yardsticks (unigram 4.76, gzip 1.89) it is worse than the weakest; others are not."""
+    write_sweep(tmp_path)
+    write_arm(tmp_path / "lost", "wide", "albert", 5.0, 90_000)
+    markdown, _ = written(tmp_path)
+    assert markdown.count("which needs no model: look at its learning rate") == 1
+    assert "**wide · albert is worse than unigram entropy** (5.0" in markdown
+    assert "against 4.765 bits per byte)" in markdown
 
 
 def test_command_line(tmp_path):

@@ -146,8 +146,9 @@ def undrawn(monkeypatch):
 
 
 def written(*folders):
-    report.write(list(folders))
-    return [(folders[0] / f"report.{kind}").read_text() for kind in ("md", "html")]
+    several = folders[0].parent / "together" if len(folders) > 1 else None
+    out = report.write(list(folders), several)
+    return [(out / f"report.{kind}").read_text() for kind in ("md", "html")]
 
 
 class Page(HTMLParser):

@@ -1,0 +1,76 @@
+"""What a sweep says on the terminal: what is about to run, and at the end who won."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnlab.model import accounting
+from experiments.reporting import beside, claims, findings
+from experiments.reporting.results import Panel
+from experiments.reporting.wording import score
+from experiments.running.arm import Arm
+from experiments.running.jobs import Room
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the first row a header: the first column to the left, numbers to the right.
+
+    >>> print(columns([("arm", "seeds"), ("wide", "3")]))
+    arm   seeds
+    wide      3
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
+    """What every arm is and costs, and how they are run.
+
+    FLOPs of an arm are 3 forward passes a token (one forward, two backward), of all its seeds.
+    """
+    named = ("arm", "parameters", "seeds", "steps", "tokens", "training FLOPs")
+    rows: list[tuple[str, ...]] = [named]
+    total = 0.0
+    for name, arm in arms.items():
+        trains, model = arm.train, arm.model
+        tokens = trains.steps * trains.batch_size * trains.length * len(trains.seeds)
+        flops = 3.0 * tokens * accounting.flops_per_token(model, trains.length)
+        total += flops
+        parameters = f"{accounting.unique_parameters(model):,}"
+        counts = (str(len(trains.seeds)), f"{trains.steps:,}", f"{tokens:,}", f"{flops:.2e}")
+        rows.append((name, parameters, *counts))
+    each = f", {room.threads} thread{'s' * (room.threads != 1)} each" if room.threads else ""
+    return (
+        f"{len(arms)} arms in {folder}, {min(room.jobs, len(arms))} at once{each}; "
+        f"{total:.2e} FLOPs in all, less what is complete\n{columns(rows)}"
+    )
+
+
+def ranking(panels: Sequence[Panel]) -> str:
+    """Every panel's arms, best first, and its answer in words."""
+    return "\n\n".join(f"{columns(_ranked(panel))}\n\n{_answer(panel)}" for panel in panels)
+
+
+def _ranked(panel: Panel) -> list[tuple[str, ...]]:
+    named = ("arm", f"held-out {panel.unit}", "parameters", "seeds", "seconds")
+    rows: list[tuple[str, ...]] = [named]
+    for run in panel.arms:
+        held, seconds = "diverged", "–"
+        if run.complete:
+            held, seconds = score(run), f"{run.result['wall_seconds']:,.0f}"
+        parameters = f"{run.result['unique_parameters']:,}"
+        rows.append((run.name, held, parameters, str(len(run.seeds)), seconds))
+    return rows
+
+
+def _answer(panel: Panel) -> str:
+    """As the report has it, without the marks of Markdown."""
+    answer = claims.answer if panel.claim else beside.answer if panel.paper else findings.answer
+    return textwrap.fill(answer(panel).replace("**", ""), 100)
