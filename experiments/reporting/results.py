@@ -282,23 +282,25 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
                         f"{panel.folder.name}: the arms differ in {section}.{name} "
                         f"({' or '.join(values)}), which is no question of this report."
                     )
-    lines += [line for panel in panels for run in panel.complete for line in _learnt_nothing(run)]
+    lines += [line for panel in panels for line in _learnt_nothing(panel)]
     for folder in dict.fromkeys(panel.folder for panel in panels):
         if names := unfinished(folder):
             lines.append(f"{folder.name}: not finished, so not shown: {', '.join(names)}.")
     return lines
 
 
-def _learnt_nothing(run: Run) -> list[str]:
-    """A line where the weakest yardstick, which needs no model, does better."""
-    known = sorted((run.sign * value, name) for name, value in run.yardsticks.items())
-    if not known or run.rank <= known[-1][0]:
-        return []
-    value, name = known[-1]
+def _learnt_nothing(panel: Panel) -> list[str]:
+    """A line on those that the weakest yardstick, which needs no model, does better than."""
+    worse: dict[str, list[str]] = {}
+    for run in panel.complete:
+        known = sorted((run.sign * value, name) for name, value in run.yardsticks.items())
+        if known and run.rank > known[-1][0]:
+            told = f"{known[-1][1]}, {run.shown(run.sign * known[-1][0])} {run.unit}"
+            worse.setdefault(told, []).append(run.name)
     return [
-        f"**{run.name} is worse than {name}** ({run.shown(run.score)} against "
-        f"{run.shown(run.sign * value)} {run.unit}), which needs no model: look at its learning "
-        "rate and its number of steps before you compare it."
+        f"**Worse than what needs no model** ({yardstick}): {', '.join(names)}. Look at learning "
+        "rates and the number of steps before you compare."
+        for yardstick, names in worse.items()
     ]
 
 

@@ -1,0 +1,94 @@
+r"""Why did wide heads look better than chunks? Three causes, each with its size.
+
+    python -m experiments.sweep --config=experiments/configs/chunks.py --workdir=runs/chunks
+
+Bloem's blog (2019 to 2021) says that heads that read all of x give better results than heads that
+read a chunk of it each. The code beside it (github.com/pbloem/former, SelfAttentionNarrow) had
+(a) one projection for the chunks of all heads, (b) scores divided by sqrt(width) where
+sqrt(width / heads) is right, so sqrt(heads) times too small, (c) far fewer parameters. Here each
+is undone alone and all together, beside standard heads, which read all of x and are as wide as a
+chunk. Equal parameters: the feed-forward part makes up what wide heads have more.
+
+The numbers that came, and how long it takes, stand in docs/separations.md.
+
+Words after the colon: `reviews` (the class of a review, in place of the next byte; needs
+--config.data.path=PATH/sentence_polarity.zip), and those of byte_lm.py (`tiny`).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from attnlab.model.config import ModelConfig
+from attnlab.model.match import match
+from experiments.configs import byte_lm, reviews
+from experiments.running.claims import Claim, Drawing, Expect
+
+OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
+WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL
+UNDONE = {
+    OWN + SMALL: "maps of its own for every chunk leave",
+    ONE: "the right scale leaves",
+    CODE + EQUAL: "as many parameters leave",
+}
+"""An arm with one cause less than his code -> the words for what that leaves."""
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    words = [word for word in arg.split(",") if word]
+    task = reviews if "reviews" in words else byte_lm
+    return task.get_config(",".join(word for word in words if word != "reviews"))
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Wide and standard heads, and chunks with every cause undone or not."""
+    base = ModelConfig(**get_config(arg).model)
+    wide = dataclasses.replace(base, layout="wide")
+    kinds: dict[str, dict[str, Any]] = {STANDARD: {"layout": "standard"}}
+    for name, layout in ((OWN, "narrow"), (ONE, "narrow_tied")):
+        kinds[name] = {"layout": layout}
+        kinds[name + SMALL] = {"layout": layout, "attention_scale": base.width**-0.5}
+    add(WIDE, **{"model.layout": "wide"})
+    for name, values in kinds.items():
+        as_many = match(dataclasses.replace(base, **values), wide, "parameters").config
+        changes = {f"model.{field}": value for field, value in values.items()}
+        add(name, **changes)
+        add(name + EQUAL, **changes, **{"model.ffn_width": as_many.ffn_width})
+
+
+def pairs(arg: str = "") -> list[tuple[str, str]]:
+    """The statement; each cause undone; all undone; and what is then left of it."""
+    return [
+        (WIDE, CODE),
+        *((undone, CODE) for undone in UNDONE),
+        (OWN + EQUAL, CODE),
+        (WIDE, OWN + EQUAL),
+        (STANDARD + EQUAL, OWN + EQUAL),
+        (WIDE, STANDARD + EQUAL),
+    ]
+
+
+def claim(arg: str = "") -> dict[str, Any]:
+    """The statement, and that each cause is one."""
+    text = "reviews" not in arg.split(",")
+    better = "at most" if text else "at least"
+    what = "bits" if text else "right answers"
+    expect = lambda arm, says, of=CODE: Expect(arm, better, 1.0, says, of=of)
+    return Claim(
+        question="Why did wide heads look better than chunks?",
+        source="Bloem's blog and code, 2019 to 2021",
+        expects=(
+            expect(WIDE, f"wide heads have {{ratio:.3f}} of the {what} of his chunks"),
+            *(expect(arm, f"{says} {{ratio:.3f}}") for arm, says in UNDONE.items()),
+            expect(OWN + EQUAL, "all three at once leave {ratio:.3f}"),
+            expect(WIDE, "and wide heads have {ratio:.3f} of that", of=OWN + EQUAL),
+        ),
+        drawing=Drawing(
+            "bars",
+            "**Chunks with each cause undone, beside wide and standard heads.** Mean ± standard "
+            "deviation over seeds. Dashed: what needs no model.",
+        ),
+    ).record()
