@@ -4,13 +4,9 @@ import importlib
 import json
 import os
 import signal
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 import small_data
 
 from attnlab import training

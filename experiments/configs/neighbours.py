@@ -1,0 +1,61 @@
+r"""Does a paper need to choose among its neighbours, or is their mean enough? Attention on a graph.
+
+    python -m experiments.sweep --config=experiments/configs/neighbours.py \
+        --config.data.path=PATH/cora --workdir=runs/neighbours
+
+Cora (see cora.py). Attention over the edges; the same function with the edges as a dense mask, one
+seed, which costs as if every paper looked at every other; all neighbours alike (scores of 0); and
+no neighbours at all. Velickovic et al. 2018 (arXiv 1710.10903) print 83.0 % for attention over the
+edges, 81.5 % for a fixed mean of them and 55.1 % for a network that sees the words alone, each with
+a network of its own.
+
+The numbers that came, and how long it takes, stand in docs/separations.md.
+
+Words after the colon: those of cora.py (`citeseer`, `tiny`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from experiments.configs import cora
+from experiments.running.claims import Claim, Drawing, Expect
+
+EDGES, DENSE, MEAN, ALONE = "over the edges", "a dense mask", "the mean of all", "no neighbours"
+ARMS: dict[str, dict[str, Any]] = {
+    EDGES: {},
+    DENSE: {"model.implementation": "dense", "train.seeds": (0,)},
+    MEAN: {"model.attention_scale": 0.0},
+    ALONE: {"model.attention_gain": 0.0},
+}
+CLAIM = Claim(
+    question="Does a paper need to choose among its neighbours, or is their mean enough?",
+    source="Velickovic et al. 2018 (arXiv 1710.10903), Table 2",
+    expects=(
+        Expect(EDGES, "at least", 1.1,
+               "neighbours make {ratio:.2f} times as many papers right as their words alone",
+               of=ALONE),
+        Expect(DENSE, "at least", 0.97,
+               "a dense mask gives {ratio:.3f} of what the edges do, which is the same function",
+               of=EDGES),
+        Expect(MEAN, "at least", 0.95, "their plain mean {ratio:.3f} of what attention does",
+               of=EDGES),
+        Expect(MEAN, "at most", 1.0, "and no more than that", of=EDGES),
+    ),
+    drawing=Drawing(
+        "bars",
+        "**Test papers that get their class, by what is made of the neighbours.** Mean ± standard "
+        "deviation over seeds. Dashed: what needs no model.",
+    ),
+)  # fmt: skip
+
+get_config = cora.get_config
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Edges, a mask, a mean, nothing."""
+    for name, changes in ARMS.items():
+        add(name, **changes)
+
+
+claim = CLAIM.record
+"""What was printed."""

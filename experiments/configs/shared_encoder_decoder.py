@@ -1,0 +1,63 @@
+r"""May an encoder and a decoder be one set of weights? T5's question on a task that fits here.
+
+    python -m experiments.sweep --config=experiments/configs/shared_encoder_decoder.py \
+        --config.data.path=PATH/multi30k --workdir=runs/both
+
+English to German on Multi30k (see translation.py). Raffel et al. 2020 (arXiv 1910.10683), Table 2:
+an encoder and a decoder that share all their weights score almost as two of their own (82.81
+against 83.28 on GLUE, half the parameters), and better than two of half the depth (80.88, half the
+parameters too). Here two layers each, two layers shared by both, and one layer each; the decoder's
+cross-attention is its own.
+
+The numbers that came, and how long it takes, stand in docs/separations.md.
+
+Words after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments.configs import translation
+from experiments.running.claims import Claim, Drawing, Expect
+
+OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
+ARMS: dict[str, dict[str, Any]] = {
+    OWN: {},
+    SHARED: {"model.share_encoder": True},
+    HALF: {"model.num_layers": 1},
+}
+CLAIM = Claim(
+    question="May an encoder and a decoder be one set of weights?",
+    source="Raffel et al. 2020 (arXiv 1910.10683), Table 2: an order of arms",
+    expects=(
+        Expect(SHARED, "at most", 1.0,
+               "one set for both needs {ratio:.3f} of the bits that two of half the depth need",
+               of=HALF),
+        Expect(SHARED, "at least", 1.0, "and {ratio:.3f} of those of two sets", of=OWN),
+    ),
+    drawing=Drawing(
+        "bars",
+        "**Bits for a byte of the German test, by which stack has which weights.** Dashed: what "
+        "needs no model.",
+    ),
+)  # fmt: skip
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """translation.py, in half the steps."""
+    config = translation.get_config(arg)
+    if "tiny" not in arg.split(","):
+        config.train.steps = 800
+    return config
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Apart, shared, shallow."""
+    for name, changes in ARMS.items():
+        add(name, **changes)
+
+
+claim = CLAIM.record
+"""What was printed."""
