@@ -91,6 +91,7 @@ def run(
     left, put_off = collections.deque(configs), dict[str, float]()
     number = {name: f"arm {i}/{len(configs)}" for i, name in enumerate(configs, 1)}
     began = time.monotonic()
+    complete = {name for name in configs if (folder / name / workdir.RESULT).exists()}
     running: dict[int, _Job] = {}
     with Display(configs, folder) as display, _signals() as signals:
 
@@ -122,7 +123,8 @@ def run(
                         job.stop()
                 for slot in sorted(set(range(room.jobs)) - running.keys()):
                     if name := free():
-                        display.say(name, f"{number[name]} begins")
+                        if name not in complete:
+                            display.say(name, f"{number[name]} begins")
                         running[slot] = _Job(name, configs[name], folder, room, slot, display.say)
                 for slot, job in list(running.items()):
                     if (code := job.ended()) is None:
@@ -132,9 +134,10 @@ def run(
                         left.append(job.name)
                         continue
                     ends[job.name] = end = job.end(code)
-                    minutes = (time.monotonic() - began) / 60
-                    so_far = f"{len(ends)} of {len(configs)} have ended in {minutes:.1f} minutes"
-                    display.say(job.name, f"{number[job.name]}: {end}; {so_far}")
+                    if job.name not in complete:
+                        minutes = (time.monotonic() - began) / 60
+                        ended = f"{len(ends)} of {len(configs)} have ended in {minutes:.1f} minutes"
+                        display.say(job.name, f"{number[job.name]}: {end}; {ended}")
                     if end not in (arm.COMPLETE, arm.DIVERGED) and not stopped:
                         display.say(job.name, "its last lines:\n" + "\n".join(job.last))
                 display.show([job.name for job in running.values()], len(ends))
