@@ -1,9 +1,13 @@
 """Where a token stands: tables that are added to x, angles that turn q and k, distance buckets."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from attnlab.names import find
 
 
 def sinusoidal(num_positions: int, width: int, *, base: float = 10000.0) -> Float[Array, "T D"]:
@@ -60,38 +64,106 @@ def relative_buckets(
 
 
 def rotary_angles(
-    positions: Int[Array, "*B T"], head_dim: int, *, base: float = 10000.0
+    positions: Int[Array, "*B T"],
+    head_dim: int,
+    *,
+    base: float = 10000.0,
+    scaling: str | None = None,
 ) -> Float[Array, "*B T half"]:
-    """position * base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
+    """position * rate_i with rate_i = base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
+
+    `scaling` changes the rates, for texts longer than those of the training: the name of a row of
+    `SCALINGS`, a colon and its numbers, as "linear:4" or "llama3:8,1,4,8192".
 
     >>> rotary_angles(jnp.arange(3), 4)[:, 0].tolist()
     [0.0, 1.0, 2.0]
+    >>> rotary_angles(jnp.arange(3), 4, scaling="linear:4")[:, 0].tolist()
+    [0.0, 0.25, 0.5]
     """
     if head_dim % 2:
         raise ValueError(f"rotary positions turn pairs: head_dim {head_dim} must be even")
-    return _angles(positions, head_dim, base)
+    if scaling is None:
+        return _angles(positions, head_dim, base)
+    row, numbers = read_scaling(scaling)
+    return _angles(positions, head_dim, base, lambda rates: row.run(rates, *numbers))
+
+
+class Scaling(NamedTuple):
+    """One way to slow rotary positions down. A new one is a row of `SCALINGS`."""
+
+    run: Callable[..., Array]
+    """(rates, *numbers) -> rates"""
+    numbers: tuple[str, ...]
+    """What they are called in a config.json."""
+
+
+def _llama3(rates: Array, factor: float, low: float, high: float, length: float) -> Array:
+    """Waves longer than length/low are stretched by `factor`, those shorter than length/high are
+    kept, and between them the share of the kept rate grows with the number of turns.
+    """
+    turns = length * rates / (2 * math.pi)
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    return (1 - kept) * rates / factor + kept * rates
+
+
+SCALINGS = {
+    # Chen et al. 2023, arXiv 2306.15595: every position counts as a fraction of one.
+    "linear": Scaling(lambda rates, factor: rates / factor, ("factor",)),
+    # Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783).
+    "llama3": Scaling(
+        _llama3,
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    ),
+}
+
+
+def read_scaling(scaling: str) -> tuple[Scaling, tuple[float, ...]]:
+    """The row of `SCALINGS` and its numbers. Raises ValueError with the form that it should have.
+
+    >>> read_scaling("llama3:8,1,4,8192")[1]
+    (8.0, 1.0, 4.0, 8192.0)
+    """
+    name, _, said = scaling.partition(":")
+    row = find("rotary_scaling", name, SCALINGS)
+    try:
+        numbers = tuple(map(float, said.split(",")))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != len(row.numbers) or not all(0 < n < math.inf for n in numbers):
+        form = ",".join(n.upper() for n in row.numbers)
+        raise ValueError(f"rotary_scaling {scaling!r}: write {name}:{form}, all of them above 0")
+    if name == "llama3" and numbers[1] >= numbers[2]:
+        raise ValueError(
+            f"rotary_scaling {scaling!r}: low_freq_factor must be less than high_freq_factor"
+        )
+    return row, numbers
 
 
 def rotate(
     x: Float[Array, "B T N H"], angles: Float[Array, "*B T half"]
 ) -> Float[Array, "B T N H"]:
-    """Turns the pairs (x_i, x_{i+H/2}) by their angles; q.k then depends on distance alone.
+    """Turns the pairs (x_i, x_{i+R/2}) by their angles; q.k then depends on distance alone. There
+    are R/2 angles: the first R numbers of a head are turned, the others stay.
 
-    Pairs are taken half a head apart, as GPT-NeoX and Hugging Face do (the paper takes
-    neighbours: a fixed permutation of the head, which W_Q and W_K absorb).
+    Pairs are taken R/2 apart, as GPT-NeoX and Hugging Face do (the paper takes neighbours: a fixed
+    permutation of the head, which W_Q and W_K absorb).
 
     >>> quarter = jnp.array([[jnp.pi / 2]])
     >>> float(rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)[0, 0, 0, 1])
     1.0
     """
     angles = angles[..., None, :].astype(jnp.promote_types(x.dtype, jnp.float32))
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    a, b = jnp.split(x.astype(cos.dtype), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    cos, sin, half = jnp.cos(angles), jnp.sin(angles), angles.shape[-1]
+    a, b, rest = jnp.split(x, [half, 2 * half], axis=-1)
+    a, b = a.astype(cos.dtype), b.astype(cos.dtype)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
 
 
-def _angles(positions: Array, width: int, base: float) -> Array:
+def _angles(
+    positions: Array, width: int, base: float, scale: Callable[[Array], Array] = lambda rates: rates
+) -> Array:
     # float at least 32, and 64 where x64 is on.
     dtype = jnp.result_type(float)
-    rates = base ** (-jnp.arange(0, width, 2, dtype=dtype) / width)
+    rates = scale(base ** (-jnp.arange(0, width, 2, dtype=dtype) / width))
     return positions[..., None].astype(dtype) * rates

@@ -1,6 +1,7 @@
 """One transformer layer as a pure function: norms, attention, feed-forward, dropout, residuals."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from attnlab.remat import save_for_backward
 from attnlab.sharing.delta import add_delta, init_delta
 
 DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
+Sublayer = tuple[Weights, Callable, float]
+"""The weights of its norm, what it computes, and how often x goes past it."""
 
 
 class BlockSpec(NamedTuple):
@@ -138,7 +141,8 @@ def transformer_block(
 ) -> Ran:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
     `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
-    `spec.ffn_skip` times.
+    `spec.ffn_skip` times. The norm "parallel" adds what each f makes of the same x, each behind a
+    norm of its own.
 
     `given` is all that surrounds the layer, `fields` are fields of it (`mask`, `dropout_key`,
     `cache`, `show`, `edit`, ...; see `observe.Given`). Where `memory` holds the keys and values of
@@ -224,13 +228,13 @@ def transformer_block(
         )
         return drop("ffn", look("ffn_out", out), keys[3])
 
-    residual: Any = find("norm", spec.norm, NORMS)
-    normalise = functools.partial(find("norm_kind", spec.norm_kind, NORM_KINDS), eps=spec.norm_eps)
-    x = residual(w["attention"]["norm"], attention, x, normalise)
+    sublayers: list[Sublayer] = [(w["attention"]["norm"], attention, 1.0)]
     if spec.cross is not None:
-        x = residual(w["cross"]["norm"], cross, x, normalise)
+        sublayers.append((w["cross"]["norm"], cross, 1.0))
     if spec.ffn_width:
-        x = residual(w["ffn"]["norm"], ffn, x, normalise, spec.ffn_skip)
+        sublayers.append((w["ffn"]["norm"], ffn, spec.ffn_skip))
+    normalise = functools.partial(find("norm_kind", spec.norm_kind, NORM_KINDS), eps=spec.norm_eps)
+    x = find("norm", spec.norm, NORMS).run(sublayers, x, normalise)
     return Ran(look("residual", x), ran[0].cache, ran[0].memory, look.seen)
 
 
@@ -250,7 +254,35 @@ def _window(spec: BlockSpec) -> tuple[int, int] | None:
     return spec.window, 0 if spec.is_causal else spec.window
 
 
-NORMS: dict[str, Callable] = {
-    "pre": lambda w, f, x, normalise, skip=1.0: save_for_backward(skip * x + f(normalise(w, x))),
-    "post": lambda w, f, x, normalise, skip=1.0: normalise(w, save_for_backward(skip * x + f(x))),
+class Residual(NamedTuple):
+    """Where the norms stand, and what the sublayers add to. A new one is a row of `NORMS`."""
+
+    run: Callable[[list[Sublayer], Array, Callable], Array]
+    """(sublayers, x, (weights of a norm, x) -> x) -> x"""
+    final: bool
+    """Is there one more norm behind the last layer?"""
+
+
+def _pre(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
+    for w, f, skip in sublayers:
+        x = save_for_backward(skip * x + f(normalise(w, x)))
+    return x
+
+
+def _post(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
+    for w, f, skip in sublayers:
+        x = normalise(w, save_for_backward(skip * x + f(x)))
+    return x
+
+
+def _parallel(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
+    added = sum(f(normalise(w, x)) for w, f, _ in sublayers)
+    return save_for_backward(math.prod(skip for _, _, skip in sublayers) * x + added)
+
+
+NORMS = {
+    "pre": Residual(_pre, final=True),
+    "post": Residual(_post, final=False),
+    # All sublayers read the same x (Wang and Komatsuzaki 2021, GPT-J).
+    "parallel": Residual(_parallel, final=True),
 }

@@ -12,6 +12,7 @@ from attnlab.heads.cache import Cache, init_cache
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.multihead import check_order, contraction_orders
+from attnlab.heads.positions import read_scaling
 from attnlab.heads.project import memory_names
 from attnlab.heads.spec import FIELDS, HeadSpec, under_order
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec
@@ -62,15 +63,17 @@ class ModelConfig:
     Around the layers: `embedding_width` makes the tables that wide and adds a map to `width`, also
     where both are equal (ALBERT); None has no map. The embedding is multiplied by
     `embedding_scale`, that of `zero_token` is read as zeros (T2T's padding). `positions` is a row
-    of `POSITIONS`: with "learned_unpadded" `pad_token` is not counted (RoBERTa), "relative" adds
-    to the scores a number per head and one of `relative_buckets` distances, the last of them from
-    `relative_distance` on (T5). `readout` "tied" takes the embedding, "none" leaves the logits
-    out; `readout_transform` is the activation of a dense layer and a norm before it (BERT), or
-    None. `pooler` is a row of `POOLERS`, `pooled_classes` logits are read from what it gives.
-    Dropout of `dropout_rate` acts at `dropout_places`; inside attention and FFN the other two
-    rates act; `embedding_dropout_rate` None is `dropout_rate`. `ffn_width` 0 leaves the
-    feed-forward part out; `ffn_skip` multiplies what goes past that of a decoder, or of an encoder
-    that stands alone (SummAE has 2), `attention_gain` what self-attention writes.
+    of `POSITIONS`: with "learned_unpadded" `pad_token` is not counted (RoBERTa), "relative" adds to
+    the scores a number per head and one of `relative_buckets` distances, the last of them from
+    `relative_distance` on (T5), "rotary" turns the first `rotary_fraction` of every head at rates
+    of `rotary_base`, which `rotary_scaling` slows down (see `rotary_angles`). `readout` "tied"
+    takes the embedding, "none" leaves the logits out; `readout_transform` is the activation of a
+    dense layer and a norm before it (BERT), or None. `pooler` is a row of `POOLERS`,
+    `pooled_classes` logits are read from what it gives. Dropout of `dropout_rate` acts at
+    `dropout_places`; inside attention and FFN the other two rates act; `embedding_dropout_rate`
+    None is `dropout_rate`. `ffn_width` 0 leaves the feed-forward part out; `ffn_skip` multiplies
+    what goes past that of a decoder, or of an encoder that stands alone (SummAE has 2),
+    `attention_gain` what self-attention writes.
 
     An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
     and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
@@ -123,6 +126,8 @@ class ModelConfig:
     positions: str = "learned"
     pad_token: int | None = None
     rotary_base: float = 10000.0
+    rotary_fraction: float = 1.0
+    rotary_scaling: str | None = None
     relative_buckets: int = 32
     relative_distance: int = 128
     embedding_width: int | None = None
@@ -149,21 +154,16 @@ class ModelConfig:
     implementation: str | None = None
 
     def __post_init__(self):
-        for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads"):
+        for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "delta_rank"):
             _check_count(field, getattr(self, field), 1)
-        _check_count("delta_rank", self.delta_rank, 1)
         for field in ("encoder_layers", "embedding_width"):
             if getattr(self, field) is not None:
                 _check_count(field, getattr(self, field), 1)
         for field in ("ffn_width", "token_types", "pooled_classes"):
             _check_count(field, getattr(self, field), 0)
-        for field in ("dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"):
-            if not 0 <= getattr(self, field) < 1:
+        for place in ("", "embedding_", "attention_", "ffn_"):
+            if not 0 <= (getattr(self, field := f"{place}dropout_rate") or 0.0) < 1:
                 raise ValueError(f"{field} must be in [0, 1), not {getattr(self, field)}")
-        if not 0 <= (self.embedding_dropout_rate or 0.0) < 1:
-            raise ValueError(
-                f"embedding_dropout_rate must be in [0, 1), not {self.embedding_dropout_rate}"
-            )
         if self.init_std is not None and self.init_std <= 0:
             raise ValueError(f"init_std must be positive or None, not {self.init_std}")
         find("kind of model", self.kind, MODELS)
@@ -214,6 +214,10 @@ class ModelConfig:
     def _check_outer(self) -> None:
         """Positions, readout and pooler fit what the model is."""
         row = POSITIONS[self.positions]
+        if not 0 < self.rotary_fraction <= 1:
+            raise ValueError(f"rotary_fraction must be in (0, 1], not {self.rotary_fraction}")
+        if self.rotary_scaling is not None:
+            read_scaling(self.rotary_scaling)
         if row.skips_padding and (self.pad_token is None or self.kind != "encoder"):
             raise ValueError(
                 f"positions {self.positions!r} need to see the whole text and the padding in it: "
@@ -290,16 +294,21 @@ class ModelConfig:
                 f"without an output map the heads side by side ({heads.sizes['O']}) must be as "
                 f"wide as the model ({self.width}); set value_dim or attention_output=True"
             )
-        rotary = self.positions == "rotary"
-        turned = heads.turned if rotary else 0
-        if turned is None:
+        rotary = POSITIONS[self.positions].rotary
+        if rotary and heads.turned is None:
             raise ValueError(
                 f"layout {self.layout!r} has the inputs for keys, which rotary positions cannot "
                 "turn; use layout 'bilinear' or other positions"
             )
+        turned = self.num_turned if rotary else 0
         if turned % 2:
             field = FIELDS[LAYOUTS[self.layout].turned or "H"]
-            raise ValueError(f"rotary positions turn pairs: {field} {turned} must be even")
+            part = (
+                "" if self.rotary_fraction == 1 else f", of which rotary_fraction takes {turned},"
+            )
+            raise ValueError(
+                f"rotary positions turn pairs: {field} {heads.turned}{part} must be even"
+            )
         if self.order is not None:
             orders = contraction_orders(heads, 1, self.max_len, rotary=rotary)
             check_order(heads, orders, self.order)
@@ -315,6 +324,11 @@ class ModelConfig:
             norm_eps=self.head_norm_eps,
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in same},
         )
+
+    @property
+    def num_turned(self) -> int:
+        """How many numbers of a query and of a key rotary positions turn: the first ones."""
+        return int((self.heads.turned or 0) * self.rotary_fraction)
 
     def _biases(self) -> str:
         """A layout without a map has no bias for it; a letter that is none stays, and fails."""

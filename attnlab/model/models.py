@@ -315,7 +315,9 @@ class _Text:
         self.x = self._drop("embeddings", x, rate).astype(DTYPES[c.dtype])
         self.rotary = None
         if POSITIONS[c.positions].rotary:
-            self.rotary = rotary_angles(self.numbers, c.heads.turned, base=c.rotary_base)
+            self.rotary = rotary_angles(
+                self.numbers, c.num_turned, base=c.rotary_base, scaling=c.rotary_scaling
+            )
 
     def bias(self, name: str, *, two_sided: bool) -> Array | None:
         """What relative positions add to the scores."""

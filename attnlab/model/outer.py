@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from attnlab.heads import positions
+from attnlab.model.block import NORMS
 from attnlab.model.pointwise import ACTIVATIONS, linear
 from attnlab.norms import NORM_KINDS, init_norm
 
@@ -62,7 +63,7 @@ def outer_shapes(config: Any) -> dict[str, Any]:
     stacks = ["", "encoder_"] if c.kind == "encoder_decoder" and not c.share_encoder else [""]
     if row.relative:
         shapes |= {f"{s}relative_bias": (c.relative_buckets, c.num_heads) for s in stacks}
-    if c.norm == "pre":
+    if NORMS[c.norm].final:
         shapes |= {f"{s}final_norm": norm(d) for s in stacks}
     if c.readout_transform:
         shapes |= matrix("transform", d, e) | {"transform_norm": norm(e)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from attnlab import positions
+from attnlab import ModelConfig, positions
 
 
 def test_sinusoidal_by_hand():
@@ -36,6 +36,58 @@ def test_rotary_turns_pairs_half_a_head_apart():
     x = jnp.array([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
     turned = positions.rotate(x, positions.rotary_angles(jnp.array([2]), 4))
     assert_close(turned[0, 0, 0], jnp.array([np.cos(2.0), 0, np.sin(2.0), 0], jnp.float32))
+
+
+def test_the_first_part_of_a_head_is_turned_alone():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 2, 10)), jnp.float32)
+    angles = positions.rotary_angles(jnp.array([4, 0, 7]), 6)
+    got = positions.rotate(x, angles)
+    assert_close(got[..., :6], positions.rotate(x[..., :6], angles))
+    np.testing.assert_array_equal(got[..., 6:], x[..., 6:])
+    assert np.abs(got[:, 0, :, :6] - x[:, 0, :, :6]).min() > 1e-3
+
+
+def test_scaled_rates_by_hand(x64):
+    """Llama 3.1's, wave by wave: short ones kept, long ones stretched, a line between them."""
+    scaling = "llama3:8,1,4,64"
+    rates = 100.0 ** (-np.arange(12) / 12)
+    expected = []
+    for rate in rates:
+        wave = 2 * np.pi / rate
+        if wave < 64 / 4:
+            expected.append(rate)
+        elif wave > 64:
+            expected.append(rate / 8)
+        else:
+            kept = (64 / wave - 1) / 3
+            expected.append((1 - kept) * rate / 8 + kept * rate)
+    got = positions.rotary_angles(jnp.array([1]), 24, base=100.0, scaling=scaling)[0]
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    assert len({round(g / r, 6) for g, r in zip(got.tolist(), rates, strict=True)}) > 4
+    linear = positions.rotary_angles(jnp.array([5]), 24, base=100.0, scaling="linear:2.5")[0]
+    np.testing.assert_allclose(linear, 2 * rates, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "told"),
+    [
+        ("yarn:4", "unknown rotary_scaling 'yarn'"),
+        ("linear", "write linear:FACTOR"),
+        ("linear:0", "write linear:FACTOR, all of them above 0"),
+        ("llama3:8,1,4", "write llama3:FACTOR,LOW_FREQ_FACTOR"),
+        ("llama3:8,4,4,64", "low_freq_factor must be less"),
+    ],
+)
+def test_a_scaling_that_is_none_is_refused(scaling, told):
+    with pytest.raises(ValueError, match=told):
+        ModelConfig(positions="rotary", rotary_scaling=scaling)
+
+
+def test_a_part_of_a_head_without_pairs_is_refused():
+    with pytest.raises(ValueError, match="head_dim 16, of which rotary_fraction takes 3, must be"):
+        ModelConfig(positions="rotary", rotary_fraction=0.2)
+    with pytest.raises(ValueError, match=r"rotary_fraction must be in \(0, 1\]"):
+        ModelConfig(rotary_fraction=0.0)
 
 
 def test_odd_heads_are_refused():

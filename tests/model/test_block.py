@@ -44,6 +44,8 @@ def test_order_of_norm_and_residual(norm):
     if norm == "pre":
         y = x + f(a, layer_norm(a["norm"], x))
         y = y + feed_forward(b, layer_norm(b["norm"], y))
+    elif norm == "parallel":
+        y = f(a, layer_norm(a["norm"], x)) + feed_forward(b, layer_norm(b["norm"], x)) + x
     else:
         y = layer_norm(a["norm"], x + f(a, x))
         y = layer_norm(b["norm"], y + feed_forward(b, y))
@@ -97,7 +99,10 @@ def test_cross_attention_comes_between(norm):
     y = x
     for part, f in steps.items():
         norm_of = lambda y, part=part: rms_norm(w[part]["norm"], y, eps=1e-5)
-        y = y + f(w[part], norm_of(y)) if norm == "pre" else norm_of(y + f(w[part], y))
+        if norm == "post":
+            y = norm_of(y + f(w[part], y))
+        else:
+            y = y + f(w[part], norm_of(x if norm == "parallel" else y))
     assert_close(got, y)
     assert probs.shape == (2, 2, 5, 5)
     assert cross_probs.shape == (2, 3, 5, 4)
