@@ -18,9 +18,12 @@ from attnlab.model.outer import POSITIONS
 from attnlab.names import find
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
+from attnlab.pretrained.deepseek import DEEPSEEK_V3
 from attnlab.pretrained.distilbert import DISTILBERT
 from attnlab.pretrained.families import Family
 from attnlab.pretrained.gpt2 import GPT2
+from attnlab.pretrained.gpt_neox import GPT_NEOX
+from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN3
 from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.rows import fill, unfill
@@ -44,7 +47,8 @@ __all__ = [
     "save",
 ]
 
-FAMILIES = {f.name: f for f in (ALBERT, BERT, DISTILBERT, GPT2, ROBERTA, T5)}
+KNOWN = (ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN3, ROBERTA, T5)
+FAMILIES = {family.name: family for family in KNOWN}
 
 
 def load(
@@ -171,7 +175,8 @@ def _meaning(config: ModelConfig) -> dict[str, Any]:
     # A place where nothing drops is none.
     values["dropout at each place"] = {place: rate for place, rate in rates.items() if rate}
     row = POSITIONS[config.positions]
-    unread = FREE | DROPOUT | (set() if row.rotary else {"rotary_base"})
+    unread = FREE | DROPOUT
+    unread |= set() if row.rotary else {"rotary_base", "rotary_fraction", "rotary_scaling"}
     unread |= set() if row.skips_padding else {"pad_token"}
     unread |= {"delta_rank"} if "delta" not in config.layer_plan else set()
     unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}

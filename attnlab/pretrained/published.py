@@ -10,7 +10,10 @@ from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.distilbert import DISTILBERT
 from attnlab.pretrained.families import Family
 from attnlab.pretrained.gpt2 import GPT2
+from attnlab.pretrained.gpt_neox import GPT_NEOX
+from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN3
 from attnlab.pretrained.roberta import ROBERTA
+from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.t5 import T5
 
 
@@ -45,6 +48,25 @@ def _t5(width: int, d_kv: int, ffn_width: int, layers: int, heads: int, v11: boo
     return Published(T5, "T5ForConditionalGeneration", sizes | gated, ("lm_head.weight",))
 
 
+def _llama(
+    family: Family, width: int, ffn_width: int, layers: int, heads: int, **more: Any
+) -> Published:
+    sizes = dict(hidden_size=width, intermediate_size=ffn_width, num_hidden_layers=layers)
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}
+    return Published(
+        family, f"{names[family.name]}ForCausalLM", sizes | dict(num_attention_heads=heads) | more
+    )
+
+
+def _pythia(width: int, layers: int, heads: int) -> Published:
+    sizes = _bert(width, layers, heads) | dict(vocab_size=50304)
+    return Published(GPT_NEOX, "GPTNeoXForCausalLM", sizes)
+
+
+LLAMA_3 = dict(vocab_size=128256, num_key_value_heads=8, rope_theta=500000.0, rms_norm_eps=1e-5)
+LLAMA_3_2 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA_3_2 |= dict(original_max_position_embeddings=8192)
+QWEN3_SIZES = dict(num_key_value_heads=8, rope_theta=1000000.0, max_position_embeddings=40960)
 ROBERTA_SIZES = dict(max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
 PUBLISHED = {
     "bert_base": Published(BERT, "BertForPreTraining", _bert(768, 12, 12)),
@@ -67,6 +89,30 @@ PUBLISHED = {
     "t5_11b": _t5(1024, 128, 65536, 24, 128, v11=False),
     "t5_v1_1_small": _t5(512, 64, 1024, 8, 6, v11=True),
     "t5_v1_1_base": _t5(768, 64, 2048, 12, 12, v11=True),
+    "llama_2_7b": _llama(
+        LLAMA, 4096, 11008, 32, 32, max_position_embeddings=4096, rms_norm_eps=1e-5
+    ),
+    "llama_3_8b": _llama(LLAMA, 4096, 14336, 32, 32, max_position_embeddings=8192, **LLAMA_3),
+    "llama_3_2_1b": _llama(
+        LLAMA,
+        2048,
+        8192,
+        16,
+        32,
+        max_position_embeddings=131072,
+        rope_scaling=LLAMA_3_2,
+        tie_word_embeddings=True,
+        **LLAMA_3,
+    ),
+    "mistral_7b": _llama(
+        MISTRAL, 4096, 14336, 32, 32, max_position_embeddings=32768, rms_norm_eps=1e-5
+    ),
+    "qwen3_0_6b": _llama(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True, **QWEN3_SIZES),
+    "qwen3_8b": _llama(QWEN3, 4096, 12288, 36, 32, **QWEN3_SIZES),
+    "pythia_70m": _pythia(512, 6, 8),
+    "pythia_160m": _pythia(768, 12, 12),
+    "pythia_1_4b": _pythia(2048, 24, 16),
+    "gpt_neox_20b": Published(GPT_NEOX, "GPTNeoXForCausalLM", {}),
 }
 # The paper's (Vaswani et al. 2017, table 3), with tensor2tensor's positions; post-norm.
 TRANSFORMER = ModelConfig(
@@ -107,7 +153,7 @@ def published_config(name: str, **fields: Any) -> ModelConfig:
     """
     row = find("published model", name, PUBLISHED | TRANSFORMERS)
     if isinstance(row, Published):
-        settings = row.family.settings | row.settings
+        settings = read_settings(row.settings, row.family.settings, row.family.fixed, ())
         tensors = dict.fromkeys(row.tensors)
         row = ModelConfig(**row.family.fields(settings, tensors, row.architecture))
     return dataclasses.replace(row, **fields)

@@ -1,7 +1,7 @@
 """A name table: which tensor of a file is which weight of ours, and how one becomes the other."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,19 +9,26 @@ import numpy as np
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import parse
+from attnlab.pretrained.tensors import Stored
+
+Path = tuple[str, ...]
 
 
 class Row(NamedTuple):
     """One tensor of a file."""
 
     name: str
-    paths: tuple[tuple[str, ...], ...]
+    paths: tuple[Path, ...]
     """Weights of ours, each a path in the tree; several lie side by side in the tensor."""
     slot: int | None = None
     """Of stacked weights [G, ...] which one."""
     kind: str = "same"
     """"linear" is stored (out, in), "conv1d" (in, out), "vector" flat, "same" as it is, "swapped"
     with the last two axes exchanged."""
+    by_head: bool = False
+    """Do several weights lie side by side head by head: all of head 0, then all of head 1?"""
+    pairs: tuple[str, ...] = ()
+    """Of these weights rotary positions turn neighbours (2i, 2i+1) in the file, (i, i+P/2) here."""
 
 
 def same(name: str, *path: str, slot: int | None = None) -> list[Row]:
@@ -36,12 +43,14 @@ def dense(
     kind: str = "linear",
     bias: bool = True,
     pack: tuple[str, ...] = (),
+    by_head: bool = False,
+    pairs: tuple[str, ...] = (),
 ) -> list[Row]:
     """`name`.weight and `name`.bias; `pack` names the last step where several lie side by side."""
     paths = tuple((*path, last) for last in pack) or (path,)
-    rows = [Row(f"{name}.weight", paths, slot, kind)]
+    rows = [Row(f"{name}.weight", paths, slot, kind, by_head, pairs)]
     biases = tuple((*p[:-1], f"{p[-1]}_bias") for p in paths)
-    return rows + ([Row(f"{name}.bias", biases, slot, "vector")] if bias else [])
+    return rows + ([Row(f"{name}.bias", biases, slot, "vector", by_head)] if bias else [])
 
 
 def norm(name: str, *path: str, slot: int | None = None, bias: bool = True) -> list[Row]:
@@ -50,10 +59,20 @@ def norm(name: str, *path: str, slot: int | None = None, bias: bool = True) -> l
     return rows + ([Row(f"{name}.bias", ((*path, "bias"),), slot)] if bias else [])
 
 
-def fill(shapes: Any, rows: Iterable[Row], tensors: Mapping[str, np.ndarray]) -> Any:
-    """The tree of `shapes` from the tensors, in float32. Every weight is filled, once.
+def fill(
+    shapes: Any,
+    rows: Iterable[Row],
+    tensors: Mapping[str, np.ndarray],
+    *,
+    dtype: Any = np.float32,
+    put: Callable[[Path, np.ndarray], Any] = lambda path, a: a,
+) -> Any:
+    """The tree of `shapes` from the tensors, in `dtype`. Every weight is filled, once.
 
-    Raises ValueError that names the tensor which is missing or does not fit.
+    Weights are made one by one, the largest first, and handed to `put`, which says what stands in
+    the tree. No more than a weight and a part of a tensor is held beside what `put` has given.
+
+    Raises ValueError that names the tensor which is missing or does not fit, before any is read.
     """
     rows = list(rows)
     missing = [row.name for row in rows if row.name not in tensors]
@@ -62,53 +81,109 @@ def fill(shapes: Any, rows: Iterable[Row], tensors: Mapping[str, np.ndarray]) ->
             f"{len(missing)} tensors are missing, the first is {missing[0]!r}; the model of "
             "config.json needs it"
         )
-    tree = jax.tree.map(lambda a: np.full(a.shape, np.nan, np.float32), shapes)
-    filled: set[Any] = set()
+    leaves = {
+        tuple(key.key for key in keys): leaf.shape
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    }
+    makers: dict[Path, list[tuple[Row, Any]]] = {path: [] for path in leaves}
     for row in rows:
-        leaves = [_leaf(tree, path) for path in row.paths]
-        slices = [a if row.slot is None else a[row.slot] for a in leaves]
-        folded = [_fold(row, path[-1], a.shape) for path, a in zip(row.paths, slices, strict=True)]
-        stored = (*folded[0][:-1], sum(shape[-1] for shape in folded))
-        swapped = row.kind in ("linear", "swapped")
-        stored = (*stored[:-2], *stored[:-3:-1]) if swapped else stored
-        tensor = tensors[row.name]
+        tensor = tensors.at(row.name) if isinstance(tensors, Stored) else tensors[row.name]
+        stored = _stored_shape(row, leaves)
         if tensor.shape != stored:
             where = ", ".join(".".join(path) for path in row.paths)
             raise ValueError(
                 f"the tensor {row.name!r} has shape {tensor.shape}, config.json asks for {stored} "
                 f"(it becomes {where})"
             )
-        tensor = tensor.swapaxes(-1, -2) if swapped else tensor
-        ends = np.cumsum([shape[-1] for shape in folded])[:-1]
-        pieces = np.split(tensor, ends, axis=-1) if len(folded) > 1 else [tensor]
-        for path, a, piece in zip(row.paths, slices, pieces, strict=True):
-            a[...] = piece.reshape(a.shape)
-            filled.add((path, row.slot))
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        steps = tuple(key.key for key in keys)
-        slots = {slot for known, slot in filled if known == steps}
-        if slots != {None} and slots != set(range(leaf.shape[0])):
-            raise ValueError(f"no tensor of the file becomes all of {'.'.join(steps)}")
-    return tree
+        for path in row.paths:
+            makers[path].append((row, tensor))
+    for path, found in makers.items():
+        slots = [row.slot for row, _ in found]
+        if slots != [None] and sorted(slots) != list(range(leaves[path][0])):  # type: ignore[type-var]
+            raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
+    made = {}
+    for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
+        weight = _empty(leaves[path], dtype)
+        for row, tensor in makers[path]:
+            _copy(row, path, leaves, tensor, weight if row.slot is None else weight[row.slot])
+        made[path] = put(path, weight)
+        del weight
+    return jax.tree.unflatten(jax.tree.structure(shapes), [made[path] for path in leaves])
 
 
 def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
     """The inverse of `fill`: name -> tensor."""
+    leaves = {
+        tuple(key.key for key in keys): np.asarray(leaf)
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
+    shapes = {path: a.shape for path, a in leaves.items()}
     tensors = {}
     for row in rows:
-        pieces = []
-        for path in row.paths:
-            a = np.asarray(_leaf(params, path))
-            a = a if row.slot is None else a[row.slot]
-            pieces.append(a.reshape(_fold(row, path[-1], a.shape)))
-        tensor = np.concatenate(pieces, axis=-1) if len(pieces) > 1 else pieces[0]
-        swapped = row.kind in ("linear", "swapped")
-        tensors[row.name] = tensor.swapaxes(-1, -2) if swapped else tensor
+        tensor = np.empty(_stored_shape(row, shapes), leaves[row.paths[0]].dtype)
+        ours = _as_ours(row, tensor)
+        for path, columns in _columns(row, shapes).items():
+            a = leaves[path] if row.slot is None else leaves[path][row.slot]
+            ours[..., columns] = a.reshape(_fold(row, path, shapes))
+        tensors[row.name] = tensor
     return tensors
 
 
-def _fold(row: Row, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+CHUNK = 2**23
+"""Numbers of a tensor that are read at once."""
+
+
+def _copy(row: Row, path: Path, shapes: dict[Path, Any], tensor: Any, weight: np.ndarray) -> None:
+    """Writes what `tensor` has of one slot of a weight into it."""
+    folded = weight.reshape(_fold(row, path, shapes))
+    columns = _columns(row, shapes)[path]
+    if not isinstance(columns, slice):
+        folded[...] = _as_ours(row, tensor[...])[..., columns]
+        return
+    target = _as_ours(row, folded)  # its own inverse
+    step = max(1, CHUNK // max(1, math.prod(tensor.shape[1:])))
+    for first in range(0, tensor.shape[0], step):
+        target[first : first + step] = tensor[first : first + step]
+
+
+def _as_ours(row: Row, tensor: np.ndarray) -> np.ndarray:
+    """A view of a stored tensor with inputs first, and the inverse."""
+    return tensor.swapaxes(-1, -2) if row.kind in ("linear", "swapped") else tensor
+
+
+def _columns(row: Row, shapes: dict[Path, Any]) -> dict[Path, Any]:
+    """path -> which outputs of the stored tensor, inputs first, are those of the weight."""
+    if len(row.paths) == 1 and not row.pairs:
+        return {row.paths[0]: slice(None)}
+    widths = {path: _fold(row, path, shapes)[-1] for path in row.paths}
+    # Without by_head all of a weight lies together, as if there were one head.
+    heads = _slot_shape(row, row.paths[0], shapes)[-2] if row.by_head else 1
+    order = np.arange(sum(widths.values())).reshape(heads, -1)
+    found, start = {}, 0
+    for path, width in widths.items():
+        end = start + width // heads
+        mine = order[:, start:end]
+        if path[-1] in row.pairs:
+            each = _slot_shape(row, path, shapes)[-1]
+            mine = mine.reshape(-1, each // 2, 2).swapaxes(-1, -2)
+        found[path], start = mine.reshape(-1), end
+    return found
+
+
+def _stored_shape(row: Row, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    """The shape in the file."""
+    folded = [_fold(row, path, shapes) for path in row.paths]
+    ours = (*folded[0][:-1], sum(shape[-1] for shape in folded))
+    return (*ours[:-2], *ours[:-3:-1]) if row.kind in ("linear", "swapped") else ours
+
+
+def _slot_shape(row: Row, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    return shapes[path] if row.slot is None else shapes[path][1:]
+
+
+def _fold(row: Row, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
     """Heads and their width side by side, as files have them: [in, out], or flat."""
+    name, shape = path[-1], _slot_shape(row, path, shapes)
     if row.kind == "vector":
         return (math.prod(shape),)
     if len(shape) < 3 or row.kind in ("same", "swapped"):
@@ -118,7 +193,9 @@ def _fold(row: Row, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return math.prod(shape[:reads]), math.prod(shape[reads:])
 
 
-def _leaf(tree: Any, path: tuple[str, ...]) -> Any:
-    for step in path:
-        tree = tree[step]
-    return tree
+def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Where JAX on a CPU need not copy what it is given: 64 bytes is what it aligns to."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size].view(dtype).reshape(shape)

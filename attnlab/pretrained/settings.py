@@ -1,7 +1,14 @@
 """config.json: every attribute is read, known to change nothing, or refused by name."""
 
 import fnmatch
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class OrNull(NamedTuple):
+    """What an attribute is where config.json says nothing; null says something else."""
+
+    default: Any
+
 
 # Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
 HARMLESS = """
@@ -19,7 +26,7 @@ encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
 return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
 exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx directionality
 pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-pooler_type reorder_and_upcast_attn
+pooler_type reorder_and_upcast_attn pretraining_tp
 """.split()  # noqa: SIM905
 FIXED: dict[str, Any] = {
     "pruned_heads": {},
@@ -67,7 +74,8 @@ def read_settings(
                 f"config.json: {name} = {value!r} is unknown here and may change what the model "
                 f"computes; if it does not, pass ignore=({name!r},)"
             )
-    return {name: raw.get(name, default) for name, default in defaults.items()}
+    plain = {n: d.default if isinstance(d, OrNull) else d for n, d in defaults.items()}
+    return {name: raw.get(name, default) for name, default in plain.items()}
 
 
 def activation(settings: dict[str, Any], name: str) -> str:
@@ -86,6 +94,10 @@ def their_activation(ours: str) -> str:
 
 
 def _check_type(name: str, value: Any, default: Any) -> None:
+    if isinstance(default, OrNull):
+        if value is None:
+            return
+        default = default.default
     kinds = {bool: bool, int: int, float: (int, float), str: str}.get(type(default))
     wrong = kinds and not isinstance(value, kinds)  # type: ignore[arg-type]
     if wrong or (type(default) in (int, float) and isinstance(value, bool)):

@@ -3,29 +3,61 @@
 Nothing in such a file can be executed. Pickles can: none is ever opened.
 """
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from attnlab.extras import extra
 
-DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
+DTYPES: dict[str, Any] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+    "BOOL": np.bool_,
+}  # fmt: skip
 PICKLES = (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class Stored(Mapping[str, np.ndarray]):
-    """name -> tensor of a file that is mapped into memory: read when it is asked for, no sooner."""
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file, of which only what is asked for is read; nothing is kept or mapped."""
 
-    def __init__(self, places: Mapping[str, tuple[Any, str]]):
+    path: Path
+    dtype: Any
+    shape: tuple[int, ...]
+    start: int
+    """Its first byte in the file."""
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        """A slice of the first axis, or ... for all."""
+        first, end = 0, math.prod(self.shape[:1])
+        if isinstance(rows, slice):
+            first, end, _ = rows.indices(end)
+        row = math.prod(self.shape[1:])
+        start = self.start + first * row * np.dtype(self.dtype).itemsize
+        shape = (max(end - first, 0), *self.shape[1:]) if self.shape else ()
+        found = np.fromfile(self.path, self.dtype, math.prod(shape), offset=start)
+        return found.reshape(shape)
+
+
+class Stored(Mapping[str, np.ndarray]):
+    """name -> tensor of a file: read when it is asked for, no sooner."""
+
+    def __init__(self, places: Mapping[str, Tensor]):
         self._places = dict(places)
 
+    def at(self, name: str) -> Tensor:
+        """One that is not read yet."""
+        return self._places[name]
+
     def __getitem__(self, name: str) -> np.ndarray:
-        file, stored = self._places[name]
-        return file.get_tensor(stored)
+        return self.at(name)[...]
 
     def __contains__(self, name: object) -> bool:  # a Mapping's own would read the tensor
         return name in self._places
@@ -91,11 +123,17 @@ def read_file(path: Path) -> Stored:
         mapped = safe_open(path, framework="np")
     except SafetensorError as error:
         raise ValueError(f"{path} is no whole safetensors file ({error}); copy it again") from None
-    names = list(mapped.keys())
-    for name in names:
-        if (dtype := mapped.get_slice(name).get_dtype()) not in DTYPES:
-            raise ValueError(f"{path}: {name!r} has the unknown dtype {dtype!r}")
-    return Stored({name: (mapped, name) for name in names})
+    with path.open("rb") as file:  # the library has checked all of it
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    found = {}
+    for name in mapped.keys():  # noqa: SIM118
+        said = header[name]
+        if said["dtype"] not in DTYPES:
+            raise ValueError(f"{path}: {name!r} has the unknown dtype {said['dtype']!r}")
+        start = 8 + length + said["data_offsets"][0]
+        found[name] = Tensor(path, DTYPES[said["dtype"]], tuple(said["shape"]), start)
+    return Stored(found)
 
 
 def write_file(path: Path, tensors: Mapping[str, Any]) -> None:

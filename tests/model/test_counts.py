@@ -159,13 +159,8 @@ ROWS = {
     "T2T big, less its embeddings": (
         vaswani(d=1024, f=4096, h=16, norm="pre", vocab=1), 176_287_744 + 1024,
     ),
-    "LlamaForCausalLM 7B": (
-        ModelConfig(
-            vocab_size=32000, width=4096, num_layers=32, num_heads=32, ffn_width=11008,
-            activation="gated_silu", norm_kind="rms", norm_bias=False, attention_biases="",
-            ffn_bias=False, positions="rotary", readout="own",
-        ),
-        6_738_415_616,
+    "DeepseekV3ForCausalLM, 3 dense layers": (
+        published("deepseek_v3", "DeepseekV3ForCausalLM", num_hidden_layers=3), 3_603_815_424,
     ),
     "Vaswani base, attention biases": (vaswani(attention_biases="qkvo"), 63_045_632 + 36_864),
     **{
@@ -225,6 +220,16 @@ NAMED = {
     "t5_11b": 11_307_321_344,
     "t5_v1_1_small": 76_961_152,
     "t5_v1_1_base": 247_577_856,
+    "llama_2_7b": 6_738_415_616,
+    "llama_3_8b": 8_030_261_248,
+    "llama_3_2_1b": 1_235_814_400,
+    "mistral_7b": 7_241_732_096,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_8b": 8_190_735_360,
+    "pythia_70m": 70_426_624,
+    "pythia_160m": 162_322_944,
+    "pythia_1_4b": 1_414_647_808,
+    "gpt_neox_20b": 20_554_567_680,
     "transformer_base": 63_045_632,
     "transformer_big": 214_171_648,
 }

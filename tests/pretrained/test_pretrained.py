@@ -13,7 +13,7 @@ import pytest
 from goldens import FAMILIES, GOLDEN, close, split, write
 
 from attnlab import pretrained
-from attnlab.pretrained.tensors import Stored, read_file, write_file
+from attnlab.pretrained.tensors import Tensor, read_file, write_file
 
 
 def test_every_family_has_a_golden_file_and_they_are_small():
@@ -73,6 +73,18 @@ def old_style(family, config, tensors):
             tensors[f"h.{i}.attn.masked_bias"] = np.float32(-1e4).reshape(())
         config = {k: v for k, v in config.items() if not k.startswith(("scale_attn", "reorder"))}
         config |= {"n_ctx": 17, "summary_type": "cls_index"}
+    if "rope_parameters" in config:  # before transformers 5
+        said = config.pop("rope_parameters")
+        config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
+        rates, at = np.ones(2, np.float32), "model.layers.{}.self_attn."
+        if family == "gpt_neox":
+            config |= {"rotary_emb_base": config.pop("rope_theta"), "rotary_pct": 0.5}
+            at = "gpt_neox.layers.{}.attention."
+            mask = {"bias": np.tril(np.ones((1, 1, 17, 17), bool)), "masked_bias": rates[0]}
+            tensors |= {at.format(i) + name: a for i in range(2) for name, a in mask.items()}
+        for name in ("mlp_bias", "layer_types") + ("attention_bias",) * (family == "llama"):
+            config.pop(name, None)
+        tensors |= {f"{at.format(i)}rotary_emb.inv_freq": rates for i in range(2)}
     if family == "t5":
         for name in (
             "encoder.embed_tokens.weight",
@@ -206,6 +218,25 @@ ATTRIBUTES = {
     "roberta": {"hidden_act": "mish", "add_cross_attention": True},
     "distilbert": {"activation": "mish"},
     "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": True},
+    "deepseek_v3": {
+        "hidden_act": "mish",
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "num_key_value_heads": 2,
+        "qk_head_dim": 99,
+    },
+    "gpt_neox": {"hidden_act": "mish", "rotary_pct": 0.9, "is_decoder": True},
+    "llama": {
+        "hidden_act": "mish",
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 77.0,
+    },
+    "mistral": {"hidden_act": "mish", "attention_bias": True},
+    "qwen3": {
+        "hidden_act": "mish",
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": "llama3",
+    },
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
 
@@ -224,6 +255,26 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
     other = config | {"model_type": family + "x"}
     with pytest.raises(ValueError, match=r"unknown model_type .* did you mean"):
         pretrained.load(write(tmp_path / "folder", other, tensors))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, "rope_type = 'yarn' is not supported; known: def"),
+        ({"rope_type": "linear", "factor": "two"}, "factor = 'two' of the rotary positions is no"),
+        ({"rope_type": "linear"}, "rope_type 'linear' needs factor"),
+        ({"rope_type": "default", "mscale": 2}, "mscale = 2 of the rotary positions"),
+        ({"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1},
+         "low_freq_factor must be less than high_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported in this"),
+    ],
+)  # fmt: skip
+def test_rotary_positions_that_are_not_known_are_refused_by_name(said, told, tmp_path):
+    config, tensors, _, _ = split(FAMILIES["llama"])
+    for name in ("rope_parameters", "rope_scaling"):
+        changed = config | {"rope_parameters": None} | {name: said}
+        with pytest.raises(ValueError, match=re.escape(told)):
+            pretrained.load_config(write(tmp_path / "folder", changed, tensors))
 
 
 def test_an_albert_with_more_groups_than_layers(tmp_path):
@@ -273,8 +324,8 @@ def test_a_config_is_read_without_a_weight(tmp_path, monkeypatch):
     """Tensors are read one by one, when they are asked for: a folder may be larger than memory."""
     config, tensors, _, _ = split(FAMILIES["bert"])
     folder = write(tmp_path / "folder", config, tensors)
-    asked, get = [], Stored.__getitem__
-    monkeypatch.setattr(Stored, "__getitem__", lambda s, name: asked.append(name) or get(s, name))
+    asked, get = [], Tensor.__getitem__
+    monkeypatch.setattr(Tensor, "__getitem__", lambda t, rows: asked.append(t) or get(t, rows))
     pretrained.load_config(folder)
     assert len(asked) < 10 < len(tensors)  # in the tests beartype asks for one a call
     pretrained.load(folder)

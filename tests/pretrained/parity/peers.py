@@ -26,6 +26,13 @@ T5 = dict(vocab_size=97, d_model=32, d_kv=6, d_ff=56, num_layers=2, num_heads=4)
 T5 |= dict(decoder_start_token_id=0, relative_attention_num_buckets=8)
 T5 |= dict(relative_attention_max_distance=10)
 
+LLAMA = BERT | dict(rms_norm_eps=1e-5, num_key_value_heads=2)
+NEOX = BERT | dict(hidden_size=48, rotary_pct=0.5)
+DEEPSEEK = LLAMA | dict(num_key_value_heads=4, kv_lora_rank=14, q_lora_rank=10, v_head_dim=9)
+DEEPSEEK |= dict(qk_nope_head_dim=7, qk_rope_head_dim=6, first_k_dense_replace=3)
+SCALED = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0)
+SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -97,6 +104,61 @@ PEERS = {
         T5 | dict(feed_forward_proj="gated-silu", layer_norm_epsilon=0.05, num_heads=3),
     ),
     "t5-bare-gelu": (tr.T5Model, tr.T5Config, T5 | dict(feed_forward_proj="gelu")),
+    "llama": (tr.LlamaForCausalLM, tr.LlamaConfig, LLAMA),
+    "llama-llama3-biases-tied": (
+        tr.LlamaForCausalLM,
+        tr.LlamaConfig,
+        LLAMA
+        | dict(head_dim=6, num_key_value_heads=4, hidden_act="gelu_new", rms_norm_eps=0.05)
+        | dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
+        | dict(rope_parameters=SCALED),
+    ),
+    "llama-bare-linear": (
+        tr.LlamaModel,
+        tr.LlamaConfig,
+        LLAMA
+        | dict(num_key_value_heads=1, num_hidden_layers=3)
+        | dict(rope_parameters=dict(rope_type="linear", factor=2.5, rope_theta=50.0)),
+    ),
+    "mistral": (
+        tr.MistralForCausalLM,
+        tr.MistralConfig,
+        LLAMA | dict(head_dim=10, sliding_window=4),
+    ),
+    "qwen3": (
+        tr.Qwen3ForCausalLM,
+        tr.Qwen3Config,
+        LLAMA | dict(head_dim=10, rms_norm_eps=0.05, tie_word_embeddings=True),
+    ),
+    "qwen3-sliding-biases": (
+        tr.Qwen3ForCausalLM,
+        tr.Qwen3Config,
+        LLAMA
+        | dict(head_dim=6, use_sliding_window=True, sliding_window=5, max_window_layers=0)
+        | dict(attention_bias=True, num_key_value_heads=4),
+    ),
+    "gpt_neox": (tr.GPTNeoXForCausalLM, tr.GPTNeoXConfig, NEOX),
+    "gpt_neox-in-turn-tied": (
+        tr.GPTNeoXForCausalLM,
+        tr.GPTNeoXConfig,
+        NEOX
+        | dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True)
+        | dict(rotary_pct=1.0, rotary_emb_base=50.0, hidden_act="gelu_new", layer_norm_eps=0.05),
+    ),
+    "gpt_neox-bare": (tr.GPTNeoXModel, tr.GPTNeoXConfig, NEOX | dict(rotary_pct=0.34)),
+    "deepseek_v3": (tr.DeepseekV3ForCausalLM, tr.DeepseekV3Config, DEEPSEEK),
+    "deepseek_v3-plain-queries": (
+        tr.DeepseekV3ForCausalLM,
+        tr.DeepseekV3Config,
+        DEEPSEEK
+        | dict(q_lora_rank=None, tie_word_embeddings=True, rms_norm_eps=0.05)
+        | dict(rope_parameters=SCALED),
+    ),
+    "deepseek_v3-halves": (
+        tr.DeepseekV3ForCausalLM,
+        tr.DeepseekV3Config,
+        DEEPSEEK | dict(rope_interleave=False, num_hidden_layers=3),
+    ),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
@@ -125,11 +187,13 @@ def inputs(name, length=11, vocab=97):
     rng = np.random.default_rng(2)
     pad = PEERS[name][2].get("pad_token_id", 1)
     ids = rng.integers(5, vocab, (3, length))
-    real = np.arange(length) < np.array([[length], [length - 4], [length - 7]])
+    # A window that only saw padding would see nothing, which is no number to compare.
+    most = (PEERS[name][2].get("sliding_window") or length) - 1
+    real = np.arange(length) < length - np.minimum([[0], [4], [7]], most)
     ids = np.where(real, ids, pad)
     given = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
     types = PEERS[name][2].get("type_vocab_size", 2)
-    if not name.startswith(("distilbert", "t5")):
+    if name.startswith(("bert", "albert", "roberta", "gpt2")):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
     if name.startswith("t5") and "encoder" not in name:
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
@@ -156,7 +220,7 @@ def _large(key, shape, rng):
         return (1 + 0.3 * values) if key.endswith("weight") else 0.3 * values
     if key.endswith("bias"):
         return 0.3 * values
-    if any(part in key for part in ("embedding", "wte", "wpe", "shared", "relative")):
+    if any(part in key for part in ("embed", "wte", "wpe", "shared", "relative")):
         return 0.7 * values
     fan_in = shape[0] if ".c_" in key else shape[1]
     return 1.2 * values / np.sqrt(fan_in)
