@@ -163,6 +163,7 @@ def embed(
     c, row = config, POSITIONS[config.positions]
     mixed = jnp.issubdtype(tokens.dtype, jnp.floating)
     x = tokens @ w["embedding"] if mixed else w["embedding"][tokens]
+    x = x.astype(jnp.promote_types(x.dtype, c.dtype))  # weights may be less precise
     x = x if c.embedding_scale == 1 else x * jnp.asarray(c.embedding_scale, x.dtype)
     if c.zero_token is not None and not mixed:
         x = jnp.where((tokens == c.zero_token)[..., None], 0, x)

@@ -6,12 +6,14 @@ Needs neither torch nor transformers. Nothing in a folder is executed.
 import dataclasses
 import fnmatch
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from attnlab.model.config import Model, ModelConfig
 from attnlab.model.outer import POSITIONS
@@ -51,14 +53,28 @@ KNOWN = (ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GPT2, GPT_NEOX, LLAMA, MISTRAL, 
 FAMILIES = {family.name: family for family in KNOWN}
 
 
+Sharding = jax.sharding.Sharding
+PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
 def load(
-    folder: str | Path, *, ignore: tuple[str, ...] = (), **fields: Any
+    folder: str | Path,
+    *,
+    ignore: tuple[str, ...] = (),
+    param_dtype: str = "float32",
+    sharding: Callable[[tuple[str, ...], tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
+    **fields: Any,
 ) -> tuple[Model, dict[str, Any]]:
     """(model, params) of a folder with config.json and safetensors, as transformers saves it.
 
-    Weights are float32, whatever the file holds. Readout, pooler and classes are those that the
-    file or its architecture has. `fields` replace fields of the
-    `ModelConfig` that change no weight (dtype, remat, order, ...).
+    Weights are `param_dtype`, "float32" or "bfloat16", whatever the file holds. Readout, pooler and
+    classes are those that the file or its architecture has. `fields` replace fields of the
+    `ModelConfig` that change no weight (dtype, which is what products run in, remat, order, ...).
+
+    Weights are read one by one, so that the peak of memory is the result and the part of a tensor
+    that is being read. With `sharding` each is put where it says before the next one is read: a
+    tree of shardings like that of the params, or a function ((name, name, ...), shape) -> sharding;
+    no device holds more than its part.
 
     Strict both ways: every tensor is used or known to hold nothing, every weight is filled.
     `ignore` are patterns of further tensors, or of attributes in config.json, to leave out.
@@ -66,7 +82,9 @@ def load(
     Raises ValueError, naming the tensor, the attribute or the file, and never runs or unpickles
     anything that it finds.
     """
+    dtype = find("param_dtype", param_dtype, PARAM_DTYPES)
     family, settings, tensors, config = _read(Path(folder), ignore)
+    model = dataclasses.replace(config, **fields).build()
     rows = family.rows(config, settings)
     known = {row.name for row in rows}
     patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
@@ -76,9 +94,17 @@ def load(
             f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
             f"the first is {unknown[0]!r}; if they do not matter, pass ignore=({unknown[0]!r},)"
         )
-    params = fill(param_shapes(config), rows, tensors)
-    model = dataclasses.replace(config, **fields).build()
-    return model, jax.tree.map(jnp.asarray, params)
+
+    def put(path: tuple[str, ...], weight: np.ndarray) -> Array:
+        where: Any = sharding
+        if callable(sharding):
+            where = sharding(path, weight.shape)
+        elif sharding is not None:
+            for step in path:
+                where = where[step]
+        return jax.device_put(weight, where)
+
+    return model, fill(param_shapes(config), rows, tensors, dtype=dtype, put=put)
 
 
 def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:
@@ -135,7 +161,8 @@ def save(folder: str | Path, model: Model, params: dict[str, Any], *, family: st
             for name, a in tensors.items()
         }
     write_file(folder / ONE_FILE, tensors)
-    about = {"architectures": [architecture], "model_type": chosen.name, "dtype": "float32"}
+    dtype = str(jax.tree.leaves(params)[0].dtype)
+    about = {"architectures": [architecture], "model_type": chosen.name, "dtype": dtype}
     text = json.dumps(settings | about, indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 

@@ -129,7 +129,7 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
     return tensors
 
 
-CHUNK = 2**23
+CHUNK = 2**20
 """Numbers of a tensor that are read at once."""
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import peer_outputs
 import pytest
 from goldens import FAMILIES, GOLDEN, close, split, write
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from attnlab import pretrained
 from attnlab.pretrained.tensors import Tensor, read_file, write_file
@@ -340,6 +342,52 @@ def test_other_precisions_become_float32(dtype, tmp_path):
     wte = params["embedding"]
     assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     np.testing.assert_array_equal(wte, stored["transformer.wte.weight"].astype(np.float32))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_weights_may_stay_bfloat16(family, tmp_path):
+    """The outputs are those of the same numbers in float32, bit by bit: products are in float32."""
+    config, tensors, given, _ = split(FAMILIES[family])
+    folder = write(tmp_path / "folder", config, tensors)
+    model, params = pretrained.load(folder, param_dtype="bfloat16")
+    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    exact = pretrained.load(folder)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(a.dtype)), params, exact)
+    assert model.config.dtype == "float32"
+    wider = jax.tree.map(lambda a: a.astype(jnp.float32), params)
+    got, expected = (peer_outputs.run(model, p, given).logits for p in (params, wider))
+    np.testing.assert_array_equal(got, expected)
+    pretrained.save(tmp_path / "saved", model, params)
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
+    again = pretrained.load(tmp_path / "saved", param_dtype="bfloat16")[1]
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    with pytest.raises(ValueError, match="unknown param_dtype 'bf16': did you mean 'bfloat16'"):
+        pretrained.load(folder, param_dtype="bf16")
+
+
+def test_each_weight_goes_where_it_belongs(tmp_path):
+    """By a function of its name and shape, or by a tree."""
+    config, tensors, _, _ = split(FAMILIES["llama"])
+    folder = write(tmp_path / "folder", config, tensors)
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    asked = {}
+
+    def half(path, shape):
+        even = next((i for i, n in enumerate(shape) if not n % 2), None)
+        spec = P() if even is None else P(*[None] * even, "x")
+        return asked.setdefault(path, NamedSharding(mesh, spec))
+
+    _, plain = pretrained.load(folder)
+    _, params = pretrained.load(folder, sharding=half)
+    jax.tree.map(np.testing.assert_array_equal, plain, params)
+    assert params["layers"]["ffn"]["up"].sharding == asked["layers", "ffn", "up"]
+    held = {a.size // a.addressable_shards[0].data.size for a in jax.tree.leaves(params)}
+    assert held == {2}
+    assert asked.keys() == {tuple(k.key for k in keys) for keys, _ in
+                            jax.tree_util.tree_flatten_with_path(params)[0]}  # fmt: skip
+    tree = jax.tree.map(lambda a: a.sharding, params)
+    _, again = pretrained.load(folder, sharding=tree)
+    assert jax.tree.map(lambda a: a.sharding, again) == tree
 
 
 def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
