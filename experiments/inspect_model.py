@@ -2,20 +2,24 @@
 
     python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
     python -m experiments.inspect_model --path=FOLDER
+    python -m experiments.inspect_model --path=FOLDER --text="The sea, the sea"
 
 FOLDER holds config.json and safetensors of a published model (see `attnlab.pretrained`). Prints the
 plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how attention
-would be computed at the config's batch and length (one text of 512 tokens for a folder). Nothing is
-trained or written.
+would be computed at the config's batch and length (one text of 512 tokens for a folder). With a
+text, which the folder's tokenizer.json reads: its tokens, where each head looks, and how the text
+goes on or what an encoder reads in its place. Nothing is trained or written.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from absl import flags
 
-from attnlab import pretrained
+from attnlab import generate, pretrained
 from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
@@ -31,9 +35,13 @@ def main() -> None:
     path = flags.FLAGS.path
     if bool(path) == bool(flags.FLAGS.config):
         raise ValueError("give either --config or --path")
+    if flags.FLAGS.text and not path:
+        raise ValueError("--text is read by the tokenizer of a folder: give --path")
     if path:
-        model = pretrained.load(path)[0].config
+        model = pretrained.load_config(path)
         print(describe(model, 1, min(model.max_len, 512)))
+        if flags.FLAGS.text:
+            print("\n" + read_text(path, flags.FLAGS.text))
         return
     resolved = arm.resolve(launch.config()[1])
     task = TASKS[resolved.task].bind(resolved.data.sizes())
@@ -73,6 +81,52 @@ def describe(
             _attention(config, inputs or _texts(config, batch, length), training=bool(inputs)),
         ]
     )
+
+
+NEW_TOKENS = 20
+
+
+def read_text(folder: str, text: str) -> str:
+    """What the model of a folder does with a text."""
+    tokenizer = pretrained.tokenizer(folder)
+    read = tokenizer.read(text)
+    if not len(read.tokens):
+        raise ValueError("the text has no tokens; write a word or more")
+    model, params = pretrained.load(folder)
+    config = model.config
+    if len(read.tokens) > config.max_len:
+        raise ValueError(f"{len(read.tokens)} tokens are longer than max_len {config.max_len}")
+    ids, both = jnp.asarray(read.tokens)[None], config.kind == "encoder_decoder"
+    texts = (ids, jnp.zeros((1, 1), ids.dtype)) if both else (ids,)  # T5 begins with token 0
+    asked = dict(return_outputs=True, return_probs=True)
+    seen = jax.jit(lambda p: model.apply({"params": p}, *texts, **asked))(params)
+    names = [repr(name) for name in read.names]
+    rows = zip(range(len(names)), read.tokens, names, strict=True)
+    sections = ["\n".join(["token  id      text", *(f"{i:<6} {t:<7} {n}" for i, t, n in rows)])]
+    probs = np.asarray((seen.encoder_probs if both else seen.probs)[:, 0])
+    sections.append("where each head looks most, over all tokens:\n" + _looks(probs, names))
+    room = config.max_len - (1 if both else len(names))
+    if config.kind == "encoder" and seen.logits is not None:
+        best = [repr(tokenizer.decode([t])) for t in np.argmax(seen.logits[0], axis=-1)]
+        sections.append("what it reads in their place: " + " ".join(best))
+    elif config.kind != "encoder" and config.readout != "none" and room > 0:
+        count, source = min(NEW_TOKENS, room), ids if both else None
+        new = generate(model, params, texts[-1], count, source=source)
+        sections.append("goes on with: " + repr(tokenizer.decode(np.asarray(new[0]).tolist())))
+    return "\n\n".join(sections)
+
+
+def _looks(probs: np.ndarray, names: Sequence[str]) -> str:
+    """A row a layer, a column a head: the token that gets most of the mean attention [L, N, T, S],
+    and how much; of a causal head that is often the first."""
+    mean = probs.mean(axis=2)
+    cell = lambda layer, head: (
+        f"{names[int(mean[layer, head].argmax())]} {mean[layer, head].max():.2f}"
+    )
+    layers, heads = mean.shape[:2]
+    rows = [("layer", *(f"head {n + 1}" for n in range(heads)))]
+    rows += [(str(i + 1), *(cell(i, n) for n in range(heads))) for i in range(layers)]
+    return _columns(rows)
 
 
 def _stacks(config: ModelConfig) -> dict[str, Plan]:
@@ -159,4 +213,5 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> str:
 if __name__ == "__main__":
     launch.define_config(required=False)
     flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
+    flags.DEFINE_string("text", "", "A text for the model of that folder to read.")
     launch.start(main)

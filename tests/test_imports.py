@@ -11,7 +11,7 @@ from conftest import ROOT
 # From the ground up: a file imports its own room and the floors below it.
 FLOORS = (
     {"names", "remat", "extras"},
-    {"observe"},
+    {"observe", "tokenizer"},
     {"norms", "attention", "sharing.plan"},
     {"heads", "sharing.named"},
     {"sharing.stack", "sharing.delta"},
@@ -21,7 +21,7 @@ FLOORS = (
     {"pretrained", "adapters"},
 )
 # Not on the stairs: `training` takes its model as an argument, `plot` takes arrays.
-APART = {"training": {"names", "attention", "extras"}, "plot": {"extras"}}
+APART = {"training": {"names", "attention", "extras", "tokenizer"}, "plot": {"extras"}}
 # Who alone may import a package.
 ONLY = {
     "flax": {"model.modules", "model.models"},

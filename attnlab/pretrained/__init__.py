@@ -35,6 +35,7 @@ from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, Stored, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
 from attnlab.sharing.surgery import unshare
+from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 
 __all__ = [
     "FAMILIES",
@@ -47,6 +48,7 @@ __all__ = [
     "param_shapes",
     "published_config",
     "save",
+    "tokenizer",
 ]
 
 KNOWN = (ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN3, ROBERTA, T5)
@@ -112,6 +114,22 @@ def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelCon
     as far as names and config.json tell.
     """
     return _read(Path(folder), ignore)[-1]
+
+
+def tokenizer(folder: str | Path) -> Tokenizer:
+    """What turns text into the tokens of a folder's model and back: its tokenizer.json, read by the
+    package tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special
+    tokens too, and where each stands in the text; `decode` is the way back.
+
+    Raises ValueError for a folder without the file, and for a file that is none.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
+            "spiece.model alone needs to be saved again by transformers"
+        )
+    return make_tokenizer(str(path), ())
 
 
 def _read(

@@ -5,14 +5,20 @@ r"""What do published weights become when trained on under another plan of shari
 
 FOLDER, after the colon, holds config.json and safetensors (see `attnlab.pretrained`). The model is
 the folder's, every field of it a flag; what would need other weights is refused. The task is the
-first for its kind of model: bytes are ids below 256 of its vocabulary, so the numbers say how
-weights take to a change, not what the model knew of words. 20 steps of a tiny ALBERT: seconds.
-See docs/recipes.md.
+first for its kind of model. The text is read by the folder's tokenizer.json, losses are bits per
+byte as ever. Without that file, or where the model has no number left for the symbols of the task
+(a mask, say), it is read byte by byte, ids below 256 of the vocabulary: the losses then say how
+weights take to a change, not what the model knew of words. 20 steps of a tiny ALBERT: seconds. See
+docs/recipes.md.
 """
+
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from attnlab import pretrained
+from attnlab.tokenizer import FILE, num_tokens
+from attnlab.training.tasks import TASKS
 from experiments.configs import byte_lm
 
 
@@ -23,6 +29,10 @@ def get_config(arg: str = "") -> ConfigDict:
     model, config = pretrained.load_config(arg), byte_lm.get_config()
     config.start = arg
     byte_lm.set_model(config, model)
+    path = Path(arg) / FILE
+    symbols = len(TASKS[config.task].symbols)
+    if path.is_file() and num_tokens(str(path)) + symbols <= model.vocab_size:
+        config.data.tokenizer = str(path)
     config.train.update(
         steps=200,
         warmup_steps=10,

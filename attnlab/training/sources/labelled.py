@@ -12,10 +12,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from attnlab.tokenizer import make_tokenizer, num_tokens
 from attnlab.training.sources.files import bucket, digest, lines_of, read_bytes
 from attnlab.training.sources.rows import drawn, padded, spaced
 from attnlab.training.sources.source import Batch, Sizes, Source
-from attnlab.training.sources.tokenizer import make_tokenizer, num_tokens
 
 PARTS = ("train", "valid", "test")
 FOLD = re.compile(r"cv(\d)\d\d")

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from attnlab.tokenizer import Tokenizer, make_tokenizer, num_tokens
 from attnlab.training.sources.files import bucket, digest, read_lines
 from attnlab.training.sources.rows import drawn, padded, spaced
 from attnlab.training.sources.source import Batch, Sizes, Source
 from attnlab.training.sources.text import gzip_bits, unigram_bits
-from attnlab.training.sources.tokenizer import Tokenizer, make_tokenizer, num_tokens
 
 PARTS = ("train", "valid", "test")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from attnlab.training.sources.source import BYTES, Batch, Sizes, Source
-from attnlab.training.sources.tokenizer import (
+from attnlab.tokenizer import (
     FILE,
     Encoded,
     Tokenizer,
     make_tokenizer,
     num_tokens,
 )
+from attnlab.training.sources.source import BYTES, Batch, Sizes, Source
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 

@@ -20,10 +20,23 @@ class Encoded(NamedTuple):
     """Bytes of the text that each token stands for; they sum to the bytes of the text."""
 
 
+class Read(NamedTuple):
+    """A text as a model reads it, with the special tokens that its tokenizer puts around it."""
+
+    tokens: np.ndarray
+    spans: np.ndarray
+    """[T, 2]: from where to where in the text, in characters; a special token is nowhere."""
+    names: tuple[str, ...]
+    """What stands there of the text; of a special token its name."""
+
+
 class Tokenizer(NamedTuple):
     """What reads and writes text."""
 
     encode: Callable[[Sequence[str]], list[Encoded]]
+    """Texts to train on, without special tokens."""
+    read: Callable[[str], Read]
+    """One text for a model."""
     decode: Callable[[Sequence[int]], str]
     size: int
     """Tokens are 0 to size - 1."""
@@ -57,7 +70,7 @@ def num_tokens(name: str) -> int:
                 f"tokenizer {name!r}: write bpe:N with N more than the 256 bytes, or bytes"
             )
         return int(count)
-    return _read(Path(name)).get_vocab_size()
+    return 1 + max(_read(Path(name)).get_vocab().values(), default=-1)  # some numbers may be free
 
 
 def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) -> Tokenizer:
@@ -74,9 +87,10 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
     'lowé'
     """
     if name == "bytes":
-        read = lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+        split = lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         return Tokenizer(
-            lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(read, texts)],
+            lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(split, texts)],
+            lambda text: _read_bytes(text, split(text)),
             lambda tokens: bytes(map(int, tokens)).decode("utf-8", "replace"),
             256,
             b"",
@@ -93,10 +107,24 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
                 texts, found.encode_batch(list(texts), add_special_tokens=False), strict=True
             )
         ],
+        lambda text: _read_text(text, found.encode(text)),
         lambda tokens: found.decode([int(t) for t in tokens], skip_special_tokens=False),
         size,
         found.to_str(pretty=True).encode(),
     )
+
+
+def _read_bytes(text: str, tokens: np.ndarray) -> Read:
+    starts = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
+    spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
+    return Read(tokens, spans, tuple(text[start] for start in starts))
+
+
+def _read_text(text: str, encoding: Any) -> Read:
+    spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+    names = zip(encoding.offsets, encoding.tokens, strict=True)
+    told = tuple(text[start:end] or name for (start, end), name in names)
+    return Read(np.array(encoding.ids, np.int32), spans, told)
 
 
 def _encoded(text: str, encoding: Any) -> Encoded:
@@ -131,6 +159,10 @@ def _read(path: Path) -> Any:
             f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
         )
     try:
-        return Tokenizer.from_file(str(path))
+        found = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower kind
         raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+    # A file may say that texts are cut or filled up to a length, which would be another text.
+    found.no_truncation()
+    found.no_padding()
+    return found

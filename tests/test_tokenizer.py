@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from attnlab.training.sources.tokenizer import FILE, make_tokenizer, num_tokens
+from attnlab.tokenizer import FILE, make_tokenizer, num_tokens
 
 TEXTS = ["a rose is a rose", "Straße, über naïve Œuvre", "日本語 🙂 \t two  spaces ", "", "\n\n"]
 
