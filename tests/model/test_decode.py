@@ -50,6 +50,21 @@ def test_cached_decoding_is_the_full_forward(layout, positions, window):
     assert_close(got, run(params, TOKENS), loosen=5)
 
 
+def test_as_pythia_and_llama_decode():
+    """Sublayers beside each other; a part of the head turned, at rates that are slowed."""
+    config = dataclasses.replace(
+        LONG, norm="parallel", positions="rotary", rotary_fraction=0.5, head_dim=8, num_kv_heads=1,
+        rotary_scaling="llama3:8,1,4,6", rotary_base=20.0,
+    )  # fmt: skip
+    run, params = make(config)
+    got = jax.jit(lambda p: in_pieces(config, p, 7))(params)
+    expected = run(params, TOKENS)
+    assert_close(got, expected, loosen=5)
+    for changed in (dict(rotary_fraction=1.0), dict(rotary_scaling=None), dict(norm="pre")):
+        other = dataclasses.replace(config, **changed).build().apply({"params": params}, TOKENS)
+        assert np.abs(other - expected).max() > 1e-3, changed
+
+
 def test_with_talking_heads_in_the_absorbed_order():
     config = dataclasses.replace(LONG, layout="wide", order="absorbed", talking_heads=True)
     run, params = make(config)
