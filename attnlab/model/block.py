@@ -283,6 +283,9 @@ def _parallel(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array
 NORMS = {
     "pre": Residual(_pre, final=True),
     "post": Residual(_post, final=False),
+    # torch.nn.Transformer has both; an encoder of torch without a norm of its own is the other.
+    "post_final": Residual(_post, final=True),
+    "pre_open": Residual(_pre, final=False),
     # All sublayers read the same x (Wang and Komatsuzaki 2021, GPT-J).
     "parallel": Residual(_parallel, final=True),
 }

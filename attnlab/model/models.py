@@ -196,8 +196,8 @@ class EncoderDecoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        source: Int[Array, "B S"],
-        tokens: Int[Array, "B T"],
+        source: Int[Array, "B S"] | Float[Array, "B S vocab"],
+        tokens: Int[Array, "B T"] | Float[Array, "B T vocab"],
         *,
         padding_mask: Bool[Array, "B S"] | None = None,
         target_padding_mask: Bool[Array, "B R"] | None = None,

@@ -1,5 +1,6 @@
 """Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023) and Qwen3 (Qwen Team 2025), in the names
-of Hugging Face: one family with other settings."""
+of Hugging Face: one family with other settings.
+"""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from attnlab.heads.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.model.modules import MultiHeadAttention
 from attnlab.names import find
-from attnlab.pretrained import albert, bert, summae, t2t
+from attnlab.pretrained import albert, bert, summae, t2t, torch_layers
 from attnlab.pretrained.rows import Row, dense, fill, norm, same
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.shapes import param_shapes
@@ -33,6 +33,9 @@ def from_variables(
     """(model, params) of `variables`, named as in `system`; `config` has the system's own words.
 
     torch_mha      torch.nn.MultiheadAttention: embed_dim, num_heads; kdim, vdim
+    torch_layers   torch.nn.TransformerEncoderLayer, TransformerEncoder or Transformer: nhead;
+                   norm_first (False), activation ("relu"), layer_norm_eps (1e-5), max_length.
+                   Takes vectors, floats [B, T, d_model]; gives `Outputs.last`.
     former         pbloem/former. One attention: module="SelfAttention", "SelfAttentionWide",
                    "SelfAttentionNarrow" or "SelfAttentionAlt", emb, heads; a model:
                    module="GTransformer" or "CTransformer" with heads, attention_type
@@ -96,6 +99,14 @@ def _torch_mha(config: dict[str, Any], tensors: Tensors) -> Built:
         packed = tuple((*at, f"{n}_bias") for n in "qkv")
         rows.append(Row("in_proj_bias", packed, None, "vector"))
     return spec, rows + dense("out_proj", *at, "o", bias=bool(biases))
+
+
+def _torch_layers(config: dict[str, Any], tensors: Tensors) -> Built:
+    heads, first, activation, eps, length, *_ = _take(
+        config, "nhead", norm_first=False, activation="relu", layer_norm_eps=1e-5, max_length=1024,
+        batch_first=True,
+    )  # fmt: skip
+    return torch_layers.build(tensors, heads, first, activation, eps, length)
 
 
 def _seed_snippet(config: dict[str, Any], tensors: Tensors) -> Built:
@@ -295,6 +306,7 @@ def _summae(config: dict[str, Any], tensors: Tensors) -> Built:
 
 SYSTEMS: dict[str, Callable[[dict[str, Any], Tensors], Built]] = {
     "torch_mha": _torch_mha,
+    "torch_layers": _torch_layers,
     "former": _former,
     "seed_snippet": _seed_snippet,
     "t2t": _t2t,

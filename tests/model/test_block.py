@@ -41,7 +41,7 @@ def test_order_of_norm_and_residual(norm):
         return multi_head_attention(w, y, spec=spec.heads, is_causal=True)
 
     a, b = w["attention"], w["ffn"]
-    if norm == "pre":
+    if norm.startswith("pre"):
         y = x + f(a, layer_norm(a["norm"], x))
         y = y + feed_forward(b, layer_norm(b["norm"], y))
     elif norm == "parallel":
@@ -99,7 +99,7 @@ def test_cross_attention_comes_between(norm):
     y = x
     for part, f in steps.items():
         norm_of = lambda y, part=part: rms_norm(w[part]["norm"], y, eps=1e-5)
-        if norm == "post":
+        if norm.startswith("post"):
             y = norm_of(y + f(w[part], y))
         else:
             y = y + f(w[part], norm_of(x if norm == "parallel" else y))

@@ -4,6 +4,7 @@ pip install -e ".[test,parity]" && pytest -m parity tests/pretrained/parity
 """
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -171,6 +172,55 @@ def test_torch_attention(widths, bias):
     )
     close(got[0], expected)
     close(got[1], probs)
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        ("TransformerEncoderLayer", {}),
+        ("TransformerEncoderLayer", dict(norm_first=True, activation="gelu", bias=False)),
+        ("TransformerEncoder", dict(layer_norm_eps=0.05)),
+        ("TransformerEncoder", dict(norm_first=True, norm=True)),
+        ("Transformer", {}),
+        ("Transformer", dict(norm_first=True, activation="gelu")),
+    ],
+)
+def test_torch_layers(module, options):
+    """Vectors in, vectors out, with padding in the source and a causal target."""
+    import jax.numpy as jnp
+    import torch
+
+    torch.manual_seed(0)
+    given = dict(batch_first=True, dropout=0.0) | {n: a for n, a in options.items() if n != "norm"}
+    if module == "Transformer":
+        with warnings.catch_warnings(action="ignore"):  # of a fast path that it cannot take
+            theirs = torch.nn.Transformer(12, 3, 2, 3, 10, **given)
+    else:
+        theirs = torch.nn.TransformerEncoderLayer(12, 3, 10, **given)
+        final = torch.nn.LayerNorm(12) if options.get("norm") else None
+        if module == "TransformerEncoder":
+            theirs = torch.nn.TransformerEncoder(theirs, 2, final, enable_nested_tensor=False)
+    theirs.eval()
+    with torch.no_grad():
+        for name, p in theirs.named_parameters():
+            p.normal_(std=0.4).add_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=size).astype(np.float32) for size in ((2, 6, 12), (2, 4, 12)))
+    real = np.arange(6) < np.array([[6], [4]])
+    hidden = torch.from_numpy(~real)
+    config = dict(nhead=3) | {n: a for n, a in options.items() if n not in ("norm", "bias")}
+    variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
+    model, params = pretrained.from_variables("torch_layers", config, variables)
+    texts = [torch.from_numpy(x), torch.from_numpy(y)][: 1 + (module == "Transformer")]
+    masks: dict = dict(src_key_padding_mask=hidden)
+    if module == "Transformer":
+        masks |= dict(memory_key_padding_mask=hidden, tgt_is_causal=True)
+        masks |= dict(tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(4))
+    expected = theirs(*texts, **masks).detach().numpy()
+    ours = [jnp.asarray(t.numpy()) for t in texts]
+    got = model.apply({"params": params}, *ours, padding_mask=jnp.asarray(real))
+    valid = real if module != "Transformer" else np.ones((2, 4), bool)
+    close(np.asarray(got)[valid], expected[valid])
 
 
 def test_an_encoder_that_shares_with_its_decoder(tmp_path):

@@ -1,0 +1,76 @@
+"""torch.nn's layers, from their definition; live in `parity`."""
+
+import numpy as np
+import pytest
+from by_hand import E, N, X, attend, draw, linear, run
+from conftest import assert_close
+
+from attnlab import pretrained
+
+F = 10
+
+
+def layer(at=""):
+    w = {
+        f"{at}self_attn.in_proj_weight": draw(3 * E, E),
+        f"{at}self_attn.in_proj_bias": draw(3 * E),
+    }
+    shapes = {"self_attn.out_proj": (E, E), "linear1": (F, E), "linear2": (E, F)}
+    for name, shape in shapes.items():
+        w |= {f"{at}{name}.weight": 0.3 * draw(*shape), f"{at}{name}.bias": draw(shape[0])}
+    for name in ("norm1", "norm2"):
+        w |= {f"{at}{name}.weight": draw(E), f"{at}{name}.bias": draw(E)}
+    return w
+
+
+def norm(w, name, x):
+    y = x - x.mean(-1, keepdims=True)
+    y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5)
+    return y * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_encoder_by_hand(first):
+    """Two layers with norms behind the sums, and a last one; or one with norms before."""
+    depth = 1 if first else 2
+    w = layer() if first else layer("layers.0.") | layer("layers.1.")
+    if not first:
+        w |= {"norm.weight": draw(E), "norm.bias": draw(E)}
+    x = X
+    for i in range(depth):
+        at = "" if first else f"layers.{i}."
+        packed = w[f"{at}self_attn.in_proj_weight"], w[f"{at}self_attn.in_proj_bias"]
+
+        def attention(x, at=at, packed=packed):
+            qkv = (x @ packed[0].T + packed[1]).reshape(2, -1, 3, N, E // N)
+            return linear(w, f"{at}self_attn.out_proj", attend(*np.moveaxis(qkv, 2, 0), 0.5))
+
+        def ffn(x, at=at):
+            return linear(w, f"{at}linear2", np.maximum(linear(w, f"{at}linear1", x), 0))
+
+        for name, f in ((f"{at}norm1", attention), (f"{at}norm2", ffn)):
+            x = x + f(norm(w, name, x)) if first else norm(w, name, x + f(x))
+    x = x if first else norm(w, "norm", x)
+    config = dict(nhead=N, norm_first=first)
+    model, params = pretrained.from_variables("torch_layers", config, w)
+    assert model.config.num_layers == depth
+    assert_close(run(model, params, X), x.astype(np.float32), loosen=10)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (dict(), {}, "config needs 'nhead'"),
+        (dict(nhead=N, heads=2), {}, "'heads' is unknown"),
+        (dict(nhead=N, activation="mish"), {}, "unknown activation 'mish'"),
+        (dict(nhead=5), {}, "not divisible by 5 heads"),
+        (dict(nhead=N), {"linear1.weight": None}, "'linear1.weight' is missing"),
+        (dict(nhead=N), {"norm2.bias": None}, "missing, the first is 'norm2.bias'"),
+        (dict(nhead=N), {"norm4.bias": draw(E)}, "no place for the variable 'norm4.bias'"),
+        (dict(nhead=N), {"linear2.bias": draw(E + 1)}, r"'linear2.bias' has shape \(13,\)"),
+    ],
+)
+def test_what_does_not_fit_is_named(config, change, message):
+    w = {name: a for name, a in (layer() | change).items() if a is not None}
+    with pytest.raises(ValueError, match=message):
+        pretrained.from_variables("torch_layers", config, w)
