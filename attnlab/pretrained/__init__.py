@@ -34,7 +34,7 @@ from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, Stored, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
-from attnlab.sharing.surgery import unshare
+from attnlab.sharing.surgery import detect, unshare
 from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 
 __all__ = [
@@ -64,6 +64,7 @@ def load(
     *,
     ignore: tuple[str, ...] = (),
     param_dtype: str = "float32",
+    detect_sharing: bool = False,
     sharding: Callable[[tuple[str, ...], tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[Model, dict[str, Any]]:
@@ -76,7 +77,8 @@ def load(
     Weights are read one by one, so that the peak of memory is the result and the part of a tensor
     that is being read. With `sharding` each is put where it says before the next one is read: a
     tree of shardings like that of the params, or a function ((name, name, ...), shape) -> sharding;
-    no device holds more than its part.
+    no device holds more than its part. With `detect_sharing` layers whose weights are equal bit for
+    bit share one set (see `surgery.detect`), where the file says nothing of it.
 
     Strict both ways: every tensor is used or known to hold nothing, every weight is filled.
     `ignore` are patterns of further tensors, or of attributes in config.json, to leave out.
@@ -86,7 +88,7 @@ def load(
     """
     dtype = find("param_dtype", param_dtype, PARAM_DTYPES)
     family, settings, tensors, config = _read(Path(folder), ignore)
-    model = dataclasses.replace(config, **fields).build()
+    dataclasses.replace(config, **fields)  # its errors, before anything is read
     rows = family.rows(config, settings)
     known = {row.name for row in rows}
     patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
@@ -106,7 +108,9 @@ def load(
                 where = where[step]
         return jax.device_put(weight, where)
 
-    return model, fill(param_shapes(config), rows, tensors, dtype=dtype, put=put)
+    params = fill(param_shapes(config), rows, tensors, dtype=dtype, put=put)
+    config, params = detect(config, params) if detect_sharing else (config, params)
+    return dataclasses.replace(config, **fields).build(), params
 
 
 def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:

@@ -33,6 +33,9 @@ def test_a_shared_model_is_written_unshared(family, tmp_path):
         peer_outputs.run(m, p, given).logits for m, p in ((shared, params), (again, params_again))
     )
     close(ours, theirs)
+    found, once = pretrained.load(tmp_path / "ours", detect_sharing=True)
+    assert found.config.layer_plan == shared.config.layer_plan
+    jax.tree.map(np.testing.assert_array_equal, once["layers"], layers)
 
 
 def test_an_encoder_tied_to_its_decoder_is_written_twice(tmp_path):
@@ -47,6 +50,9 @@ def test_an_encoder_tied_to_its_decoder_is_written_twice(tmp_path):
         peer_outputs.run(m, p, given).logits for m, p in ((tied, params), (again, params_again))
     )
     close(ours, theirs)
+    found, once = pretrained.load(tmp_path / "ours", detect_sharing=True, dtype="bfloat16")
+    assert (found.config.share_encoder, found.config.dtype) == (True, "bfloat16")
+    jax.tree.map(np.testing.assert_array_equal, once, params)
 
 
 def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
