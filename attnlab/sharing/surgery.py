@@ -20,7 +20,7 @@ from attnlab.heads.project import split_memory
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
-from attnlab.sharing.delta import add_delta, fit_delta
+from attnlab.sharing.delta import applied, fit_delta
 from attnlab.sharing.named import name_of, named
 from attnlab.sharing.plan import Plan, own
 
@@ -210,7 +210,7 @@ def _agree(encoder: Plan, decoder: Plan) -> bool:
 def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -> Any:
     """The pool of one stack under another plan."""
     _check(old, new, average)
-    used = [_applied(params, old, i) for i in range(old.num_layers)]
+    used = [applied(params, old, i) for i in range(old.num_layers)]
     layers: dict[str, Any] = {}
     wanted: list[Weights] = [{} for _ in used]
     for part in (name for name in new if name != "delta"):
@@ -224,7 +224,7 @@ def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -
                 wanted[i][part] = w
         layers[part] = _stacked(slots)
     if "delta" in new:
-        have = [_applied(layers, new, i) for i in range(new.num_layers)]
+        have = [applied(layers, new, i) for i in range(new.num_layers)]
         deltas = [
             fit_delta(target, w, config.delta_rank) for target, w in zip(wanted, have, strict=True)
         ]
@@ -242,12 +242,6 @@ def _check(old: Plan, new: Plan, average: Callable) -> None:
         raise ValueError("heads whose keys are a part of their own have no order; use merge='mean'")
     if "delta" in new and new["delta"] != own(new.num_layers):
         raise ValueError(f"each layer needs a delta of its own, in order; got {new['delta']}")
-
-
-def _applied(layers: Any, plan: Plan, layer: int) -> dict[str, Weights]:
-    """part -> what `layer` computes with, its delta added."""
-    w = {part: _slot(layers[part], plan.indices(part)[layer]) for part in plan if part in layers}
-    return add_delta(w, w.pop("delta")) if "delta" in w else w
 
 
 def _slot(stacked: Any, slot: int) -> Any:
