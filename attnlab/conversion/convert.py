@@ -206,6 +206,8 @@ def regauge(
             outputs = [name for name, one in spec.maps.items() if one.reads == "NV"]
             if not values or not outputs:
                 raise ValueError(f"layout {spec.layout!r} has no v and o per head; leave vo out")
+            if "H" in LAYOUTS[spec.layout].scores and not ending(spec, "H", "store", "read"):
+                raise ValueError(f"values of layout {spec.layout!r} are its keys; leave vo out")
             b = _bases("vo", vo, spec, values[0])
             each = np.broadcast_to(b, (spec.num_heads, *b.shape[1:])) if len(b) == 1 else np.repeat(
                 b, spec.num_heads // len(b), axis=0

@@ -270,6 +270,9 @@ def test_bases_that_are_refused():
     absorbed = spec("absorbed")
     with pytest.raises(ValueError, match="no v and o per head"):
         regauge(draw(absorbed), absorbed, vo=np.eye(3))
+    tied = HeadSpec("grouped_tied", width=6, num_heads=2)
+    with pytest.raises(ValueError, match="values of layout 'grouped_tied' are its keys"):
+        regauge(draw(tied), tied, vo=np.eye(3))
 
 
 # Low rank.
