@@ -35,7 +35,7 @@ def rms_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Floa
 
 NORM_KINDS: dict[str, Callable] = {"layer": layer_norm, "rms": rms_norm}
 CENTRES: dict[str, Callable] = {
-    "layer": lambda x: x - jnp.mean(x, axis=-1, keepdims=True),
+    "layer": lambda x: x - x.mean(axis=-1, keepdims=True),
     "rms": lambda x: x,
 }
 """What each does to x before it divides by the root of its mean square."""

@@ -1,6 +1,9 @@
-"""What does a head do? What it looks at, writes and is for; read from what a model shows."""
+"""What does a head do? What it looks at, what it writes, what it is for; of any model."""
 
+from attnlab.inspect.circuits import Circuit, circuit, composition
 from attnlab.inspect.diversity import between, cka, divergence, effective_rank
+from attnlab.inspect.linear import linear_at
+from attnlab.inspect.scores import Split, split_scores
 from attnlab.inspect.statistics import (
     STATISTICS,
     beside_baselines,
@@ -8,15 +11,39 @@ from attnlab.inspect.statistics import (
     shuffled,
     uniform,
 )
+from attnlab.inspect.writes import (
+    Watched,
+    decompose,
+    final_norm,
+    flatten,
+    logits_by_term,
+    stack_of,
+    summed,
+    watch,
+)
 
 __all__ = [
     "STATISTICS",
+    "Circuit",
+    "Split",
+    "Watched",
     "beside_baselines",
     "between",
+    "circuit",
     "cka",
+    "composition",
+    "decompose",
     "divergence",
     "effective_rank",
+    "final_norm",
+    "flatten",
     "head_statistics",
+    "linear_at",
+    "logits_by_term",
     "shuffled",
+    "split_scores",
+    "stack_of",
+    "summed",
     "uniform",
+    "watch",
 ]

@@ -12,10 +12,12 @@ a number of the text and does not. Biases are left out. All is NumPy in float64.
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from attnlab.conversion.measure import float64
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.positions import rotary_angles
 from attnlab.heads.project import merge_heads, query_alone, turning
@@ -35,7 +37,7 @@ STANDS = {"pre": "before", "post": "in the stream"}
 class Circuit(NamedTuple):
     """A matrix of every head of every layer, left diag(sizes) right^T: its singular vectors and
     values, found in a core as small as a head. Signs are such that the largest number of each left
-    vector is positive.
+    vector is positive; beyond the rank of a matrix all is zero.
     """
 
     left: Float[np.ndarray, "L N D r"]
@@ -92,16 +94,20 @@ def circuit(
     >>> circuit(config, params, "ov").sizes.shape
     (3, 2, 4)
     """
-    stack = _Weights(config, params, encoder, cross)
     find("circuit", name, dict.fromkeys(CIRCUITS))
-    factors = stack.qk(distance) if name == "qk" else stack.ov()
+    with float64():
+        stack = _Weights(config, params, encoder, cross)
+        factors = stack.qk(distance) if name == "qk" else stack.ov()
     left, first = np.linalg.qr(factors[0])
     right, second = np.linalg.qr(factors[1].swapaxes(-1, -2))
     u, sizes, v = np.linalg.svd(first @ second.swapaxes(-1, -2), full_matrices=False)
     left, right = left @ u, right @ v.swapaxes(-1, -2)
     largest = np.take_along_axis(left, np.argmax(abs(left), axis=-2)[..., None, :], axis=-2)
     sign = np.where(largest < 0, -1.0, 1.0)
-    return Circuit(left * sign, sizes, right * sign)
+    # Beyond the rank of a matrix its vectors are any.
+    there = sizes > 1e-10 * sizes[..., :1]
+    sign = sign * there[..., None, :]
+    return Circuit(left * sign, sizes * there, right * sign)
 
 
 def composition(
@@ -117,9 +123,10 @@ def composition(
     on B_n on its way. Of the self-attention of one stack; of the encoder's with `encoder`.
     """
     find("reader", by, dict.fromkeys("qkv"))
-    stack = _Weights(config, params, encoder, False)
-    plan, (v, o) = stack.plan, stack.ov()
-    left, right = stack.ov() if by == "v" else stack.qk(distance)
+    with float64():
+        stack = _Weights(config, params, encoder, False)
+        plan, (v, o) = stack.plan, stack.ov()
+        left, right = (v, o) if by == "v" else stack.qk(distance)
     if by == "k":
         left, right = right.swapaxes(-1, -2), left.swapaxes(-1, -2)
     at = stack.makers if by in "kv" else list(range(plan.num_layers))
@@ -149,6 +156,7 @@ class _Weights:
         if encoder and cross:
             raise ValueError("an encoder reads no other text; choose encoder or cross")
         find("norm", config.norm, STANDS)
+        params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         own = "" if config.share_encoder or not both else "encoder_"
         self.plan: Plan = config.encoder_layer_plan if encoder else config.layer_plan
         pool = params[f"{own}layers" if encoder else "layers"]

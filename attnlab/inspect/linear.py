@@ -18,10 +18,10 @@ ROOTS = {"rsqrt", "sqrt"}
 LINEAR = {
     "add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "cumsum",
     "dynamic_slice", "expand_dims", "name", "neg", "optimization_barrier", "reduce_sum", "reshape",
-    "rev", "slice", "split", "squeeze", "sub", "transpose",
+    "pad", "rev", "slice", "split", "squeeze", "sub", "transpose",
 }  # fmt: skip
 """Linear in all they read together."""
-SUMS = {"add", "add_any", "sub", "concatenate"}
+SUMS = {"add", "add_any", "sub", "concatenate", "pad"}
 """Of these, what adds or sets a constant beside it."""
 PRODUCTS = {"mul": (0, 1), "dot_general": (0, 1), "div": (0,), "select_n": (1, 2), "gather": (0,)}
 """Linear in one of these operands, where the others are constants."""

@@ -54,7 +54,8 @@ def split_scores(
 
     `name` is "scores", "cross.scores" (whose keys are made of the encoder's terms) or
     "encoder.scores". A layer that reuses keys reads those of an earlier one: so do their terms.
-    The sum over all terms, and the bias, is what the model shows as `name`.
+    The sum over all terms, and the bias, is what the model shows as `name`, but at keys that no
+    query may see, which attention takes for zeros.
 
     Raises ValueError where a query or a key is no linear map of the stream: heads of the layout
     `tensor` are products of two, talking heads mix the scores of all.
