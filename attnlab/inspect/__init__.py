@@ -2,6 +2,21 @@
 
 from attnlab.inspect.circuits import Circuit, circuit, composition
 from attnlab.inspect.diversity import between, cka, divergence, effective_rank
+from attnlab.inspect.importance import (
+    Curves,
+    Gates,
+    ablations,
+    compare_orders,
+    gate_gradients,
+    gates_of,
+    greedy_order,
+    mean_values,
+    order_by,
+    other_values,
+    pruning_curve,
+    token_loss,
+    weakest,
+)
 from attnlab.inspect.linear import linear_at
 from attnlab.inspect.scores import Split, split_scores
 from attnlab.inspect.statistics import (
@@ -25,25 +40,38 @@ from attnlab.inspect.writes import (
 __all__ = [
     "STATISTICS",
     "Circuit",
+    "Curves",
+    "Gates",
     "Split",
     "Watched",
+    "ablations",
     "beside_baselines",
     "between",
     "circuit",
     "cka",
+    "compare_orders",
     "composition",
     "decompose",
     "divergence",
     "effective_rank",
     "final_norm",
     "flatten",
+    "gate_gradients",
+    "gates_of",
+    "greedy_order",
     "head_statistics",
     "linear_at",
     "logits_by_term",
+    "mean_values",
+    "order_by",
+    "other_values",
+    "pruning_curve",
     "shuffled",
     "split_scores",
     "stack_of",
     "summed",
+    "token_loss",
     "uniform",
     "watch",
+    "weakest",
 ]

@@ -1,0 +1,148 @@
+"""Gates, ablation and pruning: against one call at a time, per application and per slot."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_sums_of_writes import draw
+
+from attnlab import ModelConfig
+from attnlab.inspect import (
+    Gates,
+    ablations,
+    compare_orders,
+    gate_gradients,
+    gates_of,
+    greedy_order,
+    mean_values,
+    order_by,
+    other_values,
+    pruning_curve,
+    token_loss,
+)
+
+CONFIG = ModelConfig(
+    vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=2, ffn_width=10, plan="cycle:2"
+)
+TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8], [1, 1, 4, 3, 9, 9]])
+WEIGHTS = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
+
+
+@functools.cache
+def case():
+    """(params, loss of an edit, mean loss of gates [L, N] by the model's own head_gate)."""
+    params = draw(CONFIG)
+    loss = token_loss(CONFIG, params, TOKENS[:, :-1], targets=TOKENS[:, 1:], weights=WEIGHTS)
+    run = jax.jit(
+        lambda gate: CONFIG.build().apply({"params": params}, TOKENS[:, :-1], head_gate=gate)
+    )
+
+    def by_hand(gate):
+        logits = np.asarray(run(gate), np.float64)
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        each = -np.take_along_axis(logs, np.asarray(TOKENS)[:, 1:, None], axis=2)[..., 0]
+        return (each * WEIGHTS).sum(1) / np.asarray(WEIGHTS).sum(1)
+
+    return params, loss, by_hand
+
+
+def spread(by, gate):
+    return np.asarray(gate)[list(gates_of(CONFIG, by=by).rows)]
+
+
+@pytest.mark.parametrize("by", ["layer", "slot"])
+def test_one_head_at_a_time(by):
+    _, loss, by_hand = case()
+    gates = gates_of(CONFIG, by=by)
+    assert gates.shape == {"layer": (3, 2), "slot": (2, 2)}[by]
+    whole, got = by_hand(np.ones((3, 2))).mean(), jax.jit(lambda: ablations(loss, gates))()
+    felt = jax.jit(lambda: gate_gradients(loss, gates))()
+    for place in np.ndindex(gates.shape):
+        gate = np.ones(gates.shape)
+        gate[place] = 0
+        np.testing.assert_allclose(got[place], by_hand(spread(by, gate)).mean() - whole, atol=1e-5)
+        step = 3e-3
+        two = []
+        for sign in (1, -1):
+            gate[place] = 1 + sign * step
+            two.append(by_hand(spread(by, gate)))
+        slope = np.abs((two[0] - two[1]) / (2 * step)).mean()
+        np.testing.assert_allclose(felt[place], slope, rtol=1e-2, atol=2e-4)
+
+
+def test_what_stands_in_the_place_of_a_head():
+    params, loss, _ = case()
+    gates = gates_of(CONFIG)
+    apply = CONFIG.build().apply
+
+    @jax.jit
+    def run(params):
+        heads = apply({"params": params}, TOKENS[:, :-1], show=("heads",))[-1]["heads"]
+        values = {"mean": mean_values(heads, WEIGHTS), "other": other_values(heads)}
+        found = {name: ablations(loss, gates, instead) for name, instead in values.items()}
+        of_one = {}
+        for name, instead in values.items():
+            place = lambda value, layer, instead=instead: jnp.where(
+                layer == 1, value.at[:, :, 0].set(instead[1][:, :, 0]), value
+            )
+            of_one[name] = jnp.mean(loss({"heads": place})) - jnp.mean(loss({}))
+        return found, of_one, heads, values["mean"]
+
+    found, of_one, heads, mean = jax.tree.map(np.asarray, run(params))
+    for name in found:
+        np.testing.assert_allclose(found[name][1, 0], of_one[name], atol=1e-5)
+    assert_close(mean[0, 0, 0], heads[0][np.asarray(WEIGHTS, bool)].mean(0))
+    assert not np.allclose(found["mean"], found["other"], atol=1e-3)
+    with pytest.raises(ValueError, match="a batch of two"):
+        other_values(heads[:, :1])
+
+
+def test_curves_beside_random_orders():
+    _, loss, by_hand = case()
+    gates = gates_of(CONFIG, by="slot")
+
+    @jax.jit
+    def run():
+        order = order_by(ablations(loss, gates))
+        greedy, curve = greedy_order(loss, gates)
+        orders = {"once": order, "greedy": greedy}
+        curves = compare_orders(loss, gates, orders, key=jax.random.key(0), count=5)
+        return order, greedy, curve, curves, pruning_curve(loss, gates, order)
+
+    order, greedy, curve, curves, alone = run()
+    assert_close(curves.named["greedy"], curve)
+    assert_close(curves.named["once"], alone)
+    gate = np.ones(4)
+    for step, head in enumerate(np.asarray(greedy)):
+        np.testing.assert_allclose(
+            curve[step], by_hand(spread("slot", gate.reshape(2, 2))).mean(), rtol=1e-5
+        )
+        left = {n: by_hand(spread("slot", (gate - np.eye(4)[n]).reshape(2, 2))).mean()
+                for n in np.flatnonzero(gate)}  # fmt: skip
+        assert min(left, key=left.get) == head
+        gate[head] = 0
+    assert sorted(np.asarray(order)) == [0, 1, 2, 3]
+    random = np.asarray(curves.random)
+    assert random.shape == (5, 5)
+    assert len({tuple(row) for row in random}) > 1
+    # All begin with every head and end with none.
+    assert np.ptp(np.r_[random[:, 0], curve[0]]) < 1e-5
+    assert np.ptp(np.r_[random[:, -1], curve[-1]]) < 1e-5
+    low, mean, high = curves.band()
+    assert (low <= mean + 1e-6).all()
+    assert (mean <= high + 1e-6).all()
+    np.testing.assert_allclose(mean, random.mean(0), rtol=1e-5)
+
+
+def test_heads_of_an_encoder_decoder():
+    config = ModelConfig(
+        kind="encoder_decoder", num_layers=3, encoder_layers=2, num_heads=2, plan="albert",
+        encoder_plan="separate",
+    )  # fmt: skip
+    assert gates_of(config, "cross.heads", by="slot") == Gates("cross.heads", (0, 0, 0), 2)
+    assert gates_of(config, "encoder.heads", by="slot") == Gates("encoder.heads", (0, 1), 2)
+    with pytest.raises(ValueError, match=r"a decoder has no 'cross\.heads'"):
+        gates_of(CONFIG, "cross.heads")
