@@ -16,7 +16,7 @@ FLOORS = (
     {"heads", "sharing.named"},
     {"sharing.stack", "sharing.delta"},
     {"model"},
-    {"conversion"},
+    {"conversion", "sharing.removal"},
     {"sharing.surgery", "inspect"},
     {"pretrained", "adapters"},
 )

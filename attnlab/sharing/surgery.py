@@ -1,7 +1,8 @@
 """Changing which layers share weights, of a model that has its weights already.
 
 `params` are the weights of `config.build()`. A coarser plan averages the
-slots that become one; that changes the outputs, and `share` says by how much.
+slots that become one; that changes the outputs, and `share` says by how much. Taking heads away
+for good, `remove_heads`, stands in `removal.py`.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from attnlab.names import find
 from attnlab.sharing.delta import applied, fit_delta
 from attnlab.sharing.named import name_of, named
 from attnlab.sharing.plan import Plan, own
+from attnlab.sharing.removal import remove_heads as remove_heads
 
 Params = dict[str, Any]
 
