@@ -129,7 +129,7 @@ def composition(
         left, right = (v, o) if by == "v" else stack.qk(distance)
     if by == "k":
         left, right = right.swapaxes(-1, -2), left.swapaxes(-1, -2)
-    at = stack.makers if by in "kv" else list(range(plan.num_layers))
+    at = stack.makers if by in "kv" else tuple(range(plan.num_layers))
     root = lambda a: np.asarray(np.linalg.qr(a, mode="r"))
     ends, starts = root(right.swapaxes(-1, -2)), root(v)
     sizes = np.linalg.norm(left @ ends.swapaxes(-1, -2), axis=(-2, -1))
@@ -165,8 +165,8 @@ class _Weights:
         self.parts = ["attention", *(["cross"] if both and not encoder else [])]
         self.parts += ["ffn"] if config.ffn_width else []
         self.encoded = params.get(f"{own}final_norm") if cross else None
-        made = [0 if again and not cross else i for i, again in enumerate(self.plan.reuses)]
-        self.makers = list(np.maximum.accumulate(made))
+        every = tuple(range(self.plan.num_layers))
+        self.makers = every if cross else self.plan.reads
 
     def qk(self, distance: int) -> tuple[np.ndarray, np.ndarray]:
         """scale W_Q [L, N, D, r], W_K^T [L, N, r, E]"""

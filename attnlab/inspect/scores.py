@@ -74,7 +74,7 @@ def split_scores(
     w = asks.weights(layer)
     maker = layer
     if part == "attention":
-        maker = max(i for i in range(layer + 1) if not asks.plan.reuses[i])
+        maker = asks.plan.reads[layer]
         weights = asks.weights(maker)
         w = {
             "q": w["attention"] | w.get("kv", {}),

@@ -36,8 +36,9 @@ FAMILIES = {
 SOURCE = jnp.asarray([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 REAL = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
+POINTER = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"
 EVERY = [(f, layout, plan) for f in FAMILIES for layout in LAYOUTS for plan in ("albert", "cla:2")]
-EVERY += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", "sandwich")]
+EVERY += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", POINTER)]
 KEPT = [
     ("gpt2", "narrow_tied", "albert"), ("bert", "latent", "cla:2"), ("t5", "two_stage", "albert"),
     ("turned", "standard", "relaxed:2"),
