@@ -1,5 +1,8 @@
 """attnlab: a JAX/Flax laboratory for attention heads."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from attnlab import adapters
 from attnlab.attention import masks
 from attnlab.attention.core import BACKENDS, dot_product_attention, explain
@@ -74,3 +77,14 @@ __all__ = [
     "truncate",
     "unique_parameters",
 ]
+
+ROOMS = ("inspect", "plot", "pretrained", "training")
+"""Imported where they are first used, as `attnlab.inspect`."""
+
+
+if not TYPE_CHECKING:  # a checker shall go on to find names that are none
+
+    def __getattr__(name: str) -> Any:
+        if name in ROOMS:
+            return importlib.import_module(f"attnlab.{name}")
+        raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 import attnlab
+from attnlab.inspect import STATISTICS
 from attnlab.observe import OF_LAYER
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,6 +37,13 @@ def test_the_table_of_names_is_that_of_the_code():
     page = (ROOT / "docs" / "observe.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
     assert rows == {name: f"{v.axes} | {v.meaning}" for name, v in OF_LAYER.items()}
+
+
+def test_the_table_of_statistics_is_that_of_the_code():
+    page = (ROOT / "docs" / "inspect.md").read_text().replace(r"\|", "!")
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)
+    table = [(name, one.unit, one.formula.replace("|", "!")) for name, one in STATISTICS.items()]
+    assert [row for row in rows if row[0] in STATISTICS] == table
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -120,6 +120,15 @@ def test_import_is_light():
     assert set(ast.literal_eval(out.stdout)) <= {"orbax"}
 
 
+def test_rooms_are_there_once_they_are_asked_for():
+    code = (
+        "import sys, attnlab; before = 'attnlab.inspect' in sys.modules; "
+        "print(before, attnlab.inspect.head_statistics.__name__, hasattr(attnlab, 'inspected'))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "head_statistics", "False"]
+
+
 def test_every_public_name_is_documented():
     import attnlab
 

@@ -90,7 +90,7 @@ def circuit(
     >>> import jax
     >>> from attnlab import ModelConfig
     >>> config = ModelConfig(width=8, num_heads=2, num_layers=3, plan="albert")
-    >>> params = config.build().init(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
     >>> circuit(config, params, "ov").sizes.shape
     (3, 2, 4)
     """

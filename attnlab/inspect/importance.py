@@ -84,7 +84,7 @@ def token_loss(
 
     >>> config = ModelConfig(width=8, num_heads=2, num_layers=1, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
-    >>> params = config.build().init(jax.random.key(0), tokens)["params"]
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
     >>> loss = token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])
     >>> loss({}).shape
     (2,)

@@ -58,7 +58,7 @@ def watch(config: ModelConfig, params: Any, *texts: Array, **options: Any) -> Wa
     >>> from attnlab import ModelConfig
     >>> config = ModelConfig(width=8, num_heads=2, num_layers=3, ffn_width=12, plan="albert")
     >>> tokens = jnp.array([[1, 2, 3]])
-    >>> params = config.build().init(jax.random.key(0), tokens)["params"]
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
     >>> terms = decompose(watch(config, params, tokens))
     >>> {name: a.shape for name, a in terms.items() if name != "ffn"}
     {'embedding': (1, 3, 8), 'heads': (3, 2, 1, 3, 8), 'attention_bias': (3, 1, 3, 8)}
@@ -286,14 +286,14 @@ def logits_by_term(
     terms = final_norm(seen)
     w = {n: seen.params[n] for n in ("embedding", "readout", "readout_bias") if n in seen.params}
     if tokens is None:
-        read = lambda x: read_out(w, x, config=c)
+        out = linear_at(lambda x: read_out(w, x, config=c), summed(terms))
+        bias = out.constant
     else:
         table = (w["readout"].T if c.readout == "own" else w["embedding"])[jnp.asarray(tokens)]
-        bias = w["readout_bias"][jnp.asarray(tokens)] if c.readout_bias else 0.0
-        read = lambda x: c.readout_scale * jnp.sum(x * table, axis=-1) + bias
-    out = linear_at(read, summed(terms))
+        out = linear_at(lambda x: c.readout_scale * jnp.sum(x * table, axis=-1), summed(terms))
+        bias = w["readout_bias"][jnp.asarray(tokens)] if c.readout_bias else None
     terms = {name: out.of(a) for name, a in terms.items()}
-    return terms | ({} if out.constant is None else {"readout_bias": out.constant})
+    return terms | ({} if bias is None else {"readout_bias": bias})
 
 
 def flatten(terms: dict[str, Array], ndim: int = 3) -> tuple[list[tuple], Array]:

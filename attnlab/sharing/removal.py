@@ -56,7 +56,7 @@ def remove_heads(
     >>> import jax
     >>> from attnlab import ModelConfig
     >>> config = ModelConfig(width=8, num_layers=3, num_heads=4, plan="albert")
-    >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 2), int))["params"]
     >>> small, weights, idle = remove_heads(config, params, {0: [1, 3]})
     >>> small.num_heads, weights["layers"]["attention"]["q"].shape, idle
     (2, (1, 8, 2, 2), {})
