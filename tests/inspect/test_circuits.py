@@ -33,9 +33,13 @@ def by_hand(w, norm, kind):
     return q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), v @ w["o"]
 
 
-@pytest.mark.parametrize(("norm", "kind"), [("pre", "layer"), ("pre", "rms"), ("post", "layer")])
-def test_matrices_and_how_they_fit_are_those_of_elhage(norm, kind):
+ORDERS = [("pre", "layer"), ("pre", "rms"), ("post", "layer")]
+
+
+@pytest.mark.parametrize("order", deep(ORDERS, ("post", "layer")), ids="-".join)
+def test_matrices_and_how_they_fit_are_those_of_elhage(order):
     """Q-, K- and V-composition as |.| of whole D x D matrices."""
+    norm, kind = order
     config = ModelConfig(
         **BASE | dict(norm=norm, norm_kind=kind, norm_bias=kind == "layer", plan="attention_only"),
         num_kv_heads=1, attention_gain=0.5,

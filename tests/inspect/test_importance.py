@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from test_sums_of_writes import draw
 
 from attnlab import ModelConfig
@@ -53,7 +53,7 @@ def spread(by, gate):
     return np.asarray(gate)[list(gates_of(CONFIG, by=by).rows)]
 
 
-@pytest.mark.parametrize("by", ["layer", "slot"])
+@pytest.mark.parametrize("by", deep(["layer", "slot"], "slot"))
 def test_one_head_at_a_time(by):
     _, loss, by_hand = case()
     gates = gates_of(CONFIG, by=by)

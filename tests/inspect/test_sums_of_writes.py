@@ -27,9 +27,9 @@ FAMILIES = {
         token_types=2, ffn_skip=2.0, attention_gain=0.3,
     ),
     "t5": dict(
-        kind="encoder_decoder", encoder_layers=2, norm_kind="rms", norm_bias=False,
-        positions="relative", attention_biases="", ffn_bias=False, attention_scale=1.0,
-        activation="gated_gelu", relative_buckets=8,
+        kind="encoder_decoder", encoder_layers=2, encoder_plan="albert", norm_kind="rms",
+        norm_bias=False, positions="relative", attention_biases="", ffn_bias=False,
+        attention_scale=1.0, activation="gated_gelu", relative_buckets=8,
     ),
     "turned": dict(kind="decoder", positions="rotary", window=2),
 }  # fmt: skip
@@ -40,7 +40,7 @@ POINTER = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"
 EVERY = [(f, layout, plan) for f in FAMILIES for layout in LAYOUTS for plan in ("albert", "cla:2")]
 EVERY += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", POINTER)]
 KEPT = [
-    ("gpt2", "narrow_tied", "albert"), ("bert", "latent", "cla:2"), ("t5", "two_stage", "albert"),
+    ("bert", "latent", "cla:2"), ("t5", "two_stage", "albert"),
     ("turned", "standard", "relaxed:2"),
 ]  # fmt: skip
 
