@@ -129,7 +129,7 @@ def normed(w, x, at=None):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_each_term_by_hand(norm):
-    """What head 1 of layer 0 and the bias of layer 1 say for every word; names do not move."""
+    """What head 2 of layer 0 and the bias of layer 1 say for every word; names do not move."""
     config = ModelConfig(
         **BASE | dict(num_layers=2, norm=norm, ffn_skip=2.0, attention_gain=0.5, plan="ffn_only")
     )
@@ -137,7 +137,7 @@ def test_each_term_by_hand(norm):
     got, out, x = of_a_call(config, params, logits_by_term)
     w = jax.tree.map(np.asarray, params)
     head, bias = (
-        0.5 * out["outputs"][0][:, 1],
+        0.5 * out["outputs"][0][:, 2],
         np.broadcast_to(0.5 * w["layers"]["attention"]["o_bias"][1], (2, 6, 12)),
     )
     if norm == "pre":
@@ -159,7 +159,7 @@ def test_each_term_by_hand(norm):
             x = normed(first, x) + first["bias"]
         added = np.broadcast_to(first["bias"], x.shape)
     table = w["embedding"].T
-    assert_close(got["heads"][0, 1], head @ table)
+    assert_close(got["heads"][0, 2], head @ table)
     assert_close(got["attention_bias"][1], bias @ table)
     assert_close(got["final_norm"] if norm == "pre" else got["ffn_norm"][1], added @ table)
     assert ("ffn_norm" in got) == (norm == "post")
