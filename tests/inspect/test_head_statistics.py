@@ -134,6 +134,7 @@ def test_effective_rank():
     assert "scores" in OF_HEADS
 
 
+@pytest.mark.slow
 def test_beside_what_was_not_learnt():
     config = ModelConfig(
         kind="encoder_decoder", vocab_size=9, max_len=7, width=8, num_layers=1, num_heads=2,
