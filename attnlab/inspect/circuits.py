@@ -30,7 +30,10 @@ from attnlab.sharing.delta import applied
 from attnlab.sharing.plan import Plan
 
 CIRCUITS = ("qk", "ov")
-STANDS = {"pre": "before", "post": "in the stream"}
+STANDS = {
+    "pre": "before", "pre_open": "before", "parallel": "before",
+    "post": "in the stream", "post_final": "in the stream",
+}  # fmt: skip
 """Row of `model.block.NORMS` -> where the norm of a part stands."""
 
 
@@ -223,7 +226,8 @@ class _Weights:
         c = self.config
         if self.cross or not POSITIONS[c.positions].rotary:
             return None
-        return rotary_angles(jnp.full(c.width, place), self.spec.turned or 0, base=c.rotary_base)
+        places = jnp.full(c.width, place)
+        return rotary_angles(places, c.num_turned, base=c.rotary_base, scaling=c.rotary_scaling)
 
     def _query(self, layer: int, distance: int) -> np.ndarray:
         w, turn = self._heads(layer), self._turn(distance)

@@ -115,12 +115,18 @@ def _run(
         else:
             values = equation.primitive.bind(*(a for a, _ in given), **params)
             values = values if equation.primitive.multiple_results else [values]
-            kind = CONSTANT if name in roots else _kind(name, [k for _, k in given])
+            kinds = [read(v)[1] for v in equation.invars if not (name in SUMS and _is_zero(v))]
+            kind = CONSTANT if name in roots else _kind(name, kinds)
             if name in roots:
                 values = [jax.lax.stop_gradient(a) for a in values]
             made = [(a, kind) for a in values]
         known |= dict(zip(equation.outvars, made, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _is_zero(v: Any) -> bool:
+    """A constant that a sum begins with."""
+    return isinstance(v, Literal) and jnp.ndim(v.val) == 0 and v.val == 0
 
 
 def _kind(name: str, kinds: list[str]) -> str:

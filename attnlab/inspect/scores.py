@@ -19,10 +19,9 @@ from attnlab.inspect.linear import linear_at
 from attnlab.inspect.writes import (
     Stack,
     Watched,
-    decompose,
     final_norm,
     flatten,
-    reading,
+    read_by,
     stack_of,
     summed,
 )
@@ -39,7 +38,7 @@ class Split(NamedTuple):
 
     queries: list[tuple]
     """What made the query: (name of `decompose`, layer, head), the norm before the heads
-    ("norm",), the bias of the map ("map",); empty where that side is whole"""
+    ("norm_before",), the bias of the map ("map",); empty where that side is whole"""
     keys: list[tuple]
     terms: Float[Array, "*M B T S"]
     bias: Array | None
@@ -80,11 +79,11 @@ def split_scores(
             "q": w["attention"] | w.get("kv", {}),
             "k": weights["attention"] | weights.get("kv", {}),
         }
-        key_terms = _read(asks, seen, part, maker, for_k) if maker != layer else None
+        key_terms = read_by(seen, maker, part, encoder=for_k) if maker != layer else None
     else:
         w = {"q": w["cross"], "k": w["cross"]}
         key_terms = final_norm(seen, encoder=True)
-    query_terms = _read(asks, seen, part, layer, for_q)
+    query_terms = read_by(seen, layer, part, encoder=for_q)
     key_terms = query_terms if key_terms is None else key_terms
     rotary = [None if part == "cross" else _angles(stack) for stack in (asks, holds)]
     spec, row = c.heads, LAYOUTS[c.layout]
@@ -107,14 +106,6 @@ def split_scores(
     return Split(queries, keys, terms, _bias(asks, part, head))
 
 
-def _read(stack: Stack, seen: Watched, part: str, layer: int, encoder: bool) -> dict[str, Any]:
-    """What the heads of a layer read, as a sum."""
-    terms = decompose(seen, encoder=encoder, layer=layer, part=part)
-    norm = reading(stack, part, layer, summed(terms))
-    read = {name: norm.of(a) for name, a in terms.items()}
-    return read | ({} if norm.constant is None else {"norm": norm.constant})
-
-
 def _through(f: Any, terms: dict[str, Array], why: str, apart: bool) -> tuple[list, Array]:
     """([names], [M, B, T, H]) of the terms behind f; whole, where they are not asked `apart`."""
     made = linear_at(f, summed(terms), why=why)
@@ -131,7 +122,7 @@ def _angles(stack: Stack) -> Array | None:
     c = stack.seen.config
     if not POSITIONS[c.positions].rotary:
         return None
-    return rotary_angles(stack.numbers, c.heads.turned or 0, base=c.rotary_base)
+    return rotary_angles(stack.numbers, c.num_turned, base=c.rotary_base, scaling=c.rotary_scaling)
 
 
 def _bias(stack: Stack, part: str, head: int) -> Array | None:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from attnlab.inspect.linear import Affine, linear_at
+from attnlab.inspect.linear import linear_at
 from attnlab.model.block import NORMS, BlockSpec
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import number_positions, read_out
@@ -137,60 +137,77 @@ def normalising(block: BlockSpec) -> Callable:
 
 
 def decompose(
-    seen: Watched, *, encoder: bool = False, layer: int | None = None, part: str = "attention"
+    seen: Watched, *, encoder: bool = False, layer: int | None = None
 ) -> dict[str, Float[Array, "*X B T D"]]:
     """The residual stream before the last norm, as a sum of what was written; with `layer`, as that
-    layer's `part` ("attention", "cross", "ffn") finds it. All terms together are the stream.
+    layer finds it. All terms together are the stream.
 
     "embedding" [B, T, D], "heads" [L, N, B, T, D], "attention_bias" and "ffn" [L, B, T, D], in a
     decoder with an encoder also "cross.heads" and "cross.attention_bias"; where norms stand in the
-    stream (post-norm), what these add is "attention_norm", "cross_norm", "ffn_norm" [L, B, T, D].
-    Terms are as they stand at that place: in a post-norm model every norm behind a term has
-    centred and scaled it. Only layers that wrote before are there. `encoder`: of the encoder's
-    stack. Direct effects alone: what a head changes by being read is in the reader's term.
+    stream (post-norm), what those of a layer add is "norm" [L, B, T, D]. Terms are as they stand at
+    that place: in a post-norm model every norm behind a term has centred and scaled it. Only layers
+    that wrote before are there. `encoder`: of the encoder's stack. Direct effects alone: what a
+    head changes by being read is in the reader's term.
     """
     stack = stack_of(seen, encoder=encoder)
     if layer is not None and not 0 <= layer < stack.plan.num_layers:
         raise ValueError(f"layer {layer} must be one of 0 to {stack.plan.num_layers - 1}")
-    find("part", part, dict.fromkeys(stack.parts))
-    whole = stack.plan.num_layers if layer is None else layer
-    rest = [] if layer is None else stack.parts[: stack.parts.index(part)]
+    count = stack.plan.num_layers if layer is None else layer
     writes = {p: _writes(stack, p) for p in stack.parts}
-    norms = [
-        {p: stack.weights(i)[p]["norm"] for p in stack.parts} for i in range(whole + bool(rest))
-    ]
     terms = {"embedding": stack.first}
-    for p in stack.parts:
-        count = whole + (p in rest)
-        shapes = {n: a.shape[1:] for n, a in writes[p].items()}
-        if _adds(stack, p):
-            shapes |= {f"{p}_norm": stack.first.shape}
-        zeros = lambda shape, count=count: jnp.zeros((count, *shape), stack.first.dtype)
-        terms |= {n: zeros(shape) for n, shape in shapes.items()}
+    empty = lambda *shape: jnp.zeros((count, *shape), stack.first.dtype)
+    for wrote in writes.values():
+        terms |= {n: empty(*a.shape[1:]) for n, a in wrote.items()}
+    if _adds(stack):
+        terms |= {"norm": empty(*stack.first.shape)}
 
-    def join(x: Array, terms: Terms, p: str, i: Any, w: Any, wrote: Terms) -> tuple[Array, Terms]:
-        after = linear_at(_joining(stack, p, w), x, summed(wrote))
+    def body(carry: tuple[Array, Terms], step: Any) -> tuple[tuple[Array, Terms], None]:
+        (x, terms), (i, norms, writes) = carry, step
+        after = linear_at(_layer(stack, norms), x, *map(summed, writes.values()))
         terms = {n: after.of(a) for n, a in terms.items()}
-        terms |= {n: terms[n].at[i].set(after.of(a, argument=1)) for n, a in wrote.items()}
+        for number, wrote in enumerate(writes.values()):
+            for n, a in wrote.items():
+                terms[n] = terms[n].at[i].set(after.of(a, argument=number + 1))
         if after.constant is not None:
-            terms[f"{p}_norm"] = terms[f"{p}_norm"].at[i].set(after.constant)
-        return after.value, terms
+            terms["norm"] = terms["norm"].at[i].set(after.constant)
+        return (after.value, terms), None
 
-    def body(carry: Any, step: Any) -> tuple[Any, None]:
-        i, w, wrote = step
-        for p in stack.parts:
-            carry = join(carry[0], carry[1], p, i, w[p], wrote[p])
-        return carry, None
+    if count:
+        norms = jax.tree.map(lambda *a: jnp.stack(a), *(_norms(stack, i) for i in range(count)))
+        first = jax.tree.map(lambda a: a[:count], writes)
+        # In the order of the parts, which a dict does not keep on its way through a scan.
+        every = [first[p] for p in stack.parts]
+        steps = jnp.arange(count), norms, {str(n): a for n, a in enumerate(every)}
+        (_, made), _ = lax.scan(body, (stack.first, terms), steps)
+        terms = {name: made[name] for name in terms}
+    return terms
 
-    carry = stack.first, terms
-    if whole:
-        together = jax.tree.map(lambda *a: jnp.stack(a), *norms[:whole])
-        steps = jnp.arange(whole), together, jax.tree.map(lambda a: a[:whole], writes)
-        carry, _ = lax.scan(body, carry, steps)
-    for p in rest:
-        wrote = {n: a[whole] for n, a in writes[p].items()}
-        carry = join(carry[0], carry[1], p, whole, norms[whole][p], wrote)
-    return {name: carry[1][name] for name in terms}
+
+def read_by(
+    seen: Watched, layer: int, part: str = "attention", *, encoder: bool = False
+) -> dict[str, Float[Array, "*X B T D"]]:
+    """What a part ("attention", "cross", "ffn") of a layer reads, as a sum: the terms of
+    `decompose` behind the norm before that part, if it has one, whose bias is "norm_before".
+    """
+    stack = stack_of(seen, encoder=encoder)
+    find("part", part, dict.fromkeys(stack.parts))
+    terms = decompose(seen, encoder=encoder, layer=layer)
+    before = stack.parts[: stack.parts.index(part)]
+    wrote = {p: jax.tree.map(lambda a: a[layer], _writes(stack, p)) for p in before}
+    zeros = [jnp.zeros_like(stack.first)] * (len(stack.parts) - len(before))
+    read: list[Array] = []
+
+    def f(x: Array, *writes: Array) -> Array:
+        _layer(stack, _norms(stack, layer), {part: read.append})(x, *writes, *zeros)
+        return read.pop()
+
+    after = linear_at(f, summed(terms), *map(summed, wrote.values()))
+    terms = {n: after.of(a) for n, a in terms.items()}
+    for number, own in enumerate(wrote.values()):
+        for n, a in own.items():
+            new = after.of(a, argument=number + 1)[None]
+            terms[n] = jnp.concatenate([terms[n], new])
+    return terms | ({} if after.constant is None else {"norm_before": after.constant})
 
 
 def _writes(stack: Stack, part: str) -> Terms:
@@ -206,36 +223,41 @@ def _writes(stack: Stack, part: str) -> Terms:
     }
 
 
-def _joining(stack: Stack, part: str, w: Any) -> Callable:
-    """(x, what the part writes) -> x after it."""
-    join, skip = find("norm", stack.block.norm, NORMS), 1.0
-    skip = stack.block.ffn_skip if part == "ffn" else 1.0
-    normalise = normalising(stack.block)
-    return lambda x, wrote: join(w, lambda _: wrote, x, normalise, skip)
+def _norms(stack: Stack, layer: int) -> dict[str, Any]:
+    """part -> the weights of its norm."""
+    w = stack.weights(layer)
+    return {part: w[part]["norm"] for part in stack.parts}
 
 
-def _adds(stack: Stack, part: str) -> bool:
-    """Does the norm in the stream add something?"""
-    w, x = stack.weights(0)[part]["norm"], jnp.ones_like(stack.first)
-    return linear_at(_joining(stack, part, w), x, x).constant is not None
+def _layer(stack: Stack, norms: Any, told: dict[str, Callable] | None = None) -> Callable:
+    """(x, what each part writes) -> x after the layer, by its row of `NORMS`; told[part] is called
+    with what that part reads."""
+    row, normalise = find("norm", stack.block.norm, NORMS), normalising(stack.block)
+
+    def f(x: Array, *writes: Array) -> Array:
+        def part(name: str, wrote: Array) -> Callable:
+            def run(read: Array) -> Array:
+                if told and name in told:
+                    told[name](read)
+                return wrote
+
+            return run
+
+        skips = {"ffn": stack.block.ffn_skip}
+        sublayers = [
+            (norms[p], part(p, a), skips.get(p, 1.0))
+            for p, a in zip(stack.parts, writes, strict=True)
+        ]
+        return row.run(sublayers, x, normalise)
+
+    return f
 
 
-def reading(stack: Stack, part: str, layer: int, x: Array) -> Affine:
-    """The stream -> what a part of a layer reads of it."""
-    join, normalise = NORMS[stack.block.norm], normalising(stack.block)
-    w = stack.weights(layer)[part]["norm"]
-
-    def f(x: Array) -> Array:
-        read: list[Array] = []
-
-        def part(a: Array) -> Array:
-            read.append(a)
-            return jnp.zeros_like(a)
-
-        join(w, part, x, normalise)
-        return read[0]
-
-    return linear_at(f, x)
+def _adds(stack: Stack) -> bool:
+    """Do the norms in the stream add something?"""
+    x = jnp.ones_like(stack.first)
+    f = _layer(stack, _norms(stack, 0))
+    return linear_at(f, x, *[x] * len(stack.parts)).constant is not None
 
 
 def summed(terms: Terms, ndim: int = 3) -> Array:

@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep
 
-from attnlab import LAYOUTS, ModelConfig, layer_norm
+from attnlab import LAYOUTS, ModelConfig
 from attnlab.inspect import (
     decompose,
     final_norm,
     flatten,
     linear_at,
     logits_by_term,
+    read_by,
     split_scores,
     stack_of,
     summed,
     watch,
 )
+from attnlab.inspect.writes import normalising
 
 BASE = dict(vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=3, ffn_width=10)
 FAMILIES = {
@@ -31,7 +33,10 @@ FAMILIES = {
         norm_bias=False, positions="relative", attention_biases="", ffn_bias=False,
         attention_scale=1.0, activation="gated_gelu", relative_buckets=8,
     ),
-    "turned": dict(kind="decoder", positions="rotary", window=2),
+    "turned": dict(
+        kind="decoder", norm="parallel", positions="rotary", window=2,
+        rotary_scaling="linear:4",
+    ),
 }  # fmt: skip
 SOURCE = jnp.asarray([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
@@ -96,7 +101,7 @@ def test_terms_are_the_logits_and_the_scores(case):
                 summed(one, 2),
                 jnp.take_along_axis(seen.outputs.logits, TOKENS[:, ::-1, None], 2)[..., 0],
             ),
-            (summed(decompose(seen, layer=1, part="ffn")), stream_before_ffn(seen)),
+            (summed(read_by(seen, 1, "ffn")), read_by_ffn(seen)),
         ]
         if family == "t5":
             both += [(summed(final_norm(seen, encoder=True)), seen.outputs.encoded)]
@@ -111,13 +116,17 @@ def test_terms_are_the_logits_and_the_scores(case):
         assert_close(got, expected)
 
 
-def stream_before_ffn(seen):
-    """Of layer 1, from what the model showed: what the FFN reads, or what its norm reads."""
-    shown, c = seen.outputs.shown, seen.config
-    x = shown["residual"][0] + c.attention_gain * shown["attention_out"][1]
+def read_by_ffn(seen):
+    """In layer 1, from what the model showed."""
+    shown, c, stack = seen.outputs.shown, seen.config, stack_of(seen)
+    normalise, w = normalising(stack.block), stack.weights(1)
+    x = shown["residual"][0]
+    if c.norm != "parallel":
+        x = x + c.attention_gain * shown["attention_out"][1]
     if c.norm == "post":
-        return layer_norm(stack_of(seen).weights(1)["attention"]["norm"], x)
-    return x + shown["cross.attention_out"][1] if "cross.attention_out" in shown else x
+        return normalise(w["attention"]["norm"], x)
+    x = x + shown["cross.attention_out"][1] if "cross.attention_out" in shown else x
+    return normalise(w["ffn"]["norm"], x)
 
 
 def normed(w, x, at=None):
@@ -153,16 +162,16 @@ def test_each_term_by_hand(norm):
             head = normed(own, head, x)
             bias = normed(own, bias, x) if i else bias
             x = normed(own, x) + own["bias"]
-            x = 2 * x + out["ffn_out"][i]
+            before = x = 2 * x + out["ffn_out"][i]
             head = normed(first, 2 * head, x)
             bias = normed(first, 2 * bias, x) if i else bias
             x = normed(first, x) + first["bias"]
-        added = np.broadcast_to(first["bias"], x.shape)
+        added = normed(first, 2 * np.broadcast_to(own["bias"], x.shape), before) + first["bias"]
     table = w["embedding"].T
     assert_close(got["heads"][0, 2], head @ table)
     assert_close(got["attention_bias"][1], bias @ table)
-    assert_close(got["final_norm"] if norm == "pre" else got["ffn_norm"][1], added @ table)
-    assert ("ffn_norm" in got) == (norm == "post")
+    assert_close(got["final_norm"] if norm == "pre" else got["norm"][1], added @ table)
+    assert ("norm" in got) == (norm == "post")
 
 
 def test_a_split_by_hand():
@@ -185,7 +194,7 @@ def test_a_split_by_hand():
     k = normed(own["norm"], word, x) @ own["k"][:, 2]
     place = queries.index(("heads", 0, 1)), keys.index(("embedding",))
     assert_close(terms[place], q @ k.swapaxes(1, 2) / 2)
-    constant = queries.index(("norm",)), keys.index(("map",))
+    constant = queries.index(("norm_before",)), keys.index(("map",))
     one = (own["norm"]["bias"] @ own["q"][:, 2]) @ own["k_bias"][2] / 2
     assert_close(terms[constant], np.full((2, 6, 6), one))
     assert whole == []
