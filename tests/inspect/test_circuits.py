@@ -12,6 +12,8 @@ from test_sums_of_writes import draw
 
 from attnlab import LAYOUTS, ModelConfig, regauge
 from attnlab.inspect import circuit, composition, logits_by_term, split_scores, watch
+from attnlab.inspect.circuits import STANDS
+from attnlab.model.block import NORMS
 from attnlab.sharing.delta import applied
 
 BASE = dict(vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=3, ffn_width=10)
@@ -150,6 +152,10 @@ def test_nothing_shown_depends_on_the_basis_of_a_head(layout, x64):
     if layout == "standard":
         changed = [p["layers"]["attention"]["v"] for p in (params, other)]
         assert not np.allclose(*changed)
+
+
+def test_every_order_of_norms_is_known():
+    assert set(STANDS) == set(NORMS)
 
 
 REFUSED = {
