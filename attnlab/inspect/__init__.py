@@ -19,6 +19,7 @@ from attnlab.inspect.importance import (
 )
 from attnlab.inspect.linear import linear_at
 from attnlab.inspect.scores import Split, split_scores
+from attnlab.inspect.sides import Worth, side_of, worth_of
 from attnlab.inspect.statistics import (
     STATISTICS,
     beside_baselines,
@@ -26,6 +27,7 @@ from attnlab.inspect.statistics import (
     shuffled,
     uniform,
 )
+from attnlab.inspect.viewer import Maps, Page, Side, view, view_sides
 from attnlab.inspect.writes import (
     Watched,
     decompose,
@@ -43,8 +45,12 @@ __all__ = [
     "Circuit",
     "Curves",
     "Gates",
+    "Maps",
+    "Page",
+    "Side",
     "Split",
     "Watched",
+    "Worth",
     "ablations",
     "beside_baselines",
     "between",
@@ -69,11 +75,15 @@ __all__ = [
     "pruning_curve",
     "read_by",
     "shuffled",
+    "side_of",
     "split_scores",
     "stack_of",
     "summed",
     "token_loss",
     "uniform",
+    "view",
+    "view_sides",
     "watch",
     "weakest",
+    "worth_of",
 ]

@@ -1,10 +1,10 @@
 // Where things stand in the large picture of a head: as a matrix, as lines between tokens.
 // A form knows its size, what lies at a point (`hit`), and how to draw what is in sight.
 
-const LEAST = 13; // pixels that a line of letters needs
+const LEAST = 10; // pixels that a line of letters needs
 
-function letters(context, paint, bold = false) {
-  context.font = `${bold ? 700 : 400} 12px ${paint.css("mono")}`;
+function letters(context, paint, bold = false, size = 12) {
+  context.font = `${bold ? 700 : 400} ${size}px ${paint.css("mono")}`;
   context.textBaseline = "middle";
   context.direction = "ltr";
 }
@@ -32,10 +32,10 @@ class Matrix {
     const least = fit(44, 24);
     let cell = fit(left, top);
     // A short text is worth scrolling for: its tokens can be read.
-    if (cell < LEAST) cell = map.rows <= 64 ? LEAST + 1 : least;
+    if (cell < LEAST) cell = map.rows <= 64 ? LEAST + 2 : least;
     if (room.zoom) cell = Math.max(Math.min(least, cell), Math.min(60, cell * room.zoom));
     this.words = cell >= LEAST;
-    this.flat = !this.words || top <= cell;
+    this.flat = !this.words || top - 11 <= cell; // upright, with a pixel or two between
     this.left = this.words ? left : 44;
     this.top = this.flat ? 24 : top;
     this.cell = cell;
@@ -114,7 +114,7 @@ class Matrix {
       const here = i === chosen;
       const crowded = !words && chosen !== null && Math.abs(i - chosen) * cell < 26;
       if (!here && (i % every || crowded)) continue;
-      letters(context, paint, here);
+      letters(context, paint, here, words ? Math.min(12, cell) : 12);
       context.fillStyle = paint.css(here ? "accent" : words ? "ink" : "soft");
       write(words ? short(tokens[i]) : `${i}`, i);
     }

@@ -32,11 +32,11 @@ class Maps(NamedTuple):
     """The T tokens that look"""
     keys: Sequence[str] | None = None
     """The S tokens that are looked at; None: the same"""
-    statistics: Mapping[str, Any] = {}  # noqa: RUF012
+    statistics: Mapping[str, Any] = {}
     """Name -> [L, N], NaN where a head has none"""
-    plan: Mapping[str, Sequence[int | None]] = {}  # noqa: RUF012
+    plan: Mapping[str, Sequence[int | None]] = {}
     """Part -> its slot in every layer, as in `Plan`; the first is the one that lights up"""
-    meanings: Mapping[str, str] = {}  # noqa: RUF012
+    meanings: Mapping[str, str] = {}
     """Name of a statistic -> what it is"""
     name: str = "attention"
 

@@ -1,0 +1,270 @@
+"""A model that is there, of a run or of a published folder, and what it reads: text to tokens, and
+how each token is written."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.extras import extra
+from attnlab.inspect.sides import Worth
+from attnlab.model.config import ModelConfig
+from attnlab.names import find
+from attnlab.training.sources import Source
+from attnlab.training.sources.tokenizer import FILE, Tokenizer, make_tokenizer
+from attnlab.training.tasks import TASKS, Task, written
+from attnlab.training.tasks.task import Example, cross_entropy
+from experiments.running import arm, initial, workdir
+
+LONGEST = 1024
+"""Tokens of a text that is looked at: a page holds a byte for every pair of them, head by head."""
+
+
+class Asked(NamedTuple):
+    """What a person wants a model to read; "" where it is left open."""
+
+    text: str = ""
+    tokens: str = ""
+    """In place of `text`: their numbers, with commas between"""
+    source: str = ""
+    """What the encoder of an encoder-decoder reads"""
+    source_tokens: str = ""
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+
+class Read(NamedTuple):
+    """One text as a model reads it."""
+
+    inputs: dict[str, Any]
+    """Arguments of the model's call"""
+    written: dict[str, list[str]]
+    """Names of those that are texts -> how their tokens are written, without filling"""
+    worth: Callable[[Any], Worth] | None = None
+    """Model -> what the task of a run makes of it; None where it asks nothing"""
+
+
+class Opened(NamedTuple):
+    """A model that is there."""
+
+    name: str
+    config: ModelConfig
+    params: Any
+    fresh: Callable[[dict[str, Any]], Any]
+    """Inputs -> the weights that it began with, or others drawn alike"""
+    read: Callable[[Asked], Read]
+
+
+def open_run(folder: Path, seed: int | None = None) -> Opened:
+    """One seed of a run (None: the first), at its newest checkpoint.
+
+    It reads a text through the run's own tokenizer, or, where nothing is asked for, a row that is
+    held out, as the run's task presents it. Raises ValueError for what is no run, or cannot read.
+    """
+    if not (folder / workdir.CONFIG).is_file():
+        raise ValueError(f"{folder} holds no run; give the --workdir of one run, or a --path")
+    found = initial.load_run(folder, seed)
+    record = workdir.read_json(folder / workdir.CONFIG)["config"]
+    seed = record["train"]["seeds"][0] if seed is None else seed
+    task = find("task", record["task"], TASKS)
+
+    def fresh(inputs: dict[str, Any]) -> Any:
+        if record["start"]:
+            stored = initial.load(record["start"])
+            return initial.under_plan(stored, found.config, inputs["tokens"])[0]
+        make = initial.fresh(found.config, initial.Same(**record["same"]))
+        key, model = jax.random.key(seed), found.config.build()
+        return make(key, inputs) if make else jax.jit(model.init)(key, **inputs)["params"]
+
+    def read(asked: Asked) -> Read:
+        data = arm.data_of(record["data"])
+        name = getattr(data, "tokenizer", "")
+        if not asked or not name:
+            source = data.load(record["train"]["length"], folder)
+            bound = task.bind(source.sizes)
+            if not asked:
+                return _heldout(found.config, bound, source)
+            if asked.text or asked.source:
+                raise ValueError(
+                    f"the data of {folder} ({record['data']['source']}) are no text: give "
+                    "--tokens=1,2,3, or leave it out to see a row that is held out"
+                )
+            return _read(found.config, asked, None, functools.partial(_write, bound, source), [])
+        if name.startswith("bpe:") and not (folder / FILE).exists():
+            raise ValueError(f"{folder} has lost its {FILE}; give --tokens=1,2,3")
+        tokenizer, size = make_tokenizer(name, [], folder), data.sizes().vocab_size
+        encode = lambda text: tokenizer.encode([text])[0].tokens.tolist()
+        symbols = task.symbols
+        write = lambda t: symbols[t - size] if t >= size else _piece(tokenizer, t)
+        starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
+        return _read(found.config, asked, encode, write, starts)
+
+    return Opened(str(folder), found.config, found.params, fresh, read)
+
+
+def open_folder(folder: Path) -> Opened:
+    """A published model, with the tokenizer.json that lies beside it. Raises ValueError for a
+    folder that cannot be read, and where a text is to be read without a tokenizer."""
+    found = initial.load(str(folder))
+    config = found.config
+
+    def fresh(inputs: dict[str, Any]) -> Any:
+        return jax.jit(config.build().init)(jax.random.key(0), **inputs)["params"]
+
+    def read(asked: Asked) -> Read:
+        if not asked:
+            raise ValueError('what shall it read? give --text="...", or --tokens=1,2,3')
+        encode, write = _published(folder)
+        if encode is None and (asked.text or asked.source):
+            raise ValueError(
+                f"{folder} has no {FILE} to read a text with: put it there, or give --tokens=1,2,3"
+            )
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return _read(config, asked, encode, write, [settings.get("decoder_start_token_id") or 0])
+
+    return Opened(str(folder), config, found.params, fresh, read)
+
+
+def _published(folder: Path) -> tuple[Callable | None, Callable]:
+    """What reads a text, and what writes a token."""
+    if not (folder / FILE).is_file():
+        return None, str
+    with extra("data"):
+        from tokenizers import Tokenizer
+    try:
+        found = Tokenizer.from_file(str(folder / FILE))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"{folder / FILE} is no tokenizer.json: {error}") from None
+
+    def write(token: int) -> str:
+        name = found.id_to_token(token)
+        if name is None:
+            return f"<{token}>"
+        text = found.decode([token], skip_special_tokens=False)
+        if "▁" in name:  # of SentencePiece, which writes no blank at the start of a text
+            return name.replace("▁", " ")
+        return name if not text or "\ufffd" in text else text
+
+    return lambda text: found.encode(text).ids, write
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str:
+    """A token of a run; of a part of a character its number."""
+    text = tokenizer.decode([token])
+    if "\ufffd" not in text:
+        return text
+    return f"<{token}>" if tokenizer.content else f"\\x{token:02x}"
+
+
+def _write(task: Task, source: Source, token: int) -> str:
+    return written(task, source, [token])
+
+
+def _read(
+    config: ModelConfig,
+    asked: Asked,
+    encode: Callable[[str], Sequence[int]] | None,
+    write: Callable[[int], str],
+    starts: list[int],
+) -> Read:
+    """The texts that are asked for; `starts` stand before what a decoder of two texts writes."""
+    both = config.kind == "encoder_decoder"
+    if both != bool(asked.source or asked.source_tokens):
+        raise ValueError(
+            "an encoder-decoder reads two texts: give --source for the encoder and --text for the "
+            "decoder (or --source_tokens and --tokens)"
+            if both
+            else f"a {config.kind} reads one text: leave --source and --source_tokens out"
+        )
+    ids = {"tokens": _ids("tokens", asked.text, asked.tokens, encode, starts if both else [])}
+    if both:
+        ids["source"] = _ids("source", asked.source, asked.source_tokens, encode, [])
+    for name, row in ids.items():
+        least, most = min(row), max(row)
+        if least < 0 or most >= config.vocab_size:
+            raise ValueError(
+                f"{name}: {most if least >= 0 else least} is no token of this model, which has 0 "
+                f"to {config.vocab_size - 1}"
+            )
+    _check_length(config, {name: len(row) for name, row in ids.items()})
+    inputs = {name: jnp.asarray([row], jnp.int32) for name, row in ids.items()}
+    return Read(inputs, {name: list(map(write, row)) for name, row in ids.items()})
+
+
+def _ids(
+    name: str, text: str, tokens: str, encode: Callable | None, starts: list[int]
+) -> list[int]:
+    flags = ("text", "tokens") if name == "tokens" else ("source", "source_tokens")
+    if text and tokens:
+        raise ValueError(f"give --{flags[0]} or --{flags[1]}, not both")
+    if tokens:
+        try:
+            return [int(t) for t in tokens.split(",")]
+        except ValueError:
+            raise ValueError(f"--{flags[1]}={tokens} must be numbers, as 1,2,3") from None
+    assert encode is not None
+    found = [*starts, *encode(text)]
+    if not found or (name == "source" and not text):
+        raise ValueError(f"--{flags[0]} holds no token; give a text")
+    return found
+
+
+def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
+    for name, length in lengths.items():
+        if length > config.max_len:
+            raise ValueError(
+                f"{name}: {length} tokens are more than the {config.max_len} that this model reads "
+                "(its max_len); give a shorter text"
+            )
+        if length > LONGEST:
+            raise ValueError(
+                f"{name}: a page of {length} tokens would be too large to open, {LONGEST} are the "
+                "most; give a shorter text"
+            )
+
+
+def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
+    """The row in the middle of those that are held out, and what the task makes of it."""
+    rows = source.heldout(3)
+    middle = len(jax.tree.leaves(rows)[0]) // 2
+    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
+    example = jax.jit(task.prepare)(one, jax.random.key(0))
+    inputs = example.inputs
+    texts = [name for name in arm.TEXTS if name in inputs]
+    real = {name: np.ones(inputs[name].shape[1], bool) for name in texts}
+    if "padding_mask" in inputs:  # of the text that is looked at
+        real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
+    if "source" in inputs:
+        real["tokens"] = np.asarray(example.weights[0] > 0)
+    # Filling is behind the text: it is left out.
+    ends = {name: int(np.flatnonzero(a)[-1]) + 1 for name, a in real.items()}
+    _check_length(config, ends)
+
+    def write(name: str) -> list[str]:
+        row = np.asarray(inputs[name][0, : ends[name]])
+        if not np.issubdtype(row.dtype, np.integer):  # features have no words
+            return [str(i) for i in range(len(row))]
+        return [_write(task, source, t) for t in row.tolist()]
+
+    worth = functools.partial(_worth, task, example)
+    return Read(inputs, {name: write(name) for name in texts}, worth)
+
+
+def _worth(task: Task, example: Example, model: Any) -> Worth:
+    """What the task says of the answer, the mean over its targets."""
+    unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
+
+    def loss(params: Any, edit: Any) -> jax.Array:
+        answer = task.answer(model, params, example.inputs, edit=edit)
+        losses = task.loss(answer, example.targets) * example.weights
+        return jnp.sum(losses) / jnp.sum(example.weights) / divisor
+
+    meaning = f"{unit}that a target of the task costs more when this head writes nothing"
+    return Worth("loss without it", meaning, loss, jnp.subtract)

@@ -1,0 +1,182 @@
+"""`python -m experiments.view`: of a run, of a folder, of two side by side."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from commands import command
+from tokenizers import Tokenizer, models, pre_tokenizers
+from written_page import Parsed
+
+from attnlab import ModelConfig, pretrained, training
+from attnlab.training.checkpoint import Checkpoints
+from experiments.configs import byte_lm
+from experiments.running import reading
+from experiments.running.reading import Asked
+
+MODEL = dict(width=12, num_layers=3, num_heads=2, ffn_width=8, max_len=24, plan="cycle:2")
+SEEDS = (4, 9)
+TEXT = "na\u00efve </script>"
+
+
+def weights(config, seeds=()):
+    """Large random ones, every number different; behind an axis of seeds."""
+    rng = np.random.default_rng(1)
+    tokens = {"tokens": jax.ShapeDtypeStruct((1, 4), "int32")}
+    shapes = jax.eval_shape(config.build().init, jax.random.key(0), **tokens)["params"]
+    draw = lambda a: rng.normal(0, 0.5, (*seeds, *a.shape)).astype(np.float32)
+    return jax.tree.map(draw, shapes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, nine_letters):
+    """The folder of a run as it is left on disk, and its model and weights of both seeds."""
+    folder = tmp_path_factory.mktemp("run")
+    config = byte_lm.get_config("tiny")
+    config.model.update(MODEL)
+    config.data.path = str(nine_letters)
+    config.train.update(seeds=SEEDS, length=20)
+    (folder / "config.json").write_text(json.dumps({"config": config.to_dict()}))
+    model = ModelConfig(**config.model)
+    params = weights(model, (len(SEEDS),))
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        notes = {"model": training.describe_model(model.build())}
+        checkpoints.save(7, {"params": params}, notes)
+    return folder, model, params
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A published folder with a tokenizer of words."""
+    path = tmp_path_factory.mktemp("published") / "gpt2"
+    config = ModelConfig(
+        width=12, num_layers=2, num_heads=3, vocab_size=5, max_len=16, activation="gelu_tanh"
+    )
+    params = weights(config)
+    pretrained.save(path, config.build(), params)
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(path / "tokenizer.json"))
+    return path, config, params
+
+
+def first_seed(run):
+    return jax.tree.map(lambda a: a[0], run[2])
+
+
+def test_a_run_beside_a_folder(run, folder, tmp_path):
+    out = tmp_path / "heads.html"
+    words = [f"--workdir={run[0]}", f"--path={folder[0]}", f"--text={TEXT}", f"--out={out}"]
+    told = command("experiments.view", *words)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.startswith(f"{out}: 12 heads, 0.")
+    page = Parsed(out.read_text(encoding="utf-8"))
+    ours, theirs = (side["maps"][0] for side in page.sides)
+    assert ours["tokens"] == [*"na", "\\xc3", "\\xaf", *"ve </script>"]
+    assert theirs["tokens"] == ["[UNK]"] * 4  # naïve </ script >
+    assert ours["plan"] == {"attention": [0, 1, 0]}
+    assert {"entropy", "loss without it", "loss without it in its set"} < set(ours["statistics"])
+    ids = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)[None]
+    for i, (config, params, tokens) in enumerate(
+        [(run[1], first_seed(run), ids), (*folder[1:], np.zeros((1, 4), np.int32))]
+    ):
+        apply = jax.jit(lambda p, t, c=config: c.build().apply({"params": p}, t, return_probs=True))
+        probs = np.asarray(apply(params, tokens)[1][:, 0])
+        assert np.abs(page.probs(i) - probs).max() < 1 / 500
+    again = command("experiments.view", *words)
+    assert again.returncode == 1
+    assert "is there already; add --overwrite" in again.stderr
+
+
+def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
+    opened = reading.open_run(run[0], seed=9)
+    read = opened.read(Asked())
+    row = np.asarray(read.inputs["tokens"])
+    assert row.shape == (1, 20)
+    assert "".join(read.written["tokens"]) == bytes(row[0].tolist()).decode()
+    model = opened.config.build()
+    worth = read.worth(model)
+    loss = float(jax.jit(lambda p: worth.answer(p, None))(opened.params))
+    ninth = jax.tree.map(lambda a: a[1], run[2])
+    logits = jax.jit(model.apply)({"params": ninth}, row)[0]
+    picked = np.asarray(jax.nn.log_softmax(logits))[np.arange(19), row[0, 1:]]
+    source = training.sources.Text(path=str(byte_path(run))).load(20)
+    following = np.asarray(source.heldout(3)["tokens"])[1, -1]
+    last = float(jax.nn.log_softmax(logits[-1])[following])
+    assert abs(loss + (picked.sum() + last) / 20 / math.log(2)) < 1e-4
+
+
+def byte_path(run):
+    return json.loads((run[0] / "config.json").read_text())["config"]["data"]["path"]
+
+
+def test_a_fresh_start_is_that_of_the_seed(run):
+    opened = reading.open_run(run[0], seed=9)
+    inputs = {"tokens": np.zeros((1, 5), np.int32)}
+    fresh = opened.fresh(inputs)
+    expected = jax.jit(opened.config.build().init)(jax.random.key(9), **inputs)["params"]
+    assert jax.tree.all(jax.tree.map(np.array_equal, fresh, expected))
+    assert not jax.tree.all(jax.tree.map(np.array_equal, fresh, opened.params))
+
+
+def test_two_texts_for_an_encoder_decoder():
+    config = ModelConfig(kind="encoder_decoder", vocab_size=9, max_len=6)
+    encode = lambda text: [ord(c) - 97 for c in text]
+    read = reading._read(config, Asked(text="ab", source="cde"), encode, str, [7])
+    assert read.written == {"tokens": ["7", "0", "1"], "source": ["2", "3", "4"]}
+    with pytest.raises(ValueError, match="two texts: give --source"):
+        reading._read(config, Asked(text="ab"), encode, str, [7])
+    one = dataclasses.replace(config, kind="decoder")
+    with pytest.raises(ValueError, match="leave --source"):
+        reading._read(one, Asked(text="ab", source="c"), encode, str, [7])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(text="a" * 25), "tokens: 25 tokens are more than the 24"),
+        (Asked(tokens="3,256"), "256 is no token of this model, which has 0 to 255"),
+        (Asked(tokens="3,-1"), "-1 is no token"),
+        (Asked(tokens="3;4"), "must be numbers, as 1,2,3"),
+        (Asked(text="a", tokens="3"), "--text or --tokens, not both"),
+        (Asked(source="a"), "a decoder reads one text"),
+    ],
+)
+def test_what_a_run_cannot_read(run, asked, said):
+    with pytest.raises(ValueError, match=said):
+        reading.open_run(run[0]).read(asked)
+
+
+def test_what_a_folder_cannot_read(folder, tmp_path):
+    opened = reading.open_folder(folder[0])
+    with pytest.raises(ValueError, match="what shall it read"):
+        opened.read(Asked())
+    assert opened.read(Asked(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
+    assert opened.read(Asked(text="the cat")).inputs["tokens"].tolist() == [[1, 2]]
+    tokenizer = folder[0] / "tokenizer.json"
+    tokenizer.rename(tmp_path / "away")
+    try:
+        with pytest.raises(ValueError, match=r"has no tokenizer\.json to read a text with"):
+            opened.read(Asked(text="the cat"))
+        assert opened.read(Asked(tokens="2,4")).written["tokens"] == ["2", "4"]
+    finally:
+        (tmp_path / "away").rename(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "type --workdir=RUN for a run, or --path=FOLDER"),
+        (["--workdir=a", "--path=b", "--fresh"], "two models stand side by side"),
+        (["--path=a", "--seed=1"], "--seed is for --workdir"),
+        (["--workdir=nothing-here"], "nothing-here holds no run"),
+    ],
+)
+def test_what_is_no_command(words, said, tmp_path):
+    told = command("experiments.view", *words, f"--out={tmp_path / 'heads.html'}")
+    assert told.returncode == 1
+    assert said in told.stderr
+    assert told.stdout == ""
