@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items):
     """`pytest -m quick`: of every light test the case in the middle of its parameters."""
     cases = collections.defaultdict(list)
     for item in items:
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("parity")):
+        if not any(map(item.get_closest_marker, ("slow", "parity", "browser"))):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]

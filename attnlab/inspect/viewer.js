@@ -85,6 +85,10 @@ for (const name of ["", ...names]) {
   byId("mark").append(make("option", { value: name }, name || "none"));
 }
 byId("mark").parentElement.hidden = !names.length;
+for (const [name, meaning] of Object.entries(Object.assign({}, ...maps.map((m) => m.meanings)))) {
+  if (!names.includes(name)) continue;
+  byId("meanings").append(make("div", {}, make("dt", {}, name), make("dd", {}, meaning)));
+}
 byId("mark").addEventListener("change", (event) => {
   state.mark = event.target.value;
   for (const side of sides) side.measure();
