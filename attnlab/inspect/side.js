@@ -71,8 +71,7 @@ class Side {
 
   // The layers that use the set of weights of this one, itself among them.
   mates(layer) {
-    const slot = this.slots[layer] ?? null;
-    const same = (l) => l === layer || (slot !== null && this.slots[l] === slot);
+    const same = (l) => l === layer || (this.slots.length && this.slots[l] === this.slots[layer]);
     return [...this.thumbs.keys()].filter(same);
   }
 
@@ -105,8 +104,7 @@ class Side {
     this.rows = [];
     this.thumbs = [];
     for (let l = 0; l < map.layers; l++) {
-      const slot = slots[l] === null ? "reads" : `set ${slots[l]}`;
-      const set = shared ? make("span", { class: "slot" }, slot) : "";
+      const set = shared ? make("span", { class: "slot" }, `set ${slots[l]}`) : "";
       this.rows.push(make("span", { class: "row" }, `${l}`, set));
       this.thumbs.push([...Array(map.heads).keys()].map((n) => this.thumb(l, n)));
       this.grid.append(this.rows[l], ...this.thumbs[l]);
@@ -178,8 +176,7 @@ class Side {
   told(layer) {
     const sentences = Object.entries(this.map.plan).map(([part, slots]) => {
       const slot = slots[layer];
-      const made = slots.findLastIndex((s, l) => l < layer && s !== null);
-      if (slot === null) return `${part}: reads what layer ${made} made`;
+      if (typeof slot === "string") return `${part}: reads what layer ${slot.slice(1)} made`;
       const also = [...slots.keys()].filter((l) => l !== layer && slots[l] === slot);
       if (!also.length) return `${part}: weights of its own`;
       return `${part}: set ${slot}, shared with ${layersOf(also)}`;

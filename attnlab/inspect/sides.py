@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from attnlab.inspect.statistics import STATISTICS, head_statistics
 from attnlab.inspect.viewer import Maps, Side
 from attnlab.model.config import Model, ModelConfig
-from attnlab.sharing.plan import name_of
+from attnlab.sharing.named import name_of
 
 
 class Attention(NamedTuple):

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnlab.sharing.plan import Slot
+
 HERE = Path(__file__).parent
 SCRIPTS = ("drawing.js", "forms.js", "side.js", "viewer.js")
 """In the order in which they run."""
@@ -34,7 +36,7 @@ class Maps(NamedTuple):
     """The S tokens that are looked at; None: the same"""
     statistics: Mapping[str, Any] = {}
     """Name -> [L, N], NaN where a head has none"""
-    plan: Mapping[str, Sequence[int | None]] = {}
+    plan: Mapping[str, Sequence[Slot]] = {}
     """Part -> its slot in every layer, as in `Plan`; the first is the one that lights up"""
     meanings: Mapping[str, str] = {}
     """Name of a statistic -> what it is"""
@@ -76,7 +78,7 @@ def view(
     *,
     keys: Sequence[str] | None = None,
     statistics: Mapping[str, Any] | None = None,
-    plan: Mapping[str, Sequence[int | None]] | None = None,
+    plan: Mapping[str, Sequence[Slot]] | None = None,
     title: str = "Attention heads",
     about: str = "",
 ) -> Page:
@@ -207,12 +209,22 @@ def _describe(maps: Maps, shape: tuple[int, ...], lower: bool, signed: bool) -> 
         "tokens": list(map(_text, maps.tokens)),
         "keys": list(map(_text, _keys(maps))),
         "statistics": {name: list(_rows(a)) for name, a in maps.statistics.items()},
-        "plan": {
-            part: [None if slot is None else int(slot) for slot in slots]
-            for part, slots in maps.plan.items()
-        },
+        "plan": {part: _slots(slots) for part, slots in maps.plan.items()},
         "meanings": dict(maps.meanings),
     }
+
+
+def _slots(slots: Sequence[Slot]) -> list[int | str]:
+    """Those that read what another layer made name it: "@0"."""
+    made: list[int] = []
+    found: list[int | str] = []
+    for i, slot in enumerate(slots):
+        if slot is None:
+            made.append(made[-1])
+        else:
+            made.append(made[int(slot[1:])] if isinstance(slot, str) else i)
+        found.append(int(slot) if made[i] == i and slot is not None else f"@{made[i]}")
+    return found
 
 
 def _text(token: Any) -> str:

@@ -9,7 +9,7 @@ from conftest import ROOT
 from written_page import Parsed
 
 from attnlab.inspect import Maps, Side, view, view_sides
-from attnlab.sharing.plan import named
+from attnlab.sharing.plan import Plan
 
 LAYERS, HEADS, LENGTH, SIZE = 3, 2, 7, 5
 TOKENS = [f"a{i}" for i in range(LENGTH)]
@@ -93,7 +93,7 @@ def test_it_loads_nothing():
 
 
 def test_what_it_tells():
-    plan = named("cla:2", 4)
+    plan = Plan(attention=(0, 1, 0, 2), kv=(0, None, 1, "@0"), ffn=(0, 0, 0, 0))
     statistics = {"entropy": np.arange(8.0).reshape(4, 2), "same": np.full((4, 2), np.nan)}
     probs = softmax(4, 2, LENGTH, LENGTH, causal=True)
     maps = Maps(probs, TOKENS, statistics=statistics, plan=dict(plan.items()), name="decoder")
@@ -101,7 +101,8 @@ def test_what_it_tells():
     parsed = Parsed(view_sides([Side([maps, cross], "one", "of 4"), Side([cross], "two")]).html)
     assert [side["name"] for side in parsed.sides] == ["one", "two"]
     told, other = parsed.sides[0]["maps"]
-    assert told["plan"]["kv"] == [0, None, 1, None]
+    assert told["plan"]["attention"] == [0, 1, 0, 2]
+    assert told["plan"]["kv"] == [0, "@0", 1, "@0"]
     assert told["statistics"] == {
         "entropy": [[0, 1], [2, 3], [4, 5], [6, 7]],
         "same": [[None] * 2] * 4,
