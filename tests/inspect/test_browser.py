@@ -230,8 +230,8 @@ def test_nothing_is_wider_than_the_screen(opened, width, view_key):
 
 def test_pictures_are_drawn_when_they_are_seen(opened):
     tab = opened(view(np.repeat(PROBS, 20, axis=0), TOKENS), height=500)
-    tab.wait_for_timeout(300)
-    assert "0-0-0-0" in "".join(tab.evaluate("[...sides[0].kept.keys()]")).replace("v", "")
+    tab.wait_for_function("sides[0].kept.size > 9 && waiting.size === 0")
+    assert tab.evaluate("sides[0].kept.has('v0-0-0-0')")
     assert tab.evaluate("sides[0].kept.size") < 60 * HEADS
     thumb(tab, 59, 3).scroll_into_view_if_needed()
     tab.wait_for_function("sides[0].kept.has('v0-0-59-3')")
