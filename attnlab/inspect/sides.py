@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from attnlab.inspect.importance import ablations, gates_of
 from attnlab.inspect.statistics import STATISTICS, head_statistics
 from attnlab.inspect.viewer import Maps, Side
 from attnlab.model.config import Model, ModelConfig
@@ -89,8 +90,7 @@ def side_of(
         prefix: config.encoder_layer_plan if prefix == "encoder." else config.layer_plan
         for prefix in shown
     }
-    slots = {prefix: plans[prefix][row.parts[0]] for prefix, row in shown.items()}
-    lost = _ablated(worth, params, slots, config.num_heads) if ablate else {}
+    lost = _lost(worth, config, params, shown) if ablate else {}
     maps = []
     for prefix, row in shown.items():
         asks, asked = written[row.asks], written[row.asked]
@@ -177,56 +177,28 @@ def worth_of(model: Model, inputs: Mapping[str, Any]) -> Worth:
     )
 
 
-def without_heads(
-    worth: Worth, params: Any, gates: Mapping[str, Float[Array, "M L N"]]
-) -> Float[Array, " M"]:
-    """What a model loses whose heads are multiplied by each of these M gates, in one program.
-
-    `gates` are prefix of `observe.NAMES` -> gates of that attention: "" of the heads of an encoder
-    or decoder, "cross." and "encoder." of those of an encoder-decoder.
-    """
-
-    def every(params: Any, gates: Any) -> Array:
-        whole = worth.answer(params, None)
-
-        def one(gates: Any) -> Array:
-            edits = {f"{prefix}heads": _times(gate) for prefix, gate in gates.items()}
-            return worth.lost(worth.answer(params, edits), whole)
-
-        return jax.lax.map(one, gates)
-
-    return jax.jit(every)(params, dict(gates))
-
-
-def _times(gate: Array) -> Callable[[Array, Any], Array]:
-    return lambda heads, layer: heads * gate[layer][:, None].astype(heads.dtype)
-
-
-def _ablated(
-    worth: Worth, params: Any, slots: Mapping[str, Sequence[Any]], heads: int
+def _lost(
+    worth: Worth, config: ModelConfig, params: Any, prefixes: Iterable[str]
 ) -> dict[str, dict[str, tuple[str, np.ndarray]]]:
     """Prefix -> name -> (meaning, [L, N]) of what each head is worth: in one layer, and where
-    layers share weights in all of its set. `slots` are prefix -> slot of every layer."""
-    layers = [np.eye(len(row), dtype=bool) for row in slots.values()]
-    sets = [np.equal.outer(np.arange(max(row) + 1), np.array(row)) for row in slots.values()]
-    both = lambda own, shared: [own, shared] if len(shared) < len(own) else [own]
-    which = [np.concatenate(both(*pair)) for pair in zip(layers, sets, strict=True)]
-    counts = [len(a) * heads for a in which]
-    begins = np.cumsum([0, *counts])
-    gates = {}
-    for i, prefix in enumerate(slots):
-        gone = which[i][:, None, :, None] & np.eye(heads, dtype=bool)[:, None, :]  # [., N, L, N]
-        gate = np.ones((begins[-1], len(slots[prefix]), heads), np.float32)
-        gate[begins[i] : begins[i + 1]] -= gone.reshape(-1, *gate.shape[1:])
-        gates[prefix] = jnp.asarray(gate)
-    lost = np.asarray(without_heads(worth, params, gates)).reshape(-1, heads)
+    layers share weights in all of its set."""
+    gates = {
+        (prefix, by): gates_of(config, f"{prefix}heads", by=by)
+        for prefix in prefixes
+        for by in ("layer", "slot")
+    }
+    gates = {key: g for key, g in gates.items() if key[1] == "layer" or g.shape[0] < len(g.rows)}
+
+    def every(params: Any) -> Any:
+        whole = worth.answer(params, {})
+        loss = lambda edit: worth.lost(worth.answer(params, edit), whole)
+        return {key: ablations(loss, some) for key, some in gates.items()}
+
     found: dict[str, dict[str, tuple[str, np.ndarray]]] = {}
-    for i, (prefix, row) in enumerate(slots.items()):
-        own = lost[begins[i] // heads : begins[i + 1] // heads]
-        found[prefix] = {worth.name: (worth.meaning, own[: len(row)])}
-        if len(own) > len(row):
-            meaning = f"{worth.meaning}, in all layers of its set"
-            found[prefix][f"{worth.name} in its set"] = meaning, own[len(row) :][np.array(row)]
+    for (prefix, by), values in jax.jit(every)(params).items():
+        more = ("", "") if by == "layer" else (" in its set", ", in all layers of its set")
+        told = worth.meaning + more[1], np.asarray(values)[list(gates[prefix, by].rows)]
+        found.setdefault(prefix, {})[worth.name + more[0]] = told
     return found
 
 
