@@ -62,11 +62,11 @@ def test_a_loss_without_a_head_is_that_of_its_gate(decoder):
     side, logits = decoder
     told = side.maps[0].statistics
     whole = bits(logits(np.ones((3, 2)))[0])
-    for layer, head in ((0, 1), (1, 0)):
+    for layer, head in ((0, 1), (1, 0), (2, 1)):
         gate = np.ones((3, 2))
         gate[layer, head] = 0
         alone = bits(logits(gate)[0]) - whole
-        gate[(1, 2) if layer == 1 else layer, head] = 0  # layers 1 and 2 are one set
+        gate[(1, 2) if layer else 0, head] = 0  # layers 1 and 2 are one set
         whole_set = bits(logits(gate)[0]) - whole
         assert abs(told["loss without it"][layer, head] - alone) < 1e-4
         assert abs(told["loss without it in its set"][layer, head] - whole_set) < 1e-4
