@@ -106,10 +106,11 @@ HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
 # Files of whole models, programs and pages, and a test of many draws: seconds each, too.
 LONG = {
     "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
-    "test_circuits", "test_importance", "test_removal", "test_sums_of_writes",
-    "test_decode", "test_documents", "test_extras", "test_flags", "test_inspect_model", "test_jobs",
-    "test_latent", "test_models", "test_notebooks", "test_observe", "test_optimizers", "test_plans",
-    "test_rank_bound", "test_surgery", "test_tasks", "test_train", "test_transforms", "test_traps",
+    "test_circuits", "test_decode", "test_documents", "test_extras", "test_flags",
+    "test_importance", "test_inspect_model", "test_jobs", "test_latent", "test_models",
+    "test_notebooks", "test_observe", "test_optimizers", "test_plans", "test_rank_bound",
+    "test_removal", "test_sides", "test_sums_of_writes", "test_surgery", "test_tasks",
+    "test_train", "test_transforms", "test_traps",
     "test_initial_scale_is_the_same_in_every_layout",
 }  # fmt: skip
 
