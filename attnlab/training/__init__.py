@@ -8,6 +8,7 @@ from attnlab.training.metrics import Recorder
 from attnlab.training.optimizers import OPTIMIZERS, Optimizer, frozen, make_optimizer
 from attnlab.training.schedules import SCHEDULES
 from attnlab.training.step import TrainState, init_state, over_seeds, train_step
+from attnlab.training.trial import Trial, trial
 
 __all__ = [
     "OPTIMIZERS",
@@ -20,6 +21,7 @@ __all__ = [
     "Stopped",
     "TrainConfig",
     "TrainState",
+    "Trial",
     "WrongCheckpoint",
     "describe_model",
     "fit",
@@ -31,4 +33,5 @@ __all__ = [
     "sources",
     "tasks",
     "train_step",
+    "trial",
 ]

@@ -31,10 +31,18 @@ class Recorder:
 
     `metrics.jsonl` holds one object per write: step and, per metric, a number or one per seed.
     TensorBoard files lie in `tensorboard/seed_<n>`. Where `writes` is False (every process but
-    the first) it does nothing.
+    the first) it does nothing; with `speaks` False it writes, and tells people nothing.
     """
 
-    def __init__(self, folder: Path, seeds: Sequence[int], *, name: str = "", writes: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        seeds: Sequence[int],
+        *,
+        name: str = "",
+        writes: bool = True,
+        speaks: bool = True,
+    ):
         with extra("train"):  # now, not after the first step has compiled
             import rich  # noqa: F401
 
@@ -45,6 +53,7 @@ class Recorder:
             name,
             writes,
         )
+        self._speaks = writes and speaks
         self._lines: Any = None
         self._boards: list[Any] = []
 
@@ -58,7 +67,7 @@ class Recorder:
 
     def say(self, line: str) -> None:
         """One line for people, on standard error."""
-        if self._writes:
+        if self._speaks:
             print(f"[{self._name}] {line}" if self._name else line, file=sys.stderr, flush=True)
 
     def rewind(self, step: int) -> None:
@@ -107,7 +116,7 @@ class Recorder:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             transient=True,
-            disable=not (self._writes and sys.stderr.isatty()),
+            disable=not (self._speaks and sys.stderr.isatty()),
             console=_stderr_console(),
         )
         with bar:
