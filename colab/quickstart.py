@@ -13,147 +13,110 @@
 # %% [markdown]
 # [![Open In Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/quickstart.ipynb)
 #
-# # Wide or narrow heads?
+# # Wide or narrow heads? attnlab in two minutes
 #
-# Two questions hide in these words: **what a head reads** (all of x, or its own chunk of it) and
-# **how wide a head is**. attnlab keeps them apart, counts what each costs, and trains them side
-# by side. Choose a TPU or GPU runtime if you like; a CPU does in under two minutes.
+# **Two questions hide in these words: what a head reads (all of x, or its own chunk of it) and
+# how wide it is.** **In the Transformer, BERT and GPT a head reads all of x and is D / h wide.**
+# **attnlab keeps the two apart, counts what each costs, and trains them side by side.**
+#
+# One question per notebook, each begins with its answer:
+#
+# - [Are attention weights shared across layers?](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/sharing_across_layers.ipynb)
+# - [Do heads share W_Q, W_K and W_V?](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/heads_share.ipynb)
+# - [Why W_Q and W_K, and not one matrix?](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/why_q_and_k.ipynb)
+# - [What makes heads different? Do they read chunks of x, or all of it?](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/what_makes_heads_differ.ipynb)
+# - [Where do the weights come from, and what are "attention weights"?](https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab/where_weights_come_from.ipynb)
 
 # %%
+# @title Install attnlab if it is missing; JAX and Flax stay as they are
+import importlib.util
 import subprocess
 import sys
 
-if "google.colab" in sys.modules:  # JAX and Flax stay as Colab has them
-    source = "attnlab[train,plot] @ git+https://github.com/attnlab/attnlab"
+if importlib.util.find_spec("attnlab") is None:
+    source = "attnlab[train,plot,pretrained] @ git+https://github.com/attnlab/attnlab"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
 
-import jax
-
-print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())
-if jax.default_backend() != "tpu":
-    print("No TPU here: fine, only slower.")
-
-# %% [markdown]
-# ## One input, three layouts
-#
-# A layout is a row of a table. `standard` is what BERT and GPT do, `wide` gives each head the
-# full width, `narrow` shows each head only its own chunk of x.
-
 # %%
-import jax.numpy as jnp
+import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-import attnlab
-from attnlab import HeadSpec
-from attnlab.heads import cost
+from attnlab import HeadSpec, ModelConfig, flops_per_token, training, unique_parameters
+from attnlab.heads.cost import head_flops, head_parameters
+from attnlab.training import sources, tasks
 
-width, num_heads, length = 64, 4, 24  # @param
-x = jax.random.normal(jax.random.key(0), (1, length, width))
-layouts = ("standard", "wide", "narrow")  # of attnlab.LAYOUTS
-specs = {layout: HeadSpec(layout, width, num_heads) for layout in layouts}
-
-print(f"{'layout':10}{'head width':>11}{'parameters':>12}{'FLOPs/token':>13}  W_Q")
-for layout, spec in specs.items():
-    print(
-        f"{layout:10}{spec.sizes['H']:>11}{cost.head_parameters(spec):>12,}"
-        f"{cost.head_flops(spec, length):>13,}  {spec.shapes['q']}"
-    )
+print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())
 
 # %% [markdown]
-# q, k, v and scores start with variance 1 in every layout, so the initialiser favours none. One map
-# each: row = the position that looks, column = the position that is looked at.
-
-# %%
-figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
-for axis, (layout, spec) in zip(axes, specs.items(), strict=True):
-    w = attnlab.init_heads(jax.random.key(1), spec)
-    y, probs = attnlab.multi_head_attention(w, x, spec=spec, is_causal=True, return_probs=True)
-    axis.imshow(probs[0, 0], cmap="Blues", vmin=0, vmax=1)
-    axis.set(title=f"{layout}, head 0, untrained", xlabel="looked at", ylabel="looks")
-    print(f"{layout:10} output std {float(jnp.std(y)):.2f}")
-
-# %% [markdown]
-# ## Are the weights shared across heads, across layers?
+# ## A layout is a row of a table
 #
-# Across heads: look at the shapes above, N sets of W_Q in every layout. Across layers: a *plan*
-# says which layer uses which set. `separate` is GPT and BERT, `albert` is ALBERT. Sharing saves
-# parameters, not FLOPs.
+# `standard` is the paper's, `wide` gives each head the full width, `narrow` shows it only its chunk
+# of x; `narrow_tied`, a tutorial's code, lets all heads use one small matrix. Are weights shared
+# across heads? Look for the number of heads, 4, in the shape of W_Q: the last layout has none.
 
 # %%
-for plan in attnlab.plan_names(2):
-    config = attnlab.ModelConfig(plan=plan, num_layers=4)
-    print(
-        f"{plan:15}{attnlab.unique_parameters(config):>9,} parameters"
-        f"{attnlab.flops_per_token(config, 64):>9,} FLOPs/token  {config.layer_plan}"
-    )
+print(f"{'layout':12}{'head width':>11}{'parameters':>12}{'FLOPs/token':>13}  W_Q")
+for layout in ("standard", "wide", "narrow", "narrow_tied"):
+    spec = HeadSpec(layout, width=64, num_heads=4)
+    counts = f"{head_parameters(spec):>12,}{head_flops(spec, 24):>13,}"
+    print(f"{layout:12}{spec.sizes['H']:>11}{counts}  {spec.shapes['q']}")
 
 # %% [markdown]
-# ## Train a tiny model of each
+# ## A plan says which layer uses which weights
 #
-# On the source of the Python standard library, byte by byte, three layouts with the same data,
-# seeds and steps. This short run shows that it works; the README has the real comparison.
+# `separate` is the Transformer, BERT and GPT, `albert` is ALBERT. Sharing saves parameters, not
+# FLOPs.
 
 # %%
-import tempfile
-from pathlib import Path
+for plan in ("separate", "groups:2", "cycle:2", "albert"):
+    config = ModelConfig(plan=plan, num_layers=4)
+    counts = (
+        f"{unique_parameters(config):>9,} parameters{flops_per_token(config, 64):>9,} FLOPs/token"
+    )
+    print(f"{plan:10}{counts}   layers use sets {config.layer_plan['attention']}")
 
-from attnlab import training
-from attnlab.training import shard, sources, tasks
-from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.metrics import Recorder, read_metrics
+# %% [markdown]
+# ## Train a tiny model of each layout
+#
+# On the source of Python's standard library, byte by byte, with the same data, seeds and steps.
 
-steps = 200  # @param
+# %%
 settings = training.TrainConfig(
-    steps=steps,
-    batch_size=16,
-    length=32,
-    seeds=(0, 1),
-    eval_every=40,
-    log_every=100,
-    eval_windows=256,
-    curve_windows=128,
-)
+    steps=200, batch_size=16, length=32, seeds=(0, 1), eval_every=40, log_every=40,
+    eval_windows=256, curve_windows=128,
+)  # fmt: skip
 source = sources.Text().load(settings.length)
-curves = {}
-for layout in layouts:
-    model = attnlab.ModelConfig(
-        layout=layout, width=32, num_layers=2, num_heads=4, ffn_width=128, max_len=32
-    ).build()
-    folder = Path(tempfile.mkdtemp())
-    with (
-        Recorder(folder, settings.seeds, name=layout) as recorder,
-        Checkpoints(folder / "checkpoints") as checkpoints,
-    ):
-        result = training.fit(
-            model,
-            tasks.TASKS["causal_lm"],
-            training.make_optimizer(settings),
-            settings,
-            source,
-            mesh=shard.data_mesh(batch_size=settings.batch_size),
-            recorder=recorder,
-            checkpoints=checkpoints,
-        )
-    name = "eval/bits_per_byte"
-    rows = [row for row in read_metrics(folder / "metrics.jsonl") if name in row]
-    curves[layout] = [row["step"] for row in rows], np.array([row[name] for row in rows])
-    bits = result.heldout["bits_per_byte"]
-    print(f"{layout:10} held-out {bits.mean():.3f} bits per byte, seeds {np.round(bits, 3)}")
-
-# %%
-figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-for layout, (at, bits) in curves.items():
-    axis.plot(at, bits.mean(axis=1), label=layout)
-    axis.fill_between(at, bits.min(axis=1), bits.max(axis=1), alpha=0.2)
-unigram = source.yardsticks()["bits_per_byte"]["unigram entropy"]
-axis.axhline(unigram, color="gray", linestyle=":", label="unigram entropy")
-axis.set(xlabel="step", ylabel="held-out bits per byte", title=f"{source.name}, 2 seeds")
-_ = axis.legend(frameon=False)
+models, runs = {}, {}
+for layout in ("standard", "wide", "narrow"):
+    sizes = dict(width=32, num_layers=2, num_heads=4, ffn_width=128, max_len=32)
+    models[layout] = ModelConfig(layout=layout, **sizes).build()
+    runs[layout] = training.trial(models[layout], tasks.TASKS["causal_lm"], settings, source)
+    bits = runs[layout].result.heldout["bits_per_byte"]
+    print(f"{layout:10} held out: {bits.mean():.3f} bits per byte, seeds {np.round(bits, 3)}")
 
 # %% [markdown]
-# Two seeds and a few hundred steps of a tiny model: read the curve as a demonstration. To compare
-# layouts and plans with more layers, three seeds, intervals and equal budgets, run on your machine
+# The curves, and what head 0 of the last layer looks at in one held-out line, in the *trained*
+# models: a row is the byte that looks, a column the byte that is looked at. (The shade is the
+# square root of the probability, so that weak attention shows.)
+
+# %%
+figure, axes = plt.subplots(1, 4, figsize=(12, 3.2), layout="constrained")
+text = source.heldout(8)["tokens"][3:4, :-1]
+for axis, (layout, run) in zip(axes[1:], runs.items(), strict=True):
+    steps, bits = run.curve("eval/bits_per_byte")
+    axes[0].plot(steps, bits.mean(0), label=layout)
+    axes[0].fill_between(steps, bits.min(0), bits.max(0), alpha=0.2)
+    _, shown = models[layout].apply({"params": run.params()}, text, show=("probs",))
+    axis.imshow(np.sqrt(shown["probs"][-1, 0, 0]), cmap="Blues", vmin=0, vmax=1)
+    axis.set(title=f"{layout}, trained", xticks=[], yticks=[], xlabel="looked at", ylabel="looks")
+axes[0].set(xlabel="step", ylabel="bits per byte, held out", title="2 seeds each")
+_ = axes[0].legend(frameon=False)
+
+# %% [markdown]
+# Two seeds and 200 steps of a tiny model show that it works, not which is better. For that, with
+# more layers, three seeds, intervals and equal budgets, take a clone to your machine:
 #
+#     git clone https://github.com/attnlab/attnlab && cd attnlab && pip install -e ".[all]"
 #     python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
 #         --workdir=runs/first

@@ -1,44 +1,94 @@
-"""Every notebook equals its .py pair, keeps no output, defines no layer, and runs."""
+"""Every notebook equals its .py pair, begins with its answer, shows what it printed, and runs."""
 
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 
 import jupytext
+import nbformat
 import pytest
 from conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
+QUESTIONS = [path for path in NOTEBOOKS if path.stem != "quickstart"]
+every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+each_question = pytest.mark.parametrize("path", QUESTIONS, ids=lambda p: p.stem)
 
 
-def test_each_script_has_its_notebook():
+def test_each_script_has_its_notebook_and_quickstart_leads_to_it():
     scripts = sorted((ROOT / "colab").glob("*.py"))
     assert [p.stem for p in scripts] == [p.stem for p in NOTEBOOKS] != []
+    start = (ROOT / "colab" / "quickstart.py").read_text()
+    assert [p.name for p in QUESTIONS if f"main/colab/{p.name}" not in start] == []
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_pair_is_equal_and_has_no_outputs(path):
+@every
+def test_pair_is_equal(path):
     notebook, script = jupytext.read(path), jupytext.read(path.with_suffix(".py"))
     kinds = [[(c.cell_type, c.source) for c in n.cells] for n in (notebook, script)]
     assert kinds[0] == kinds[1]
-    assert "colab-badge.svg" in notebook.cells[0].source
-    for cell in json.loads(path.read_text())["cells"]:
-        assert not cell.get("outputs")
+    badge = f"colab.research.google.com/github/attnlab/attnlab/blob/main/colab/{path.name}"
+    assert badge in notebook.cells[0].source
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@every
+def test_it_begins_with_the_answer_in_three_sentences(path):
+    """A heading, then a paragraph of three that are bold."""
+    _, heading, answer, *_ = jupytext.read(path.with_suffix(".py")).cells[0].source.split("\n\n")
+    assert heading.startswith("# ")
+    assert "?" in heading
+    assert re.sub(r"\*\*[^*]+\.\*\*", "", answer).split() == []
+    assert answer.count("**") == 2 * 3
+
+
+@every
+def test_it_shows_one_clean_run(path):
+    """From top to bottom, nothing on standard error, no path of a machine, a figure, small."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    assert [c["execution_count"] for c in cells] == list(range(1, len(cells) + 1))
+    outputs = [out for c in cells for out in c["outputs"]]
+    assert {out["output_type"] for out in outputs} <= {"stream", "display_data", "execute_result"}
+    assert [out["text"] for out in outputs if out.get("name") == "stderr"] == []
+    assert [out for out in outputs if re.search(r"/(tmp|home|root|usr)/", json.dumps(out))] == []
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert path.stat().st_size < 300_000
+
+
+@every
 def test_it_defines_no_layers(path):
     tree = ast.parse(path.with_suffix(".py").read_text())
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
 
 
+def solution(path):
+    """The code that the last cell hides."""
+    hidden = jupytext.read(path.with_suffix(".py")).cells[-1].source.partition("<details>")[2]
+    return re.search("```python\n(.*?)```\n(.*)</details>", hidden, re.DOTALL)[1]
+
+
+@each_question
+def test_it_has_a_control_and_an_exercise_with_a_solution_that_checks_itself(path):
+    assert "**control" in path.with_suffix(".py").read_text().lower()
+    assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(solution(path))))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_it_runs(path):
-    words = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=300", "-c", "/dev/null"]
-    environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    options = dict(cwd=path.parent, env=environment, capture_output=True, text=True)
-    result = subprocess.run([*words, str(path)], **options)
+@every
+def test_it_runs(path, tmp_path):
+    """With its solution as one more cell."""
+    notebook = jupytext.read(path.with_suffix(".py"))
+    if path in QUESTIONS:
+        notebook.cells.append(nbformat.v4.new_code_cell(solution(path)))
+    jupytext.write(notebook, tmp_path / path.name)
+    words = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=600", "-c", "/dev/null"]
+    roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "PYTHONPATH": os.pathsep.join(roots),
+    }
+    options = dict(cwd=tmp_path, env=environment, capture_output=True, text=True)
+    result = subprocess.run([*words, path.name], **options)
     assert result.returncode == 0, result.stdout[-3000:]
