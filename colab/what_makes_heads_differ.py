@@ -336,10 +336,11 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # %% [markdown]
 # ## Exercise
 #
-# The other way round: find a task where **one full-width head beats many narrow ones** with as many
-# parameters. `sources.Farthest()` deals 8 points in 8 dimensions; for each, the model must say the
-# point farthest from it. Train one head 16 wide against 8 heads 2 wide. The metric is
-# `"unexplained"`, in percent of the variance; the point itself with a minus sign leaves about 78 %.
+# The other way round: find a task where **one full-width head beats many narrow ones** with as
+# many parameters. `sources.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
+# model must say the point farthest from it. Train one head 16 wide against 8 heads 2 wide. The
+# metric is `"unexplained"`, in percent of the variance; the point itself with a minus sign leaves
+# about 78 %.
 #
 # *Hint:* `ModelConfig(kind="encoder", positions="none", readout="none", pooler="each", ...)`, as in
 # the solution; it takes a minute.
@@ -347,7 +348,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # <details><summary>Solution (click)</summary>
 #
 # ```python
-# far = sources.Farthest().load(8)
+# far = sources.Farthest(dimensions=8).load(8)
 # of_points = dict(
 #     kind="encoder", vocab_size=8, pooled_classes=8, max_len=8, width=16, num_layers=1,
 #     ffn_width=0, positions="none", readout="none", pooler="each", norm_kind="rms",
