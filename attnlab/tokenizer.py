@@ -38,6 +38,9 @@ class Tokenizer(NamedTuple):
     read: Callable[[str], Read]
     """One text for a model."""
     decode: Callable[[Sequence[int]], str]
+    piece: Callable[[int], str]
+    """One token as a person reads it: with the blank before a word; a part of a character is
+    "\\xe2", or what the file calls it."""
     size: int
     """Tokens are 0 to size - 1."""
     content: bytes
@@ -92,6 +95,7 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
             lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(split, texts)],
             lambda text: _read_bytes(text, split(text)),
             lambda tokens: bytes(map(int, tokens)).decode("utf-8", "replace"),
+            lambda token: chr(token) if token < 128 else f"\\x{token:02x}",
             256,
             b"",
         )
@@ -109,6 +113,7 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
         ],
         lambda text: _read_text(text, found.encode(text)),
         lambda tokens: found.decode([int(t) for t in tokens], skip_special_tokens=False),
+        lambda token: _piece(found, int(token)),
         size,
         found.to_str(pretty=True).encode(),
     )
@@ -125,6 +130,16 @@ def _read_text(text: str, encoding: Any) -> Read:
     names = zip(encoding.offsets, encoding.tokens, strict=True)
     told = tuple(text[start:end] or name for (start, end), name in names)
     return Read(np.array(encoding.ids, np.int32), spans, told)
+
+
+def _piece(found: Any, token: int) -> str:
+    name = found.id_to_token(token)
+    if name is None:
+        return f"<{token}>"
+    if "▁" in name:  # of SentencePiece, which decodes no blank at the start of a text
+        return name.replace("▁", " ")
+    text = found.decode([token], skip_special_tokens=False)
+    return name if not text or "\ufffd" in text else text
 
 
 def _encoded(text: str, encoding: Any) -> Encoded:

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.extras import extra
+from attnlab import pretrained
 from attnlab.inspect.sides import Worth
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
+from attnlab.tokenizer import FILE, make_tokenizer
 from attnlab.training.sources import Source
-from attnlab.training.sources.tokenizer import FILE, Tokenizer, make_tokenizer
 from attnlab.training.tasks import TASKS, Task, written
 from attnlab.training.tasks.task import Example, cross_entropy
 from experiments.running import arm, initial, workdir
@@ -102,7 +102,7 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
         tokenizer, size = make_tokenizer(name, [], folder), data.sizes().vocab_size
         encode = lambda text: tokenizer.encode([text])[0].tokens.tolist()
         symbols = task.symbols
-        write = lambda t: symbols[t - size] if t >= size else _piece(tokenizer, t)
+        write = lambda t: symbols[t - size] if t >= size else tokenizer.piece(t)
         starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
         return _read(found.config, asked, encode, write, starts)
 
@@ -121,46 +121,15 @@ def open_folder(folder: Path) -> Opened:
     def read(asked: Asked) -> Read:
         if not asked:
             raise ValueError('what shall it read? give --text="...", or --tokens=1,2,3')
-        encode, write = _published(folder)
-        if encode is None and (asked.text or asked.source):
-            raise ValueError(
-                f"{folder} has no {FILE} to read a text with: put it there, or give --tokens=1,2,3"
-            )
+        encode: Callable | None = None
+        write: Callable[[int], str] = str
+        if asked.text or asked.source or (folder / FILE).is_file():
+            tokenizer = pretrained.tokenizer(folder)
+            encode, write = lambda text: tokenizer.read(text).tokens.tolist(), tokenizer.piece
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return _read(config, asked, encode, write, [settings.get("decoder_start_token_id") or 0])
 
     return Opened(str(folder), config, found.params, fresh, read)
-
-
-def _published(folder: Path) -> tuple[Callable | None, Callable]:
-    """What reads a text, and what writes a token."""
-    if not (folder / FILE).is_file():
-        return None, str
-    with extra("data"):
-        from tokenizers import Tokenizer
-    try:
-        found = Tokenizer.from_file(str(folder / FILE))
-    except Exception as error:  # the library raises no narrower kind
-        raise ValueError(f"{folder / FILE} is no tokenizer.json: {error}") from None
-
-    def write(token: int) -> str:
-        name = found.id_to_token(token)
-        if name is None:
-            return f"<{token}>"
-        text = found.decode([token], skip_special_tokens=False)
-        if "▁" in name:  # of SentencePiece, which writes no blank at the start of a text
-            return name.replace("▁", " ")
-        return name if not text or "\ufffd" in text else text
-
-    return lambda text: found.encode(text).ids, write
-
-
-def _piece(tokenizer: Tokenizer, token: int) -> str:
-    """A token of a run; of a part of a character its number."""
-    text = tokenizer.decode([token])
-    if "\ufffd" not in text:
-        return text
-    return f"<{token}>" if tokenizer.content else f"\\x{token:02x}"
 
 
 def _write(task: Task, source: Source, token: int) -> str:

@@ -182,7 +182,7 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
     tokenizer = folder[0] / "tokenizer.json"
     tokenizer.rename(tmp_path / "away")
     try:
-        with pytest.raises(ValueError, match=r"has no tokenizer\.json to read a text with"):
+        with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
             opened.read(Asked(text="the cat"))
         assert opened.read(Asked(tokens="2,4")).written["tokens"] == ["2", "4"]
     finally:
