@@ -60,6 +60,8 @@ class Opened(NamedTuple):
     fresh: Callable[[dict[str, Any]], Any]
     """Inputs -> the weights that it began with, or others drawn alike"""
     read: Callable[[Asked], Read]
+    write: Callable[[Sequence[int]], str]
+    """Tokens -> text; numbers where there is no tokenizer"""
 
 
 def open_run(folder: Path, seed: int | None = None) -> Opened:
@@ -83,9 +85,17 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
         key, model = jax.random.key(seed), found.config.build()
         return make(key, inputs) if make else jax.jit(model.init)(key, **inputs)["params"]
 
+    data = arm.data_of(record["data"])
+    name = getattr(data, "tokenizer", "")
+    kept = (folder / FILE).exists() or not name.startswith("bpe:")
+
+    def write(tokens: Sequence[int]) -> str:
+        if not name or not kept:
+            return ",".join(map(str, tokens))
+        size = data.sizes().vocab_size  # what the task adds behind it is no text
+        return make_tokenizer(name, [], folder).decode([t for t in tokens if t < size])
+
     def read(asked: Asked) -> Read:
-        data = arm.data_of(record["data"])
-        name = getattr(data, "tokenizer", "")
         if not asked or not name:
             source = data.load(record["train"]["length"], folder)
             bound = task.bind(source.sizes)
@@ -97,16 +107,16 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
                     "--tokens=1,2,3, or leave it out to see a row that is held out"
                 )
             return _read(found.config, asked, None, functools.partial(_write, bound, source), [])
-        if name.startswith("bpe:") and not (folder / FILE).exists():
+        if not kept:
             raise ValueError(f"{folder} has lost its {FILE}; give --tokens=1,2,3")
         tokenizer, size = make_tokenizer(name, [], folder), data.sizes().vocab_size
         encode = lambda text: tokenizer.encode([text])[0].tokens.tolist()
         symbols = task.symbols
-        write = lambda t: symbols[t - size] if t >= size else tokenizer.piece(t)
+        piece = lambda t: symbols[t - size] if t >= size else tokenizer.piece(t)
         starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
-        return _read(found.config, asked, encode, write, starts)
+        return _read(found.config, asked, encode, piece, starts)
 
-    return Opened(str(folder), found.config, found.params, fresh, read)
+    return Opened(str(folder), found.config, found.params, fresh, read, write)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -122,14 +132,19 @@ def open_folder(folder: Path) -> Opened:
         if not asked:
             raise ValueError('what shall it read? give --text="...", or --tokens=1,2,3')
         encode: Callable | None = None
-        write: Callable[[int], str] = str
+        piece: Callable[[int], str] = str
         if asked.text or asked.source or (folder / FILE).is_file():
             tokenizer = pretrained.tokenizer(folder)
-            encode, write = lambda text: tokenizer.read(text).tokens.tolist(), tokenizer.piece
+            encode, piece = lambda text: tokenizer.read(text).tokens.tolist(), tokenizer.piece
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return _read(config, asked, encode, write, [settings.get("decoder_start_token_id") or 0])
+        return _read(config, asked, encode, piece, [settings.get("decoder_start_token_id") or 0])
 
-    return Opened(str(folder), config, found.params, fresh, read)
+    def write(tokens: Sequence[int]) -> str:
+        if not (folder / FILE).is_file():
+            return ",".join(map(str, tokens))
+        return pretrained.tokenizer(folder).decode(tokens)
+
+    return Opened(str(folder), config, found.params, fresh, read, write)
 
 
 def _write(task: Task, source: Source, token: int) -> str:

@@ -1,0 +1,52 @@
+"""`python -m experiments.sample`: text from a run and from a folder."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import command
+from test_view import SEEDS, folder, run
+
+from attnlab import generate
+from experiments import sample
+from experiments.running.reading import Asked, open_folder, open_run
+
+__all__ = ["folder", "run"]
+
+
+def test_a_run_goes_on_with_a_text(run):
+    """Greedily as `generate` does, one of its bytes a token, no longer than the model reads."""
+    opened = open_run(run[0], SEEDS[1])
+    told = sample.texts(opened, Asked("def né"), 100)
+    prompt = jnp.asarray([list("def né".encode())])
+    new = generate(opened.config.build(), opened.params, prompt, opened.config.max_len - 7)
+    ours = [*"def né".encode(), *np.asarray(new)[0].tolist()]
+    assert told == [bytes(ours).decode(errors="replace")]
+    drawn = sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3)
+    assert len(set(drawn)) == 3
+    assert drawn == sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3)
+    assert drawn != sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3, draw=1)
+    with pytest.raises(ValueError, match="the text fills all 24 tokens of the model"):
+        sample.texts(opened, Asked("a" * 24), 9)
+
+
+def test_a_folder_writes_words_or_numbers(folder, tmp_path):
+    opened = open_folder(folder[0])
+    said = sample.texts(opened, Asked("the cat"), 3)[0]
+    assert said.split()[:2] == ["the", "cat"]
+    (tmp_path / "bare").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "bare" / file).write_bytes((folder[0] / file).read_bytes())
+    numbers = sample.texts(open_folder(tmp_path / "bare"), Asked(tokens="1,2"), 3)[0]
+    assert numbers.startswith("1,2,")
+    assert numbers.count(",") == 4
+
+
+def test_what_is_no_command(run):
+    for words, said in (
+        ([], "error: which model? type --workdir=RUN for a run, or --path=FOLDER"),
+        ([f"--workdir={run[0]}"], "error: what shall it go on with? give --text="),
+        ([f"--path={run[0]}", "--seed=4"], "error: --seed is for --workdir"),
+    ):
+        done = command("experiments.sample", *words)
+        assert done.returncode == 1
+        assert done.stderr.startswith(said)
