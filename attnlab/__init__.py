@@ -78,7 +78,8 @@ __all__ = [
     "unique_parameters",
 ]
 
-ROOMS = ("inspect", "plot", "pretrained", "training")
+ROOMS = {n: n for n in ("inspect", "plot", "pretrained", "training")}
+ROOMS["surgery"] = "sharing.surgery"
 """Imported where they are first used, as `attnlab.inspect`."""
 
 
@@ -86,5 +87,5 @@ if not TYPE_CHECKING:  # a checker shall go on to find names that are none
 
     def __getattr__(name: str) -> Any:
         if name in ROOMS:
-            return importlib.import_module(f"attnlab.{name}")
+            return importlib.import_module(f"attnlab.{ROOMS[name]}")
         raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

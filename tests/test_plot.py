@@ -4,6 +4,7 @@ import math
 import re
 
 import numpy as np
+import pytest
 
 from attnlab import plot
 from attnlab.plot import labels
@@ -81,6 +82,24 @@ def test_attention_map_is_as_opaque_as_attention():
     figure = plot.attention_map(probs, ["layer 1"], ["head 1"], "#0072b2")
     image = figure.axes[0].images[0].get_array()
     np.testing.assert_allclose(image[..., 3], [[1, 0], [0.5, 0.75**0.5]], atol=1e-3)
+
+
+def test_attention_map_of_what_a_model_shows():
+    """[L, B, N, T, S] of the text that is asked for, words at both sides, names counted from 1."""
+    probs = np.random.default_rng(0).random((2, 3, 4, 2, 5)).astype(np.float32)
+    figure = plot.attention_map(probs, tokens=["a", "cat"], keys=list("vwxyz"), text=1)
+    maps = [axes for axes in figure.axes if axes.images]
+    np.testing.assert_allclose(
+        [axes.images[0].get_array()[..., 3] ** 2 for axes in maps[:8]],
+        probs[:, 1].reshape(8, 2, 5), atol=1e-6,
+    )  # fmt: skip
+    assert [t.get_text() for t in maps[5].get_yticklabels()] == ["a", "cat"]
+    assert [t.get_text() for t in maps[5].get_xticklabels()] == list("vwxyz")
+    assert (maps[3].get_title(), maps[4].get_ylabel()) == ("head 4", "layer 2")
+    with pytest.raises(ValueError, match="3 tokens for 2 places"):
+        plot.attention_map(probs[0], tokens=list("abc"))
+    with pytest.raises(ValueError, match=r"must be \[L, B, N, T, S\]"):
+        plot.attention_map(probs[0, 0, 0])
 
 
 def test_large_maps_show_some_layers_and_heads():

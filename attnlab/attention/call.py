@@ -121,9 +121,11 @@ def _broadcastable(name: str, a: Any, kind: Any, scores: tuple[int, ...]) -> Arr
     a = _array(name, a, kind)
     shape = (1,) * (4 - a.ndim) + a.shape
     if len(shape) != 4 or any(x not in (1, y) for x, y in zip(shape, scores, strict=True)):
+        padding = name == "mask" and a.shape == (scores[0], scores[3])
         raise ValueError(
             f"{name} {a.shape} must broadcast to the scores [B, N, T, S] = {scores}: "
             "each axis is 1 or as long"
+            + ("; which keys are no filling is mask[:, None, None], or masks.padding" * padding)
         )
     return a.reshape(shape)
 

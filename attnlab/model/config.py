@@ -154,11 +154,12 @@ class ModelConfig:
     implementation: str | None = None
 
     def __post_init__(self):
+        if not isinstance(self.dtype, str):  # jnp.bfloat16
+            object.__setattr__(self, "dtype", jnp.dtype(self.dtype).name)
         for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "delta_rank"):
             _check_count(field, getattr(self, field), 1)
         for field in ("encoder_layers", "embedding_width"):
-            if getattr(self, field) is not None:
-                _check_count(field, getattr(self, field), 1)
+            _check_count(field, 1 if getattr(self, field) is None else getattr(self, field), 1)
         for field in ("ffn_width", "token_types", "pooled_classes"):
             _check_count(field, getattr(self, field), 0)
         for place in ("", "embedding_", "attention_", "ffn_"):
@@ -388,11 +389,9 @@ class ModelConfig:
 
 
 def _as_data(plan: str | Plan, num_layers: int) -> Plan:
-    if isinstance(plan, Plan):
-        return plan
-    if plan[:1].isalpha() and "=" not in plan:
+    if isinstance(plan, str) and plan[:1].isalpha() and "=" not in plan:
         find("plan", plan.partition(":")[0], PLANS)
-    return named(plan, num_layers)
+    return named(plan, num_layers) if isinstance(plan, str) else plan
 
 
 def _check_count(field: str, value: Any, least: int) -> None:

@@ -31,7 +31,7 @@ def prefill(
     >>> logits.shape, cache["length"].tolist()
     ((1, 3, 256), [3, 3])
     """
-    config, tokens = model.config, check_ids(model, params, tokens)
+    config, tokens, params = model.config, check_ids(model, tokens), params_of(params)
     length = tokens.shape[1]
     size = stacked_size(cache)
     traced = isinstance(cache["length"], jax.core.Tracer)
@@ -71,7 +71,7 @@ def generate(
     key: Array | None = None,
     cache_size: int | None = None,
 ) -> Int[Array, "B new"]:
-    """The `num_tokens` tokens that follow each row of `prompt`.
+    """The `num_tokens` tokens that follow each row of `prompt`, by `params` or variables of them.
 
     An encoder with a decoder reads `source` once, but for what `padding_mask` [B, S] says is none
     of it, and writes behind `prompt`, mostly one start token. Behind the token `end` a row holds
@@ -96,7 +96,7 @@ def generate(
         raise ValueError("only a decoder generates text, this is an encoder")
     if (config.kind == "encoder_decoder") != (source is not None):
         raise ValueError(f"source is what an encoder_decoder reads; this is a {config.kind}")
-    prompt = check_ids(model, params, prompt)
+    prompt, params = check_ids(model, prompt), params_of(params)
     if prompt.shape[1] < 1 or num_tokens < 1:
         raise ValueError(
             f"prompt {prompt.shape} and num_tokens {num_tokens} need at least one token each"
@@ -126,10 +126,13 @@ def generate(
     )
 
 
-def check_ids(model: Model, params: Any, tokens: Any) -> Array:
-    """Ids [B, T] as an array. Raises ValueError with a way out, for the params too."""
-    if "params" in params:
-        raise ValueError("these are variables, which hold the params: pass variables['params']")
+def params_of(params: Any) -> Any:
+    """The params, also of the variables that a module's `init` gives."""
+    return params["params"] if set(params) == {"params"} else params
+
+
+def check_ids(model: Model, tokens: Any) -> Array:
+    """Ids [B, T] as an array. Raises ValueError with a way out."""
     tokens = check_tokens(model.config, tokens)
     if tokens.ndim != 2:
         raise ValueError(f"tokens {tokens.shape} are mixtures of words; text goes on from ids")

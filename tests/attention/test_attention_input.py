@@ -45,6 +45,11 @@ BAD = {
         ValueError,
         r"mask \(2, 5, 7\) must broadcast to the scores \[B, N, T, S\] = \(2, 6, 5, 7\)",
     ),
+    "padding mask": (
+        {"mask": jnp.ones((2, 7), bool)},
+        ValueError,
+        r"which keys are no filling is mask\[:, None, None\], or masks.padding",
+    ),
     "bias shape": ({"bias": jnp.ones((5, 1, 6, 5, 7))}, ValueError, "bias .* must broadcast"),
     "bias of integers": ({"bias": jnp.ones((5, 7), int)}, TypeError, "bias must be a float array"),
     "lengths shape": (

@@ -322,7 +322,14 @@ BAD_FLAGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_FLAGS)
+BY_DEFAULT = (
+    "an unknown field", "no value", "an unknown plan", "a missing text", "a small vocabulary",
+    "a stray word",
+)  # fmt: skip
+"""One of each place that refuses."""
+
+
+@pytest.mark.parametrize("case", deep(BAD_FLAGS, *BY_DEFAULT))
 def test_bad_flags_end_before_anything_is_written(tmp_path, case):
     flags, message = BAD_FLAGS[case]
     result = run(tmp_path / "run", "tiny", *flags)

@@ -79,6 +79,13 @@ def test_sharing_equals_copied_weights(layout, plan):
     assert_close(make(alone)[0](copied, TOKENS), run(params, TOKENS))
 
 
+def test_a_dtype_is_a_name_or_the_thing_itself():
+    given = (jnp.bfloat16, np.dtype("float32"), "float64")
+    assert [ModelConfig(dtype=d).dtype for d in given] == ["bfloat16", "float32", "float64"]
+    with pytest.raises(ValueError, match="unknown dtype 'int32'.*known: float32, bfloat16"):
+        ModelConfig(dtype=jnp.int32)
+
+
 @pytest.mark.parametrize(
     ("plan", "dtype"), diagonal(["sandwich", "cla:2"], ["float32", "bfloat16"])
 )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
+from conftest import deep
 from goldens import FAMILIES, GOLDEN, close, split, write
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -23,7 +24,7 @@ def test_every_family_has_a_golden_file_and_they_are_small():
     assert sum(path.stat().st_size for path in GOLDEN) < 1_000_000
 
 
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", deep(GOLDEN, *FAMILIES.values()), ids=lambda path: path.stem)
 def test_outputs_equal_the_peers(path, tmp_path):
     config, tensors, given, expected = split(path)
     model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
