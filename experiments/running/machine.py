@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def keep_compiled() -> Path | None:
         return None
     if sys.platform != "linux" or not os.access(folder, os.W_OK):
         return None
+    # Who waits too long for the lock of the folder compiles by itself: slower, no more.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", CACHE_SIZE)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
