@@ -82,7 +82,7 @@ def test_sharing_equals_copied_weights(layout, plan):
 def test_a_dtype_is_a_name_or_the_thing_itself():
     given = (jnp.bfloat16, np.dtype("float32"), "float64")
     assert [ModelConfig(dtype=d).dtype for d in given] == ["bfloat16", "float32", "float64"]
-    with pytest.raises(ValueError, match="unknown dtype 'int32'.*known: float32, bfloat16"):
+    with pytest.raises(ValueError, match=r"unknown dtype 'int32'.*known: float32, bfloat16"):
         ModelConfig(dtype=jnp.int32)
 
 
