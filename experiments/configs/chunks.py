@@ -9,7 +9,9 @@ sqrt(width / heads) is right, so sqrt(heads) times too small, (c) far fewer para
 is undone alone and all together, beside standard heads, which read all of x and are as wide as a
 chunk. Equal parameters: the feed-forward part makes up what wide heads have more.
 
-The numbers that came, and how long it takes, stand in docs/separations.md.
+Measured, three seeds, 20 minutes on 2 busy CPU cores, bits per byte: his code 2.996; alone as many
+parameters 2.917, maps of their own 2.956, the right scale 2.972; all three 2.834; wide heads 2.659,
+standard heads with as many parameters 2.647. So what costs is to read a chunk.
 
 Words after the colon: `reviews` (the class of a review, in place of the next byte; needs
 --config.data.path=PATH/sentence_polarity.zip), and those of byte_lm.py (`tiny`).
