@@ -102,6 +102,21 @@ def test_attention_map_of_what_a_model_shows():
         plot.attention_map(probs[0, 0, 0])
 
 
+def test_dots_stand_where_the_values_are_on_an_axis_around_them():
+    rows = [
+        plot.Bar("a", plot.style(0, 0), 2.65, 0.02),
+        plot.Bar("b", plot.style(1, 0), 2.9, math.nan),
+    ]
+    axes = plot.dots(rows, "bits").axes[0]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[2.65, 0]], [[2.9, 1]]]
+    [spread] = axes.collections[0].get_segments()
+    np.testing.assert_allclose(spread, [[2.63, 0], [2.67, 0]])
+    assert [t.get_text() for t in axes.texts] == ["2.650", "2.900"]
+    low, high = axes.get_xlim()
+    assert 2.5 < low < 2.63
+    assert 2.9 < high < 3.1
+
+
 def test_large_maps_show_some_layers_and_heads():
     assert figures._some(12, 4) == [0, 4, 7, 11]
     assert figures._some(3, 4) == [0, 1, 2]

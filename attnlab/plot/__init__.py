@@ -20,7 +20,15 @@ from attnlab.plot.frame import (
     svg,
 )
 from attnlab.plot.maps import attention_map
-from attnlab.plot.series import bars, intervals, learning_curves, loss_against, over, parabolas
+from attnlab.plot.series import (
+    bars,
+    dots,
+    intervals,
+    learning_curves,
+    loss_against,
+    over,
+    parabolas,
+)
 
 __all__ = [
     "COLOURS",
@@ -36,6 +44,7 @@ __all__ = [
     "Style",
     "attention_map",
     "bars",
+    "dots",
     "intervals",
     "learning_curves",
     "loss_against",

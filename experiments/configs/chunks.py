@@ -89,8 +89,8 @@ def claim(arg: str = "") -> dict[str, Any]:
             expect(WIDE, "and wide heads have {ratio:.3f} of that", of=OWN + EQUAL),
         ),
         drawing=Drawing(
-            "bars",
+            "dots",
             "**Chunks with each cause undone, beside wide and standard heads.** Mean ± standard "
-            "deviation over seeds. Dashed: what needs no model.",
+            "deviation over seeds, best on top.",
         ),
     ).record()

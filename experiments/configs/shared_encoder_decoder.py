@@ -38,9 +38,8 @@ CLAIM = Claim(
         Expect(SHARED, "at least", 1.0, "and {ratio:.3f} of those of two sets", of=OWN),
     ),
     drawing=Drawing(
-        "bars",
-        "**Bits for a byte of the German test, by which stack has which weights.** Dashed: what "
-        "needs no model.",
+        "dots",
+        "**Bits for a byte of the German test, by which stack has which weights.** Best on top.",
     ),
 )  # fmt: skip
 

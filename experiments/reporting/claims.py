@@ -1,6 +1,7 @@
 """What was known beforehand beside what came: one sentence, one figure (`running/claims.py`)."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,17 @@ def _bars(panel: Panel, told: dict[str, Any], label: str) -> Any:
     return plot.bars(rows, lines, label)
 
 
+def _dots(panel: Panel, told: dict[str, Any], label: str) -> Any:
+    """Every arm, best on top."""
+    looks = styles(panel)
+    rows = [
+        plot.Bar(fill(run.name, 30), looks[run.name], run.score, run.spread)
+        for run in panel.arms
+        if run.complete
+    ]
+    return plot.dots(rows, label)
+
+
 def _curves(panel: Panel, told: dict[str, Any], label: str) -> Any:
     """A number of metrics.jsonl over the steps."""
     looks, curves = styles(panel), []
@@ -116,4 +128,4 @@ def _over(panel: Panel, told: dict[str, Any], label: str) -> Any:
     return plot.over(curves, [], name.replace("num_", "").replace("_", " "), label, told["log"])
 
 
-DRAWINGS = {"bars": _bars, "curves": _curves, "over": _over}
+DRAWINGS = {"bars": _bars, "dots": _dots, "curves": _curves, "over": _over}

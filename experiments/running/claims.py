@@ -29,7 +29,8 @@ class Drawing(NamedTuple):
     """The figure that shows it."""
 
     kind: str
-    """"bars": a bar an arm; "curves": over the steps; "over": over a number of the config."""
+    """"bars": a bar an arm; "dots": a dot an arm, best on top, not from zero; "curves": over the
+    steps; "over": over a number of the config."""
     caption: str
     number: str = ""
     """Of "curves": which of metrics.jsonl."""
