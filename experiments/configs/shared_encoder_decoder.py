@@ -9,7 +9,7 @@ against 83.28 on GLUE, half the parameters), and better than two of half the dep
 parameters too). Here two layers each, two layers shared by both, and one layer each; the decoder's
 cross-attention is its own.
 
-The numbers that came, and how long it takes, stand in docs/separations.md.
+Not yet run at this size.
 
 Words after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
 """
