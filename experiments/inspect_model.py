@@ -27,6 +27,7 @@ from attnlab.model.outer import count_outer
 from attnlab.sharing.named import name_of
 from attnlab.sharing.plan import Plan
 from attnlab.training.tasks import TASKS
+from experiments.reporting.wording import columns
 from experiments.running import arm, launch
 
 
@@ -77,7 +78,7 @@ def describe(
             title,
             _picture(config),
             _parts(config),
-            _columns(costs),
+            columns(costs),
             _attention(config, inputs or _texts(config, batch, length), training=bool(inputs)),
         ]
     )
@@ -126,7 +127,7 @@ def _looks(probs: np.ndarray, names: Sequence[str]) -> str:
     layers, heads = mean.shape[:2]
     rows = [("layer", *(f"head {n + 1}" for n in range(heads)))]
     rows += [(str(i + 1), *(cell(i, n) for n in range(heads))) for i in range(layers)]
-    return _columns(rows)
+    return columns(rows)
 
 
 def _stacks(config: ModelConfig) -> dict[str, Plan]:
@@ -166,7 +167,7 @@ def _parts(config: ModelConfig) -> str:
             own = 0 if stack == "encoder" and config.share_encoder else count
             numbers = (f"{size:,}", f"{size * own:,}", f"{size * uses:,}")
             rows.append((f"{stack} {part}", str(own), *numbers))
-    return _columns([*rows, ("outside the layers", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
+    return columns([*rows, ("outside the layers", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
 
 
 ATTENTION = {"self": "attention", "cross": "cross-attention", "encoder": "the encoder's attention"}
@@ -196,18 +197,6 @@ def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -
 
 def _flops(cost: Any) -> str:
     return f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """The first column to the left, numbers to the right where there are several."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *rest in rows:
-        cells = [f"{first:<{widths[0]}}"]
-        for cell, width in zip(rest, widths[1:], strict=True):
-            cells.append(f"{cell:>{width}}" if len(rest) > 1 else cell)
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

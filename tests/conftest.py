@@ -48,6 +48,7 @@ if jax.__version_info__ < (0, 11):
     compiler.get_compile_options = test_options
 
 ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared" / "data"
 # Tracing makes garbage in small pieces, and looking for it after every 700 takes a tenth of it.
 gc.set_threshold(20_000, 20, 50)
 
@@ -191,7 +192,6 @@ def nine_letters(tmp_path_factory):
 @pytest.fixture(scope="session")
 def shared_data():
     """The folder of real data that may stand beside the checkout; skips without it."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.exists():
+    if not SHARED.exists():
         pytest.skip("no shared/data beside the checkout")
-    return folder
+    return SHARED

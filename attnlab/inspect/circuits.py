@@ -19,11 +19,10 @@ from jaxtyping import Float
 
 from attnlab.conversion.measure import float64
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.positions import rotary_angles
 from attnlab.heads.project import merge_heads, query_alone, turning
 from attnlab.inspect.linear import linear_at
 from attnlab.model.config import ModelConfig
-from attnlab.model.outer import POSITIONS
+from attnlab.model.outer import rotary_of
 from attnlab.names import find
 from attnlab.norms import CENTRES
 from attnlab.sharing.delta import applied
@@ -223,11 +222,7 @@ class _Weights:
         return made.swapaxes(0, 1) if made.ndim == 3 else made
 
     def _turn(self, place: int) -> Any:
-        c = self.config
-        if self.cross or not POSITIONS[c.positions].rotary:
-            return None
-        places = jnp.full(c.width, place)
-        return rotary_angles(places, c.num_turned, base=c.rotary_base, scaling=c.rotary_scaling)
+        return None if self.cross else rotary_of(self.config, jnp.full(self.config.width, place))
 
     def _query(self, layer: int, distance: int) -> np.ndarray:
         w, turn = self._heads(layer), self._turn(distance)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.positions import rotary_angles
 from attnlab.heads.project import query_alone, turning
 from attnlab.inspect.linear import linear_at
 from attnlab.inspect.writes import (
@@ -25,7 +24,7 @@ from attnlab.inspect.writes import (
     stack_of,
     summed,
 )
-from attnlab.model.outer import POSITIONS, relative_bias
+from attnlab.model.outer import relative_bias, rotary_of
 from attnlab.names import find
 
 NAMES = {"scores": (False, False), "encoder.scores": (True, True), "cross.scores": (False, True)}
@@ -85,7 +84,7 @@ def split_scores(
         key_terms = final_norm(seen, encoder=True)
     query_terms = read_by(seen, layer, part, encoder=for_q)
     key_terms = query_terms if key_terms is None else key_terms
-    rotary = [None if part == "cross" else _angles(stack) for stack in (asks, holds)]
+    rotary = [None if part == "cross" else rotary_of(c, stack.numbers) for stack in (asks, holds)]
     spec, row = c.heads, LAYOUTS[c.layout]
 
     def query(x: Array) -> Array:
@@ -116,13 +115,6 @@ def _through(f: Any, terms: dict[str, Array], why: str, apart: bool) -> tuple[li
     if made.constant is None:
         return names, each
     return [*names, ("map",)], jnp.concatenate([each, made.constant[None]])
-
-
-def _angles(stack: Stack) -> Array | None:
-    c = stack.seen.config
-    if not POSITIONS[c.positions].rotary:
-        return None
-    return rotary_angles(stack.numbers, c.num_turned, base=c.rotary_base, scaling=c.rotary_scaling)
 
 
 def _bias(stack: Stack, part: str, head: int) -> Array | None:

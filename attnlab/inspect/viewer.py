@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab.sharing.plan import Slot
+from attnlab.sharing.plan import Slot, followed
 
 HERE = Path(__file__).parent
 SCRIPTS = ("drawing.js", "forms.js", "side.js", "viewer.js")
@@ -216,15 +216,8 @@ def _describe(maps: Maps, shape: tuple[int, ...], lower: bool, signed: bool) -> 
 
 def _slots(slots: Sequence[Slot]) -> list[int | str]:
     """Those that read what another layer made name it: "@0"."""
-    made: list[int] = []
-    found: list[int | str] = []
-    for i, slot in enumerate(slots):
-        if slot is None:
-            made.append(made[-1])
-        else:
-            made.append(made[int(slot[1:])] if isinstance(slot, str) else i)
-        found.append(int(slot) if made[i] == i and slot is not None else f"@{made[i]}")
-    return found
+    makers = enumerate(followed(tuple(slots)))
+    return [int(slots[i] or 0) if maker == i else f"@{maker}" for i, maker in makers]
 
 
 def _text(token: Any) -> str:

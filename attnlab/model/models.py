@@ -9,20 +9,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.masks import Edges, combine
 from attnlab.heads.cache import Cache, held_positions, stacked_size
-from attnlab.heads.positions import rotary_angles
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
 from attnlab.model.decode import generate
 from attnlab.model.layers import run_layers
 from attnlab.model.modules import LayerStack, Pool
 from attnlab.model.outer import (
     POOLERS,
-    POSITIONS,
     check_tokens,
     embed,
     init_outer,
     number_positions,
     read_out,
     relative_bias,
+    rotary_of,
 )
 from attnlab.model.pointwise import dropout, linear
 from attnlab.norms import NORM_KINDS
@@ -313,11 +312,7 @@ class _Text:
         self.numbers = jnp.arange(length) if numbers is None else numbers
         rate = c.dropout_rate if c.embedding_dropout_rate is None else c.embedding_dropout_rate
         self.x = self._drop("embeddings", x, rate).astype(DTYPES[c.dtype])
-        self.rotary = None
-        if POSITIONS[c.positions].rotary:
-            self.rotary = rotary_angles(
-                self.numbers, c.num_turned, base=c.rotary_base, scaling=c.rotary_scaling
-            )
+        self.rotary = rotary_of(c, self.numbers)
 
     def bias(self, name: str, *, two_sided: bool) -> Array | None:
         """What relative positions add to the scores."""

@@ -184,6 +184,15 @@ def embed(
     return linear(w, "embedding_map", x) if c.embedding_width else x
 
 
+def rotary_of(config: Any, numbers: Int[Array, "*B T"]) -> Float[Array, "*B T half"] | None:
+    """The angles by which queries and keys at these positions are turned; None where none are."""
+    c = config
+    if not POSITIONS[c.positions].rotary:
+        return None
+    given = dict(base=c.rotary_base, scaling=c.rotary_scaling)
+    return positions.rotary_angles(numbers, c.num_turned, **given)
+
+
 def relative_bias(
     table: Float[Array, "buckets N"],
     queries: Int[Array, "*B T"],

@@ -4,7 +4,7 @@ from typing import Any
 
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import activation, their_activation
+from attnlab.pretrained.settings import activation, size_fields, size_settings, their_activation
 
 SETTINGS = {
     "vocab_size": 30522,
@@ -26,12 +26,7 @@ def encoder_fields(s: dict[str, Any]) -> dict[str, Any]:
     """What BERT, ALBERT and RoBERTa have in common."""
     return dict(
         kind="encoder",
-        vocab_size=s["vocab_size"],
-        max_len=s["max_position_embeddings"],
-        width=s["hidden_size"],
-        num_layers=s["num_hidden_layers"],
-        num_heads=s["num_attention_heads"],
-        ffn_width=s["intermediate_size"],
+        **size_fields(s),
         norm="post",
         norm_eps=s["layer_norm_eps"],
         activation=activation(s, "hidden_act"),
@@ -56,15 +51,10 @@ def readout_fields(tied: bool, readout: str | None, pooler: bool, classes: int) 
 def encoder_settings(c: Any) -> dict[str, Any]:
     """The inverse of `encoder_fields`."""
     return dict(
-        vocab_size=c.vocab_size,
-        hidden_size=c.width,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        intermediate_size=c.ffn_width,
+        **size_settings(c),
         hidden_act=their_activation(c.activation),
         hidden_dropout_prob=c.dropout_rate,
         attention_probs_dropout_prob=c.attention_dropout_rate,
-        max_position_embeddings=c.max_len,
         type_vocab_size=c.token_types,
         layer_norm_eps=c.norm_eps,
         tie_word_embeddings=c.readout != "own",

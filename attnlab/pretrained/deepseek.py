@@ -3,13 +3,13 @@
 from typing import Any
 
 from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.llama import SETTINGS as OF_LLAMA
 from attnlab.pretrained.llama import (
     decoder_fields,
     decoder_rows,
     decoder_settings,
     family,
     named,
+    without,
 )
 from attnlab.pretrained.rope import read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, same
@@ -22,7 +22,7 @@ aux_loss_alpha seq_aux ep_size num_nextn_predict_layers
 """.split()  # noqa: SIM905
 """What no dense layer reads, nor the last norm."""
 SETTINGS = {
-    **{n: a for n, a in OF_LLAMA.items() if n not in ("mlp_bias", "attention_bias", "head_dim")},
+    **without("mlp_bias", "attention_bias", "head_dim"),
     **dict.fromkeys(EXPERTS),
     "vocab_size": 129280,
     "hidden_size": 7168,

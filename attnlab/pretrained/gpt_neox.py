@@ -6,7 +6,7 @@ from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.llama import named
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import activation, their_activation
+from attnlab.pretrained.settings import activation, size_fields, size_settings, their_activation
 
 SETTINGS = ROPE | {
     "vocab_size": 50432,
@@ -32,12 +32,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     bare = architecture == "GPTNeoXModel" and not s["tie_word_embeddings"]
     return read_rope(s, **PARTS) | dict(
         kind="decoder",
-        vocab_size=s["vocab_size"],
-        max_len=s["max_position_embeddings"],
-        width=s["hidden_size"],
-        num_layers=s["num_hidden_layers"],
-        num_heads=s["num_attention_heads"],
-        ffn_width=s["intermediate_size"],
+        **size_fields(s),
         attention_biases="qkvo" if s["attention_bias"] else "",
         norm="parallel" if s["use_parallel_residual"] else "pre",
         norm_eps=s["layer_norm_eps"],
@@ -51,12 +46,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
 
 def _describe(c: Any) -> tuple[dict[str, Any], str]:
     settings = dict(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_len,
-        hidden_size=c.width,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        intermediate_size=c.ffn_width,
+        **size_settings(c),
         attention_bias=bool(c.attention_biases),
         use_parallel_residual=c.norm == "parallel",
         layer_norm_eps=c.norm_eps,

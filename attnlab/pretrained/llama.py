@@ -7,7 +7,13 @@ from typing import Any
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import OrNull, activation, their_activation
+from attnlab.pretrained.settings import (
+    OrNull,
+    activation,
+    size_fields,
+    size_settings,
+    their_activation,
+)
 
 SETTINGS = ROPE | {
     "vocab_size": 32000,
@@ -33,12 +39,7 @@ def decoder_fields(s: dict[str, Any], architecture: str) -> dict[str, Any]:
     bare = architecture.endswith("Model") and not s["tie_word_embeddings"]
     return dict(
         kind="decoder",
-        vocab_size=s["vocab_size"],
-        max_len=s["max_position_embeddings"],
-        width=s["hidden_size"],
-        num_layers=s["num_hidden_layers"],
-        num_heads=s["num_attention_heads"],
-        ffn_width=s["intermediate_size"],
+        **size_fields(s),
         ffn_bias=s["mlp_bias"],
         attention_biases="qkvo" if s["attention_bias"] else "",
         norm_kind="rms",
@@ -56,12 +57,7 @@ def decoder_settings(c: Any) -> dict[str, Any]:
     if not c.activation.startswith("gated_"):
         raise ValueError(f"the feed-forward part has a gate, not {c.activation!r}")
     return dict(
-        vocab_size=c.vocab_size,
-        max_position_embeddings=c.max_len,
-        hidden_size=c.width,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        intermediate_size=c.ffn_width,
+        **size_settings(c),
         mlp_bias=c.ffn_bias,
         attention_bias=bool(c.attention_biases),
         rms_norm_eps=c.norm_eps,
@@ -186,14 +182,15 @@ def family(
     )
 
 
-def _without(*names: str) -> dict[str, Any]:
+def without(*names: str) -> dict[str, Any]:
+    """The settings of Llama but these."""
     return {name: value for name, value in SETTINGS.items() if name not in names}
 
 
 LLAMA = family("llama", SETTINGS, _llama, _describe_llama, _rows)
 MISTRAL = family(
     "mistral",
-    _without("attention_bias", "mlp_bias")
+    without("attention_bias", "mlp_bias")
     | {
         "intermediate_size": 14336,
         "num_key_value_heads": OrNull(8),
@@ -206,7 +203,7 @@ MISTRAL = family(
 )
 QWEN3 = family(
     "qwen3",
-    _without("mlp_bias")
+    without("mlp_bias")
     | {
         "vocab_size": 151936,
         "intermediate_size": 22016,

@@ -78,6 +78,27 @@ def read_settings(
     return {name: raw.get(name, default) for name, default in plain.items()}
 
 
+SIZES = {
+    "vocab_size": "vocab_size",
+    "max_len": "max_position_embeddings",
+    "width": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "ffn_width": "intermediate_size",
+}
+"""Field of a ModelConfig -> what Hugging Face calls it from BERT to Llama."""
+
+
+def size_fields(settings: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `SIZES`."""
+    return {ours: settings[theirs] for ours, theirs in SIZES.items()}
+
+
+def size_settings(config: Any) -> dict[str, Any]:
+    """The inverse of `size_fields`."""
+    return {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
+
+
 def activation(settings: dict[str, Any], name: str) -> str:
     """Our name of the activation that `settings[name]` names."""
     theirs = settings[name]

@@ -84,7 +84,7 @@ class Plan:
         >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).reads
         (0, 1, 1, 0)
         """
-        return _followed(self._parts.get("kv", own(self.num_layers)))
+        return followed(self._parts.get("kv", own(self.num_layers)))
 
     @property
     def reuses(self) -> tuple[bool, ...]:
@@ -129,8 +129,12 @@ class Plan:
         return tuple(place[source] for source in sources)
 
 
-def _followed(slots: Slots) -> tuple[int, ...]:
-    """The application that makes what each reads. Raises ValueError for a pointer to nothing."""
+def followed(slots: Slots) -> tuple[int, ...]:
+    """The application that makes what each reads. Raises ValueError for a pointer to nothing.
+
+    >>> followed((0, 1, "@0", None, "@2"))
+    (0, 1, 0, 1, 0)
+    """
     reads: list[int] = []
     for i, slot in enumerate(slots):
         if isinstance(slot, int):
@@ -159,7 +163,7 @@ def _followed(slots: Slots) -> tuple[int, ...]:
 
 def _shortest(slots: Slots) -> Slots:
     """Each pointer to what makes the keys and values; None where that is the last one before."""
-    reads, short, last = _followed(slots), list(slots), 0
+    reads, short, last = followed(slots), list(slots), 0
     for i, source in enumerate(reads):
         if source == i:
             last = i

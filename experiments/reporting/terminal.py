@@ -7,27 +7,9 @@ from pathlib import Path
 from attnlab.model import accounting
 from experiments.reporting import beside, claims, findings
 from experiments.reporting.results import Panel
-from experiments.reporting.wording import score
+from experiments.reporting.wording import columns, score
 from experiments.running.arm import Arm
 from experiments.running.jobs import Room
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the first row a header: the first column to the left, numbers to the right.
-
-    >>> print(columns([("arm", "seeds"), ("wide", "3")]))
-    arm   seeds
-    wide      3
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:

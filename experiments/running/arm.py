@@ -22,6 +22,7 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
 from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
 from attnlab.training.tasks import TASKS, Task, abstract_inputs, written
+from attnlab.training.tasks.task import Example
 from experiments.running import initial, machine, workdir
 
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -250,6 +251,22 @@ def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str,
     return abstract_inputs(task, batch)
 
 
+def shown_row(task: Task, source: Source) -> tuple[Example, dict[str, int]]:
+    """The row in the middle of those that are held out, as the task presents it, and where each of
+    its texts ends: what stands behind is filling."""
+    rows = source.heldout(3)
+    middle = len(jax.tree.leaves(rows)[0]) // 2
+    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
+    example = jax.jit(task.prepare)(one, jax.random.key(0))
+    inputs = example.inputs
+    real = {name: np.ones(inputs[name].shape[1], bool) for name in TEXTS if name in inputs}
+    if "padding_mask" in inputs:  # of the text that is looked at
+        real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
+    if "source" in inputs:
+        real["tokens"] = np.asarray(example.weights[0] > 0)
+    return example, {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
+
+
 def _maps(
     config: ModelConfig, task: Task, fitted: Any, source: Source, trains: Any
 ) -> dict[str, Any]:
@@ -259,30 +276,18 @@ def _maps(
     where it is another text, what the columns stand for; `written_tokens`, `written_source` the
     same as a person reads them.
     """
-    rows = source.heldout(3)
+    example, ends = shown_row(task, source)
     params = jax.tree.map(lambda a: a[0], fitted.state.params)
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     model = dataclasses.replace(config, implementation="dense").build()
 
     @jax.jit
-    def look(params, rows):
-        example = task.prepare(rows, jax.random.key(0))
-        inputs = example.inputs
+    def look(params, inputs):
         probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
-        probs = probs[1] if "source" in inputs else probs
-        real = {name: jnp.ones(inputs[name][0].shape, bool) for name in TEXTS if name in inputs}
-        if "padding_mask" in inputs:  # of the text that is looked at
-            real["source" if "source" in inputs else "tokens"] = inputs["padding_mask"][0]
-        return probs[:, 0], {name: inputs[name][0] for name in real}, real, example.weights[0]
+        return (probs[1] if "source" in inputs else probs)[:, 0]
 
-    middle = len(jax.tree.leaves(rows)[0]) // 2
-    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
-    probs, texts, real, counts = look(params, one)
-    if "source" in texts:
-        real["tokens"] = counts > 0
-    # Filling is behind the text: it is left out.
-    ends = {name: int(np.flatnonzero(a)[-1]) + 1 for name, a in real.items() if np.any(a)}
-    texts = {name: a[: ends[name]] for name, a in texts.items()}
+    probs = look(params, example.inputs)
+    texts = {name: example.inputs[name][0, :end] for name, end in ends.items()}
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
     return {
         "probs": np.asarray(probs, np.float16),

@@ -13,7 +13,6 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 from attnlab.training.fit import Stopped
-from experiments.configs import byte_lm
 from experiments.running.lock import Busy
 
 AGAIN = 75
@@ -120,6 +119,8 @@ def _tell_of(module: Any, path: str) -> None:
     """Puts the lab note of a config file, and the words that it knows, into --help."""
     note = f"{path}: {module.__doc__ or ''}"
     if hasattr(module, "VARIANTS"):
+        from experiments.configs import byte_lm  # which the file has imported; no report needs it
+
         lines = [
             textwrap.fill(f"{name}: {text}", 78, initial_indent="  ", subsequent_indent="    ")
             for name, text in byte_lm.words(module.VARIANTS).items()

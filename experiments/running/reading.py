@@ -88,12 +88,13 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     data = arm.data_of(record["data"])
     name = getattr(data, "tokenizer", "")
     kept = (folder / FILE).exists() or not name.startswith("bpe:")
+    tokenizer = functools.cache(lambda: make_tokenizer(name, [], folder))
 
     def write(tokens: Sequence[int]) -> str:
         if not name or not kept:
             return ",".join(map(str, tokens))
         size = data.sizes().vocab_size  # what the task adds behind it is no text
-        return make_tokenizer(name, [], folder).decode([t for t in tokens if t < size])
+        return tokenizer().decode([t for t in tokens if t < size])
 
     def read(asked: Asked) -> Read:
         if not asked or not name:
@@ -109,10 +110,10 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
             return _read(found.config, asked, None, functools.partial(_write, bound, source), [])
         if not kept:
             raise ValueError(f"{folder} has lost its {FILE}; give --tokens=1,2,3")
-        tokenizer, size = make_tokenizer(name, [], folder), data.sizes().vocab_size
-        encode = lambda text: tokenizer.encode([text])[0].tokens.tolist()
+        size = data.sizes().vocab_size
+        encode = lambda text: tokenizer().encode([text])[0].tokens.tolist()
         symbols = task.symbols
-        piece = lambda t: symbols[t - size] if t >= size else tokenizer.piece(t)
+        piece = lambda t: symbols[t - size] if t >= size else tokenizer().piece(t)
         starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
         return _read(found.config, asked, encode, piece, starts)
 
@@ -122,7 +123,7 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
 def open_folder(folder: Path) -> Opened:
     """A published model, with the tokenizer.json that lies beside it. Raises ValueError for a
     folder that cannot be read, and where a text is to be read without a tokenizer."""
-    found = initial.load(str(folder))
+    found, tokenizer = initial.load(str(folder)), functools.cache(pretrained.tokenizer)
     config = found.config
 
     def fresh(inputs: dict[str, Any]) -> Any:
@@ -134,15 +135,15 @@ def open_folder(folder: Path) -> Opened:
         encode: Callable | None = None
         piece: Callable[[int], str] = str
         if asked.text or asked.source or (folder / FILE).is_file():
-            tokenizer = pretrained.tokenizer(folder)
-            encode, piece = lambda text: tokenizer.read(text).tokens.tolist(), tokenizer.piece
+            its = tokenizer(folder)
+            encode, piece = lambda text: its.read(text).tokens.tolist(), its.piece
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return _read(config, asked, encode, piece, [settings.get("decoder_start_token_id") or 0])
 
     def write(tokens: Sequence[int]) -> str:
         if not (folder / FILE).is_file():
             return ",".join(map(str, tokens))
-        return pretrained.tokenizer(folder).decode(tokens)
+        return tokenizer(folder).decode(tokens)
 
     return Opened(str(folder), config, found.params, fresh, read, write)
 
@@ -216,19 +217,8 @@ def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
 
 def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
     """The row in the middle of those that are held out, and what the task makes of it."""
-    rows = source.heldout(3)
-    middle = len(jax.tree.leaves(rows)[0]) // 2
-    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
-    example = jax.jit(task.prepare)(one, jax.random.key(0))
+    example, ends = arm.shown_row(task, source)
     inputs = example.inputs
-    texts = [name for name in arm.TEXTS if name in inputs]
-    real = {name: np.ones(inputs[name].shape[1], bool) for name in texts}
-    if "padding_mask" in inputs:  # of the text that is looked at
-        real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
-    if "source" in inputs:
-        real["tokens"] = np.asarray(example.weights[0] > 0)
-    # Filling is behind the text: it is left out.
-    ends = {name: int(np.flatnonzero(a)[-1]) + 1 for name, a in real.items()}
     _check_length(config, ends)
 
     def write(name: str) -> list[str]:
@@ -238,7 +228,7 @@ def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
         return [_write(task, source, t) for t in row.tolist()]
 
     worth = functools.partial(_worth, task, example)
-    return Read(inputs, {name: write(name) for name in texts}, worth)
+    return Read(inputs, {name: write(name) for name in ends}, worth)
 
 
 def _worth(task: Task, example: Example, model: Any) -> Worth:

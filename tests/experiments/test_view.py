@@ -182,6 +182,7 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
     tokenizer = folder[0] / "tokenizer.json"
     tokenizer.rename(tmp_path / "away")
     try:
+        opened = reading.open_folder(folder[0])
         with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
             opened.read(Asked(text="the cat"))
         assert opened.read(Asked(tokens="2,4")).written["tokens"] == ["2", "4"]

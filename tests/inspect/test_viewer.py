@@ -93,7 +93,7 @@ def test_it_loads_nothing():
 
 
 def test_what_it_tells():
-    plan = Plan(attention=(0, 1, 0, 2), kv=(0, 1, None, "@0"), ffn=(0, 0, 0, 0))
+    plan = Plan(attention=(0, 1, 0, 2), kv=(0, 1, "@0", None), ffn=(0, 0, 0, 0))
     statistics = {"entropy": np.arange(8.0).reshape(4, 2), "same": np.full((4, 2), np.nan)}
     probs = softmax(4, 2, LENGTH, LENGTH, causal=True)
     maps = Maps(probs, TOKENS, statistics=statistics, plan=dict(plan.items()), name="decoder")
@@ -102,7 +102,7 @@ def test_what_it_tells():
     assert [side["name"] for side in parsed.sides] == ["one", "two"]
     told, other = parsed.sides[0]["maps"]
     assert told["plan"]["attention"] == [0, 1, 0, 2]
-    assert told["plan"]["kv"] == [0, 1, "@1", "@0"]
+    assert told["plan"]["kv"] == [0, 1, "@0", "@1"]
     assert told["statistics"] == {
         "entropy": [[0, 1], [2, 3], [4, 5], [6, 7]],
         "same": [[None] * 2] * 4,

@@ -1,10 +1,9 @@
 """A folder is enough to type a sentence: its tokenizer.json gives the ids of the library itself."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from commands import command
+from conftest import SHARED
 from goldens import FAMILIES, split, write
 from tokenizers import (
     Tokenizer,
@@ -20,7 +19,6 @@ from attnlab import generate, pretrained
 from experiments.configs import pretrained as config_file
 from experiments.inspect_model import read_text
 
-SHARED = "/work/shared/data/tinyshakespeare"
 LINES = [
     "O for a Muse of fire, that would ascend\n",
     "the brightest heaven of invention: a kingdom for a stage",
@@ -70,8 +68,8 @@ KINDS = {"bpe": bpe, "word_piece": word_piece, "unigram": unigram}
 
 def texts():
     """Lines of a real text where it is at hand."""
-    files = sorted(Path(SHARED).rglob("*.txt")) if Path(SHARED).exists() else []
-    more = files[0].read_text(encoding="utf-8").splitlines()[:200] if files else []
+    files = sorted((SHARED / "tinyshakespeare").rglob("*.txt"))
+    more = files[0].read_text(encoding="utf-8").splitlines()[:1000] if files else []
     return LINES + [line for line in more if line]
 
 
