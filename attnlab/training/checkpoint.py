@@ -84,23 +84,31 @@ def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
 
 
 class Checkpoints:
-    """The newest `keep` steps of a state (any tree of arrays), written in the background.
+    """The newest `keep` steps of a state (any tree of arrays), and the step `also` where it is
+    saved, written in the background.
 
     Use as a context manager: leaving it waits for the last write and raises if it failed.
     """
 
-    def __init__(self, directory: Path, *, keep: int = 2, say: Callable[[str], None] = print):
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = 2,
+        also: int = 0,
+        say: Callable[[str], None] = print,
+    ):
         # Orbax takes a second to import and talks through these loggers; our errors say it better.
         with extra("train"):
             from orbax.checkpoint import v1 as orbax
 
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        training = orbax.training
+        policies = orbax.training.preservation_policies
+        kept = [policies.LatestN(keep), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
-        self._open = lambda: training.Checkpointer(
-            directory.resolve(),
-            preservation_policy=training.preservation_policies.LatestN(keep),
+        self._open = lambda: orbax.training.Checkpointer(
+            directory.resolve(), preservation_policy=policies.AnyPreservationPolicy(kept)
         )
         self._checkpointer = self._open()
 

@@ -1,5 +1,6 @@
 """Training: the steps of S seeds in one compiled program, evaluation, exact resume."""
 
+import dataclasses
 import functools
 import signal
 import threading
@@ -23,6 +24,7 @@ from attnlab.training.checkpoint import (
 from attnlab.training.config import TrainConfig
 from attnlab.training.metrics import Recorder
 from attnlab.training.optimizers import Optimizer
+from attnlab.training.schedules import common_steps, fork_step
 from attnlab.training.sources.source import Batch, Source
 from attnlab.training.step import (
     TrainState,
@@ -106,7 +108,7 @@ def fit(
 
     first, spent, clock = 0, 0.0, _Clock()
     described = {"model": describe_model(model), "source": source.digest}
-    restored = checkpoints.restore(state, functools.partial(_check_notes, described))
+    restored = checkpoints.restore(state, functools.partial(_check_notes, config, described))
     if restored:
         first, state, notes = restored
         spent, clock = notes["wall_seconds"], _Clock(notes["busy_seconds"], notes["busy_steps"])
@@ -117,7 +119,7 @@ def fit(
         _check_finite(config, step, state.window_loss)
         wall = spent + time.perf_counter() - began
         notes = {"wall_seconds": wall, "busy_seconds": clock.seconds, "busy_steps": clock.steps}
-        checkpoints.save(step, state, notes | described)
+        checkpoints.save(step, state, notes | described | {"step": step, "of": config.steps})
 
     def score(step: int, rows: Batch) -> dict[str, np.ndarray]:
         found = evaluate(state.params, rows)
@@ -132,7 +134,7 @@ def fit(
 
     if not first:
         watched(0)
-    curve = source.validation or source.heldout
+    curve, fork = source.validation or source.heldout, fork_step(config)
     tokens_per_step = len(config.seeds) * config.batch_size * source.row_tokens
     with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
         for step in range(first + 1, config.steps + 1):
@@ -143,7 +145,9 @@ def fit(
                 since = step - (step - 1) // config.log_every * config.log_every
                 losses = np.asarray(state.window_loss) / since
                 _check_finite(config, step, losses)
-                state = state._replace(window_loss=jax.tree.map(jnp.zeros_like, state.window_loss))
+                if logs:  # a longer training goes on in the middle of a window
+                    zero = jax.tree.map(jnp.zeros_like, state.window_loss)
+                    state = state._replace(window_loss=zero)
                 rate = float(optimizer.schedule(step - 1))
                 recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
                 advance(step, tokens_per_step)
@@ -154,7 +158,7 @@ def fit(
                 watched(step)
             # Hosts agree on the step to stop at, now and then: asking costs them a message.
             stops = (logs or jax.process_count() == 1) and shard.any_process(asked())
-            if step % config.checkpoint_every == 0 or last or stops:
+            if step % config.checkpoint_every == 0 or step == fork or last or stops:
                 clock.stop(state, step)
                 save(step)
             if stops and not last:
@@ -221,8 +225,16 @@ def _named(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"eval/{name}": values for name, values in found.items()}
 
 
-def _check_notes(ours: dict[str, Any], notes: dict[str, Any]) -> None:
+def _check_notes(config: TrainConfig, ours: dict[str, Any], notes: dict[str, Any]) -> None:
     check_model(ours["model"], notes)
+    step, steps = notes.get("step", 0), notes.get("of", config.steps)
+    common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
+    if steps != config.steps and step > common:
+        raise WrongCheckpoint(
+            f"the checkpoint is step {step} of {steps}, whose learning rates are those of "
+            f"{config.steps} steps for {common} steps alone under {config.schedule!r}; give the "
+            "run another folder, or go on under constant or warmup_stable_decay"
+        )
     if notes.get("source", ours["source"]) != ours["source"]:
         raise WrongCheckpoint(
             f"the checkpoint was trained on other data (digest {notes['source'][:12]}, here "

@@ -4,10 +4,12 @@ Step 0 is the first. With w = `warmup_steps` + 1 every row but one rises over th
 rate(step) = `learning_rate` (step + 1) / w, and then goes its own way.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Rate = Callable[[Any], Any]
@@ -79,3 +81,34 @@ SCHEDULES: dict[str, Callable[[Any], Rate]] = {
     "constant": constant,
 }
 """Name -> (config -> step -> rate)."""
+
+
+def common_steps(config: Any, steps: int) -> int:
+    """How many first steps have the rates of a training of so many `steps` too.
+
+    >>> from attnlab.training import TrainConfig
+    >>> common_steps(TrainConfig(steps=800, warmup_steps=50, schedule="cosine"), 1200)
+    51
+    >>> common_steps(TrainConfig(steps=800, schedule="warmup_stable_decay"), 1200)
+    641
+    >>> common_steps(TrainConfig(steps=800, schedule="constant"), 1200)
+    800
+    """
+    both = min(config.steps, steps)
+    rates = [
+        np.broadcast_to(SCHEDULES[config.schedule](c)(jnp.arange(both)), both)
+        for c in (config, dataclasses.replace(config, steps=steps))
+    ]
+    return int(np.argmin(np.append(rates[0] == rates[1], False)))
+
+
+def fork_step(config: Any) -> int:
+    """The step up to which longer trainings go the same way, where that is worth a checkpoint of
+    its own: in the second half, before the end; else 0.
+
+    >>> from attnlab.training import TrainConfig
+    >>> [fork_step(TrainConfig(schedule=name)) for name in ("cosine", "constant")]
+    [0, 0]
+    """
+    step = common_steps(config, 2 * config.steps)
+    return step if config.steps <= 2 * step < 2 * config.steps else 0

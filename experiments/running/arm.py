@@ -20,10 +20,12 @@ from attnlab.names import find
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
+from attnlab.training.schedules import fork_step
 from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
 from attnlab.training.tasks import TASKS, Task, abstract_inputs, written
 from attnlab.training.tasks.task import Example
 from experiments.running import initial, machine, workdir
+from experiments.running.longer import go_on
 
 COMPLETE, DIVERGED = "complete", "diverged"
 MAPS = "maps.npz"
@@ -162,10 +164,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         stored = initial.load(arm.start)
         record["start"] = {"digest": stored.digest}
     size = accounting.unique_parameters(arm.model) * len(arm.train.seeds)
-    # Parameters and two moments in float32, for two checkpoints and the one being written.
-    changed = []
+    # Parameters and two moments in float32, for three checkpoints and the one being written.
+    changed, longer = [], ""
     if jax.process_index() == 0:
-        changed = workdir.claim(folder, record, room=9 * 4 * size + (64 << 20))
+        longer = go_on(folder, record, arm.train)
+        changed = workdir.claim(folder, record, room=12 * 4 * size + (64 << 20))
         for file, content in source.files.items():
             workdir.write_bytes(folder / file, content)
     shard.wait_for_all("workdir")
@@ -174,8 +177,12 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         return workdir.read_json(done)
     with (
         Recorder(folder, arm.train.seeds, name=name, writes=jax.process_index() == 0) as recorder,
-        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
+        Checkpoints(
+            folder / "checkpoints", also=fork_step(arm.train), say=recorder.say
+        ) as checkpoints,
     ):
+        if longer:
+            recorder.say(longer)
         for line in changed:
             recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
         model, task = arm.model.build(), TASKS[arm.task].bind(source.sizes)

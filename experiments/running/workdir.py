@@ -50,11 +50,9 @@ def claim(folder: Path, record: dict[str, Any], *, room: int = 0) -> list[str]:
     found = folder / CONFIG
     if found.exists():
         old = read_json(found)
-        old_environment, new_environment = old.pop("environment"), record["environment"]
-        new = {k: v for k, v in record.items() if k != "environment"}
-        if old != new:
-            raise WorkdirError(f"{folder} holds {_difference(old, new)}")
-        changed = _flat_difference(old_environment, new_environment)
+        if differ := differences(old, record):
+            raise WorkdirError(f"{folder} holds {_told(old, record, differ)}")
+        changed = _flat_difference(old["environment"], record["environment"])
         return [f"{name} was {a}, is {b}" for name, a, b in changed]
     with _writing(folder):
         free = shutil.disk_usage(folder).free
@@ -116,12 +114,18 @@ def write_bytes(path: Path, content: bytes) -> None:
     os.replace(new, path)
 
 
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, there, here) of every field in which two records differ, but for "environment"."""
+    both = (json.loads(json.dumps(record)) | {"environment": None} for record in (old, new))
+    return _flat_difference(*both)
+
+
+def _told(old: dict[str, Any], new: dict[str, Any], differ: list[tuple[str, Any, Any]]) -> str:
     """What a record is, where we have another."""
     kinds = ["a sweep" if "arms" in record else "one run" for record in (old, new)]
     if kinds[0] != kinds[1]:
         return f"{kinds[0]}, not {kinds[1]}; use another --workdir"
-    rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in _flat_difference(old, new)]
+    rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in differ]
     more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
     lines = "\n".join([*rows[:SHOWN], *more])
     return f"another run:\n{lines}\nuse another --workdir, or give the same config"

@@ -1,0 +1,61 @@
+"""More steps on a run that has ended: the numbers are those of a run that was always as long."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import deep
+
+from attnlab.training.metrics import read_metrics
+from experiments.configs import byte_lm
+from experiments.running import arm, initial
+from experiments.running.workdir import WorkdirError
+
+
+def run(folder, text, steps, schedule):
+    config = byte_lm.get_config("tiny")
+    config.data.path = str(text)
+    config.train.update(steps=steps, schedule=schedule, decay_share=0.4)
+    return arm.run(config, folder)
+
+
+def everything(folder):
+    """Every file with its bytes, but who had the folder last."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "owner.json")
+    return {p.relative_to(folder): p.read_bytes() for p in files}
+
+
+# 18 and 27 end between two log lines; of 18 steps the last 7 decay, of 27 the last 11.
+@pytest.mark.parametrize(
+    "schedule", deep(["warmup_stable_decay", "constant"], "warmup_stable_decay")
+)
+def test_it_ends_as_if_it_had_always_been_so_long(schedule, tmp_path, nine_letters, capsys):
+    begins = {"warmup_stable_decay": 12, "constant": 18}[schedule]
+    text, short, whole = nine_letters, tmp_path / "short", tmp_path / "whole"
+    ended = run(short, text, 18, schedule)
+    weights = initial.load_run(short).params
+    longer, asked = run(short, text, 27, schedule), run(whole, text, 27, schedule)
+    assert f"18 steps become 27\nresuming at step {begins}" in capsys.readouterr().err
+    for name in asked.keys() - {"wall_seconds", "tokens_per_second"}:
+        assert longer[name] == asked[name], name
+    assert longer["heldout_loss"] != ended["heldout_loss"]
+    rows = [
+        [r["train/loss"] for r in read_metrics(f / "metrics.jsonl") if "train/loss" in r]
+        for f in (short, whole)
+    ]
+    assert rows[0][-3:] == rows[1][-3:]  # steps 20, 25 and 27
+    # The run as it ended is whole.
+    assert json.loads((short / "ended/18/result.json").read_text()) == ended
+    kept = initial.load_run(short / "ended" / "18").params
+    np.testing.assert_array_equal(kept["embedding"], weights["embedding"])
+    assert run(short, text, 27, schedule) == longer
+
+
+def test_a_schedule_that_ends_with_its_steps_cannot(tmp_path, nine_letters):
+    run(tmp_path / "run", nine_letters, 20, "cosine")
+    before = everything(tmp_path / "run")
+    with pytest.raises(WorkdirError, match=r"cosine.* differ after step 3, and .* is at 10; use"):
+        run(tmp_path / "run", nine_letters, 30, "cosine")
+    with pytest.raises(WorkdirError, match=r"config.train.steps: there 20, here 10"):
+        run(tmp_path / "run", nine_letters, 10, "cosine")
+    assert everything(tmp_path / "run") == before
