@@ -83,9 +83,13 @@ ROOMS["surgery"] = "sharing.surgery"
 """Imported where they are first used, as `attnlab.inspect`."""
 
 
-if not TYPE_CHECKING:  # a checker shall go on to find names that are none
+if TYPE_CHECKING:
+    from attnlab.runs import load_run as load_run
+else:  # a checker shall go on to find names that are none
 
     def __getattr__(name: str) -> Any:
         if name in ROOMS:
             return importlib.import_module(f"attnlab.{ROOMS[name]}")
+        if name == "load_run":
+            return importlib.import_module("attnlab.runs").load_run
         raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

@@ -29,9 +29,7 @@ def main() -> None:
     if out.exists():
         raise ValueError(f"{out} is there already; name a new folder for --out")
     found = (
-        initial.load(given.path)
-        if given.path
-        else initial.load_run(Path(given.workdir), given.seed)
+        initial.load(given.path) if given.path else initial.of_run(Path(given.workdir), given.seed)
     )
     config, params = found.config, found.params
     if given.plan:

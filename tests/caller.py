@@ -47,5 +47,6 @@ params: dict[str, Any] = {}
 assert_type(surgery.unshare(config, params), tuple[ModelConfig, dict[str, Any]])
 assert_type(pretrained.load("folder")[0], Model)
 assert_type(pretrained.load_config("folder"), ModelConfig)
+assert_type(attnlab.load_run("folder", seed=1), tuple[Model, dict[str, Any]])
 assert_type(attnlab.truncate(w, spec, 2)[1], Truncation)
 assert_type(attnlab.convert(w, spec, spec)[1], Certificate | Witness)

@@ -20,8 +20,13 @@ FLOORS = (
     {"sharing.surgery", "inspect"},
     {"pretrained", "adapters"},
 )
-# Not on the stairs: `training` takes its model as an argument, `plot` takes arrays.
-APART = {"training": {"names", "attention", "extras", "tokenizer"}, "plot": {"extras"}}
+# Not on the stairs: `training` takes its model as an argument, `plot` takes arrays,
+# `runs` needs what trained to read what was trained.
+APART = {
+    "training": {"names", "attention", "extras", "tokenizer"},
+    "plot": {"extras"},
+    "runs": {"training", "model", "sharing.plan"},
+}
 # Who alone may import a package.
 ONLY = {
     "flax": {"model.modules", "model.models"},

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import attnlab
 from attnlab import pretrained
 from attnlab.model.alike import same_heads
 from attnlab.model.config import ModelConfig
 from attnlab.sharing import surgery
 from attnlab.sharing.named import name_of
-from attnlab.sharing.plan import Plan
-from attnlab.training.checkpoint import Checkpoints, digest
-from experiments.running import workdir
+from attnlab.training.checkpoint import digest
 
 
 class Same(NamedTuple):
@@ -115,34 +114,10 @@ def load(folder: str) -> Weights:
     return Weights(model.config, params, hashlib.sha256("\n".join(told).encode()).hexdigest())
 
 
-def load_run(folder: Path, seed: int | None = None) -> Weights:
-    """The model of one seed (None: the first) from the newest checkpoint of a run.
-
-    Raises ValueError where there is none, or no such seed.
-    """
-    if not (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} holds no checkpoints; give the --workdir of one run")
-    seeds = workdir.read_json(folder / workdir.CONFIG)["config"]["train"]["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise ValueError(f"{folder} has no seed {seed}, only {', '.join(map(str, seeds))}")
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        found = checkpoints.restore()
-    if found is None:
-        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
-    _, state, notes = found
-    known = [f.name for f in dataclasses.fields(ModelConfig)]
-    told = {name: notes["model"][name] for name in known if name in notes["model"]}
-    params: dict[str, Any] = {}
-    for path, a in state.items():
-        *steps, last = path.split(".")
-        if steps[:1] == ["params"]:
-            where = params
-            for step in steps[1:]:
-                where = where.setdefault(step, {})
-            where[last] = a[seeds.index(seed)]
-    config = ModelConfig(**{name: _as_data(value) for name, value in told.items()})
-    return Weights(config, params, "")
+def of_run(folder: Path, seed: int | None = None) -> Weights:
+    """The model of one seed of a run; see `attnlab.load_run`."""
+    model, params = attnlab.load_run(folder, seed)
+    return Weights(model.config, params, "")
 
 
 def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, str]:
@@ -157,10 +132,3 @@ def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, s
         f"plan {name_of(stored.config.plan)} -> {model.plan}: outputs differ by "
         f"{difference:.3g} of the largest"
     )
-
-
-def _as_data(value: Any) -> Any:
-    """What JSON made of a field, as the field is: tuples and plans."""
-    if isinstance(value, dict):
-        return Plan(**value)
-    return tuple(value) if isinstance(value, list) else value

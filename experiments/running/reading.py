@@ -72,7 +72,7 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     """
     if not (folder / workdir.CONFIG).is_file():
         raise ValueError(f"{folder} holds no run; give the --workdir of one run, or a --path")
-    found = initial.load_run(folder, seed)
+    found = initial.of_run(folder, seed)
     record = workdir.read_json(folder / workdir.CONFIG)["config"]
     seed = record["train"]["seeds"][0] if seed is None else seed
     task = find("task", record["task"], TASKS)

@@ -11,6 +11,7 @@ import pytest
 from commands import command
 from conftest import ROOT
 
+import attnlab
 from attnlab import pretrained, unique_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
@@ -77,7 +78,7 @@ def test_the_recipe(tmp_path, text):
     assert f"{unique[0]:,} parameters ({unique[1]:,} before it was written)" in said[2]
     assert "encoder, 3 layers of width 16, 2 standard heads, plan separate" in said[3]
 
-    run = initial.load_run(tmp_path / "attention_only")
+    run = initial.of_run(tmp_path / "attention_only")
     assert (run.config.plan, run.params["layers"]["attention"]["q"].shape[0]) == (
         "attention_only",
         1,
@@ -89,10 +90,10 @@ def test_the_recipe(tmp_path, text):
     before = initial.load(str(tmp_path / "separate"))
     moved = np.abs(run.params["embedding"] - before.params["embedding"]).max()
     assert 1e-4 < moved < 20 * 2e-4  # 20 steps of Adam, each about the learning rate
-    other = initial.load_run(tmp_path / "attention_only", 2)
+    other = initial.of_run(tmp_path / "attention_only", 2)
     assert np.abs(logits(run.config, run.params) - logits(other.config, other.params)).max() > 1e-5
     with pytest.raises(ValueError, match="has no seed 3, only 4, 2"):
-        initial.load_run(tmp_path / "attention_only", 3)
+        attnlab.load_run(tmp_path / "attention_only", 3)
 
     # The same run with other weights in the folder does not go on.
     config = config_file.get_config(str(tmp_path / "separate"))
@@ -155,4 +156,4 @@ def test_export_refuses(tmp_path):
     assert done.returncode == 1
     assert "is there already; name a new folder" in done.stderr
     with pytest.raises(ValueError, match="holds no checkpoints; give the --workdir of one run"):
-        initial.load_run(folder)
+        attnlab.load_run(folder)

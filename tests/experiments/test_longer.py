@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from conftest import deep
 
+import attnlab
 from attnlab.training.metrics import read_metrics
 from experiments.configs import byte_lm
-from experiments.running import arm, initial
+from experiments.running import arm
 from experiments.running.workdir import WorkdirError
 
 
@@ -33,7 +34,7 @@ def test_it_ends_as_if_it_had_always_been_so_long(schedule, tmp_path, nine_lette
     begins = {"warmup_stable_decay": 12, "constant": 18}[schedule]
     text, short, whole = nine_letters, tmp_path / "short", tmp_path / "whole"
     ended = run(short, text, 18, schedule)
-    weights = initial.load_run(short).params
+    weights = attnlab.load_run(short)[1]
     longer, asked = run(short, text, 27, schedule), run(whole, text, 27, schedule)
     assert f"18 steps become 27\nresuming at step {begins}" in capsys.readouterr().err
     for name in asked.keys() - {"wall_seconds", "tokens_per_second"}:
@@ -46,7 +47,7 @@ def test_it_ends_as_if_it_had_always_been_so_long(schedule, tmp_path, nine_lette
     assert rows[0][-3:] == rows[1][-3:]  # steps 20, 25 and 27
     # The run as it ended is whole.
     assert json.loads((short / "ended/18/result.json").read_text()) == ended
-    kept = initial.load_run(short / "ended" / "18").params
+    kept = attnlab.load_run(short / "ended" / "18")[1]
     np.testing.assert_array_equal(kept["embedding"], weights["embedding"])
     assert run(short, text, 27, schedule) == longer
 
