@@ -1,4 +1,9 @@
-"""What a caller's type checker sees: no test, but one of the files that `mypy` checks."""
+"""What a caller's type checker sees: never run, but checked by `mypy --strict` and by pyright.
+
+A mistake at the end that they did not find would be an ignored error that is not there, which both
+report.
+"""
+# pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from typing import Any, assert_type
 
@@ -8,8 +13,7 @@ from jax import Array
 
 import attnlab
 from attnlab import HeadSpec, ModelConfig, Plan, pretrained
-from attnlab.conversion import Certificate, Truncation
-from attnlab.conversion.witness import Witness
+from attnlab.conversion import Certificate, Truncation, Witness
 from attnlab.model.config import Model
 from attnlab.sharing import surgery
 
@@ -50,3 +54,13 @@ assert_type(pretrained.load_config("folder"), ModelConfig)
 assert_type(attnlab.load_run("folder", seed=1), tuple[Model, dict[str, Any]])
 assert_type(attnlab.truncate(w, spec, 2)[1], Truncation)
 assert_type(attnlab.convert(w, spec, spec)[1], Certificate | Witness)
+
+# Mistakes that people make.
+HeadSpec("wide", width=6, num_heads=2, layotu="wide")  # type: ignore[call-arg]
+ModelConfig(layotu="wide")  # type: ignore[call-arg]
+print(config.layotu)  # type: ignore[attr-defined]
+attnlab.init_heads(spec, key)  # type: ignore[arg-type]
+attnlab.unique_parameters("bert_base")  # type: ignore[arg-type]
+attnlab.generate(config.build(), {}, "To be", 3)  # type: ignore[arg-type]
+attnlab.dot_product_attention(x, x)  # type: ignore[call-overload]
+attnlab.multihead_attention(w, x, spec=spec)  # type: ignore[attr-defined]
