@@ -150,6 +150,9 @@ def fit(
                     state = state._replace(window_loss=zero)
                 rate = float(optimizer.schedule(step - 1))
                 recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
+                if clock.seconds:
+                    speed = clock.steps * tokens_per_step / clock.seconds
+                    recorder.show(step, {"train/tokens_per_second": speed})
                 advance(step, tokens_per_step)
             if step % config.eval_every == 0 and not last:
                 clock.stop(state, step)

@@ -30,8 +30,9 @@ class Recorder:
     """Writes metrics of a run with several seeds into `folder`. Use as a context manager.
 
     `metrics.jsonl` holds one object per write: step and, per metric, a number or one per seed.
-    TensorBoard files lie in `tensorboard/seed_<n>`. Where `writes` is False (every process but
-    the first) it does nothing; with `speaks` False it writes, and tells people nothing.
+    TensorBoard files lie in `tensorboard/seed_<n>`, with `about`, Markdown, as their text. Where
+    `writes` is False (every process but the first) it does nothing; with `speaks` False it writes,
+    and tells people nothing.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Recorder:
         seeds: Sequence[int],
         *,
         name: str = "",
+        about: str = "",
         writes: bool = True,
         speaks: bool = True,
     ):
@@ -53,7 +55,7 @@ class Recorder:
             name,
             writes,
         )
-        self._speaks = writes and speaks
+        self._about, self._speaks = about, writes and speaks
         self._lines: Any = None
         self._boards: list[Any] = []
 
@@ -84,6 +86,20 @@ class Recorder:
             self._board(str(folder / f"seed_{seed}"), purge_step=step + 1 if step else None)
             for seed in self._seeds
         ]
+        if self._about and not step:
+            for board in self._boards:
+                board.add_text("about", self._about)
+
+    def show(
+        self, step: int, numbers: dict[str, float], images: dict[str, Any] | None = None
+    ) -> None:
+        """On TensorBoard alone, beside the first seed: what is of one machine, as tokens/s, and
+        images, [H, W] from 0 to 1."""
+        for board in self._boards[:1]:
+            for name, number in numbers.items():
+                board.add_scalar(name, number, step)
+            for name, image in (images or {}).items():
+                board.add_image(name, image, step, dataformats="HW")
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Each value is one number or an array with one per seed."""

@@ -15,7 +15,7 @@ from experiments.reporting.pairs import compare
 from experiments.reporting.results import Panel, Run, names
 from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent
-from experiments.running import arm
+from experiments.running.maps import FILE as MAPS
 
 MOST_LAYERS, MOST_HEADS = 4, 8
 """Of a map: more would be too small to see on a phone."""
@@ -157,14 +157,14 @@ def maps(panels: Sequence[Panel]) -> list[Figure]:
     figures = []
     for layout in names(panels, "layout", LAYOUTS):
         arms = [r for p in panels for r in p.complete if r.result["layout"] == layout]
-        arms = [r for r in arms if (r.folder / arm.MAPS).exists()]
+        arms = [r for r in arms if (r.folder / MAPS).exists()]
         if arms:
             figures.append(_map(min(arms, key=lambda r: r.result["plan"] != "separate")))
     return figures
 
 
 def _map(run: Run) -> Figure:
-    with np.load(run.folder / arm.MAPS) as maps:
+    with np.load(run.folder / MAPS) as maps:
         names = [name for name in ("source", "tokens") if name in maps]
         lengths = {name: len(maps[name]) for name in names}
         texts = [str(maps[f"written_{name}"]) for name in names]

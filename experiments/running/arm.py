@@ -21,18 +21,12 @@ from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
 from attnlab.training.schedules import fork_step
-from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
-from attnlab.training.tasks import TASKS, Task, abstract_inputs, written
-from attnlab.training.tasks.task import Example
-from experiments.running import initial, machine, workdir
+from attnlab.training.sources import SOURCES, Batch, Data, Sizes
+from attnlab.training.tasks import TASKS, Task, abstract_inputs
+from experiments.running import initial, launch, machine, maps, workdir
 from experiments.running.longer import go_on
 
 COMPLETE, DIVERGED = "complete", "diverged"
-MAPS = "maps.npz"
-LONGEST_MAP = 512
-"""Tokens of a text whose attention map is kept."""
-TEXTS = ("source", "tokens")
-"""The inputs of a model that are tokens, each as long as it likes up to `max_len`."""
 
 
 class Arm(NamedTuple):
@@ -79,7 +73,7 @@ def resolve(config: Any) -> Arm:
 
 def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
     inputs = abstract_inputs(task, rows)
-    for name in (name for name in TEXTS if name in inputs):
+    for name in (name for name in maps.TEXTS if name in inputs):
         if (length := inputs[name].shape[1]) > model.max_len:
             raise ValueError(
                 f"the data give {name!r} of {length} tokens, longer than model.max_len "
@@ -176,7 +170,13 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
     if done.exists():
         return workdir.read_json(done)
     with (
-        Recorder(folder, arm.train.seeds, name=name, writes=jax.process_index() == 0) as recorder,
+        Recorder(
+            folder,
+            arm.train.seeds,
+            name=name,
+            about=_about(config),
+            writes=jax.process_index() == 0,
+        ) as recorder,
         Checkpoints(
             folder / "checkpoints", also=fork_step(arm.train), say=recorder.say
         ) as checkpoints,
@@ -236,10 +236,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "wall_seconds": fitted.wall_seconds,
             }
             tokens = shapes["tokens"]
-            if tokens.ndim == 2 and tokens.shape[1] <= LONGEST_MAP:  # no map of features
-                maps = _maps(arm.model, task, fitted, source, arm.train)
+            if tokens.ndim == 2 and tokens.shape[1] <= maps.LONGEST:  # no map of features
+                seen = maps.of_fitted(arm.model, task, fitted, source, arm.train)
                 if jax.process_index() == 0:
-                    np.savez_compressed(folder / MAPS, **maps)
+                    np.savez_compressed(folder / maps.FILE, **seen)
+                    recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
         if jax.process_index() == 0:
             workdir.write_json(done, result)
         shard.wait_for_all("result")
@@ -258,48 +259,8 @@ def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str,
     return abstract_inputs(task, batch)
 
 
-def shown_row(task: Task, source: Source) -> tuple[Example, dict[str, int]]:
-    """The row in the middle of those that are held out, as the task presents it, and where each of
-    its texts ends: what stands behind is filling."""
-    rows = source.heldout(3)
-    middle = len(jax.tree.leaves(rows)[0]) // 2
-    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
-    example = jax.jit(task.prepare)(one, jax.random.key(0))
-    inputs = example.inputs
-    real = {name: np.ones(inputs[name].shape[1], bool) for name in TEXTS if name in inputs}
-    if "padding_mask" in inputs:  # of the text that is looked at
-        real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
-    if "source" in inputs:
-        real["tokens"] = np.asarray(example.weights[0] > 0)
-    return example, {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
-
-
-def _maps(
-    config: ModelConfig, task: Task, fitted: Any, source: Source, trains: Any
-) -> dict[str, Any]:
-    """The attention probabilities [L, N, T, S] of the first seed on one row that is held out.
-
-    Of a decoder with an encoder: to the source. `tokens` is what the rows stand for, `source`,
-    where it is another text, what the columns stand for; `written_tokens`, `written_source` the
-    same as a person reads them.
-    """
-    example, ends = shown_row(task, source)
-    params = jax.tree.map(lambda a: a[0], fitted.state.params)
-    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
-    model = dataclasses.replace(config, implementation="dense").build()
-
-    @jax.jit
-    def look(params, inputs):
-        probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
-        return (probs[1] if "source" in inputs else probs)[:, 0]
-
-    probs = look(params, example.inputs)
-    texts = {name: example.inputs[name][0, :end] for name, end in ends.items()}
-    probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
-    return {
-        "probs": np.asarray(probs, np.float16),
-        **{name: np.asarray(a, np.int32) for name, a in texts.items()},
-        **{f"written_{name}": written(task, source, a.tolist()) for name, a in texts.items()},
-        "step": np.array(fitted.step),
-        "seed": np.array(trains.seeds[0]),
-    }
+def _about(config: Any) -> str:
+    """Every field that is set, as a Markdown table."""
+    fields = launch.fields(config).items()
+    rows = [f"| {path} | {value} |" for path, (_, value) in fields if value not in (None, "")]
+    return "\n".join(["| field | value |", "|---|---|", *rows])

@@ -20,7 +20,7 @@ from attnlab.tokenizer import FILE, make_tokenizer
 from attnlab.training.sources import Source
 from attnlab.training.tasks import TASKS, Task, written
 from attnlab.training.tasks.task import Example, cross_entropy
-from experiments.running import arm, initial, workdir
+from experiments.running import arm, initial, maps, workdir
 
 LONGEST = 1024
 """Tokens of a text that is looked at: a page holds a byte for every pair of them, head by head."""
@@ -217,7 +217,7 @@ def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
 
 def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
     """The row in the middle of those that are held out, and what the task makes of it."""
-    example, ends = arm.shown_row(task, source)
+    example, ends = maps.shown_row(task, source)
     inputs = example.inputs
     _check_length(config, ends)
 

@@ -1,8 +1,10 @@
 """What is written can be read, and a resumed run leaves no double lines."""
 
+import io
 import struct
 
 import numpy as np
+from PIL import Image
 
 from attnlab.training.metrics import Recorder, read_metrics
 
@@ -16,8 +18,8 @@ def write(folder, first, steps, **options):
             )
 
 
-def scalars(folder):
-    """(step, tag, value) of every TensorBoard event in a folder."""
+def values(folder):
+    """(step, value with its tag) of every TensorBoard event in a folder."""
     from tensorboardX.proto.event_pb2 import Event  # after Recorder, which spares us torch
 
     found = []
@@ -26,9 +28,13 @@ def scalars(folder):
         while content:
             (size,) = struct.unpack("<Q", content[:8])
             event = Event.FromString(content[12 : 12 + size])
-            found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+            found += [(event.step, v) for v in event.summary.value]
             content = content[16 + size :]
     return found
+
+
+def scalars(folder):
+    return [(step, v.tag, v.simple_value) for step, v in values(folder)]
 
 
 def test_json_lines_and_tensorboard(tmp_path, capsys):
@@ -38,6 +44,18 @@ def test_json_lines_and_tensorboard(tmp_path, capsys):
     assert (20, "train/loss", -20.0) in scalars(tmp_path / "tensorboard" / "seed_7")
     assert (10, "train/learning_rate", 0.5) in scalars(tmp_path / "tensorboard" / "seed_0")
     assert "[arm] step     20  train/loss 20 -20" in capsys.readouterr().err
+
+
+def test_what_tensorboard_shows_alone(tmp_path):
+    with Recorder(tmp_path, (3, 4), about="| width | 8 |") as recorder:
+        recorder.rewind(0)
+        recorder.show(5, {"speed": 2.0}, {"maps": np.array([[0.0, 1.0, 0.5]])})
+    first = {v.tag.partition("/")[0]: v for _, v in values(tmp_path / "tensorboard" / "seed_3")}
+    assert (first["speed"].simple_value, read_metrics(tmp_path / "metrics.jsonl")) == (2.0, [])
+    assert first["about"].tensor.string_val == [b"| width | 8 |"]
+    picture = Image.open(io.BytesIO(first["maps"].image.encoded_image_string)).convert("L")
+    np.testing.assert_array_equal(np.asarray(picture), [[0, 255, 127]])
+    assert [v.tag for _, v in values(tmp_path / "tensorboard" / "seed_4")] == ["about/text_summary"]
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path):

@@ -1,0 +1,14 @@
+"""The picture of all heads on TensorBoard."""
+
+import numpy as np
+
+from experiments.running.maps import tiles
+
+
+def test_heads_stand_in_a_row_and_layers_below_each_other():
+    probs = np.random.default_rng(0).random((3, 2, 4, 5))  # L, N, T, S
+    picture = tiles(probs.astype(np.float16))
+    assert picture.shape == (3 * 6, 2 * 7)
+    tile = picture[2 * 6 : 3 * 6, 7:14]  # the last layer's second head, in its frame
+    assert (tile[0].max(), tile[:, -1].max(), picture.max()) == (0, 0, 1)
+    np.testing.assert_allclose(tile[1:-1, 1:-1], probs[2, 1] / probs[2, 1].max(), atol=2e-3)
