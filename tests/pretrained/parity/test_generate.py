@@ -13,7 +13,7 @@ pytestmark = pytest.mark.parity
 from attnlab import generate, prefill, pretrained  # noqa: E402
 from attnlab.model.draw import limit_logits  # noqa: E402
 
-NAMES = ["gpt2", "llama", "mistral", "gpt_neox", "deepseek_v3", "t5", "t5-1.1-own-readout"]
+NAMES = ["gpt2", "llama", "mistral", "gpt_neox", "deepseek_v3", "t5", "t5-scaled-own-readout-big-eps"]
 REAL = np.arange(9) >= [[0], [2], [5], [8]]
 NEW = 12
 
