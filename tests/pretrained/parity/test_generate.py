@@ -13,7 +13,15 @@ pytestmark = pytest.mark.parity
 from attnlab import generate, prefill, pretrained  # noqa: E402
 from attnlab.model.draw import limit_logits  # noqa: E402
 
-NAMES = ["gpt2", "llama", "mistral", "gpt_neox", "deepseek_v3", "t5", "t5-scaled-own-readout-big-eps"]
+NAMES = [
+    "gpt2",
+    "llama",
+    "mistral",
+    "gpt_neox",
+    "deepseek_v3",
+    "t5",
+    "t5-scaled-own-readout-big-eps",
+]
 REAL = np.arange(9) >= [[0], [2], [5], [8]]
 NEW = 12
 
