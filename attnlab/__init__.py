@@ -17,7 +17,7 @@ from attnlab.heads.spec import HeadSpec
 from attnlab.model.accounting import applied_parameters, flops_per_token, unique_parameters
 from attnlab.model.block import transformer_block
 from attnlab.model.config import ModelConfig
-from attnlab.model.decode import generate, prefill
+from attnlab.model.decode import generate, prefill, stream
 from attnlab.model.explain import explain_model
 from attnlab.model.layers import run_layers
 from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
@@ -73,6 +73,7 @@ __all__ = [
     "rms_norm",
     "run_layers",
     "run_stack",
+    "stream",
     "transformer_block",
     "truncate",
     "unique_parameters",

@@ -123,6 +123,8 @@ class Given(NamedTuple):
 
     mask: Any = None
     """Boolean, True = may attend; broadcasts to [B, N, T, S]"""
+    padding_mask: Any = None
+    """[B, T], True = a token of x: others are seen by none, and a cache does not keep them"""
     bias: Any = None
     """Added to the scores; broadcasts to [B, N, T, S]"""
     context_mask: Any = None

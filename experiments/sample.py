@@ -2,16 +2,21 @@
 
 --workdir is a run, at its newest checkpoint, --path a folder with config.json, safetensors and
 tokenizer.json of a published model. It goes on with --text, or writes what follows --source where
-it is an encoder-decoder. --temperature=0 takes the likeliest token at every place.
+it is an encoder-decoder, token by token, up to the model's own end of a text. --temperature=0 takes
+the likeliest token at every place, --top_k and --top_p draw among the likelier ones.
 """
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import flags
 
-from attnlab import generate
+from attnlab import generate, stream
 from experiments.running import launch
 from experiments.running.reading import Asked, Opened, open_folder, open_run
 
@@ -28,39 +33,72 @@ def main() -> None:
         raise ValueError('what shall it go on with? give --text="...", or --tokens=1,2,3')
     opened = open_run(Path(given.workdir), given.seed) if given.workdir else None
     opened = opened or open_folder(Path(given.path))
-    drawn = {name: getattr(given, name) for name in ("temperature", "top_k", "draw", "count")}
-    for text in texts(opened, asked, given.new_tokens, **drawn):
-        print(text)
+    drawn = {n: getattr(given, n) for n in ("temperature", "top_k", "top_p", "draw")}
+    if given.count > 1:
+        print("\n".join(texts(opened, asked, given.new_tokens, count=given.count, **drawn)))
+        return
+    for piece in pieces(opened, asked, given.new_tokens, **drawn):
+        print(piece, end="", flush=True)
+    print()
 
 
-def texts(
+def texts(opened: Opened, asked: Asked, new_tokens: int, **options: Any) -> list[str]:
+    """`count` texts, drawn with the key `draw`; what a decoder goes on with stands before them.
+    `options` are those of `_call`."""
+    before, arguments, more = _call(opened, asked, new_tokens, **options)
+    new = np.asarray(generate(*arguments, **more)).tolist()
+    return [opened.write([*before, *_until(row, opened.ends)]) for row in new]
+
+
+def pieces(opened: Opened, asked: Asked, new_tokens: int, **options: Any) -> Iterator[str]:
+    """The first of `texts`, as it is written: a piece for each token that makes one."""
+    before, arguments, more = _call(opened, asked, new_tokens, **options)
+    row, said = list(before), ""
+    for token in itertools.chain([None], stream(*arguments, **more)):
+        if token is not None and int(token[0]) in opened.ends:
+            break
+        row += [] if token is None else [int(token[0])]
+        text = opened.write(row) if row else ""
+        # The last character may be a part of one, which the next token completes.
+        if text.startswith(said) and not text.endswith("\ufffd"):
+            yield text[len(said) :]
+            said = text
+    text = opened.write(row)
+    yield text[len(said) :] if text.startswith(said) else f"\n{text}"
+
+
+def _call(
     opened: Opened,
     asked: Asked,
     new_tokens: int,
     *,
     temperature: float = 0.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     draw: int = 0,
     count: int = 1,
-) -> list[str]:
-    """`count` texts, drawn with the key `draw`; what a decoder goes on with stands before them."""
+) -> tuple[list[int], tuple[Any, ...], dict[str, Any]]:
+    """The tokens that stand before what is written, and what `generate` is called with."""
     inputs = opened.read(asked).inputs
     given = {name: jnp.repeat(a, count, axis=0) for name, a in inputs.items()}
     prompt, most = given["tokens"], opened.config.max_len
     if prompt.shape[1] >= most:
         raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")
-    new = generate(
-        opened.config.build(),
-        opened.params,
-        prompt,
-        min(new_tokens, most - prompt.shape[1]),
-        source=given.get("source"),
-        temperature=temperature,
-        top_k=top_k,
-        key=jax.random.key(draw) if temperature else None,
-    )
-    rows = new if "source" in given else jnp.concatenate([prompt, new], axis=1)
-    return [opened.write(row) for row in rows.tolist()]
+    fits = min(new_tokens, most - prompt.shape[1])
+    options = {
+        "source": given.get("source"),
+        "end": opened.ends or None,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "key": jax.random.key(draw) if temperature else None,
+    }
+    before = [] if "source" in given else prompt[0].tolist()
+    return before, (opened.config.build(), opened.params, prompt, fits), options
+
+
+def _until(row: list[int], ends: tuple[int, ...]) -> list[int]:
+    return list(itertools.takewhile(lambda token: token not in ends, row))
 
 
 if __name__ == "__main__":
@@ -74,6 +112,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("new_tokens", 100, "How many to write, as far as they fit.", lower_bound=1)
     flags.DEFINE_float("temperature", 0.8, "0: always the likeliest.", lower_bound=0.0)
     flags.DEFINE_integer("top_k", None, "Draw among so many of the likeliest.", lower_bound=1)
+    flags.DEFINE_float("top_p", None, "Draw among the likeliest, down to this sum.")
     flags.DEFINE_integer("draw", 0, "The key of the draws.")
     flags.DEFINE_integer("count", 1, "How many texts.", lower_bound=1)
     launch.start(main)

@@ -1,8 +1,9 @@
 """What decoding remembers: what the layout stores of the past (`Layout.cache`).
 
-A cache is a dict of arrays [B, size, ...] and the number of tokens seen so far; it goes into a
-call and comes out longer. Token p lies at place p mod size, so with a sliding window a small cache
-goes round; without one it ends when it is full.
+A cache is a dict of arrays [B, size, ...] and the number of tokens seen so far, `length`; it goes
+into a call and comes out longer. Token p lies at place p mod size, so with a sliding window a small
+cache goes round; without one it ends when it is full. Where rows hold texts of their own lengths
+`length` is [B]: padding is never kept, so a row holds what it would hold alone.
 """
 
 from typing import NamedTuple
@@ -22,8 +23,9 @@ class Seen(NamedTuple):
 
     held: dict[str, Array]
     """name -> [B, size, ...], the new tokens included."""
-    allowed: Bool[Array, "T S"]
-    fits: Bool[Array, ""]
+    allowed: Bool[Array, "*B1 T S"]
+    """[T, S], or [B, 1, T, S] where rows have lengths of their own."""
+    fits: Bool[Array, "*B"]
     """False where the cache was full: then nothing was written."""
     cache: Cache
 
@@ -59,17 +61,28 @@ def init_cache(
 
 
 def extend(
-    cache: Cache, new: dict[str, Array], *, is_causal: bool = True, window: int | None = None
+    cache: Cache,
+    new: dict[str, Array],
+    padding_mask: Bool[Array, "B T"] | None = None,
+    *,
+    is_causal: bool = True,
+    window: int | None = None,
 ) -> Seen:
-    """Writes `new` (name -> [B, T, ...]) behind what the cache holds.
+    """Writes `new` (name -> [B, T, ...]) behind what the cache holds, but for what `padding_mask`
+    says is no token.
 
-    Query i of the call stands at position length + i. With `is_causal` it sees positions up to
-    its own, with `window` no further back than that many tokens.
+    Query i of the call stands at its position of `next_positions`. With `is_causal` it sees
+    positions up to its own, with `window` no further back than that many tokens.
 
     Raises ValueError where T new tokens can never fit. Where they do not fit behind what is
     there, which only a traced length can tell, nothing is written and `fits` is False.
     """
     start, (batch, t) = cache["length"], next(iter(new.values())).shape[:2]
+    if padding_mask is not None and padding_mask.shape != (batch, t):
+        raise ValueError(
+            f"padding_mask {padding_mask.shape} says which of the new tokens are some: it must be "
+            f"{(batch, t)}"
+        )
     for name, a in new.items():
         if name not in cache:
             names = ", ".join(n for n in cache if n != "length")
@@ -87,32 +100,63 @@ def extend(
         raise ValueError(f"{t} tokens do not fit a cache of size {size}; make a larger one")
     # With a window, old tokens may give way: none that a query of this call still sees is lost.
     goes_round = window is not None and t + window <= size
-    fits = jnp.asarray(goes_round) | (start + t <= size)
-    position = start + jnp.arange(t)
-    # An index past the end is dropped: a full cache keeps what it holds.
-    places = jnp.where(fits, position % size, size)
+    end = start + (t if padding_mask is None else jnp.sum(padding_mask, axis=1, dtype=jnp.int32))
+    fits = jnp.asarray(goes_round) | (end <= size)
+    position = next_positions(cache, t, padding_mask)
+    kept = fits[..., None] if padding_mask is None else fits[..., None] & padding_mask
+    # An index past the end is dropped: padding, and all where a full cache keeps what it holds.
+    places = jnp.where(kept, position % size, size)
+    rows = slice(None) if places.ndim == 1 else jnp.arange(batch)[:, None]
     held = {
-        name: cache[name].at[:, places].set(a.astype(cache[name].dtype), mode="drop")
+        name: cache[name].at[rows, places].set(a.astype(cache[name].dtype), mode="drop")
         for name, a in new.items()
     }
-    holds = held_positions(start + t - 1, size)
+    holds, position = held_positions(end - 1, size)[..., None, :], position[..., None]
     allowed = (holds >= 0) & jnp.ones((t, 1), bool)
     if is_causal:
-        allowed = allowed & (holds <= position[:, None])
+        allowed = allowed & (holds <= position)
     if window is not None:
-        allowed = allowed & (holds >= position[:, None] - window)
-    length = jnp.where(fits, start + t, start)
-    return Seen(held, allowed, fits, cache | held | {"length": length})
+        allowed = allowed & (holds >= position - window)
+    allowed = allowed if allowed.ndim == 2 else allowed[:, None]
+    return Seen(held, allowed, fits, cache | held | {"length": jnp.where(fits, end, start)})
 
 
-def held_positions(last: Int[Array, ""] | int, size: int) -> Int[Array, "S"]:
+def next_positions(
+    cache: Cache, num_tokens: int, padding_mask: Bool[Array, "B T"] | None = None
+) -> Int[Array, "*B T"]:
+    """Where the next tokens stand: [T], or [B, T] where rows have lengths of their own. Padding is
+    not counted: it stands where the token before it does.
+
+    >>> cache, real = {"length": jnp.array(2)}, jnp.array([[False, True, True], [True] * 3])
+    >>> next_positions(cache, 3).tolist(), next_positions(cache, 3, real).tolist()
+    ([2, 3, 4], [[1, 2, 3], [2, 3, 4]])
+    """
+    order = jnp.arange(num_tokens)
+    if padding_mask is not None:
+        order = jnp.cumsum(padding_mask, axis=1, dtype=jnp.int32) - 1
+    return jnp.maximum(cache["length"][..., None] + order, 0)
+
+
+def held_positions(last: Int[Array, "*B"] | int, size: int) -> Int[Array, "*B S"]:
     """The youngest position p <= last with p mod size = place, for every place; below 0 where
     there is none yet.
 
     >>> held_positions(4, 3).tolist(), held_positions(1, 3).tolist()
     ([3, 4, 2], [0, 1, -1])
     """
+    last = jnp.asarray(last)[..., None]
     return last - (last - jnp.arange(size)) % size
+
+
+def with_own_lengths(cache: Cache, batch: int) -> Cache:
+    """The cache of a model with a length for each row, [L, B].
+
+    >>> with_own_lengths({"length": jnp.array([4, 4])}, 3)["length"].tolist()
+    [[4, 4, 4], [4, 4, 4]]
+    """
+    length = cache["length"]
+    each = jnp.broadcast_to(length.reshape(length.shape[0], -1), (length.shape[0], batch))
+    return cache | {"length": each}
 
 
 def stacked_size(cache: Cache) -> int:

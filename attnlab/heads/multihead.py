@@ -31,7 +31,7 @@ from attnlab.observe import OF_HEADS, OF_ORDER, Edit, Given, Look, Ran, check_na
 def multi_head_attention(
     w: Weights, x: Array, context: Array | None = None, *, spec: HeadSpec,
     value_context: Array | None = None, mask: Array | Edges | None = None,
-    bias: Array | None = None, is_causal: bool = False,
+    padding_mask: Array | None = None, bias: Array | None = None, is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
     rotary: Array | tuple[Array, Array] | None = None, head_gate: Array | None = None,
     mix: Mix | None = None, dropout_rate: float = 0.0, dropout_key: Array | None = None,
@@ -43,7 +43,7 @@ def multi_head_attention(
 def multi_head_attention(
     w: Weights, x: Array, context: Array | None = None, *, spec: HeadSpec,
     value_context: Array | None = None, mask: Array | Edges | None = None,
-    bias: Array | None = None, is_causal: bool = False,
+    padding_mask: Array | None = None, bias: Array | None = None, is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
     rotary: Array | tuple[Array, Array] | None = None, head_gate: Array | None = None,
     mix: Mix | None = None, dropout_rate: float = 0.0, dropout_key: Array | None = None,
@@ -62,6 +62,7 @@ def multi_head_attention(
     spec: HeadSpec,
     value_context: Float[Array, "B S W"] | None = None,
     mask: Num[Array, "..."] | Bool[Array, "..."] | Edges | None = None,
+    padding_mask: Bool[Array, "B T"] | None = None,
     bias: Float[Array, "..."] | None = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,
@@ -86,6 +87,8 @@ def multi_head_attention(
       x: what asks; context: what is attended to (default x); value_context: default context.
       rotary: angles of `positions.rotary_angles` for q and k, or a pair (for q, for k).
       head_gate: multiplies each head's output, [N] or [B, N]; 0 removes a head.
+      padding_mask: True = a token of x. What is none is seen by no token, is not kept in a cache
+        and takes no position there, so that rows of a batch have lengths of their own.
       memory: keys and values to read in place of those of x: `make_memory` of an earlier layer
         (cross-layer attention; Brandon et al. 2024, arXiv 2405.12981). The weights that store them
         then do nothing.
@@ -117,6 +120,7 @@ def multi_head_attention(
         context,
         Given(
             mask=mask,
+            padding_mask=padding_mask,
             bias=bias,
             rotary=rotary,
             head_gate=head_gate,
@@ -167,6 +171,8 @@ def attend_heads(
         raise ValueError("memory stands in place of keys and values of x; leave context out")
     if cache is not None and (context is not None or value_context is not None):
         raise ValueError("a cache is for self-attention; leave context out")
+    if given.padding_mask is not None and context is not None:
+        raise ValueError("padding_mask is of x; hide padding of the context by mask")
     orders = _orders(spec, x, context, given, logits_soft_cap)
     steps = _steps(spec, orders, order)
     if given.told is not None:
@@ -206,12 +212,14 @@ def attend_heads(
     else:
         q, held = query_alone(w, x, spec=spec, rotary=angles[0]), memory
     if cache is not None:
-        seen = extend(cache, held, is_causal=is_causal, window=window)
+        seen = extend(cache, held, given.padding_mask, is_causal=is_causal, window=window)
         held = {name: a.astype(x.dtype) for name, a in seen.held.items()}
     k, v = row.read(w, held, spec)
     if seen is not None:
         # Places are not positions: the cache knows who sees whom.
         mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
+    elif given.padding_mask is not None:
+        mask = combine(mask, given.padding_mask[:, None, None, :])
     heads, _ = attend(
         look,
         look("q", q),
@@ -231,7 +239,7 @@ def attend_heads(
     )
     out = _merged(look, w, look("heads", heads), spec)
     if seen is not None:
-        out = jnp.where(seen.fits, out, jnp.nan)
+        out = jnp.where(seen.fits[..., None, None], out, jnp.nan)
         cache = seen.cache
     return Ran(out, cache, memory, look.seen)
 

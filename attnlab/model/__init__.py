@@ -3,7 +3,7 @@
 from attnlab.model.accounting import applied_parameters, flops_per_token, unique_parameters
 from attnlab.model.block import transformer_block
 from attnlab.model.config import ModelConfig
-from attnlab.model.decode import generate, prefill
+from attnlab.model.decode import generate, prefill, stream
 from attnlab.model.explain import explain_model
 from attnlab.model.layers import run_layers
 from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
@@ -26,6 +26,7 @@ __all__ = [
     "generate",
     "prefill",
     "run_layers",
+    "stream",
     "transformer_block",
     "unique_parameters",
 ]

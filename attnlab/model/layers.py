@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.heads.cache import init_cache
+from attnlab.heads.cache import init_cache, with_own_lengths
 from attnlab.model.block import PROBS, BlockSpec, transformer_block, values_of
 from attnlab.observe import NOTHING, Given, Ran, check_names
 from attnlab.sharing.plan import Plan
@@ -46,6 +46,8 @@ def run_layers(
     if return_probs:
         given = given.showing(n for n in PROBS if n in values_of(spec))
     given = given._replace(show=check_names(given.show, given.edit, values_of(spec)))
+    if given.cache is not None and given.padding_mask is not None:
+        given = given._replace(cache=with_own_lengths(given.cache, x.shape[0]))
     keys = None
     if given.dropout_key is not None:
         keys = jax.random.split(given.dropout_key, plan.num_layers)

@@ -1,16 +1,16 @@
 """`ModelConfig` -> a decoder (causal LM), an encoder (masked LM) or both (text to text)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.attention.masks import Edges, combine
-from attnlab.heads.cache import Cache, held_positions, stacked_size
+from attnlab.attention.masks import Edges
+from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
-from attnlab.model.decode import generate
+from attnlab.model.decode import generate, stream
 from attnlab.model.layers import run_layers
 from attnlab.model.modules import LayerStack, Pool
 from attnlab.model.outer import (
@@ -104,6 +104,13 @@ class Transformer(nn.Module):
         """`attnlab.generate` of this model."""
         return generate(self, params, prompt, num_tokens, **options)
 
+    @nn.nowrap
+    def stream(
+        self, params: Any, prompt: Array, num_tokens: int, **options: Any
+    ) -> Iterator[Array]:
+        """`attnlab.stream` of this model."""
+        return stream(self, params, prompt, num_tokens, **options)
+
     @nn.compact
     def __call__(
         self,
@@ -133,6 +140,7 @@ class Transformer(nn.Module):
         are mixtures of words, or features (see `embed`).
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
         cache is returned behind the logits; positions past `max_len` or a full cache give NaN.
+        Padding of `padding_mask`, wherever it stands, is then not kept and takes no position.
         Dropout takes the "dropout" random stream when not `deterministic`. `told`: see
         `explain_model`.
         """
@@ -141,14 +149,16 @@ class Transformer(nn.Module):
         if cache is not None and c.kind != "decoder":
             raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
-        text = _Text(self, w, c, tokens, token_types, positions, cache, deterministic)
+        real = None if padding_mask is None else jnp.asarray(padding_mask, bool)
+        text = _Text(self, w, c, tokens, token_types, positions, (cache, real), deterministic)
         layers = LayerStack(
             c.block, c.layer_plan, c.init_std, _residual_scale(c), remat=c.remat, name="layers"
         )
         ran = layers(
             text.x,
             Given(
-                mask=combine(mask, _seen_by_all(padding_mask)),
+                mask=mask,
+                padding_mask=real,
                 bias=text.bias("relative_bias", two_sided=c.kind == "encoder"),
                 rotary=text.rotary,
                 head_gate=head_gate,
@@ -160,7 +170,7 @@ class Transformer(nn.Module):
             deterministic=deterministic,
         )
         last = text.finish(ran.x, "final_norm")
-        real = jnp.ones((1, last.shape[1]), bool) if padding_mask is None else padding_mask
+        real = jnp.ones((1, last.shape[1]), bool) if real is None else real
         pooled: Any = POOLERS[c.pooler](w, last, real[..., None]) if c.pooler else None
         outputs = Outputs(
             logits=None if c.readout == "none" else read_out(w, last, config=c),
@@ -192,6 +202,13 @@ class EncoderDecoder(nn.Module):
         """`attnlab.generate` of this model."""
         return generate(self, params, prompt, num_tokens, **options)
 
+    @nn.nowrap
+    def stream(
+        self, params: Any, prompt: Array, num_tokens: int, **options: Any
+    ) -> Iterator[Array]:
+        """`attnlab.stream` of this model."""
+        return stream(self, params, prompt, num_tokens, **options)
+
     @nn.compact
     def __call__(
         self,
@@ -212,7 +229,8 @@ class EncoderDecoder(nn.Module):
         """source, tokens -> logits [B, T, vocab_size] of the token after each of `tokens`.
 
         `padding_mask` [B, S] True = a token of the source, for the encoder and for the decoder
-        that reads it; `target_padding_mask` [B, T] the same for `tokens`. With `encoded`
+        that reads it; `target_padding_mask` [B, T] the same for `tokens`, which with `cache` are
+        kept and counted without their padding. With `encoded`
         (`Outputs.encoded` of an earlier call) the encoder is not run again; with `cache` the
         tokens are the next ones. `show` and `edit` as in `Decoder`, with the names of
         `observe.NAMES`: those of the decoder, `cross.` and `encoder.` before those of attention to
@@ -237,18 +255,19 @@ class EncoderDecoder(nn.Module):
             )
         drops = c.block.drops and not deterministic
         key = lambda: self.make_rng("dropout") if drops else None
-        seen_source = _seen_by_all(padding_mask)
+        real = lambda mask: None if mask is None else jnp.asarray(mask, bool)
+        in_source, in_text = real(padding_mask), real(target_padding_mask)
         outputs: dict[str, Any] = {}
         shown: dict[str, Any] = {}
         if encoded is None:
-            text = _Text(self, w, c, source, None, None, None, deterministic)
+            text = _Text(self, w, c, source, None, None, (None, None), deterministic)
             ran = run_layers(
                 pools[f"{own}layers"],
                 c.encoder_layer_plan,
                 text.x,
                 None,
                 Given(
-                    mask=seen_source,
+                    padding_mask=in_source,
                     bias=text.bias(f"{own}relative_bias", two_sided=True),
                     rotary=text.rotary,
                     dropout_key=key(),
@@ -261,16 +280,16 @@ class EncoderDecoder(nn.Module):
             encoded = text.finish(ran.x, f"{own}final_norm")
             outputs["encoder_first"] = text.x
             shown = {f"encoder.{name}": a for name, a in ran.shown.items()}
-        text = _Text(self, w, c, tokens, None, None, cache, deterministic)
+        text = _Text(self, w, c, tokens, None, None, (cache, in_text), deterministic)
         ran = run_layers(
             pools["layers"],
             c.layer_plan,
             text.x,
             encoded,
             Given(
-                mask=_seen_by_all(target_padding_mask),
+                padding_mask=in_text,
                 bias=text.bias("relative_bias", two_sided=False),
-                context_mask=seen_source,
+                context_mask=None if in_source is None else in_source[:, None, None, :],
                 rotary=text.rotary,
                 dropout_key=key(),
                 cache=cache,
@@ -298,16 +317,19 @@ MODELS.update(decoder=Decoder, encoder=Encoder, encoder_decoder=EncoderDecoder)
 class _Text:
     """One text on its way through a model: embedded, with its positions, and out again."""
 
-    def __init__(self, module, w, config, tokens, token_types, numbers, cache, deterministic):
+    def __init__(self, module, w, config, tokens, token_types, numbers, behind, deterministic):
         tokens = check_tokens(config, tokens)
         c, length = config, tokens.shape[1]
         if length > c.max_len:
             raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
+        cache, padding_mask = behind
         self.w, self.config, self.cache = w, c, cache
         self.keys = module.make_rng if not deterministic else lambda stream: None
+        self.behind = None
+        if cache is not None:
+            self.behind = next_positions({"length": cache["length"][0]}, length, padding_mask)
         if numbers is None:
-            start = None if cache is None else cache["length"][0]
-            numbers = number_positions(c, tokens, start)
+            numbers = number_positions(c, tokens) if cache is None else self.behind
         x = embed(w, tokens, config=c, numbers=numbers, token_types=token_types)
         self.numbers = jnp.arange(length) if numbers is None else numbers
         rate = c.dropout_rate if c.embedding_dropout_rate is None else c.embedding_dropout_rate
@@ -319,10 +341,9 @@ class _Text:
         if name not in self.w:
             return None
         keys = self.numbers
-        if self.cache is not None:
+        if self.behind is not None:
             # What is not there is masked.
-            last = self.cache["length"][0] + len(self.numbers) - 1
-            keys = held_positions(last, stacked_size(self.cache))
+            keys = held_positions(self.behind[..., -1], stacked_size(self.cache))
         return relative_bias(
             self.w[name], self.numbers, keys, config=self.config, two_sided=two_sided
         )
@@ -351,7 +372,3 @@ def _to_show(
     more = ("probs",) * probs + ("residual",) * hidden
     known = [n for n in known if n.rpartition(".")[2] in more]
     return tuple(dict.fromkeys((*show, *known)))
-
-
-def _seen_by_all(padding_mask: Array | None) -> Array | None:
-    return None if padding_mask is None else jnp.asarray(padding_mask)[:, None, None, :]

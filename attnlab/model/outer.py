@@ -132,9 +132,9 @@ def check_tokens(config: Any, tokens: Any) -> Array:
 
 
 def number_positions(
-    config: Any, tokens: Int[Array, "B T"] | Float[Array, "B T vocab"], start: Any = None
+    config: Any, tokens: Int[Array, "B T"] | Float[Array, "B T vocab"]
 ) -> Int[Array, "*B T"] | None:
-    """The position of each token, behind `start` others; None means 0, 1, 2, ..."""
+    """The position of each token of a text; None means 0, 1, 2, ..."""
     if POSITIONS[config.positions].skips_padding:
         if tokens.ndim != 2:
             raise ValueError(
@@ -143,7 +143,7 @@ def number_positions(
             )
         real = (tokens != config.pad_token).astype(jnp.int32)
         return jnp.cumsum(real, axis=1) * real + config.pad_token
-    return None if start is None else start + jnp.arange(tokens.shape[1])
+    return None
 
 
 def embed(

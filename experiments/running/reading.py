@@ -62,6 +62,8 @@ class Opened(NamedTuple):
     read: Callable[[Asked], Read]
     write: Callable[[Sequence[int]], str]
     """Tokens -> text; numbers where there is no tokenizer"""
+    ends: tuple[int, ...] = ()
+    """Tokens that a text is over with"""
 
 
 def open_run(folder: Path, seed: int | None = None) -> Opened:
@@ -117,7 +119,10 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
         starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
         return _read(found.config, asked, encode, piece, starts)
 
-    return Opened(str(folder), found.config, found.params, fresh, read, write)
+    ends: tuple[int, ...] = ()
+    if "<end>" in task.symbols:
+        ends = (data.sizes().vocab_size + task.symbols.index("<end>"),)
+    return Opened(str(folder), found.config, found.params, fresh, read, write, ends)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -145,7 +150,17 @@ def open_folder(folder: Path) -> Opened:
             return ",".join(map(str, tokens))
         return tokenizer(folder).decode(tokens)
 
-    return Opened(str(folder), config, found.params, fresh, read, write)
+    return Opened(str(folder), config, found.params, fresh, read, write, _ends(folder, config))
+
+
+def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
+    """`eos_token_id`, one or several, of generation_config.json, else of config.json."""
+    told: Any = None
+    for name in ("generation_config.json", "config.json"):
+        if told is None and (folder / name).is_file():
+            told = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+    listed = told if isinstance(told, list) else [told]
+    return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
 
 
 def _write(task: Task, source: Source, token: int) -> str:

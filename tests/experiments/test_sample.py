@@ -1,5 +1,7 @@
 """`python -m experiments.sample`: text from a run and from a folder."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ def test_a_run_goes_on_with_a_text(run):
     new = generate(opened.config.build(), opened.params, prompt, opened.config.max_len - 7)
     ours = [*"def né".encode(), *np.asarray(new)[0].tolist()]
     assert told == [bytes(ours).decode(errors="replace")]
+    assert "".join(sample.pieces(opened, Asked("def né"), 100)) == told[0]
     drawn = sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3)
     assert len(set(drawn)) == 3
     assert drawn == sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3)
@@ -33,12 +36,21 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
     opened = open_folder(folder[0])
     said = sample.texts(opened, Asked("the cat"), 3)[0]
     assert said.split()[:2] == ["the", "cat"]
+    whole = sample.texts(opened._replace(ends=()), Asked(tokens="1,2"), 5)[0]
+    assert "".join(sample.pieces(opened._replace(ends=()), Asked(tokens="1,2"), 5)) == whole
     (tmp_path / "bare").mkdir()
     for file in ("config.json", "model.safetensors"):
         (tmp_path / "bare" / file).write_bytes((folder[0] / file).read_bytes())
     numbers = sample.texts(open_folder(tmp_path / "bare"), Asked(tokens="1,2"), 3)[0]
     assert numbers.startswith("1,2,")
     assert numbers.count(",") == 4
+    row = list(map(int, numbers.split(",")))
+    told = json.dumps({"eos_token_id": [row[3], 99]})  # 99 is no token of this model
+    (tmp_path / "bare" / "generation_config.json").write_text(told)
+    opened = open_folder(tmp_path / "bare")
+    cut = ",".join(map(str, row[: row.index(row[3], 2)]))
+    assert sample.texts(opened, Asked(tokens="1,2"), 3) == [cut]
+    assert "".join(sample.pieces(opened, Asked(tokens="1,2"), 3)) == cut
 
 
 def test_what_is_no_command(run):

@@ -135,8 +135,8 @@ NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes token
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
     "init_heads", "init_pool", "Decoder", "Encoder", "contraction_orders", "explain_heads",
-    "init_cache", "prefill", "generate", "adapters", "convert", "plan_names", "explain_model",
-    "permute_heads", "regauge", "truncate", "EncoderDecoder", "Outputs",
+    "init_cache", "prefill", "generate", "stream", "adapters", "convert", "plan_names",
+    "explain_model", "permute_heads", "regauge", "truncate", "EncoderDecoder", "Outputs",
 }  # fmt: skip
 
 
