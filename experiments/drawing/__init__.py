@@ -1,0 +1,1 @@
+"""Rows of tables to small drawings: which part of x a head reads, which layer uses which weights."""
