@@ -4,6 +4,7 @@ A docstring is paragraphs, `code`, indented equations, `Args:` with one name a l
 behind >>>. Stars, bars and underscores are mathematics there, not markup.
 """
 
+import inspect
 import re
 from typing import Any
 
@@ -14,8 +15,11 @@ ARGUMENT = re.compile(r"^(\*{0,2}[\w, *]+)(?: \([^)]*\))?: ")
 def as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
     """The hook of sphinx.ext.autodoc: changes the lines of one docstring in place."""
     text = "\n".join(lines).strip("\n")
+    inherited = text.startswith("Alias for field number") or text == inspect.getdoc(type(of))
+    if inherited and what != "class":
+        text = ""
     blocks = re.split(r"\n\s*\n", text) if text else []
-    lines[:] = "\n\n".join(map(_block, blocks)).splitlines() + [""]
+    lines[:] = [*"\n\n".join(map(_block, blocks)).splitlines(), ""]
 
 
 def _block(text: str) -> str:

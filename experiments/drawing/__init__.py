@@ -1,1 +1,1 @@
-"""Rows of tables to small drawings: which part of x a head reads, which layer uses which weights."""
+"""Rows of tables to small drawings: what a head reads, which layer uses which weights."""
