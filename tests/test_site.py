@@ -92,12 +92,13 @@ def test_every_page_is_one_click_from_the_first_and_found_by_the_search(site, pa
     assert [name for name in written if f'"{name}"' not in index] == []
 
 
-def test_notebooks_and_pages_lead_to_each_other_inside(site, pages):
-    shared = pages[site / "colab" / "sharing_across_layers.html"]
-    assert "../results.html" in shared.links
-    assert any(link.startswith("https://colab.research.google.com") for link in shared.links)
-    assert "sharing_across_layers.html" in pages[site / "colab" / "quickstart.html"].links
-    assert "contributing.html" in pages[site / "architecture.html"].links
+def test_what_is_inside_is_not_linked_to_outside(pages):
+    """But for the way of each notebook to Colab."""
+    for path, page in pages.items():
+        away = [link.partition("/blob/main/") for link in page.links if "/blob/main/" in link]
+        assert [place for _, _, place in away if place.startswith("docs/")] == []
+        notebooks = [place for _, _, place in away if place.startswith("colab/")]
+        assert notebooks == [f"colab/{path.stem}.ipynb"] * (path.parent.name == "colab")
 
 
 def test_every_public_name_has_an_entry_in_the_reference(site, pages):
