@@ -1,4 +1,4 @@
-"""The layout atlas, docs/layouts.md: python -m experiments.atlas
+"""The layout atlas, docs/layouts.md, and docs/drawings: python -m experiments.atlas
 
 Everything on the page is asked of the code: formulas from the axes of the weights, backends from
 their own refusals, and the table of layout against layout from `convert` on generic weights. Half
@@ -24,9 +24,12 @@ from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameter
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.project import project_heads
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
+from experiments.drawing.layouts import layout_drawing
+from experiments.drawing.plans import drawn_plans, plan_drawing
 from experiments.running import launch
 
 PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
+DRAWINGS = PATH.parent / "drawings"
 TOKENS = 512
 SIZES = {layout: HeadSpec(layout, width=512, num_heads=8) for layout in LAYOUTS}
 SMALL = {layout: HeadSpec(layout, width=12, num_heads=4) for layout in LAYOUTS}
@@ -64,7 +67,17 @@ and Q = D/2, `grouped_tied` H = P = V/2, `tensor` X = 6 and Y = Z = 2. `turn` is
 where an equation has none, they turn all of q and k (not of `absorbed`). Head sizes, head counts
 and the width are independent: what a head *reads* (all of x or its chunk) is the layout, how *wide*
 it is a size.
-Numbers are for D = 512, N = 8, T = 512, one text, no biases."""
+Numbers are for D = 512, N = 8, T = 512, one text, no biases.
+
+In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The bar above is
+what there is to read, filled where the head reads it, the bar below what it makes, to scale, and
+the matrix stands between. A colour is a set of weights; grey is one set that all heads use."""
+
+
+def drawings() -> dict[str, str]:
+    """File name -> drawing, of every layout and of the plans."""
+    layouts = {f"layout_{layout}.svg": layout_drawing(layout) for layout in LAYOUTS}
+    return layouts | {f"plan_{n}.svg": plan_drawing(text) for n, text in drawn_plans().items()}
 
 
 def section(layout: str) -> str:
@@ -87,7 +100,9 @@ def section(layout: str) -> str:
         ("same function as", " → ".join(chain) if len(chain) > 1 else "end of the chain"),
         ("source", link(row.source)),
     ]
-    return f"## {layout}\n\n| | |\n|---|---|\n" + "\n".join(f"| {a} | {b} |" for a, b in lines)
+    drawn = f"![{layout}: what each head reads](drawings/layout_{layout}.svg)"
+    table = "\n".join(f"| {a} | {b} |" for a, b in lines)
+    return f"## {layout}\n\n{drawn}\n\n| | |\n|---|---|\n{table}"
 
 
 def products(spec: HeadSpec, applied: bool = False) -> list[str]:
@@ -300,9 +315,12 @@ def answer(w: dict, source: HeadSpec, target: HeadSpec, rotary: bool = False) ->
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes the page and the drawings."""
     PATH.write_text(page())
-    print(f"wrote {PATH}")
+    DRAWINGS.mkdir(exist_ok=True)
+    for name, text in drawings().items():
+        (DRAWINGS / name).write_text(text)
+    print(f"wrote {PATH} and {DRAWINGS}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ ONLY = {
     "orbax": {"training.checkpoint"},
 }
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
-EXPERIMENTS = ({"running", "configs", "benchmarks"}, {"reporting"})
+EXPERIMENTS = ({"running", "configs", "benchmarks", "drawing"}, {"reporting"})
 
 ATTNLAB = {
     ".".join(path.relative_to(ROOT / "attnlab").with_suffix("").parts): path

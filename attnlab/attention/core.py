@@ -44,6 +44,7 @@ BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(cudnn, refuse_cudnn),
     "edges": Backend(edges, refuse_edges),
 }
+"""Every way to run attention by its name, as in `implementation`."""
 
 
 # fmt: off

@@ -381,3 +381,4 @@ LAYOUTS: dict[str, Layout] = {
         source="DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434",
     ),
 }
+"""Every layout by its name, as in `HeadSpec.layout`."""

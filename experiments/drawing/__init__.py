@@ -1,0 +1,1 @@
+"""Rows of tables to small drawings: what a head reads, which layer uses which weights."""

@@ -1,0 +1,117 @@
+"""The site is built without a warning, no link inside it is dead, and it is read offline."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urldefrag
+
+import pytest
+from conftest import ROOT
+
+import attnlab
+
+pytestmark = pytest.mark.slow
+
+
+class Page(HTMLParser):
+    """The links, the anchors, and what a browser loads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors, self.loads = [], set(), []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+        if tag == "a" and found.get("href"):
+            self.links.append(found["href"])
+        loaded = found.get("src") or (tag == "link" and found.get("href"))
+        self.loads += [loaded] if loaded else []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("sphinx", "myst_nb", "furo"):
+        pytest.importorskip(package, reason='needs pip install -e ".[docs]"')
+    folder = tmp_path_factory.mktemp("site") / "html"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(folder)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
+
+
+def inside(path, link):
+    """(file, anchor) of a link that leads to the site itself, else None."""
+    address, anchor = urldefrag(link)
+    if re.match(r"[a-z]+:|//", address):
+        return None
+    return (path.parent / unquote(address)).resolve() if address else path, unquote(anchor)
+
+
+def test_no_link_inside_is_dead(pages):
+    dead, count = [], 0
+    for path, page in pages.items():
+        for link in filter(None, page.links):
+            if target := inside(path, link):
+                file, anchor = target
+                known = pages[file].anchors if file in pages else set()
+                count += 1
+                if not file.is_file() or (anchor and anchor not in known):
+                    dead.append((path.name, link))
+    assert count > 1000
+    assert dead == []
+
+
+def test_nothing_is_loaded_from_elsewhere(pages):
+    loads = {(path.name, load) for path, page in pages.items() for load in page.loads}
+    missing = [
+        (name, load) for name, load in loads if not load.startswith("data:") and "://" in load
+    ]
+    assert missing == []
+    for path, page in pages.items():
+        here = [inside(path, load.partition("?")[0]) for load in page.loads]
+        assert [file for file, _ in filter(None, here) if not file.is_file()] == []
+
+
+def test_every_page_is_one_click_from_the_first_and_found_by_the_search(site, pages):
+    first = pages[site / "index.html"]
+    linked = {target[0] for link in first.links if (target := inside(site / "index.html", link))}
+    written = {p.stem for p in (ROOT / "docs").glob("*.md")} - {"index"}
+    written |= {f"colab/{p.stem}" for p in (ROOT / "colab").glob("*.ipynb")}
+    assert [name for name in written if site / f"{name}.html" not in linked] == []
+    index = (site / "searchindex.js").read_text()
+    assert [name for name in written if f'"{name}"' not in index] == []
+
+
+def test_what_is_inside_is_not_linked_to_outside(pages):
+    """But for the way of each notebook to Colab."""
+    for path, page in pages.items():
+        away = [link.partition("/blob/main/") for link in page.links if "/blob/main/" in link]
+        assert [place for _, _, place in away if place.startswith("docs/")] == []
+        notebooks = [place for _, _, place in away if place.startswith("colab/")]
+        assert notebooks == [f"colab/{path.stem}.ipynb"] * (path.parent.name == "colab")
+
+
+def test_every_public_name_has_an_entry_in_the_reference(site, pages):
+    anchors = set().union(*(pages[p].anchors for p in (site / "reference").iterdir()))
+    last = {anchor.rpartition(".")[2] for anchor in anchors}
+    rooms = {"adapters", "masks", "positions"}  # each a page or a section
+    for module in (attnlab, attnlab.inspect, attnlab.training, attnlab.pretrained, attnlab.plot):
+        names = [n for n in module.__all__ if not re.fullmatch("[A-Z_]+", n)]  # tables of values
+        assert [n for n in names if n not in last | rooms | {"shard", "sources", "tasks"}] == []
+    assert {"LAYOUTS", "PLANS", "BACKENDS"} <= last
+
+
+def test_drawings_take_the_ink_of_their_page(site):
+    atlas = (site / "layouts.html").read_text()
+    assert atlas.count('<svg class="drawing"') == len(attnlab.LAYOUTS)
+    assert "prefers-color-scheme:dark){.drawing" not in atlas
