@@ -62,6 +62,9 @@ class Opened(NamedTuple):
     read: Callable[[Asked], Read]
     write: Callable[[Sequence[int]], str]
     """Tokens -> text; numbers where there is no tokenizer"""
+    split: Callable[[str], tuple[np.ndarray, np.ndarray]]
+    """Text -> its tokens [T] as the model reads them, and from where to where in it, in characters,
+    each stands [T, 2]"""
 
 
 def open_run(folder: Path, seed: int | None = None) -> Opened:
@@ -117,7 +120,16 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
         starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
         return _read(found.config, asked, encode, piece, starts)
 
-    return Opened(str(folder), found.config, found.params, fresh, read, write)
+    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
+        if not name or not kept:
+            raise ValueError(
+                f"{folder} reads no text: its data ({record['data']['source']}) have none, or its "
+                f"{FILE} is lost"
+            )
+        encoded = tokenizer().encode([text])[0]
+        return encoded.tokens, encoded.spans(text)
+
+    return Opened(str(folder), found.config, found.params, fresh, read, write, split)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -145,7 +157,11 @@ def open_folder(folder: Path) -> Opened:
             return ",".join(map(str, tokens))
         return tokenizer(folder).decode(tokens)
 
-    return Opened(str(folder), config, found.params, fresh, read, write)
+    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
+        one = tokenizer(folder).read(text)
+        return one.tokens, one.spans
+
+    return Opened(str(folder), config, found.params, fresh, read, write, split)
 
 
 def _write(task: Task, source: Source, token: int) -> str:
