@@ -4,11 +4,12 @@
     python -m experiments.roles --path=FOLDER --treebank=PATH/ud_english_ewt --out=roles.csv
 
 A row a relation: how often the word that a head looks at most ("to head"), or the one that looks at
-it most ("from head"), is the one that it depends on, beside the best fixed distance. Both are
-chosen in the part dev and judged in the part test, so the best of many heads is no better by luck;
-of a treebank of one file the sentences take turns. Every seed of a run stands there (--seed chooses
-one), with --fresh also as it began. The model reads each sentence alone; what is longer than it can
-read is left out. The text of the treebank, for a model to be trained on:
+it most ("from head"), is the one that it depends on, beside what needs no grammar: the best fixed
+distance, and the longest word. All are chosen in the part dev and judged in the part test, so the
+best of many heads is no better by luck; of a treebank of one file the sentences take turns. Every
+seed of a run stands there (--seed chooses one), with --fresh also as it began. The model reads each
+sentence alone; what is longer than it can read is left out. The text of the treebank, for a model
+to be trained on:
 
     python -m experiments.roles --treebank=PATH/ud_english_ewt --raw=ewt.txt
 """
@@ -154,7 +155,8 @@ def _check_free(out: Path) -> None:
 def table(study: Study) -> str:
     """The first model in full, the others with what their own best heads find, and what follows."""
     first, *others = study.found
-    rows = [("relation", "words", "offset", "right", "head", "right", "difference", *others)]
+    heading = ("relation", "words", "offset", "right", "longest", "head", "right", "gain")
+    rows = [(*heading, *others)]
     for i, one in enumerate(study.found[first]):
         beside = (study.found[name][i] for name in others)
         rows.append(
@@ -163,18 +165,20 @@ def table(study: Study) -> str:
                 f"{one.cases:,}",
                 f"{one.offset:+d}",
                 _percent(one.by_offset),
+                _percent(one.by_longest),
                 f"{one.layer}.{one.head} {one.direction}",
                 _right(one),
-                f"{_percent(one.by_head - one.by_offset, '+')} ({_percent(one.low, '+')} to "
+                f"{_percent(one.gain, '+')} ({_percent(one.low, '+')} to "
                 f"{_percent(one.high, '+')})",
                 *map(_right, beside),
             )
         )
     left = f"; {study.left_out} more cannot be read whole" if study.left_out else ""
     note = (
-        f"Head and offset are chosen in {study.sentences[0]:,} sentences and judged in "
-        f"{study.sentences[1]:,} others{left}.\nright: percent; head: layer.head, counted from 0; "
-        "difference: 95 % interval, of all rows at once;\n*: the best head beats the best offset."
+        f"Chosen in {study.sentences[0]:,} sentences, judged in {study.sentences[1]:,} others"
+        f"{left}.\n"
+        "right: percent; longest: right by the longest word; head: layer.head, counted from 0;\n"
+        "gain: over the better of both, with its 95 % interval, of all rows at once; *: above 0."
     )
     return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(outcome(study.found))])
 
@@ -185,10 +189,10 @@ def outcome(found: dict[str, list[Role]]) -> list[str]:
     for name, some in found.items():
         won = [one.label for one in some if one.beats]
         lines.append(
-            f"{name}: its best head beats the best fixed offset in {len(won)} of {every} rows "
+            f"{name}: its best head beats what needs no grammar in {len(won)} of {every} rows "
             f"({', '.join(won)})."
             if won
-            else f"{name}: no head beats the best fixed offset in any of {every} rows."
+            else f"{name}: no head beats what needs no grammar in any of {every} rows."
         )
     return lines
 

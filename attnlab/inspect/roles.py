@@ -1,14 +1,16 @@
-"""Does a head read the grammar of a sentence? Each against the best fixed distance.
+"""Does a head read the grammar of a sentence? Each against what needs no grammar.
 
 Clark et al. 2019 (What does BERT look at?, arXiv 1906.04341), section 4.2. A predictor says for
 every word w which other word it depends on. A head is two of them: the word that w looks at most
 ("to head": w looks at its head), and the word that looks most at w ("from head"). An offset is one:
-the word so many places on. Letters as everywhere: L layers, N heads, T tokens; W words.
+the word so many places on. Beside theirs stands another that needs no grammar: the longest word,
+which a head that looks at all tokens alike looks at most, since it has most of them.
+Letters as everywhere: L layers, N heads, T tokens; W words.
 """
 
 import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,6 +123,8 @@ class Tally(NamedTuple):
     """[S, K]: words of this label"""
     offsets: np.ndarray
     """[S, O, K]: those whose head stands at this one of `OFFSETS`"""
+    longest: np.ndarray
+    """[S, K]: those whose head is the longest other word, the first of such"""
     heads: np.ndarray
     """[S, L, N, 2, K]: those whose head this attention head finds, `DIRECTIONS`"""
 
@@ -129,26 +133,34 @@ def tally(trees: Sequence[Tree], picks: Sequence[np.ndarray], labels: Sequence[s
     """What is right in the `picks` of `head_picks`. A word counts under `ALL`, under its relation
     and, where it has one, under its relation with the subtype; the root under none.
 
-    >>> heads, how = np.array([1, -1, 1]), ("x", "root", "y:z")
-    >>> tree = Tree("a b c", ("a", "b", "c"), np.zeros((3, 2), int), heads, how)
+    >>> heads, how = np.array([1, -1, 0]), ("x", "root", "y:z")
+    >>> tree = Tree("aa b ccc", ("aa", "b", "ccc"), np.array([[0, 2], [3, 4], [5, 8]]), heads, how)
     >>> all_look_at_b = np.ones((1, 1, 2, 3), int)
     >>> found = tally([tree], [all_look_at_b], [ALL, "x", "y", "y:z"])
     >>> found.cases.tolist(), found.heads[0, 0, 0, 0].tolist()
-    ([[2, 1, 1, 1]], [2, 1, 1, 1])
+    ([[2, 1, 1, 1]], [1, 1, 0, 0])
     >>> {o: right.tolist() for o, right in zip(OFFSETS, found.offsets[0]) if any(right)}
-    {-1: [1, 0, 1, 1], 1: [1, 1, 0, 0]}
+    {-2: [1, 0, 1, 1], 1: [1, 1, 0, 0]}
+    >>> found.longest.tolist()  # "aa" for "ccc"
+    [[1, 0, 1, 1]]
     """
     column = {label: i for i, label in enumerate(labels)}
-    cases, offsets, heads = [], [], []
+    rows: list[tuple[np.ndarray, ...]] = []
     for tree, picked in zip(trees, picks, strict=True):
         kinds = np.zeros((len(tree.heads), len(labels)))
         for word, names in enumerate(_names(tree)):
             kinds[word, [column[name] for name in names if name in column]] = 1
         places = np.arange(len(tree.heads)) + np.array(OFFSETS)[:, None]
-        cases.append(kinds.sum(0))
-        offsets.append((places == tree.heads) @ kinds)
-        heads.append((picked == tree.heads) @ kinds)
-    return Tally(tuple(labels), *(np.stack(a).astype(np.int16) for a in (cases, offsets, heads)))
+        longest = _longest(tree)
+        right = (picks == tree.heads for picks in (places, longest, picked))
+        rows.append((kinds.sum(0), *(found @ kinds for found in right)))
+    return Tally(tuple(labels), *(np.stack(a).astype(np.int16) for a in zip(*rows, strict=True)))
+
+
+def _longest(tree: Tree) -> np.ndarray:
+    """For every word the longest of the others; in a text of one word itself."""
+    size = tree.spans[:, 1] - tree.spans[:, 0]
+    return np.where(np.eye(len(size), dtype=bool), -1, size).argmax(1)
 
 
 def common_labels(*parts: Sequence[Tree], least: int = 100) -> list[str]:
@@ -176,19 +188,25 @@ def _names(tree: Tree) -> list[tuple[str, ...]]:
 
 
 class Role(NamedTuple):
-    """The best attention head for a label against the best offset, chosen in other sentences."""
+    """The best attention head for a label, against an offset and the longest word.
+
+    Shares are of the words whose head is found.
+    """
 
     label: str
     cases: int
     offset: int
+    """The best one"""
     by_offset: float
-    """Share of the words whose head it finds"""
+    by_longest: float
     layer: int
     head: int
     direction: str
     by_head: float
+    gain: float
+    """How much more the head finds than the offset or, where it was better, the longest word"""
     low: float
-    """Where by_head - by_offset lies"""
+    """Where the gain lies"""
     high: float
 
     @property
@@ -200,7 +218,7 @@ class Role(NamedTuple):
 def judge(
     choosing: Tally, judging: Tally, *, confidence: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> list[Role]:
-    """The head and the offset that were best in the sentences of `choosing`, in those of `judging`.
+    """What was best in the sentences of `choosing`, in those of `judging`.
 
     The best of hundreds of heads is the best by luck, too: so it is chosen in some sentences and
     judged in others. The intervals come from drawing sentences with replacement, studentised, and
@@ -213,15 +231,17 @@ def judge(
             "both tallies need the same labels, each with a case in the sentences that are judged: "
             "take those of common_labels"
         )
-    flat = [one._replace(heads=one.heads.reshape(*one.heads.shape[:1], -1, len(one.labels)))
-            for one in (choosing, judging)]  # fmt: skip
-    best = [right.sum(0, dtype=int).argmax(0) for right in (flat[0].offsets, flat[0].heads)]
     every = np.arange(len(judging.labels))
-    by_offset, by_head = (
-        right[:, chosen, every].astype(float)
-        for right, chosen in zip((flat[1].offsets, flat[1].heads), best, strict=True)
-    )
-    total, gain = judging.cases.sum(0), by_head - by_offset
+
+    def best(predictors: Callable[[Tally], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """[K] the predictor that is best in `choosing`, [S, K] how often it is right here."""
+        chosen = predictors(choosing).sum(0, dtype=int).argmax(0)
+        return chosen, predictors(judging)[:, chosen, every].astype(float)
+
+    offset, by_offset = best(lambda one: one.offsets)
+    fixed = lambda one: np.concatenate([one.offsets, one.longest[:, None]], axis=1)
+    place, by_head = best(lambda one: one.heads.reshape(len(one.heads), -1, len(every)))
+    total, gain = judging.cases.sum(0), by_head - best(fixed)[1]
     count = len(gain)
     weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), draws)
     weights = weights.astype(float)
@@ -229,17 +249,19 @@ def judge(
     mean, spread = gain.sum(0) / total, drawn.std(0)
     apart = np.abs(drawn - mean) / np.where(spread > 0, spread, np.inf)
     half = np.quantile(apart.max(1), confidence) * spread
-    layers, heads, ways = np.unravel_index(best[1], judging.heads.shape[1:4])
+    layers, heads, ways = np.unravel_index(place, judging.heads.shape[1:4])
     return [
         Role(
             label=judging.labels[k],
             cases=int(total[k]),
-            offset=OFFSETS[best[0][k]],
+            offset=OFFSETS[offset[k]],
             by_offset=float(by_offset[:, k].sum() / total[k]),
+            by_longest=float(judging.longest[:, k].sum() / total[k]),
             layer=int(layers[k]),
             head=int(heads[k]),
             direction=DIRECTIONS[ways[k]],
             by_head=float(by_head[:, k].sum() / total[k]),
+            gain=float(mean[k]),
             low=float(mean[k] - half[k]),
             high=float(mean[k] + half[k]),
         )

@@ -54,20 +54,21 @@ def test_the_text_to_train_on(treebank, tmp_path):
 
 
 def test_what_the_table_says():
-    det = Role("det", 1200, 1, 0.5, 1, 0, "to head", 0.625, 0.05, 0.2)
-    obj = Role("obj", 300, -2, 0.4, 0, 3, "from head", 0.3, -0.15, -0.05)
-    fresh = [one._replace(by_head=0.1, low=-0.5, high=-0.3) for one in (det, obj)]
+    det = Role("det", 1200, 1, 0.5, 0.07, 1, 0, "to head", 0.625, 0.125, 0.05, 0.2)
+    obj = Role("obj", 300, -2, 0.3, 0.4, 0, 3, "from head", 0.3, -0.1, -0.15, -0.05)
+    fresh = [one._replace(by_head=0.1, gain=-0.4, low=-0.5, high=-0.3) for one in (det, obj)]
     told = roles.table(roles.Study({"seed 0": [det, obj], "seed 0, fresh": fresh}, (70, 80), 6))
     lines = told.splitlines()
     assert lines[3].split() == [
-        "det", "1,200", "+1", "50.0", "1.0", "to", "head", "62.5*", "+12.5", "(+5.0", "to",
+        "det", "1,200", "+1", "50.0", "7.0", "1.0", "to", "head", "62.5*", "+12.5", "(+5.0", "to",
         "+20.0)", "10.0",
     ]  # fmt: skip
+    assert lines[4].split()[2:5] == ["-2", "30.0", "40.0"]
     assert lines[4].split()[-6:] == ["30.0", "-10.0", "(-15.0", "to", "-5.0)", "10.0"]
-    assert "in 70 sentences and judged in 80 others; 6 more cannot be read whole" in told
+    assert "in 70 sentences, judged in 80 others; 6 more cannot be read whole" in told
     assert lines[-2:] == [
-        "seed 0: its best head beats the best fixed offset in 1 of 2 rows (det).",
-        "seed 0, fresh: no head beats the best fixed offset in any of 2 rows.",
+        "seed 0: its best head beats what needs no grammar in 1 of 2 rows (det).",
+        "seed 0, fresh: no head beats what needs no grammar in any of 2 rows.",
     ]
 
 

@@ -152,7 +152,7 @@ def by_luck(rng, sentences=100, layers=6, labels=12):
         return rng.binomial(np.broadcast_to(every, (sentences, *shape, labels)), 0.4)
 
     names, offsets = tuple(map(str, range(labels))), np.repeat(draw(1), len(OFFSETS), axis=1)
-    return Tally(names, cases, offsets, draw(layers, 5, len(DIRECTIONS)))
+    return Tally(names, cases, offsets, 0 * cases, draw(layers, 5, len(DIRECTIONS)))
 
 
 def test_the_best_of_many_heads_is_no_better_by_luck():
@@ -176,9 +176,34 @@ def test_the_interval_of_one_label_is_that_of_a_ratio():
     cases = judging.cases[:, 0]
     mean = gain.sum() / cases.sum()
     assert abs(one.by_head - one.by_offset - mean) < 1e-12
+    assert abs(one.gain - mean) < 1e-12
     assert abs((one.low + one.high) / 2 - mean) < 1e-12
     half = 1.96 * np.std(gain - mean * cases) / cases.mean() / np.sqrt(len(cases))
     assert abs((one.high - one.low) / 2 / half - 1) < 0.06  # 2000 draws
+
+
+def test_the_longest_word_is_beaten_too():
+    """A head that looks at all tokens alike finds what the longest word finds, and gains nothing;
+    without that word to compare with it would seem to read."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for _ in range(2):
+        trees, picks = [], []
+        for _ in range(60):
+            ends = np.cumsum(rng.permutation([1, 2, 3, 5, 7]))
+            spans = np.stack([np.append(0, ends[:-1]), ends], axis=1)
+            longest = np.argmax(ends - spans[:, 0])
+            heads = np.where(np.arange(5) == longest, -1, longest)
+            trees.append(Tree("", ("",) * 5, spans, heads, ("x",) * 5))
+            shares = roles.token_shares(np.arange(18)[:, None] + [0, 1], spans)
+            maps = np.tile(shares.sum(0) / 18, (1, 1, 1, 5, 1))
+            picks.append(np.asarray(roles.best_words(jnp.asarray(maps)))[:, 0])
+        parts.append(roles.tally(trees, picks, ["x"]))
+    (one,) = roles.judge(*parts)
+    assert (one.by_head, one.by_longest, one.gain, one.beats) == (1, 1, 0, False)
+    assert one.by_offset < 0.4
+    (alone,) = roles.judge(*(part._replace(longest=0 * part.longest) for part in parts))
+    assert alone.beats
 
 
 def test_other_labels_are_refused():
@@ -211,7 +236,7 @@ def test_fixed_offsets_of_a_real_treebank(shared_data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bytes", "bpe:600"])
-def test_no_fresh_head_beats_an_offset_in_a_real_treebank(shared_data, name):
+def test_no_fresh_head_beats_what_needs_no_grammar_in_a_real_treebank(shared_data, name):
     parts = treebank_parts(shared_data / "ud_english_ewt")
     trees = [read_trees(parts[part])[:500] for part in ("dev", "test")]
     tokenizer = make_tokenizer(name, [tree.text for tree in trees[0]])
