@@ -82,7 +82,8 @@ def head_picks(
     rounded = lambda size: 1 << max(size - 1, 15).bit_length()
     groups: dict[int, list[int]] = {}
     for i, (_, shares) in enumerate(texts):
-        groups.setdefault(rounded(len(shares)), []).append(i)
+        most = max(config.max_len, len(shares))  # a model has no positions for more filling
+        groups.setdefault(min(rounded(len(shares)), most), []).append(i)
     found: list[Any] = [None] * len(texts)
     for length, rows in groups.items():
         words = rounded(max(texts[i][1].shape[1] for i in rows))

@@ -123,7 +123,7 @@ def test_a_planted_head_is_found_and_a_fresh_one_is_not(read):
 def test_texts_that_run_together_do_not_meet():
     """What fills a text up is looked at by nobody; an encoder-decoder shows its encoder."""
     config = ModelConfig(
-        kind="encoder_decoder", vocab_size=30, max_len=64, width=8, num_layers=1, num_heads=2,
+        kind="encoder_decoder", vocab_size=30, max_len=14, width=8, num_layers=1, num_heads=2,
         encoder_layers=3, ffn_width=6, plan="albert",
     )  # fmt: skip
     rng = np.random.default_rng(0)
