@@ -19,6 +19,21 @@ class Encoded(NamedTuple):
     sizes: np.ndarray
     """Bytes of the text that each token stands for; they sum to the bytes of the text."""
 
+    def spans(self, text: str) -> np.ndarray:
+        """[T, 2]: from where to where in `text`, in characters, each token stands, with the blanks
+        before it. One that stands for nothing goes on where the one before it stands.
+
+        >>> Encoded(np.array([7, 8, 9]), np.array([3, 2, 0])).spans("low\u00e9").tolist()
+        [[0, 3], [3, 4], [3, 4]]
+        """
+        characters = _characters(text)
+        ends = np.cumsum(self.sizes)
+        starts = np.maximum.accumulate(np.where(self.sizes > 0, ends - self.sizes, 0))
+        if not len(characters):
+            return np.zeros((len(ends), 2), np.int32)
+        spans = np.stack([characters[starts], characters[np.maximum(ends, 1) - 1] + 1], axis=1)
+        return spans.astype(np.int32)
+
 
 class Read(NamedTuple):
     """A text as a model reads it, with the special tokens that its tokenizer puts around it."""
@@ -120,9 +135,14 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
 
 
 def _read_bytes(text: str, tokens: np.ndarray) -> Read:
-    starts = np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
+    starts = _characters(text)
     spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
     return Read(tokens, spans, tuple(text[start] for start in starts))
+
+
+def _characters(text: str) -> np.ndarray:
+    """Which character of the text each of its bytes belongs to."""
+    return np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
 
 
 def _read_text(text: str, encoding: Any) -> Read:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from attnlab.tokenizer import FILE, make_tokenizer, num_tokens
+from attnlab.tokenizer import FILE, Encoded, make_tokenizer, num_tokens
 
 TEXTS = ["a rose is a rose", "Straße, über naïve Œuvre", "日本語 🙂 \t two  spaces ", "", "\n\n"]
 
@@ -19,6 +19,7 @@ def test_texts_come_back_and_sizes_sum_to_the_bytes(name):
         assert (sizes >= 0).all()
         assert len(tokens) == len(sizes)
         assert not len(tokens) or tokens.max() < tokenizer.size == num_tokens(name)
+        assert np.array_equal(Encoded(tokens, sizes).spans(text), tokenizer.read(text).spans)
     assert make_tokenizer(name, TEXTS[:2]).digest == tokenizer.digest
 
 

@@ -18,6 +18,17 @@ from attnlab.inspect.importance import (
     weakest,
 )
 from attnlab.inspect.linear import linear_at
+from attnlab.inspect.roles import (
+    Role,
+    Tally,
+    best_words,
+    common_labels,
+    head_picks,
+    judge,
+    tally,
+    token_shares,
+    word_maps,
+)
 from attnlab.inspect.scores import Split, split_scores
 from attnlab.inspect.sides import Worth, side_of, worth_of
 from attnlab.inspect.statistics import (
@@ -27,6 +38,7 @@ from attnlab.inspect.statistics import (
     shuffled,
     uniform,
 )
+from attnlab.inspect.treebank import Tree, parse_trees, read_trees, treebank_parts
 from attnlab.inspect.viewer import Maps, Page, Side, view, view_sides
 from attnlab.inspect.writes import (
     Watched,
@@ -47,15 +59,20 @@ __all__ = [
     "Gates",
     "Maps",
     "Page",
+    "Role",
     "Side",
     "Split",
+    "Tally",
+    "Tree",
     "Watched",
     "Worth",
     "ablations",
     "beside_baselines",
+    "best_words",
     "between",
     "circuit",
     "cka",
+    "common_labels",
     "compare_orders",
     "composition",
     "decompose",
@@ -66,24 +83,32 @@ __all__ = [
     "gate_gradients",
     "gates_of",
     "greedy_order",
+    "head_picks",
     "head_statistics",
+    "judge",
     "linear_at",
     "logits_by_term",
     "mean_values",
     "order_by",
     "other_values",
+    "parse_trees",
     "pruning_curve",
     "read_by",
+    "read_trees",
     "shuffled",
     "side_of",
     "split_scores",
     "stack_of",
     "summed",
+    "tally",
     "token_loss",
+    "token_shares",
+    "treebank_parts",
     "uniform",
     "view",
     "view_sides",
     "watch",
     "weakest",
+    "word_maps",
     "worth_of",
 ]

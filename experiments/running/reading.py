@@ -62,6 +62,9 @@ class Opened(NamedTuple):
     read: Callable[[Asked], Read]
     write: Callable[[Sequence[int]], str]
     """Tokens -> text; numbers where there is no tokenizer"""
+    split: Callable[[str], tuple[np.ndarray, np.ndarray]]
+    """Text -> its tokens [T] as the model reads them, and from where to where in it, in characters,
+    each stands [T, 2]"""
     ends: tuple[int, ...] = ()
     """Tokens that a text is over with"""
 
@@ -122,7 +125,17 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     ends: tuple[int, ...] = ()
     if "<end>" in task.symbols:
         ends = (data.sizes().vocab_size + task.symbols.index("<end>"),)
-    return Opened(str(folder), found.config, found.params, fresh, read, write, ends)
+
+    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
+        if not name or not kept:
+            raise ValueError(
+                f"{folder} reads no text: its data ({record['data']['source']}) have none, or its "
+                f"{FILE} is lost"
+            )
+        encoded = tokenizer().encode([text])[0]
+        return encoded.tokens, encoded.spans(text)
+
+    return Opened(str(folder), found.config, found.params, fresh, read, write, split, ends)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -150,7 +163,12 @@ def open_folder(folder: Path) -> Opened:
             return ",".join(map(str, tokens))
         return tokenizer(folder).decode(tokens)
 
-    return Opened(str(folder), config, found.params, fresh, read, write, _ends(folder, config))
+    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
+        one = tokenizer(folder).read(text)
+        return one.tokens, one.spans
+
+    ends = _ends(folder, config)
+    return Opened(str(folder), config, found.params, fresh, read, write, split, ends)
 
 
 def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:

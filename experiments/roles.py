@@ -1,0 +1,227 @@
+"""Does a head read the grammar of a sentence? Clark et al. 2019 on a treebank, for any model.
+
+    python -m experiments.roles --workdir=runs/one --treebank=PATH/ud_english_ewt --fresh
+    python -m experiments.roles --path=FOLDER --treebank=PATH/ud_english_ewt --out=roles.csv
+
+A row a relation: how often the word that a head looks at most ("to head"), or the one that looks at
+it most ("from head"), is the one that it depends on, beside what needs no grammar: the best fixed
+distance, and the longest word. All are chosen in the part dev and judged in the part test, so the
+best of many heads is no better by luck; of a treebank of one file the sentences take turns. Every
+seed of a run stands there (--seed chooses one), with --fresh also as it began. The model reads each
+sentence alone; what is longer than it can read is left out. The text of the treebank, for a model
+to be trained on:
+
+    python -m experiments.roles --treebank=PATH/ud_english_ewt --raw=ewt.txt
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from attnlab.inspect import roles
+from attnlab.inspect.roles import Role
+from attnlab.inspect.treebank import Tree, read_trees, treebank_parts
+from experiments.reporting.wording import columns
+from experiments.running import launch, workdir
+from experiments.running.reading import LONGEST, Opened, open_folder, open_run
+
+TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
+
+
+def main() -> None:
+    """Prints the table, or writes --raw."""
+    given = flags.FLAGS
+    if given.raw:
+        return write_raw(Path(given.treebank), Path(given.raw))
+    if bool(given.workdir) == bool(given.path):
+        raise ValueError("which model? type --workdir=RUN for a run, or --path=FOLDER")
+    if given.seed is not None and not given.workdir:
+        raise ValueError("--seed is for --workdir; a folder holds one model")
+    if given.out:
+        _check_free(Path(given.out))
+    parts = [trees[: given.sentences] for trees in read_parts(Path(given.treebank))]
+    models = open_seeds(Path(given.workdir), given.seed) if given.workdir else {}
+    models = models or {"model": open_folder(Path(given.path))}
+    study = look(models, parts, fresh=given.fresh, least=given.least)
+    print(table(study))
+    if given.out:
+        write_table(study, Path(given.out))
+
+
+class Study(NamedTuple):
+    """What was found, and in what."""
+
+    found: dict[str, list[Role]]
+    """Name of a model -> a role for each label, the same labels for all"""
+    sentences: tuple[int, int]
+    """To choose in, and to judge in"""
+    left_out: int
+    """Sentences that the model cannot read"""
+
+
+def look(
+    models: dict[str, Opened], parts: Sequence[Sequence[Tree]], *, fresh: bool, least: int
+) -> Study:
+    """`roles.judge` for each model, which are seeds of one, and with `fresh` for how each began."""
+    first = next(iter(models.values()))
+    kept = [readable(first, trees) for trees in parts]
+    trees = [[tree for tree, _ in part] for part in kept]
+    labels = roles.common_labels(*trees, least=least)
+    if not labels:
+        raise ValueError(
+            f"no relation has {least} words in both parts that the model can read: take more "
+            "sentences, or lower --least"
+        )
+
+    def study(opened: Opened, params: Any) -> list[Role]:
+        tallies = [
+            roles.tally(
+                some, roles.head_picks(opened.config, params, [text for _, text in part]), labels
+            )
+            for some, part in zip(trees, kept, strict=True)
+        ]
+        return roles.judge(*tallies)
+
+    found = {name: study(one, one.params) for name, one in models.items()}
+    one = {"tokens": jnp.zeros((1, 1), jnp.int32)}
+    one |= {"source": one["tokens"]} if first.config.kind == "encoder_decoder" else {}
+    if fresh:
+        found |= {f"{name}, fresh": study(m, m.fresh(one)) for name, m in models.items()}
+    sizes = (len(trees[0]), len(trees[1]))
+    return Study(found, sizes, sum(map(len, parts)) - sum(sizes))
+
+
+def readable(
+    opened: Opened, trees: Sequence[Tree]
+) -> list[tuple[Tree, tuple[np.ndarray, np.ndarray]]]:
+    """The sentences that the model can read, each word of them, with what `head_picks` takes."""
+    found = []
+    for tree in trees:
+        tokens, spans = opened.split(tree.text)
+        shares = roles.token_shares(spans, tree.spans)
+        if len(tokens) <= min(opened.config.max_len, LONGEST) and shares.any(0).all():
+            found.append((tree, (tokens, shares)))
+    return found
+
+
+def open_seeds(folder: Path, seed: int | None) -> dict[str, Opened]:
+    """Every seed of a run by its name, or the one that is asked for."""
+    first = open_run(folder, seed)
+    seeds = workdir.read_json(folder / workdir.CONFIG)["config"]["train"]["seeds"]
+    if seed is not None:
+        return {f"seed {seed}": first}
+    return {f"seed {s}": first if s == seeds[0] else open_run(folder, s) for s in seeds}
+
+
+def read_parts(path: Path) -> list[list[Tree]]:
+    """The sentences to choose in and those to judge in."""
+    if path.is_file():
+        trees = read_trees(path)
+        return [trees[::2], trees[1::2]]
+    return [read_trees(_part(path, name)) for name in (CHOOSING, JUDGING)]
+
+
+def _part(path: Path, name: str) -> Path:
+    parts = treebank_parts(path)
+    if name not in parts:
+        raise ValueError(
+            f"{path} holds no file *-{name}.conllu (or .conllu.gz); give a folder as Universal "
+            "Dependencies publishes it, or one .conllu file"
+        )
+    return parts[name]
+
+
+def write_raw(treebank: Path, out: Path) -> None:
+    """The text that a model may be trained on, a sentence a line."""
+    _check_free(out)
+    trees = read_trees(treebank if treebank.is_file() else _part(treebank, TRAIN))
+    text = "".join(f"{tree.text}\n" for tree in trees)
+    workdir.write_bytes(out, text.encode())
+    print(f"{out}: {len(trees):,} sentences, {len(text.encode()):,} bytes")
+
+
+def _check_free(out: Path) -> None:
+    if out.exists():
+        raise ValueError(f"{out} is there already; name another file")
+    if not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} for {out.name}")
+
+
+def table(study: Study) -> str:
+    """The first model in full, the others with what their own best heads find, and what follows."""
+    first, *others = study.found
+    heading = ("relation", "words", "offset", "right", "longest", "head", "right", "gain")
+    rows = [(*heading, *others)]
+    for i, one in enumerate(study.found[first]):
+        beside = (study.found[name][i] for name in others)
+        rows.append(
+            (
+                one.label,
+                f"{one.cases:,}",
+                f"{one.offset:+d}",
+                _percent(one.by_offset),
+                _percent(one.by_longest),
+                f"{one.layer}.{one.head} {one.direction}",
+                _right(one),
+                f"{_percent(one.gain, '+')} ({_percent(one.low, '+')} to "
+                f"{_percent(one.high, '+')})",
+                *map(_right, beside),
+            )
+        )
+    left = f"; {study.left_out} more cannot be read whole" if study.left_out else ""
+    note = (
+        f"Chosen in {study.sentences[0]:,} sentences, judged in {study.sentences[1]:,} others"
+        f"{left}.\n"
+        "right: percent; longest: right by the longest word; head: layer.head, counted from 0;\n"
+        "gain: over the better of both, with its 95 % interval, of all rows at once; *: above 0."
+    )
+    return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(outcome(study.found))])
+
+
+def outcome(found: dict[str, list[Role]]) -> list[str]:
+    """What follows for each model, in a sentence."""
+    lines, every = [], len(next(iter(found.values())))
+    for name, some in found.items():
+        won = [one.label for one in some if one.beats]
+        lines.append(
+            f"{name}: its best head beats what needs no grammar in {len(won)} of {every} rows "
+            f"({', '.join(won)})."
+            if won
+            else f"{name}: no head beats what needs no grammar in any of {every} rows."
+        )
+    return lines
+
+
+def _right(one: Role) -> str:
+    return _percent(one.by_head) + ("*" if one.beats else " ")
+
+
+def _percent(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign}.1f}"
+
+
+def write_table(study: Study, out: Path) -> None:
+    """A row a model and relation."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("model", *Role._fields))
+        for name, some in study.found.items():
+            writer.writerows((name, *one) for one in some)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("workdir", "", "The folder of a run.")
+    flags.DEFINE_string("path", "", "A folder of a published model.")
+    flags.DEFINE_integer("seed", None, "Which seed of the run; all if not given.")
+    flags.DEFINE_string("treebank", None, "A folder of CoNLL-U files, or one.", required=True)
+    flags.DEFINE_bool("fresh", False, "Also the same model before it was trained.")
+    flags.DEFINE_integer("least", 100, "Words that a relation has in each part.", lower_bound=1)
+    flags.DEFINE_integer("sentences", None, "At most so many of each part.", lower_bound=1)
+    flags.DEFINE_string("out", "", "All numbers, as a csv file.")
+    flags.DEFINE_string("raw", "", "Write the text of the part train to this file, and end.")
+    launch.start(main)
