@@ -11,7 +11,8 @@ from attnlab.conversion import convert, permute_heads, regauge, truncate
 from attnlab.heads import positions
 from attnlab.heads.cache import init_cache
 from attnlab.heads.layouts import LAYOUTS, Layout
-from attnlab.heads.multihead import contraction_orders, explain_heads, multi_head_attention
+from attnlab.heads.multihead import explain_heads, multi_head_attention
+from attnlab.heads.orders import contraction_orders
 from attnlab.heads.project import init_heads, merge_heads, project_heads
 from attnlab.heads.spec import HeadSpec
 from attnlab.model.accounting import applied_parameters, flops_per_token, unique_parameters

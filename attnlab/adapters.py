@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention.core import dot_product_attention
+from attnlab.heads import beside
 from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec
 
@@ -206,6 +207,7 @@ def heads_to_linen(w: Weights, spec: HeadSpec) -> dict[str, dict[str, Array]]:
         f"scale {spec.scale}": spec.scale not in (None, s["H"] ** -0.5),
         "output=False": not spec.output,
         f"qk_norm {spec.qk_norm!r}": spec.qk_norm not in (None, "layer"),
+        beside.told(spec): bool(beside.told(spec)),
     }
     for what, holds in reasons.items():
         if holds:

@@ -35,6 +35,8 @@ OF_HEADS = {
     "heads": Value("B T N V", "probs times v, and times the gate of each head"),
     "outputs": Value("B N T O", "what each head writes: its share of W_O, without the bias"),
 }
+OF_GATE = {"gate": Value("B T N V", "what multiplies each head, or (V = 1) each of its numbers")}
+"""Of heads that have one."""
 OF_LAYER = OF_HEADS | {
     "attention_in": Value("B T D", "what attention reads: after the norm, where that comes first"),
     "attention_out": Value("B T D", "the sum of the outputs and the bias, before dropout"),
@@ -46,6 +48,13 @@ OF_LAYER = OF_HEADS | {
 OF_CROSS = {f"cross.{n}": OF_LAYER[n] for n in (*OF_HEADS, "attention_in", "attention_out")}
 OF_ENCODER = {f"encoder.{n}": value for n, value in OF_LAYER.items()}
 NAMES = OF_LAYER | OF_CROSS | OF_ENCODER
+
+
+def values_of_heads(spec: Any) -> dict[str, Value]:
+    """What heads of a `HeadSpec` can show and take edits of."""
+    return OF_HEADS | (OF_GATE if spec.gate else {})
+
+
 # These differ from one order of contraction to another; their names mean the factored order.
 OF_ORDER = ("q", "k", "v", "scores", "heads")
 

@@ -16,6 +16,7 @@ from attnlab.conversion.search import Node, search
 from attnlab.conversion.specs import ending, settled
 from attnlab.conversion.weights import queries, rescale
 from attnlab.conversion.witness import prove
+from attnlab.heads import beside
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
@@ -206,6 +207,8 @@ def regauge(
             outputs = [name for name, one in spec.maps.items() if one.reads == "NV"]
             if not values or not outputs:
                 raise ValueError(f"layout {spec.layout!r} has no v and o per head; leave vo out")
+            if spec.gate == "element":
+                raise ValueError("a gate per element sees the basis of v; leave vo out")
             if "H" in LAYOUTS[spec.layout].scores and not ending(spec, "H", "store", "read"):
                 raise ValueError(f"values of layout {spec.layout!r} are its keys; leave vo out")
             b = _bases("vo", vo, spec, values[0])
@@ -306,7 +309,11 @@ def truncate(
 
 
 def _check_ends(source: HeadSpec, target: HeadSpec) -> None:
-    """Both must read the same inputs and write the same output."""
+    """Both must read the same inputs and write the same output, and be rows alone."""
+    if there := beside.told(source) or beside.told(target):
+        raise ValueError(
+            f"convert knows the rows alone, not what stands beside them: leave {there} out"
+        )
     names = {"D": "width", "E": "key_width", "W": "value_width", "O": "width of the output"}
     for letter, name in names.items():
         one, two = source.sizes[letter], target.sizes[letter]

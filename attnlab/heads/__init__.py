@@ -3,7 +3,8 @@
 from attnlab.heads import positions
 from attnlab.heads.cache import init_cache
 from attnlab.heads.layouts import LAYOUTS, Layout
-from attnlab.heads.multihead import contraction_orders, explain_heads, multi_head_attention
+from attnlab.heads.multihead import explain_heads, multi_head_attention
+from attnlab.heads.orders import contraction_orders
 from attnlab.heads.project import init_heads, merge_heads, project_heads
 from attnlab.heads.spec import HeadSpec
 

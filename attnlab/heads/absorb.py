@@ -22,8 +22,8 @@ class Absorbed(NamedTuple):
     flops: int
     """What multiplying them out costs, once per call."""
     breaks: tuple[str, ...] = ()
-    """What makes it another function: of "rotary", "qk_norm" and "cap" (a soft cap together with
-    key biases)."""
+    """What makes it another function: of "rotary", "qk_norm", "cap" (a soft cap together with key
+    biases) and "gate" (one per element)."""
 
 
 FREE_SCORES = ("rotary", "qk_norm", "cap")
@@ -159,10 +159,10 @@ def multiply_values(spec: Any) -> Absorbed | None:
             made["v_bias"] = jnp.einsum("NV,NVO->NO", bias, w["o"])
         return _rest(w, "v", "o", "v_bias") | made
 
-    if not spec.output:
+    if not spec.output or spec.gate == "element":
         return None
     reached = dataclasses.replace(spec, layout="absorbed", num_kv_heads=None, value_dim=None)
-    return Absorbed(reached, weights, 2 * s["N"] * s["W"] * s["V"] * s["O"])
+    return Absorbed(reached, weights, 2 * s["N"] * s["W"] * s["V"] * s["O"], ("gate",))
 
 
 def _sizes(spec: Any, letters: str) -> dict[str, int]:

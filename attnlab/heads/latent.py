@@ -94,10 +94,13 @@ def merge_absorbed(w: Weights, heads: Array, spec: Any) -> Array:
     return merge_all(w, read_chunk(w, "v", heads), spec)
 
 
-def absorb(spec: Any) -> Absorbed:
+def absorb(spec: Any) -> Absorbed | None:
     """latent -> latent_absorbed: the same matrices, applied to the other side of the product."""
+    if spec.gate == "element":  # it stands between W_UV and W_O
+        return None
     return Absorbed(
         dataclasses.replace(spec, layout="latent_absorbed", scale=spec.score_scale),
         lambda w: w | {"k": w["k"].transpose(1, 2, 0), "v": w["v"].transpose(1, 0, 2)},
         0,
+        ("gate",),
     )

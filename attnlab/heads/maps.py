@@ -7,6 +7,7 @@
     "query: N R ~ 1"                  sums over nothing: multiplied in, drawn with deviation 1
     "store: H = 1 if qk_norm"         starts at 1, there where `spec.qk_norm` is set
     "query: N H = 0 if biases has q"  starts at 0, there where `spec.biases` holds a q
+    "query: D -> N if gate is head"   there where `spec.gate` is that word
     "query: Q = 1 if latent_norm and query_latent_dim"  there where both are set
 
 In front stands the function of `Layout` that applies it, so the string says when it runs: once for
@@ -17,6 +18,7 @@ a text that is read (`prepare`), for a query (`query`), for a new key (`store`),
 import functools
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -39,8 +41,16 @@ GRAMMAR = re.compile(
     rf"(?P<runs>{'|'.join(RUNS)}): "
     r"((?P<open>[\[(])(?P<each>[A-Z])[\])] )?((?P<reads>[A-Z]( [A-Z])*)( / (?P<mean>[A-Z]))? -> )?"
     r"(?P<makes>[A-Z]( [A-Z])*)( (?P<sign>[=~]) (?P<start>\d+(\.\d+)?))?"
-    r"( if (?P<fields>\w+( and \w+)*)( has (?P<letter>\w))?)?"
+    r"( if (?P<fields>\w+( and \w+)*)( (?P<test>has|is) (?P<word>\w+))?)?"
 )
+
+
+TESTS: dict[str, Callable[[Any, str], bool]] = {
+    "": lambda value, word: bool(value),
+    "has": lambda value, word: word in value,
+    "is": lambda value, word: value == word,
+}
+"""What stands behind the field of a spec in "if field ... word" -> does it hold of its value?"""
 
 
 class Map(NamedTuple):
@@ -63,13 +73,14 @@ class Map(NamedTuple):
     drawn: bool
     """At random, or all the same number?"""
     fields: tuple[str, ...]
-    letter: str
-    """It is there where these fields of the spec are set, or hold this letter."""
+    test: str
+    word: str
+    """It is there where these fields of the spec are set, or hold ("has") or are ("is") this."""
 
     def is_there(self, spec: Any) -> bool:
         """Does this spec have it?"""
         values: list[Any] = [getattr(spec, field) for field in self.fields]
-        return all(self.letter in value if self.letter else bool(value) for value in values)
+        return all(TESTS[self.test](value, self.word) for value in values)
 
     def fan(self, sizes: dict[str, int]) -> float:
         """What 1/sqrt(fan) is the standard deviation of: the product of the sizes read."""
@@ -115,7 +126,8 @@ def parse(name: str, text: str) -> Map:
         start=float(part["start"]) if part["sign"] else None,
         drawn=part["sign"] != "=",
         fields=tuple(fields),
-        letter=part["letter"],
+        test=part["test"],
+        word=part["word"],
     )
 
 

@@ -1,6 +1,5 @@
 """Heads and attention in one pure call: order of contraction, rotary positions, gates, cache."""
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, overload
 
@@ -10,20 +9,28 @@ from jaxtyping import Array, Bool, Float, Num
 
 from attnlab.attention.core import Mix, attend, trace
 from attnlab.attention.masks import Edges, combine
-from attnlab.heads.absorb import Absorbed
+from attnlab.heads.beside import gate
 from attnlab.heads.cache import Cache, extend
-from attnlab.heads.cost import call_flops
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Held, Weights
+from attnlab.heads.orders import orders_of, steps_to
 from attnlab.heads.project import (
     check_arrays,
     merge_heads,
     query_alone,
     query_and_store,
 )
-from attnlab.heads.spec import HeadSpec, absorption
-from attnlab.names import find
-from attnlab.observe import OF_HEADS, OF_ORDER, Edit, Given, Look, Ran, check_names, gated
+from attnlab.heads.spec import HeadSpec
+from attnlab.observe import (
+    OF_ORDER,
+    Edit,
+    Given,
+    Look,
+    Ran,
+    check_names,
+    gated,
+    values_of_heads,
+)
 
 
 # fmt: off
@@ -113,7 +120,7 @@ def multi_head_attention(
     >>> multi_head_attention(w, jnp.ones((1, 5, 6)), spec=spec, is_causal=True).shape
     (1, 5, 6)
     """
-    show = check_names(show, edit, OF_HEADS)
+    show = check_names(show, edit, values_of_heads(spec))
     ran = attend_heads(
         w,
         x,
@@ -173,8 +180,8 @@ def attend_heads(
         raise ValueError("a cache is for self-attention; leave context out")
     if given.padding_mask is not None and context is not None:
         raise ValueError("padding_mask is of x; hide padding of the context by mask")
-    orders = _orders(spec, x, context, given, logits_soft_cap)
-    steps = _steps(spec, orders, order)
+    orders = orders_of(spec, x, context, given, logits_soft_cap)
+    steps = steps_to(spec, orders, order)
     if given.told is not None:
         chosen = {"order": steps[-1].spec.layout if steps else "factored"}
         given.told.update(order=orders, chosen=chosen)
@@ -237,7 +244,7 @@ def attend_heads(
         implementation=implementation,
         told=given.told,
     )
-    out = _merged(look, w, look("heads", heads), spec)
+    out = _merged(look, w, look("heads", gate(look, w, x, heads, spec)), spec)
     if seen is not None:
         out = jnp.where(seen.fits[..., None, None], out, jnp.nan)
         cache = seen.cache
@@ -257,54 +264,6 @@ def _merged(look: Look, w: Weights, heads: Array, spec: HeadSpec) -> Array:
     outputs = jax.vmap(one, out_axes=1)(jnp.eye(heads.shape[2], dtype=heads.dtype))
     outputs = look("outputs", outputs)
     return jnp.sum(outputs, axis=1) + bias if "outputs" in look.edit else out
-
-
-def contraction_orders(
-    spec: HeadSpec,
-    batch: int,
-    num_queries: int,
-    num_keys: int | None = None,
-    *,
-    cross: bool = False,
-    num_new: int | None = None,
-    rotary: bool = False,
-    logits_soft_cap: float | None = None,
-) -> dict[str, int | str]:
-    """order -> FLOPs of one forward call, what multiplying the weights out costs included; or the
-    reason why the call cannot take that order. `num_new` of the keys are made in this call
-    (default: all), the rest is held in a cache.
-
-    With heads as wide as x, x (W_Q W_K^T) x^T needs half the projections of (x W_Q)(x W_K)^T:
-
-    >>> contraction_orders(HeadSpec("wide", width=256, num_heads=8), batch=16, num_queries=256)
-    {'factored': 25769803776, 'bilinear': 21743271936, 'absorbed': 17716740096}
-    """
-    num_keys = num_queries if num_keys is None else num_keys
-    flops = lambda spec: call_flops(
-        spec, batch, num_queries, num_keys, cross=cross, num_new=num_new
-    )
-    present = {
-        "rotary": rotary,
-        "qk_norm": bool(spec.qk_norm),
-        "cap": logits_soft_cap is not None and "k" in spec.biases,
-    }
-    orders: dict[str, int | str] = {"factored": flops(spec)}
-    spent, reason = 0, None
-    for step in absorption(dataclasses.replace(spec, qk_norm=None)):
-        spent += step.flops
-        reason = reason or next((BROKEN[what] for what in step.breaks if present[what]), None)
-        if rotary and step.spec.turned is None:
-            reason = reason or f"rotary positions cannot turn the keys of {step.spec.layout!r}"
-        orders[step.spec.layout] = reason or spent + flops(step.spec)
-    return orders
-
-
-BROKEN = {
-    "rotary": "rotary positions stand between W_Q and W_K",
-    "qk_norm": "qk_norm stands between W_Q and W_K",
-    "cap": "a soft cap sees the key bias, which this order cancels",
-}
-"""What `Absorbed.breaks` names -> why."""
 
 
 def explain_heads(
@@ -329,7 +288,7 @@ def explain_heads(
         angles = lambda a: jax.ShapeDtypeStruct((a.shape[1], (spec.turned or 0) // 2), x.dtype)
         rotary = tuple(map(angles, texts)) if rotary else None
     record = {name: options.pop(name) for name in Given._fields if name in options}
-    record["show"] = check_names(record.get("show", ()), record.get("edit"), OF_HEADS)
+    record["show"] = check_names(record.get("show", ()), record.get("edit"), values_of_heads(spec))
     record = {n: a for n, a in record.items() if a is not None}
 
     def call(w, x, context, record, options):
@@ -337,62 +296,6 @@ def explain_heads(
 
     trace(call, w=w, x=x, context=context, record=record | {"rotary": rotary}, options=options)
     return told
-
-
-def _orders(
-    spec: HeadSpec, x: Any, context: Any, given: Given, logits_soft_cap: float | None
-) -> dict[str, int | str]:
-    """`contraction_orders` of a call with these arrays: those that read what is held, and have
-    what is edited."""
-    held = {n: a for n, a in (given.cache or given.memory or {}).items() if n != "length"}
-    keys = x if context is None else context
-    orders = contraction_orders(
-        spec,
-        x.shape[0],
-        x.shape[1],
-        max(a.shape[1] for a in held.values()) if held else keys.shape[1],
-        cross=context is not None,
-        num_new=None if not held else 0 if given.memory is not None else x.shape[1],
-        rotary=given.rotary is not None,
-        logits_soft_cap=logits_soft_cap,
-    )
-    what = "memory" if given.cache is None else "cache"
-    reached = [spec, *(step.spec for step in absorption(dataclasses.replace(spec, qk_norm=None)))]
-    for order, one in zip(orders, reached, strict=True):
-        needs = LAYOUTS[one.layout].cache
-        if held and set(needs) != set(held):
-            orders[order] = (
-                f"the {what} holds {', '.join(held)}, this order of contraction needs "
-                f"{', '.join(needs)}; make it with init_cache(spec, ..., order=...) of this order"
-            )
-    if apart := [n for n in OF_ORDER if n in (given.edit or {})]:
-        reason = f"its {' and '.join(apart)} are not those to edit"
-        orders |= {n: reason for n in orders if n != "factored"}
-    return orders
-
-
-def check_order(spec: HeadSpec, orders: dict[str, int | str], order: str) -> None:
-    """Raises ValueError for an order that is none of `orders` (see `contraction_orders`), or that
-    stands there with a reason.
-
-    >>> spec = HeadSpec("standard", width=6, num_heads=2)
-    >>> orders = contraction_orders(spec, 1, 5, rotary=True)
-    >>> check_order(spec, orders, "bilinear")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: order 'bilinear' cannot run: rotary positions stand between W_Q and W_K; ...
-    """
-    cost = find(f"order of layout {spec.layout!r}", order, orders)
-    if isinstance(cost, str):
-        raise ValueError(f"order {order!r} cannot run: {cost}; use 'factored' or None")
-
-
-def _steps(spec: HeadSpec, orders: dict[str, int | str], order: str | None) -> list[Absorbed]:
-    """The steps to the order that was told, or to the one with the fewest FLOPs."""
-    if order is None:
-        costs = [(c, i, n) for i, (n, c) in enumerate(orders.items()) if isinstance(c, int)]
-        order = min(costs)[2] if costs else "factored"
-    check_order(spec, orders, order)
-    return absorption(spec)[: list(orders).index(order)]
 
 
 def _left(window: int | tuple[int, int] | None) -> int | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from attnlab.heads import beside
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Held, Map, Weights
 from attnlab.heads.positions import rotate
@@ -185,7 +186,7 @@ def check_arrays(w: Weights, x: Any, context: Any, value_context: Any, spec: Hea
     """Raises ValueError, naming the array, its shape and what the spec asks for."""
     shapes = spec.shapes
     # A tree may hold more (a layer's norm), but no weight of heads that the spec does not know of.
-    known = {name for row in LAYOUTS.values() for name in row.maps}
+    known = {name for row in LAYOUTS.values() for name in row.maps} | set(beside.MAPS)
     if odd := sorted(set(shapes) - set(w) | (set(w) - set(shapes)) & known):
         raise ValueError(
             f"weights {sorted(w)} are not those of the spec, {sorted(shapes)}: see {odd}; make "

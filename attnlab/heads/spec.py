@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from attnlab.heads import beside
 from attnlab.heads.absorb import Absorbed
 from attnlab.heads.layouts import LAYOUTS, Layout
 from attnlab.heads.maps import Map, parse
@@ -40,6 +41,9 @@ class HeadSpec:
     "rms" (Qwen3); `latent_norm=False` leaves out the norms of latents, which are then plain
     products of two maps; `norm_eps` is the epsilon of all norms inside the heads (1e-6 is Flax's).
 
+    `gate` multiplies what a head gives by a sigmoid of a linear map of x: one number per "head" or
+    one per "element" of it (Qiu et al. 2025, arXiv 2505.06708).
+
     Raises ValueError, saying what to change, for an impossible combination.
     """
 
@@ -65,6 +69,7 @@ class HeadSpec:
     qk_norm: str | None = None
     latent_norm: bool = True
     norm_eps: float = 1e-6
+    gate: str | None = None
 
     def __post_init__(self):
         row = find("layout", self.layout, LAYOUTS)
@@ -74,6 +79,7 @@ class HeadSpec:
                 raise ValueError(f"{field.name} must be at least 1, not {value}")
         self._check_sizes(row)
         self._check_maps(row)
+        self._check_beside(row)
         if "C" in row.letters and self.width % self.num_heads:
             raise ValueError(self._no_chunk("change one of them"))
         row.check(self.layout, self.sizes)
@@ -125,6 +131,16 @@ class HeadSpec:
         if not self.latent_norm and "latent_norm" not in row.asks:
             raise ValueError(f"layout {self.layout!r} has no latent; leave latent_norm out")
 
+    def _check_beside(self, row: Layout) -> None:
+        """What stands beside the row fits it."""
+        if self.gate is not None:
+            find("gate", self.gate, dict.fromkeys(beside.GATES))
+        if self.gate == "element" and not (row.values == "V" and "V" in row.letters):
+            raise ValueError(
+                f"layout {self.layout!r} merges W_V and W_O, so there is no gate per element "
+                "between them; use gate='head'"
+            )
+
     @staticmethod
     def bias_letters(layout: str, output: bool = True) -> str:
         """The letters of `BIASES` that `biases` may hold: those of maps that are there.
@@ -133,7 +149,7 @@ class HeadSpec:
         'oqv'
         """
         maps = (parse(name, text) for name, text in LAYOUTS[layout].maps.items())
-        letters = {one.letter for one in maps if "biases" in one.fields}
+        letters = {one.word for one in maps if "biases" in one.fields}
         return "".join(sorted(letters - (set() if output else {"o"})))
 
     @property
@@ -164,7 +180,8 @@ class HeadSpec:
     @property
     def maps(self) -> dict[str, Map]:
         """Weight name -> what its string in the row says, for every weight of this spec."""
-        maps = {name: parse(name, text) for name, text in LAYOUTS[self.layout].maps.items()}
+        row = LAYOUTS[self.layout].maps | beside.MAPS
+        maps = {name: parse(name, text) for name, text in row.items()}
         return {name: one for name, one in maps.items() if one.is_there(self)}
 
     @property
@@ -197,6 +214,16 @@ def under_order(spec: HeadSpec, order: str) -> HeadSpec:
     """
     reached = {"factored": spec} | {step.spec.layout: step.spec for step in absorption(spec)}
     return find(f"order of layout {spec.layout!r}", order, reached)
+
+
+def bare(spec: HeadSpec) -> HeadSpec:
+    """The spec without what stands between its matrices: the longest `absorption`.
+
+    >>> [len(absorption(f(HeadSpec("wide", 6, 2, qk_norm="rms")))) for f in (lambda a: a, bare)]
+    [0, 2]
+    """
+    gate = None if spec.gate == "element" else spec.gate
+    return dataclasses.replace(spec, qk_norm=None, gate=gate)
 
 
 def absorption(spec: HeadSpec) -> list[Absorbed]:

@@ -20,13 +20,13 @@ from attnlab.norms import NORM_KINDS, init_norm
 from attnlab.observe import (
     NOTHING,
     OF_CROSS,
-    OF_HEADS,
     OF_LAYER,
     Given,
     Look,
     Ran,
     Value,
     check_names,
+    values_of_heads,
 )
 from attnlab.remat import save_for_backward
 from attnlab.sharing.delta import add_delta, init_delta
@@ -183,7 +183,10 @@ def transformer_block(
             make = lambda: make_memory(heads, x, spec=spec.heads, rotary=given.rotary)
             memory = lax.cond(given.reuse, lambda: given.memory, make)
         own = given._replace(
-            memory=memory, dropout_key=keys[0], told=given.tell("self"), **given.of(OF_HEADS)
+            memory=memory,
+            dropout_key=keys[0],
+            told=given.tell("self"),
+            **given.of(values_of_heads(spec.heads)),
         )
         ran[:] = [
             attend(
@@ -204,14 +207,14 @@ def transformer_block(
         return drop("attention", out, keys[1])
 
     def cross(x):
+        assert spec.cross is not None
         own = Given(
             mask=given.context_mask,
             dropout_key=keys[4],
             layer=given.layer,
             told=given.tell("cross"),
-            **given.of(OF_HEADS, "cross."),
+            **given.of(values_of_heads(spec.cross), "cross."),
         )
-        assert spec.cross is not None
         x = look("cross.attention_in", x)
         got = attend(w["cross"], x, context, own, spec=spec.cross, dropout_rate=rate)
         look.seen |= {f"cross.{name}": a for name, a in got.shown.items()}
@@ -240,7 +243,9 @@ def transformer_block(
 
 def values_of(spec: BlockSpec) -> dict[str, Value]:
     """What such a layer can show and take edits of."""
-    known = OF_LAYER if spec.cross is None else OF_LAYER | OF_CROSS
+    known = OF_LAYER | values_of_heads(spec.heads)
+    if spec.cross is not None:
+        known = known | OF_CROSS | {f"cross.{n}": v for n, v in values_of_heads(spec.cross).items()}
     return known if spec.ffn_width else {n: v for n, v in known.items() if n[:4] != "ffn_"}
 
 

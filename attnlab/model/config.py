@@ -11,7 +11,7 @@ from attnlab.attention.core import BACKENDS
 from attnlab.heads.cache import Cache, init_cache
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.multihead import check_order, contraction_orders
+from attnlab.heads.orders import check_order, contraction_orders
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.project import memory_names
 from attnlab.heads.spec import FIELDS, HeadSpec, under_order
@@ -20,7 +20,7 @@ from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
-from attnlab.sharing.named import PLANS, named
+from attnlab.sharing.named import as_data
 from attnlab.sharing.plan import Plan
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
@@ -51,7 +51,8 @@ class ModelConfig:
     """Everything that makes a model. Frozen, hashable, and valid once it exists.
 
     Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
-    count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads.
+    count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads;
+    `gate` is that of `HeadSpec`.
     With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
     the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
     al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
@@ -108,6 +109,7 @@ class ModelConfig:
     qk_norm: str | None = None
     latent_norm: bool = True
     head_norm_eps: float = 1e-6
+    gate: str | None = None
     window: int | None = None
     talking_heads: bool = False
     ffn_width: int = 256
@@ -340,7 +342,7 @@ class ModelConfig:
     @property
     def layer_plan(self) -> Plan:
         """The plan as data; of the decoder, where there is an encoder too."""
-        plan = _as_data(self.plan, self.num_layers)
+        plan = as_data(self.plan, self.num_layers)
         if self.kind != "encoder_decoder" or "cross" in plan:
             return plan
         return Plan(**dict(plan.items()), cross=plan["attention"])
@@ -349,7 +351,7 @@ class ModelConfig:
     def encoder_layer_plan(self) -> Plan:
         """The plan of the encoder beside the decoder."""
         plan = self.plan if self.encoder_plan is None else self.encoder_plan
-        plan = _as_data(plan, self.encoder_layers or self.num_layers)
+        plan = as_data(plan, self.encoder_layers or self.num_layers)
         return Plan(**{part: slots for part, slots in plan.items() if part != "cross"})
 
     @property
@@ -386,12 +388,6 @@ class ModelConfig:
         )
         count = max(self.layer_plan.memories) + 1
         return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
-
-
-def _as_data(plan: str | Plan, num_layers: int) -> Plan:
-    if isinstance(plan, str) and plan[:1].isalpha() and "=" not in plan:
-        find("plan", plan.partition(":")[0], PLANS)
-    return named(plan, num_layers) if isinstance(plan, str) else plan
 
 
 def _check_count(field: str, value: Any, least: int) -> None:

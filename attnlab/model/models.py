@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.masks import Edges
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
+from attnlab.model.block import values_of
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
 from attnlab.model.decode import generate, stream
 from attnlab.model.layers import run_layers
@@ -25,7 +26,7 @@ from attnlab.model.outer import (
 )
 from attnlab.model.pointwise import dropout, linear
 from attnlab.norms import NORM_KINDS
-from attnlab.observe import NAMES, OF_CROSS, OF_LAYER, Edit, Given, check_names
+from attnlab.observe import NAMES, OF_LAYER, Edit, Given, check_names
 
 
 class Outputs(NamedTuple):
@@ -145,7 +146,7 @@ class Transformer(nn.Module):
         `explain_model`.
         """
         c = self.config
-        show = check_names(show, edit, OF_LAYER)
+        show = check_names(show, edit, values_of(c.block))
         if cache is not None and c.kind != "decoder":
             raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
@@ -239,7 +240,9 @@ class EncoderDecoder(nn.Module):
         [Le, B, N, S, S] (None with `encoded`); with `return_outputs` all of `Outputs`.
         """
         c = self.config
-        show = check_names(show, edit, NAMES if encoded is None else OF_LAYER | OF_CROSS)
+        mine, theirs = values_of(c.block), values_of(c.encoder_block)
+        source_too = {f"encoder.{n}": value for n, value in theirs.items()}
+        show = check_names(show, edit, mine | (source_too if encoded is None else {}))
         asked = Given(
             show=_to_show(show, return_probs, return_outputs, NAMES), edit=edit, told=told
         )
@@ -272,7 +275,7 @@ class EncoderDecoder(nn.Module):
                     rotary=text.rotary,
                     dropout_key=key(),
                     told=asked.tell("encoder"),
-                    **asked.of(OF_LAYER, "encoder."),
+                    **asked.of(theirs, "encoder."),
                 ),
                 spec=c.encoder_block,
                 remat=c.remat,
@@ -294,7 +297,7 @@ class EncoderDecoder(nn.Module):
                 dropout_key=key(),
                 cache=cache,
                 told=told,
-                **asked.of(OF_LAYER | OF_CROSS),
+                **asked.of(mine),
             ),
             spec=c.block,
             remat=c.remat,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from attnlab.names import find
 from attnlab.sharing.plan import (
     Plan,
     Slot,
@@ -123,6 +124,13 @@ def named(name: str, num_layers: int) -> Plan:
             f"'{base}:{min(2, num_layers)}'"
         )
     return row.make(num_layers, int(count))
+
+
+def as_data(plan: str | Plan, num_layers: int) -> Plan:
+    """A plan as it is, or `named`, where an unknown name is told with its nearest."""
+    if isinstance(plan, str) and plan[:1].isalpha() and "=" not in plan:
+        find("plan", plan.partition(":")[0], PLANS)
+    return named(plan, num_layers) if isinstance(plan, str) else plan
 
 
 def _by_hand(text: str) -> Plan:

@@ -101,6 +101,10 @@ SPECS = {
     "tied to all of the value": case(
         "grouped_tied", width=12, num_heads=3, head_dim=5, value_dim=5, rotary_dim=2
     ),
+    "gated heads": case("absorbed", width=12, num_heads=3, biases="qvo", gate="head"),
+    "gated elements": case(
+        "tensor", width=12, num_heads=3, head_dim=4, value_dim=7, biases="ao", gate="element"
+    ),
     "a row from outside": case(
         "outside", width=12, num_heads=6, num_kv_heads=2, key_width=5, value_width=9, head_dim=4,
         value_dim=3, shared_dim=8, biases="o", out_width=10,
@@ -144,7 +148,7 @@ def by_hand(w, x, context, values, spec):
         scale = spec.scale or 1 / math.sqrt(q.shape[-1])
         scores = q @ k.swapaxes(1, 2) * scale
         p = np.exp(scores - scores.max(-1, keepdims=True))
-        total.append((p / p.sum(-1, keepdims=True)) @ v @ o)
+        total.append(gated(w, n, x, (p / p.sum(-1, keepdims=True)) @ v) @ o)
     out = sum(total) if spec.output else np.concatenate(total, axis=-1)
     return out + w.get("o_bias", 0)
 
@@ -152,6 +156,12 @@ def by_hand(w, x, context, values, spec):
 def norm(a, scale, kind="rms", eps=1e-6):
     a = a - a.mean(-1, keepdims=True) if kind == "layer" else a
     return a / np.sqrt((a**2).mean(-1, keepdims=True) + eps) * scale
+
+
+def gated(w, n, x, head):
+    """Times 1 / (1 + exp(-x G_n)), one number or one for each column."""
+    g = w["gate"][:, n] if "gate" in w else w["head_gate"][:, n, None] if "head_gate" in w else None
+    return head if g is None else head / (1 + np.exp(-(x @ g)))
 
 
 def _chunk(a, n, s):

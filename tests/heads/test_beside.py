@@ -1,0 +1,125 @@
+"""Gates: what heads of any row may have beside the maps of the row."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from contract import SPECS, attend, make
+
+from attnlab import (
+    LAYOUTS,
+    HeadSpec,
+    ModelConfig,
+    contraction_orders,
+    convert,
+    regauge,
+    unique_parameters,
+)
+from attnlab.adapters import heads_to_linen
+
+FIELDS = {"gate": ("head", "element")}
+
+
+def test_every_layout_takes_the_fields_or_says_why():
+    """Two rows have no V between two matrices: one number per element cannot stand there."""
+    refused = set()
+    for layout in LAYOUTS:
+        for field, values in FIELDS.items():
+            for value in values:
+                try:
+                    HeadSpec(layout, 12, 4, **{field: value})
+                except ValueError:
+                    refused.add((layout, value))
+    assert refused == {("absorbed", "element"), ("latent_absorbed", "element")}
+    with pytest.raises(ValueError, match="unknown gate 'heads': did you mean 'head'"):
+        HeadSpec("standard", 12, 4, gate="heads")
+
+
+def test_a_gate_in_every_order(x64):
+    """One number per head goes through any product of matrices; one per element stops W_V W_O."""
+    spec = dataclasses.replace(SPECS["grouped"].spec(), gate="head", biases="qvo")
+    w, x, *_ = make(spec, jnp.float64)
+    expected = attend(w, x, spec=spec, order="factored")
+    orders = contraction_orders(spec, 2, 7)
+    assert [*orders] == ["factored", "bilinear", "absorbed"]
+    for order in ("bilinear", "absorbed"):
+        assert_close(attend(w, x, spec=spec, order=order), expected)
+    per_element = dataclasses.replace(spec, gate="element")
+    orders = contraction_orders(per_element, 2, 7)
+    assert isinstance(orders["bilinear"], int)
+    assert "between W_V and W_O" in orders["absorbed"]
+    orders = contraction_orders(HeadSpec("latent", 12, 3, gate="element"), 2, 7)
+    assert "between W_V and W_O" in orders["latent_absorbed"]
+
+
+def test_a_gate_can_be_seen_and_changed(x64):
+    """Its values are the sigmoids; ones in their place are heads without a gate."""
+    spec = SPECS["gated elements"].spec()
+    w, x, *_ = make(spec, jnp.float64)
+    bare = dataclasses.replace(spec, gate=None)
+    plain = {n: a for n, a in w.items() if n != "gate"}
+    shown = attend(w, x, spec=spec, show=("gate", "heads"))[1]
+    assert_close(shown["gate"], 1 / (1 + np.exp(-np.einsum("btd,dnv->btnv", x, w["gate"]))))
+    heads = attend(plain, x, spec=bare, show=("heads",))[1]["heads"]
+    assert_close(shown["heads"], heads * shown["gate"])
+    opened = attend(w, x, spec=spec, edit={"gate": lambda a, layer: jnp.ones_like(a)})
+    assert_close(opened, attend(plain, x, spec=bare))
+    with pytest.raises(ValueError, match="unknown value 'gate'"):
+        attend(plain, x, spec=bare, show=("gate",))
+
+
+def test_what_knows_rows_alone_says_so():
+    spec = HeadSpec("standard", 12, 3, gate="element")
+    w, *_ = make(spec)
+    with pytest.raises(ValueError, match="rows alone.*leave gate='element' out"):
+        convert(w, spec, dataclasses.replace(spec, layout="wide"))
+    with pytest.raises(ValueError, match="sees the basis of v"):
+        regauge(w, spec, vo=np.eye(4))
+    with pytest.raises(ValueError, match="has no gate='element'"):
+        heads_to_linen(w, spec)
+
+
+PUBLISHED = [("head", 2048 * 32), ("element", 2048 * 32 * 128)]
+
+
+@pytest.mark.parametrize(("gate", "more"), PUBLISHED)
+def test_parameters_of_a_gate(gate, more):
+    """D N or D N V a layer: 32 heads of 128 in a model 2048 wide."""
+    config = ModelConfig(width=2048, num_heads=32, head_dim=128, num_layers=3)
+    gated = dataclasses.replace(config, gate=gate)
+    assert unique_parameters(gated) - unique_parameters(config) == 3 * more
+
+
+@pytest.mark.parity
+def test_the_gate_of_qwen3_next():
+    """transformers' Qwen3-Next attention, live: a gate per element, q/k norms, grouped heads."""
+    import torch
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next import modeling_qwen3_next as peer
+
+    config = Qwen3NextConfig(
+        hidden_size=12, num_attention_heads=6, num_key_value_heads=2, head_dim=4,
+        rms_norm_eps=0.05, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    module = peer.Qwen3NextAttention(config, 0).eval()
+    with torch.no_grad():
+        for a in module.parameters():
+            a.normal_(std=0.7)
+        x = torch.randn(2, 9, 12)
+        none = torch.ones(2, 9, 4), torch.zeros(2, 9, 4)  # no positions
+        hidden = torch.full((9, 9), float("-inf")).triu(1)[None, None]
+        expected = module(x, none, hidden)[0].numpy()
+    spec = HeadSpec("standard", 12, 6, 2, head_dim=4, gate="element", qk_norm="rms", norm_eps=0.05)
+    p = {n: a.detach().numpy() for n, a in module.named_parameters()}
+    read = lambda name: p[f"{name}_proj.weight"].T.reshape(12, -1, 4)
+    q, gate = np.split(p["q_proj.weight"].T.reshape(12, 6, 8), 2, axis=-1)
+    w = {
+        "q": q, "k": read("k"), "v": read("v"), "o": p["o_proj.weight"].T.reshape(6, 4, 12),
+        "gate": gate, "q_norm": 1 + p["q_norm.weight"], "k_norm": 1 + p["k_norm.weight"],
+    }  # fmt: skip
+    got = attend(jax.tree.map(jnp.asarray, w), jnp.asarray(x.numpy()), spec=spec, is_causal=True)
+    np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
