@@ -39,6 +39,7 @@ from attnlab.attention.blocks import (
 )
 from attnlab.attention.dense import (
     Options,
+    beside_sink,
     dropout_seed,
     hide,
     kept,
@@ -83,10 +84,10 @@ def blockwise(query, key, value, bias, visible: Visible, options: Options) -> di
         ),
     )
     out, residual = _attend(blocks, *vary_alike(arrays))
-    seen = {"out": out[:, :t]}
-    if options.return_residual:
-        seen["residual"] = residual[:, :t, :, 0]
-    return seen
+    out, residual = out[:, :t], residual[:, :t, :, 0]
+    if options.sink is not None:
+        out, residual = beside_sink(out, residual, options.sink)
+    return {"out": out} | ({"residual": residual} if options.return_residual else {})
 
 
 def refuse_blockwise(query, key, value, bias, visible, options: Options) -> str | None:

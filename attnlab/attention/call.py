@@ -44,6 +44,7 @@ def checked(
     dropout_key=None,
     mix=None,
     return_residual=False,
+    sink=None,
     edit={},  # noqa: B006
 ) -> tuple[Call, bool]:
     """The call with its batch axis, and whether it came with one; or the error."""
@@ -98,6 +99,7 @@ def checked(
         mix=(before, after),
         return_residual=return_residual,
         edit=edit,
+        sink=_broadcastable("sink", sink, jnp.floating, (q[0], inner, q[1], 1)),
     )
     bias = _broadcastable("bias", bias, jnp.floating, scores)
     return Call(query, key, value, bias, visible, options), batched
@@ -115,7 +117,8 @@ def _array(name: str, a: Any, kind: Any) -> Array:
 
 
 def _broadcastable(name: str, a: Any, kind: Any, scores: tuple[int, ...]) -> Array | None:
-    """With leading axes of size 1, so that [T, S] and [N, T, S] broadcast to [B, N, T, S]."""
+    """With leading axes of size 1, so that [T, S] and [N, T, S] broadcast to [B, N, T, S]; a sink
+    has S = 1."""
     if a is None:
         return None
     a = _array(name, a, kind)

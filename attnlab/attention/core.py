@@ -54,9 +54,9 @@ def dot_product_attention(
     mask: ArrayLike | masks.Edges | None = None, *, scale: Any = None, is_causal: bool = False,
     query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
     local_window_size: Any = None, logits_soft_cap: Any = None, dropout_rate: float = 0.0,
-    dropout_key: Any = None, mix: Any = None, return_probs: Literal[False] = False,
-    return_residual: Literal[False] = False, show: tuple[()] = (), edit: Edit | None = None,
-    implementation: str | None = None,
+    dropout_key: Any = None, mix: Any = None, sink: Any = None,
+    return_probs: Literal[False] = False, return_residual: Literal[False] = False,
+    show: tuple[()] = (), edit: Edit | None = None, implementation: str | None = None,
 ) -> Array: ...
 @overload
 def dot_product_attention(
@@ -64,7 +64,7 @@ def dot_product_attention(
     mask: ArrayLike | masks.Edges | None = None, *, scale: Any = None, is_causal: bool = False,
     query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
     local_window_size: Any = None, logits_soft_cap: Any = None, dropout_rate: float = 0.0,
-    dropout_key: Any = None, mix: Any = None, return_probs: bool = False,
+    dropout_key: Any = None, mix: Any = None, sink: Any = None, return_probs: bool = False,
     return_residual: bool = False, show: Iterable[str] = (), edit: Edit | None = None,
     implementation: str | None = None,
 ) -> Any: ...
@@ -87,6 +87,7 @@ def dot_product_attention(
     dropout_rate: float = 0.0,
     dropout_key: Any = None,
     mix: Any = None,
+    sink: ArrayLike | None = None,
     return_probs: bool = False,
     return_residual: bool = False,
     show: Iterable[str] = (),
@@ -109,12 +110,15 @@ def dot_product_attention(
         every backend.
       mix: two [N, M] and [M, N] matrices that mix heads before and after the softmax, either of
         them None (talking heads, Shazeer et al. 2020, arXiv 2003.02436).
+      sink: broadcastable to [B, N, T, 1]: one more score of each row, whose probability goes
+        nowhere, so that the others sum to less than 1. 0 adds one to the sum of the softmax.
       show: of "scores" and "probs" those to return too, as a dict (`observe.NAMES` says what each
         is). They are computed aside: asking never changes a bit of the output, nor the backend.
       edit: "scores" or "probs" -> f(value, 0), which takes the value's place. The mask still hides
         what it hides from edited scores. Only `dense` can.
       return_probs: also return the probs [B, N, T, S] themselves.
-      return_residual: also return log sum exp of the scores [B, T, N], -inf for empty rows.
+      return_residual: also return log sum exp of the scores [B, T, N], a sink included, -inf for
+        empty rows.
       implementation: a row of `BACKENDS`; None chooses (see `explain`). `dense` alone has second
         and forward-mode derivatives.
 
@@ -150,6 +154,7 @@ def dot_product_attention(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
         mix=mix,
+        sink=sink,
         return_residual=return_residual,
         implementation=implementation,
     )

@@ -26,6 +26,8 @@ class Options(NamedTuple):
     return_residual: bool = False
     edit: Mapping[str, Callable[[Array], Array]] = {}
     """"scores", "probs" -> what takes their place"""
+    sink: Any = None
+    """Broadcasts to [B, N, T, 1]: a score that takes its share of a row and gives nothing"""
 
 
 def refuse_edit(options: Options) -> str | None:
@@ -117,12 +119,23 @@ def _scores(query, key, bias, options: Options) -> Array:
     return edited(options, "scores", x)
 
 
-def _weights(x: Array, visible: Visible) -> tuple[Array, Array, Array]:
-    """exp(scores - top), its row sums and top."""
+def _weights(x: Array, visible: Visible, sink: Array | None) -> tuple[Array, Array, Array]:
+    """exp(scores - top), its row sums, a sink's share included, and top."""
     x = hide(x, visible.allowed())
     top = row_top(x)
+    if sink is not None:
+        sink = sink.astype(x.dtype)
+        top = jnp.maximum(top, jax.lax.stop_gradient(sink))
     weights = save_for_backward(jnp.exp(x - top))
-    return weights, jnp.sum(weights, axis=-1, keepdims=True), top
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights, total if sink is None else total + jnp.exp(sink - top), top
+
+
+def beside_sink(out: Array, residual: Array, sink: Array) -> tuple[Array, Array]:
+    """Output [B, T, N, V] and log sum exp [B, T, N] of the keys alone -> those beside a sink."""
+    sink = jnp.squeeze(sink, -1).swapaxes(1, 2).astype(residual.dtype)
+    share = jax.nn.sigmoid(residual - sink)[..., None]
+    return (out * share).astype(out.dtype), jnp.logaddexp(residual, sink)
 
 
 def _probs(weights: Array, total: Array, options: Options) -> Array:
@@ -140,14 +153,14 @@ def inside(query, key, bias, visible: Visible, options: Options) -> dict[str, Ar
     query, key = jax.lax.optimization_barrier((query, key))
     query, key = query.swapaxes(1, 2), key.swapaxes(1, 2)
     x = _scores(query, key, bias, options)
-    weights, total, _ = _weights(x, visible)
+    weights, total, _ = _weights(x, visible, options.sink)
     return {"scores": x, "probs": _probs(weights, total, options)}
 
 
 def dense(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
     """Any feature, any derivative; O(T S) memory."""
     query, key, value = (a.swapaxes(1, 2) for a in (query, key, value))
-    weights, total, top = _weights(_scores(query, key, bias, options), visible)
+    weights, total, top = _weights(_scores(query, key, bias, options), visible, options.sink)
     some = jnp.where(total > 0, total, 1)
     residual = jnp.where(total > 0, top + jnp.log(some), -math.inf)
     if options.mix[1] is not None or "probs" in options.edit:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention import masks
-from attnlab.attention.dense import Options, dropout_seed, kept_at, refuse_edit
+from attnlab.attention.dense import Options, beside_sink, dropout_seed, kept_at, refuse_edit
 from attnlab.attention.visible import Visible
 from attnlab.remat import save_for_backward
 
@@ -71,7 +71,7 @@ def attention_over_edges(
         bias = jnp.broadcast_to(bias, (*query.shape[:-3], len(senders), n))
     for _ in range(query.ndim - 3):
         run = jax.vmap(run, (0, 0, 0, None, None, None if bias is None else 0))
-    out, probs = run(query, key, value, senders, receivers, bias)
+    out, probs, _ = run(query, key, value, senders, receivers, bias)
     return (out, probs) if return_probs else out
 
 
@@ -100,10 +100,13 @@ def edges(query, key, value, bias, visible: Visible, options: Options) -> dict[s
             keep = kept_at(seed, rate, flat, keys) / (1 - rate)
         return _one_graph(
             q, k, v, senders, receivers, of_edges, keep, options.scale, options.logits_soft_cap
-        )
+        )[::2]
 
-    out, _ = jax.vmap(one)(jnp.arange(b), query, key, value, *ends)
-    return {"out": save_for_backward(out)}
+    out, residual = jax.vmap(one)(jnp.arange(b), query, key, value, *ends)
+    if options.sink is not None:
+        out, residual = beside_sink(out, residual, options.sink)
+    out = save_for_backward(out)
+    return {"out": out} | ({"residual": residual} if options.return_residual else {})
 
 
 def refuse_edges(query, key, value, bias, visible: Visible, options: Options) -> str | None:
@@ -111,13 +114,14 @@ def refuse_edges(query, key, value, bias, visible: Visible, options: Options) ->
         return "it needs a mask that is masks.Edges, and nothing else that hides"
     if options.mix != (None, None):
         return "mix needs the scores of all pairs"
-    return "it keeps no residual" if options.return_residual else refuse_edit(options)
+    return refuse_edit(options)
 
 
 def _one_graph(
     q, k, v, senders, receivers, bias=None, keep=None, scale=1.0, soft_cap=None
-) -> tuple[Array, Array]:
-    """[T, N, V] and the probabilities [edges, N]; `keep` [edges, N] multiplies these at last."""
+) -> tuple[Array, Array, Array]:
+    """[T, N, V], the probabilities [edges, N] and log sum exp [T, N]; `keep` [edges, N] multiplies
+    the probabilities at last."""
     (num_nodes, n, h), kk, kv, edges = q.shape, k.shape[1], v.shape[1], len(senders)
     wide, dtype = jnp.promote_types(q.dtype, jnp.float32), v.dtype
     real = (receivers < num_nodes)[:, None]
@@ -138,7 +142,8 @@ def _one_graph(
     out = jax.ops.segment_sum(parts.reshape(edges, n, -1), receivers, num_nodes)
     out = (out / some[..., None]).astype(dtype)
     # A side branch: looking cannot touch `out`.
-    return out, jnp.where(real, weights, 0) / jnp.where(real, _at(some, receivers), 1)
+    probs = jnp.where(real, weights, 0) / jnp.where(real, _at(some, receivers), 1)
+    return out, probs, jnp.where(total > 0, top + jnp.log(some), -jnp.inf)
 
 
 def _at(a: Array, index: Array) -> Array:

@@ -37,6 +37,8 @@ def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str
 def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
     if reason := refuse_edit(options):
         return reason
+    if options.sink is not None:
+        return "jax.nn has no sink, and not every version tells the sum that one is beside"
     for field, default in Options._field_defaults.items():
         if field != "dropout_key" and getattr(options, field) != default:
             return f"jax.nn has no {field}"

@@ -4,11 +4,18 @@ A gate multiplies what each head gives by a sigmoid of x, before the output map 
 arXiv 2505.06708): one number per head, or one for each of its V numbers.
 
     heads_n = sigmoid(x G_n) * sum_s p_ns v_ns
+
+A sink is one more score of every row of the softmax, whose probability goes nowhere, so a head need
+not look at anything: a learnt number per head (Agarwal et al. 2025, gpt-oss, arXiv 2508.10925), or
+0, which adds one to the sum of the softmax (Miller 2023, "Attention is off by one").
+
+    p_ns = exp(a_ns) / (exp(sink_n) + sum_s' exp(a_ns'))
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.heads.maps import Weights, read_all
@@ -17,14 +24,15 @@ from attnlab.observe import Look
 MAPS = {
     "head_gate": "query: D -> N if gate is head",
     "gate": "query: D -> N V if gate is element",
+    "sink": "query: N = 0 if sink is learnt",
 }
-GATES = ("head", "element")
-FIELDS = ("gate",)
+WORDS = {"gate": ("head", "element"), "sink": ("learnt", "one")}
+"""Field of a spec -> what it may be, beside None."""
 
 
 def told(spec: Any) -> str:
     """The fields of a spec that put something beside its row, as "gate='head'"; "" for none."""
-    set_fields = {n: getattr(spec, n) for n in FIELDS if getattr(spec, n)}
+    set_fields = {n: getattr(spec, n) for n in WORDS if getattr(spec, n)}
     return ", ".join(f"{name}={value!r}" for name, value in set_fields.items())
 
 
@@ -38,3 +46,10 @@ def gate(
         read_all(w, "gate", x) if spec.gate == "element" else read_all(w, "head_gate", x)[..., None]
     )
     return heads * look("gate", jax.nn.sigmoid(made))
+
+
+def sink(w: Weights, spec: Any) -> Float[Array, "#N 1 1"] | None:
+    """What the softmax of each head has in its sum beside the keys."""
+    if spec.sink is None:
+        return None
+    return jnp.zeros((1, 1, 1)) if spec.sink == "one" else w["sink"][:, None, None]

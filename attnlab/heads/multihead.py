@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Num
 
 from attnlab.attention.core import Mix, attend, trace
 from attnlab.attention.masks import Edges, combine
-from attnlab.heads.beside import gate
+from attnlab.heads import beside
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Held, Weights
@@ -239,12 +239,13 @@ def attend_heads(
         local_window_size=local_window_size,
         logits_soft_cap=logits_soft_cap,
         mix=mix,
+        sink=beside.sink(w, spec),
         dropout_rate=dropout_rate,
         dropout_key=given.dropout_key,
         implementation=implementation,
         told=given.told,
     )
-    out = _merged(look, w, look("heads", gate(look, w, x, heads, spec)), spec)
+    out = _merged(look, w, look("heads", beside.gate(look, w, x, heads, spec)), spec)
     if seen is not None:
         out = jnp.where(seen.fits[..., None, None], out, jnp.nan)
         cache = seen.cache

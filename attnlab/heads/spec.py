@@ -42,7 +42,9 @@ class HeadSpec:
     products of two maps; `norm_eps` is the epsilon of all norms inside the heads (1e-6 is Flax's).
 
     `gate` multiplies what a head gives by a sigmoid of a linear map of x: one number per "head" or
-    one per "element" of it (Qiu et al. 2025, arXiv 2505.06708).
+    one per "element" of it (Qiu et al. 2025, arXiv 2505.06708). `sink` is one more score in every
+    softmax, whose probability goes nowhere: "learnt" per head (gpt-oss) or "one", a score of 0,
+    which adds one to the sum.
 
     Raises ValueError, saying what to change, for an impossible combination.
     """
@@ -70,6 +72,7 @@ class HeadSpec:
     latent_norm: bool = True
     norm_eps: float = 1e-6
     gate: str | None = None
+    sink: str | None = None
 
     def __post_init__(self):
         row = find("layout", self.layout, LAYOUTS)
@@ -133,8 +136,9 @@ class HeadSpec:
 
     def _check_beside(self, row: Layout) -> None:
         """What stands beside the row fits it."""
-        if self.gate is not None:
-            find("gate", self.gate, dict.fromkeys(beside.GATES))
+        for field, words in beside.WORDS.items():
+            if getattr(self, field) is not None:
+                find(field, getattr(self, field), dict.fromkeys(words))
         if self.gate == "element" and not (row.values == "V" and "V" in row.letters):
             raise ValueError(
                 f"layout {self.layout!r} merges W_V and W_O, so there is no gate per element "

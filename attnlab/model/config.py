@@ -52,7 +52,7 @@ class ModelConfig:
 
     Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
     count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads;
-    `gate` is that of `HeadSpec`.
+    `gate` and `sink` are those of `HeadSpec`.
     With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
     the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
     al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
@@ -110,6 +110,7 @@ class ModelConfig:
     latent_norm: bool = True
     head_norm_eps: float = 1e-6
     gate: str | None = None
+    sink: str | None = None
     window: int | None = None
     talking_heads: bool = False
     ffn_width: int = 256

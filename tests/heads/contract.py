@@ -101,9 +101,12 @@ SPECS = {
     "tied to all of the value": case(
         "grouped_tied", width=12, num_heads=3, head_dim=5, value_dim=5, rotary_dim=2
     ),
-    "gated heads": case("absorbed", width=12, num_heads=3, biases="qvo", gate="head"),
+    "gated heads": case(
+        "absorbed", width=12, num_heads=3, biases="qvo", gate="head", sink="learnt"
+    ),
     "gated elements": case(
-        "tensor", width=12, num_heads=3, head_dim=4, value_dim=7, biases="ao", gate="element"
+        "tensor", width=12, num_heads=3, head_dim=4, value_dim=7, biases="ao", gate="element",
+        sink="one",
     ),
     "a row from outside": case(
         "outside", width=12, num_heads=6, num_kv_heads=2, key_width=5, value_width=9, head_dim=4,
@@ -147,8 +150,11 @@ def by_hand(w, x, context, values, spec):
             q, k = norm(q, w["q_norm"], spec.qk_norm), norm(k, w["k_norm"], spec.qk_norm)
         scale = spec.scale or 1 / math.sqrt(q.shape[-1])
         scores = q @ k.swapaxes(1, 2) * scale
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        total.append(gated(w, n, x, (p / p.sum(-1, keepdims=True)) @ v) @ o)
+        sink = w["sink"][n] if spec.sink == "learnt" else 0 if spec.sink else -np.inf
+        top = np.maximum(scores.max(-1, keepdims=True), sink)
+        p = np.exp(scores - top)
+        p = p / (p.sum(-1, keepdims=True) + np.exp(sink - top))
+        total.append(gated(w, n, x, p @ v) @ o)
     out = sum(total) if spec.output else np.concatenate(total, axis=-1)
     return out + w.get("o_bias", 0)
 

@@ -1,4 +1,4 @@
-"""Gates: what heads of any row may have beside the maps of the row."""
+"""Gates and sinks: what heads of any row may have beside the maps of the row."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ from attnlab import (
 )
 from attnlab.adapters import heads_to_linen
 
-FIELDS = {"gate": ("head", "element")}
+FIELDS = {"gate": ("head", "element"), "sink": ("learnt", "one")}
 
 
 def test_every_layout_takes_the_fields_or_says_why():
@@ -74,7 +74,7 @@ def test_a_gate_can_be_seen_and_changed(x64):
 def test_what_knows_rows_alone_says_so():
     spec = HeadSpec("standard", 12, 3, gate="element")
     w, *_ = make(spec)
-    with pytest.raises(ValueError, match="rows alone.*leave gate='element' out"):
+    with pytest.raises(ValueError, match=r"rows alone.*leave gate='element' out"):
         convert(w, spec, dataclasses.replace(spec, layout="wide"))
     with pytest.raises(ValueError, match="sees the basis of v"):
         regauge(w, spec, vo=np.eye(4))
@@ -122,4 +122,34 @@ def test_the_gate_of_qwen3_next():
         "gate": gate, "q_norm": 1 + p["q_norm.weight"], "k_norm": 1 + p["k_norm.weight"],
     }  # fmt: skip
     got = attend(jax.tree.map(jnp.asarray, w), jnp.asarray(x.numpy()), spec=spec, is_causal=True)
+    np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parity
+def test_the_sinks_of_gpt_oss():
+    """transformers' gpt-oss attention, live: biases, grouped heads, a window."""
+    import torch
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss import modeling_gpt_oss as peer
+
+    config = GptOssConfig(
+        hidden_size=12, num_attention_heads=6, num_key_value_heads=2, head_dim=4,
+        attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    module = peer.GptOssAttention(config, 0).eval()
+    with torch.no_grad():
+        for a in module.parameters():
+            a.normal_(std=0.7)
+        x = torch.randn(2, 9, 12)
+        none = torch.ones(1, 9, 2), torch.zeros(1, 9, 2)  # no positions
+        hidden = torch.full((9, 9), float("-inf")).triu(1)[None, None]
+        expected = module(x, none, hidden)[0].numpy()
+    spec = HeadSpec("standard", 12, 6, 2, head_dim=4, biases="qkvo", sink="learnt")
+    p = {n: a.detach().numpy() for n, a in module.named_parameters()}
+    w = {n: p[f"{n}_proj.weight"].T.reshape(12, -1, 4) for n in "qkv"}
+    w |= {f"{n}_bias": p[f"{n}_proj.bias"].reshape(-1, 4) for n in "qkv"}
+    w |= {"o": p["o_proj.weight"].T.reshape(6, 4, 12), "o_bias": p["o_proj.bias"]}
+    w = jax.tree.map(jnp.asarray, w | {"sink": p["sinks"]})
+    got = attend(w, jnp.asarray(x.numpy()), spec=spec, is_causal=True)
     np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())

@@ -1,0 +1,94 @@
+"""One more score in every row, whose probability goes nowhere."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+
+from attnlab import dot_product_attention, explain, masks
+
+B, T, S, N, K, H, V = 2, 5, 7, 4, 2, 3, 6
+RNG = np.random.default_rng(0)
+DRAW = lambda *shape: 2 * RNG.normal(size=shape)
+QUERY, KEY, VALUE = DRAW(B, T, N, H), DRAW(B, S, K, H), DRAW(B, S, K, V)
+SINK = DRAW(N, 1, 1)
+SEEN = RNG.random((B, 1, T, S)) < 0.5
+SEEN[0, :, 2] = False  # a row with nothing but the sink
+
+
+def by_hand(seen):
+    """Softmax over the keys and one more column, which is then left out; and log sum exp."""
+    each = lambda a: np.repeat(a, N // K, axis=2)
+    scores = np.einsum("btnh,bsnh->bnts", QUERY, each(KEY)) * H**-0.5
+    weights = np.where(seen, np.exp(scores), 0)
+    total = weights.sum(-1, keepdims=True) + np.exp(SINK)
+    probs = weights / total
+    out = np.einsum("bnts,bsnv->btnv", probs, each(VALUE))
+    return out, probs, np.log(total[..., 0]).swapaxes(1, 2)
+
+
+def attend(mask, implementation, **options):
+    """Output and log sum exp, and the gradients of a sum of both."""
+
+    def loss(q, k, v, sink):
+        out, residual = dot_product_attention(
+            q, k, v, mask=mask, sink=sink, return_residual=True, implementation=implementation,
+            **options,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(residual)), (out, residual)
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))
+    (_, seen), grads = run(*map(jnp.asarray, (QUERY, KEY, VALUE, SINK)))
+    return seen, grads
+
+
+def test_every_backend_equals_the_definition(x64):
+    """The sink's gradient too; one row sees no key and gives zeros."""
+    ends = RNG.permutation(T * S)[:12]
+    edges = masks.Edges(jnp.asarray(ends % S), jnp.asarray(ends // S))
+    masked = jnp.asarray(SEEN)
+    for name, mask, seen in (
+        ("blockwise", masked, SEEN), ("edges", edges, np.asarray(edges.matrix(T, S)))
+    ):  # fmt: skip
+        out, _, residual = by_hand(seen)
+        expected = attend(mask, "dense")
+        assert_close(expected[0], (jnp.asarray(out), jnp.asarray(residual)))
+        assert_close(attend(mask, name), expected, loosen=10)
+
+
+def test_what_is_shown_edited_and_dropped(x64):
+    """Probs sum to less than one; in blocks dropout takes the same ones; no sink is no change."""
+    q, k, v, sink, mask = map(jnp.asarray, (QUERY, KEY, VALUE, SINK, SEEN))
+    key = jax.random.key(1)
+
+    @jax.jit
+    def run(q, k, v, sink):
+        call = lambda **more: dot_product_attention(q, k, v, mask=mask, **more)
+        dropped = [
+            call(sink=sink, dropout_rate=0.4, dropout_key=key, implementation=name)
+            for name in ("dense", "blockwise")
+        ]
+        probs = call(sink=sink, return_probs=True)[1]
+        edited = call(sink=sink, edit={"probs": lambda p, layer: 2 * p})
+        mixed = call(sink=sink, mix=(jnp.eye(N)[::-1], jnp.eye(N)[::-1]))
+        return dropped, probs, edited, mixed, call(sink=-jnp.inf), call()
+
+    dropped, probs, edited, mixed, nothing, plain = run(q, k, v, sink)
+    out, expected, _ = by_hand(SEEN)
+    assert_close(*dropped)
+    assert_close(probs, expected)
+    assert_close(edited, 2 * out)
+    # The heads turn over before the softmax and back after: each meets another's sink.
+    turned = dot_product_attention(q, k, v, mask=mask, sink=sink[::-1])
+    assert_close(mixed, turned)
+    assert_close(nothing, plain)
+
+
+def test_what_a_sink_may_be():
+    q = jnp.ones((1, 3, 2, 4))
+    assert "has no sink" in explain(q, q, q, sink=0.0)["xla"]
+    with pytest.raises(ValueError, match=r"sink \(3, 1, 1\) must broadcast"):
+        dot_product_attention(q, q, q, sink=jnp.zeros((3, 1, 1)))
+    with pytest.raises(ValueError, match="has no sink, and"):
+        dot_product_attention(q, q, q, sink=0.0, implementation="xla")
