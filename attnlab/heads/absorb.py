@@ -46,6 +46,22 @@ def untie(spec: Any) -> Absorbed:
     )
 
 
+def untie_maps(spec: Any) -> Absorbed:
+    """ties -> none, the same row: every map of its own, copies where there was one."""
+    copies = {ours: theirs for ours, theirs in spec.tied.items() if ours != theirs}
+
+    def weights(w: Weights) -> Weights:
+        return w | {
+            f"{ours}{end}": w[f"{theirs}{end}"]
+            for ours, theirs in copies.items()
+            for end in ("", "_outer", "_bias")
+            if f"{theirs}{end}" in w
+        }
+
+    more = "".join(ours for ours, theirs in copies.items() if theirs in spec.biases)
+    return Absorbed(dataclasses.replace(spec, ties="", biases=spec.biases + more), weights, 0)
+
+
 def block_diagonal(kernel: Array) -> Array:
     """[N, C, H] -> [N*C, N, H]: head n keeps its own chunk of the rows, zeros elsewhere."""
     n, _, h = kernel.shape

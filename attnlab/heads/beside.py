@@ -31,8 +31,9 @@ WORDS = {"gate": ("head", "element"), "sink": ("learnt", "one")}
 
 
 def told(spec: Any) -> str:
-    """The fields of a spec that put something beside its row, as "gate='head'"; "" for none."""
-    set_fields = {n: getattr(spec, n) for n in WORDS if getattr(spec, n)}
+    """The fields of a spec that put something beside its row or tie its maps, as "gate='head'"; ""
+    for none."""
+    set_fields = {n: getattr(spec, n) for n in (*WORDS, "ties") if getattr(spec, n)}
     return ", ".join(f"{name}={value!r}" for name, value in set_fields.items())
 
 

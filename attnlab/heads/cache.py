@@ -37,12 +37,14 @@ def init_cache(
     dtype: DTypeLike = jnp.float32,
     *,
     order: str = "factored",
+    rotary: bool = False,
 ) -> Cache:
     """An empty cache of `size` tokens for the heads of `spec`.
 
     Holds what the layout of `spec` stores (keys and values for most), or the layout of another
     order of contraction (see `multi_head_attention`): keys and values of the order "absorbed" are
-    the inputs, and its cache holds x alone.
+    the inputs, and its cache holds x alone. Keys and values that are tied are held once, unless
+    `rotary` positions turn the keys.
 
     >>> cache = init_cache(HeadSpec("absorbed", width=6, num_heads=2), batch=1, size=4)
     >>> {name: a.shape for name, a in cache.items()}
@@ -55,7 +57,7 @@ def init_cache(
             f"width {s['D']}, key_width {s['E']} and value_width {s['W']} must be equal for a "
             "cache, because queries, keys and values are of one text"
         )
-    shapes = cache_shapes(spec)
+    shapes = cache_shapes(spec, rotary)
     arrays = {name: jnp.zeros((batch, size, *shape), dtype) for name, shape in shapes.items()}
     return arrays | {"length": jnp.zeros((), jnp.int32)}
 

@@ -70,34 +70,41 @@ def decode_flops(spec: HeadSpec, num_keys: int) -> int:
 
 
 def multiply_adds(spec: HeadSpec) -> dict[str, int]:
-    """Function of the row -> multiply-adds of its maps and products for a token.
+    """Function of the row -> multiply-adds of its maps and products for a token. A map of queries
+    that is that of keys too counts as both, though a compiler may find that it is one product.
 
     >>> multiply_adds(HeadSpec("standard", width=512, num_heads=8))["merge"] == 512**2
     True
     """
     counts = dict.fromkeys(RUNS, 0)
-    for one in spec.maps.values():
-        counts[one.runs] += math.prod(spec.sizes[a] for a in one.products) if one.products else 0
+    for name, one in spec.maps.items():
+        count = math.prod(spec.sizes[a] for a in one.products) if one.products else 0
+        counts[one.runs] += count
+        counts["store"] += count if "q" in spec.ties and name in ("q", "q_outer") else 0
     for text in LAYOUTS[spec.layout].products:
         runs, letters = text.split(": ")
         counts[runs] += math.prod(spec.sizes[a] for a in letters.split())
     return counts
 
 
-def cache_shapes(spec: HeadSpec) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what decoding stores for a token.
+def cache_shapes(spec: HeadSpec, rotary: bool = False) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what decoding stores for a token; keys that `rotary` positions turn are no
+    longer the values that they are tied to.
 
     >>> cache_shapes(HeadSpec("standard", width=512, num_heads=8, num_kv_heads=1))
     {'k': (1, 64), 'v': (1, 64)}
     """
     cache = LAYOUTS[spec.layout].cache
-    return {name: tuple(spec.sizes[a] for a in axes.split()) for name, axes in cache.items()}
+    shapes = {name: tuple(spec.sizes[a] for a in axes.split()) for name, axes in cache.items()}
+    if spec.keys_are_values(rotary):
+        del shapes["v"]
+    return shapes
 
 
-def cache_bytes_per_token(spec: HeadSpec, bytes_per_number: int = 4) -> int:
+def cache_bytes_per_token(spec: HeadSpec, bytes_per_number: int = 4, rotary: bool = False) -> int:
     """What decoding stores per token and application.
 
     >>> cache_bytes_per_token(HeadSpec("standard", width=512, num_heads=8, num_kv_heads=1))
     512
     """
-    return sum(map(math.prod, cache_shapes(spec).values())) * bytes_per_number
+    return sum(map(math.prod, cache_shapes(spec, rotary).values())) * bytes_per_number

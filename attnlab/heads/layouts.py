@@ -62,7 +62,10 @@ class Layout(NamedTuple):
     """(w, key_input, value_input, spec, turn) -> {name: [B, S, ...]}: the names of `cache`"""
     merge: Callable[..., Array]
     """(w, heads [B, T, N, Vv], spec) -> [B, T, O]"""
-    read: Callable[..., tuple[Array, Array]] = lambda w, held, spec: (held["k"], held["v"])
+    read: Callable[..., tuple[Array, Array]] = lambda w, held, spec: (
+        held["k"],
+        held.get("v", held["k"]),
+    )
     """(w, held, spec) -> k [B, S, Kk, Hq], v [B, S, Kv, Vv]"""
     prepare: Callable[..., Array] = lambda w, x: x
     """(w, input) -> input: done once to whatever is read."""
@@ -101,19 +104,30 @@ class Layout(NamedTuple):
         return {field for name, text in self.maps.items() for field in parse(name, text).fields}
 
 
-def _row(read: Callable, qkv: str, outer: dict[str, str] | None = None, **fields: Any) -> Layout:
-    """A layout whose q, k and v all read their input with `read`, and which knows biases and q/k
-    norms; `outer` maps come before them.
+def _row(
+    read: Callable, qkv: str, outer: dict[str, str] | None = None, tied: str = "qkv", **fields: Any
+) -> Layout:
+    """A layout whose q, k and v all read their input with `read`, and which knows biases, q/k
+    norms and `ties` between the maps of these letters; `outer` maps come before them.
     """
     q, k, v = qkv.split(", ")
-    maps = {"q": f"query: {q}", "k": f"store: {k}", "v": f"store: {v}", "o": OUTPUT}
+    k_own = " if ties lacks q" if "q" in tied else ""
+    maps = {
+        "q": f"query: {q}",
+        "k": f"store: {k}{k_own}",
+        "v": f"store: {v} if ties lacks v",
+        "o": OUTPUT,
+    }
 
     def query(w, x, spec, turn):
         return turn(normalise(w, "q_norm", read(w, "q", x), spec.qk_norm, spec.norm_eps))
 
     def store(w, x, y, spec, turn):
-        k = normalise(w, "k_norm", read(w, "k", x), spec.qk_norm, spec.norm_eps)
-        return {"k": turn(k), "v": read(w, "v", y)}
+        by = spec.tied
+        kept = read(w, by["k"], x)
+        v = kept if by["v"] == by["k"] and y is x else read(w, by["v"], y)
+        k = turn(normalise(w, "k_norm", kept, spec.qk_norm, spec.norm_eps))
+        return {"k": k} if k is v else {"k": k, "v": v}
 
     parts: dict[str, Any] = {
         "maps": (outer or {}) | maps | _biases(maps) | QK_NORMS,
@@ -290,8 +304,8 @@ LAYOUTS: dict[str, Layout] = {
         "D -> N H, E -> K H, W -> K V",
         outer={
             "q_outer": "query: D -> D",
-            "k_outer": "store: E -> E",
-            "v_outer": "store: W -> W",
+            "k_outer": "store: E -> E if ties lacks q",
+            "v_outer": "store: W -> W if ties lacks v",
         },
         absorb=absorb.fold_outer,
         equation="q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n",
@@ -302,6 +316,7 @@ LAYOUTS: dict[str, Layout] = {
         read_all,
         "Q -> N H, E -> K H, W -> K V",
         outer={"q_down": "query: D -> Q", "q_down_norm": "query: Q = 1 if latent_norm"},
+        tied="kv",
         query=_query_low_rank,
         sizes={
             "K": lambda spec, s: 1,

@@ -8,6 +8,7 @@
     "store: H = 1 if qk_norm"         starts at 1, there where `spec.qk_norm` is set
     "query: N H = 0 if biases has q"  starts at 0, there where `spec.biases` holds a q
     "query: D -> N if gate is head"   there where `spec.gate` is that word
+    "store: E -> K H if ties lacks q" there where `spec.ties` holds no q
     "query: Q = 1 if latent_norm and query_latent_dim"  there where both are set
 
 In front stands the function of `Layout` that applies it, so the string says when it runs: once for
@@ -41,7 +42,7 @@ GRAMMAR = re.compile(
     rf"(?P<runs>{'|'.join(RUNS)}): "
     r"((?P<open>[\[(])(?P<each>[A-Z])[\])] )?((?P<reads>[A-Z]( [A-Z])*)( / (?P<mean>[A-Z]))? -> )?"
     r"(?P<makes>[A-Z]( [A-Z])*)( (?P<sign>[=~]) (?P<start>\d+(\.\d+)?))?"
-    r"( if (?P<fields>\w+( and \w+)*)( (?P<test>has|is) (?P<word>\w+))?)?"
+    r"( if (?P<fields>\w+( and \w+)*)( (?P<test>has|is|lacks) (?P<word>\w+))?)?"
 )
 
 
@@ -49,6 +50,7 @@ TESTS: dict[str, Callable[[Any, str], bool]] = {
     "": lambda value, word: bool(value),
     "has": lambda value, word: word in value,
     "is": lambda value, word: value == word,
+    "lacks": lambda value, word: word not in value,
 }
 """What stands behind the field of a spec in "if field ... word" -> does it hold of its value?"""
 
@@ -75,7 +77,8 @@ class Map(NamedTuple):
     fields: tuple[str, ...]
     test: str
     word: str
-    """It is there where these fields of the spec are set, or hold ("has") or are ("is") this."""
+    """It is there where these fields of the spec are set, or hold ("has"), are ("is") or do not
+    hold ("lacks") this."""
 
     def is_there(self, spec: Any) -> bool:
         """Does this spec have it?"""

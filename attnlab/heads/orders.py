@@ -3,8 +3,7 @@
 from typing import Any
 
 from attnlab.heads.absorb import Absorbed
-from attnlab.heads.cost import call_flops
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.cost import cache_shapes, call_flops
 from attnlab.heads.spec import HeadSpec, absorption, bare
 from attnlab.names import find
 from attnlab.observe import OF_ORDER, Given
@@ -37,7 +36,7 @@ def contraction_orders(
     present = {
         "rotary": rotary,
         "qk_norm": bool(spec.qk_norm),
-        "cap": logits_soft_cap is not None and "k" in spec.biases,
+        "cap": logits_soft_cap is not None and spec.tied["k"] in spec.biases,
         "gate": spec.gate == "element",
     }
     orders: dict[str, int | str] = {"factored": flops(spec)}
@@ -80,11 +79,13 @@ def orders_of(
     what = "memory" if given.cache is None else "cache"
     reached = [spec, *(step.spec for step in absorption(bare(spec)))]
     for order, one in zip(orders, reached, strict=True):
-        needs = LAYOUTS[one.layout].cache
+        needs = cache_shapes(one, given.rotary is not None)
         if held and set(needs) != set(held):
             orders[order] = (
                 f"the {what} holds {', '.join(held)}, this order of contraction needs "
                 f"{', '.join(needs)}; make it with init_cache(spec, ..., order=...) of this order"
+                + ", rotary=True"
+                * (one.ties != "" and given.rotary is not None)
             )
     if apart := [n for n in OF_ORDER if n in (given.edit or {})]:
         reason = f"its {' and '.join(apart)} are not those to edit"

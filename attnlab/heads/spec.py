@@ -3,7 +3,7 @@
 import dataclasses
 
 from attnlab.heads import beside
-from attnlab.heads.absorb import Absorbed
+from attnlab.heads.absorb import Absorbed, untie_maps
 from attnlab.heads.layouts import LAYOUTS, Layout
 from attnlab.heads.maps import Map, parse
 from attnlab.names import find
@@ -44,7 +44,8 @@ class HeadSpec:
     `gate` multiplies what a head gives by a sigmoid of a linear map of x: one number per "head" or
     one per "element" of it (Qiu et al. 2025, arXiv 2505.06708). `sink` is one more score in every
     softmax, whose probability goes nowhere: "learnt" per head (gpt-oss) or "one", a score of 0,
-    which adds one to the sum.
+    which adds one to the sum. `ties` says which maps are one: "kv" (a token's value is its key,
+    before norm and turning, so that without these a cache holds one of them), "qk" or "qkv".
 
     Raises ValueError, saying what to change, for an impossible combination.
     """
@@ -73,6 +74,7 @@ class HeadSpec:
     norm_eps: float = 1e-6
     gate: str | None = None
     sink: str | None = None
+    ties: str = ""
 
     def __post_init__(self):
         row = find("layout", self.layout, LAYOUTS)
@@ -81,6 +83,7 @@ class HeadSpec:
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, not {value}")
         self._check_sizes(row)
+        self._check_ties(row)
         self._check_maps(row)
         self._check_beside(row)
         if "C" in row.letters and self.width % self.num_heads:
@@ -115,7 +118,7 @@ class HeadSpec:
         """A bias, a norm or a missing output map that the layout does not know is refused."""
         if not set(self.biases) <= set(BIASES) or len(set(self.biases)) != len(self.biases):
             raise ValueError(f"biases must be letters of {BIASES!r}, not {self.biases!r}")
-        letters = self.bias_letters(self.layout, self.output)
+        letters = self.bias_letters(self.layout, self.output, self.ties)
         if not set(self.biases) <= set(letters):
             raise ValueError(
                 f"layout {self.layout!r}{'' if self.output else ' without output'} has no map for "
@@ -134,6 +137,25 @@ class HeadSpec:
         if not self.latent_norm and "latent_norm" not in row.asks:
             raise ValueError(f"layout {self.layout!r} has no latent; leave latent_norm out")
 
+    def _check_ties(self, row: Layout) -> None:
+        """The maps that are one are there, and of one shape."""
+        find("ties", self.ties, dict.fromkeys(("", "kv", "qk", "qkv")))
+        maps = [parse(name, text) for name, text in row.maps.items()]
+        can = {one.word for one in maps if one.fields == ("ties",)}
+        if odd := sorted(set(self.ties) & {"q", "v"} - can):
+            raise ValueError(
+                f"layout {self.layout!r} has no map of {odd[0]!r} that could be that of k; "
+                f"leave {odd[0]!r} out of ties"
+            )
+        s, alike = self.sizes, {"q": ("NK", "DE"), "v": ("VH", "WE")}
+        for pair in (pair for letter in "qv" if letter in self.ties for pair in alike[letter]):
+            one, two = pair[0], pair[1]
+            if s[one] != s[two]:
+                raise ValueError(
+                    f"ties {self.ties!r} make maps one that differ: {FIELDS.get(one, 'num_heads')} "
+                    f"{s[one]} and {FIELDS.get(two, 'width')} {s[two]} must be equal"
+                )
+
     def _check_beside(self, row: Layout) -> None:
         """What stands beside the row fits it."""
         for field, words in beside.WORDS.items():
@@ -146,7 +168,7 @@ class HeadSpec:
             )
 
     @staticmethod
-    def bias_letters(layout: str, output: bool = True) -> str:
+    def bias_letters(layout: str, output: bool = True, ties: str = "") -> str:
         """The letters of `BIASES` that `biases` may hold: those of maps that are there.
 
         >>> HeadSpec.bias_letters("bilinear")
@@ -154,7 +176,8 @@ class HeadSpec:
         """
         maps = (parse(name, text) for name, text in LAYOUTS[layout].maps.items())
         letters = {one.word for one in maps if "biases" in one.fields}
-        return "".join(sorted(letters - (set() if output else {"o"})))
+        gone = {"v"} & set(ties) | ({"k"} if "q" in ties else set())
+        return "".join(sorted(letters - gone - (set() if output else {"o"})))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -192,6 +215,20 @@ class HeadSpec:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Weight name -> shape, biases and norms included."""
         return {name: tuple(self.sizes[a] for a in axes) for name, axes in weight_axes(self)}
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Of q, k and v -> the map that makes it.
+
+        >>> HeadSpec("standard", 6, 2, ties="qk").tied
+        {'q': 'q', 'k': 'q', 'v': 'v'}
+        """
+        k = "q" if "q" in self.ties else "k"
+        return {"q": "q", "k": k, "v": k if "v" in self.ties else "v"}
+
+    def keys_are_values(self, rotary: bool) -> bool:
+        """Is a key, as the scores read it, the value too?"""
+        return "v" in self.ties and not self.qk_norm and not rotary
 
     @property
     def score_scale(self) -> float:
@@ -236,6 +273,6 @@ def absorption(spec: HeadSpec) -> list[Absorbed]:
     >>> [step.spec.layout for step in absorption(HeadSpec("narrow_tied", width=6, num_heads=2))]
     ['narrow', 'standard', 'bilinear', 'absorbed']
     """
-    absorb = LAYOUTS[spec.layout].absorb
+    absorb = untie_maps if spec.ties else LAYOUTS[spec.layout].absorb
     step = absorb and absorb(spec)
     return [step, *absorption(step.spec)] if step else []

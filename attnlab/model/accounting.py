@@ -14,7 +14,7 @@ import jax
 from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops, multiply_adds
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.config import ModelConfig
-from attnlab.model.outer import count_outer
+from attnlab.model.outer import POSITIONS, count_outer
 from attnlab.model.pointwise import feed_forward_shapes
 from attnlab.sharing.plan import Plan
 
@@ -27,7 +27,8 @@ def model_cache_bytes(config: ModelConfig, bytes_per_number: int = 4) -> int:
     [2048, 1024]
     """
     memories = max(config.layer_plan.memories) + 1
-    return memories * cache_bytes_per_token(config.heads, bytes_per_number)
+    rotary = POSITIONS[config.positions].rotary
+    return memories * cache_bytes_per_token(config.heads, bytes_per_number, rotary)
 
 
 @functools.cache

@@ -52,7 +52,7 @@ class ModelConfig:
 
     Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
     count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads;
-    `gate` and `sink` are those of `HeadSpec`.
+    `gate`, `sink` and `ties` are those of `HeadSpec`.
     With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
     the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
     al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
@@ -111,6 +111,7 @@ class ModelConfig:
     head_norm_eps: float = 1e-6
     gate: str | None = None
     sink: str | None = None
+    ties: str = ""
     window: int | None = None
     talking_heads: bool = False
     ffn_width: int = 256
@@ -205,11 +206,13 @@ class ModelConfig:
             )
         if "kv" in plan and not memory_names(self.heads):
             raise ValueError(
-                f"layout {self.layout!r} has the inputs for keys, which layers cannot share; use "
-                "layout 'bilinear' or a plan without 'kv'"
+                f"layout {self.layout!r} has the inputs{self.ties and ' or the queries'} for keys, "
+                "which layers cannot share; use layout 'bilinear' or a plan without 'kv'"
             )
         if any(plan.reuses) and self.order is not None:
-            held = [cache_shapes(under_order(self.heads, o)) for o in (self.order, "factored")]
+            rotary = POSITIONS[self.positions].rotary
+            orders = under_order(self.heads, self.order), self.heads
+            held = [cache_shapes(one, rotary) for one in orders]
             if held[0] != held[1]:
                 raise ValueError(
                     f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
@@ -337,7 +340,7 @@ class ModelConfig:
     def _biases(self) -> str:
         """A layout without a map has no bias for it; a letter that is none stays, and fails."""
         find("layout", self.layout, LAYOUTS)
-        maps = HeadSpec.bias_letters(self.layout, self.attention_output)
+        maps = HeadSpec.bias_letters(self.layout, self.attention_output, self.ties)
         return "".join(a for a in self.attention_biases if a in maps or a not in "qkvo")
 
     @property
@@ -384,9 +387,8 @@ class ModelConfig:
 
     def empty_cache(self, batch: int, size: int) -> Cache:
         """A cache of `size` tokens for every layer that makes keys: arrays [L, B, size, ...]."""
-        one = init_cache(
-            self.heads, batch, size, DTYPES[self.dtype], order=self.order or "factored"
-        )
+        order, rotary = self.order or "factored", POSITIONS[self.positions].rotary
+        one = init_cache(self.heads, batch, size, DTYPES[self.dtype], order=order, rotary=rotary)
         count = max(self.layer_plan.memories) + 1
         return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
 

@@ -54,7 +54,8 @@ def run_layers(
     kept = None  # the keys and values that layers still to come read again, each in its place
     if any(plan.reuses):
         batch, length = x.shape[:2]
-        one = init_cache(spec.heads, batch, length, x.dtype)
+        turned = given.rotary is not None
+        one = init_cache(spec.heads, batch, length, x.dtype, rotary=turned)
         del one["length"]
         kept = jax.tree.map(lambda a: jnp.zeros((max(plan.places) + 1, *a.shape), a.dtype), one)
     lengths = {} if given.cache is None else {"length": given.cache["length"]}

@@ -101,6 +101,12 @@ SPECS = {
     "tied to all of the value": case(
         "grouped_tied", width=12, num_heads=3, head_dim=5, value_dim=5, rotary_dim=2
     ),
+    "keys are values": case(
+        "standard", width=12, num_heads=6, num_kv_heads=2, head_dim=5, biases="qk", ties="kv"
+    ),
+    "one map for all": case(
+        "two_stage", width=12, num_heads=3, head_dim=5, biases="qo", ties="qkv", qk_norm="rms"
+    ),
     "gated heads": case(
         "absorbed", width=12, num_heads=3, biases="qvo", gate="head", sink="learnt"
     ),
@@ -141,6 +147,9 @@ def by_hand(w, x, context, values, spec):
     """Head by head in NumPy, straight from the definition."""
     s = spec.sizes | {"eps": spec.norm_eps}
     w = {n: np.asarray(a, np.float64) for n, a in w.items()}
+    for ours, theirs in spec.tied.items():
+        w |= {f"{ours}{end}": w[f"{theirs}{end}"] for end in ("", "_outer", "_bias")
+              if f"{theirs}{end}" in w}  # fmt: skip
     x, context, values = (np.asarray(a, np.float64) for a in (x, context, values))
     total = []
     for n in range(s["N"]):

@@ -1,4 +1,4 @@
-"""Gates and sinks: what heads of any row may have beside the maps of the row."""
+"""Gates, sinks and ties: what heads of any row may have beside its maps, or fewer of them."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from contract import SPECS, attend, make
 
 from attnlab import (
@@ -19,6 +19,8 @@ from attnlab import (
     unique_parameters,
 )
 from attnlab.adapters import heads_to_linen
+from attnlab.heads.cost import cache_bytes_per_token
+from attnlab.model.accounting import model_cache_bytes
 
 FIELDS = {"gate": ("head", "element"), "sink": ("learnt", "one")}
 
@@ -80,6 +82,58 @@ def test_what_knows_rows_alone_says_so():
         regauge(w, spec, vo=np.eye(4))
     with pytest.raises(ValueError, match="has no gate='element'"):
         heads_to_linen(w, spec)
+
+
+TIES = {"kv": ({"q", "k", "o"}, 6), "qk": ({"q", "v", "o"}, 12), "qkv": ({"q", "o"}, 6)}
+
+
+@pytest.mark.parametrize("ties", deep(TIES, "qkv"))
+def test_tied_maps(ties, x64):
+    """Fewer weights, the same function as with copies of them, in every order; a cache of half the
+    numbers where a value is its key, but for what positions turn."""
+    names, cached = TIES[ties]
+    spec = HeadSpec("narrow", 12, 3, head_dim=2, value_dim=2, ties=ties)
+    w, x, *_ = make(spec, jnp.float64)
+    assert set(w) == names
+    assert cache_bytes_per_token(spec, 1) == cached
+    assert cache_bytes_per_token(spec, 1, rotary=True) == 12
+    untied = dataclasses.replace(spec, ties="")
+    copies = w | {ours: w[theirs] for ours, theirs in spec.tied.items()}
+    expected = attend(copies, x, spec=untied, order="factored")
+    for order, cost in contraction_orders(spec, 2, 7).items():
+        assert isinstance(cost, int)
+        assert_close(attend(w, x, spec=spec, order=order), expected)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("plan", deep(["albert", "cla:2"], "cla:2"))
+def test_all_at_once_in_a_model_that_writes(positions, plan, x64):
+    """A text from a cache, token by token, and whole: the same logits."""
+    config = ModelConfig(
+        width=12, num_heads=3, num_layers=3, vocab_size=17, max_len=9, ffn_width=8, plan=plan,
+        positions=positions, gate="element", sink="learnt", ties="kv", dtype="float64",
+    )  # fmt: skip
+    model, rng = config.build(), np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(17, size=(2, 9)))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape)), shapes)
+    cache = config.empty_cache(2, 9)
+    layers = cache["k"].shape[0]
+    assert ("v" in cache) == (positions == "rotary")
+    assert sum(a[0, 0, 0].nbytes for a in cache.values() if a.ndim > 2) * layers == (
+        model_cache_bytes(config, 8)
+    )
+
+    @jax.jit
+    def run(params, tokens, cache):
+        whole = model.apply(params, tokens)
+        first, cache = model.apply(params, tokens[:, :5], cache=cache)
+        step = lambda cache, token: model.apply(params, token[:, None], cache=cache)[::-1]
+        _, rest = jax.lax.scan(step, cache, tokens[:, 5:].T)
+        return whole, jnp.concatenate([first, rest[:, :, 0].swapaxes(0, 1)], axis=1)
+
+    whole, stepped = run(params, tokens, cache)
+    assert_close(stepped, whole, loosen=100)
 
 
 PUBLISHED = [("head", 2048 * 32), ("element", 2048 * 32 * 128)]

@@ -39,6 +39,12 @@ from attnlab.heads.spec import weight_axes
         (dict(biases="a"), "no map for bias 'a'"),
         (dict(query_rank=2), "only 'tensor' has one"),
         (dict(latent_norm=False), "'standard' has no latent; leave latent_norm out"),
+        (dict(ties="vk"), "unknown ties 'vk': .*kv, qk, qkv"),
+        (dict(ties="kv", value_dim=4), "value_dim 4 and head_dim 3 must be equal"),
+        (dict(ties="qk", num_kv_heads=2), "num_heads 4 and num_kv_heads 2 must be equal"),
+        (dict(ties="qk", biases="k"), "no map for bias 'k'; use letters of 'oqv'"),
+        (dict(layout="low_rank_q", ties="qkv"), "no map of 'q' that could be that of k"),
+        (dict(layout="latent", ties="kv"), "leave 'v' out of ties"),
         (dict(layout="grouped_tied", head_dim=4), "4 numbers of a value of 3 are the key"),
     ],
 )
