@@ -17,3 +17,9 @@ def find(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown {kind} {name!r}: {hint}known: {', '.join(table)}")
+
+
+def check_count(field: str, value: Any, least: int) -> None:
+    """Raises ValueError for what is no whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")

@@ -144,6 +144,8 @@ class Given(NamedTuple):
     """Multiplies each head, [N] or [B, N]; 0 removes a head"""
     dropout_key: Any = None
     """Without a key nothing is dropped"""
+    scale: Any = None
+    """Multiplies the scale of the scores, or None"""
     memory: Any = None
     """Keys and values of an earlier layer"""
     reuse: Any = False

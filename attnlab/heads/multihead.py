@@ -218,6 +218,8 @@ def attend_heads(
         q, held = query_and_store(w, x, context, value_context, spec=spec, rotary=angles)
     else:
         q, held = query_alone(w, x, spec=spec, rotary=angles[0]), memory
+    if given.scale is not None:
+        q = q * jnp.asarray(given.scale, q.dtype)
     if cache is not None:
         seen = extend(cache, held, given.padding_mask, is_causal=is_causal, window=window)
         held = {name: a.astype(x.dtype) for name, a in seen.held.items()}

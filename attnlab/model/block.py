@@ -41,7 +41,8 @@ class BlockSpec(NamedTuple):
 
     With `ffn_width` 0 there is no feed-forward part, nor its norm; what attention writes is
     multiplied by `attention_gain`. `dropout_rate` is that of the outputs of the sublayers that
-    `dropout_places` names; `cross` are the heads that read a second text, None where there is none.
+    `dropout_places` names; `layer_scales` is read by the stack, a number for each of its layers;
+    `cross` are the heads that read a second text, None where there is none.
     With `kv_apart` the maps to keys and values are a part `kv` of their own; with `delta_rank`
     there is a part `delta`, a difference of that rank to each matrix of the other parts
     (`relaxed.py`).
@@ -67,6 +68,7 @@ class BlockSpec(NamedTuple):
     delta_rank: int | None = None
     window: int | None = None
     talking_heads: bool = False
+    layer_scales: tuple[float, ...] | None = None
     order: str | None = None
     implementation: str | None = None
 
@@ -74,6 +76,18 @@ class BlockSpec(NamedTuple):
     def drops(self) -> bool:
         """Does training need a random stream?"""
         return any((self.dropout_rate, self.attention_dropout_rate, self.ffn_dropout_rate))
+
+
+def check_scales(scales: tuple[float, ...] | None, num_layers: int, kind: str) -> None:
+    """Raises ValueError for `layer_scales` that are not one number for each layer of one stack."""
+    if scales is None:
+        return
+    if kind == "encoder_decoder":
+        raise ValueError("layer_scales are for one stack, an encoder_decoder has two; leave it out")
+    if len(scales) != num_layers or not all(0 < s < math.inf for s in scales):
+        raise ValueError(
+            f"layer_scales {scales} must be {num_layers} numbers above 0, one for each layer"
+        )
 
 
 def init_mix(num_heads: int) -> Weights:

@@ -15,10 +15,10 @@ from attnlab.heads.orders import check_order, contraction_orders
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.project import memory_names
 from attnlab.heads.spec import FIELDS, HeadSpec, under_order
-from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec
+from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec, check_scales
 from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
 from attnlab.model.pointwise import ACTIVATIONS
-from attnlab.names import find
+from attnlab.names import check_count, find
 from attnlab.norms import NORM_KINDS
 from attnlab.sharing.named import as_data
 from attnlab.sharing.plan import Plan
@@ -52,7 +52,8 @@ class ModelConfig:
 
     Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
     count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads;
-    `gate`, `sink` and `ties` are those of `HeadSpec`.
+    `gate`, `sink` and `ties` are those of `HeadSpec`; `layer_scales` has a number for each layer,
+    times which its scores are scaled (GPT-2's by 1 / layer).
     With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
     the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
     al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
@@ -105,6 +106,7 @@ class ModelConfig:
     key_rank: int | None = None
     value_rank: int | None = None
     attention_scale: float | None = None
+    layer_scales: tuple[float, ...] | None = None
     attention_output: bool = True
     qk_norm: str | None = None
     latent_norm: bool = True
@@ -161,11 +163,11 @@ class ModelConfig:
         if not isinstance(self.dtype, str):  # jnp.bfloat16
             object.__setattr__(self, "dtype", jnp.dtype(self.dtype).name)
         for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "delta_rank"):
-            _check_count(field, getattr(self, field), 1)
+            check_count(field, getattr(self, field), 1)
         for field in ("encoder_layers", "embedding_width"):
-            _check_count(field, 1 if getattr(self, field) is None else getattr(self, field), 1)
+            check_count(field, 1 if getattr(self, field) is None else getattr(self, field), 1)
         for field in ("ffn_width", "token_types", "pooled_classes"):
-            _check_count(field, getattr(self, field), 0)
+            check_count(field, getattr(self, field), 0)
         for place in ("", "embedding_", "attention_", "ffn_"):
             if not 0 <= (getattr(self, field := f"{place}dropout_rate") or 0.0) < 1:
                 raise ValueError(f"{field} must be in [0, 1), not {getattr(self, field)}")
@@ -191,6 +193,7 @@ class ModelConfig:
             )
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
+        check_scales(self.layer_scales, self.num_layers, self.kind)
         self._check_outer()
         self._check_encoder()
         self._check_parts(self.layer_plan)
@@ -391,8 +394,3 @@ class ModelConfig:
         one = init_cache(self.heads, batch, size, DTYPES[self.dtype], order=order, rotary=rotary)
         count = max(self.layer_plan.memories) + 1
         return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
-
-
-def _check_count(field: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")

@@ -74,6 +74,7 @@ def run_layers(
         return ran.x, (caches, kept), ran.shown
 
     own = {"head_gate": given.head_gate, "dropout_key": keys, "reuse": jnp.array(plan.reuses)}
+    own |= {"scale": jnp.array(spec.layer_scales)} if spec.layer_scales else {}
     own |= {"layer": jnp.arange(plan.num_layers)} if given.edit else {}
     (x, (cache, _)), shown = run_stack(
         block,

@@ -19,6 +19,7 @@ SETTINGS = {
     "attn_pdrop": 0.1,
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
     "tie_word_embeddings": True,
 }
 
@@ -34,6 +35,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
         num_heads=s["n_head"],
         ffn_width=s["n_inner"] or 4 * s["n_embd"],
         attention_scale=None if s["scale_attn_weights"] else 1.0,
+        layer_scales=_by_layer(s["n_layer"]) if s["scale_attn_by_inverse_layer_idx"] else None,
         norm_eps=s["layer_norm_epsilon"],
         activation=activation(s, "activation_function"),
         # The bare model has the same weights: its readout is there, tied, for who asks.
@@ -44,6 +46,10 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
         init_std=0.02,
         init_residual="depth",
     )
+
+
+def _by_layer(num_layers: int) -> tuple[float, ...]:
+    return tuple(1 / (i + 1) for i in range(num_layers))
 
 
 def _describe(c: Any) -> tuple[dict[str, Any], str]:
@@ -60,6 +66,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
         attn_pdrop=c.attention_dropout_rate,
         layer_norm_epsilon=c.norm_eps,
         scale_attn_weights=c.attention_scale is None,
+        scale_attn_by_inverse_layer_idx=c.layer_scales is not None,
         tie_word_embeddings=c.readout == "tied",
     )
     return settings, "GPT2LMHeadModel"
@@ -92,5 +99,4 @@ GPT2 = Family(
     # The causal mask, stored as if it were a bias.
     ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),
     ignored_for=lambda c: ("lm_head.weight",) if c.readout == "tied" else (),
-    fixed={"scale_attn_by_inverse_layer_idx": False},
 )

@@ -220,7 +220,7 @@ ATTRIBUTES = {
     "albert": {"hidden_act": "mish", "gap_size": 2},
     "roberta": {"hidden_act": "mish", "add_cross_attention": True},
     "distilbert": {"activation": "mish"},
-    "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": True},
+    "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": 2},
     "deepseek_v3": {
         "hidden_act": "mish",
         "first_k_dense_replace": 1,
