@@ -23,7 +23,7 @@ class Absorbed(NamedTuple):
     """What multiplying them out costs, once per call."""
     breaks: tuple[str, ...] = ()
     """What makes it another function: of "rotary", "qk_norm", "cap" (a soft cap together with key
-    biases) and "gate" (one per element)."""
+    biases), "gate" (one per element) and "extra" (keys that no input has)."""
 
 
 FREE_SCORES = ("rotary", "qk_norm", "cap")
@@ -148,7 +148,7 @@ def multiply_shared(spec: Any) -> Absorbed | None:
 
 
 def _bilinear(spec: Any, weights: Callable) -> Absorbed | None:
-    if spec.qk_norm:  # it stands between W_Q and W_K
+    if spec.qk_norm or spec.extra_keys:  # between W_Q and W_K, in the basis that they share
         return None
     s = spec.sizes
     reached = dataclasses.replace(
@@ -160,7 +160,9 @@ def _bilinear(spec: Any, weights: Callable) -> Absorbed | None:
         biases=spec.biases.replace("k", ""),
         **_sizes(spec, "V"),
     )
-    return Absorbed(reached, weights, 2 * s["D"] * s["N"] * s["E"] * s["H"], FREE_SCORES)
+    return Absorbed(
+        reached, weights, 2 * s["D"] * s["N"] * s["E"] * s["H"], (*FREE_SCORES, "extra")
+    )
 
 
 def multiply_values(spec: Any) -> Absorbed | None:

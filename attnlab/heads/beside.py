@@ -10,6 +10,8 @@ not look at anything: a learnt number per head (Agarwal et al. 2025, gpt-oss, ar
 0, which adds one to the sum of the softmax (Miller 2023, "Attention is off by one").
 
     p_ns = exp(a_ns) / (exp(sink_n) + sum_s' exp(a_ns'))
+
+Extra keys are a sink with values: their scores stand in the same sum, and what they give is added.
 """
 
 from typing import Any
@@ -18,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.attention.dense import Options, dropout_seed, kept, scores, weighted
 from attnlab.heads.maps import Weights, read_all
 from attnlab.observe import Look
 
@@ -33,7 +36,7 @@ WORDS = {"gate": ("head", "element"), "sink": ("learnt", "one")}
 def told(spec: Any) -> str:
     """The fields of a spec that put something beside its row or tie its maps, as "gate='head'"; ""
     for none."""
-    set_fields = {n: getattr(spec, n) for n in (*WORDS, "ties") if getattr(spec, n)}
+    set_fields = {n: getattr(spec, n) for n in (*WORDS, "ties", "extra_keys") if getattr(spec, n)}
     return ", ".join(f"{name}={value!r}" for name, value in set_fields.items())
 
 
@@ -54,3 +57,41 @@ def sink(w: Weights, spec: Any) -> Float[Array, "#N 1 1"] | None:
     if spec.sink is None:
         return None
     return jnp.zeros((1, 1, 1)) if spec.sink == "one" else w["sink"][:, None, None]
+
+
+def extra_scores(
+    w: Weights, q: Float[Array, "B T N H"], spec: Any, soft_cap: float | None
+) -> Float[Array, "B N T A"] | None:
+    """Those of the keys that no input has, which nothing hides."""
+    if not spec.extra_keys:
+        return None
+    keys = w["extra_k"].astype(q.dtype).swapaxes(0, 1)
+    keys = jnp.broadcast_to(keys, (q.shape[0], *keys.shape))
+    return scores(q.swapaxes(1, 2), keys, None, spec.score_scale, soft_cap)
+
+
+def beside_extra(
+    extra: Float[Array, "B N T A"], sink: Float[Array, "#N 1 1"] | None
+) -> Float[Array, "B N T 1"]:
+    """What extra keys, and a sink where there is one, are in the sum of the softmax."""
+    rest = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
+    return rest if sink is None else jnp.logaddexp(rest, sink.astype(rest.dtype))
+
+
+def of_extra(
+    w: Weights,
+    extra: Float[Array, "B N T A"],
+    residual: Float[Array, "B T N"],
+    num_keys: int,
+    drop: Options,
+) -> Float[Array, "B T N V"]:
+    """What extra keys give, where `residual` is log sum exp of all scores; dropout takes them as if
+    they stood behind the `num_keys` others."""
+    probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])
+    if drop.dropout_rate:
+        shape = (*extra.shape[:3], num_keys)
+        drawn = kept(dropout_seed(drop), drop.dropout_rate, (0, 0, 0, num_keys), extra.shape, shape)
+        probs = jnp.where(drawn, probs / (1 - drop.dropout_rate), 0)
+    values = w["extra_v"].astype(probs.dtype).swapaxes(0, 1)
+    values = jnp.broadcast_to(values, (extra.shape[0], *values.shape))
+    return weighted(probs, values).swapaxes(1, 2)

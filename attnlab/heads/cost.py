@@ -57,7 +57,8 @@ def call_flops(
     }
     maps = sum(times[runs] * count for runs, count in multiply_adds(spec).items())
     width = spec.size(row.scores) + spec.size(row.values)
-    return 2 * batch * (maps + spec.num_heads * num_queries * num_keys * width)
+    seen = num_keys + (spec.extra_keys or 0)
+    return 2 * batch * (maps + spec.num_heads * num_queries * seen * width)
 
 
 def decode_flops(spec: HeadSpec, num_keys: int) -> int:

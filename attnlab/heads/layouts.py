@@ -9,6 +9,7 @@ One letter per axis, everywhere in attnlab:
     M width of the latent of keys and values    Q of the latent of queries (D without one)
     P width of the rotary part of a head that keeps it apart
     X, Y, Z ranks of the queries, keys and values of a token, as matrices N x H
+    A keys and values that no input has
 
 Two questions that seeds and blogs mix are kept apart: *what a head reads* (all of x, or its own
 chunk: the layout) and *how wide it is* (`head_dim`).
@@ -30,9 +31,11 @@ from attnlab.heads.absorb import Absorbed
 from attnlab.heads.maps import (
     Held,
     Weights,
+    biases,
     merge_all,
     normalise,
     parse,
+    qk_norms,
     read_all,
     read_chunk,
     read_tied,
@@ -129,9 +132,11 @@ def _row(
         k = turn(normalise(w, "k_norm", kept, spec.qk_norm, spec.norm_eps))
         return {"k": k} if k is v else {"k": k, "v": v}
 
+    cache = fields.get("cache", {"k": "K H", "v": "K V"})
+    extra = {f"extra_{n}": f"read: A {cache[n]} ~ 1 if extra_keys" for n in "kv"}
     parts: dict[str, Any] = {
-        "maps": (outer or {}) | maps | _biases(maps) | QK_NORMS,
-        "cache": {"k": "K H", "v": "K V"},
+        "maps": (outer or {}) | maps | biases(maps) | qk_norms("H") | extra,
+        "cache": cache,
         "query": query,
         "store": store,
         "merge": merge_all,
@@ -141,16 +146,6 @@ def _row(
 
 
 OUTPUT = "merge: N V -> O if output"
-QK_NORMS = {"q_norm": "query: H = 1 if qk_norm", "k_norm": "store: H = 1 if qk_norm"}
-
-
-def _biases(maps: dict[str, str], letters: str = "qkvo") -> dict[str, str]:
-    """A bias for the maps of these letters: what stands right."""
-    found = {letter: parse(letter, maps[letter]) for letter in letters}
-    return {
-        f"{letter}_bias": f"{one.runs}: {' '.join(one.makes)} = 0 if biases has {letter}"
-        for letter, one in found.items()
-    }
 
 
 def _read_two_stage(w: Weights, name: str, x: Array) -> Array:
@@ -239,9 +234,8 @@ LAYOUTS: dict[str, Layout] = {
             "m": "query: N R ~ 1",
             "v": COLLABORATIVE["v"],
             "o": OUTPUT,
-            **_biases(COLLABORATIVE),
-            "q_norm": "query: R = 1 if qk_norm",
-            "k_norm": "store: R = 1 if qk_norm",
+            **biases(COLLABORATIVE),
+            **qk_norms("R"),
         },
         cache={"k": "R", "v": "K V"},
         query=_query_collaborative,
@@ -261,7 +255,7 @@ LAYOUTS: dict[str, Layout] = {
         maps={
             **BILINEAR,
             "q_bias": "query: N E = 0 if biases has q",
-            **_biases(BILINEAR, "vo"),
+            **biases(BILINEAR, "vo"),
         },
         cache={"x": "E", "v": "K V"},
         query=bilinear.query,

@@ -134,6 +134,30 @@ def parse(name: str, text: str) -> Map:
     )
 
 
+def biases(maps: dict[str, str], letters: str = "qkvo") -> dict[str, str]:
+    """A bias for the maps of these letters: what stands right.
+
+    >>> biases({"q": "query: D -> N H"}, "q")
+    {'q_bias': 'query: N H = 0 if biases has q'}
+    """
+    found = {letter: parse(letter, maps[letter]) for letter in letters}
+    return {
+        f"{letter}_bias": f"{one.runs}: {' '.join(one.makes)} = 0 if biases has {letter}"
+        for letter, one in found.items()
+    }
+
+
+def qk_norms(width: str) -> dict[str, str]:
+    """The norms of queries and of keys of this width, scale and bias.
+
+    >>> qk_norms("R")["q_norm_bias"]
+    'query: R = 0 if qk_norm_bias'
+    """
+    ends = {"": f"{width} = 1 if qk_norm", "_bias": f"{width} = 0 if qk_norm_bias"}
+    runs = {"q": "query", "k": "store"}
+    return {f"{n}_norm{e}": f"{r}: {text}" for n, r in runs.items() for e, text in ends.items()}
+
+
 def add_bias(y: Array, w: Weights, name: str) -> Array:
     """y + the bias `name`, where there is one."""
     bias = f"{name}_bias"
@@ -141,8 +165,11 @@ def add_bias(y: Array, w: Weights, name: str) -> Array:
 
 
 def normalise(w: Weights, name: str, a: Array, kind: str | None, eps: float) -> Array:
-    """Over the last axis, with the scale `name`; as it is where `kind` is None."""
-    return NORM_KINDS[kind]({"scale": w[name]}, a, eps=eps) if kind else a
+    """Over the last axis, with the scale `name` and, where there is one, its bias; as it is where
+    `kind` is None."""
+    own = {"scale": name, "bias": f"{name}_bias"}
+    there = {part: w[own] for part, own in own.items() if own in w}
+    return NORM_KINDS[kind](there, a, eps=eps) if kind else a
 
 
 def read_all(w: Weights, name: str, x: Array) -> Array:

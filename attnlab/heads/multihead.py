@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from attnlab.attention.core import Mix, attend, trace
+from attnlab.attention.core import Mix, Options, attend, trace
 from attnlab.attention.masks import Edges, combine
 from attnlab.heads import beside
 from attnlab.heads.cache import Cache, extend
@@ -229,9 +229,15 @@ def attend_heads(
         mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
     elif given.padding_mask is not None:
         mask = combine(mask, given.padding_mask[:, None, None, :])
-    heads, _ = attend(
+    q, sink = look("q", q), beside.sink(w, spec)
+    extra = beside.extra_scores(w, q, spec, logits_soft_cap)
+    if extra is not None:
+        if mix is not None:
+            raise ValueError("mix needs the scores of all heads at once; leave extra_keys out")
+        sink = beside.beside_extra(extra, sink)
+    heads, residual = attend(
         look,
-        look("q", q),
+        q,
         look("k", k),
         look("v", v),
         given.bias,
@@ -241,12 +247,17 @@ def attend_heads(
         local_window_size=local_window_size,
         logits_soft_cap=logits_soft_cap,
         mix=mix,
-        sink=beside.sink(w, spec),
+        sink=sink,
+        return_residual=extra is not None,
         dropout_rate=dropout_rate,
         dropout_key=given.dropout_key,
         implementation=implementation,
         told=given.told,
     )
+    if extra is not None:
+        drop = Options(None, dropout_rate=dropout_rate, dropout_key=given.dropout_key)
+        more = beside.of_extra(w, extra, residual, k.shape[1], drop)
+        heads = heads + more.astype(heads.dtype)
     out = _merged(look, w, look("heads", beside.gate(look, w, x, heads, spec)), spec)
     if seen is not None:
         out = jnp.where(seen.fits[..., None, None], out, jnp.nan)

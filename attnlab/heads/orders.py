@@ -38,6 +38,7 @@ def contraction_orders(
         "qk_norm": bool(spec.qk_norm),
         "cap": logits_soft_cap is not None and spec.tied["k"] in spec.biases,
         "gate": spec.gate == "element",
+        "extra": bool(spec.extra_keys),
     }
     orders: dict[str, int | str] = {"factored": flops(spec)}
     spent, reason = 0, None
@@ -54,6 +55,7 @@ BROKEN = {
     "rotary": "rotary positions stand between W_Q and W_K",
     "qk_norm": "qk_norm stands between W_Q and W_K",
     "cap": "a soft cap sees the key bias, which this order cancels",
+    "extra": "extra_keys are in the basis that W_Q and W_K share",
     "gate": "a gate per element stands between W_V and W_O",
 }
 """What `Absorbed.breaks` names -> why."""

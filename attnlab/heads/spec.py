@@ -13,6 +13,7 @@ FIELDS = {
     "K": "num_kv_heads", "H": "head_dim", "V": "value_dim", "R": "shared_dim",
     "E": "key_width", "W": "value_width", "M": "latent_dim", "Q": "query_latent_dim",
     "P": "rotary_dim", "X": "query_rank", "Y": "key_rank", "Z": "value_rank",
+    "A": "extra_keys",
 }  # fmt: skip
 """Axis letter -> the field that sizes it."""
 
@@ -38,7 +39,8 @@ class HeadSpec:
     maps that have one, of "qkvo", and "a" for the factors of the heads (`tensor`). `output=False`
     leaves W_O out: the output is the heads side by side. `qk_norm` normalises q and k per head,
     with a learnt scale: "layer" (Dehghani et al. 2023, arXiv 2302.05442; Flax's `normalize_qk`) or
-    "rms" (Qwen3); `latent_norm=False` leaves out the norms of latents, which are then plain
+    "rms" (Qwen3), and with `qk_norm_bias` a learnt bias (pbloem/former's `kqnorm`);
+    `latent_norm=False` leaves out the norms of latents, which are then plain
     products of two maps; `norm_eps` is the epsilon of all norms inside the heads (1e-6 is Flax's).
 
     `gate` multiplies what a head gives by a sigmoid of a linear map of x: one number per "head" or
@@ -46,6 +48,8 @@ class HeadSpec:
     softmax, whose probability goes nowhere: "learnt" per head (gpt-oss) or "one", a score of 0,
     which adds one to the sum. `ties` says which maps are one: "kv" (a token's value is its key,
     before norm and turning, so that without these a cache holds one of them), "qk" or "qkv".
+    `extra_keys` are so many learnt keys and values for each key head, which no input has and every
+    query sees (torch's `bias_k` and `bias_v`; its `add_zero_attn` is sink="one").
 
     Raises ValueError, saying what to change, for an impossible combination.
     """
@@ -75,6 +79,8 @@ class HeadSpec:
     gate: str | None = None
     sink: str | None = None
     ties: str = ""
+    extra_keys: int | None = None
+    qk_norm_bias: bool = False
 
     def __post_init__(self):
         row = find("layout", self.layout, LAYOUTS)
@@ -134,6 +140,8 @@ class HeadSpec:
                 raise ValueError(
                     f"layout {self.layout!r} has no q and k to normalise; leave qk_norm out"
                 )
+        if self.qk_norm_bias and self.qk_norm != "layer":
+            raise ValueError("qk_norm_bias is the bias of a layer norm; set qk_norm='layer'")
         if not self.latent_norm and "latent_norm" not in row.asks:
             raise ValueError(f"layout {self.layout!r} has no latent; leave latent_norm out")
 
@@ -184,6 +192,7 @@ class HeadSpec:
         """Axis letter -> size, with every None resolved."""
         d, n, row = self.width, self.num_heads, LAYOUTS[self.layout]
         sizes = {"D": d, "N": n} | ({} if d % n else {"C": d // n})
+        sizes |= {"A": self.extra_keys} if self.extra_keys else {}
         defaults = {"K": n, "E": d, "W": d, "R": d}
         sizes |= {a: getattr(self, FIELDS[a]) or size for a, size in defaults.items()}
         for letter, default in row.sizes.items():
@@ -264,7 +273,7 @@ def bare(spec: HeadSpec) -> HeadSpec:
     [0, 2]
     """
     gate = None if spec.gate == "element" else spec.gate
-    return dataclasses.replace(spec, qk_norm=None, gate=gate)
+    return dataclasses.replace(spec, qk_norm=None, qk_norm_bias=False, gate=gate, extra_keys=None)
 
 
 def absorption(spec: HeadSpec) -> list[Absorbed]:

@@ -52,8 +52,8 @@ class ModelConfig:
 
     Sizes left None take the default of the layout (see `HeadSpec`); of `attention_biases` letters
     count for which the layout has a map; `head_norm_eps` is the epsilon of norms inside the heads;
-    `gate`, `sink` and `ties` are those of `HeadSpec`; `layer_scales` has a number for each layer,
-    times which its scores are scaled (GPT-2's by 1 / layer).
+    `gate`, `sink`, `ties` and `extra_keys` are those of `HeadSpec`; `layer_scales` has
+    a number for each layer, times which its scores are scaled (GPT-2's by 1 / layer).
     With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
     the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
     al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
@@ -109,11 +109,13 @@ class ModelConfig:
     layer_scales: tuple[float, ...] | None = None
     attention_output: bool = True
     qk_norm: str | None = None
+    qk_norm_bias: bool = False
     latent_norm: bool = True
     head_norm_eps: float = 1e-6
     gate: str | None = None
     sink: str | None = None
     ties: str = ""
+    extra_keys: int | None = None
     window: int | None = None
     talking_heads: bool = False
     ffn_width: int = 256
@@ -304,6 +306,8 @@ class ModelConfig:
                 f"without an output map the heads side by side ({heads.sizes['O']}) must be as "
                 f"wide as the model ({self.width}); set value_dim or attention_output=True"
             )
+        if heads.extra_keys and self.talking_heads:
+            raise ValueError("talking_heads mix no extra_keys; leave one of them out")
         rotary = POSITIONS[self.positions].rotary
         if rotary and heads.turned is None:
             raise ValueError(

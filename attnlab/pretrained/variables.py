@@ -32,7 +32,9 @@ def from_variables(
 ) -> tuple[Any, dict[str, Any]]:
     """(model, params) of `variables`, named as in `system`; `config` has the system's own words.
 
-    torch_mha      torch.nn.MultiheadAttention: embed_dim, num_heads; kdim, vdim
+    torch_mha      torch.nn.MultiheadAttention: embed_dim, num_heads; kdim, vdim, add_zero_attn
+                   (which leaves no weight). A row that sees no key of its own is that of
+                   `extra_keys` and `sink`, in torch too.
     torch_layers   torch.nn.TransformerEncoderLayer, TransformerEncoder or Transformer: nhead;
                    norm_first (False), activation ("relu"), layer_norm_eps (1e-5), max_length.
                    Takes vectors, floats [B, T, d_model]; gives `Outputs.last`.
@@ -40,7 +42,8 @@ def from_variables(
                    "SelfAttentionNarrow" or "SelfAttentionAlt", emb, heads; a model:
                    module="GTransformer" or "CTransformer" with heads, attention_type
                    ("default", "wide", "narrow", "alt"), max_pool. revision="2019" scales scores by
-                   1/sqrt(emb), "HEAD" (default) by 1/sqrt(width of a head).
+                   1/sqrt(emb), "HEAD" (default) by 1/sqrt(width of a head), `scalefactor` by
+                   itself; `kqnorm` is what the variables say.
     seed_snippet   the tutorial class with one chunk projection for all heads: embed_size, heads
     t2t            tensor2tensor's Transformer, encoder and decoder with one vocabulary: num_heads;
                    layer_postprocess_sequence "da" (default) or, as in the paper, "dan";
@@ -82,14 +85,18 @@ def _take(config: dict[str, Any], *needed: str, **defaults: Any) -> list[Any]:
 
 
 def _torch_mha(config: dict[str, Any], tensors: Tensors) -> Built:
-    width, heads, kdim, vdim, _ = _take(
-        config, "embed_dim", "num_heads", kdim=None, vdim=None, batch_first=True
-    )
-    for name in ("bias_k", "bias_v"):
-        if name in tensors:
-            raise ValueError(f"{name}: keys and values that no input has are not supported")
+    width, heads, kdim, vdim, extra, zero, _ = _take(
+        config, "embed_dim", "num_heads", kdim=None, vdim=None, add_bias_kv=None,
+        add_zero_attn=False, batch_first=True,
+    )  # fmt: skip
     biases = "qkvo" if "in_proj_bias" in tensors else ""
-    spec = HeadSpec("standard", width, heads, key_width=kdim, value_width=vdim, biases=biases)
+    there = "bias_k" in tensors
+    if extra is not None and bool(extra) != there:
+        raise ValueError(f"add_bias_kv is {extra}, and bias_k is {'' if there else 'not '}there")
+    spec = HeadSpec(
+        "standard", width, heads, key_width=kdim, value_width=vdim, biases=biases,
+        extra_keys=1 if there else None, sink="one" if zero else None,
+    )  # fmt: skip
     at = ("heads",)
     if "in_proj_weight" in tensors:
         rows = [Row("in_proj_weight", tuple((*at, n) for n in "qkv"), None, "linear")]
@@ -98,6 +105,9 @@ def _torch_mha(config: dict[str, Any], tensors: Tensors) -> Built:
     if biases:
         packed = tuple((*at, f"{n}_bias") for n in "qkv")
         rows.append(Row("in_proj_bias", packed, None, "vector"))
+    for n in "kv" if there else "":
+        tensors[f"bias_{n}"] = np.ravel(tensors.get(f"bias_{n}", ()))  # torch: [1, 1, E]
+        rows.append(Row(f"bias_{n}", ((*at, f"extra_{n}"),), None, "vector"))
     return spec, rows + dense("out_proj", *at, "o", bias=bool(biases))
 
 
@@ -141,6 +151,10 @@ def _former_heads(
             rows += dense(f"{prefix}{theirs}", *where, ours, slot=slot, bias=False)
     if layout == "alt":
         rows += dense(f"{prefix}downproj", *where, "down", slot=slot, bias=False)
+    if f"{prefix}kln.weight" in tensors:
+        for ours, theirs in {"q": "qln", "k": "kln"}.items():
+            rows += same(f"{prefix}{theirs}.weight", *where, f"{ours}_norm", slot=slot)
+            rows += same(f"{prefix}{theirs}.bias", *where, f"{ours}_norm_bias", slot=slot)
     # Narrow attention lost its output map after 2019.
     output = layout != "narrow_tied" or f"{prefix}unifyheads.weight" in tensors
     rows += dense(f"{prefix}unifyheads", *where, "o", slot=slot) if output else []
@@ -150,22 +164,42 @@ def _former_heads(
 def _former(config: dict[str, Any], tensors: Tensors) -> Built:
     if config.get("module") in ("GTransformer", "CTransformer"):
         return _former_model(config, tensors)
-    module, width, heads, revision = _take(config, "module", "emb", "heads", revision="HEAD")
+    module, width, heads, revision, kqnorm, factor = _take(
+        config, "module", "emb", "heads", revision="HEAD", kqnorm=None, scalefactor=None
+    )
     layout = find("module of former", module, FORMER)
     output, rows = _former_heads(layout, "", ("heads",), tensors, None)
-    spec = HeadSpec(layout, width, heads, output=output, biases="o" if output else "")
-    return dataclasses.replace(spec, scale=_former_scale(revision, width, spec)), rows
+    spec = HeadSpec(
+        layout, width, heads, output=output, biases="o" if output else "", norm_eps=1e-5,
+        **_former_norms(layout, kqnorm, "", tensors),
+    )  # fmt: skip
+    return dataclasses.replace(spec, scale=_former_scale(revision, factor, width, spec)), rows
 
 
-def _former_scale(revision: str, width: int, spec: HeadSpec) -> float:
+def _former_norms(layout: str, kqnorm: Any, prefix: str, tensors: Tensors) -> dict[str, Any]:
+    """The norms of queries and keys, which the variables have or not."""
+    there = f"{prefix}kln.weight" in tensors
+    if kqnorm is not None and bool(kqnorm) != there:
+        raise ValueError(f"kqnorm is {kqnorm}, and kln.weight is {'' if there else 'not '}there")
+    if there and layout != "standard":
+        raise ValueError(f"kqnorm is of former's SelfAttention alone, not of layout {layout!r}")
+    return {"qk_norm": "layer", "qk_norm_bias": True} if there else {}
+
+
+def _former_scale(revision: str, factor: float | None, width: int, spec: HeadSpec) -> float:
     find("revision of former", revision, {"HEAD": 0, "2019": 0})
+    if factor is not None:
+        if spec.layout != "standard":
+            raise ValueError(f"scalefactor is of former's SelfAttention alone, not {spec.layout!r}")
+        return factor
     return (width if revision == "2019" else spec.sizes["H"]) ** -0.5
 
 
 def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
-    module, heads, kind, max_pool, revision = _take(
-        config, "module", "heads", attention_type="default", max_pool=True, revision="HEAD"
-    )
+    module, heads, kind, max_pool, revision, kqnorm, factor = _take(
+        config, "module", "heads", attention_type="default", max_pool=True, revision="HEAD",
+        kqnorm=None, scalefactor=None,
+    )  # fmt: skip
     layout = find("attention_type of former", kind, FORMER)
     for name in ("token_embedding.weight", "pos_embedding.weight", "toprobs.weight"):
         if name not in tensors:
@@ -208,9 +242,11 @@ def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
         ffn_width=len(tensors.get("tblocks.0.ff.0.weight", range(4 * width))),
         norm="post",
         activation="relu",
+        head_norm_eps=1e-5,
+        **_former_norms(layout, kqnorm, "tblocks.0.attention.", tensors),
         **ends,
     )
-    scale = _former_scale(revision, width, model.heads)
+    scale = _former_scale(revision, factor, width, model.heads)
     return dataclasses.replace(model, attention_scale=scale), rows
 
 

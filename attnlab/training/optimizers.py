@@ -45,8 +45,9 @@ makes. All before them number matrices that are apart. (0, n) is a vector."""
 
 
 def decays(params: Any) -> Any:
-    """True for matrices, False for biases and norm scales: by name, since slots are stacked."""
-    return _by_name(params, lambda name: not name.endswith(("bias", "scale", "norm")))
+    """True for matrices, False for biases, sinks and norm scales: by name, since slots are
+    stacked."""
+    return _by_name(params, lambda name: not name.endswith(("bias", "scale", "norm", "sink")))
 
 
 def by_shape(params: Any) -> Any:

@@ -63,7 +63,8 @@ SPECS = {
     ),
     "absorbed, no bias": case("absorbed", width=7, num_heads=3),
     "layer norm of q and k": case(
-        "standard", width=12, num_heads=6, num_kv_heads=2, head_dim=5, biases="q", qk_norm="layer"
+        "standard", width=12, num_heads=6, num_kv_heads=2, head_dim=5, biases="q", qk_norm="layer",
+        qk_norm_bias=True,
     ),
     "rms norm of q and k": case("narrow", width=12, num_heads=3, qk_norm="rms"),
     "latent": case(
@@ -106,6 +107,10 @@ SPECS = {
     ),
     "one map for all": case(
         "two_stage", width=12, num_heads=3, head_dim=5, biases="qo", ties="qkv", qk_norm="rms"
+    ),
+    "keys that no input has": case(
+        "narrow", width=12, num_heads=3, head_dim=2, value_dim=5, biases="ko", extra_keys=4,
+        sink="learnt", gate="element",
     ),
     "gated heads": case(
         "absorbed", width=12, num_heads=3, biases="qvo", gate="head", sink="learnt"
@@ -155,8 +160,14 @@ def by_hand(w, x, context, values, spec):
     for n in range(s["N"]):
         g = n // (s["N"] // s["K"])
         q, k, v, o = DEFINITIONS[spec.layout](w, n, g, x, context, values, s)
+        if spec.extra_keys:
+            more = lambda a, name, g=g: np.concatenate(
+                [a, np.broadcast_to(w[name][:, g], (len(a), *w[name][:, g].shape))], axis=1
+            )
+            k, v = more(k, "extra_k"), more(v, "extra_v")
         if spec.qk_norm:
-            q, k = norm(q, w["q_norm"], spec.qk_norm), norm(k, w["k_norm"], spec.qk_norm)
+            q = norm(q, w["q_norm"], spec.qk_norm) + w.get("q_norm_bias", 0)
+            k = norm(k, w["k_norm"], spec.qk_norm) + w.get("k_norm_bias", 0)
         scale = spec.scale or 1 / math.sqrt(q.shape[-1])
         scores = q @ k.swapaxes(1, 2) * scale
         sink = w["sink"][n] if spec.sink == "learnt" else 0 if spec.sink else -np.inf

@@ -15,6 +15,11 @@ from attnlab import (
     ModelConfig,
     contraction_orders,
     convert,
+    dot_product_attention,
+    merge_heads,
+    multi_head_attention,
+    pretrained,
+    project_heads,
     regauge,
     unique_parameters,
 )
@@ -111,7 +116,8 @@ def test_all_at_once_in_a_model_that_writes(positions, plan, x64):
     """A text from a cache, token by token, and whole: the same logits."""
     config = ModelConfig(
         width=12, num_heads=3, num_layers=3, vocab_size=17, max_len=9, ffn_width=8, plan=plan,
-        positions=positions, gate="element", sink="learnt", ties="kv", dtype="float64",
+        positions=positions, gate="element", sink="learnt", ties="kv", extra_keys=2,
+        dtype="float64",
     )  # fmt: skip
     model, rng = config.build(), np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(17, size=(2, 9)))
@@ -134,6 +140,38 @@ def test_all_at_once_in_a_model_that_writes(positions, plan, x64):
 
     whole, stepped = run(params, tokens, cache)
     assert_close(stepped, whole, loosen=100)
+
+
+def test_extra_keys_are_keys_behind_the_others(x64):
+    """In blocks too, and what dropout takes."""
+    spec = HeadSpec("standard", 12, 6, 2, head_dim=4, value_dim=5, extra_keys=3)
+    w, x, *_ = make(spec, jnp.float64)
+    key, mask = jax.random.key(1), jnp.tri(7, dtype=bool).at[2].set(False)
+    options = dict(dropout_rate=0.3, dropout_key=key)
+
+    @jax.jit
+    def run(w, x):
+        plain = {n: a for n, a in w.items() if n[:5] != "extra"}
+        q, k, v = project_heads(plain, x, spec=dataclasses.replace(spec, extra_keys=None))
+        behind = lambda a, more: jnp.concatenate([a, jnp.stack([more] * len(a))], axis=1)
+        heads = dot_product_attention(
+            q, behind(k, w["extra_k"]), behind(v, w["extra_v"]), **options,
+            mask=jnp.concatenate([mask, jnp.ones((7, 3), bool)], axis=1),
+        )  # fmt: skip
+        expected = merge_heads(plain, heads, spec=spec)
+        call = lambda name: multi_head_attention(
+            w, x, spec=spec, mask=mask, implementation=name, **options
+        )
+        return expected, call("dense"), call("blockwise")
+
+    expected, *got = run(w, x)
+    for a in got:
+        assert_close(a, expected, loosen=10)
+    with pytest.raises(ValueError, match="leave extra_keys out"):
+        attend(w, x, spec=spec, mix=(jnp.eye(6), None))
+    assert "basis" in contraction_orders(spec, 2, 7)["bilinear"]
+    with pytest.raises(ValueError, match="talking_heads mix no extra_keys"):
+        ModelConfig(extra_keys=1, talking_heads=True)
 
 
 PUBLISHED = [("head", 2048 * 32), ("element", 2048 * 32 * 128)]
@@ -206,4 +244,25 @@ def test_the_sinks_of_gpt_oss():
     w |= {"o": p["o_proj.weight"].T.reshape(6, 4, 12), "o_bias": p["o_proj.bias"]}
     w = jax.tree.map(jnp.asarray, w | {"sink": p["sinks"]})
     got = attend(w, jnp.asarray(x.numpy()), spec=spec, is_causal=True)
+    np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("zero", [False, True])
+def test_the_extra_keys_of_torch(zero):
+    """torch.nn.MultiheadAttention(add_bias_kv=True), live, under a mask."""
+    import torch
+
+    torch.manual_seed(0)
+    config = dict(embed_dim=12, num_heads=3, add_bias_kv=True, add_zero_attn=zero)
+    module = torch.nn.MultiheadAttention(**config, batch_first=True).eval()
+    with torch.no_grad():
+        for a in module.parameters():
+            a.normal_()
+        x, hidden = torch.randn(2, 5, 12), torch.ones(5, 5, dtype=bool).triu(1)
+        expected = module(x, x, x, attn_mask=hidden)[0].numpy()
+    w = {n: a.detach().numpy() for n, a in module.named_parameters()}
+    model, params = pretrained.from_variables("torch_mha", config, w)
+    x = jnp.asarray(x.numpy())
+    got = model.apply({"params": params}, x, mask=jnp.asarray(~hidden.numpy()))
     np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())

@@ -62,6 +62,33 @@ def test_former_attention(kind, output, revision):
     assert_close(run(model, params, X), jnp.asarray(expected, jnp.float32), loosen=5)
 
 
+def test_former_with_norms_and_a_factor():
+    """kqnorm: layer norms of each head's queries and keys, scale and bias; scalefactor: 0.3."""
+    w = former("") | {f"{n}ln.{m}": draw(E // N) for n in "kq" for m in ("weight", "bias")}
+
+    def normed(name, a):
+        a = a.reshape(2, 5, N, -1)
+        a = a - a.mean(-1, keepdims=True)
+        a = a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-5)
+        return a * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    q, k = normed("qln", linear(w, "toqueries", X)), normed("kln", linear(w, "tokeys", X))
+    heads = attend(q, k, linear(w, "tovalues", X).reshape(2, 5, N, -1), 0.3)
+    config = dict(module="SelfAttention", emb=E, heads=N, kqnorm=True, scalefactor=0.3)
+    model, params = pretrained.from_variables("former", config, w)
+    expected = jnp.asarray(linear(w, "unifyheads", heads), jnp.float32)
+    assert_close(run(model, params, X), expected, loosen=5)
+    for kind, change, message in (
+        ("", dict(kqnorm=False), "kqnorm is False, and kln.weight is there"),
+        ("Wide", {}, "SelfAttention alone"),
+        ("Alt", dict(scalefactor=0.5), "SelfAttention alone"),
+    ):
+        own = former(kind) | ({} if "scalefactor" in change else w)
+        config = dict(module=f"SelfAttention{kind}", emb=E, heads=N) | change
+        with pytest.raises(ValueError, match=message):
+            pretrained.from_variables("former", config, own)
+
+
 @pytest.mark.parametrize("module", ["GTransformer", "CTransformer-max", "CTransformer-mean"])
 @pytest.mark.parametrize("kind", ["", "Wide", "Narrow", "Alt"])
 def test_former_models(kind, module):

@@ -39,6 +39,27 @@ def test_torch_attention_by_hand(apart, bias):
     assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
 
 
+def test_torch_keys_that_no_input_has():
+    """bias_k and bias_v come behind the keys, then zeros; nothing hides them."""
+    w = {"in_proj_weight": draw(3 * E, E), "in_proj_bias": draw(3 * E)}
+    w |= {"out_proj.weight": draw(E, E), "out_proj.bias": draw(E)}
+    w |= {"bias_k": draw(1, 1, E), "bias_v": draw(1, 1, E)}
+    config = dict(embed_dim=E, num_heads=N, add_bias_kv=True, add_zero_attn=True)
+    model, params = pretrained.from_variables("torch_mha", config, w)
+    keep = np.arange(5) < np.array([[4], [0]])  # one text with nothing to see
+    read = [X @ a.T + b for a, b in zip(np.split(w["in_proj_weight"], 3),
+                                        np.split(w["in_proj_bias"], 3), strict=True)]  # fmt: skip
+    for i, name in ((1, "bias_k"), (2, "bias_v")):
+        more = np.concatenate([np.broadcast_to(w[name], (2, 1, E)), np.zeros((2, 1, E))], axis=1)
+        read[i] = np.concatenate([read[i], more], axis=1)
+    q, k, v = (a.reshape(2, -1, N, E // N) for a in read)
+    hidden = np.pad(~keep, [(0, 0), (0, 2)])[:, None, None]
+    expected = linear(w, "out_proj", attend(q, k, v, (E // N) ** -0.5, hidden))
+    x, mask = jnp.asarray(X, jnp.float32), jnp.asarray(keep)[:, None, None]
+    got = jax.jit(lambda p: model.apply({"params": p}, x, mask=mask))(params)
+    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
+
+
 def t2t_variables(after, three):
     """Two encoder layers, one decoder layer, keys and values of widths of their own."""
     place = {"da": "layer_prepostprocess", "dan": "layer_postprocess"}[after]
@@ -323,7 +344,8 @@ def test_googles_albert_with_equal_sizes_has_no_map():
             r"'fc_out.weight' has shape \(2, 3\)",
         ),
         ("seed_snipet", {}, {}, "did you mean 'seed_snippet'"),
-        ("torch_mha", dict(embed_dim=E, num_heads=N), {"bias_k": draw(1, 1, E)}, "bias_k"),
+        ("torch_mha", dict(embed_dim=E, num_heads=N, add_bias_kv=True), {}, "bias_k is not there"),
+        ("torch_mha", dict(embed_dim=E, num_heads=N), {"bias_k": draw(1, 1, E)}, "missing"),
         ("former", dict(module="SelfAttentionRelative", emb=E, heads=N), {}, "unknown module"),
         ("former", dict(module="SelfAttention", emb=E, heads=N, revision="1"), {}, "revision"),
     ],
