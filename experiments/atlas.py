@@ -5,11 +5,13 @@ their own refusals, and the table of layout against layout from `convert` on gen
 a minute on 2 cores; a test fails while the page is not what this makes.
 """
 
+import dataclasses
 import functools
 import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import jax
@@ -44,7 +46,7 @@ URLS = {
 
 def page() -> str:
     """The whole page."""
-    tables = numbers(), backends(), maps(), pairs(), fitting()
+    tables = numbers(), fields(), backends(), maps(), pairs(), fitting()
     return "\n\n".join([INTRODUCTION, *map(section, LAYOUTS), *tables]) + "\n"
 
 
@@ -156,6 +158,67 @@ def numbers() -> str:
         "| layout | parameters | FLOPs per token | cache bytes per token | rank of scores |\n"
         "|---|--:|--:|--:|--:|\n" + "\n".join(rows)
     )
+
+
+BESIDE: dict[str, tuple[dict[str, Any], str, str]] = {
+    'gate="head"': (
+        {"gate": "head"},
+        "each head times sigmoid(x g_n), one number",
+        "Qiu et al. 2025, arXiv 2505.06708",
+    ),
+    'gate="element"': (
+        {"gate": "element"},
+        "each head times sigmoid(x G_n), V numbers",
+        "Qiu et al. 2025, arXiv 2505.06708",
+    ),
+    'sink="learnt"': (
+        {"sink": "learnt"},
+        "exp(s_n) in the sum of each softmax",
+        "gpt-oss, arXiv 2508.10925",
+    ),
+    'sink="one"': ({"sink": "one"}, "1 in the sum of each softmax", "torch's `add_zero_attn`"),
+    "extra_keys=1": (
+        {"extra_keys": 1},
+        "a learnt key and value per key head, which no input has",
+        "torch's `bias_k`, `bias_v`",
+    ),
+    'ties="kv"': ({"ties": "kv"}, "W_V is W_K", "arXiv 2606.04032"),
+    'ties="qk"': ({"ties": "qk"}, "W_K is W_Q", "arXiv 2606.04032"),
+    'ties="qkv"': ({"ties": "qkv"}, "one map", "arXiv 2606.04032"),
+    'qk_norm="layer"': (
+        {"qk_norm": "layer"},
+        "a norm of each head's q and k, with `qk_norm_bias` a bias too",
+        "Dehghani et al. 2023, arXiv 2302.05442",
+    ),
+}
+"""What a person writes -> fields, what they do, where they come from."""
+
+
+def fields() -> str:
+    """What a spec may have beside its layout: its cost in `standard`, and which layouts cannot."""
+    rows, plain = [], SIZES["standard"]
+    for told, (asked, what, source) in BESIDE.items():
+        spec = dataclasses.replace(plain, **asked)
+        more = head_parameters(spec) - head_parameters(plain)
+        cost = f"{more:+,} | {cache_bytes_per_token(spec):,}"
+        without = ", ".join(n for n in LAYOUTS if not takes(n, asked)) or "–"
+        rows.append(f"| `{told}` | {what} | {cost} | {without} | {link(source)} |")
+    return (
+        "## Beside a layout\n\nFields that most layouts take. Parameters are those more, or fewer, "
+        "than `standard` has, bytes a token those of\nits cache without rotary positions, which "
+        "keep tied keys and values apart.\n\n"
+        "| field | what it does | parameters | cache bytes | not for | source |\n"
+        "|---|---|--:|--:|---|---|\n" + "\n".join(rows)
+    )
+
+
+def takes(layout: str, asked: dict[str, Any]) -> bool:
+    """Is there such a spec?"""
+    try:
+        dataclasses.replace(SIZES[layout], **asked)
+    except ValueError:
+        return False
+    return True
 
 
 def backends() -> str:

@@ -23,7 +23,7 @@ def spec_of(layout, **fields):
     letters, sizes = LAYOUTS[layout].letters, dict(num_kv_heads=2, key_width=10)
     sizes |= dict(head_dim=4, value_dim=5, value_width=9, shared_dim=8, latent_dim=7)
     sizes |= dict(query_latent_dim=3, rotary_dim=2, query_rank=5, key_rank=2, value_rank=3)
-    kept = {n: sizes[n] for a, n in FIELDS.items() if a in letters}
+    kept = {n: sizes[n] for a, n in FIELDS.items() if a in letters and n in sizes}
     biases = "".join(a for a in "qkvoa" if a in HeadSpec.bias_letters(layout))
     wanted = dict(out_width=11, biases=biases) | kept | fields
     return settled(HeadSpec(layout, width=12, num_heads=6, **wanted))
