@@ -228,7 +228,9 @@ class _Weights:
         w, turn = self._heads(layer), self._turn(distance)
         f = lambda x: query_alone(w, x, spec=self.spec, rotary=turn)
         made = self._matrix(f, self.config.width, what="query")
-        return self.spec.score_scale * self._read(self._norm_of(layer), made)
+        more = self.config.layer_scales
+        scale = self.spec.score_scale * (more[layer] if more else 1)
+        return scale * self._read(self._norm_of(layer), made)
 
     def _key(self, layer: int) -> np.ndarray:
         return self._of_keys(layer, 0, "key")

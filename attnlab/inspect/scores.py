@@ -99,7 +99,8 @@ def split_scores(
     why = f"a {{}} of layout {c.layout!r}"
     queries, q = _through(query, query_terms, why.format("query"), side != "key")
     keys, k = _through(key, key_terms, why.format("key"), side != "query")
-    terms = spec.score_scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
+    scale = spec.score_scale * (c.layer_scales[layer] if c.layer_scales else 1)
+    terms = scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
     if side != "both":
         terms = terms[:, 0] if side == "query" else terms[0]
     return Split(queries, keys, terms, _bias(asks, part, head))

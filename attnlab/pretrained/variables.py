@@ -230,6 +230,7 @@ def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
             pooled_classes=np.shape(tensors["toprobs.weight"])[0],
         )
     )
+    norms = _former_norms(layout, kqnorm, "tblocks.0.attention.", tensors)
     model = ModelConfig(
         vocab_size=vocab,
         max_len=length,
@@ -242,8 +243,7 @@ def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
         ffn_width=len(tensors.get("tblocks.0.ff.0.weight", range(4 * width))),
         norm="post",
         activation="relu",
-        head_norm_eps=1e-5,
-        **_former_norms(layout, kqnorm, "tblocks.0.attention.", tensors),
+        **norms | ({"head_norm_eps": 1e-5} if norms else {}),
         **ends,
     )
     scale = _former_scale(revision, factor, width, model.heads)

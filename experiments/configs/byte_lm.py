@@ -100,7 +100,8 @@ def fields(example: Any) -> dict[str, Any]:
     for field in dataclasses.fields(example):
         value = getattr(example, field.name)
         if value is None:
-            value = config_dict.placeholder(typing.get_args(hints[field.name])[0])
+            first = typing.get_args(hints[field.name])[0]
+            value = config_dict.placeholder(typing.get_origin(first) or first)  # tuple[...]: tuple
         found[field.name] = value
     return found
 
