@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import pytest
 from commands import command, user_environment  # noqa: F401  (some tests ask for them here)
+from depth import DEPTH
 
 jax.config.update("jax_num_cpu_devices", 8)
 # Tests compile hundreds of tiny programs that run once: less optimising, four times as fast.
@@ -118,7 +119,11 @@ LONG = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """`pytest -m quick`: of every light test the case in the middle of its parameters."""
+    """What guards depth is slow; `pytest -m quick`: of every light test the case in the middle of
+    its parameters."""
+    for item in items:
+        if {item.name, item.originalname} & DEPTH:
+            item.add_marker("slow")
     cases = collections.defaultdict(list)
     for item in items:
         if not any(map(item.get_closest_marker, ("slow", "parity", "browser"))):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from conftest import ROOT
+from depth import DEPTH
 from test_imports import APART, ATTNLAB, FLOORS
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
@@ -62,3 +63,8 @@ def test_pages_name_files_that_exist(page):
     assert [file for file in files if not (ROOT / file).exists()] == []
     links = re.findall(r"\]\(([\w./]+\.\w+)\)", text)
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_what_is_slow_by_name_is_there():
+    text = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [n for n in DEPTH if f"\ndef {n.partition('[')[0]}(" not in text] == []
