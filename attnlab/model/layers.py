@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from attnlab.heads.cache import init_cache, with_own_lengths
 from attnlab.model.block import PROBS, BlockSpec, transformer_block, values_of
-from attnlab.observe import NOTHING, Given, Ran, check_names
+from attnlab.observe import NOTHING, Given, Ran, Value, check_names
 from attnlab.sharing.plan import Plan
 from attnlab.sharing.stack import Stack, run_stacks
 
@@ -79,8 +79,7 @@ def run_kinds(
     whose shape is not the same in all kinds. The caches come back by the name of their kind.
     """
     given = given._replace(**fields)
-    all_of = [values_of(kind.spec) for kind in kinds.values()]
-    known = {n: v for n, v in all_of[0].items() if all(n in values for values in all_of)}
+    known = values_of_all([kind.spec for kind in kinds.values()])
     if return_probs:
         given = given.showing(n for n in PROBS if n in known)
     given = given._replace(show=check_names(given.show, given.edit, known))
@@ -102,6 +101,12 @@ def run_kinds(
     (x, state), shown = run_stacks(stacks, order, x, state=state, remat=remat)
     caches = {name: cache for name, (cache, _) in state.items()}
     return Ran(x, caches, None, _by_layer(shown, layers))
+
+
+def values_of_all(specs: Sequence[BlockSpec]) -> dict[str, Value]:
+    """What layers of each of these kinds can show and take edits of."""
+    first, *others = map(values_of, specs)
+    return {n: v for n, v in first.items() if all(n in values for values in others)}
 
 
 def _stack(kind: Kind, x: Array, context: Any, given: Given, own: dict[str, Any]) -> Any:

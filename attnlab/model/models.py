@@ -13,7 +13,7 @@ from attnlab.model.block import values_of
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
 from attnlab.model.decode import generate, stream
 from attnlab.model.kinds import by_stack
-from attnlab.model.layers import Kind, run_kinds, run_layers
+from attnlab.model.layers import Kind, run_kinds, run_layers, values_of_all
 from attnlab.model.modules import Pool
 from attnlab.model.outer import (
     POOLERS,
@@ -148,7 +148,8 @@ class Transformer(nn.Module):
         `explain_model`.
         """
         c = self.config
-        show = check_names(show, edit, values_of(c.block))
+        known = values_of_all([stack.block for stack in c.stacks.values()])
+        show = check_names(show, edit, known)
         if cache is not None and c.kind != "decoder":
             raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
