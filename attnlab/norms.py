@@ -33,14 +33,34 @@ def rms_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Floa
     return (y * w["scale"].astype(y.dtype)).astype(x.dtype)
 
 
-NORM_KINDS: dict[str, Callable] = {"layer": layer_norm, "rms": rms_norm}
+def rms_plus_one(
+    w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6
+) -> Float[Array, "... D"]:
+    """x / sqrt(mean(x^2) + eps) * (1 + scale): `rms_norm` with a scale counted from 1 (Gemma).
+
+    >>> rms_plus_one({"scale": jnp.zeros(2)}, jnp.array([2.0, 2.0]), eps=0.0).tolist()
+    [1.0, 1.0]
+    """
+    scale = w["scale"].astype(jnp.promote_types(x.dtype, jnp.float32))
+    return rms_norm({"scale": 1 + scale}, x, eps=eps)
+
+
+NORM_KINDS: dict[str, Callable] = {
+    "layer": layer_norm,
+    "rms": rms_norm,
+    "rms_plus_one": rms_plus_one,
+}
 CENTRES: dict[str, Callable] = {
     "layer": lambda x: x - x.mean(axis=-1, keepdims=True),
     "rms": lambda x: x,
+    "rms_plus_one": lambda x: x,
 }
 """What each does to x before it divides by the root of its mean square."""
+STARTS = {"layer": 1.0, "rms": 1.0, "rms_plus_one": 0.0}
+"""The scale that each begins with, by which it changes nothing."""
 
 
-def init_norm(width: int, *, bias: bool = True) -> Weights:
-    """Scale one, bias zero."""
-    return {"scale": jnp.ones(width)} | ({"bias": jnp.zeros(width)} if bias else {})
+def init_norm(width: int, *, bias: bool = True, kind: str = "layer") -> Weights:
+    """A scale that changes nothing, bias zero."""
+    scale = jnp.full(width, STARTS[kind])
+    return {"scale": scale} | ({"bias": jnp.zeros(width)} if bias else {})

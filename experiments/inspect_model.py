@@ -60,9 +60,11 @@ def describe(
     """
     plan = name_of(config.plan)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
+    heads = [f"{c.num_heads} {c.layout} heads" for c in config.stacks.values()]
     title = (
-        f"{config.kind}, {config.num_layers} layers of width {config.width}, {config.num_heads} "
-        f"{config.layout} heads, plan {plan}"
+        f"{config.kind}, {config.num_layers} layers of width {config.width}, "
+        f"{' or '.join(dict.fromkeys(heads))}, plan {plan}"
+        + (f", kinds {config.kinds}" if config.kinds else "")
     )
     unique = accounting.unique_parameters(config)
     applied = accounting.applied_parameters(config)
@@ -104,7 +106,7 @@ def read_text(folder: str, text: str) -> str:
     names = [repr(name) for name in read.names]
     rows = zip(range(len(names)), read.tokens, names, strict=True)
     sections = ["\n".join(["token  id      text", *(f"{i:<6} {t:<7} {n}" for i, t, n in rows)])]
-    probs = np.asarray((seen.encoder_probs if both else seen.probs)[:, 0])
+    probs = [np.asarray(p[0]) for p in (seen.encoder_probs if both else seen.probs)]
     sections.append("where each head looks most, over all tokens:\n" + _looks(probs, names))
     room = config.max_len - (1 if both else len(names))
     if config.kind == "encoder" and seen.logits is not None:
@@ -117,16 +119,15 @@ def read_text(folder: str, text: str) -> str:
     return "\n\n".join(sections)
 
 
-def _looks(probs: np.ndarray, names: Sequence[str]) -> str:
-    """A row a layer, a column a head: the token that gets most of the mean attention [L, N, T, S],
-    and how much; of a causal head that is often the first."""
-    mean = probs.mean(axis=2)
-    cell = lambda layer, head: (
-        f"{names[int(mean[layer, head].argmax())]} {mean[layer, head].max():.2f}"
-    )
-    layers, heads = mean.shape[:2]
+def _looks(probs: Sequence[np.ndarray], names: Sequence[str]) -> str:
+    """A row a layer, a column a head: the token that gets most of the mean attention, of [N, T, S]
+    of each layer, and how much; of a causal head that is often the first."""
+    cell = lambda p: f"{names[int(p.argmax())]} {p.max():.2f}"
+    heads = max(map(len, probs))
     rows = [("layer", *(f"head {n + 1}" for n in range(heads)))]
-    rows += [(str(i + 1), *(cell(i, n) for n in range(heads))) for i in range(layers)]
+    for i, layer in enumerate(probs):
+        cells = [cell(p) for p in layer.mean(axis=1)]
+        rows.append((str(i + 1), *cells, *[""] * (heads - len(cells))))
     return columns(rows)
 
 
@@ -142,6 +143,8 @@ def _picture(config: ModelConfig) -> str:
     lines = []
     for stack, plan in _stacks(config).items():
         rows: list[tuple[str, list[Any]]] = [(stack, list(range(1, plan.num_layers + 1)))]
+        if config.kinds:
+            rows.append(("  kind", [name.removeprefix("layers_") for name in config.layer_names]))
         rows += [
             (f"  {part}", [s + 1 if isinstance(s, int) else _pointer(s) for s in slots])
             for part, slots in plan.items()
@@ -161,8 +164,11 @@ def _pointer(slot: str | None) -> str:
 def _parts(config: ModelConfig) -> str:
     outer = count_outer(config)
     rows = [("part", "sets", "parameters each", "unique", "applied")]
-    for stack, plan in _stacks(config).items():
-        for part, size in accounting.part_parameters(config, plan).items():
+    stacks = [(name, config, plan) for name, plan in _stacks(config).items()]
+    if config.kinds:
+        stacks = [(name, c, c.layer_plan) for name, c in config.stacks.items()]
+    for stack, its, plan in stacks:
+        for part, size in accounting.part_parameters(its, plan).items():
             count, uses = plan.num_slots[part], plan.num_applied[part]
             own = 0 if stack == "encoder" and config.share_encoder else count
             numbers = (f"{size:,}", f"{size * own:,}", f"{size * uses:,}")
@@ -183,8 +189,9 @@ def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -
     texts = {"self": "tokens", "cross": "tokens", "encoder": "source"}
     sections = []
     for name, told in explain_model(config, inputs, training=training).items():
-        batch, length = inputs[texts[name]].shape[:2]
-        lines = [f"{ATTENTION[name]}, order of contraction at {batch} texts of {length} tokens:"]
+        batch, length = inputs[texts.get(name, "tokens")].shape[:2]
+        which = ATTENTION.get(name, f"attention of {name}")
+        lines = [f"{which}, order of contraction at {batch} texts of {length} tokens:"]
         for order, cost in told["order"].items():
             mark = "*" if order == told["chosen"]["order"] else " "
             lines.append(f"  {mark} {order:<12} {_flops(cost)}")

@@ -36,7 +36,7 @@ Held = dict[str, Array]
 
 RUNS = ("prepare", "query", "store", "read", "merge")
 
-RESERVED = ("norm", "mix")
+RESERVED = ("norm", "norm_after", "mix")
 
 GRAMMAR = re.compile(
     rf"(?P<runs>{'|'.join(RUNS)}): "

@@ -16,6 +16,7 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Held, Map, Weights
 from attnlab.heads.positions import rotate
 from attnlab.heads.spec import HeadSpec
+from attnlab.norms import STARTS
 
 
 def init_heads(
@@ -44,6 +45,8 @@ def init_heads(
 
     def draw(key: Array, one: Map, shape: tuple[int, ...]) -> Array:
         scale = (std or one.fan(spec.sizes) ** -0.5) if one.start is None else one.start
+        if spec.qk_norm and one.fields == ("qk_norm",):
+            scale = STARTS[spec.qk_norm]
         if not one.drawn:
             return jnp.full(shape, scale, dtype)
         a = jax.random.normal(key, shape, dtype) * scale

@@ -24,7 +24,7 @@ from attnlab.inspect.linear import linear_at
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import rotary_of
 from attnlab.names import find
-from attnlab.norms import CENTRES
+from attnlab.norms import CENTRES, STARTS
 from attnlab.sharing.delta import applied
 from attnlab.sharing.plan import Plan
 
@@ -158,12 +158,12 @@ class _Weights:
         if encoder and cross:
             raise ValueError("an encoder reads no other text; choose encoder or cross")
         find("norm", config.norm, STANDS)
+        self.config, self.spec, self.cross = config, config.heads, cross
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         own = "" if config.share_encoder or not both else "encoder_"
         self.plan: Plan = config.encoder_layer_plan if encoder else config.layer_plan
         pool = params[f"{own}layers" if encoder else "layers"]
         self.layers = [applied(pool, self.plan, i) for i in range(self.plan.num_layers)]
-        self.config, self.spec, self.cross = config, config.heads, cross
         self.parts = ["attention", *(["cross"] if both and not encoder else [])]
         self.parts += ["ffn"] if config.ffn_width else []
         self.encoded = params.get(f"{own}final_norm") if cross else None
@@ -198,13 +198,17 @@ class _Weights:
 
     def _normed(self, norm: Any, a: np.ndarray) -> np.ndarray:
         """x -> centre(x) scale, of rows."""
-        return np.asarray(CENTRES[self.config.norm_kind](a)) * np.asarray(norm["scale"])
+        return np.asarray(CENTRES[self.config.norm_kind](a)) * self._scale(norm)
+
+    def _scale(self, norm: Any) -> np.ndarray:
+        """What a norm multiplies by."""
+        return np.asarray(norm["scale"]) + 1 - STARTS[self.config.norm_kind]
 
     def _read(self, norm: Any, a: np.ndarray) -> np.ndarray:
         """The matrix [N, D, r] behind a norm: centre diag(scale) a."""
         if norm is None:
             return a
-        scaled = a.swapaxes(-1, -2) * np.asarray(norm["scale"])
+        scaled = a.swapaxes(-1, -2) * self._scale(norm)
         return np.asarray(CENTRES[self.config.norm_kind](scaled)).swapaxes(-1, -2)
 
     def _norm_of(self, layer: int) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.model.config import ModelConfig
+from attnlab.model.kinds import heads_in_a_layer
 from attnlab.names import find
 from attnlab.observe import Edit
 
@@ -68,7 +69,7 @@ def gates_of(config: ModelConfig, name: str = "heads", *, by: str = "layer") -> 
         raise ValueError(f"a {config.kind} has no {name!r}")
     plan = config.encoder_layer_plan if encoder else config.layer_plan
     rows = plan.indices(part) if by == "slot" else tuple(range(plan.num_layers))
-    return Gates(name, rows, config.num_heads)
+    return Gates(name, rows, heads_in_a_layer(config))
 
 
 def token_loss(

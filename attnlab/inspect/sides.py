@@ -14,6 +14,7 @@ from attnlab.inspect.importance import ablations, gates_of
 from attnlab.inspect.statistics import STATISTICS, head_statistics
 from attnlab.inspect.viewer import Maps, Side
 from attnlab.model.config import Model, ModelConfig
+from attnlab.model.kinds import heads_in_a_layer
 from attnlab.sharing.named import name_of
 
 
@@ -78,6 +79,7 @@ def side_of(
     # Any order gives the same values; the gated heads are those of the factored one.
     model = dataclasses.replace(config, order=None).build()
     both = config.kind == "encoder_decoder"
+    heads_in_a_layer(config)
     count = len(inputs["tokens"])
     if count != 1:
         raise ValueError(f"a page shows one text, not {count}: give inputs of one row")
@@ -121,16 +123,21 @@ def about(config: ModelConfig) -> str:
     >>> about(ModelConfig(num_kv_heads=2, plan="cycle:2"))
     'decoder of 4 layers of width 64, 4 standard heads of width 16, 2 key heads, plan cycle:2'
     """
-    size = config.heads.sizes
-    keys = f", {size['K']} key heads" if size["K"] != size["N"] else ""
+    heads = [_heads(c) for c in config.stacks.values()]
+    kinds = f", kinds {config.kinds}" if config.kinds else ""
     encoder = config.encoder_layers or config.num_layers
     depth = f"{encoder} and {config.num_layers}" if "_" in config.kind else f"{config.num_layers}"
     shared = ", one pool of weights for both stacks" if config.share_encoder else ""
     return (
         f"{config.kind.replace('_', '-')} of {depth} layers of width {config.width}, "
-        f"{config.num_heads} {config.layout} heads of width {size['H']}{keys}, "
-        f"plan {name_of(config.plan)}{shared}"
+        f"{' or '.join(dict.fromkeys(heads))}, plan {name_of(config.plan)}{shared}{kinds}"
     )
+
+
+def _heads(config: ModelConfig) -> str:
+    size = config.heads.sizes
+    keys = f", {size['K']} key heads" if size["K"] != size["N"] else ""
+    return f"{config.num_heads} {config.layout} heads of width {size['H']}{keys}"
 
 
 def worth_of(model: Model, inputs: Mapping[str, Any]) -> Worth:

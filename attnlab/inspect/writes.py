@@ -224,9 +224,9 @@ def _writes(stack: Stack, part: str) -> Terms:
 
 
 def _norms(stack: Stack, layer: int) -> dict[str, Any]:
-    """part -> the weights of its norm."""
-    w = stack.weights(layer)
-    return {part: w[part]["norm"] for part in stack.parts}
+    """part -> the weights of its norms, by name."""
+    w, names = stack.weights(layer), NORMS[stack.block.norm].names
+    return {part: {name: w[part][name] for name in names} for part in stack.parts}
 
 
 def _layer(stack: Stack, norms: Any, told: dict[str, Callable] | None = None) -> Callable:

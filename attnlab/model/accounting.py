@@ -26,9 +26,11 @@ def model_cache_bytes(config: ModelConfig, bytes_per_number: int = 4) -> int:
     >>> [model_cache_bytes(ModelConfig(num_layers=4, plan=p)) for p in ("separate", "cla:2")]
     [2048, 1024]
     """
-    memories = max(config.layer_plan.memories) + 1
-    rotary = POSITIONS[config.positions].rotary
-    return memories * cache_bytes_per_token(config.heads, bytes_per_number, rotary)
+    total = 0
+    for c in config.stacks.values():
+        rotary, memories = POSITIONS[c.positions].rotary, max(c.layer_plan.memories) + 1
+        total += memories * cache_bytes_per_token(c.heads, bytes_per_number, rotary)
+    return total
 
 
 @functools.cache
@@ -61,8 +63,11 @@ def unique_parameters(config: ModelConfig) -> int:
     >>> unique_parameters(alone) - unique_parameters(shared) == 3 * layer
     True
     """
-    pools = [config.layer_plan] if config.share_encoder else _plans(config)
-    return count_outer(config) + sum(_total(config, plan, plan.num_slots) for plan in pools)
+    total = count_outer(config)
+    for c in config.stacks.values():
+        pools = [c.layer_plan] if c.share_encoder else _plans(c)
+        total += sum(_total(c, plan, plan.num_slots) for plan in pools)
+    return total
 
 
 def applied_parameters(config: ModelConfig) -> int:
@@ -73,8 +78,8 @@ def applied_parameters(config: ModelConfig) -> int:
     >>> applied_parameters(shared) == unique_parameters(alone)
     True
     """
-    plans = _plans(config)
-    return count_outer(config) + sum(_total(config, plan, plan.num_applied) for plan in plans)
+    stacks = [(c, plan) for c in config.stacks.values() for plan in _plans(c)]
+    return count_outer(config) + sum(_total(c, plan, plan.num_applied) for c, plan in stacks)
 
 
 def flops_per_token(config: ModelConfig, length: int) -> int:
@@ -87,7 +92,17 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     >>> flops_per_token(ModelConfig(plan="albert"), 64) == flops_per_token(ModelConfig(), 64)
     True
     """
-    c = config
+    c, total = config, sum(_stack_flops(stack, length) for stack in config.stacks.values())
+    e = c.embedding_width or c.width
+    texts = 2 if c.kind == "encoder_decoder" else 1
+    total += 2 * e * c.width * texts if c.embedding_width else 0
+    total += 2 * c.width * e if c.readout_transform else 0
+    read = e if c.readout_transform else c.width
+    return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
+
+
+def _stack_flops(c: ModelConfig, length: int) -> int:
+    """Of all layers of one kind."""
     shapes = feed_forward_shapes(c.width, c.ffn_width, c.activation).values()
     heads = head_flops(c.heads, length)
     mix = 4 * c.num_heads**2 * length if c.talking_heads else 0
@@ -96,12 +111,7 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
     flops |= {"kv": 0, "delta": 0}
     total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
-    total -= sum(stored * sum(plan.reuses) for plan in _plans(c))
-    e = c.embedding_width or c.width
-    total += 2 * e * c.width * len(_plans(c)) if c.embedding_width else 0
-    total += 2 * c.width * e if c.readout_transform else 0
-    read = e if c.readout_transform else c.width
-    return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
+    return total - sum(stored * sum(plan.reuses) for plan in _plans(c))
 
 
 def _total(config: ModelConfig, plan: Plan, counts: dict[str, int]) -> int:

@@ -15,11 +15,11 @@ def head_axes(config: ModelConfig, params: Any) -> list[tuple[str, Array, int | 
     """(name, weight, the axis that numbers its heads, from the end) of every leaf, in the order of
     `jax.tree.leaves`; None where it has no such axis: all but the maps of heads, those that heads
     share, and those of a single head."""
-    maps = config.heads.maps
+    kinds = {name: c.heads.maps for name, c in config.stacks.items()}
 
     def of(path: Any, a: Any) -> tuple[str, Array, int | None]:
         names = [str(getattr(key, "key", key)) for key in path]
-        name = names[-1]
+        name, maps = names[-1], kinds.get(names[0]) or next(iter(kinds.values()))
         axes = maps[name].axes if name in maps and not {"ffn", "delta"} & set(names) else ""
         found = [i - len(axes) for i, letter in enumerate(axes) if letter in "NK"]
         return name, a, found[0] if found and a.shape[found[0]] > 1 else None

@@ -33,7 +33,7 @@ from attnlab.sharing.delta import add_delta, init_delta
 
 DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
 Sublayer = tuple[Weights, Callable, float]
-"""The weights of its norm, what it computes, and how often x goes past it."""
+"""The weights of its norms by name, what it computes, and how often x goes past it."""
 
 
 class BlockSpec(NamedTuple):
@@ -106,8 +106,8 @@ def init_block(
     """
 
     def part(init: Callable) -> Callable:
-        norm = lambda: {"norm": init_norm(spec.heads.width, bias=spec.norm_bias)}
-        return lambda key: init(key) | norm()
+        one = lambda: init_norm(spec.heads.width, bias=spec.norm_bias, kind=spec.norm_kind)
+        return lambda key: init(key) | {name: one() for name in NORMS[spec.norm].names}
 
     def heads(key: Array, heads: HeadSpec) -> Weights:
         return init_heads(key, heads, std=std, residual_scale=residual_scale)
@@ -155,8 +155,8 @@ def transformer_block(
 ) -> Ran:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
     `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
-    `spec.ffn_skip` times. The norm "parallel" adds what each f makes of the same x, each behind a
-    norm of its own.
+    `spec.ffn_skip` times. The norm "sandwich" is x + norm_after(f(norm(x))); "parallel" adds what
+    each f makes of the same x, each behind a norm of its own.
 
     `given` is all that surrounds the layer, `fields` are fields of it (`mask`, `dropout_key`,
     `cache`, `show`, `edit`, ...; see `observe.Given`). Where `memory` holds the keys and values of
@@ -245,11 +245,11 @@ def transformer_block(
         )
         return drop("ffn", look("ffn_out", out), keys[3])
 
-    sublayers: list[Sublayer] = [(w["attention"]["norm"], attention, 1.0)]
+    sublayers: list[Sublayer] = [(w["attention"], attention, 1.0)]
     if spec.cross is not None:
-        sublayers.append((w["cross"]["norm"], cross, 1.0))
+        sublayers.append((w["cross"], cross, 1.0))
     if spec.ffn_width:
-        sublayers.append((w["ffn"]["norm"], ffn, spec.ffn_skip))
+        sublayers.append((w["ffn"], ffn, spec.ffn_skip))
     normalise = functools.partial(find("norm_kind", spec.norm_kind, NORM_KINDS), eps=spec.norm_eps)
     x = find("norm", spec.norm, NORMS).run(sublayers, x, normalise)
     return Ran(look("residual", x), ran[0].cache, ran[0].memory, look.seen)
@@ -280,22 +280,31 @@ class Residual(NamedTuple):
     """(sublayers, x, (weights of a norm, x) -> x) -> x"""
     final: bool
     """Is there one more norm behind the last layer?"""
+    names: tuple[str, ...] = ("norm",)
+    """The norms that a part has"""
 
 
 def _pre(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
     for w, f, skip in sublayers:
-        x = save_for_backward(skip * x + f(normalise(w, x)))
+        x = save_for_backward(skip * x + f(normalise(w["norm"], x)))
+    return x
+
+
+def _sandwich(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
+    for w, f, skip in sublayers:
+        wrote = normalise(w["norm_after"], f(normalise(w["norm"], x)))
+        x = save_for_backward(skip * x + wrote)
     return x
 
 
 def _post(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
     for w, f, skip in sublayers:
-        x = normalise(w, save_for_backward(skip * x + f(x)))
+        x = normalise(w["norm"], save_for_backward(skip * x + f(x)))
     return x
 
 
 def _parallel(sublayers: list[Sublayer], x: Array, normalise: Callable) -> Array:
-    added = sum(f(normalise(w, x)) for w, f, _ in sublayers)
+    added = sum(f(normalise(w["norm"], x)) for w, f, _ in sublayers)
     return save_for_backward(math.prod(skip for _, _, skip in sublayers) * x + added)
 
 
@@ -305,6 +314,8 @@ NORMS = {
     # torch.nn.Transformer has both; an encoder of torch without a norm of its own is the other.
     "post_final": Residual(_post, final=True),
     "pre_open": Residual(_pre, final=False),
+    # Before and behind each part (Ding et al. 2021, arXiv 2105.13290; Gemma).
+    "sandwich": Residual(_sandwich, final=True, names=("norm", "norm_after")),
     # All sublayers read the same x (Wang and Komatsuzaki 2021, GPT-J).
     "parallel": Residual(_parallel, final=True),
 }

@@ -1,7 +1,7 @@
 """`ModelConfig`: everything that makes a model, checked."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,11 +12,11 @@ from attnlab.heads.cache import Cache, init_cache
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.orders import check_order, contraction_orders
-from attnlab.heads.positions import read_scaling
 from attnlab.heads.project import memory_names
 from attnlab.heads.spec import FIELDS, HeadSpec, under_order
+from attnlab.model import kinds
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec, check_scales
-from attnlab.model.outer import POOLERS, POSITIONS, READOUTS
+from attnlab.model.outer import POSITIONS, READOUTS, check_outer
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import check_count, find
 from attnlab.norms import NORM_KINDS
@@ -62,6 +62,11 @@ class ModelConfig:
     `init_residual="depth"` divides the two matrices that write into the residual stream (o, down)
     by sqrt(2 L), as GPT-2 does.
 
+    With `kinds` layers differ: "5(window=511; rotary_base=1e4) 1()" is five layers with these
+    fields in the place of the config's, then one as the config says, and so on until there are
+    `num_layers`; or pairs (5, dict(window=511, ...)). All fields of heads, FFN, rotary positions
+    and plan may stand there; `stacks` are the models of the kinds, each with its own weights.
+
     Around the layers: `embedding_width` makes the tables that wide and adds a map to `width`, also
     where both are equal (ALBERT); None has no map. The embedding is multiplied by
     `embedding_scale`, that of `zero_token` is read as zeros (T2T's padding). `positions` is a row
@@ -91,6 +96,7 @@ class ModelConfig:
     max_len: int = 64
     width: int = 64
     num_layers: int = 4
+    kinds: Any = ""
     num_heads: int = 4
     layout: str = "standard"
     plan: str | Plan = "separate"
@@ -178,7 +184,7 @@ class ModelConfig:
         find("kind of model", self.kind, MODELS)
         find("norm", self.norm, NORMS)
         find("norm_kind", self.norm_kind, NORM_KINDS)
-        if self.norm_kind == "rms" and self.norm_bias:
+        if self.norm_kind != "layer" and self.norm_bias:
             raise ValueError("an RMS norm has no bias; set norm_bias=False")
         find("activation", self.activation, ACTIVATIONS)
         find("positions", self.positions, POSITIONS)
@@ -189,14 +195,19 @@ class ModelConfig:
             find("place of dropout", place, dict.fromkeys(DROPOUT_PLACES))
         if self.implementation is not None:
             find("implementation", self.implementation, BACKENDS)
+        if self.window is not None and self.window < 0:
+            raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
+        check_outer(self)
+        check_scales(self.layer_scales, self.num_layers, self.kind)
+        runs = kinds.read_kinds(self.kinds or [], type(self))
+        object.__setattr__(self, "kinds", kinds.write_kinds(runs))  # one way to write it
+        if self.kinds:
+            kinds.check_kinds(self)
+            return
         if self.layer_plan.num_layers != self.num_layers:
             raise ValueError(
                 f"the plan has {self.layer_plan.num_layers} layers, num_layers is {self.num_layers}"
             )
-        if self.window is not None and self.window < 0:
-            raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
-        check_scales(self.layer_scales, self.num_layers, self.kind)
-        self._check_outer()
         self._check_encoder()
         self._check_parts(self.layer_plan)
         self._check_heads(self.heads)
@@ -222,45 +233,6 @@ class ModelConfig:
                 raise ValueError(
                     f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
                 )
-
-    def _check_outer(self) -> None:
-        """Positions, readout and pooler fit what the model is."""
-        row = POSITIONS[self.positions]
-        if not 0 < self.rotary_fraction <= 1:
-            raise ValueError(f"rotary_fraction must be in (0, 1], not {self.rotary_fraction}")
-        if self.rotary_scaling is not None:
-            read_scaling(self.rotary_scaling)
-        if row.skips_padding and (self.pad_token is None or self.kind != "encoder"):
-            raise ValueError(
-                f"positions {self.positions!r} need to see the whole text and the padding in it: "
-                "set pad_token and kind='encoder'"
-            )
-        if row.relative and (
-            self.relative_buckets < 4
-            or self.relative_buckets % 4
-            or self.relative_distance <= self.relative_buckets // 2
-        ):
-            raise ValueError(
-                f"relative_buckets {self.relative_buckets} must be a multiple of 4 and "
-                f"relative_distance {self.relative_distance} more than half of it"
-            )
-        if self.readout_transform is not None:
-            plain = {name: a for name, a in ACTIVATIONS.items() if len(a.maps) == 1}
-            find("readout_transform", self.readout_transform, plain)
-        factorised = self.embedding_width not in (None, self.width)
-        if self.readout == "tied" and factorised and self.readout_transform is None:
-            raise ValueError(
-                f"a tied readout of embedding_width {self.embedding_width} cannot read width "
-                f"{self.width}; set readout_transform='gelu' or readout='own'"
-            )
-        if self.readout == "none" and (self.readout_bias or self.readout_transform):
-            raise ValueError(
-                "readout='none' has no logits; leave readout_bias and readout_transform out"
-            )
-        if self.pooler is not None:
-            find("pooler", self.pooler, POOLERS)
-        if self.pooled_classes and not self.pooler:
-            raise ValueError("pooled_classes are read from the pooled output; set pooler='first'")
 
     def _check_encoder(self) -> None:
         """An encoder beside the decoder, and what it may share."""
@@ -328,8 +300,23 @@ class ModelConfig:
             check_order(heads, orders, self.order)
 
     @property
+    def stacks(self) -> Mapping[str, "ModelConfig"]:
+        """Name of its weights -> the model of the layers of one kind: `kinds.stacks_of`."""
+        return kinds.stacks_of(self)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The name of the weights of every layer, in their order."""
+        return kinds.layer_names(self)
+
+    @property
     def heads(self) -> HeadSpec:
-        """The attention heads of every layer."""
+        """The attention heads of every layer. Raises ValueError where `kinds` have their own."""
+        if self.kinds:
+            raise ValueError(
+                f"layers of several kinds ({self.kinds}) have no heads in common; each model of "
+                "config.stacks has its own"
+            )
         same = {f.name for f in dataclasses.fields(HeadSpec)} - {"norm_eps"}
         return HeadSpec(
             scale=self.attention_scale,
@@ -352,7 +339,9 @@ class ModelConfig:
 
     @property
     def layer_plan(self) -> Plan:
-        """The plan as data; of the decoder, where there is an encoder too."""
+        """The plan as data; of the decoder, where there is an encoder too; of all `kinds`."""
+        if self.kinds:
+            return kinds.whole_plan(self)
         plan = as_data(self.plan, self.num_layers)
         if self.kind != "encoder_decoder" or "cross" in plan:
             return plan
@@ -392,9 +381,20 @@ class ModelConfig:
         """The Flax module."""
         return MODELS[self.kind](self)
 
-    def empty_cache(self, batch: int, size: int) -> Cache:
-        """A cache of `size` tokens for every layer that makes keys: arrays [L, B, size, ...]."""
-        order, rotary = self.order or "factored", POSITIONS[self.positions].rotary
-        one = init_cache(self.heads, batch, size, DTYPES[self.dtype], order=order, rotary=rotary)
-        count = max(self.layer_plan.memories) + 1
-        return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), one)
+    def empty_cache(self, batch: int, size: int, piece: int | None = None) -> Cache:
+        """A cache of `size` tokens for every layer that makes keys: arrays [L, B, size, ...]; of
+        several `kinds` a dict of such caches, by the names of `stacks`.
+
+        With `piece` layers with a window hold a window and a piece at most: their cache goes
+        round, and a call must not have more than `piece` tokens.
+        """
+        made: dict[str, Any] = {}
+        for name, c in self.stacks.items():
+            room = size if piece is None or c.window is None else min(size, c.window + piece)
+            how: dict[str, Any] = dict(
+                order=c.order or "factored", rotary=POSITIONS[c.positions].rotary
+            )
+            one = init_cache(c.heads, batch, room, DTYPES[c.dtype], **how)
+            shape = (max(c.layer_plan.memories) + 1,)
+            made[name] = jax.tree.map(lambda a, n=shape: jnp.zeros((*n, *a.shape), a.dtype), one)
+        return made if self.kinds else made["layers"]

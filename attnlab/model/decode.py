@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.heads.cache import Cache, stacked_size
 from attnlab.model.config import Model
 from attnlab.model.draw import check_limits, choose
+from attnlab.model.kinds import by_stack
 from attnlab.model.outer import check_tokens
 
 
@@ -46,22 +47,23 @@ def prefill(
     """
     config, tokens, params = model.config, check_ids(model, tokens), params_of(params)
     real = None if padding_mask is None else jnp.asarray(padding_mask, bool)
-    length = tokens.shape[1]
-    size = stacked_size(cache)
-    traced = any(isinstance(a, jax.core.Tracer) for a in (cache["length"], real))
-    # How many tokens the fullest row holds, and will hold.
-    used = 0 if traced else int(jnp.max(cache["length"]))
-    more = cache["length"][0] + (length if real is None else jnp.sum(real, axis=1))
-    total = length if traced else int(jnp.max(more))
-    goes_round = config.window is not None and config.window < size
-    if total > size and not goes_round:
-        raise ValueError(
-            f"{length} tokens behind {used} do not fit a cache of size {size}; make it with "
-            f"config.empty_cache(batch, size={total}), or give the model a window smaller "
-            "than the cache"
-        )
-    whole = total <= size and not (traced and goes_round)
-    piece = min(length, size) if whole else size - (config.window or 0)
+    length = piece = tokens.shape[1]
+    for name, held in by_stack(config, cache).items():
+        size, window = stacked_size(held), config.stacks[name].window
+        traced = any(isinstance(a, jax.core.Tracer) for a in (held["length"], real))
+        # How many tokens the fullest row holds, and will hold.
+        used = 0 if traced else int(jnp.max(held["length"]))
+        more = held["length"][0] + (length if real is None else jnp.sum(real, axis=1))
+        total = length if traced else int(jnp.max(more))
+        goes_round = window is not None and window < size
+        if total > size and not goes_round:
+            raise ValueError(
+                f"{length} tokens behind {used} do not fit a cache of size {size}; make it with "
+                f"config.empty_cache(batch, size={total}), or give the model a window smaller "
+                "than the cache"
+            )
+        whole = total <= size and not (traced and goes_round)
+        piece = min(piece, size if whole else size - (window or 0))
     if total > config.max_len:
         raise ValueError(
             f"{length} tokens behind {used} are longer than max_len {config.max_len}; raise max_len"
@@ -224,9 +226,9 @@ def _check(
             f"{prompt.shape[1]} tokens and {num_tokens} new ones are longer than max_len "
             f"{config.max_len}; raise max_len"
         )
-    enough = total if config.window is None else min(total, 2 * config.window + 1)
-    size = enough if cache_size is None else cache_size
-    if size < total and (config.window is None or size <= config.window):
+    size = total if cache_size is None else cache_size
+    windows = [stack.window for stack in config.stacks.values()]
+    if size < total and any(window is None or size <= window for window in windows):
         raise ValueError(f"cache_size {size} is too small for {total} tokens; leave it out")
     mask = None if prompt_mask is None else _check_mask("prompt_mask", prompt_mask, prompt)
     given = {}
@@ -276,7 +278,8 @@ def _programs(model: Any, size: int, top_k: int | None, ends: tuple[int, ...]) -
     fill = ends[0] if ends else 0
 
     def first(params, prompt, mask, source, limits, key) -> _At:
-        cache = model.config.empty_cache(prompt.shape[0], size)
+        windows = [c.window for c in model.config.stacks.values() if c.window is not None]
+        cache = model.config.empty_cache(prompt.shape[0], size, min(windows, default=0) + 1)
         if source:
             source = _encoded(model, params, prompt, source)
         logits, cache = prefill(model, params, prompt, cache, padding_mask=mask, **source)

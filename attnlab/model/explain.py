@@ -14,7 +14,7 @@ def explain_model(
 ) -> dict[str, dict[str, Any]]:
     """What the model's call on `inputs` does: order of contraction and backend of "self", and of a
     decoder that reads a source also of "cross" and of the "encoder", each as `explain_heads` tells
-    it. All layers of a stack do the same.
+    it. All layers of a stack do the same; of several kinds it tells by the names of `stacks`.
 
     `inputs` are the arguments of the call by name; arrays may be `jax.ShapeDtypeStruct`s. The call
     itself is traced, without gradient; with `training` the one with dropout. A backend that was
@@ -32,6 +32,5 @@ def explain_model(
         model.init(keys, **inputs, deterministic=not training, told=told)
 
     trace(call, key=jax.random.key(0), **inputs)
-    if "encoder" in told:
-        told["encoder"] = told["encoder"]["self"]
-    return told
+    apart = [name for name in ("encoder", *config.stacks) if name in told]
+    return told | {name: told[name]["self"] for name in apart}

@@ -24,12 +24,12 @@ def weight_axes(config: ModelConfig) -> Callable[[Any], Any]:
     >>> weight_axes(config)(weights)
     {'layers': {'attention': {'q': (1, 1)}}}
     """
-    maps = config.heads.maps
+    kinds = {name: c.heads.maps for name, c in config.stacks.items()}
 
     def of(path: Any, a: Any) -> tuple[int, int]:
         names = [str(getattr(key, "key", key)) for key in path]
-        size = a.ndim - names[0].endswith("layers")  # the first axis there numbers slots
-        name = names[-1]
+        size = a.ndim - ("layers" in names[0])  # the first axis there numbers slots
+        name, maps = names[-1], kinds.get(names[0]) or next(iter(kinds.values()))
         if size < 2 or name.endswith(VECTORS):
             return 0, size
         if name in maps and "ffn" not in names and "delta" not in names:

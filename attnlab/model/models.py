@@ -12,8 +12,9 @@ from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_s
 from attnlab.model.block import values_of
 from attnlab.model.config import DTYPES, MODELS, ModelConfig
 from attnlab.model.decode import generate, stream
-from attnlab.model.layers import run_layers
-from attnlab.model.modules import LayerStack, Pool
+from attnlab.model.kinds import by_stack
+from attnlab.model.layers import Kind, run_kinds, run_layers, values_of_all
+from attnlab.model.modules import Pool
 from attnlab.model.outer import (
     POOLERS,
     check_tokens,
@@ -137,8 +138,9 @@ class Transformer(nn.Module):
         `return_probs` also the attention probabilities [L, B, N, T, T]; with `return_outputs` all
         of `Outputs`. `mask` is boolean, True = may attend, or `Edges`; `padding_mask` [B, T] True =
         a token, seen by all and counted by the pooler; `positions` default to 0, 1, 2, ... or
-        what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N]. Tokens that are floats
-        are mixtures of words, or features (see `embed`).
+        what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N]; where layers differ
+        in their number of heads, L arrays, and so is what is shown. Tokens that are floats are
+        mixtures of words, or features (see `embed`).
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
         cache is returned behind the logits; positions past `max_len` or a full cache give NaN.
         Padding of `padding_mask`, wherever it stands, is then not kept and takes no position.
@@ -146,30 +148,36 @@ class Transformer(nn.Module):
         `explain_model`.
         """
         c = self.config
-        show = check_names(show, edit, values_of(c.block))
+        known = values_of_all([stack.block for stack in c.stacks.values()])
+        show = check_names(show, edit, known)
         if cache is not None and c.kind != "decoder":
             raise ValueError(f"only a decoder goes on from a cache, not the {c.kind}")
         w = {name: self.param(name, init) for name, init in init_outer(c).items()}
         real = None if padding_mask is None else jnp.asarray(padding_mask, bool)
-        text = _Text(self, w, c, tokens, token_types, positions, (cache, real), deterministic)
-        layers = LayerStack(
-            c.block, c.layer_plan, c.init_std, _residual_scale(c), remat=c.remat, name="layers"
+        caches = by_stack(c, cache)
+        behind = next(iter(caches.values())), real
+        text = _Text(self, w, c, tokens, token_types, positions, behind, deterministic)
+        asked = Given(
+            mask=mask,
+            padding_mask=real,
+            head_gate=head_gate,
+            show=_to_show(show, return_probs, return_outputs),
+            edit=edit,
+            told=told,
         )
-        ran = layers(
-            text.x,
-            Given(
-                mask=mask,
-                padding_mask=real,
-                bias=text.bias("relative_bias", two_sided=c.kind == "encoder"),
-                rotary=text.rotary,
-                head_gate=head_gate,
-                cache=cache,
-                show=_to_show(show, return_probs, return_outputs),
-                edit=edit,
-                told=told,
-            ),
-            deterministic=deterministic,
-        )
+        layers = {}
+        for name, stack in c.stacks.items():
+            pool = Pool(stack.block, stack.layer_plan, c.init_std, _residual_scale(c), name=name)
+            own = {
+                "rotary": rotary_of(stack, text.numbers),
+                "bias": text.bias("relative_bias", caches[name], two_sided=c.kind == "encoder"),
+                "cache": caches[name],
+                "told": asked.tell(name) if c.kinds else told,
+            }
+            layers[name] = Kind(pool(), stack.layer_plan, stack.block, own)
+        drops = any(kind.spec.drops for kind in layers.values()) and not deterministic
+        key = self.make_rng("dropout") if drops else None
+        ran = run_kinds(layers, c.layer_names, text.x, None, asked, dropout_key=key, remat=c.remat)
         last = text.finish(ran.x, "final_norm")
         real = jnp.ones((1, last.shape[1]), bool) if real is None else real
         pooled: Any = POOLERS[c.pooler](w, last, real[..., None]) if c.pooler else None
@@ -178,7 +186,7 @@ class Transformer(nn.Module):
             last=last,
             pooled=pooled,
             classes=linear(w, "classes", pooled) if c.pooled_classes else None,
-            cache=ran.cache,
+            cache=None if cache is None else ran.cache if c.kinds else ran.cache["layers"],
             first=text.x,
             shown=ran.shown,
         )
@@ -272,7 +280,7 @@ class EncoderDecoder(nn.Module):
                 Given(
                     padding_mask=in_source,
                     bias=text.bias(f"{own}relative_bias", two_sided=True),
-                    rotary=text.rotary,
+                    rotary=rotary_of(c, text.numbers),
                     dropout_key=key(),
                     told=asked.tell("encoder"),
                     **asked.of(theirs, "encoder."),
@@ -291,9 +299,9 @@ class EncoderDecoder(nn.Module):
             encoded,
             Given(
                 padding_mask=in_text,
-                bias=text.bias("relative_bias", two_sided=False),
+                bias=text.bias("relative_bias", cache, two_sided=False),
                 context_mask=None if in_source is None else in_source[:, None, None, :],
-                rotary=text.rotary,
+                rotary=rotary_of(c, text.numbers),
                 dropout_key=key(),
                 cache=cache,
                 told=told,
@@ -326,7 +334,7 @@ class _Text:
         if length > c.max_len:
             raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
         cache, padding_mask = behind
-        self.w, self.config, self.cache = w, c, cache
+        self.w, self.config = w, c
         self.keys = module.make_rng if not deterministic else lambda stream: None
         self.behind = None
         if cache is not None:
@@ -337,16 +345,15 @@ class _Text:
         self.numbers = jnp.arange(length) if numbers is None else numbers
         rate = c.dropout_rate if c.embedding_dropout_rate is None else c.embedding_dropout_rate
         self.x = self._drop("embeddings", x, rate).astype(DTYPES[c.dtype])
-        self.rotary = rotary_of(c, self.numbers)
 
-    def bias(self, name: str, *, two_sided: bool) -> Array | None:
-        """What relative positions add to the scores."""
+    def bias(self, name: str, cache: Cache | None = None, *, two_sided: bool) -> Array | None:
+        """What relative positions add to the scores of layers with this cache."""
         if name not in self.w:
             return None
         keys = self.numbers
-        if self.behind is not None:
+        if cache is not None and self.behind is not None:
             # What is not there is masked.
-            keys = held_positions(self.behind[..., -1], stacked_size(self.cache))
+            keys = held_positions(self.behind[..., -1], stacked_size(cache))
         return relative_bias(
             self.w[name], self.numbers, keys, config=self.config, two_sided=two_sided
         )

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.heads import positions
 from attnlab.model.block import NORMS
 from attnlab.model.pointwise import ACTIVATIONS, linear
+from attnlab.names import find
 from attnlab.norms import NORM_KINDS, init_norm
 
 Weights = dict[str, Any]
@@ -47,6 +48,47 @@ POSITIONS = {
 }
 READOUTS = ("tied", "own", "none")
 TABLES = {"embedding", "positions", "token_types", "relative_bias", "encoder_relative_bias"}
+
+
+def check_outer(config: Any) -> None:
+    """Raises ValueError where positions, readout or pooler do not fit what the model is."""
+    c = config
+    row = POSITIONS[c.positions]
+    if not 0 < c.rotary_fraction <= 1:
+        raise ValueError(f"rotary_fraction must be in (0, 1], not {c.rotary_fraction}")
+    if c.rotary_scaling is not None:
+        positions.read_scaling(c.rotary_scaling)
+    if row.skips_padding and (c.pad_token is None or c.kind != "encoder"):
+        raise ValueError(
+            f"positions {c.positions!r} need to see the whole text and the padding in it: "
+            "set pad_token and kind='encoder'"
+        )
+    if row.relative and (
+        c.relative_buckets < 4
+        or c.relative_buckets % 4
+        or c.relative_distance <= c.relative_buckets // 2
+    ):
+        raise ValueError(
+            f"relative_buckets {c.relative_buckets} must be a multiple of 4 and "
+            f"relative_distance {c.relative_distance} more than half of it"
+        )
+    if c.readout_transform is not None:
+        plain = {name: a for name, a in ACTIVATIONS.items() if len(a.maps) == 1}
+        find("readout_transform", c.readout_transform, plain)
+    factorised = c.embedding_width not in (None, c.width)
+    if c.readout == "tied" and factorised and c.readout_transform is None:
+        raise ValueError(
+            f"a tied readout of embedding_width {c.embedding_width} cannot read width "
+            f"{c.width}; set readout_transform='gelu' or readout='own'"
+        )
+    if c.readout == "none" and (c.readout_bias or c.readout_transform):
+        raise ValueError(
+            "readout='none' has no logits; leave readout_bias and readout_transform out"
+        )
+    if c.pooler is not None:
+        find("pooler", c.pooler, POOLERS)
+    if c.pooled_classes and not c.pooler:
+        raise ValueError("pooled_classes are read from the pooled output; set pooler='first'")
 
 
 def outer_shapes(config: Any) -> dict[str, Any]:
@@ -83,7 +125,8 @@ def init_outer(config: Any) -> dict[str, Callable]:
 
     def make(name: str, shape: Any) -> Callable:
         if isinstance(shape, dict):
-            return lambda key: init_norm(shape["scale"][0], bias="bias" in shape)
+            own = dict(bias="bias" in shape, kind=config.norm_kind)
+            return lambda key: init_norm(shape["scale"][0], **own)
         if len(shape) == 1:
             return lambda key: jnp.zeros(shape)
         std = config.init_std or shape[1 if name in TABLES else 0] ** -0.5

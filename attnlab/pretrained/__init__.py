@@ -23,6 +23,7 @@ from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.deepseek import DEEPSEEK_V3
 from attnlab.pretrained.distilbert import DISTILBERT
 from attnlab.pretrained.families import Family
+from attnlab.pretrained.gemma import GEMMA3
 from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN3
@@ -51,8 +52,16 @@ __all__ = [
     "tokenizer",
 ]
 
-KNOWN = (ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN3, ROBERTA, T5)
+KNOWN = (
+    *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
+    *(LLAMA, MISTRAL, QWEN3, ROBERTA, T5),
+)
 FAMILIES = {family.name: family for family in KNOWN}
+REFUSED = {
+    "gemma3": "it reads images too, with a vision_config that is not supported; of its text_config "
+    "and its tensors under language_model make a folder of model_type 'gemma3_text'",
+}
+"""model_type -> why there is no such family."""
 
 
 Sharding = jax.sharding.Sharding
@@ -144,6 +153,9 @@ def _read(
         raise ValueError(
             f"{folder / 'config.json'} has no model_type; known: {', '.join(FAMILIES)}"
         )
+    if raw["model_type"] in REFUSED:
+        reason = REFUSED[raw["model_type"]]
+        raise ValueError(f"config.json: model_type = {raw['model_type']!r}: {reason}")
     family: Family = find("model_type", raw["model_type"], FAMILIES)
     settings = read_settings(raw, family.settings, family.fixed, ignore)
     tensors = _ours(family, read_folder(folder), ignore)
@@ -212,7 +224,12 @@ NOTHING = "nothing"
 
 
 def _meaning(config: ModelConfig) -> dict[str, Any]:
-    """The fields that decide what is computed, with every None resolved."""
+    """The fields that decide what is computed, with every None resolved; of several kinds those of
+    every layer."""
+    if config.kinds:
+        each = {name: _meaning(c) for name, c in config.stacks.items()}
+        layers = [each[name] | {"num_layers": config.num_layers} for name in config.layer_names]
+        return {f"{n} of layer {i}": a for i, one in enumerate(layers) for n, a in one.items()}
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     values |= {name: config.heads.sizes[a] for name, a in HEAD_SIZES.items()}
     values["attention_scale"] = config.heads.score_scale

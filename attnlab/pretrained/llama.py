@@ -34,8 +34,10 @@ SETTINGS = ROPE | {
 NORMS = {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
 
 
-def decoder_fields(s: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """What decoders of this kind have in common: all but the heads and their positions."""
+def decoder_fields(s: dict[str, Any], architecture: str, act: str = "hidden_act") -> dict[str, Any]:
+    """What decoders of this kind have in common: all but the heads and their positions. `act` is
+    what the family calls its activation.
+    """
     bare = architecture.endswith("Model") and not s["tie_word_embeddings"]
     return dict(
         kind="decoder",
@@ -45,7 +47,7 @@ def decoder_fields(s: dict[str, Any], architecture: str) -> dict[str, Any]:
         norm_kind="rms",
         norm_bias=False,
         norm_eps=s["rms_norm_eps"],
-        activation=f"gated_{activation(s, 'hidden_act')}",
+        activation=f"gated_{activation(s, act)}",
         readout="none" if bare else "tied" if s["tie_word_embeddings"] else "own",
         attention_dropout_rate=s["attention_dropout"],
         init_std=0.02,

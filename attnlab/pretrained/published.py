@@ -9,6 +9,7 @@ from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.distilbert import DISTILBERT
 from attnlab.pretrained.families import Family
+from attnlab.pretrained.gemma import GEMMA3
 from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN3
@@ -56,6 +57,13 @@ def _llama(
     return Published(
         family, f"{names[family.name]}ForCausalLM", sizes | dict(num_attention_heads=heads) | more
     )
+
+
+def _gemma3(width: int, ffn_width: int, layers: int) -> Published:
+    sizes = dict(hidden_size=width, intermediate_size=ffn_width, num_hidden_layers=layers)
+    sizes |= dict(num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=32768)
+    more = dict(vocab_size=262144, sliding_window=512)
+    return Published(GEMMA3, "Gemma3ForCausalLM", sizes | more)
 
 
 def _pythia(width: int, layers: int, heads: int) -> Published:
@@ -109,6 +117,8 @@ PUBLISHED = {
     ),
     "qwen3_0_6b": _llama(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True, **QWEN3_SIZES),
     "qwen3_8b": _llama(QWEN3, 4096, 12288, 36, 32, **QWEN3_SIZES),
+    "gemma3_270m": _gemma3(640, 2048, 18),
+    "gemma3_1b": _gemma3(1152, 6912, 26),
     "pythia_70m": _pythia(512, 6, 8),
     "pythia_160m": _pythia(768, 12, 12),
     "pythia_1_4b": _pythia(2048, 24, 16),

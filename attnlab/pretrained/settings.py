@@ -26,7 +26,7 @@ encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
 return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
 exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx directionality
 pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-pooler_type reorder_and_upcast_attn pretraining_tp
+pooler_type reorder_and_upcast_attn pretraining_tp cache_implementation
 """.split()  # noqa: SIM905
 FIXED: dict[str, Any] = {
     "pruned_heads": {},

@@ -20,6 +20,7 @@ from attnlab.heads.maps import Weights
 from attnlab.heads.project import split_memory
 from attnlab.heads.spec import HeadSpec, absorption
 from attnlab.model.config import ModelConfig
+from attnlab.model.kinds import read_kinds, write_kinds
 from attnlab.names import find
 from attnlab.sharing.delta import applied, fit_delta
 from attnlab.sharing.named import name_of, named
@@ -72,12 +73,15 @@ def replan(
     gets what the new slots lack, as near as `config.delta_rank` allows (`delta.fit_delta`).
     Layers that reuse keys and values (`kv`) go on doing so; others may begin to.
 
-    A name is the plan of both stacks of an encoder-decoder, a `Plan` that of the decoder alone.
+    A name is the plan of both stacks of an encoder-decoder, a `Plan` that of the decoder alone. Of
+    several kinds of layer a name is the plan of each kind.
 
     Raises ValueError for a plan of another length or that takes a part away which cannot be, and
     for `aligned` where a head is tied to a place.
     """
     average = find("merge", merge, MERGES)
+    if config.kinds:
+        return _replan_kinds(config, params, plan, average)
     given = named(plan, config.num_layers) if isinstance(plan, str) else plan
     if given.num_layers != config.num_layers:
         raise ValueError(
@@ -101,6 +105,26 @@ def replan(
     layers = {
         name: _replan(params[name], old, new, config, average)
         for name, (old, new) in stacks.items()
+    }
+    return after, params | layers
+
+
+def _replan_kinds(
+    config: ModelConfig, params: Params, plan: str | Plan, average: Callable
+) -> tuple[ModelConfig, Params]:
+    """Each kind under a plan of this name."""
+    if not isinstance(plan, str):
+        raise ValueError("a Plan counts all layers, and kinds share none: give the name of a plan")
+    runs = read_kinds(config.kinds, type(config))
+    for run in runs:
+        run.fields.pop("plan", None)
+    after = dataclasses.replace(config, plan=plan, kinds=write_kinds(runs))
+    if after.layer_names != config.layer_names:
+        raise ValueError(f"the kinds {config.kinds} differ in their plans alone; they would be one")
+    pairs = {name: (c, after.stacks[name]) for name, c in config.stacks.items()}
+    layers = {
+        name: _replan(params[name], old.layer_plan, new.layer_plan, old, average)
+        for name, (old, new) in pairs.items()
     }
     return after, params | layers
 
@@ -172,6 +196,10 @@ def detect(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     >>> detect(*unshare(config, params))[0].plan
     'ffn_only'
     """
+    if config.kinds:
+        raise ValueError(
+            "several kinds of layer keep their plans: detect is for layers of one kind"
+        )
     both = config.kind == "encoder_decoder" and not config.share_encoder
     plan, pool = _shown(config.layer_plan, params["layers"])
     params = params | {"layers": pool}

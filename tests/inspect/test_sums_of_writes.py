@@ -44,6 +44,11 @@ REAL = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
 POINTER = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"
 EVERY = [(f, layout, plan) for f in FAMILIES for layout in LAYOUTS for plan in ("albert", "cla:2")]
 EVERY += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", POINTER)]
+FAMILIES["gemma"] = dict(
+    kind="decoder", norm="sandwich", norm_kind="rms_plus_one", norm_bias=False, positions="rotary",
+    qk_norm="rms_plus_one",
+)  # fmt: skip
+EVERY += [("gemma", "standard", "albert")]
 KEPT = [
     ("bert", "latent", "cla:2"), ("t5", "two_stage", "albert"),
     ("turned", "standard", "relaxed:2"),
@@ -120,9 +125,11 @@ def read_by_ffn(seen):
     """In layer 1, from what the model showed."""
     shown, c, stack = seen.outputs.shown, seen.config, stack_of(seen)
     normalise, w = normalising(stack.block), stack.weights(1)
-    x = shown["residual"][0]
+    x, wrote = shown["residual"][0], c.attention_gain * shown["attention_out"][1]
+    if c.norm == "sandwich":
+        wrote = normalise(w["attention"]["norm_after"], wrote)
     if c.norm != "parallel":
-        x = x + c.attention_gain * shown["attention_out"][1]
+        x = x + wrote
     if c.norm == "post":
         return normalise(w["attention"]["norm"], x)
     x = x + shown["cross.attention_out"][1] if "cross.attention_out" in shown else x

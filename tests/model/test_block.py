@@ -1,5 +1,8 @@
 """One layer against Flax's own modules and the definition."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +47,9 @@ def test_order_of_norm_and_residual(norm):
     if norm.startswith("pre"):
         y = x + f(a, layer_norm(a["norm"], x))
         y = y + feed_forward(b, layer_norm(b["norm"], y))
+    elif norm == "sandwich":
+        y = x + layer_norm(a["norm_after"], f(a, layer_norm(a["norm"], x)))
+        y = y + layer_norm(b["norm_after"], feed_forward(b, layer_norm(b["norm"], y)))
     elif norm == "parallel":
         y = f(a, layer_norm(a["norm"], x)) + feed_forward(b, layer_norm(b["norm"], x)) + x
     else:
@@ -69,6 +75,25 @@ def test_a_layer_of_attention_alone():
     made = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 3), int))["params"]
     assert set(made["layers"]) == {"attention"}
     assert sum(a.size for a in jax.tree.leaves(made)) == unique_parameters(model)
+
+
+def test_a_scale_counted_from_one():
+    """Weights of 0 are an RMS norm that changes no size; so it starts, in a layer and its heads."""
+    heads = HeadSpec("standard", 6, 2, qk_norm="rms_plus_one")
+    kind = dict(norm="sandwich", norm_kind="rms_plus_one", norm_bias=False)
+    spec = BlockSpec(heads, ffn_width=10, **kind)
+    started = {part: init(jax.random.key(0)) for part, init in init_block(spec).items()}
+    for norm in (started["ffn"]["norm_after"]["scale"], started["attention"]["q_norm"]):
+        assert not np.any(norm)
+    w, x = make(spec), draw(2, 5, 6, seed=9)
+    from_zero = lambda path, a: a + 1 if "norm" in str(path) else a
+    moved = jax.tree_util.tree_map_with_path(from_zero, w)
+    plain = spec._replace(norm_kind="rms", heads=dataclasses.replace(heads, qk_norm="rms"))
+    got, expected = (
+        jax.jit(functools.partial(transformer_block, spec=s))(weights, x).x
+        for s, weights in ((spec, w), (plain, moved))
+    )
+    assert_close(got, expected)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -101,6 +126,8 @@ def test_cross_attention_comes_between(norm):
         norm_of = lambda y, part=part: rms_norm(w[part]["norm"], y, eps=1e-5)
         if norm.startswith("post"):
             y = norm_of(y + f(w[part], y))
+        elif norm == "sandwich":
+            y = y + rms_norm(w[part]["norm_after"], f(w[part], norm_of(y)), eps=1e-5)
         else:
             y = y + f(w[part], norm_of(x if norm == "parallel" else y))
     assert_close(got, y)

@@ -13,6 +13,42 @@ GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
 FAMILIES = {
     name: ROOT / "tests" / "pretrained" / "golden" / f"{name}.npz" for name in pretrained.FAMILIES
 }
+# Family -> attributes that change what is computed, as they are not supported.
+ATTRIBUTES = {
+    "bert": {"hidden_act": "mish", "is_decoder": True, "position_embedding_type": "relative_key"},
+    "albert": {"hidden_act": "mish", "gap_size": 2},
+    "roberta": {"hidden_act": "mish", "add_cross_attention": True},
+    "distilbert": {"activation": "mish"},
+    "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": 2},
+    "deepseek_v3": {
+        "hidden_act": "mish",
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "num_key_value_heads": 2,
+        "qk_head_dim": 99,
+    },
+    "gemma3_text": {
+        "hidden_activation": "mish",
+        "attn_logit_softcapping": 50.0,
+        "use_bidirectional_attention": True,
+        "layer_types": ["full_attention", "chunked_attention"],
+        "rope_parameters": {"rope_theta": 10.0},
+        "sliding_window": None,
+    },
+    "gpt_neox": {"hidden_act": "mish", "rotary_pct": 0.9, "is_decoder": True},
+    "llama": {
+        "hidden_act": "mish",
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 77.0,
+    },
+    "mistral": {"hidden_act": "mish", "attention_bias": True},
+    "qwen3": {
+        "hidden_act": "mish",
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": "llama3",
+    },
+    "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
+}
 
 
 def split(path):

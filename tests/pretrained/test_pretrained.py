@@ -11,7 +11,7 @@ import numpy as np
 import peer_outputs
 import pytest
 from conftest import deep
-from goldens import FAMILIES, GOLDEN, close, split, write
+from goldens import ATTRIBUTES, FAMILIES, GOLDEN, close, split, write
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -78,6 +78,10 @@ def old_style(family, config, tensors):
         config |= {"n_ctx": 17, "summary_type": "cls_index"}
     if "rope_parameters" in config:  # before transformers 5
         said = config.pop("rope_parameters")
+        if family == "gemma3_text":
+            config |= {"rope_local_base_freq": said["sliding_attention"]["rope_theta"]}
+            config |= {"sliding_window_pattern": 2, "cache_implementation": "hybrid"}
+            said = said["full_attention"]
         config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
         rates, at = np.ones(2, np.float32), "model.layers.{}.self_attn."
         if family == "gpt_neox":
@@ -213,35 +217,6 @@ def test_a_pickle_is_refused_and_never_opened(family, tmp_path):
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle, which can run code"):
         pretrained.load(folder)
     assert not (tmp_path / "sprung").exists()
-
-
-ATTRIBUTES = {
-    "bert": {"hidden_act": "mish", "is_decoder": True, "position_embedding_type": "relative_key"},
-    "albert": {"hidden_act": "mish", "gap_size": 2},
-    "roberta": {"hidden_act": "mish", "add_cross_attention": True},
-    "distilbert": {"activation": "mish"},
-    "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": 2},
-    "deepseek_v3": {
-        "hidden_act": "mish",
-        "first_k_dense_replace": 1,
-        "attention_bias": True,
-        "num_key_value_heads": 2,
-        "qk_head_dim": 99,
-    },
-    "gpt_neox": {"hidden_act": "mish", "rotary_pct": 0.9, "is_decoder": True},
-    "llama": {
-        "hidden_act": "mish",
-        "partial_rotary_factor": 0.5,
-        "rope_theta": 77.0,
-    },
-    "mistral": {"hidden_act": "mish", "attention_bias": True},
-    "qwen3": {
-        "hidden_act": "mish",
-        "layer_types": ["full_attention", "sliding_attention"],
-        "rope_parameters": "llama3",
-    },
-    "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
-}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

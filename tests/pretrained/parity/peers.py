@@ -30,6 +30,13 @@ LLAMA = BERT | dict(rms_norm_eps=1e-5, num_key_value_heads=2)
 NEOX = BERT | dict(hidden_size=48, rotary_pct=0.5)
 DEEPSEEK = LLAMA | dict(num_key_value_heads=4, kv_lora_rank=14, q_lora_rank=10, v_head_dim=9)
 DEEPSEEK |= dict(qk_nope_head_dim=7, qk_rope_head_dim=6, first_k_dense_replace=3)
+LOCAL = ["sliding_attention"]
+GEMMA = LLAMA | dict(head_dim=10, query_pre_attn_scalar=7, sliding_window=4, rms_norm_eps=0.05)
+GEMMA |= dict(num_hidden_layers=3, layer_types=[*LOCAL, "full_attention", *LOCAL])
+ROPES = dict(
+    full_attention=dict(rope_type="linear", factor=2.5, rope_theta=50.0),
+    sliding_attention=dict(rope_type="default", rope_theta=20.0),
+)
 SCALED = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0)
 SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
 
@@ -136,6 +143,19 @@ PEERS = {
         LLAMA
         | dict(head_dim=6, use_sliding_window=True, sliding_window=5, max_window_layers=0)
         | dict(attention_bias=True, num_key_value_heads=4),
+    ),
+    "gemma3_text": (tr.Gemma3ForCausalLM, tr.Gemma3TextConfig, GEMMA),
+    "gemma3_text-untied-linear-biases": (
+        tr.Gemma3ForCausalLM,
+        tr.Gemma3TextConfig,
+        GEMMA
+        | dict(num_hidden_layers=7, layer_types=[*LOCAL, *LOCAL, "full_attention"] * 2 + LOCAL)
+        | dict(tie_word_embeddings=False, attention_bias=True, rope_parameters=ROPES),
+    ),
+    "gemma3_text-bare-all-local": (
+        tr.Gemma3TextModel,
+        tr.Gemma3TextConfig,
+        GEMMA | dict(num_hidden_layers=2, layer_types=LOCAL * 2, tie_word_embeddings=False),
     ),
     "gpt_neox": (tr.GPTNeoXForCausalLM, tr.GPTNeoXConfig, NEOX),
     "gpt_neox-in-turn-tied": (

@@ -22,6 +22,7 @@ NAMES = [
     "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied",
     "llama", "llama-llama3-biases-tied", "llama-bare-linear", "mistral",
     "qwen3", "qwen3-sliding-biases",
+    "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
     "gpt_neox", "gpt_neox-in-turn-tied", "gpt_neox-bare",
     "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
