@@ -12,6 +12,7 @@ DEPTH = {
     "test_command_names_what_it_lacks",
     "test_data_without_a_validation_part_are_refused",
     "test_it_ends_as_if_it_had_always_been_so_long",
+    "test_a_schedule_that_ends_with_its_steps_cannot",
     # Trainings, beside test_it_learns and those that stop and go on.
     "test_eight_devices_and_two_parts_are_one_device",
     "test_remat_and_bfloat16_give_the_same_losses",
