@@ -186,6 +186,11 @@ def regauge(
     """
     with float64():
         w, cast = _wide(params, spec)
+        if spec.ties and (qk is not None or (vo is not None and "v" in spec.ties)):
+            what = "vo" if qk is None else "qk"
+            raise ValueError(
+                f"maps that ties {spec.ties!r} makes one have one basis; leave {what} out"
+            )
         if qk is not None:
             queries, keys = ending(spec, "H", "query"), ending(spec, "H", "store", "read")
             if not queries or not keys:
@@ -209,7 +214,8 @@ def regauge(
                 raise ValueError(f"layout {spec.layout!r} has no v and o per head; leave vo out")
             if spec.gate == "element":
                 raise ValueError("a gate per element sees the basis of v; leave vo out")
-            if "H" in LAYOUTS[spec.layout].scores and not ending(spec, "H", "store", "read"):
+            own_keys = spec.ties or ending(spec, "H", "store", "read")
+            if "H" in LAYOUTS[spec.layout].scores and not own_keys:
                 raise ValueError(f"values of layout {spec.layout!r} are its keys; leave vo out")
             b = _bases("vo", vo, spec, values[0])
             each = np.broadcast_to(b, (spec.num_heads, *b.shape[1:])) if len(b) == 1 else np.repeat(

@@ -9,6 +9,7 @@ from test_maps import apart, draw, function, inputs_of, spec_of
 from attnlab import HeadSpec, init_heads
 from attnlab.conversion.convert import Certificate, convert, permute_heads, regauge, truncate
 from attnlab.conversion.measure import Situation
+from attnlab.heads.spec import absorption
 
 grouped, each = spec_of("standard"), spec_of("standard", num_kv_heads=None)
 ROTARY = Situation(rotary=True)
@@ -273,6 +274,20 @@ def test_bases_that_are_refused():
     tied = HeadSpec("grouped_tied", width=6, num_heads=2)
     with pytest.raises(ValueError, match="values of layout 'grouped_tied' are its keys"):
         regauge(draw(tied), tied, vo=np.eye(3))
+
+
+def test_bases_of_maps_that_are_one():
+    """A key that is the value too has the basis of the output map; one that is the query, its."""
+    one = spec("standard", ties="qk")
+    w = draw(one)
+    new = floats(regauge(w, one, vo=RNG.normal(size=(3, 3))))
+    apart_maps = absorption(one)[0]
+    both = apart_maps.weights(w), apart_maps.weights(new)
+    assert measure(both[0], apart_maps.spec, both[1], apart_maps.spec) < 1e-11
+    for ties, argument in (("qk", "qk"), ("kv", "qk"), ("kv", "vo"), ("qkv", "vo")):
+        one = spec("standard", ties=ties, extra_keys=2)
+        with pytest.raises(ValueError, match=f"leave {argument} out"):
+            regauge(draw(one), one, **{argument: np.eye(3)})
 
 
 # Low rank.
