@@ -31,9 +31,10 @@ from attnlab.sharing.plan import Plan
 CIRCUITS = ("qk", "ov")
 STANDS = {
     "pre": "before", "pre_open": "before", "parallel": "before",
-    "post": "in the stream", "post_final": "in the stream",
+    "post": "in the stream", "post_final": "in the stream", "sandwich": "before",
 }  # fmt: skip
-"""Row of `model.block.NORMS` -> where the norm of a part stands."""
+"""Row of `model.block.NORMS` -> where the norm of a part stands; what is written may have another
+behind it (`norm_after`)."""
 
 
 class Circuit(NamedTuple):
@@ -87,7 +88,8 @@ def circuit(
     the query. Of a layer that reuses keys it is with the keys it reads. Scores are scaled.
 
     Raises ValueError where a query, a key or a value is no linear map of what is read: behind a
-    norm of a latent or of queries and keys, or as a product of two (`tensor`).
+    norm of a latent or of queries and keys, or as a product of two (`tensor`); and for "ov" where a
+    gate per element stands within.
 
     >>> import jax
     >>> from attnlab import ModelConfig
@@ -180,6 +182,8 @@ class _Weights:
 
     def ov(self) -> tuple[np.ndarray, np.ndarray]:
         """W_V [L, N, D, r], gain W_O [L, N, r, D]"""
+        if self.spec.gate == "element":
+            raise ValueError("a gate per element stands between W_V and W_O: no matrix alone")
         layers = range(len(self.layers))
         return np.stack([self._value(i) for i in layers]), np.stack(
             [self._output(i) for i in layers]
@@ -260,4 +264,6 @@ class _Weights:
         shape = self.spec.num_heads, self.spec.size(row.values)
         f = lambda heads: merge_heads(w, heads, spec=self.spec)
         gain = 1.0 if self.cross else self.config.attention_gain
-        return gain * self._matrix(f, *shape, what="output").reshape(*shape, -1)
+        wrote = gain * self._matrix(f, *shape, what="output").reshape(*shape, -1)
+        after = self.layers[layer]["cross" if self.cross else "attention"].get("norm_after")
+        return wrote if after is None else self._normed(after, wrote)

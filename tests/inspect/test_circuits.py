@@ -35,7 +35,7 @@ def by_hand(w, norm, kind):
     return q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), v @ w["o"]
 
 
-ORDERS = [("pre", "layer"), ("pre", "rms"), ("post", "layer")]
+ORDERS = [("pre", "layer"), ("pre", "rms"), ("sandwich", "rms"), ("post", "layer")]
 
 
 @pytest.mark.parametrize("order", deep(ORDERS, ("post", "layer")), ids="-".join)
@@ -49,9 +49,14 @@ def test_matrices_and_how_they_fit_are_those_of_elhage(order):
     params = jax.tree.map(np.asarray, draw(config))
     layers = [applied(params["layers"], config.layer_plan, i) for i in range(3)]
     pairs = [
-        by_hand(w["attention"], w["attention"]["norm"] if norm == "pre" else None, kind)
+        by_hand(w["attention"], None if norm == "post" else w["attention"]["norm"], kind)
         for w in layers
     ]
+    if norm == "sandwich":  # what a head writes is scaled again
+        pairs = [
+            (a, b * w["attention"]["norm_after"]["scale"])
+            for (a, b), w in zip(pairs, layers, strict=True)
+        ]
     found = {name: circuit(config, params, name) for name in ("qk", "ov")}
     for i, (a, b) in enumerate(pairs):
         for n in range(3):
@@ -162,6 +167,7 @@ REFUSED = {
     "a norm of q and k": (dict(qk_norm="rms"), "qk", "query of layout 'standard' is not linear"),
     "a norm of a latent": (dict(layout="latent"), "ov", "value of layout 'latent' is not linear"),
     "a product": (dict(layout="tensor"), "qk", "query of layout 'tensor' is not linear"),
+    "a gate": (dict(gate="element"), "ov", "a gate per element stands between"),
     "mixed": (dict(talking_heads=True), "qk", "talking heads mix"),
 }
 
