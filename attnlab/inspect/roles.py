@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.inspect.treebank import Tree
 from attnlab.model.config import ModelConfig
+from attnlab.model.kinds import heads_in_a_layer
 
 OFFSETS = (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)
 DIRECTIONS = ("to head", "from head")
@@ -79,6 +80,7 @@ def head_picks(
     Of an encoder-decoder those of the encoder. Texts of about the same length run together, filled
     up: as many programs are compiled as there are powers of two among their lengths.
     """
+    heads_in_a_layer(config)
     rounded = lambda size: 1 << max(size - 1, 15).bit_length()
     groups: dict[int, list[int]] = {}
     for i, (_, shares) in enumerate(texts):

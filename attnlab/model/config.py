@@ -198,6 +198,8 @@ class ModelConfig:
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
         check_outer(self)
+        if self.layer_scales is not None:
+            object.__setattr__(self, "layer_scales", tuple(self.layer_scales))  # a list: no hash
         check_scales(self.layer_scales, self.num_layers, self.kind)
         runs = kinds.read_kinds(self.kinds or [], type(self))
         object.__setattr__(self, "kinds", kinds.write_kinds(runs))  # one way to write it
@@ -391,10 +393,8 @@ class ModelConfig:
         made: dict[str, Any] = {}
         for name, c in self.stacks.items():
             room = size if piece is None or c.window is None else min(size, c.window + piece)
-            how: dict[str, Any] = dict(
-                order=c.order or "factored", rotary=POSITIONS[c.positions].rotary
-            )
-            one = init_cache(c.heads, batch, room, DTYPES[c.dtype], **how)
+            order, rotary = c.order or "factored", POSITIONS[c.positions].rotary
+            one = init_cache(c.heads, batch, room, DTYPES[c.dtype], order=order, rotary=rotary)
             shape = (max(c.layer_plan.memories) + 1,)
             made[name] = jax.tree.map(lambda a, n=shape: jnp.zeros((*n, *a.shape), a.dtype), one)
         return made if self.kinds else made["layers"]

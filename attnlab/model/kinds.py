@@ -78,7 +78,7 @@ def _fields(said: Any) -> dict[str, Any]:
     if isinstance(said, Mapping):
         return dict(said)
     words = [word.partition("=") for word in said.split(";") if word.strip()]
-    if not all(equals and value.strip() for _, equals, value in words):
+    if not all(equals for _, equals, _ in words):
         raise ValueError
     return {name.strip(): value.strip() for name, _, value in words}
 
@@ -95,7 +95,8 @@ def _value(name: str, text: str, kind: Any) -> Any:
             return one(text)
         except ValueError:
             continue
-    told = " or ".join(getattr(one, "__name__", str(one)) for one in kinds)
+    names = {types.NoneType: "None"}
+    told = " or ".join(names.get(one, getattr(one, "__name__", str(one))) for one in kinds)
     raise ValueError(f"kinds: {name}={text} should be {told}")
 
 
@@ -203,6 +204,11 @@ def by_stack(config: Any, cache: Cache | None) -> dict[str, Any]:
     names = stacks_of(config)
     if cache is None:
         return dict.fromkeys(names)
+    if (config.kinds and set(cache) != set(names)) or (not config.kinds and "length" not in cache):
+        raise ValueError(
+            f"the cache holds {', '.join(cache)}, which is that of another model; make it with "
+            "config.empty_cache(batch, size) of this one"
+        )
     return dict(cache) if config.kinds else dict.fromkeys(names, cache)
 
 

@@ -12,6 +12,7 @@ from conftest import assert_close, deep
 
 from attnlab import HeadSpec, ModelConfig, generate, pretrained, training, transformer_block
 from attnlab.heads.positions import rotary_angles
+from attnlab.inspect.roles import head_picks
 from attnlab.inspect.sides import side_of
 from attnlab.model import accounting
 from attnlab.model.block import BlockSpec
@@ -261,6 +262,10 @@ def test_one_way_to_write_them():
     by_part = "2(plan=attention=0,1,0,1 ffn=0,0,0,0; rotary_scaling=llama3:8,1,4,8192) 1()"
     one = dataclasses.replace(SMALL, num_layers=6, kinds=by_part).stacks["layers_0"]
     assert (one.layer_plan["ffn"], one.rotary_scaling) == ((0,) * 4, "llama3:8,1,4,8192")
+    # A word may be empty.
+    bare = [(1, dict(attention_biases="")), (1, {})]
+    one = dataclasses.replace(SMALL, num_layers=2, kinds=bare)
+    assert (one.kinds, one.stacks["layers_0"].heads.biases) == ("1(attention_biases=) 1()", "")
     # The same fields twice are one kind.
     turns = dataclasses.replace(SMALL, num_layers=4, kinds="1(window=1) 2() 1(window=1)")
     assert turns.layer_names == ("layers_0", "layers_1", "layers_1", "layers_0")
@@ -275,7 +280,8 @@ def test_one_way_to_write_them():
         ("2(window) 1()", "is not read; write it as"),
         (3, "is not read; write it as"),
         ("2(windw=3) 1()", "unknown field of a kind 'windw': did you mean 'window'"),
-        ("2(window=wide) 1()", "kinds: window=wide should be int or NoneType"),
+        ("2(window=wide) 1()", "kinds: window=wide should be int or None$"),
+        ("2(window=) 1()", "kinds: window= should be int or None$"),
         ("2(norm=post) 1()", "norm is of the whole model; set it in the config"),
         ("0(window=3) 1()", "a run has at least 1 layer, not 0"),
         ("2(window=3)", "names one kind of layer; set its fields in the config"),
@@ -301,6 +307,13 @@ def test_where_one_kind_is_meant():
     config = CONFIGS["wide below, narrow above"]
     with pytest.raises(ValueError, match="have no heads in common; each model of config"):
         _ = config.heads
+    with pytest.raises(ValueError, match="layers have 1 or 3 heads"):
+        head_picks(config, {}, [])
+    params = {"params": weights(config)}
+    for model, cache in ((config, SMALL.empty_cache(2, 9)), (SMALL, config.empty_cache(2, 9))):
+        call = functools.partial(model.build().apply, cache=cache)
+        with pytest.raises(ValueError, match="is that of another model; make it with config"):
+            jax.eval_shape(call, params, TOKENS)
     call = functools.partial(config.build().apply, head_gate=[np.ones(3)] * 3)
     with pytest.raises(ValueError, match="3 gates for 5 layers"):
         jax.eval_shape(call, {"params": weights(config)}, TOKENS)

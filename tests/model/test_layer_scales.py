@@ -72,6 +72,10 @@ def test_what_is_no_scale_for_each_layer(fields, message):
         dataclasses.replace(CONFIG, **fields)
 
 
+def test_a_list_of_scales_is_a_tuple():
+    assert len({dataclasses.replace(CONFIG, layer_scales=a) for a in (SCALES, [*SCALES])}) == 1
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_scales_of_gpt2(scaled, tmp_path):
