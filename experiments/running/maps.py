@@ -68,6 +68,7 @@ def of_fitted(
 def tiles(probs: np.ndarray) -> np.ndarray:
     """Maps [L, N, T, S] as one picture, layers below each other: dark is 0, white a head's most."""
     most = probs.max(axis=(2, 3), keepdims=True)
-    framed = np.pad(np.asarray(probs / most, np.float32), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    shares = np.asarray(probs / np.where(most > 0, most, 1), np.float32)
+    framed = np.pad(shares, ((0, 0), (0, 0), (1, 1), (1, 1)))
     layers, heads, rows, columns = framed.shape
     return framed.transpose(0, 2, 1, 3).reshape(layers * rows, heads * columns)

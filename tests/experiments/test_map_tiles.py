@@ -11,4 +11,5 @@ def test_heads_stand_in_a_row_and_layers_below_each_other():
     assert picture.shape == (3 * 6, 2 * 7)
     tile = picture[2 * 6 : 3 * 6, 7:14]  # the last layer's second head, in its frame
     assert (tile[0].max(), tile[:, -1].max(), picture.max()) == (0, 0, 1)
+    np.testing.assert_array_equal(tiles(np.zeros((1, 1, 2, 2))), 0)  # a sink takes all
     np.testing.assert_allclose(tile[1:-1, 1:-1], probs[2, 1] / probs[2, 1].max(), atol=2e-3)
