@@ -235,8 +235,9 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            tokens = shapes["tokens"]
-            if tokens.ndim == 2 and tokens.shape[1] <= maps.LONGEST:  # no map of features
+            tokens, heads = shapes["tokens"], {c.num_heads for c in arm.model.stacks.values()}
+            # No map of features, nor of layers that differ in their number of heads.
+            if tokens.ndim == 2 and tokens.shape[1] <= maps.LONGEST and len(heads) == 1:
                 seen = maps.of_fitted(arm.model, task, fitted, source, arm.train)
                 if jax.process_index() == 0:
                     np.savez_compressed(folder / maps.FILE, **seen)

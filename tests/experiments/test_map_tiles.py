@@ -1,8 +1,11 @@
 """The picture of all heads on TensorBoard."""
 
 import numpy as np
+import pytest
 
-from experiments.running.maps import tiles
+from experiments.configs import byte_lm
+from experiments.running import arm
+from experiments.running.maps import FILE, tiles
 
 
 def test_heads_stand_in_a_row_and_layers_below_each_other():
@@ -13,3 +16,13 @@ def test_heads_stand_in_a_row_and_layers_below_each_other():
     assert (tile[0].max(), tile[:, -1].max(), picture.max()) == (0, 0, 1)
     np.testing.assert_array_equal(tiles(np.zeros((1, 1, 2, 2))), 0)  # a sink takes all
     np.testing.assert_allclose(tile[1:-1, 1:-1], probs[2, 1] / probs[2, 1].max(), atol=2e-3)
+
+
+@pytest.mark.slow
+def test_layers_with_unlike_heads_have_no_map(nine_letters, tmp_path):
+    config = byte_lm.get_config("tiny")
+    config.data.path = str(nine_letters)
+    config.train.update(steps=4, warmup_steps=1)
+    config.model.update(kinds="1(num_heads=1) 1()")
+    assert arm.run(config, tmp_path / "run")["status"] == arm.COMPLETE
+    assert not (tmp_path / "run" / FILE).exists()
