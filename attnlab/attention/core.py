@@ -117,8 +117,8 @@ def dot_product_attention(
       edit: "scores" or "probs" -> f(value, 0), which takes the value's place. The mask still hides
         what it hides from edited scores. Only `dense` can.
       return_probs: also return the probs [B, N, T, S] themselves.
-      return_residual: also return log sum exp of the scores [B, T, N], a sink included, -inf for
-        empty rows.
+      return_residual: also return log sum exp of the scores [B, T, N], a sink included; -inf for
+        empty rows without one.
       implementation: a row of `BACKENDS`; None chooses (see `explain`). `dense` alone has second
         and forward-mode derivatives.
 

@@ -5,6 +5,7 @@ of Hugging Face: one family with other settings.
 from typing import Any
 
 from attnlab.pretrained.families import Family, Tensors
+from attnlab.pretrained.layer_types import FULL, SLIDING
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import (
@@ -137,13 +138,13 @@ def _qwen3(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, 
     window = s["sliding_window"] if s["use_sliding_window"] else None
     layers = range(s["num_hidden_layers"])
     slides = [window is not None and i >= s["max_window_layers"] for i in layers]
-    types = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    types = [SLIDING if slide else FULL for slide in slides]
     types = types if s["layer_types"] is None else s["layer_types"]
-    if types not in ([one] * len(layers) for one in ("sliding_attention", "full_attention")):
+    if types not in ([one] * len(layers) for one in (SLIDING, FULL)):
         raise ValueError(
             f"config.json: layer_types = {types!r} is not supported, only one type for all layers"
         )
-    if "sliding_attention" not in types:
+    if SLIDING not in types:
         window = None
     elif window is None:
         raise ValueError("config.json: layer_types that slide need use_sliding_window = true")
@@ -156,7 +157,7 @@ def _describe_qwen3(c: Any) -> tuple[dict[str, Any], str]:
     settings = decoder_settings(c) | _head_settings(c)
     del settings["mlp_bias"]
     slides = c.window is not None
-    kind = "sliding_attention" if slides else "full_attention"
+    kind = SLIDING if slides else FULL
     return settings | dict(
         sliding_window=c.window + 1 if slides else None,
         use_sliding_window=slides,
