@@ -32,6 +32,7 @@ def same_heads(
 ) -> Any:
     """`params` with the first head in the place of every head, in the maps whose names are made of
     the letters `maps`, biases included: "qkvo" makes heads equal, "qk" gives them equal scores.
+    What stands beside the maps (gates, sinks, extra keys) stays as it is, of each head its own.
 
     With `noise` e each of these weights w becomes w + e s n, s the root mean square of the first
     head's, n standard normal of `key`. Raises ValueError where no map of heads is made of these

@@ -83,6 +83,12 @@ def run_kinds(
     if return_probs:
         given = given.showing(n for n in PROBS if n in known)
     given = given._replace(show=check_names(given.show, given.edit, known))
+    heads = sorted({kind.spec.heads.num_heads for kind in kinds.values()})
+    if len(heads) > 1 and hasattr(given.head_gate, "shape"):
+        raise ValueError(
+            f"layers have {' or '.join(map(str, heads))} heads: give head_gate as {len(order)} "
+            "arrays, one for each layer"
+        )
     keys = None
     if given.dropout_key is not None:
         keys = jax.random.split(given.dropout_key, len(order))

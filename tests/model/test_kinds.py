@@ -316,4 +316,7 @@ def test_where_one_kind_is_meant():
             jax.eval_shape(call, params, TOKENS)
     call = functools.partial(config.build().apply, head_gate=[np.ones(3)] * 3)
     with pytest.raises(ValueError, match="3 gates for 5 layers"):
-        jax.eval_shape(call, {"params": weights(config)}, TOKENS)
+        jax.eval_shape(call, params, TOKENS)
+    call = functools.partial(config.build().apply, head_gate=np.ones((5, 3)))
+    with pytest.raises(ValueError, match="layers have 1 or 3 heads: give head_gate as 5 arrays"):
+        jax.eval_shape(call, params, TOKENS)
