@@ -24,7 +24,7 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[Model, dict[s
     nowhere holds no checkpoints; give the --workdir of one run
     """
     folder = Path(folder)
-    if not (folder / "checkpoints").is_dir():
+    if not (folder / "checkpoints").is_dir() or not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds no checkpoints; give the --workdir of one run")
     record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     seeds = record["config"]["train"]["seeds"]

@@ -33,12 +33,13 @@ def go_on(folder: Path, record: dict[str, Any], trains: TrainConfig) -> str:
     before = dataclasses.replace(trains, steps=differ[0][1])
     common = common_steps(before, trains.steps)
     steps = sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
-    if steps and steps[0] > common:
+    if not steps or steps[0] > common:
+        first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
         raise workdir.WorkdirError(
             f"{folder} cannot go on from {before.steps} to {trains.steps} steps: with "
             f"train.schedule={trains.schedule!r} the learning rates of the two differ after step "
-            f"{common}, and the first checkpoint is at {steps[0]}; use another --workdir (the "
-            "schedules constant and warmup_stable_decay can go on)"
+            f"{common}, and {first}; use another --workdir (the schedules constant and "
+            "warmup_stable_decay can go on)"
         )
     _keep(folder, before.steps)
     for step in steps:
