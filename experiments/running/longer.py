@@ -33,7 +33,8 @@ def go_on(folder: Path, record: dict[str, Any], trains: TrainConfig) -> str:
     before = dataclasses.replace(trains, steps=differ[0][1])
     common = common_steps(before, trains.steps)
     steps = sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
-    if not steps or steps[0] > common:
+    ended = (folder / workdir.RESULT).exists()
+    if (steps and steps[0] > common) or (ended and not steps):
         first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
         raise workdir.WorkdirError(
             f"{folder} cannot go on from {before.steps} to {trains.steps} steps: with "
