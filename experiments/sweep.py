@@ -15,6 +15,8 @@ so many; the test then is one that may be looked at after every seed. --smallest
 equal that differ by less for sure. --tune=7 first tries so many learning rates an arm, with one
 seed on the validation part of the data, and more where the best is at an end; the arm is then
 trained at the minimum of a parabola through the best ones.
+--ladder=3 trains every arm at three sizes, each twice as wide as the one before (--ladder_by=depth:
+as deep), and says what an arm is worth at both ends. See docs/verdicts.md.
 """
 
 import re
@@ -30,7 +32,7 @@ from absl import flags
 from attnlab.names import find
 from experiments import report
 from experiments.reporting import pairs, rates, results, terminal
-from experiments.running import arm, jobs, launch, workdir
+from experiments.running import arm, jobs, ladder, launch, workdir
 
 RATE = "train.learning_rate"
 SAID = ("paper", "claim", "pairs")
@@ -50,6 +52,12 @@ _SMALLEST = flags.DEFINE_float(
 _TUNE = flags.DEFINE_integer(
     "tune", 0, "Choose the learning rate of every arm among so many and more.", lower_bound=0
 )
+_LADDER = flags.DEFINE_list(
+    "ladder", [], "Every arm at so many sizes, 1, 2, 4, ...; or at these: 1,1.5,2."
+)
+_LADDER_BY = flags.DEFINE_enum(
+    "ladder_by", "width", list(ladder.FIELDS), "What a size of the ladder multiplies."
+)
 _PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
 
 
@@ -66,12 +74,16 @@ class Sweep(NamedTuple):
     """Names of the arms that are to be compared, as the report calls them; none: all."""
     claim: dict[str, Any] = {}  # noqa: RUF012
     """What is known beforehand of the arms (see `running/claims.py`), or nothing."""
+    ladder: dict[str, Any] = {}  # noqa: RUF012
+    """What the arms' sizes multiply, and folder -> size; nothing without a ladder."""
 
 
 def main() -> None:
     """Checks every arm, then runs them side by side."""
     filename, base, overrides = launch.config()
     folder, plan = Path(flags.FLAGS.workdir), read(filename, overrides)
+    if _LADDER.value:
+        plan = climb(plan, base, ladder.sizes(_LADDER.value), _LADDER_BY.value)
     if _PRINT_ONLY.value:
         for name, changes in plan.arms.items():
             print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
@@ -86,6 +98,7 @@ def main() -> None:
     record |= {"paper": plan.paper} if plan.paper else {}
     record |= {"tune": _TUNE.value} if _TUNE.value else {}
     record |= {"claim": plan.claim} if plan.claim else {}
+    record |= {"ladder": plan.ladder} if plan.ladder else {}
     threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
     room = jobs.divide(len(configs), _JOBS.value, threads)
     with workdir.own(folder, patience=60):
@@ -138,6 +151,30 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
         raise ValueError(f"--config.{field} is what this sweep varies; leave the flag out")
     said = {name: getattr(module, name)(words) for name in SAID if hasattr(module, name)}
     return Sweep(arms, titles, **said)
+
+
+def climb(plan: Sweep, base: Any, sizes: Sequence[float], by: str) -> Sweep:
+    """Every arm at every size, smallest first; folders end in the size: `wide-albert-x2`.
+
+    Raises ValueError where the arms are what someone else knows of arms of that one size.
+    """
+    for kind, said in (("published table", plan.paper), ("known answer", plan.claim)):
+        if said:
+            raise ValueError(
+                f"--ladder changes the sizes of the arms, which are those of a {kind} here; "
+                "use a config that only asks which arm is better"
+            )
+    arms: dict[str, dict[str, Any]] = {}
+    titles: dict[str, str] = {}
+    rungs: dict[str, float] = {}
+    for size in sizes:
+        for name, changes in plan.arms.items():
+            folder = "-".join(filter(None, (name, f"x{size:g}")))
+            model = with_changes(base, changes).model
+            arms[folder] = changes | ladder.scaled(model, by, size)
+            rungs[folder] = size
+            titles |= {folder: plan.titles[name]} if name in plan.titles else {}
+    return plan._replace(arms=arms, titles=titles, ladder={"by": by, "sizes": rungs})
 
 
 def check_tuning(configs: dict[str, Any]) -> None:

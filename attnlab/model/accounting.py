@@ -6,8 +6,10 @@ readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % a
 what is paid once a call, whatever the number of tokens: the product that makes a layer's delta.
 """
 
+import collections
 import functools
 import math
+from collections.abc import Iterator
 
 import jax
 
@@ -80,6 +82,32 @@ def applied_parameters(config: ModelConfig) -> int:
     """
     stacks = [(c, plan) for c in config.stacks.values() for plan in _plans(c)]
     return count_outer(config) + sum(_total(c, plan, plan.num_applied) for c, plan in stacks)
+
+
+def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
+    """How often a slot of the layers is applied -> parameters of all slots that are, ascending.
+
+    Their sum is what the layers have, the sum of uses times parameters what a token meets there.
+
+    >>> from attnlab import ModelConfig
+    >>> cycle = ModelConfig(num_layers=5, plan="cycle:2")
+    >>> layer = sum(part_parameters(cycle).values())
+    >>> parameters_by_uses(cycle) == {2: layer, 3: layer}
+    True
+    """
+    plans = [collections.Counter(_applied(plan)) for plan in _plans(config)]
+    if config.share_encoder:
+        plans = [sum(plans, collections.Counter())]
+    found: collections.Counter[int] = collections.Counter()
+    for pool, uses in zip(_plans(config), plans, strict=False):
+        sizes = part_parameters(config, pool)
+        for (part, _), count in uses.items():
+            found[count] += sizes[part]
+    return dict(sorted(found.items()))
+
+
+def _applied(plan: Plan) -> Iterator[tuple[str, int]]:
+    return ((part, slot) for part, slots in plan.items() for slot in slots if isinstance(slot, int))
 
 
 def flops_per_token(config: ModelConfig, length: int) -> int:

@@ -201,6 +201,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
             "learning_rate": arm.train.learning_rate,
             "unique_parameters": accounting.unique_parameters(arm.model),
             "applied_parameters": accounting.applied_parameters(arm.model),
+            "uses": accounting.parameters_by_uses(arm.model),
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "yardsticks": source.yardsticks(),
             "curves": "held-out" if source.validation is None else "validation",
