@@ -14,7 +14,7 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
-from experiments.reporting import beside, claims, figures, pairs, rates
+from experiments.reporting import beside, claims, figures, ladder, pairs, rates
 from experiments.reporting.document import (
     Block,
     Figures,
@@ -92,14 +92,19 @@ def document(panels: Sequence[Panel]) -> list[Block]:
         Paragraph(_subject(panels)),
     ]
     blocks += [Paragraph(line, "warning") for line in warnings(panels)]
+    climbed = ladder.read(panels)
+    blocks += [Paragraph(ladder.answer(one)) for one in climbed]
     for number, panel in enumerate(panels):
         if panel.claim:
             blocks += claims.section(panel, _named(panel, number))
             continue
         blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel)))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
+    for number, one in enumerate(climbed):
+        blocks += ladder.section(one, f"{number + 1}-ladder")
+    several = len({(p.match, p.size) for p in panels}) < len(panels)
     for number, panel in enumerate(panels):
-        blocks += _panel(panel, number, len({p.match for p in panels}) < len(panels))
+        blocks += _panel(panel, number, several)
     if shown := figures.maps(panels):
         blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(shown)]
     return blocks + making(panels)
@@ -161,7 +166,7 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
         blocks += [_all_rates(panel)]
     drawn = figures.of_panel(panel, _named(panel, number))
     blocks += [Figures(drawn)] if drawn else []
-    return blocks + pairs.section(panel) + rates.section(panel)
+    return blocks + pairs.section(panel) + rates.section(panel, _named(panel, number))
 
 
 def _named(panel: Panel, number: int) -> str:

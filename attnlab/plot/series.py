@@ -210,3 +210,42 @@ def parabolas(tried: Sequence[Curve], fitted: Sequence[Curve], xlabel: str, ylab
     axes.set(xlabel=xlabel, ylabel=ylabel)
     label_ends(axes, tried)
     return figure
+
+
+def ladder(
+    measured: Sequence[Sequence[Curve]],
+    fitted: Sequence[Sequence[Curve]],
+    xlabels: Sequence[str],
+    ylabel: str,
+) -> Any:
+    """Losses over several sizes, an axis each, both ways by their logarithms: points (mean over
+    seeds, lowest to highest) and the laws that were fitted to them."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+
+    rows = len(xlabels)
+    each = max(2.5, 0.24 * len(measured[0]) + 0.6)
+    figure, grid = new_figure(SIZE[0], each * rows, rows, 1)
+    for axes, points, laws, xlabel in zip(grid[:, 0], measured, fitted, xlabels, strict=True):
+        for curve in points:
+            mean, look = curve.values.mean(0), curve.style
+            apart = [mean - curve.values.min(0), curve.values.max(0) - mean]
+            axes.errorbar(
+                curve.steps, mean, yerr=apart, color=look.colour, linestyle="none",
+                capsize=2.5, elinewidth=1.2, **marker_of(look, 6.0),
+            )  # fmt: skip
+        for curve in laws:
+            look = curve.style
+            axes.plot(
+                curve.steps, curve.values[0], color=look.colour, linestyle=look.dashes,
+                linewidth=1.4,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(LogLocator())
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        label_ends(axes, points)
+    return figure

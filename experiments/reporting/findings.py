@@ -18,7 +18,8 @@ TITLES = {
 
 def heading(panel: Panel) -> str:
     """What the arms have in common."""
-    return TITLES[panel.match or ("paper" if panel.paper else "claim" if panel.claim else "")]
+    title = TITLES[panel.match or ("paper" if panel.paper else "claim" if panel.claim else "")]
+    return title if panel.size is None else f"{title}, size ×{panel.size:g}"
 
 
 def answer(panel: Panel) -> str:

@@ -166,8 +166,8 @@ def read(folder: Path) -> dict[str, Tuned]:
     return found
 
 
-def section(panel: Panel) -> list[Block]:
-    """What was tried for every arm, and what the choice cost."""
+def section(panel: Panel, name: str) -> list[Block]:
+    """What was tried for every arm, and what the choice cost; `name` begins that of the figure."""
     here = {run.folder.name for run in panel.runs}
     found = {name: tuned for name, tuned in read(panel.folder).items() if name in here}
     if not found:
@@ -195,10 +195,11 @@ def section(panel: Panel) -> list[Block]:
         f"Choosing took {spent:,.0f} seconds of training, beside the {trained:,.0f} of the arms "
         "themselves."
     )
-    return [Heading(3, "Learning rates"), Paragraph(text), table, Figures([_figure(panel, found)])]
+    drawn = Figures([_figure(panel, found, name)])
+    return [Heading(3, "Learning rates"), Paragraph(text), table, drawn]
 
 
-def _figure(panel: Panel, found: Mapping[str, Tuned]) -> Figure:
+def _figure(panel: Panel, found: Mapping[str, Tuned], name: str) -> Figure:
     looks, tried, fitted = styles(panel), [], []
     for tuned in found.values():
         look = looks[tuned.name]
@@ -212,8 +213,8 @@ def _figure(panel: Panel, found: Mapping[str, Tuned]) -> Figure:
             fitted.append(plot.Curve(tuned.name, look, near, scores[None], False))
     drawn = plot.parabolas(tried, fitted, "learning rate", f"validation {panel.unit}")
     return Figure(
-        "rates",
-        plot.svg(drawn, "rates"),
+        f"{name}-rates",
+        plot.svg(drawn, f"{name}-rates"),
         "Validation score over the learning rate",
         "**Validation score over the learning rate.** One run a point; the parabolas through the "
         "best and its neighbours.",

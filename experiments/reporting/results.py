@@ -39,6 +39,8 @@ class Run:
     result: dict[str, Any]
     record: dict[str, Any]
     title: str = ""
+    size: float | None = None
+    """Its rung of a ladder: how many times as wide or deep as the config has it."""
     more: tuple["Run", ...] = ()
     """Runs of the same arm with other seeds, whose numbers are in `result` too."""
 
@@ -128,13 +130,14 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Arms that are compared with each other: one folder, one budget."""
+    """Arms that are compared with each other: one folder, one budget, one size of a ladder."""
 
     folder: Path
     match: str
     runs: list[Run]
     sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What config.json of the sweep says: its arms, titles of them, the paper they are from."""
+    size: float | None = None
 
     @property
     def paper(self) -> dict[str, Any]:
@@ -196,7 +199,7 @@ class Panel:
 
 
 def read(folders: Sequence[Path]) -> list[Panel]:
-    """One panel per folder and match. Raises WorkdirError where a folder holds no result."""
+    """One panel per folder, match and size. Raises WorkdirError where a folder holds no result."""
     panels = []
     for folder in folders:
         done = sorted([*folder.glob(workdir.RESULT), *folder.glob(f"*/{workdir.RESULT}")])
@@ -206,20 +209,17 @@ def read(folders: Sequence[Path]) -> list[Panel]:
                 "give the --workdir of a sweep or run that has finished an arm"
             )
         sweep = sweep_of(folder)
-        titles = sweep.get("titles", {})
-        runs = [
-            Run(
-                p.parent,
-                workdir.read_json(p),
-                workdir.read_json(p.parent / workdir.CONFIG),
-                titles.get(SEEDS.sub("", p.parent.name), ""),
-            )
-            for p in done
-        ]
-        runs = _seeds_together(runs)
-        for match in sorted({run.result["match"] for run in runs}):
-            found = [r for r in runs if r.result["match"] == match]
-            panels.append(Panel(folder, match, found, sweep))
+        titles, sizes = sweep.get("titles", {}), sweep.get("ladder", {}).get("sizes", {})
+        runs = []
+        for p in done:
+            asked = SEEDS.sub("", p.parent.name)
+            told = (workdir.read_json(p), workdir.read_json(p.parent / workdir.CONFIG))
+            runs.append(Run(p.parent, *told, titles.get(asked, ""), sizes.get(asked)))
+        together: dict[tuple[str, float | None], list[Run]] = {}
+        for run in _seeds_together(runs):
+            together.setdefault((run.result["match"], run.size), []).append(run)
+        for match, size in sorted(together, key=lambda at: (at[0], at[1] or 0.0)):
+            panels.append(Panel(folder, match, together[match, size], sweep, size))
     return panels
 
 
@@ -228,7 +228,7 @@ def _seeds_together(runs: list[Run]) -> list[Run]:
     together: dict[str, Run] = {}
     for run in sorted(runs, key=lambda r: min(r.seeds)):
         trains = run.record["config"]["train"] | {"seeds": None}
-        alike = repr([run.name, run.complete, run.record["config"] | {"train": trains}])
+        alike = repr([run.name, run.size, run.complete, run.record["config"] | {"train": trains}])
         together[alike] = together[alike].joined(run) if alike in together else run
     return list(together.values())
 

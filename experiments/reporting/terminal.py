@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.model import accounting
-from experiments.reporting import beside, claims, findings
+from experiments.reporting import beside, claims, findings, ladder
 from experiments.reporting.results import Panel
 from experiments.reporting.wording import columns, score
 from experiments.running.arm import Arm
@@ -36,8 +36,10 @@ def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
 
 
 def ranking(panels: Sequence[Panel]) -> str:
-    """Every panel's arms, best first, and its answer in words."""
-    return "\n\n".join(f"{columns(_ranked(panel))}\n\n{_answer(panel)}" for panel in panels)
+    """Every panel's arms, best first, and its answer in words; last the answers of ladders."""
+    texts = [f"{columns(_ranked(panel))}\n\n{_answer(panel)}" for panel in panels]
+    texts += [_plain(ladder.answer(one)) for one in ladder.read(panels)]
+    return "\n\n".join(texts)
 
 
 def _ranked(panel: Panel) -> list[tuple[str, ...]]:
@@ -55,4 +57,8 @@ def _ranked(panel: Panel) -> list[tuple[str, ...]]:
 def _answer(panel: Panel) -> str:
     """As the report has it, without the marks of Markdown."""
     answer = claims.answer if panel.claim else beside.answer if panel.paper else findings.answer
-    return textwrap.fill(answer(panel).replace("**", ""), 100)
+    return _plain(answer(panel))
+
+
+def _plain(text: str) -> str:
+    return textwrap.fill(text.replace("**", ""), 100)

@@ -81,7 +81,7 @@ def test_the_report_shows_what_was_tried(tmp_path):
     assert "Choosing took 180 seconds of training, beside the 180" in markdown
     row = "| wide · separate | 0.00187 | not bounded | parabola | 0.001: 2.200, 0.002: 2.000, "
     assert f"{row}0.004: 2.300 |" in markdown
-    assert (tmp_path / "figures/rates.svg").exists()
+    assert (tmp_path / "figures/1-width-rates.svg").exists()
 
 
 def test_data_without_a_validation_part_are_refused(tmp_path):
