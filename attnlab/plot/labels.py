@@ -4,14 +4,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from attnlab.plot.frame import LETTERS, PAPER, Curve, Point, Style
 
 
 def label_ends(axes: Any, series: Sequence[Curve]) -> None:
     """Each label right of the axes, as near the end of its curve as the others leave room."""
-    height = 1.35 * LETTERS / (72 * axes.figure.get_figheight() * 0.8)  # of the axes' height
-    low, high = axes.get_ylim()
-    ends = [min(1.0, (float(c.values[:, -1].mean()) - low) / (high - low)) for c in series]
+    rows = axes.get_subplotspec().get_gridspec().nrows
+    height = 1.35 * LETTERS * rows / (72 * axes.figure.get_figheight() * 0.8)  # of the axes'
+    values = [*axes.get_ylim(), *(float(c.values[:, -1].mean()) for c in series)]
+    low, high, *last = axes.yaxis.get_transform().transform(np.array(values))
+    ends = [min(1.0, float((value - low) / (high - low))) for value in last]
     places = _spread(ends, height)
     # Beside the axes, where they fit: a pile at the bottom moves up.
     up = max(0.0, min(-min(places), 1.0 - max(places)))

@@ -220,7 +220,7 @@ def ladder(
 ) -> Any:
     """Losses over several sizes, an axis each, both ways by their logarithms: points (mean over
     seeds, lowest to highest) and the laws that were fitted to them."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, ScalarFormatter
 
     rows = len(xlabels)
     each = max(2.5, 0.24 * len(measured[0]) + 0.6)
@@ -241,10 +241,10 @@ def ladder(
             )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_locator(LogLocator())
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.minorticks_off()
         axes.set(xlabel=xlabel, ylabel=ylabel)
         label_ends(axes, points)

@@ -10,10 +10,10 @@ best fit misses by no more than
 
 `free` being the observations less the parameters (profile likelihood; Bates and Watts 1988,
 Nonlinear Regression Analysis, section 6.1). F is the quantile of Fisher's F(1, free) at 97.5 %
-for an interval of 95 %, half of what is missing: with three sizes and three seeds the law is not
-linear enough, and at 95 % the interval of a gain or of phi holds the truth in 92 to 95 of 100
-simulated draws only. As it is, 96 to 98 (`tests/experiments/test_scaling.py`). An interval covers
-what seeds do, not that the law may be another one.
+for an interval of 95 %, half of what is missing: few sizes and seeds see the law's curvature, and
+at 95 % the interval of a gain or of phi holds the truth in only 92 to 95 of 100 simulated draws.
+As it is, in 95 to 98 (`tests/experiments/test_scaling.py`). An interval covers what seeds do, not
+that the law may be another one.
 """
 
 import math

@@ -88,7 +88,7 @@ def write_ladder(folder, arms, sizes=(1, 2, 4)):
             loss = 1.5 + 40 * (worth[i] * count) ** -0.4
             write_arm(folder / name, layout, plan, loss, count, **options)
     told = {"by": "width", "sizes": rungs}
-    record = {"arms": dict.fromkeys(rungs, {}), "environment": {}, "ladder": told}
+    record = {"arms": {name: {} for name in rungs}, "environment": {}, "ladder": told}
     (folder / CONFIG).write_text(json.dumps(record))
     return folder
 
