@@ -128,8 +128,8 @@ def phi(
 
     the N_once + r^phi N_rec of Schwethelm, Rueckert and Kaissis 2026 (arXiv 2604.21106, read in
     its abstract; the numbers there, 0.46 for looped language models, are theirs). Their law has a
-    term for the number of tokens, which all arms here have in common: it is in E. Arms without
-    sharing have to be among them.
+    term for the number of tokens, which all arms here have in common: it is in E, which is fitted
+    from two arms at three sizes on. Arms without sharing have to be among them.
 
     >>> n = (1.0, 4.0, 16.0)
     >>> alone = [({1: 4 * x}, [1 + (4 * x) ** -0.5] * 2) for x in n]
@@ -139,7 +139,7 @@ def phi(
     """
     counts = [len(np.ravel(np.asarray(losses, float))) for _, losses in arms]
     y = np.concatenate([np.ravel(np.asarray(losses, float)) for _, losses in arms])
-    floor = has_floor(np.arange(len(arms) - 1), len(y), 4)
+    floor = len(arms) >= 2 * LEAST_SIZES and len(y) > 4
 
     def sizes(t: Array) -> Array:
         each = [sum(n * float(r) ** t for r, n in uses.items()) for uses, _ in arms]

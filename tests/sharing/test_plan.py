@@ -10,6 +10,8 @@ from attnlab import (
     plan_names,
     unique_parameters,
 )
+from attnlab.model.accounting import parameters_by_uses
+from attnlab.model.outer import count_outer
 from attnlab.sharing.named import name_of, named
 from attnlab.sharing.plan import GROUP_RULES, groups, inner_groups, kv_map
 
@@ -125,6 +127,24 @@ def test_layers_in_the_middle_come_again(text):
     assert unique_parameters(loop) == unique_parameters(eleven)
     assert applied_parameters(loop) == unique_parameters(thirteen)
     assert flops_per_token(loop, 8) == flops_per_token(thirteen, 8)
+
+
+def test_parameters_by_how_often_they_are_used():
+    """Once each they are those that are unique, times their uses those that are applied; what
+    stands outside the layers is neither."""
+    sizes = dict(width=6, num_heads=3, ffn_width=5, vocab_size=7)
+    both = dict(kind="encoder_decoder", encoder_layers=5, **sizes)
+    for config, uses in (
+        (ModelConfig(num_layers=13, plan="4/(2)x2/5", **sizes), {1, 2}),
+        (ModelConfig(num_layers=6, plan="cla:2", **sizes), {1}),
+        (ModelConfig(num_layers=4, plan="cycle:2", **both), {2, 3}),
+        (ModelConfig(num_layers=5, plan="separate", share_encoder=True, **both), {1, 2}),
+    ):
+        found = parameters_by_uses(config)
+        assert set(found) == uses
+        assert sum(found.values()) == unique_parameters(config) - count_outer(config)
+        met = sum(r * n for r, n in found.items())
+        assert met == applied_parameters(config) - count_outer(config)
 
 
 def test_the_last_round_alone_goes_backwards():
