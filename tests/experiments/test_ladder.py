@@ -99,24 +99,25 @@ def quiet(monkeypatch):
     monkeypatch.setattr("written_arms.NOISE", (0.0, 0.003, -0.002))
 
 
-FOUR = {
+FIVE = {
     ("standard", "separate"): (1, 1, 1),
     ("wide", "separate"): (2, 2, 2),
     ("narrow", "separate"): (0.5, 1, 2),
     ("standard", "albert"): (4**-0.5, 4**-0.5, 4**-0.5),
+    ("latent", "albert"): (1, 1, 1),
 }
 
 
 @pytest.mark.usefixtures("undrawn", "quiet")
 def test_a_claim_stands_where_it_holds_at_both_ends(tmp_path):
-    text, _ = written(write_ladder(tmp_path, FOUR))
+    text, _ = written(write_ladder(tmp_path, FIVE))
     found = re.search(r"On the ladder from ×1 to ×4 the width, at equal FLOPs: (.*)\.", text)[1]
     better, worse, open_ = found.split("; ")
     assert "**better than standard · separate at both ends: wide · separate (worth" in better
     values = [float(v) for v in re.search(r"worth (\S+) and (\S+) times", better).groups()]
     assert values == pytest.approx([2, 2], rel=0.1)
     assert "**worse than standard · separate at both ends: standard · albert (worth" in worse
-    assert open_ == "no claim holds at both ends for narrow · separate"
+    assert open_ == "no claim holds at both ends for narrow · separate and latent · albert"
     rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if "x^−" in line}
     narrow = rows["| narrow · separate"]
     assert narrow[1] == "none at both ends"
@@ -127,7 +128,9 @@ def test_a_claim_stands_where_it_holds_at_both_ends(tmp_path):
     assert low < 0.4 < high
     phi = rows["| standard · albert"][-1]
     assert float(phi.split()[0]) == pytest.approx(0.5, abs=0.05)
-    assert rows["| wide · separate"][-1] == "– |"
+    assert rows["| wide · separate"][-1] == "– |"  # shares nothing
+    assert rows["| latent · albert"][-1] == "– |"  # beside no latent heads that do not
+    assert next(iter(rows)) == "| standard · separate"  # the base
     assert [h for h in text.splitlines() if h.startswith("## At")] == [
         f"## At equal width, size ×{size}" for size in (1, 2, 4)
     ]
@@ -136,16 +139,16 @@ def test_a_claim_stands_where_it_holds_at_both_ends(tmp_path):
 
 @pytest.mark.usefixtures("undrawn", "quiet")
 def test_what_is_not_there_is_said(tmp_path):
-    gone = FOUR | {("wide", "separate"): (2, None, 2)}
+    gone = FIVE | {("wide", "separate"): (2, None, 2)}
     text, _ = written(write_ladder(tmp_path / "arm", gone))
     assert "Not complete at all sizes, so left out: wide · separate." in text
-    gone = FOUR | {("standard", "separate"): (1, 1, None)}
+    gone = FIVE | {("standard", "separate"): (1, 1, None)}
     [found] = ladder.read(results.read([write_ladder(tmp_path / "base", gone)]))
     assert ladder.answer(found).endswith(
         "nothing can be said: its first arm (standard · separate), the base, is not complete at "
         "all sizes."
     )
-    one = {arm: (worth[0], None, None) for arm, worth in FOUR.items()}
+    one = {arm: (worth[0], None, None) for arm, worth in FIVE.items()}
     [found] = ladder.read(results.read([write_ladder(tmp_path / "size", one)]))
     assert "only one of its sizes has results" in ladder.answer(found)
 
