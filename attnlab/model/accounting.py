@@ -95,14 +95,16 @@ def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     >>> parameters_by_uses(cycle) == {2: layer, 3: layer}
     True
     """
-    plans = [collections.Counter(_applied(plan)) for plan in _plans(config)]
-    if config.share_encoder:
-        plans = [sum(plans, collections.Counter())]
     found: collections.Counter[int] = collections.Counter()
-    for pool, uses in zip(_plans(config), plans, strict=False):
-        sizes = part_parameters(config, pool)
-        for (part, _), count in uses.items():
-            found[count] += sizes[part]
+    for c in config.stacks.values():
+        pools = _plans(c)
+        applied = [collections.Counter(_applied(plan)) for plan in pools]
+        if c.share_encoder:
+            applied, pools = [sum(applied, collections.Counter())], [c.layer_plan]
+        for pool, uses in zip(pools, applied, strict=True):
+            sizes = part_parameters(c, pool)
+            for (part, _), count in uses.items():
+                found[count] += sizes[part]
     return dict(sorted(found.items()))
 
 

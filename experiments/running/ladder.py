@@ -1,5 +1,6 @@
 """The rungs of a ladder: one arm at several sizes, so that what holds at one is seen at others."""
 
+import re
 from typing import Any
 
 WIDTHS = (
@@ -47,8 +48,15 @@ def scaled(model: Any, by: str, size: float) -> dict[str, Any]:
     By width every width that is set is multiplied (those left out follow the model's), the number
     of heads and the ranks stay: a head grows with its model, and what was as wide as the model
     stays so. By depth the number of layers is; a plan keeps its name, so "cycle:2" has two sets at
-    every depth. Raises ValueError where a field would be no whole number.
+    every depth. Raises ValueError where a field would be no whole number, and where layers of
+    several kinds have widths of their own.
     """
+    own = [name for name in FIELDS[by] if re.search(rf"\b{name}=", str(model.kinds or ""))]
+    if own:
+        raise ValueError(
+            f"--ladder: model.kinds={model.kinds!r} has {own[0]} of its own, which would stay as "
+            "it is; leave it out there, or use --ladder_by=depth"
+        )
     changes: dict[str, Any] = {}
     for name in FIELDS[by]:
         value = model[name]

@@ -14,7 +14,7 @@ from experiments import sweep
 from experiments.configs import heads_and_sharing
 from experiments.reporting import ladder, rates, results
 from experiments.running import arm
-from experiments.running.ladder import sizes
+from experiments.running.ladder import scaled, sizes
 from experiments.running.workdir import CONFIG
 
 __all__ = ["undrawn"]
@@ -67,6 +67,11 @@ def test_what_is_no_ladder_is_refused():
             sizes(words)
     with pytest.raises(ValueError, match=r"model.width=16 times 1.3 is no whole number"):
         climbed("tiny", (1.0, 1.3))
+    config = heads_and_sharing.get_config("tiny")
+    config.model.kinds = "1(head_dim=4) 1()"
+    with pytest.raises(ValueError, match="has head_dim of its own, which would stay"):
+        scaled(config.model, "width", 2.0)
+    assert scaled(config.model, "depth", 2.0) == {"model.num_layers": 4}
     for file, what in (("albert_table4", "published table"), ("same_start", "known answer")):
         plan = sweep.read(f"{CONFIGS}/{file}.py:tiny", {})
         with pytest.raises(ValueError, match=f"which are those of a {what} here"):

@@ -139,6 +139,7 @@ def test_parameters_by_how_often_they_are_used():
         (ModelConfig(num_layers=6, plan="cla:2", **sizes), {1}),
         (ModelConfig(num_layers=4, plan="cycle:2", **both), {2, 3}),
         (ModelConfig(num_layers=5, plan="separate", share_encoder=True, **both), {1, 2}),
+        (ModelConfig(num_layers=6, kinds="2(plan=albert) 1(head_dim=4)", **sizes), {1, 4}),
     ):
         found = parameters_by_uses(config)
         assert set(found) == uses
