@@ -202,7 +202,7 @@ def _table(ladder: Ladder, laws: dict[tuple[str, str], scaling.Law]) -> Table:
             gains = [f"**{word} at both ends**" if word else "none at both ends"]
             gains += [_ranged(gain) for gain in found]
         told = [_law(laws[over, name]) for over in SIZES]
-        rows.append([name, *gains, *told, "–" if phi is None else _ranged(phi)])
+        rows.append([name, *gains, "–" if phi is None else _ranged(phi), *told])
     floor = {law.has_floor for law in laws.values()}
     without = (
         " E is fitted."
@@ -221,8 +221,8 @@ def _table(ladder: Ladder, laws: dict[tuple[str, str], scaling.Law]) -> Table:
             "arm",
             "claim at equal FLOPs",
             *(f"gain at {end}" for end in ends),
-            *(f"law over {over}" for over in SIZES),
             "phi",
+            *(f"law over {over}" for over in SIZES),
         ],
         rows,
         [""] * len(rows),

@@ -127,14 +127,14 @@ def test_a_claim_stands_where_it_holds_at_both_ends(tmp_path):
     narrow = rows["| narrow · separate"]
     assert narrow[1] == "none at both ends"
     assert [float(cell.split()[0]) for cell in narrow[2:4]] == pytest.approx([0.5, 2], rel=0.1)
-    law = re.match(r"(\S+) \+ (\S+) x\^−(\S+) \((\S+) to (\S+)\)", rows["| standard · separate"][4])
+    law = re.match(r"(\S+) \+ (\S+) x\^−(\S+) \((\S+) to (\S+)\)", rows["| standard · separate"][5])
     floor, _, alpha, low, high = map(float, law.groups())
     assert (floor, alpha) == pytest.approx((1.5, 0.4), rel=0.15)
     assert low < 0.4 < high
-    phi = rows["| standard · albert"][-1]
+    phi = rows["| standard · albert"][4]
     assert float(phi.split()[0]) == pytest.approx(0.5, abs=0.05)
-    assert rows["| wide · separate"][-1] == "– |"  # shares nothing
-    assert rows["| latent · albert"][-1] == "– |"  # beside no latent heads that do not
+    assert rows["| wide · separate"][4] == "–"  # shares nothing
+    assert rows["| latent · albert"][4] == "–"  # beside no latent heads that do not
     assert next(iter(rows)) == "| standard · separate"  # the base
     assert [h for h in text.splitlines() if h.startswith("## At")] == [
         f"## At equal width, size ×{size}" for size in (1, 2, 4)
