@@ -73,7 +73,7 @@ def test_what_stays_in_float32(layout, implementation):
             both += all(narrow)
         elif name == "reduce_sum" and any(narrow):
             assert TOKENS & set(out.shape), f"a sum over tokens in bfloat16: {equation}"
-        elif name in IN_FLOAT32:
+        elif name in IN_FLOAT32 and arrays[-1].shape:  # a division by one number is a scale
             assert not any(narrow), equation
     assert both >= 20  # forward and backward
 
