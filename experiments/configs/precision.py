@@ -4,11 +4,11 @@ r"""Does training in bfloat16 cost anything? The same run in both, layout by lay
         --workdir=runs/precision
 
 With `dtype=bfloat16` products and activations are in bfloat16; parameters, moments of the
-optimizer, norms, softmax and loss stay in float32. Both arms of a layout start from the same
-weights and read the same batches, so a seed's two losses are a pair.
+optimizer, statistics of norms, softmax and loss stay in float32. Both arms of a layout start from
+the same weights and read the same batches, so a seed's two losses are a pair.
 
-Words after the colon: layouts (none: all of them), `tiny`. On a CPU a step in bfloat16 takes 1.1 to
-1.3 times as long as in float32; the gain in speed is an accelerator's.
+Words after the colon: layouts (none: all of them), `tiny`. A CPU gains no speed by bfloat16; what
+an accelerator gains is not measured.
 """
 
 from collections.abc import Callable
