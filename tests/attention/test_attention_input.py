@@ -113,7 +113,7 @@ def test_a_backend_that_cannot_says_why(changes, message):
 def test_explain_names_the_choice_and_the_reasons():
     q, k, v = make()
     expected = {
-        "dense": "chosen",
+        "dense": "chosen: measured on 2 CPU cores with 1 MiB of L2 each",
         "blockwise": "could run",
         "xla": "could run",
         "cudnn": "cuDNN needs an NVIDIA GPU, this is a cpu",
@@ -126,11 +126,22 @@ def test_explain_names_the_choice_and_the_reasons():
     )
     assert mixed["blockwise"] == "mix needs the scores of all heads at once"
     assert mixed["xla"] == "jax.nn has no dropout_rate"
-    assert explain(q, k, v, implementation="xla")["xla"] == "chosen"
+    assert explain(q, k, v, implementation="xla")["xla"] == "chosen: asked for"
     with pytest.raises(TypeError, match=r"unknown keywords \['causal'\]; known: .*is_causal"):
         explain(q, k, v, causal=True)
     with pytest.raises(TypeError, match="mask must be boolean"):
         explain(q, k, v, mask=jnp.ones((5, 7)))
+
+
+def test_explain_says_where_the_choice_was_measured(monkeypatch):
+    """All of them in one table; on a device that is not in it, as on a TPU."""
+    shape = jax.ShapeDtypeStruct((1, 1024, 4, 8), jnp.float32)  # 16 MiB of scores
+    for device, words in {"cpu": "measured on 2", "gpu": "not measured", "x": "not mea"}.items():
+        monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
+        assert explain(shape, shape, shape)["dense"].startswith(f"chosen: {words}")
+    for rows in core.CHOICES.values():
+        assert {row.backend for row in rows} <= set(BACKENDS)
+        assert rows[-1][0] == "dense"  # which refuses nothing
 
 
 def test_explain_needs_shapes_alone():
@@ -138,9 +149,9 @@ def test_explain_needs_shapes_alone():
     shape = jax.ShapeDtypeStruct((2, 16384, 8, 64), jnp.float32)
     lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
     call = {"is_causal": True, "query_seq_lengths": lengths}
-    assert explain(shape, shape, shape, **call)["blockwise"] == "chosen"
+    assert explain(shape, shape, shape, **call)["blockwise"].startswith("chosen: measured on")
     mix = (jax.ShapeDtypeStruct((8, 8), jnp.float32), None)
-    assert explain(shape, shape, shape, mix=mix)["dense"] == "chosen"
+    assert explain(shape, shape, shape, mix=mix)["dense"].startswith("chosen")
 
 
 CUDNN = [
