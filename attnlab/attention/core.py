@@ -190,10 +190,10 @@ def attend(
         edit = {n: functools.partial(_of_one_row, f) for n, f in edit.items()}
     call, batched = checked(query, key, value, bias, mask, edit=edit, **options)
     _known(implementation)
-    name = implementation or _choose(call)
+    name, why, _ = Choice(implementation, "asked for") if implementation else _choose(call)
     reason = BACKENDS[name].refuse(*call)
     if told is not None:
-        told["implementation"] = _described(call, name)
+        told["implementation"] = _described(call, name, why)
         name = "dense"  # it was asked what would run, on a device that may not be here
     elif reason:
         raise ValueError(
@@ -232,10 +232,10 @@ def _of_one_row(f: Callable[[Array], Array], a: Array) -> Array:
     return f(a[0])[None]
 
 
-def _described(call: Call, chosen: str) -> dict[str, str]:
-    """Backend -> "chosen", "could run" or the reason why it could not."""
+def _described(call: Call, chosen: str, why: str) -> dict[str, str]:
+    """As `explain` says."""
     return {
-        n: backend.refuse(*call) or ("chosen" if n == chosen else "could run")
+        n: backend.refuse(*call) or (f"chosen: {why}" if n == chosen else "could run")
         for n, backend in BACKENDS.items()
     }
 
@@ -243,7 +243,8 @@ def _described(call: Call, chosen: str) -> dict[str, str]:
 def explain(
     query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, **options: Any
 ) -> dict[str, str]:
-    """Backend -> "chosen", "could run" or the reason why it could not.
+    """Backend -> "chosen: " and why, "could run" or the reason why it could not. A choice is
+    "asked for", "measured on ..." or "not measured" on devices like this one (`CHOICES`).
 
     Takes the arguments of `dot_product_attention`; arrays may be `jax.ShapeDtypeStruct`s. Raises
     what that call would raise, except for a backend that was asked for and cannot run.
@@ -277,21 +278,38 @@ def trace(call: Callable, **given: Any) -> None:
     jax.eval_shape(run, arrays)
 
 
-def _choose(call: Call) -> str:
-    """The row of `BACKENDS` that implementation=None runs.
+class Choice(NamedTuple):
+    """A row of `CHOICES`."""
 
-    By device, dtypes, sizes and features. Measured on a CPU; not measured on a GPU or TPU.
-    """
-    (b, t, n, _), s, platform = call.query.shape, call.key.shape[1], jax.default_backend()
+    backend: str
+    source: str
+    """Where that was measured, or that it was not."""
+    beyond: int = 0
+    """Bytes of scores in float32: only where there are more."""
+
+
+CPU = "measured on 2 CPU cores with 1 MiB of L2 each"
+NOT = "not measured"
+CHOICES: dict[str, tuple[Choice, ...]] = {
+    "cpu": (Choice("edges", NOT), Choice("blockwise", CPU, 16 * 2**20), Choice("dense", CPU)),
+    "gpu": (
+        Choice("edges", NOT),
+        Choice("cudnn", NOT),
+        Choice("blockwise", NOT, 2**30),
+        Choice("dense", NOT),
+    ),
+    "tpu": (Choice("edges", NOT), Choice("blockwise", NOT, 2**30), Choice("dense", NOT)),
+}
+"""Device -> what implementation=None runs there: the first that can."""
+
+
+def _choose(call: Call) -> Choice:
+    (b, t, n, _), s = call.query.shape, call.key.shape[1]
     size = 4 * b * n * t * s
-    order = ["edges"] + (["cudnn"] if platform == "gpu" else [])
-    if size > (CACHE if platform == "cpu" else 2**30):
-        order.append("blockwise")
-    return next((n for n in order if BACKENDS[n].refuse(*call) is None), "dense")
-
-
-# From these many bytes of scores on, a CPU is faster in blocks.
-CACHE = 16 * 2**20
+    rows = CHOICES.get(jax.default_backend(), CHOICES["tpu"])
+    return next(
+        row for row in rows if size > row.beyond and BACKENDS[row.backend].refuse(*call) is None
+    )
 
 
 def _known(name: Any) -> None:

@@ -1,5 +1,6 @@
 """Kernels of other libraries, behind our rules: `jax.nn.dot_product_attention` on XLA and cuDNN."""
 
+import functools
 from typing import Any
 
 import jax
@@ -91,12 +92,27 @@ def cudnn(query, key, value, bias, visible: Visible, options: Options) -> dict[s
 
 
 def _gpu() -> tuple[str, float]:
-    """The default backend, and the compute capability of an NVIDIA GPU (else 0)."""
+    """The default backend, and the compute capability of an NVIDIA GPU with cuDNN (else 0)."""
     device = jax.devices()[0]
     try:
-        return device.platform, float(device.compute_capability)
+        capability = float(device.compute_capability)
     except (AttributeError, ValueError):
         return device.platform, 0.0
+    trouble = _trouble()
+    return (device.platform, capability) if trouble is None else (trouble, 0.0)
+
+
+@functools.cache
+def _trouble() -> str | None:
+    """What jax.nn has against the plainest call of cuDNN: none there, or one that is too old."""
+    a = jax.ShapeDtypeStruct((1, 2, 1, 8), jnp.bfloat16)
+    try:
+        jax.eval_shape(
+            functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), a, a, a
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        return f"GPU of which jax.nn says {str(error)!r}"
+    return None
 
 
 def refuse_cudnn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
@@ -110,6 +126,6 @@ def refuse_cudnn(query, key, value, bias, visible: Visible, options: Options) ->
         return f"cuDNN on this GPU needs head widths of at most {most}, not {size}"
     if bias is not None:
         return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {bias.shape}"
-    if (t % 2 or s % 2) and _native(visible) is None:
-        return f"cuDNN needs even lengths under such a mask, not T={t} and S={s}"
+    if t % 2 or s % 2:  # jax.nn asks it of every gradient, as if there always were a bias
+        return f"the gradient of cuDNN needs even lengths, not T={t} and S={s}"
     return refuse_jax_nn(query, key, value, bias, visible, options)

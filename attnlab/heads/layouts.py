@@ -24,6 +24,7 @@ its order of contraction, and half of the exact maps of `convert`.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads import absorb, bilinear, latent, tensor, tied
@@ -34,6 +35,7 @@ from attnlab.heads.maps import (
     biases,
     merge_all,
     normalise,
+    over_tokens,
     parse,
     qk_norms,
     read_all,
@@ -160,7 +162,7 @@ def _query_low_rank(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
 
 def _query_collaborative(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:
     """Every head weighs the same R query dimensions: (x W_Q) * m_n."""
-    q = read_all(w, "q", x)[..., None, :] * w["m"].astype(x.dtype)
+    q = over_tokens(jnp.multiply, read_all(w, "q", x)[..., None, :], w["m"])
     return turn(normalise(w, "q_norm", q, spec.qk_norm, spec.norm_eps))
 
 

@@ -161,7 +161,15 @@ def qk_norms(width: str) -> dict[str, str]:
 def add_bias(y: Array, w: Weights, name: str) -> Array:
     """y + the bias `name`, where there is one."""
     bias = f"{name}_bias"
-    return y + w[bias].astype(y.dtype) if bias in w else y
+    return over_tokens(jnp.add, y, w[bias]) if bias in w else y
+
+
+def over_tokens(f: Callable, y: Array, a: Array) -> Array:
+    """f(y, a) of a weight that broadcasts over tokens, in float32 at least: its gradient is a sum
+    over all of them, which bfloat16 would get wrong in the second digit.
+    """
+    wide = jnp.promote_types(y.dtype, jnp.float32)
+    return f(y.astype(wide), a.astype(wide)).astype(y.dtype)
 
 
 def normalise(w: Weights, name: str, a: Array, kind: str | None, eps: float) -> Array:

@@ -16,14 +16,13 @@ from attnlab.heads.project import memory_names
 from attnlab.heads.spec import FIELDS, HeadSpec, under_order
 from attnlab.model import kinds
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec, check_scales
-from attnlab.model.outer import POSITIONS, READOUTS, check_outer
+from attnlab.model.outer import DTYPES, POSITIONS, READOUTS, check_dtype, check_outer
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import check_count, find
 from attnlab.norms import NORM_KINDS
 from attnlab.sharing.named import as_data
 from attnlab.sharing.plan import Plan
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 MODELS: dict[str, Callable[..., Any]] = {}
 """kind -> its Flax module; `models.py` fills it, so that this file needs no Flax."""
 
@@ -87,8 +86,9 @@ class ModelConfig:
     `share_encoder` lets the encoder read the decoder's weights: attention, FFN, norms, relative
     positions and final norm (Raffel et al. 2020, section 3.2.2).
 
-    Weights are float32; `dtype` is what products run in. `remat` computes activations again in
-    the backward pass: less memory, and on a CPU no slower. Raises ValueError with a way out.
+    Weights, softmax, statistics of norms, logits and loss are float32; products and activations
+    are `dtype` ("bfloat16"; "float16" is refused). `remat` computes activations again in the
+    backward pass: less memory, and on a CPU no slower. Raises ValueError with a way out.
     """
 
     kind: str = "decoder"
@@ -190,7 +190,7 @@ class ModelConfig:
         find("positions", self.positions, POSITIONS)
         find("readout", self.readout, dict.fromkeys(READOUTS))
         find("init_residual", self.init_residual, {"plain": 1, "depth": 1})
-        find("dtype", self.dtype, DTYPES)
+        check_dtype(self.dtype)
         for place in self.dropout_places:
             find("place of dropout", place, dict.fromkeys(DROPOUT_PLACES))
         if self.implementation is not None:

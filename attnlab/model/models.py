@@ -10,12 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 from attnlab.attention.masks import Edges
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.model.block import values_of
-from attnlab.model.config import DTYPES, MODELS, ModelConfig
+from attnlab.model.config import MODELS, ModelConfig
 from attnlab.model.decode import generate, stream
 from attnlab.model.kinds import by_stack
 from attnlab.model.layers import Kind, run_kinds, run_layers, values_of_all
 from attnlab.model.modules import Pool
 from attnlab.model.outer import (
+    DTYPES,
     POOLERS,
     check_tokens,
     embed,

@@ -47,7 +47,19 @@ POSITIONS = {
     "none": Position(),
 }
 READOUTS = ("tied", "own", "none")
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
+"""What a model may compute in, from the embedding to the logits."""
 TABLES = {"embedding", "positions", "token_types", "relative_bias", "encoder_relative_bias"}
+
+
+def check_dtype(name: str) -> None:
+    """Raises ValueError for what is none of `DTYPES`, with the reason where there is one."""
+    if name == "float16":
+        raise ValueError(
+            "dtype 'float16' ends at 65,504 and at 6e-8, and no loss is scaled here to keep "
+            "gradients between; use 'bfloat16', which has the range of float32"
+        )
+    find("dtype", name, DTYPES)
 
 
 def check_outer(config: Any) -> None:

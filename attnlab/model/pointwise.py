@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.heads.maps import add_bias
 from attnlab.names import find
 from attnlab.remat import save_for_backward
 
@@ -72,9 +73,7 @@ def linear(w: dict[str, Any], name: str, x: Float[Array, "... I"]) -> Float[Arra
     >>> linear({"up": jnp.ones((2, 1)), "up_bias": jnp.ones(1)}, "up", jnp.array([3.0, 4.0]))
     Array([8.], dtype=float32)
     """
-    y = x @ w[name].astype(x.dtype)
-    bias = f"{name}_bias"
-    return y + w[bias].astype(y.dtype) if bias in w else y
+    return add_bias(x @ w[name].astype(x.dtype), w, name)
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:

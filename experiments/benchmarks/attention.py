@@ -157,7 +157,7 @@ def function_case(
 
 
 def _chosen(backends: Mapping[str, str]) -> str:
-    return next(name for name, word in backends.items() if word == "chosen")
+    return next(name for name, word in backends.items() if word.startswith("chosen"))
 
 
 def _case(word: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:

@@ -78,7 +78,7 @@ def _computed(result: dict) -> str:
     parts = []
     for name, told in result["attention"].items():
         backends = told["implementation"]
-        chosen = next(name for name, why in backends.items() if why == "chosen")
+        chosen = next(name for name, why in backends.items() if why.startswith("chosen"))
         others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
         where = "" if name == "self" else f" ({name})"
         order = told["chosen"]["order"]

@@ -1,5 +1,7 @@
 """Bad input, refusals of backends, what `explain` says, and any call: right or refused by name."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +113,7 @@ def test_a_backend_that_cannot_says_why(changes, message):
 def test_explain_names_the_choice_and_the_reasons():
     q, k, v = make()
     expected = {
-        "dense": "chosen",
+        "dense": "chosen: measured on 2 CPU cores with 1 MiB of L2 each",
         "blockwise": "could run",
         "xla": "could run",
         "cudnn": "cuDNN needs an NVIDIA GPU, this is a cpu",
@@ -124,11 +126,22 @@ def test_explain_names_the_choice_and_the_reasons():
     )
     assert mixed["blockwise"] == "mix needs the scores of all heads at once"
     assert mixed["xla"] == "jax.nn has no dropout_rate"
-    assert explain(q, k, v, implementation="xla")["xla"] == "chosen"
+    assert explain(q, k, v, implementation="xla")["xla"] == "chosen: asked for"
     with pytest.raises(TypeError, match=r"unknown keywords \['causal'\]; known: .*is_causal"):
         explain(q, k, v, causal=True)
     with pytest.raises(TypeError, match="mask must be boolean"):
         explain(q, k, v, mask=jnp.ones((5, 7)))
+
+
+def test_explain_says_where_the_choice_was_measured(monkeypatch):
+    """All of them in one table; on a device that is not in it, as on a TPU."""
+    shape = jax.ShapeDtypeStruct((1, 1024, 4, 8), jnp.float32)  # 16 MiB of scores
+    for device, words in {"cpu": "measured on 2", "gpu": "not measured", "x": "not mea"}.items():
+        monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
+        assert explain(shape, shape, shape)["dense"].startswith(f"chosen: {words}")
+    for rows in core.CHOICES.values():
+        assert {row.backend for row in rows} <= set(BACKENDS)
+        assert rows[-1][0] == "dense"  # which refuses nothing
 
 
 def test_explain_needs_shapes_alone():
@@ -136,9 +149,9 @@ def test_explain_needs_shapes_alone():
     shape = jax.ShapeDtypeStruct((2, 16384, 8, 64), jnp.float32)
     lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
     call = {"is_causal": True, "query_seq_lengths": lengths}
-    assert explain(shape, shape, shape, **call)["blockwise"] == "chosen"
+    assert explain(shape, shape, shape, **call)["blockwise"].startswith("chosen: measured on")
     mix = (jax.ShapeDtypeStruct((8, 8), jnp.float32), None)
-    assert explain(shape, shape, shape, mix=mix)["dense"] == "chosen"
+    assert explain(shape, shape, shape, mix=mix)["dense"].startswith("chosen")
 
 
 CUDNN = [
@@ -146,9 +159,11 @@ CUDNN = [
     ({"is_causal": True, "local_window_size": (2, 0)}, None),
     ({"key_value_seq_lengths": jnp.array([3, 0])}, None),
     ({"query": jnp.float32}, "cuDNN needs float16 or bfloat16, not float32"),
-    ({"mask": jnp.ones((1, 7), bool)}, "even lengths under such a mask, not T=5 and S=7"),
-    ({"local_window_size": (2, 1)}, "even lengths under such a mask, not T=5 and S=7"),
-    ({"bias": jnp.ones((6, 5, 7))}, r"bias has shape \(1, 6, 5, 7\)"),
+    ({"mask": jnp.ones((1, 8), bool)}, None),
+    ({"local_window_size": (2, 1)}, None),
+    ({"lengths": (5, 8)}, "the gradient of cuDNN needs even lengths, not T=5 and S=8"),
+    ({"lengths": (6, 7), "is_causal": True}, "even lengths, not T=6 and S=7"),
+    ({"bias": jnp.ones((6, 6, 8))}, r"bias has shape \(1, 6, 6, 8\)"),
     ({"wide": 129}, "head widths of at most 128, not 129"),
     ({"return_residual": True}, "jax.nn has no return_residual"),
 ]
@@ -158,7 +173,8 @@ CUDNN = [
 def test_what_cudnn_refuses(call, reason, monkeypatch):
     """On an A100 as seen from here; on a Hopper GPU heads may be twice as wide."""
     call = dict(call)
-    q, k, v = make(call.pop("query", jnp.bfloat16))
+    t, s = call.pop("lengths", (6, 8))
+    q, k, v = make(call.pop("query", jnp.bfloat16), t=t, s=s)
     if wide := call.pop("wide", None):
         v = jnp.ones((*v.shape[:3], wide), v.dtype)
     monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 8.0))
@@ -170,6 +186,15 @@ def test_what_cudnn_refuses(call, reason, monkeypatch):
     if wide:
         monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
         assert fused.refuse_cudnn(*checked(q, k, v, **call)[0]) is None
+
+
+def test_a_gpu_without_cudnn(monkeypatch):
+    """JAX says so only where it is asked to run; here it really has none."""
+    gpu = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    q, k, v = make(jnp.bfloat16, t=6, s=8)
+    with pytest.raises(ValueError, match=r"a GPU of which jax.nn says 'cuDNN is not detected"):
+        dot_product_attention(q, k, v, implementation="cudnn")
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_as_a_mask(options, own, x64):
     assert_close(got, expected)
     told = explain(q, k, v, bias, edges, **rest)
     alone = "is_causal" not in rest
-    assert told["edges" if alone else "dense"] == "chosen"
+    assert told["edges" if alone else "dense"].startswith("chosen")
     assert "nothing else that hides" in told["edges"] or alone
     assert explain(q, k, v, bias, matrix)["edges"].startswith("it needs a mask that is masks.Edges")
     _, probs = dot_product_attention(q, k, v, bias, edges, return_probs=True, **rest)

@@ -314,10 +314,11 @@ def test_edited_probs_reach_the_output_of_every_backend_or_are_refused(name):
 
 def test_a_long_call_leaves_the_blocks_for_an_edit():
     shape = jax.ShapeDtypeStruct((64, 2048, 4, 8), "float32")
-    assert explain(shape, shape, shape)["blockwise"] == "chosen"
-    assert explain(shape, shape, shape, show=("probs", "scores"))["blockwise"] == "chosen"
+    assert explain(shape, shape, shape)["blockwise"].startswith("chosen")
+    assert explain(shape, shape, shape, show=("probs", "scores"))["blockwise"].startswith("chosen")
     told = explain(shape, shape, shape, edit={"scores": lambda a, layer: a})
-    assert (told["dense"], told["blockwise"]) == ("chosen", "it has no scores to edit")
+    assert told["dense"].startswith("chosen")
+    assert told["blockwise"] == "it has no scores to edit"
 
 
 def test_the_mask_hides_from_edited_scores():

@@ -1,0 +1,50 @@
+r"""Does training in bfloat16 cost anything? The same run in both, layout by layout, seed by seed.
+
+    python -m experiments.sweep --config=experiments/configs/precision.py:standard,wide,narrow \
+        --workdir=runs/precision
+
+With `dtype=bfloat16` products and activations are in bfloat16; parameters, moments of the
+optimizer, statistics of norms, softmax and loss stay in float32. Both arms of a layout start from
+the same weights and read the same batches, so a seed's two losses are a pair.
+
+Words after the colon: layouts (none: all of them), `tiny`. A CPU gains no speed by bfloat16; what
+an accelerator gains is not measured.
+"""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from attnlab.heads.layouts import LAYOUTS
+from experiments.configs import byte_lm
+
+DTYPES = ("float32", "bfloat16")
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common: the small decoder."""
+    return byte_lm.get_config(",".join(w for w in _words(arg) if w not in LAYOUTS))
+
+
+def pairs(arg: str = "") -> list[tuple[str, str]]:
+    """Each layout's bfloat16 against its float32."""
+    return [(_name(layout, "bfloat16"), _name(layout, "float32")) for layout in _layouts(arg)]
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Every layout that was asked for, in both precisions."""
+    for layout in _layouts(arg):
+        for dtype in DTYPES:
+            add(_name(layout, dtype), **{"model.layout": layout, "model.dtype": dtype})
+
+
+def _words(arg: str) -> list[str]:
+    return [word for word in arg.split(",") if word]
+
+
+def _layouts(arg: str) -> list[str]:
+    return [word for word in _words(arg) if word in LAYOUTS] or list(LAYOUTS)
+
+
+def _name(layout: str, dtype: str) -> str:
+    return f"{layout}, {dtype}"

@@ -1,0 +1,235 @@
+"""Every backend, order, plan and decoding lowers for GPUs and TPUs, or says why not: no device."""
+
+import dataclasses
+import functools
+import re
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import export
+
+from attnlab import (
+    BACKENDS,
+    LAYOUTS,
+    HeadSpec,
+    ModelConfig,
+    dot_product_attention,
+    explain,
+    init_cache,
+    masks,
+    multi_head_attention,
+    plan_names,
+)
+from attnlab.attention import fused
+from attnlab.heads.orders import contraction_orders
+from attnlab.model import decode
+from attnlab.training import TrainConfig, make_optimizer
+from attnlab.training.sources import Sizes
+from attnlab.training.step import init_state, over_seeds, train_step
+from attnlab.training.tasks import TASKS
+
+DEVICES = {
+    "hopper": ("cuda", "gpu", 9.0),
+    "ampere": ("cuda", "gpu", 8.0),
+    "tpu": ("tpu", "tpu", 0.0),
+}
+"""Name -> what a program is lowered for, what JAX calls that backend, its compute capability."""
+DTYPES = ("float32", "bfloat16", "float16")
+CUDNN = "__cudnn$fmha"
+
+
+@pytest.fixture
+def seen_from(monkeypatch):
+    """Choices are made for the device of the process: pretend that this one has another."""
+    from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
+
+    def pretend(device):
+        platform, backend, capability = DEVICES[device]
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        monkeypatch.setattr(fused, "_gpu", lambda: (backend, capability))
+        # What jax.nn asks before it calls cuDNN: here of 9.10.
+        for question, answer in {
+            "check_cudnn_version": lambda: 91000,
+            "check_compute_capability": lambda asked: capability >= float(asked),
+            "is_cuda_compute_capability_equal": lambda asked: capability == float(asked),
+        }.items():
+            monkeypatch.setattr(jax_cudnn, question, answer)
+        return platform
+
+    decode._programs.cache_clear()  # what was traced for one device is not for the next
+    yield pretend
+    decode._programs.cache_clear()
+
+
+def few(cases, *kept):
+    """All but those `kept` are slow."""
+    of = lambda case: () if case in kept else pytest.mark.slow
+    return [pytest.param(*case, marks=of(case)) for case in cases]
+
+
+def shape(*sizes, dtype="float32"):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def lowered(platform, f, *args):
+    """The program for a device that is not here."""
+    checks = [
+        export.DisabledSafetyCheck.custom_call(f"{CUDNN}{name}{way}")
+        for name in ("Softmax", "ScaleBiasSoftmax")
+        for way in ("", "Backward")
+    ]  # jax promises no cuDNN call to later versions of itself
+    made = export.export(jax.jit(f), platforms=[platform], disabled_checks=checks)(*args)
+    return made.mlir_module()
+
+
+class Call(NamedTuple):
+    """Of `dot_product_attention`."""
+
+    arrays: dict[str, Any] = {}  # noqa: RUF012
+    options: dict[str, Any] = {}  # noqa: RUF012
+    heads: tuple[int, int, int] = (4, 2, 2)
+    lengths: tuple[int, int] = (6, 10)
+    widths: tuple[int, int] = (16, 24)
+
+
+CALLS = {
+    "causal": Call(options={"is_causal": True}),
+    "plain, one head of keys": Call(heads=(4, 1, 1), widths=(5, 5)),
+    "other value heads": Call(heads=(4, 2, 1)),
+    "heads of 200": Call(widths=(200, 200)),
+    "heads of 320": Call(widths=(320, 320)),
+    "mask": Call({"mask": shape(2, 1, 6, 10, dtype="bool")}),
+    "an odd number of queries": Call(lengths=(5, 10)),
+    "an odd number of keys": Call({"mask": shape(1, 7, dtype="bool")}, lengths=(6, 7)),
+    "bias": Call({"bias": shape(4, 6, 10)}),
+    "lengths": Call(
+        {f"{side}_seq_lengths": shape(2, dtype="int32") for side in ("query", "key_value")}
+    ),
+    "window": Call(options={"local_window_size": (2, 1)}),
+    "causal window": Call(options={"local_window_size": 3, "is_causal": True}),
+    "soft cap": Call(options={"logits_soft_cap": 5.0}),
+    "residual": Call(options={"return_residual": True}),
+    "dropout": Call({"dropout_key": shape(2, dtype="uint32")}, {"dropout_rate": 0.2}),
+    "sink": Call({"sink": shape(4, 1, 1)}),
+    "talking heads": Call({"mix": (shape(4, 4), shape(4, 4))}),
+    "edges": Call({"mask": masks.Edges(shape(9, dtype="int32"), shape(9, dtype="int32"))}),
+    "blocks": Call(options={"is_causal": True}, lengths=(1100, 1300)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype", "device"),
+    few(product(CALLS, DTYPES, DEVICES), ("causal", "bfloat16", "hopper")),
+)
+def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
+    """Forward and backward; what says that it could run is not refused by the compiler."""
+    platform = seen_from(device)
+    (n, k, kv), (t, s), (h, v) = (case := CALLS[call]).heads, case.lengths, case.widths
+    qkv = [shape(2, *a, dtype=dtype) for a in ((t, n, h), (s, k, h), (s, kv, v))]
+
+    def gradient(name, qkv, arrays):
+        def loss(qkv):
+            out = dot_product_attention(*qkv, **arrays, **case.options, implementation=name)
+            return sum(jnp.sum(a.astype(jnp.float32)) for a in jax.tree.leaves(out))
+
+        return jax.value_and_grad(loss)(qkv)
+
+    told = explain(*qkv, **case.arrays, **case.options)
+    can = [name for name in BACKENDS if told[name].startswith(("chosen", "could run"))]
+    text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
+    assert (CUDNN in text) == ("cudnn" in can)
+    assert can[0] == "dense"
+    for name in set(BACKENDS) - set(can):
+        with pytest.raises(ValueError, match=re.escape(told[name])):
+            jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rotary", "device"),
+    few(
+        product(LAYOUTS, [False, True], ["hopper", "tpu"]),
+        ("wide", False, "tpu"),
+    ),
+)
+def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
+    """Forward and backward in bfloat16, and a step behind a cache."""
+    platform = seen_from(device)
+    spec = HeadSpec(layout, 24, 3, biases=HeadSpec.bias_letters(layout, True))
+    x, new = shape(2, 8, 24, dtype="bfloat16"), shape(2, 1, 24, dtype="bfloat16")
+    w = {name: shape(*sizes) for name, sizes in spec.shapes.items()}
+    angles = lambda a: jnp.ones((a.shape[1], (spec.turned or 0) // 2)) if rotary else None
+
+    def gradient(order, w, x):
+        def loss(w, x):
+            out = multi_head_attention(
+                w, x, spec=spec, order=order, rotary=angles(x), is_causal=True
+            )
+            return jnp.sum(out.astype(jnp.float32))
+
+        return jax.value_and_grad(loss, (0, 1))(w, x)
+
+    def step(order, w, x):
+        cache = init_cache(spec, 2, 6, jnp.bfloat16, order=order)
+        return multi_head_attention(w, x, spec=spec, order=order, cache=cache, rotary=angles(x))
+
+    orders = contraction_orders(spec, 2, 8, rotary=rotary)
+    can = [order for order, cost in orders.items() if isinstance(cost, int)]
+    if not (rotary and spec.turned is None):
+        assert can[0] == "factored"
+        lowered(platform, lambda *a: [gradient(order, *a) for order in can], w, x)
+        lowered(platform, lambda *a: [step(order, *a) for order in can], w, new)
+    for order in set(orders) - set(can):
+        with pytest.raises(ValueError, match=re.escape(str(orders[order]))):
+            jax.eval_shape(functools.partial(gradient, order), w, x)
+
+
+MODEL = ModelConfig(
+    vocab_size=19, max_len=12, width=16, num_layers=4, num_heads=2, ffn_width=20, dtype="bfloat16"
+)
+KINDS = {
+    "decoder": ({}, "causal_lm"),
+    "encoder": ({"kind": "encoder", "vocab_size": 20}, "masked_lm"),
+    "encoder_decoder": ({"kind": "encoder_decoder", "vocab_size": 119}, "span_corruption"),
+}
+
+
+STEPS = [  # every plan, with kinds and devices in turn
+    (plan, list(KINDS)[i % 3], list(DEVICES)[(i + i // 3) % 3])
+    for i, plan in enumerate(plan_names(2))
+]
+
+
+@pytest.mark.parametrize(("plan", "kind", "device"), few(STEPS, ("albert", "encoder", "ampere")))
+def test_a_training_step_lowers(plan, kind, device, seen_from):
+    """Of two seeds side by side, as on an accelerator."""
+    platform, (changes, task) = seen_from(device), KINDS[kind]
+    model = dataclasses.replace(MODEL, plan=plan, **changes).build()
+    task = TASKS[task].bind(Sizes(19, 12))
+    transform = make_optimizer(TrainConfig()).transform
+    batch = {"tokens": shape(4, 13, dtype="int32")}
+
+    def run(batch, seeds):
+        first = functools.partial(init_state, model, task, transform, batch)
+        step = lambda state, seed: train_step(model, task, transform, state, batch, seed)
+        return over_seeds(step)(over_seeds(first)(seeds), seeds)
+
+    lowered(platform, run, batch, shape(2, dtype="int32"))
+
+
+@pytest.mark.parametrize(("layout", "device"), few(product(LAYOUTS, ["hopper", "tpu"])))
+def test_decoding_lowers(layout, device, seen_from):
+    """The whole loop: rows of lengths of their own, a window, drawn tokens."""
+    platform = seen_from(device)
+    config = dataclasses.replace(MODEL, layout=layout, window=3)
+    model, prompt = config.build(), shape(2, 5, dtype="int32")
+    params = jax.eval_shape(model.init, jax.random.key(0), prompt)["params"]
+
+    def write(params, prompt, real, key):
+        options = dict(prompt_mask=real, end=3, temperature=0.7, top_k=5, top_p=0.9)
+        return model.generate(params, prompt, 4, key=jax.random.wrap_key_data(key), **options)
+
+    args = params, prompt, shape(2, 5, dtype="bool"), shape(2, dtype="uint32")
+    lowered(platform, write, *args)
