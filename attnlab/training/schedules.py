@@ -104,11 +104,11 @@ def common_steps(config: Any, steps: int) -> int:
 
 def fork_step(config: Any) -> int:
     """The step up to which longer trainings go the same way, where that is worth a checkpoint of
-    its own: in the second half, before the end; else 0.
+    its own: behind the warm-up, before the end; else 0.
 
     >>> from attnlab.training import TrainConfig
     >>> [fork_step(TrainConfig(schedule=name)) for name in ("cosine", "constant")]
     [0, 0]
     """
     step = common_steps(config, 2 * config.steps)
-    return step if config.steps <= 2 * step < 2 * config.steps else 0
+    return step if config.warmup_steps + 1 < step < config.steps else 0

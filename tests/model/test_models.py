@@ -218,7 +218,7 @@ def test_standard_equals_flax_attention():
         (dict(layout="narow"), "did you mean 'narrow'"),
         (dict(kind="transformer"), "known: decoder, encoder"),
         (dict(activation="swish"), "unknown activation"),
-        (dict(norm="sandwich"), "known: pre, post"),
+        (dict(norm="between"), "known: pre, post"),
         (dict(positions="rotery"), "did you mean 'rotary'"),
         (dict(positions="rotary", head_dim=3), "head_dim 3 must be even"),
         (dict(dtype="float16x"), "unknown dtype"),
