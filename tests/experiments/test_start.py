@@ -12,6 +12,7 @@ from conftest import ROOT, deep
 
 import attnlab
 from attnlab.sharing.surgery import output_difference, replan
+from attnlab.training.checkpoint import Checkpoints, describe_model
 from experiments import report
 from experiments.configs import byte_lm
 from experiments.running import arm, initial
@@ -33,9 +34,17 @@ def config_of(text, plan, seeds=(3, 1), **model):
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory, nine_letters):
-    """A run whose layers share all, and the text that it read."""
+    """What a run leaves whose layers share all, with large random weights, and a text."""
     folder = tmp_path_factory.mktemp("tied") / "run"
-    arm.run(config_of(nine_letters, "albert"), folder)
+    model = arm.resolve(config_of(nine_letters, "albert")).model.build()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    rng = np.random.default_rng(1)
+    draw = lambda a: rng.normal(size=(2, *a.shape)).astype(np.float32)
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        notes = {"model": describe_model(model)}
+        checkpoints.save(STEPS, {"params": jax.tree.map(draw, shapes)}, notes)
+    record = {"config": {"train": {"seeds": [3, 1]}}, "source": {"sha256": "ab12"}}
+    (folder / "config.json").write_text(json.dumps(record))
     return folder, nine_letters
 
 
@@ -82,9 +91,10 @@ def test_it_is_refused_before_any_work(tied, tmp_path):
 
 
 @pytest.mark.slow
-def test_layers_part_after_some_steps(tied, tmp_path, capsys):
+def test_layers_part_after_some_steps(nine_letters, tmp_path, capsys):
     """The whole way: each seed from its own weights, and only ever from these."""
-    folder, text = tied
+    folder, text = tmp_path / "tied", nine_letters
+    arm.run(config_of(text, "albert"), folder)
     config = config_of(text, "separate", seeds=(1,), dropout_rate=0.0)
     config.start, config.watch_heads = str(folder), True
     config.train.update(learning_rate=1e-3)
