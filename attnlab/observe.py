@@ -137,7 +137,10 @@ class Given(NamedTuple):
     bias: Any = None
     """Added to the scores; broadcasts to [B, N, T, S]"""
     context_mask: Any = None
-    """As `mask`, of cross-attention"""
+    """As `mask`, of the second text: of cross-attention, or of `source`"""
+    source: Any = None
+    """A second text [B, S, D] that is read in the same softmax: its keys stand behind those of x,
+    no position turns them, and all of x sees them"""
     rotary: Any = None
     """Angles of `positions.rotary_angles`, or a pair (for q, for k)"""
     head_gate: Any = None

@@ -2,12 +2,25 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnlab.model.config import Model, ModelConfig
 from attnlab.sharing.plan import Plan
 from attnlab.training.checkpoint import Checkpoints
+
+
+class Left(NamedTuple):
+    """A run at its newest checkpoint."""
+
+    config: ModelConfig
+    params: dict[int, dict[str, Any]]
+    """Seed -> weights, on the first device"""
+    steps: int
+    """So many it had taken"""
+    record: dict[str, Any]
+    """Its config.json"""
 
 
 def load_run(folder: str | Path, seed: int | None = None) -> tuple[Model, dict[str, Any]]:
@@ -23,21 +36,47 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[Model, dict[s
     ...     print(error)
     nowhere holds no checkpoints; give the --workdir of one run
     """
+    left = read_run(folder, None if seed is None else [seed])
+    return left.config.build(), next(iter(left.params.values()))
+
+
+def is_run(folder: str | Path) -> bool:
+    """Is it the --workdir of a run, and no folder of a published model?"""
     folder = Path(folder)
-    if not (folder / "checkpoints").is_dir() or not (folder / "config.json").is_file():
+    return (folder / "checkpoints").is_dir() and (folder / "config.json").is_file()
+
+
+def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> Left:
+    """All that a run left of these seeds, in their order; the first seed where they are None, and
+    no weights where there are none. Raises as `load_run`.
+    """
+    folder = Path(folder)
+    if not is_run(folder):
         raise ValueError(f"{folder} holds no checkpoints; give the --workdir of one run")
     record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    seeds = record["config"]["train"]["seeds"]
-    seed = seeds[0] if seed is None else seed
-    if seed not in seeds:
-        raise ValueError(f"{folder} has no seed {seed}, only {', '.join(map(str, seeds))}")
+    there = record["config"]["train"]["seeds"]
+    seeds = there[:1] if seeds is None else seeds
+    if missing := [str(seed) for seed in seeds if seed not in there]:
+        raise ValueError(
+            f"{folder} has no seed {', '.join(missing)}, only {', '.join(map(str, there))}"
+        )
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        found = checkpoints.restore()
+        found = checkpoints.restore() if seeds else checkpoints.notes()
     if found is None:
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
-    _, state, notes = found
+    step, notes = found[0], found[-1]
+    params = {seed: _weights(found[1], there.index(seed)) for seed in seeds}
+    return Left(_config(notes), params, step, record)
+
+
+def _config(notes: dict[str, Any]) -> ModelConfig:
     known = [f.name for f in dataclasses.fields(ModelConfig)]
     told = {name: notes["model"][name] for name in known if name in notes["model"]}
+    return ModelConfig(**{name: _as_data(value) for name, value in told.items()})
+
+
+def _weights(state: dict[str, Any], place: int) -> dict[str, Any]:
+    """Of path -> array [seeds, ...] the weights of one seed, as a tree."""
     params: dict[str, Any] = {}
     for path, a in state.items():
         *steps, last = path.split(".")
@@ -45,9 +84,8 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[Model, dict[s
             where = params
             for step in steps[1:]:
                 where = where.setdefault(step, {})
-            where[last] = a[seeds.index(seed)]
-    config = ModelConfig(**{name: _as_data(value) for name, value in told.items()})
-    return config.build(), params
+            where[last] = a[place]
+    return params
 
 
 def _as_data(value: Any) -> Any:

@@ -162,6 +162,41 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Any:
     return functools.reduce(jnp.logical_and, given) if given else None
 
 
+def visible_alone(
+    num_queries: int, num_keys: int, is_causal: bool, local_window_size: Any
+) -> Bool[Array, "T S"] | None:
+    """What a causal call, or one with a window (an int, or left and right), may see; else None.
+
+    >>> visible_alone(3, 3, True, 1).astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    """
+    near = None
+    if local_window_size is not None:
+        pair = local_window_size
+        left, right = pair if isinstance(pair, tuple | list) else (pair, pair)
+        near = window(num_queries, num_keys, left=left, right=right)
+    return combine(causal(num_queries, num_keys) if is_causal else None, near)
+
+
+def side_by_side(
+    own: Bool[Array, "..."] | Edges | None,
+    other: Bool[Array, "..."] | None,
+    num_queries: int,
+    num_keys: tuple[int, int],
+) -> Bool[Array, "... T S"]:
+    """`own` for the first keys, `other` for those behind them; None hides nothing.
+
+    >>> side_by_side(causal(2), jnp.array([True, False]), 2, (2, 2)).astype(int).tolist()
+    [[1, 0, 1, 0], [1, 1, 1, 0]]
+    """
+    if isinstance(own, Edges):
+        raise TypeError("Edges are of one text; give a boolean mask where two are read at once")
+    parts = [jnp.ones((1, 1), bool) if m is None else jnp.asarray(m) for m in (own, other)]
+    leading = jnp.broadcast_shapes(*(m.shape[:-1] for m in parts), (num_queries,))
+    sizes = zip(parts, num_keys, strict=True)
+    return jnp.concatenate([jnp.broadcast_to(m, (*leading, n)) for m, n in sizes], axis=-1)
+
+
 def _positions(num_queries: int, num_keys: int | None) -> tuple[Array, Array]:
     num_keys = num_queries if num_keys is None else num_keys
     return jnp.arange(num_queries)[:, None], jnp.arange(num_keys)[None]

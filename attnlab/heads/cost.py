@@ -37,11 +37,13 @@ def call_flops(
     *,
     cross: bool = False,
     num_new: int | None = None,
+    num_source: int = 0,
 ) -> int:
     """Forward FLOPs of one call: each map as often as it runs, scores, value product.
 
     `cross`: keys are of another text than queries, which is prepared too. `num_new`: so many of
-    the keys are stored in this call (default: all); the rest was there, in a cache.
+    the keys are stored in this call (default: all); the rest was there, in a cache. `num_source`
+    keys of a second text stand beside the `num_keys`, made in this call.
 
     >>> spec = HeadSpec("standard", width=512, num_heads=8)
     >>> call_flops(spec, 1, 1, 100, num_new=1) == 2 * (4 * 512**2 + 8 * 100 * (64 + 64))
@@ -49,15 +51,15 @@ def call_flops(
     """
     new, row = num_keys if num_new is None else num_new, LAYOUTS[spec.layout]
     times = {
-        "prepare": num_queries + (new if cross else 0),
+        "prepare": num_queries + (new if cross else 0) + num_source,
         "query": num_queries,
-        "store": new,
-        "read": num_keys,
+        "store": new + num_source,
+        "read": num_keys + num_source,
         "merge": num_queries,
     }
     maps = sum(times[runs] * count for runs, count in multiply_adds(spec).items())
     width = spec.size(row.scores) + spec.size(row.values)
-    seen = num_keys + (spec.extra_keys or 0)
+    seen = num_keys + num_source + (spec.extra_keys or 0)
     return 2 * batch * (maps + spec.num_heads * num_queries * seen * width)
 
 

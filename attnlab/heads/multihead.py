@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from attnlab.attention.core import Mix, Options, attend, trace
-from attnlab.attention.masks import Edges, combine
+from attnlab.attention.masks import Edges, combine, side_by_side, visible_alone
 from attnlab.heads import beside
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.layouts import LAYOUTS
@@ -16,6 +16,7 @@ from attnlab.heads.maps import Held, Weights
 from attnlab.heads.orders import orders_of, steps_to
 from attnlab.heads.project import (
     check_arrays,
+    make_memory,
     merge_heads,
     query_alone,
     query_and_store,
@@ -172,6 +173,9 @@ def attend_heads(
 ) -> Ran:
     """`multi_head_attention` of a record, for what stands around heads."""
     check_arrays(w, x, context, value_context, spec)
+    if given.source is not None:
+        check_arrays(w, x, given.source, None, spec)
+    source = given.source if given.source is None or given.source.shape[1] else None
     look = Look(given.show, gated(given.edit, given.head_gate), given.layer)
     mask, rotary, memory, cache = given.mask, given.rotary, given.memory, given.cache
     if memory is not None and context is not None:
@@ -223,12 +227,23 @@ def attend_heads(
     if cache is not None:
         seen = extend(cache, held, given.padding_mask, is_causal=is_causal, window=window)
         held = {name: a.astype(x.dtype) for name, a in seen.held.items()}
+    own = next(iter(held.values())).shape[1]
+    if source is not None:
+        held = _with_source(w, held, source, spec, angles[1])
     k, v = row.read(w, held, spec)
     if seen is not None:
         # Places are not positions: the cache knows who sees whom.
         mask, is_causal, local_window_size = combine(mask, seen.allowed), False, None
     elif given.padding_mask is not None:
         mask = combine(mask, given.padding_mask[:, None, None, :])
+    bias = given.bias
+    if source is not None:
+        mask = combine(mask, visible_alone(x.shape[1], own, is_causal, local_window_size))
+        sizes = own, k.shape[1] - own
+        mask = side_by_side(mask, given.context_mask, x.shape[1], sizes)
+        is_causal, local_window_size = False, None
+        if bias is not None:
+            bias = jnp.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, sizes[1])])
     q, sink = look("q", q), beside.sink(w, spec)
     extra = beside.extra_scores(w, q, spec, logits_soft_cap)
     if extra is not None:
@@ -240,7 +255,7 @@ def attend_heads(
         q,
         look("k", k),
         look("v", v),
-        given.bias,
+        bias,
         mask,
         scale=spec.score_scale,
         is_causal=is_causal,
@@ -263,6 +278,15 @@ def attend_heads(
         out = jnp.where(seen.fits[..., None, None], out, jnp.nan)
         cache = seen.cache
     return Ran(out, cache, memory, look.seen)
+
+
+def _with_source(
+    w: Weights, held: Held, source: Array, spec: HeadSpec, angles: Array | None
+) -> Held:
+    """What is held, and behind it the same of a second text, which no position turns."""
+    still = None if angles is None else jnp.zeros((source.shape[1], angles.shape[-1]), angles.dtype)
+    more = make_memory(w, source, spec=spec, rotary=still)
+    return {n: jnp.concatenate([a, more[n].astype(a.dtype)], axis=1) for n, a in held.items()}
 
 
 def _merged(look: Look, w: Weights, heads: Array, spec: HeadSpec) -> Array:

@@ -17,12 +17,13 @@ def contraction_orders(
     *,
     cross: bool = False,
     num_new: int | None = None,
+    num_source: int = 0,
     rotary: bool = False,
     logits_soft_cap: float | None = None,
 ) -> dict[str, int | str]:
     """order -> FLOPs of one forward call, what multiplying the weights out costs included; or the
     reason why the call cannot take that order. `num_new` of the keys are made in this call
-    (default: all), the rest is held in a cache.
+    (default: all), the rest is held in a cache; `num_source` of a second text stand beside them.
 
     With heads as wide as x, x (W_Q W_K^T) x^T needs half the projections of (x W_Q)(x W_K)^T:
 
@@ -30,9 +31,8 @@ def contraction_orders(
     {'factored': 25769803776, 'bilinear': 21743271936, 'absorbed': 17716740096}
     """
     num_keys = num_queries if num_keys is None else num_keys
-    flops = lambda spec: call_flops(
-        spec, batch, num_queries, num_keys, cross=cross, num_new=num_new
-    )
+    options: dict[str, Any] = dict(cross=cross, num_new=num_new, num_source=num_source)
+    flops = lambda spec: call_flops(spec, batch, num_queries, num_keys, **options)
     present = {
         "rotary": rotary,
         "qk_norm": bool(spec.qk_norm),
@@ -75,6 +75,7 @@ def orders_of(
         max(a.shape[1] for a in held.values()) if held else keys.shape[1],
         cross=context is not None,
         num_new=None if not held else 0 if given.memory is not None else x.shape[1],
+        num_source=0 if given.source is None else given.source.shape[1],
         rotary=given.rotary is not None,
         logits_soft_cap=logits_soft_cap,
     )

@@ -159,6 +159,8 @@ class _Weights:
             raise ValueError(f"a {config.kind} has one stack; leave encoder and cross out")
         if encoder and cross:
             raise ValueError("an encoder reads no other text; choose encoder or cross")
+        if cross and config.cross == "merged":
+            raise ValueError("one set of maps reads both texts (cross='merged'); leave cross out")
         find("norm", config.norm, STANDS)
         self.config, self.spec, self.cross = config, config.heads, cross
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
@@ -166,7 +168,7 @@ class _Weights:
         self.plan: Plan = config.encoder_layer_plan if encoder else config.layer_plan
         pool = params[f"{own}layers" if encoder else "layers"]
         self.layers = [applied(pool, self.plan, i) for i in range(self.plan.num_layers)]
-        self.parts = ["attention", *(["cross"] if both and not encoder else [])]
+        self.parts = ["attention", *(["cross"] if "cross" in self.plan else [])]
         self.parts += ["ffn"] if config.ffn_width else []
         self.encoded = params.get(f"{own}final_norm") if cross else None
         every = tuple(range(self.plan.num_layers))

@@ -68,6 +68,10 @@ def gates_of(config: ModelConfig, name: str = "heads", *, by: str = "layer") -> 
     if name != "heads" and config.kind != "encoder_decoder":
         raise ValueError(f"a {config.kind} has no {name!r}")
     plan = config.encoder_layer_plan if encoder else config.layer_plan
+    if part not in plan:
+        raise ValueError(
+            f"a model with cross={config.cross!r} has no {name!r}: its 'heads' read both texts"
+        )
     rows = plan.indices(part) if by == "slot" else tuple(range(plan.num_layers))
     return Gates(name, rows, heads_in_a_layer(config))
 

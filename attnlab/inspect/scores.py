@@ -63,6 +63,10 @@ def split_scores(
     c, part = seen.config, "cross" if name.startswith("cross.") else "attention"
     if c.talking_heads:
         raise ValueError("talking heads mix the scores of all heads, so none has one of its own")
+    if c.cross == "merged" and not for_q:
+        raise ValueError(
+            "keys of cross='merged' are of two texts, and are not split; look at 'encoder.scores'"
+        )
     asks, holds = (stack_of(seen, encoder=e) for e in (for_q, for_k))
     layers = asks.plan.num_layers
     if not (0 <= layer < layers and 0 <= head < c.num_heads):

@@ -84,24 +84,31 @@ def side_of(
     if count != 1:
         raise ValueError(f"a page shows one text, not {count}: give inputs of one row")
     shown = {prefix: ATTENTIONS[prefix] for prefix in (ATTENTIONS if both else ("",))}
-    show = tuple(f"{prefix}probs" for prefix in shown)
-    apply = lambda params, inputs: model.apply({"params": params}, **inputs, show=show)[-1]
-    probs = jax.jit(apply)(params, dict(inputs))
+    merged = config.cross == "merged"  # the same heads read both texts
+    if merged:
+        shown["cross."] = shown["cross."]._replace(parts=OWN)
+    apply = lambda params, inputs: model.apply({"params": params}, **inputs, return_probs=True)[1]
+    found = jax.jit(apply)(params, dict(inputs))
+    probs = dict(zip(("", "cross.", "encoder."), found, strict=True)) if both else {"": found}
+    if merged:
+        own = np.shape(inputs["tokens"])[1]
+        probs |= {"": found[0][..., :own], "cross.": found[0][..., own:]}
     worth = worth or worth_of(model, inputs)
     plans = {
         prefix: config.encoder_layer_plan if prefix == "encoder." else config.layer_plan
         for prefix in shown
     }
-    lost = _lost(worth, config, params, shown) if ablate else {}
+    its_heads = {prefix: "" if merged and prefix == "cross." else prefix for prefix in shown}
+    lost = _lost(worth, config, params, dict.fromkeys(its_heads.values())) if ablate else {}
     maps = []
     for prefix, row in shown.items():
         asks, asked = written[row.asks], written[row.asked]
-        p = probs[f"{prefix}probs"][..., : len(asks), : len(asked)]
+        p = probs[prefix][..., : len(asks), : len(asked)]
         ids = [_ids(inputs[text], len(written[text])) for text in (row.asks, row.asked)]
         found = head_statistics(p, ids[0], key_tokens=ids[1])
         statistics = {n: np.asarray(a) for n, a in found.items()}
         meanings = {n: f"{s.formula} ({s.unit}), mean over rows" for n, s in STATISTICS.items()}
-        for told, (meaning, values) in lost.get(prefix, {}).items():
+        for told, (meaning, values) in lost.get(its_heads[prefix], {}).items():
             statistics[told], meanings[told] = values, meaning
         maps.append(
             Maps(

@@ -182,12 +182,18 @@ def beside_baselines(
     if jnp.issubdtype(jnp.asarray(texts[0]).dtype, jnp.floating):
         raise ValueError("mixtures of words cannot be shuffled; pass ids of tokens")
     model, (ask, keys) = config.build(), TEXTS[name]
+    # Behind the keys of its own text a merged decoder has those of the source.
+    of_keys = lambda texts: (
+        jnp.concatenate([texts[-1], texts[0]], axis=1)
+        if config.cross == "merged" and name == "probs"
+        else texts[keys]
+    )
     for_fresh, for_text = jax.random.split(key)
 
     @jax.jit
     def run(params: Any, texts: tuple, options: Any) -> tuple[Any, Any]:
         probs = model.apply({"params": params}, *texts, show=(name,), **options)[-1][name]
-        found = lambda probs: head_statistics(probs, texts[ask], mask, key_tokens=texts[keys])
+        found = lambda probs: head_statistics(probs, texts[ask], mask, key_tokens=of_keys(texts))
         return found(probs), found(uniform(probs))
 
     texts = tuple(map(jnp.asarray, texts))

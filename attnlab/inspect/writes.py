@@ -72,7 +72,8 @@ def watch(config: ModelConfig, params: Any, *texts: Array, **options: Any) -> Wa
         raise ValueError("a cache holds keys of tokens that are not seen; give the whole text")
     both = config.kind == "encoder_decoder"
     kept = [n for n in KEPT if config.ffn_width or n != "ffn_out"]
-    kept = [n for n in kept if both or not n.startswith("cross.")]
+    crosses = "cross" in config.layer_plan
+    kept = [n for n in kept if crosses or not n.startswith("cross.")]
     kept += [f"encoder.{n}" for n in kept if not n.startswith("cross.")] if both else []
     outputs = config.build().apply(
         {"params": params}, *texts, show=tuple(kept), return_outputs=True, **options

@@ -141,6 +141,9 @@ def _stack_flops(c: ModelConfig, length: int) -> int:
     flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
     flops |= {"kv": 0, "delta": 0}
     total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
+    if c.cross == "merged":
+        both = call_flops(c.heads, 1, length, length, num_source=length) // length
+        total += c.num_layers * (both - head_flops(c.heads, length) + mix)
     return total - sum(stored * sum(plan.reuses) for plan in _plans(c))
 
 

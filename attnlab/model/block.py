@@ -42,7 +42,8 @@ class BlockSpec(NamedTuple):
     With `ffn_width` 0 there is no feed-forward part, nor its norm; what attention writes is
     multiplied by `attention_gain`. `dropout_rate` is that of the outputs of the sublayers that
     `dropout_places` names; `layer_scales` is read by the stack, a number for each of its layers;
-    `cross` are the heads that read a second text, None where there is none.
+    `cross` are the heads that read a second text, None where there is none; with `merged` the
+    heads of the layer read it beside their own, in one softmax.
     With `kv_apart` the maps to keys and values are a part `kv` of their own; with `delta_rank`
     there is a part `delta`, a difference of that rank to each matrix of the other parts
     (`relaxed.py`).
@@ -64,6 +65,7 @@ class BlockSpec(NamedTuple):
     ffn_dropout_rate: float = 0.0
     dropout_places: tuple[str, ...] = ("embeddings", "attention", "ffn")
     cross: HeadSpec | None = None
+    merged: bool = False
     kv_apart: bool = False
     delta_rank: int | None = None
     window: int | None = None
@@ -155,8 +157,9 @@ def transformer_block(
 ) -> Ran:
     """x + f(norm(x)) for pre-norm, norm(x + f(x)) for post-norm; f is attention, then, where
     `spec.cross` has heads for it, attention to `context`, then the FFN, past which x goes
-    `spec.ffn_skip` times. The norm "sandwich" is x + norm_after(f(norm(x))); "parallel" adds what
-    each f makes of the same x, each behind a norm of its own.
+    `spec.ffn_skip` times. With `spec.merged` attention reads x and `context` in one softmax. The
+    norm "sandwich" is x + norm_after(f(norm(x))); "parallel" adds what each f makes of the same x,
+    each behind a norm of its own.
 
     `given` is all that surrounds the layer, `fields` are fields of it (`mask`, `dropout_key`,
     `cache`, `show`, `edit`, ...; see `observe.Given`). Where `memory` holds the keys and values of
@@ -198,6 +201,7 @@ def transformer_block(
             memory = lax.cond(given.reuse, lambda: given.memory, make)
         own = given._replace(
             memory=memory,
+            source=context if spec.merged else None,
             dropout_key=keys[0],
             told=given.tell("self"),
             **given.of(values_of_heads(spec.heads)),

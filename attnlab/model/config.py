@@ -16,6 +16,7 @@ from attnlab.heads.project import memory_names
 from attnlab.heads.spec import FIELDS, HeadSpec, under_order
 from attnlab.model import kinds
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec, check_scales
+from attnlab.model.encoder import CROSS, check_encoder
 from attnlab.model.outer import DTYPES, POSITIONS, READOUTS, check_dtype, check_outer
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import check_count, find
@@ -83,6 +84,8 @@ class ModelConfig:
 
     An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
     and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
+    `cross` "merged" has no such part: attention of the decoder reads both texts with one set of
+    maps in one softmax (T5Gemma 2, arXiv 2512.14856), keys of the source behind its own, unturned.
     `share_encoder` lets the encoder read the decoder's weights: attention, FFN, norms, relative
     positions and final norm (Raffel et al. 2020, section 3.2.2).
 
@@ -125,6 +128,7 @@ class ModelConfig:
     window: int | None = None
     talking_heads: bool = False
     ffn_width: int = 256
+    cross: str = "own"
     encoder_layers: int | None = None
     encoder_plan: str | Plan | None = None
     share_encoder: bool = False
@@ -189,6 +193,7 @@ class ModelConfig:
         find("activation", self.activation, ACTIVATIONS)
         find("positions", self.positions, POSITIONS)
         find("readout", self.readout, dict.fromkeys(READOUTS))
+        find("cross", self.cross, CROSS)
         find("init_residual", self.init_residual, {"plain": 1, "depth": 1})
         check_dtype(self.dtype)
         for place in self.dropout_places:
@@ -210,7 +215,9 @@ class ModelConfig:
             raise ValueError(
                 f"the plan has {self.layer_plan.num_layers} layers, num_layers is {self.num_layers}"
             )
-        self._check_encoder()
+        check_encoder(self)
+        if self.kind == "encoder_decoder":
+            self._check_parts(self.encoder_layer_plan)
         self._check_parts(self.layer_plan)
         self._check_heads(self.heads)
 
@@ -234,43 +241,6 @@ class ModelConfig:
             if held[0] != held[1]:
                 raise ValueError(
                     f"order {self.order!r} has no keys for layers to share; use 'factored' or None"
-                )
-
-    def _check_encoder(self) -> None:
-        """An encoder beside the decoder, and what it may share."""
-        both = self.kind == "encoder_decoder"
-        given = (self.encoder_layers, self.encoder_plan) != (None, None) or self.share_encoder
-        if given and not both:
-            raise ValueError(
-                "encoder_layers, encoder_plan and share_encoder are for kind='encoder_decoder', "
-                f"this is a {self.kind}"
-            )
-        if not both and "cross" in self.layer_plan:
-            raise ValueError(
-                f"the plan has the part 'cross', a {self.kind} has nothing to attend to but "
-                "itself; leave the part out or set kind='encoder_decoder'"
-            )
-        if not both:
-            return
-        ours, encoder = self.layer_plan.num_slots, self.encoder_layer_plan
-        if encoder.num_layers != (self.encoder_layers or self.num_layers):
-            raise ValueError(
-                f"encoder_plan has {encoder.num_layers} layers, encoder_layers is "
-                f"{self.encoder_layers or self.num_layers}"
-            )
-        self._check_parts(encoder)
-        if self.share_encoder and ("kv" in encoder) != ("kv" in self.layer_plan):
-            raise ValueError(
-                "share_encoder: both stacks or neither need the part 'kv'; give encoder_plan one "
-                "like that of plan"
-            )
-        if self.pooler:
-            raise ValueError("an encoder_decoder has no pooler; leave it out")
-        for part, count in encoder.num_slots.items():
-            if self.share_encoder and count > ours.get(part, 0):
-                raise ValueError(
-                    f"share_encoder: the encoder uses {count} slots of {part!r}, the decoder has "
-                    f"{ours.get(part, 0)}; give both as many layers, or an encoder_plan that fits"
                 )
 
     def _check_heads(self, heads: HeadSpec) -> None:
@@ -345,7 +315,7 @@ class ModelConfig:
         if self.kinds:
             return kinds.whole_plan(self)
         plan = as_data(self.plan, self.num_layers)
-        if self.kind != "encoder_decoder" or "cross" in plan:
+        if self.kind != "encoder_decoder" or "cross" in plan or self.cross == "merged":
             return plan
         return Plan(**dict(plan.items()), cross=plan["attention"])
 
@@ -365,15 +335,16 @@ class ModelConfig:
     def encoder_block(self) -> BlockSpec:
         """One layer of the encoder beside the decoder."""
         block = self.block_under(self.encoder_layer_plan)
-        return block._replace(is_causal=False, ffn_skip=1.0)
+        return block._replace(is_causal=False, ffn_skip=1.0, merged=False)
 
     def block_under(self, plan: Plan) -> BlockSpec:
         """One layer with the parts that `plan` names."""
-        own = ("heads", "is_causal", "cross", "kv_apart", "delta_rank")
+        own = ("heads", "is_causal", "cross", "merged", "kv_apart", "delta_rank")
         return BlockSpec(
             heads=self.heads,
             is_causal=self.kind != "encoder",
             cross=self.heads if "cross" in plan else None,
+            merged=self.cross == "merged",
             kv_apart="kv" in plan,
             delta_rank=self.delta_rank if "delta" in plan else None,
             **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},

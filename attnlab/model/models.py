@@ -50,12 +50,13 @@ class Outputs(NamedTuple):
 
     @property
     def probs(self) -> Float[Array, "L B N T S"] | None:
-        """Where they were asked for."""
+        """Where they were asked for; with cross="merged" [.., T + S]: to its own text, then to the
+        source."""
         return self._shown("probs")
 
     @property
     def cross_probs(self) -> Float[Array, "L B N T S"] | None:
-        """Of the decoder to the source."""
+        """Of the decoder to the source, where it has a part of its own for that."""
         return self._shown("cross.probs")
 
     @property
@@ -246,7 +247,10 @@ class EncoderDecoder(nn.Module):
         `observe.NAMES`: those of the decoder, `cross.` and `encoder.` before those of attention to
         the source and of the encoder. With `return_probs` also the probabilities: of the decoder
         [L, B, N, T, T], of the decoder to the source [L, B, N, T, S], of the encoder
-        [Le, B, N, S, S] (None with `encoded`); with `return_outputs` all of `Outputs`.
+        [Le, B, N, S, S] (None with `encoded`); with `return_outputs` all of `Outputs`. A decoder
+        whose config has cross="merged" has no `cross.` names: the keys, values, scores and probs
+        are of its own text and, behind it, of the source, [L, B, N, T, T + S] (with a cache its
+        size in the place of T).
         """
         c = self.config
         mine, theirs = values_of(c.block), values_of(c.encoder_block)

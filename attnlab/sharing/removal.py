@@ -65,7 +65,7 @@ def remove_heads(
     spec, both = config.heads, config.kind == "encoder_decoder"
     plans = {"layers": config.layer_plan, "encoder_layers": config.encoder_layer_plan}
     asked = {"heads": ("layers", "attention", heads)}
-    if both:
+    if "cross" in config.layer_plan:
         asked["cross"] = ("layers", "cross", cross or {})
     if both and not config.share_encoder:
         asked["encoder"] = ("encoder_layers", "attention", encoder or {})

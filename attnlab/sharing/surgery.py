@@ -6,6 +6,7 @@ for good, `remove_heads`, stands in `removal.py`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -296,10 +297,16 @@ def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: A
     An encoder-decoder reads `tokens` [B, T] as both its texts.
     """
     one, two = (
-        np.asarray(jax.jit(c.build().apply)({"params": p}, *_texts(c, tokens)), np.float64)
+        np.asarray(_apply(c)({"params": p}, *_texts(c, tokens)), np.float64)
         for c, p in (before, after)
     )
     return difference(two, one)
+
+
+@functools.lru_cache(maxsize=4)
+def _apply(config: ModelConfig) -> Callable:
+    """Compiled once for all weights that it is called with."""
+    return jax.jit(config.build().apply)
 
 
 def _texts(config: Any, tokens: Any) -> tuple[Any, ...]:

@@ -158,6 +158,13 @@ class Checkpoints:
             )
         return None
 
+    def notes(self) -> tuple[int, dict[str, Any]] | None:
+        """(step, notes) of the newest step, whose arrays are not read; None where there is none."""
+        step = max((c.step for c in self._checkpointer.checkpoints), default=None)
+        if step is None:
+            return None
+        return step, self._checkpointer.metadata(step).custom_metadata["notes"]
+
     def _remove(self, steps: list[int]) -> None:
         if steps and jax.process_index() == 0:
             for step in steps:

@@ -78,8 +78,9 @@ def fit(
     """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
 
     Step 0 has fresh weights for each seed, those that `params` makes of (key, inputs), or `params`
-    for all: seeds then differ in batches and dropout alone. `watch` (weights at step 0, weights of
-    now) -> numbers is recorded at step 0, at every evaluation and at the end.
+    for all: seeds then differ in batches and dropout alone. A list holds those of each seed.
+    `watch` (weights at step 0, weights of now) -> numbers is recorded at step 0, at every
+    evaluation and at the end.
 
     A function of (model, params, config, source, seeds): killed at any moment and called again it
     ends with the same numbers, bit for bit, on the same machine with as many cores. A checkpoint
@@ -94,7 +95,9 @@ def fit(
         functools.partial(init_state, model, task, transform, source.shapes()),
         static_argnames="params" if callable(params) else (),
     )
-    states = [make(np.uint32(seed), params=params) for seed in config.seeds]
+    each = params if isinstance(params, list) else [params] * len(config.seeds)
+    pairs = zip(config.seeds, each, strict=True)
+    states = [make(np.uint32(seed), params=w) for seed, w in pairs]
     state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
     resident = shard.replicate(mesh, source.resident)
     step_all = jax.jit(

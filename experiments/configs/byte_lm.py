@@ -76,7 +76,8 @@ def _base() -> ConfigDict:
     return ConfigDict(
         {
             "task": "causal_lm",
-            "start": "",  # a folder of published weights to start from; see pretrained.py
+            # Weights to start from: of a published folder (see pretrained.py), or of a run.
+            "start": "",
             "data": {"source": "text", **fields(Text())},
             "model": fields(ModelConfig()),
             "train": fields(TrainConfig()),

@@ -7,7 +7,9 @@ English to German on Multi30k (see translation.py). Raffel et al. 2020 (arXiv 19
 an encoder and a decoder that share all their weights score almost as two of their own (82.81
 against 83.28 on GLUE, half the parameters), and better than two of half the depth (80.88, half the
 parameters too). Here two layers each, two layers shared by both, and one layer each; the decoder's
-cross-attention is its own.
+cross-attention is its own. And T5Gemma 2's question (arXiv 2512.14856): with `cross="merged"` one
+set of maps and one softmax of the decoder read both texts; and both at once, where no matrix is the
+decoder's alone.
 
 Not yet run at this size.
 
@@ -23,19 +25,26 @@ from experiments.configs import translation
 from experiments.running.claims import Claim, Drawing, Expect
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
+MERGED, ONE = "merged attention", "merged, one for both"
 ARMS: dict[str, dict[str, Any]] = {
     OWN: {},
     SHARED: {"model.share_encoder": True},
     HALF: {"model.num_layers": 1},
+    MERGED: {"model.cross": "merged"},
+    ONE: {"model.cross": "merged", "model.share_encoder": True},
 }
 CLAIM = Claim(
     question="May an encoder and a decoder be one set of weights?",
-    source="Raffel et al. 2020 (arXiv 1910.10683), Table 2: an order of arms",
+    source="Raffel et al. 2020 (arXiv 1910.10683), Table 2, and T5Gemma 2 (arXiv 2512.14856): an "
+    "order of arms",
     expects=(
         Expect(SHARED, "at most", 1.0,
                "one set for both needs {ratio:.3f} of the bits that two of half the depth need",
                of=HALF),
         Expect(SHARED, "at least", 1.0, "and {ratio:.3f} of those of two sets", of=OWN),
+        Expect(MERGED, "at least", 1.0,
+               "a decoder that merges its two attentions needs {ratio:.3f} of those of two sets",
+               of=OWN),
     ),
     drawing=Drawing(
         "dots",
@@ -53,7 +62,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def sweep(add: Callable, arg: str = "") -> None:
-    """Apart, shared, shallow."""
+    """Apart, shared, shallow, merged."""
     for name, changes in ARMS.items():
         add(name, **changes)
 

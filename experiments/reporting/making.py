@@ -35,6 +35,8 @@ def making(panels: Sequence[Panel]) -> list[Block]:
             f"{trains['length']} tokens: {seen:,} tokens a seed{part}; {optimizer(trains)}, "
             f"warm-up {trains['warmup_steps']} steps",
         )
+        if told := run.result.get("start"):
+            note("Start", told)
         note("Seeds", ", ".join(map(str, run.seeds)))
         note("Learning rates", f"{trains['learning_rate']:g}")
         encoder = ""

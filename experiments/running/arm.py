@@ -38,7 +38,7 @@ class Arm(NamedTuple):
     data: Data
     match: str
     start: str
-    """A folder of weights to start from, or ""."""
+    """A published folder or the folder of a run, whose weights it starts from; or ""."""
     same: initial.Same
     watch: bool
     """Are the heads measured at every evaluation?"""
@@ -59,7 +59,7 @@ def resolve(config: Any) -> Arm:
         reference = under_layout(model, config.match.layout, config.match.plan)
         model = match(model, reference, config.match.budget, length=trains.length).config
     if config.start:
-        initial.check(model, config.start)
+        initial.check(model, config.start, trains.seeds)
     if trains.frozen:
         inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
         made = lambda: model.build().init(jax.random.key(0), **_zeros(inputs))["params"]
@@ -155,8 +155,8 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         "environment": machine.environment(),
     }
     if arm.start:
-        stored = initial.load(arm.start)
-        record["start"] = {"digest": stored.digest}
+        stored = initial.start(arm.start, arm.train.seeds)
+        record["start"] = stored.record
     size = accounting.unique_parameters(arm.model) * len(arm.train.seeds)
     # Parameters and two moments in float32, for three checkpoints and the one being written.
     changed, longer = [], ""
@@ -210,8 +210,11 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
         params: Any = initial.fresh(arm.model, arm.same)
         if arm.start:
             inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
-            params, changed_by = initial.under_plan(stored, arm.model, inputs["tokens"])
-            recorder.say(f"starting from {arm.start}; {changed_by}")
+            params, told = initial.begin(stored, arm.model, inputs["tokens"])
+            if stored.record.get("source", source.digest) != source.digest:
+                told += "; it was trained on other data"
+            recorder.say(f"starting from {told}")
+            result["start"] = told
         try:
             fitted = training.fit(
                 model,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import attnlab
-from attnlab import pretrained
+from attnlab import pretrained, runs
 from attnlab.model.alike import same_heads
 from attnlab.model.config import ModelConfig
 from attnlab.sharing import surgery
@@ -76,9 +75,22 @@ class Weights(NamedTuple):
     digest: str
 
 
+class Start(NamedTuple):
+    """What a run starts from."""
+
+    config: ModelConfig
+    params: list[Any]
+    """The weights of each seed"""
+    record: dict[str, Any]
+    """What the run remembers of it"""
+    told: str
+    """What it is, in words"""
+
+
 # What a run may choose: how weights are shared, computed with and dropped, not what is computed.
 MAY_DIFFER = {
     "plan",
+    "share_encoder",
     "delta_rank",
     "dtype",
     "remat",
@@ -91,9 +103,21 @@ MAY_DIFFER |= {"dropout_rate", "embedding_dropout_rate", "attention_dropout_rate
 MAY_DIFFER |= {"ffn_dropout_rate", "dropout_places"}
 
 
-def check(model: ModelConfig, folder: str) -> None:
-    """Raises ValueError that names every field of `model` which the weights of `folder` forbid."""
-    stored = pretrained.load_config(folder)
+def check(model: ModelConfig, folder: str, seeds: Sequence[int]) -> None:
+    """Raises ValueError that names every field of `model` which the weights of `folder` forbid, and
+    seeds that a run has no weights of.
+    """
+    if runs.is_run(folder):
+        left = runs.read_run(folder, ())
+        stored, there = left.config, left.record["config"]["train"]["seeds"]
+        if missing := [str(seed) for seed in seeds if seed not in there]:
+            raise ValueError(
+                f"seed n starts from seed n of {folder}, which has no seed {', '.join(missing)}, "
+                f"only {', '.join(map(str, there))}: choose train.seeds among these, or train "
+                "the others there first"
+            )
+    else:
+        stored = pretrained.load_config(folder)
     wrong = []
     for field in dataclasses.fields(stored):
         ours, theirs = getattr(model, field.name), getattr(stored, field.name)
@@ -109,26 +133,71 @@ def check(model: ModelConfig, folder: str) -> None:
 def load(folder: str) -> Weights:
     """The model of a published folder."""
     model, params = pretrained.load(folder)
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    told = [f"{jax.tree_util.keystr(path)} {digest(leaf)}" for path, leaf in leaves]
-    return Weights(model.config, params, hashlib.sha256("\n".join(told).encode()).hexdigest())
+    return Weights(model.config, params, _digest(params))
 
 
 def of_run(folder: Path, seed: int | None = None) -> Weights:
     """The model of one seed of a run; see `attnlab.load_run`."""
-    model, params = attnlab.load_run(folder, seed)
-    return Weights(model.config, params, "")
+    left = runs.read_run(folder, None if seed is None else [seed])
+    return Weights(left.config, next(iter(left.params.values())), "")
+
+
+def start(folder: str, seeds: Sequence[int]) -> Start:
+    """The weights that these seeds start from: of a run each seed's own, at its newest checkpoint;
+    of a published folder the same for all.
+    """
+    if not runs.is_run(folder):
+        one = load(folder)
+        return Start(one.config, [one.params] * len(seeds), {"digest": one.digest}, folder)
+    left = runs.read_run(folder, seeds)
+    digests = [_digest(left.params[seed]) for seed in seeds]
+    record = {
+        "digest": hashlib.sha256("\n".join(digests).encode()).hexdigest(),
+        "steps": left.steps,
+        "source": left.record["source"]["sha256"],
+    }
+    told = f"each seed of {folder} after {left.steps:,} steps"
+    return Start(left.config, [left.params[seed] for seed in seeds], record, told)
+
+
+def _digest(params: Any) -> str:
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    told = [f"{jax.tree_util.keystr(path)} {digest(leaf)}" for path, leaf in leaves]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def begin(stored: Start, model: ModelConfig, tokens: Any) -> tuple[list[Any], str]:
+    """The weights of each seed under the plan of `model`, and in words where they come from, what
+    was changed and what that did to the outputs for `tokens`.
+    """
+    made: dict[int, tuple[Any, str]] = {}
+    for params in stored.params:
+        if id(params) not in made:  # one for all seeds
+            made[id(params)] = under_plan(Weights(stored.config, params, ""), model, tokens)
+    changes = dict.fromkeys(told for _, told in made.values())
+    return [made[id(p)][0] for p in stored.params], "; ".join([stored.told, *changes])
 
 
 def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, str]:
-    """The weights under the plan (and the rank of deltas) of `model`, and what that did to the
-    outputs for `tokens`, in words.
+    """The weights under the plan (and the rank of deltas) of `model`, its encoder and decoder with
+    as many sets of weights as there, and what that did to the outputs for `tokens`, in words.
     """
-    if model.layer_plan == stored.config.layer_plan:
-        return stored.params, f"its plan, {name_of(stored.config.plan)}, is kept"
-    before = dataclasses.replace(stored.config, delta_rank=model.delta_rank)
-    _, params, difference = surgery.share(before, stored.params, model.plan, np.asarray(tokens))
-    return params, (
-        f"plan {name_of(stored.config.plan)} -> {model.plan}: outputs differ by "
-        f"{difference:.3g} of the largest"
-    )
+    config, params = stored.config, stored.params
+    changes = []
+    if config.share_encoder and not model.share_encoder:
+        config, params = surgery.untie_encoder(config, params)
+        changes.append("encoder and decoder part")
+    ranked = dataclasses.replace(config, delta_rank=model.delta_rank)
+    if model.layer_plan != config.layer_plan or ("delta" in model.layer_plan and ranked != config):
+        changes.append(f"plan {name_of(config.plan)} -> {name_of(model.plan)}")
+        # A name is the plan of both stacks; an encoder that has a plan of its own keeps it.
+        plan = model.plan if config.encoder_plan is None else model.layer_plan
+        config, params = surgery.replan(ranked, params, plan)
+    if model.share_encoder and not config.share_encoder:
+        config, params = surgery.tie_encoder(config, params)
+        changes.append("encoder and decoder become one")
+    if not changes:
+        return params, f"its plan, {name_of(config.plan)}, is kept"
+    before, after = (stored.config, stored.params), (config, params)
+    difference = surgery.output_difference(before, after, np.asarray(tokens))
+    return params, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"

@@ -51,6 +51,8 @@ def of_fitted(
     @jax.jit
     def look(params, inputs):
         probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
+        if config.cross == "merged":  # behind the keys of its own text
+            return probs[0][:, 0, ..., inputs["tokens"].shape[1] :]
         return (probs[1] if "source" in inputs else probs)[:, 0]
 
     probs = look(params, example.inputs)

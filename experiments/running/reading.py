@@ -84,8 +84,8 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
 
     def fresh(inputs: dict[str, Any]) -> Any:
         if record["start"]:
-            stored = initial.load(record["start"])
-            return initial.under_plan(stored, found.config, inputs["tokens"])[0]
+            stored = initial.start(record["start"], [seed])
+            return initial.begin(stored, found.config, inputs["tokens"])[0][0]
         make = initial.fresh(found.config, initial.Same(**record["same"]))
         key, model = jax.random.key(seed), found.config.build()
         return make(key, inputs) if make else jax.jit(model.init)(key, **inputs)["params"]

@@ -85,6 +85,7 @@ OPTIONS = [
     {"embedding_width": 5, "readout": "own", "readout_transform": "gelu"},
     {"kind": "encoder_decoder", "encoder_layers": 3, "encoder_plan": "albert"},
     {"kind": "encoder_decoder", "share_encoder": True, "positions": "relative"},
+    {"kind": "encoder_decoder", "cross": "merged", "encoder_layers": 2, "talking_heads": True},
 ]
 # What a trace has beside the products of the tokens: nothing here, and texts of its own there.
 TRACED = [{}, *(options for options in OPTIONS[5:] if "pooler" not in options)]

@@ -1,0 +1,51 @@
+"""What a model with an encoder beside its decoder asks of its config."""
+
+from typing import Any
+
+CROSS = {
+    "own": "a part of its own, behind self-attention (Vaswani et al. 2017)",
+    "merged": "self-attention reads both texts in one softmax (T5Gemma 2, arXiv 2512.14856)",
+}
+"""How a decoder reads the source."""
+
+
+def check_encoder(config: Any) -> None:
+    """Raises ValueError where an encoder beside the decoder, or what it may share, does not fit."""
+    both = config.kind == "encoder_decoder"
+    given = (config.encoder_layers, config.encoder_plan) != (None, None) or config.share_encoder
+    if given and not both:
+        raise ValueError(
+            "encoder_layers, encoder_plan and share_encoder are for kind='encoder_decoder', "
+            f"this is a {config.kind}"
+        )
+    if not both and "cross" in config.layer_plan:
+        raise ValueError(
+            f"the plan has the part 'cross', a {config.kind} has nothing to attend to but "
+            "itself; leave the part out or set kind='encoder_decoder'"
+        )
+    if config.cross == "merged" and (not both or "cross" in config.layer_plan):
+        raise ValueError(
+            "cross='merged' is of a decoder beside an encoder, and leaves no part 'cross' to a "
+            "plan; set kind='encoder_decoder' and leave that part out, or set cross='own'"
+        )
+    if not both:
+        return
+    ours, encoder = config.layer_plan.num_slots, config.encoder_layer_plan
+    if encoder.num_layers != (config.encoder_layers or config.num_layers):
+        raise ValueError(
+            f"encoder_plan has {encoder.num_layers} layers, encoder_layers is "
+            f"{config.encoder_layers or config.num_layers}"
+        )
+    if config.share_encoder and ("kv" in encoder) != ("kv" in config.layer_plan):
+        raise ValueError(
+            "share_encoder: both stacks or neither need the part 'kv'; give encoder_plan one "
+            "like that of plan"
+        )
+    if config.pooler:
+        raise ValueError("an encoder_decoder has no pooler; leave it out")
+    for part, count in encoder.num_slots.items():
+        if config.share_encoder and count > ours.get(part, 0):
+            raise ValueError(
+                f"share_encoder: the encoder uses {count} slots of {part!r}, the decoder has "
+                f"{ours.get(part, 0)}; give both as many layers, or an encoder_plan that fits"
+            )
