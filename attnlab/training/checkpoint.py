@@ -134,7 +134,7 @@ class Checkpoints:
         """(step, state, notes) of the newest step that is whole, or None where there is none.
 
         `like` gives the tree, shapes, dtypes and placement; without it the state is a dict of
-        path -> array on the first device. `check` sees the notes before the state is read and may
+        path -> array on the first device, and nothing on the disk changes. `check` sees the notes before the state is read and may
         raise WrongCheckpoint. A damaged step is reported in one line and the next older one is
         tried. Raises ValueError where steps exist but none loads.
         """
@@ -149,7 +149,8 @@ class Checkpoints:
                 self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
                 damaged.append(step)
                 continue
-            self._remove(damaged)  # the run gets there again and must be able to save
+            if like is not None:  # the run gets there again and must be able to save
+                self._remove(damaged)
             return step, state, notes
         if damaged:
             raise ValueError(

@@ -91,6 +91,9 @@ def empty(folder):
 def test_a_damaged_step_falls_back_and_can_be_saved_again(tmp_path, damage):
     save(tmp_path, 1, 2)
     damage(tmp_path / "2")
+    with Checkpoints(tmp_path, say=lambda line: None) as checkpoints:
+        assert checkpoints.restore()[0] == 1
+    assert (tmp_path / "2").exists()  # who looks only takes nothing away
     (step, state, _), lines = restore(tmp_path)
     assert step == 1
     np.testing.assert_array_equal(state["params"]["a"], make(1)["params"]["a"])
