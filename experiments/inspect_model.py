@@ -197,7 +197,7 @@ def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -
             lines.append(f"  {mark} {order:<12} {_flops(cost)}")
         lines.append("backend:")
         for backend, reason in told["implementation"].items():
-            lines.append(f"  {'*' if reason == 'chosen' else ' '} {backend:<12} {reason}")
+            lines.append(f"  {'*' if reason.startswith('chosen') else ' '} {backend:<12} {reason}")
         sections.append("\n".join(lines))
     return "\n\n".join(sections)
 
