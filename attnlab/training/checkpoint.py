@@ -134,9 +134,9 @@ class Checkpoints:
         """(step, state, notes) of the newest step that is whole, or None where there is none.
 
         `like` gives the tree, shapes, dtypes and placement; without it the state is a dict of
-        path -> array on the first device, and nothing on the disk changes. `check` sees the notes before the state is read and may
-        raise WrongCheckpoint. A damaged step is reported in one line and the next older one is
-        tried. Raises ValueError where steps exist but none loads.
+        path -> array on the first device, and nothing on the disk changes. `check` sees the notes
+        before the state is read and may raise WrongCheckpoint. A damaged step is reported in one
+        line and the next older one is tried. Raises ValueError where steps exist but none loads.
         """
         damaged = []
         for step in sorted((c.step for c in self._checkpointer.checkpoints), reverse=True):
