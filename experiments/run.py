@@ -14,6 +14,15 @@ from absl import flags
 from experiments.running import arm, launch, machine, workdir
 
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
+_MODEL_PARALLEL = flags.DEFINE_integer(
+    "model_parallel",
+    1,
+    "Devices that compute one model together, each its own heads and hidden units.",
+    lower_bound=1,
+)
+_CUT_STATE = flags.DEFINE_bool(
+    "cut_state", False, "Share weights and optimizer out between devices that read other rows."
+)
 
 
 def main() -> None:
@@ -24,7 +33,9 @@ def main() -> None:
     folder = Path(flags.FLAGS.workdir)
     machine.compute_with(flags.FLAGS.threads or workdir.began_with(folder).get("threads"))
     machine.keep_compiled()
-    result = arm.run(config, folder)
+    result = arm.run(
+        config, folder, model_parallel=_MODEL_PARALLEL.value, cut_state=_CUT_STATE.value
+    )
     if result["status"] != arm.COMPLETE:
         sys.exit(f"error: {result['message']}")
     for metric in result["metrics"]:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from attnlab.extras import extra
+from attnlab.training import shard
 
 
 def digest(array: Any) -> str:
-    """blake2b of dtype, shape and bytes."""
-    array = np.asarray(array)
+    """blake2b of dtype, shape and bytes, wherever they lie."""
+    array = shard.gather(array)
     head = f"{array.dtype} {array.shape} ".encode()
     return hashlib.blake2b(head + array.tobytes(), digest_size=16).hexdigest()
 

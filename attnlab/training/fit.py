@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from attnlab.training import shard
+from attnlab.training import memory, shard
 from attnlab.training.checkpoint import (
     Checkpoints,
     WrongCheckpoint,
@@ -73,6 +72,7 @@ def fit(
     recorder: Recorder,
     checkpoints: Checkpoints,
     params: Any = None,
+    cut: shard.Cut = shard.Cut(),  # noqa: B008
     watch: Callable[[Any, Any], dict[str, jax.Array]] | None = None,
 ) -> Result:
     """Trains every seed of `config` to its last step, from the newest checkpoint if there is one.
@@ -80,7 +80,8 @@ def fit(
     Step 0 has fresh weights for each seed, those that `params` makes of (key, inputs), or `params`
     for all: seeds then differ in batches and dropout alone. A list holds those of each seed.
     `watch` (weights at step 0, weights of now) -> numbers is recorded at step 0, at every
-    evaluation and at the end.
+    evaluation and at the end. `cut` says how weights and optimizer are cut over `mesh`; the first
+    lines say what a device needs then, and a run that does not fit is a ValueError before step 1.
 
     A function of (model, params, config, source, seeds): killed at any moment and called again it
     ends with the same numbers, bit for bit, on the same machine with as many cores. A checkpoint
@@ -91,23 +92,23 @@ def fit(
     began = time.perf_counter()
     seeds = shard.replicate(mesh, np.array(config.seeds, np.uint32))
     task, transform = task.bind(source.sizes), optimizer.transform
-    make = jax.jit(
-        functools.partial(init_state, model, task, transform, source.shapes()),
-        static_argnames="params" if callable(params) else (),
-    )
+
+    @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
+    def make(seed, params):
+        made = init_state(model, task, transform, source.shapes(), seed, params)
+        return jax.lax.with_sharding_constraint(made, shard.places(mesh, cut, made))
+
     each = params if isinstance(params, list) else [params] * len(config.seeds)
     pairs = zip(config.seeds, each, strict=True)
-    states = [make(np.uint32(seed), params=w) for seed, w in pairs]
-    state = shard.replicate(mesh, jax.tree.map(lambda *rows: np.stack(rows), *states))
+    states = [shard.gather(make(np.uint32(seed), params=w)) for seed, w in pairs]
+    places = shard.of_seeds(shard.places(mesh, cut, states[0]))
+    state = shard.put(places, jax.tree.map(lambda *rows: np.stack(rows), *states))
     resident = shard.replicate(mesh, source.resident)
-    step_all = jax.jit(
-        functools.partial(_step_all, model, task, transform, config, source, mesh),
-        donate_argnums=0,
-        out_shardings=shard.whole(mesh),
-    )
     evaluate = make_evaluate(model, task, mesh, config.eval_batch_size)
-    begun = jax.tree.map(np.asarray, state.params) if watch else None
-    look: Callable = jax.jit(over_seeds(watch)) if watch else lambda begun, params: {}
+    begun = shard.gather(state.params) if watch else None
+    look: Callable = lambda begun, params: {}
+    if watch:
+        look = jax.jit(over_seeds(watch), out_shardings=shard.whole(mesh))
 
     first, spent, clock = 0, 0.0, _Clock()
     described = {"model": describe_model(model), "source": source.digest}
@@ -135,6 +136,15 @@ def fit(
             recorder.write(step, {f"weights/{name}": values for name, values in found.items()})
         return found
 
+    step_all: Any = jax.jit(
+        functools.partial(_step_all, model, task, transform, config, source, mesh),
+        donate_argnums=0,
+        out_shardings=places,
+    )
+    if first < config.steps:
+        batch = host_batch(source, config, mesh, first + 1)
+        step_all = step_all.lower(state, batch, seeds, resident).compile()
+        _tell_memory(step_all, mesh, recorder)
     if not first:
         watched(0)
     curve, fork = source.validation or source.heldout, fork_step(config)
@@ -149,8 +159,8 @@ def fit(
                 losses = np.asarray(state.window_loss) / since
                 _check_finite(config, step, losses)
                 if logs:  # a longer training goes on in the middle of a window
-                    zero = jax.tree.map(jnp.zeros_like, state.window_loss)
-                    state = state._replace(window_loss=zero)
+                    zeros = np.zeros(state.window_loss.shape, np.float32)
+                    state = state._replace(window_loss=shard.replicate(mesh, zeros))
                 rate = float(optimizer.schedule(step - 1))
                 recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
                 if clock.seconds:
@@ -173,7 +183,8 @@ def fit(
     heldout = score(config.steps, source.heldout(config.eval_windows))
     train = score(config.steps, source.train(config.eval_windows or config.curve_windows))
     if task.closing is not None:
-        one = lambda i: jax.tree.map(lambda a: np.asarray(a)[i], state.params)
+        trained = shard.gather(state.params)
+        one = lambda i: jax.tree.map(lambda a: a[i], trained)
         closed = [task.closing(model, one(i), source) for i in range(len(config.seeds))]
         heldout |= {name: np.array([found[name] for found in closed]) for name in closed[0]}
     final = heldout if curve is source.heldout else score(config.steps, curve(0))
@@ -215,6 +226,15 @@ def _step_all(
         )
 
     return over_seeds(one_step)(state, batch, seeds)
+
+
+def _tell_memory(compiled: Any, mesh: Mesh, recorder: Recorder) -> None:
+    """Says what a device needs where that is a question: of several, and of accelerators."""
+    device = mesh.local_devices[0]
+    if (needed := memory.need(compiled)) is not None:
+        told = memory.check(needed, memory.there(device))
+        if mesh.size > 1 or device.platform != "cpu":
+            recorder.say(told)
 
 
 def host_batch(source: Source, config: TrainConfig, mesh: Mesh, step: int) -> Batch:

@@ -124,7 +124,7 @@ def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callab
         pairs += [measure(answer, example) for measure in measures]
         return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=shard.whole(mesh))
     def batch_sums(params, batch, key):
         return over_seeds(lambda p: sums(p, batch, key))(params)
 
@@ -134,7 +134,8 @@ def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callab
 
     def evaluate(params, rows):
         totals, count = np.zeros(()), len(jax.tree.leaves(rows)[0])
-        size = min(batch_size, -(-count // mesh.size) * mesh.size)
+        groups = mesh.shape["data"]
+        size = min(batch_size, -(-count // groups) * groups)
         mine = slice(process * size // processes, (process + 1) * size // processes)
         for i, start in enumerate(range(0, count, size)):
             part = jax.tree.map(lambda a: _fill(a[start : start + size], size)[mine], rows)  # noqa: B023

@@ -16,6 +16,7 @@ from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
 from attnlab.model.match import match, under_layout
 from attnlab.model.matrices import weight_axes
+from attnlab.model.splits import split_axes
 from attnlab.names import find
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
@@ -128,8 +129,14 @@ NEEDS = {"logits": _needs_logits, "classes": _needs_classes}
 """What a task reads -> a check that the model has it for data of these sizes."""
 
 
-def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
+def run(
+    config: Any, folder: Path, name: str = "", *, model_parallel: int = 1, cut_state: bool = False
+) -> dict[str, Any]:
     """Runs the arm in `folder`, or goes on where it was left; returns what result.json holds.
+
+    `model_parallel` devices compute one model together, each its own heads and hidden units; with
+    `cut_state` the devices of a data axis share weights and optimizer out between them
+    (`training.shard`). Neither changes more than last bits, and a run may go on under others.
 
     Raises ValueError before any work for bad input and where another process owns the folder,
     training.Stopped after a signal. A loss that is not finite ends the arm with status "diverged"
@@ -137,15 +144,17 @@ def run(config: Any, folder: Path, name: str = "") -> dict[str, Any]:
     """
     arm = resolve(config)
     with workdir.own(folder) if jax.process_index() == 0 else contextlib.nullcontext():
-        return _run(arm, config, folder, name)
+        return _run(arm, config, folder, name, model_parallel, cut_state)
 
 
-def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
+def _run(
+    arm: Arm, config: Any, folder: Path, name: str, model_parallel: int, cut_state: bool
+) -> dict[str, Any]:
     """`run` in a folder that is ours."""
     sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
     if arm.train.accumulate > 1:
         sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
-    mesh = shard.data_mesh(**sizes)
+    mesh = shard.data_mesh(model_parallel=model_parallel, **sizes)
     source = arm.data.load(arm.train.length, folder)
     # Rows that are scored may be longer than those that are learnt from.
     _check_lengths(TASKS[arm.task].bind(source.sizes), source.heldout(1), arm.model)
@@ -226,6 +235,7 @@ def _run(arm: Arm, config: Any, folder: Path, name: str) -> dict[str, Any]:
                 recorder=recorder,
                 checkpoints=checkpoints,
                 params=params,
+                cut=shard.Cut(split_axes(arm.model), cut_state),
                 watch=functools.partial(_watch, arm.model) if arm.watch else None,
             )
         except training.NonFiniteLoss as error:

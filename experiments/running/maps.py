@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from attnlab.model.config import ModelConfig
+from attnlab.training import shard
 from attnlab.training.sources import Source
 from attnlab.training.tasks import Task, written
 from attnlab.training.tasks.task import Example
@@ -44,7 +45,7 @@ def of_fitted(
     same as a person reads them.
     """
     example, ends = shown_row(task, source)
-    params = jax.tree.map(lambda a: a[0], fitted.state.params)
+    params = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     model = dataclasses.replace(config, implementation="dense").build()
 

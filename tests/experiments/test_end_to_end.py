@@ -373,22 +373,3 @@ def test_a_batch_that_the_devices_do_not_divide(tmp_path, text):
     assert result.returncode == 1
     assert "batch_size 6 is not divisible by 4 devices; use a multiple of 4" in result.stderr
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_two_hosts_are_one_host(tmp_path, text):
-    """Two processes of two devices each, as on two hosts, give the losses of one process."""
-    code = (
-        "import sys, jax; jax.config.update('jax_num_cpu_devices', 2);"
-        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]));"
-        "from experiments.running import arm; from experiments.configs import byte_lm;"
-        "from pathlib import Path; config = byte_lm.get_config('tiny');"
-        "config.data.path = sys.argv[3]; arm.run(config, Path(sys.argv[4]))"
-    )
-    path, folder = text.partition("=")[2], tmp_path / "two"
-    start = [sys.executable, "-c", code, "localhost:12357"]
-    hosts = [subprocess.Popen([*start, str(i), path, folder], cwd=ROOT) for i in range(2)]
-    assert [host.wait(timeout=300) for host in hosts] == [0, 0]
-    one = run(tmp_path / "one", "tiny", text)
-    got = json.loads((folder / "result.json").read_text())["heldout_bits_per_byte"]
-    np.testing.assert_allclose(got, [float(x) for x in losses(one)], rtol=1e-4)

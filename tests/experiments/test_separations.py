@@ -29,6 +29,7 @@ CONFIGS = (
     "which_matrices_learn",
     "chunks",
     "neighbours",
+    "low_rank",
     "shared_encoder_decoder",
 )
 DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}

@@ -1,0 +1,74 @@
+r"""More heads: do they help, or do they make each too narrow to say where to look?
+
+    python -m experiments.sweep --config=experiments/configs/low_rank.py --workdir=runs/low_rank
+
+Bhojanapalli et al. 2020 (arXiv 2002.07028): with H = D / N, as usual, every head added makes all
+heads narrower, and a head of width H has scores of rank H at most. Past some number more heads
+hurt; with a width of their own they go on helping, and a narrower model with such heads beats a
+wider one without (its figure 1). `experiments/rank_bound.py` has the theorem alone, without a model
+or training. Arms: 2, 8 and 32 heads, once H = 64 / N, once H = 16, which costs parameters; and a
+model 48 wide with 8 heads of 16, smaller in all than 64 wide with H = 64 / N.
+
+Words after the colon: those of byte_lm.py (`tiny`, ...).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments.configs import byte_lm
+from experiments.running.claims import Claim, Drawing, Expect
+
+HEADS = (2, 8, 32)
+ARMS: dict[str, dict[str, Any]] = {
+    **{f"H = D/N, {n} heads": {"model.num_heads": n} for n in HEADS},
+    **{f"H = 16, {n} heads": {"model.num_heads": n, "model.head_dim": 16} for n in HEADS},
+    "D = 48 and H = 16, 8 heads": {
+        "model.num_heads": 8, "model.head_dim": 16, "model.width": 48, "model.ffn_width": 192,
+    },
+}  # fmt: skip
+CLAIM = Claim(
+    question="Do more heads help, or does each become too narrow to say where to look?",
+    source="Bhojanapalli et al. 2020 (arXiv 2002.07028), an order of arms and no level",
+    expects=(
+        Expect("H = D/N, 32 heads", "at least", 1,
+               "32 heads of width 2 leave {ratio:.3f} times the bits of 8 heads of width 8",
+               of="H = D/N, 8 heads"),
+        Expect("H = 16, 8 heads", "at most", 1, "8 heads of width 16 {ratio:.3f} times those of 2",
+               of="H = 16, 2 heads"),
+        Expect("H = 16, 32 heads", "at most", 1, "32 of them {ratio:.3f} times those of 8",
+               of="H = 16, 8 heads"),
+        Expect("D = 48 and H = 16, 8 heads", "at most", 1,
+               "a smaller model with 8 heads of width 16 {ratio:.3f} times those of 8 of width 8",
+               of="H = D/N, 8 heads"),
+    ),
+    drawing=Drawing(
+        "over",
+        "**Held-out bits per byte over the number of heads**, each D / N wide, or 16 wide whatever "
+        "their number.",
+        field="model.num_heads",
+    ),
+)  # fmt: skip
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all arms have in common."""
+    config = byte_lm.get_config(arg)
+    config.model.width = max(32, config.model.width)  # of `tiny`, where 32 heads need as much
+    return config
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """Two ways to add heads."""
+    for name, changes in ARMS.items():
+        add(name, **changes)
+
+
+claim = CLAIM.record
+"""What is known beforehand."""
+
+
+def pairs(arg: str = "") -> list[tuple[str, str]]:
+    """What the claim is about."""
+    return [(expect.arm, expect.of) for expect in CLAIM.expects]

@@ -1,0 +1,46 @@
+"""A run on two hosts is the run on one."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from commands import command
+from conftest import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "cut"), [(2, {}), (4, {"model_parallel": 4, "cut_state": True})]
+)
+def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
+    """Two processes of two devices each, as on two hosts, give the losses of one process; so do two
+    of four that cut each model in four and share the state out, and one process can go on."""
+    code = (
+        f"import sys, jax; jax.config.update('jax_num_cpu_devices', {devices});"
+        "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]));"
+        "from experiments.running import arm; from experiments.configs import byte_lm;"
+        "from pathlib import Path; config = byte_lm.get_config('tiny');"
+        f"config.data.path = sys.argv[3]; arm.run(config, Path(sys.argv[4]), **{cut})"
+    )
+    folder = tmp_path / "two"
+    start = [sys.executable, "-c", code, f"localhost:{12355 + devices}"]
+    words = (str(nine_letters), str(folder))
+    hosts = [subprocess.Popen([*start, str(i), *words], cwd=ROOT) for i in range(2)]
+    assert [host.wait(timeout=300) for host in hosts] == [0, 0]
+    got = heldout(folder)
+    np.testing.assert_allclose(got, run(tmp_path / "one", nine_letters), rtol=1e-5)
+    (folder / "result.json").unlink()  # as if the hosts had been killed behind the last step
+    np.testing.assert_allclose(got, run(folder, nine_letters), rtol=1e-5)
+
+
+def run(folder, text):
+    config = "--config=experiments/configs/byte_lm.py:tiny"
+    done = command("experiments.run", config, f"--config.data.path={text}", f"--workdir={folder}")
+    assert done.returncode == 0, done.stderr
+    return heldout(folder)
+
+
+def heldout(folder):
+    return json.loads((folder / "result.json").read_text())["heldout_bits_per_byte"]
