@@ -36,23 +36,29 @@ def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str
 
 
 def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
+    # Not every version of it tells the sum that a sink is beside.
+    return refuse_for("jax.nn", query, key, value, options)
+
+
+def refuse_for(library: str, query, key, value, options: Options, has=()) -> str | None:
+    """What kernels of other libraries have in common; of the options one may have some."""
     if reason := refuse_edit(options):
         return reason
     if options.sink is not None:
-        return "jax.nn has no sink, and not every version tells the sum that one is beside"
+        return f"{library} has no sink"
     for field, default in Options._field_defaults.items():
-        if field != "dropout_key" and getattr(options, field) != default:
-            return f"jax.nn has no {field}"
+        if field not in ("dropout_key", *has) and getattr(options, field) != default:
+            return f"{library} has no {field}"
     if key.shape[-2] != value.shape[-2]:
         return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"
     if not query.dtype == key.dtype == value.dtype:
         return f"it needs one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
     if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
-        return "jax.nn has no float16 on a CPU"
+        return f"{library} has no float16 on a CPU"
     return None
 
 
-def _native(visible: Visible) -> dict[str, Any] | None:
+def native(visible: Visible) -> dict[str, Any] | None:
     """Causal, window and lengths in cuDNN's own words, or None where they need a mask array.
 
     cuDNN has a left window under the causal rule alone, and gives NaN in an empty row: so lengths
@@ -79,7 +85,7 @@ def _native(visible: Visible) -> dict[str, Any] | None:
 def cudnn(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
     """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
     size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
-    asked = _native(visible)
+    asked = native(visible)
     if asked is None:
         allowed = visible.allowed()
         t, s = query.shape[1], key.shape[1]
