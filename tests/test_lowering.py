@@ -101,6 +101,7 @@ CALLS = {
     "other value heads": Call(heads=(4, 2, 1)),
     "heads of 200": Call(widths=(200, 200)),
     "heads of 320": Call(widths=(320, 320)),
+    "heads of 192 and 128": Call(options={"is_causal": True}, widths=(192, 128)),
     "mask": Call({"mask": shape(2, 1, 6, 10, dtype="bool")}),
     "an odd number of queries": Call(lengths=(5, 10)),
     "an odd number of keys": Call({"mask": shape(1, 7, dtype="bool")}, lengths=(6, 7)),
@@ -122,7 +123,11 @@ CALLS = {
 
 @pytest.mark.parametrize(
     ("call", "dtype", "device"),
-    few(product(CALLS, DTYPES, DEVICES), ("causal", "bfloat16", "hopper")),
+    few(
+        product(CALLS, DTYPES, DEVICES),
+        ("causal", "bfloat16", "hopper"),
+        ("causal", "bfloat16", "tpu"),
+    ),
 )
 def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
     """Forward and backward; what says that it could run is not refused by the compiler."""
@@ -141,6 +146,7 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
     can = [name for name in BACKENDS if told[name].startswith(("chosen", "could run"))]
     text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
     assert (CUDNN in text) == ("cudnn" in can)
+    assert ("tpu_custom_call" in text) == ("splash" in can)
     assert can[0] == "dense"
     for name in set(BACKENDS) - set(can):
         with pytest.raises(ValueError, match=re.escape(told[name])):

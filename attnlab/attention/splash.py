@@ -29,11 +29,9 @@ def splash(query, key, value, bias, visible: Visible, options: Options) -> dict[
     k, v = to_heads(key), to_heads(value)
     shape = (q.shape[2], k.shape[2])
     left, right = visible.window or (None, None)
-    if visible.is_causal:
-        right = 0
-    seen = library.FullMask(shape)
-    if (left, right) != (None, None):
-        seen = library.LocalMask(shape, (left, right), 0)
+    right = 0 if visible.is_causal else right
+    everywhere = (left, right) == (None, None)
+    seen = library.FullMask(shape) if everywhere else library.LocalMask(shape, (left, right), 0)
     kernel = library.make_splash_mha_single_device(
         library.MultiHeadMask([seen] * n),
         attn_logits_soft_cap=options.logits_soft_cap,
