@@ -153,6 +153,18 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
             jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
 
 
+def test_cudnn_takes_unequal_widths_as_they_are_where_it_lists_them(seen_from):
+    """192 and 128 on a Hopper GPU, with cuDNN 9.10; others are padded to one width."""
+    platform = seen_from("hopper")
+    run = functools.partial(dot_product_attention, implementation="cudnn")
+    for h, v, given in ((192, 128, {192, 128}), (128, 192, {192}), (192, 120, {192})):
+        q, value = shape(2, 6, 4, h, dtype="bfloat16"), shape(2, 6, 4, v, dtype="bfloat16")
+        text = lowered(platform, run, q, q, value)
+        (call,) = [line for line in text.splitlines() if CUDNN in line]
+        arrays = call.rpartition(" : ")[2].partition("->")[0]
+        assert {int(size) for size in re.findall(r"x(\d+)xbf16>", arrays)} == given
+
+
 @pytest.mark.parametrize(
     ("layout", "rotary", "device"),
     few(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import (
@@ -233,7 +233,7 @@ def test_what_cudnn_is_told_means_the_same(call, monkeypatch):
     assert_close(got, jnp.asarray(expected, jnp.float32))
 
 
-@pytest.mark.parametrize("call", WORDS)
+@pytest.mark.parametrize("call", deep(WORDS, "lengths of keys alone"))
 def test_what_cudnn_is_told_of_unequal_widths_means_the_same(call, monkeypatch):
     """No padding for what cuDNN lists: the words of the function below jax.nn, run by `dense`."""
     from jax._src.cudnn import fused_attention_stablehlo as of_jax
