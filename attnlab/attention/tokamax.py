@@ -31,8 +31,9 @@ def tokamax(query, key, value, bias, visible: Visible, options: Options) -> dict
     asked, same = native(visible), query.shape[1] == key.shape[1]
     if asked is None or (asked["local_window_size"] and not same):  # its window wants T = S
         asked = {"mask": visible.allowed()}
-    if bias is not None:  # a bias of -inf hides too, and a row of it is NaN
-        shown = bias > -jnp.inf
+    shown = None
+    if bias is not None and not options.logits_soft_cap:  # a cap would make it finite
+        shown = bias > -jnp.inf  # -inf hides too, and a row of it is NaN
         bias, asked["mask"] = jnp.where(shown, bias, 0), combine(asked.get("mask"), shown)
     words = {"scale": float(options.scale), "logits_soft_cap": options.logits_soft_cap} | asked
     # The first call reads the command line as flags of its own, and fails on those of a notebook.
@@ -41,7 +42,7 @@ def tokamax(query, key, value, bias, visible: Visible, options: Options) -> dict
         out = library.dot_product_attention(query, key, value, bias, **words)
     finally:
         sys.argv = line
-    if bias is not None:
+    if shown is not None:
         sees = jnp.any(combine(visible.allowed(), shown), axis=3).swapaxes(1, 2)[..., None]
         out = jnp.where(sees, out, 0)
     return {"out": save_for_backward(out)}

@@ -119,12 +119,14 @@ def both(implementation, arrays, **call):
     return grads, expected_grads
 
 
-def test_tokamax_is_dense():
-    """The contract of every backend is in test_attention.py; here what is its own: a soft cap, two
-    seeds at once, a window of other lengths, a bias of -inf; and it reads no command line."""
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_tokamax_is_dense(cap):
+    """The contract of every backend is in test_attention.py; here what is its own: two seeds at
+    once, a window of other lengths, a bias of -inf, which a cap makes finite; and it reads no
+    command line."""
     pytest.importorskip("tokamax")
     bias = jnp.where(some_mask()[:1, 0], 0.5, -jnp.inf)
-    call = {"logits_soft_cap": 3.0, "local_window_size": (3, 1), "scale": 0.7}
+    call = {"logits_soft_cap": cap, "local_window_size": (3, 1), "scale": 0.7}
     line = list(sys.argv)
     assert_close(*both("tokamax", make(), bias=bias, **call))
     assert sys.argv == line
