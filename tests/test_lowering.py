@@ -101,6 +101,7 @@ CALLS = {
     "other value heads": Call(heads=(4, 2, 1)),
     "heads of 200": Call(widths=(200, 200)),
     "heads of 320": Call(widths=(320, 320)),
+    "heads of 192 and 128": Call(options={"is_causal": True}, widths=(192, 128)),
     "mask": Call({"mask": shape(2, 1, 6, 10, dtype="bool")}),
     "an odd number of queries": Call(lengths=(5, 10)),
     "an odd number of keys": Call({"mask": shape(1, 7, dtype="bool")}, lengths=(6, 7)),
@@ -122,7 +123,11 @@ CALLS = {
 
 @pytest.mark.parametrize(
     ("call", "dtype", "device"),
-    few(product(CALLS, DTYPES, DEVICES), ("causal", "bfloat16", "hopper")),
+    few(
+        product(CALLS, DTYPES, DEVICES),
+        ("causal", "bfloat16", "hopper"),
+        ("causal", "bfloat16", "tpu"),
+    ),
 )
 def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
     """Forward and backward; what says that it could run is not refused by the compiler."""
@@ -141,10 +146,23 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
     can = [name for name in BACKENDS if told[name].startswith(("chosen", "could run"))]
     text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
     assert (CUDNN in text) == ("cudnn" in can)
+    assert ("tpu_custom_call" in text) == ("splash" in can)
     assert can[0] == "dense"
     for name in set(BACKENDS) - set(can):
         with pytest.raises(ValueError, match=re.escape(told[name])):
             jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
+
+
+def test_cudnn_takes_unequal_widths_as_they_are_where_it_lists_them(seen_from):
+    """192 and 128 on a Hopper GPU, with cuDNN 9.10; others are padded to one width."""
+    platform = seen_from("hopper")
+    run = functools.partial(dot_product_attention, implementation="cudnn")
+    for h, v, given in ((192, 128, {192, 128}), (128, 192, {192}), (192, 120, {192})):
+        q, value = shape(2, 6, 4, h, dtype="bfloat16"), shape(2, 6, 4, v, dtype="bfloat16")
+        text = lowered(platform, run, q, q, value)
+        (call,) = [line for line in text.splitlines() if CUDNN in line]
+        arrays = call.rpartition(" : ")[2].partition("->")[0]
+        assert {int(size) for size in re.findall(r"x(\d+)xbf16>", arrays)} == given
 
 
 @pytest.mark.parametrize(

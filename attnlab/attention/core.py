@@ -21,6 +21,8 @@ from attnlab.attention.call import Call, checked
 from attnlab.attention.dense import Mix, Options, dense, inside
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.fused import cudnn, refuse_cudnn, refuse_jax_nn, xla
+from attnlab.attention.splash import refuse_splash, splash
+from attnlab.attention.tokamax import refuse_tokamax, tokamax
 from attnlab.observe import OF_HEADS, Edit, Look, check_names
 from attnlab.remat import save_for_backward
 
@@ -43,6 +45,8 @@ BACKENDS: dict[str, Backend] = {
     "xla": Backend(xla, refuse_jax_nn),
     "cudnn": Backend(cudnn, refuse_cudnn),
     "edges": Backend(edges, refuse_edges),
+    "tokamax": Backend(tokamax, refuse_tokamax),
+    "splash": Backend(splash, refuse_splash),
 }
 """Every way to run attention by its name, as in `implementation`."""
 

@@ -36,23 +36,29 @@ def xla(query, key, value, bias, visible: Visible, options: Options) -> dict[str
 
 
 def refuse_jax_nn(query, key, value, bias, visible: Visible, options: Options) -> str | None:
+    # Not every version of it tells the sum that a sink is beside.
+    return refuse_for("jax.nn", query, key, value, options)
+
+
+def refuse_for(library: str, query, key, value, options: Options, has=()) -> str | None:
+    """What kernels of other libraries have in common; of the options one may have some."""
     if reason := refuse_edit(options):
         return reason
     if options.sink is not None:
-        return "jax.nn has no sink, and not every version tells the sum that one is beside"
+        return f"{library} has no sink"
     for field, default in Options._field_defaults.items():
-        if field != "dropout_key" and getattr(options, field) != default:
-            return f"jax.nn has no {field}"
+        if field not in ("dropout_key", *has) and getattr(options, field) != default:
+            return f"{library} has no {field}"
     if key.shape[-2] != value.shape[-2]:
         return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"
     if not query.dtype == key.dtype == value.dtype:
         return f"it needs one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
     if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
-        return "jax.nn has no float16 on a CPU"
+        return f"{library} has no float16 on a CPU"
     return None
 
 
-def _native(visible: Visible) -> dict[str, Any] | None:
+def native(visible: Visible) -> dict[str, Any] | None:
     """Causal, window and lengths in cuDNN's own words, or None where they need a mask array.
 
     cuDNN has a left window under the causal rule alone, and gives NaN in an empty row: so lengths
@@ -76,19 +82,57 @@ def _native(visible: Visible) -> dict[str, Any] | None:
     }
 
 
+UNEQUAL = {(192, 128)}
+"""(H, V) that cuDNN lists beside V = H for Hopper GPUs and later ones, forward and backward, in its
+support matrix (docs.nvidia.com/deeplearning/cudnn, Attention). Others are padded; not measured."""
+
+
 def cudnn(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
-    """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
-    size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
-    asked = _native(visible)
+    """cuDNN's flash attention: widths are padded to one multiple of 8 unless they are `UNEQUAL`,
+    masks to all T and S."""
+    asked = native(visible)
     if asked is None:
         allowed = visible.allowed()
         t, s = query.shape[1], key.shape[1]
         asked = {"mask": jnp.broadcast_to(allowed, (*allowed.shape[:2], t, s))}
+    asked["scale"] = options.scale
+    if (call := _cudnn_of_jax(query.shape[-1], value.shape[-1])) is not None:
+        return {"out": save_for_backward(_unpadded(call, query, key, value, **asked))}
+    size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
     q, k, v = _pad_widths(size, query, key, value)
-    out = jax.nn.dot_product_attention(
-        q, k, v, scale=options.scale, implementation="cudnn", **asked
-    )
+    out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **asked)
     return {"out": save_for_backward(out[..., : value.shape[-1]])}
+
+
+def _cudnn_of_jax(h: int, v: int) -> Any:
+    """The module below `jax.nn`, which itself refuses V != H; None where that needs padding."""
+    if (h, v) not in UNEQUAL or _gpu()[1] < 9:
+        return None
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as of_jax
+
+        return of_jax if of_jax.check_cudnn_version() >= 91000 else None
+    except (ImportError, AttributeError, RuntimeError):  # it is private, and may go
+        return None
+
+
+def _unpadded(
+    of_jax, q, k, v, *, scale, mask=None, is_causal=False, local_window_size=None,
+    query_seq_lengths=None, key_value_seq_lengths=None,
+):  # fmt: skip
+    """The words of jax.nn in those of the module below it."""
+    kinds = ["CAUSAL"] if is_causal else []
+    q_lengths, k_lengths = query_seq_lengths, key_value_seq_lengths
+    if q_lengths is not None or k_lengths is not None:
+        kinds.insert(0, "PADDING")
+        full = lambda a: jnp.full(len(a), a.shape[1], jnp.int32)
+        q_lengths = full(q) if q_lengths is None else q_lengths
+        k_lengths = full(k) if k_lengths is None else k_lengths
+    return of_jax.dot_product_attention(
+        q, k, v, None, mask, q_lengths, k_lengths, scale=scale,
+        mask_type=of_jax.MaskType["_".join(kinds) or "NO_MASK"],
+        sliding_window_length=local_window_size and local_window_size[0] + 1,
+    )  # fmt: skip
 
 
 def _gpu() -> tuple[str, float]:

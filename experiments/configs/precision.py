@@ -7,8 +7,13 @@ With `dtype=bfloat16` products and activations are in bfloat16; parameters, mome
 optimizer, statistics of norms, softmax and loss stay in float32. Both arms of a layout start from
 the same weights and read the same batches, so a seed's two losses are a pair.
 
-Words after the colon: layouts (none: all of them), `tiny`. A CPU gains no speed by bfloat16; what
-an accelerator gains is not measured.
+    python -m experiments.sweep --config=experiments/configs/precision.py:small --workdir=runs/small
+
+asks it of every layout.
+
+Words after the colon: layouts (none: all of them), `small` (half the layers, half their inner
+width, texts half as long, a quarter of them), `tiny`. A CPU gains no speed by bfloat16; what an
+accelerator gains is not measured.
 """
 
 from collections.abc import Callable
@@ -19,11 +24,22 @@ from attnlab.heads.layouts import LAYOUTS
 from experiments.configs import byte_lm
 
 DTYPES = ("float32", "bfloat16")
+VARIANTS = byte_lm.VARIANTS | {
+    "small": {
+        "model.num_layers": 2,
+        "model.ffn_width": 128,
+        "model.max_len": 32,
+        "train.length": 32,
+        "train.batch_size": 4,
+        "train.eval_every": 800,
+    }
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all arms have in common: the small decoder."""
-    return byte_lm.get_config(",".join(w for w in _words(arg) if w not in LAYOUTS))
+    words = ",".join(word for word in _words(arg) if word not in LAYOUTS)
+    return byte_lm.with_words(byte_lm.get_config(), words, VARIANTS)
 
 
 def pairs(arg: str = "") -> list[tuple[str, str]]:

@@ -1,12 +1,13 @@
 """Bad input, refusals of backends, what `explain` says, and any call: right or refused by name."""
 
+import sys
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import (
@@ -110,7 +111,8 @@ def test_a_backend_that_cannot_says_why(changes, message):
     assert changes["implementation"] == "flash" or "use implementation='dense'" in str(error.value)
 
 
-def test_explain_names_the_choice_and_the_reasons():
+def test_explain_names_the_choice_and_the_reasons(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokamax", None)
     q, k, v = make()
     expected = {
         "dense": "chosen: measured on 2 CPU cores with 1 MiB of L2 each",
@@ -118,6 +120,8 @@ def test_explain_names_the_choice_and_the_reasons():
         "xla": "could run",
         "cudnn": "cuDNN needs an NVIDIA GPU, this is a cpu",
         "edges": "it needs a mask that is masks.Edges, and nothing else that hides",
+        "tokamax": 'tokamax is missing: pip install "attnlab[tokamax]"',
+        "splash": "could run",
     }
     assert explain(q, k, v) == expected
     assert explain(q, k, v, return_probs=True) == expected  # looking never changes the choice
@@ -197,18 +201,18 @@ def test_a_gpu_without_cudnn(monkeypatch):
         dot_product_attention(q, k, v, implementation="cudnn")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "plain",
-        "causal, fewer queries",
-        "lengths of keys alone",
-        "lengths of queries alone",
-        "causal window",
-        "window",
-        "mask with an empty row",
-    ],
-)
+WORDS = [
+    "plain",
+    "causal, fewer queries",
+    "lengths of keys alone",
+    "lengths of queries alone",
+    "causal window",
+    "window",
+    "mask with an empty row",
+]
+
+
+@pytest.mark.parametrize("call", WORDS)
 def test_what_cudnn_is_told_means_the_same(call, monkeypatch):
     """Causal, lengths and windows in its own words, widths padded to 8: run by jax.nn's XLA."""
     plain = jax.nn.dot_product_attention
@@ -229,10 +233,53 @@ def test_what_cudnn_is_told_means_the_same(call, monkeypatch):
     assert_close(got, jnp.asarray(expected, jnp.float32))
 
 
+@pytest.mark.parametrize("call", deep(WORDS, "lengths of keys alone"))
+def test_what_cudnn_is_told_of_unequal_widths_means_the_same(call, monkeypatch):
+    """No padding for what cuDNN lists: the words of the function below jax.nn, run by `dense`."""
+    from jax._src.cudnn import fused_attention_stablehlo as of_jax
+
+    def as_dense(q, k, v, bias, mask, q_lengths, k_lengths, *, scale, mask_type, **window):
+        assert (q.shape[-1], v.shape[-1], bias) == (4, 8, None)
+        kinds, size = of_jax.MaskType, window["sliding_window_length"]
+        padded = mask_type in (kinds.PADDING, kinds.PADDING_CAUSAL)
+        assert padded == (q_lengths is not None) == (k_lengths is not None)
+        told = {
+            "mask": mask, "query_seq_lengths": q_lengths, "key_value_seq_lengths": k_lengths,
+            "is_causal": mask_type in (kinds.CAUSAL, kinds.PADDING_CAUSAL),
+            "local_window_size": size and (size - 1, 0),
+        }  # fmt: skip
+        return dot_product_attention(q, k, v, scale=scale, implementation="dense", **told)
+
+    monkeypatch.setattr(of_jax, "dot_product_attention", as_dense)
+    monkeypatch.setattr(of_jax, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
+    monkeypatch.setattr(fused, "UNEQUAL", {(4, 8)})
+    monkeypatch.setitem(BACKENDS, "cudnn", core.Backend(fused.cudnn, lambda *call: None))
+    got = dot_product_attention(*make(), implementation="cudnn", **CALLS[call])
+    assert_close(got, jnp.asarray(by_hand(*make(), allowed=allowed_of(CALLS[call]))[0], got.dtype))
+
+
+def test_when_cudnn_needs_padding(monkeypatch):
+    """Any other widths, an older GPU, an older cuDNN, or a JAX without that function."""
+    from jax._src.cudnn import fused_attention_stablehlo as of_jax
+
+    monkeypatch.setattr(of_jax, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
+    assert fused._cudnn_of_jax(192, 128) is of_jax
+    assert fused._cudnn_of_jax(128, 192) is None
+    with monkeypatch.context() as older:
+        older.setattr(fused, "_gpu", lambda: ("gpu", 8.0))
+        assert fused._cudnn_of_jax(192, 128) is None
+    monkeypatch.setattr(of_jax, "check_cudnn_version", lambda: 90900)
+    assert fused._cudnn_of_jax(192, 128) is None
+    monkeypatch.delattr(of_jax, "check_cudnn_version")
+    assert fused._cudnn_of_jax(192, 128) is None
+
+
 def test_cudnn_gets_a_mask_where_rows_are_empty():
     """Causal, one key back, 8 queries and 3 keys: the last rows see nothing."""
-    assert fused._native(Visible(8, 3, is_causal=True, window=(1, 0))) is None
-    assert fused._native(Visible(4, 3, is_causal=True, window=(1, 0))) is not None
+    assert fused.native(Visible(8, 3, is_causal=True, window=(1, 0))) is None
+    assert fused.native(Visible(4, 3, is_causal=True, window=(1, 0))) is not None
 
 
 small = st.integers(1, 3)

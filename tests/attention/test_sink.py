@@ -90,5 +90,5 @@ def test_what_a_sink_may_be():
     assert "has no sink" in explain(q, q, q, sink=0.0)["xla"]
     with pytest.raises(ValueError, match=r"sink \(3, 1, 1\) must broadcast"):
         dot_product_attention(q, q, q, sink=jnp.zeros((3, 1, 1)))
-    with pytest.raises(ValueError, match="has no sink, and"):
+    with pytest.raises(ValueError, match=r"jax\.nn has no sink"):
         dot_product_attention(q, q, q, sink=0.0, implementation="xla")

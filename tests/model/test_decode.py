@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, diagonal
+from conftest import TOLERANCE, assert_close, diagonal
 from test_models import SMALL, TOKENS, make
 
 from attnlab import LAYOUTS, generate, plan_names, prefill
@@ -235,3 +235,24 @@ def test_an_encoder_with_a_decoder_writes_what_the_full_forward_would_choose():
         generate(model, params, TOKENS, 1)
     with pytest.raises(ValueError, match="source is what an encoder_decoder reads; this is a dec"):
         generate(LONG.build(), params, TOKENS, 1, source=source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_decoding_in_bfloat16_is_the_full_forward(layout):
+    """Logits to 3 % of the largest; each token that is written greedily is, to that, the best."""
+    config = dataclasses.replace(LONG, layout=layout, dtype="bfloat16", **SIZES.get(layout, {}))
+    model, params = config.build(), make(config)[1]
+
+    @jax.jit
+    def run(params):
+        written = generate(model, params, TOKENS, 5)
+        text = jnp.concatenate([TOKENS, written], axis=1)
+        full = model.apply({"params": params}, text)
+        return written, in_pieces(config, params, 7), full
+
+    written, cached, full = run(params)
+    largest, allowed = np.abs(full).max(), TOLERANCE["bfloat16"]
+    assert np.abs(cached - full[:, :7]).max() <= allowed * largest
+    chosen = np.take_along_axis(full[:, 6:-1], written[..., None], axis=-1)[..., 0]
+    assert (full[:, 6:-1].max(-1) - chosen).max() <= allowed * largest
