@@ -44,7 +44,7 @@ class Gates(NamedTuple):
     def edit(self, gate: Float[Array, "R *B N"], instead: Any = None) -> Edit:
         """gate * heads + (1 - gate) * instead, for `edit` of a call; `instead` [L, B, T, N, V], or
         with axes of size 1, is what stands in the place of a head (None: zeros)."""
-        rows = jnp.asarray(self.rows)
+        rows, gate = jnp.asarray(self.rows), jnp.asarray(gate)
 
         def f(heads: Array, layer: Any) -> Array:
             own = gate[rows[layer]][..., None, :, None].astype(heads.dtype)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.spec import HeadSpec
@@ -108,6 +109,57 @@ def remove_heads(
         if filled := {slot: one.idle for slot, one in enumerate(stays) if one.idle}:
             idle[name] = filled
     return _smaller(config, count, full), made, idle
+
+
+def scale_heads(
+    config: ModelConfig, params: Params, gate: Mapping[str, Float[Array, "G N"]]
+) -> Params:
+    """The same function as with these gates on heads, which go into their output maps.
+
+    `gate`: "heads", "cross" or "encoder" -> a number for every head of every slot. A head that has
+    another gate in another use of its slot needs `head_gate`, or an edit.
+
+    >>> import jax
+    >>> from attnlab import ModelConfig
+    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="albert")
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    >>> half = scale_heads(config, params, {"heads": jnp.array([[1.0, 0.5]])})
+    >>> of = lambda w: w["layers"]["attention"]["o"][0]
+    >>> bool((of(half)[0] == of(params)[0]).all()), bool((of(half)[1] == of(params)[1] / 2).all())
+    (True, True)
+    """
+    if not config.attention_output:
+        raise ValueError("without an output map each head is a part of the output; use head_gate")
+    if "delta" in config.layer_plan:
+        raise ValueError("layers have deltas of their slots; replan without a part delta first")
+    spec, made = config.heads, dict(params)
+    for name, one in gate.items():
+        stack, part = find("heads", name, POOLS)
+        layers = dict(made[stack])
+        pool = dict(layers[part])
+        for weight, axes in _written(spec, pool).items():
+            a = jnp.moveaxis(pool[weight], 1 + axes.index("N"), -1)
+            a = a * jnp.expand_dims(one, range(1, a.ndim - 1)).astype(a.dtype)
+            pool[weight] = jnp.moveaxis(a, -1, 1 + axes.index("N"))
+        made[stack] = {**layers, part: pool}
+    return made
+
+
+POOLS = {
+    "heads": ("layers", "attention"),
+    "cross": ("layers", "cross"),
+    "encoder": ("encoder_layers", "attention"),
+}
+"""Heads -> where their weights lie."""
+
+
+def _written(spec: HeadSpec, pool: Params) -> dict[str, str]:
+    """The maps [G, ...] by which each head writes, and their axes without G."""
+    return {
+        name: one.axes
+        for name, one in spec.maps.items()
+        if name in pool and one.runs == "merge" and {"N", "O"} <= set(one.axes)
+    }
 
 
 def _check(config: ModelConfig) -> None:

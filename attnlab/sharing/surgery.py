@@ -27,6 +27,7 @@ from attnlab.sharing.delta import applied, fit_delta
 from attnlab.sharing.named import name_of, named
 from attnlab.sharing.plan import Plan, own
 from attnlab.sharing.removal import remove_heads as remove_heads
+from attnlab.sharing.removal import scale_heads as scale_heads
 
 Params = dict[str, Any]
 

@@ -13,7 +13,7 @@ from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import Result, fit
 from attnlab.training.metrics import Recorder, read_metrics
-from attnlab.training.optimizers import make_optimizer
+from attnlab.training.optimizers import Optimizer, make_optimizer
 from attnlab.training.sources.source import Source
 from attnlab.training.tasks.task import Task
 
@@ -46,15 +46,17 @@ def trial(
     source: Source,
     *,
     params: Any = None,
+    optimizer: Optimizer | None = None,
     watch: Callable[[Any, Any], dict[str, jax.Array]] | None = None,
 ) -> Trial:
-    """`fit` with the optimizer of `config` on all devices, in a folder that is gone afterwards.
+    """`fit` on all devices, with the optimizer of `config` where none is given, in a folder that is
+    gone afterwards.
 
     Arguments and errors are those of `fit`; for a run that is to be kept, or to go on after a
     stop, call that.
     """
     mesh = shard.data_mesh(batch_size=config.batch_size)
-    optimizer = make_optimizer(config)
+    optimizer = optimizer or make_optimizer(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (

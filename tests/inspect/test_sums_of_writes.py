@@ -33,6 +33,10 @@ FAMILIES = {
         norm_bias=False, positions="relative", attention_biases="", ffn_bias=False,
         attention_scale=1.0, activation="gated_gelu", relative_buckets=8,
     ),
+    "llama": dict(
+        kind="decoder", norm_kind="rms", norm_bias=False, positions="rotary", readout="own",
+        attention_biases="", ffn_bias=False, activation="gated_silu",
+    ),
     "turned": dict(
         kind="decoder", norm="parallel", positions="rotary", window=2,
         rotary_scaling="linear:4",
@@ -51,7 +55,7 @@ FAMILIES["gemma"] = dict(
 EVERY += [("gemma", "standard", "albert")]
 KEPT = [
     ("bert", "latent", "cla:2"), ("t5", "two_stage", "albert"),
-    ("turned", "standard", "relaxed:2"),
+    ("llama", "standard", "relaxed:2"),
 ]  # fmt: skip
 
 
@@ -86,10 +90,11 @@ def test_terms_are_the_logits_and_the_scores(case):
     family, layout, plan = case
     if plan.startswith("cla") and layout == "absorbed":
         pytest.skip("its inputs are its keys, which layers cannot share")
-    if family == "turned" and LAYOUTS[layout].turned is None:
+    turned = FAMILIES[family].get("positions") == "rotary"
+    if turned and LAYOUTS[layout].turned is None:
         pytest.skip("its keys cannot be turned")
     config = ModelConfig(**BASE | FAMILIES[family] | {"layout": layout, "plan": plan})
-    if family == "turned" and config.heads.turned % 2:
+    if turned and config.heads.turned % 2:
         pytest.skip("pairs are turned")
     names = {"scores": "query", "cross.scores": "key", "encoder.scores": "both"}
     names = names if family == "t5" else {"scores": "both"}

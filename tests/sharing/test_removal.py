@@ -12,7 +12,10 @@ from attnlab import LAYOUTS, ModelConfig, unique_parameters
 from attnlab.inspect import gates_of
 from attnlab.sharing.surgery import remove_heads
 
-BASE = dict(vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=6, ffn_width=10)
+pytestmark = pytest.mark.usefixtures("x64")
+BASE = dict(
+    vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=6, ffn_width=10, dtype="float64"
+)
 SOURCE = jnp.asarray([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 PLAIN = [name for name, row in LAYOUTS.items() if "C" not in row.letters]
@@ -27,11 +30,12 @@ def texts_of(config):
 def draw(config):
     init = lambda key: config.build().init(key, *texts_of(config))["params"]
     shapes, rng = jax.eval_shape(init, jax.random.key(0)), np.random.default_rng(0)
-    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.5, a.dtype), shapes)
+    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.5), shapes)
 
 
 def check(config, heads, *, left, by="slot", idle=None, **others):
-    """Both models give the same logits; returns the small one's config."""
+    """Both models give the same logits to 1e-12, of gates by `head_gate` where they are of layers;
+    returns the small one's config."""
     params = draw(config)
     small, weights, filled = remove_heads(config, params, heads, by=by, **others)
     names = {"heads": heads} | {f"{n}.heads": lost for n, lost in others.items()}
@@ -41,10 +45,11 @@ def check(config, heads, *, left, by="slot", idle=None, **others):
         gate = np.ones(gates.shape)
         for row, numbers in lost.items():
             gate[row, list(numbers)] = 0
-        edit |= gates.edit(jnp.asarray(gate, jnp.float32))
-    texts = texts_of(config)
-    expected = jax.jit(lambda p: config.build().apply({"params": p}, *texts, edit=edit))(params)
+        edit |= gates.edit(jnp.asarray(gate))
+    texts, given = texts_of(config), dict(head_gate=gate) if by == "layer" else dict(edit=edit)
+    expected = jax.jit(lambda p: config.build().apply({"params": p}, *texts, **given))(params)
     got = jax.jit(lambda p: small.build().apply({"params": p}, *texts))(weights)
+    assert got.dtype == expected.dtype == np.float64
     assert_close(got, expected)
     assert small.num_heads == left
     assert filled == (idle or {})
@@ -66,12 +71,17 @@ def test_the_same_function_in_every_layout(layout):
 
 
 def test_slots_that_keep_fewer_are_filled_up():
-    """Per slot of cycle:2, which layers 0 and 2 share; and by layer the same."""
+    """Per layer of cycle:2, of which layers 0 and 2 share a slot; and per slot the same weights."""
     config = ModelConfig(**BASE | dict(plan="cycle:2"))
-    small = check(config, {0: [1, 5], 1: [0, 2, 3]}, left=4, idle={"heads": {1: (0,)}})
+    lost, filled = {0: [1, 5], 1: [0, 2, 3], 2: [1, 5]}, {"heads": {1: (0,)}}
+    small = check(config, lost, by="layer", left=4, idle=filled)
     assert small.head_dim == 2
-    same = remove_heads(config, draw(config), {0: [1, 5], 1: [0, 2, 3], 2: [1, 5]}, by="layer")
-    assert same[0] == small
+    by_layer, by_slot = (
+        remove_heads(config, draw(config), heads, by=by)
+        for by, heads in (("layer", lost), ("slot", {0: lost[0], 1: lost[1]}))
+    )
+    assert by_layer[::2] == by_slot[::2] == (small, filled)
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (by_layer[1], by_slot[1]))))
     with pytest.raises(ValueError, match="layers 0, 2 share slot 0 and would lose different"):
         remove_heads(config, draw(config), {0: [1, 5], 1: [0, 2]}, by="layer")
 

@@ -1,0 +1,297 @@
+"""How few heads are enough? Hard-concrete gates (Voita et al. 2019) for the heads of a run.
+
+    python -m experiments.prune --workdir=runs/one --pressures=0.1,0.3,1 --out=pruned.json
+
+One training for each pressure: what all heads together cost, in the unit of the loss. Gates and
+weights go on from the run's newest checkpoint with its task, data and optimizer, at the learning
+rate that it ended with; --frozen trains the gates alone, --fresh begins with fresh weights. By
+"layer" every application of shared weights has gates of its own, by "slot" a set of weights has one
+for each head, in all layers that use it. Beside it, as many heads as the gates closed, chosen
+otherwise: by the gates' gradients (Michel et al. 2019), by taking each head away alone, by chance;
+in the model as it was, and after the same training without these heads. All are chosen on rows of
+the training part and judged on rows that are held out.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from attnlab import inspect, training
+from attnlab.model.accounting import unique_parameters
+from attnlab.model.config import ModelConfig
+from attnlab.model.matrices import weight_axes
+from attnlab.names import find
+from attnlab.observe import Edit
+from attnlab.training.schedules import SCHEDULES
+from attnlab.training.sources import Source
+from attnlab.training.tasks import TASKS, Task
+from experiments.reporting.wording import columns
+from experiments.running import arm, initial, launch, machine, workdir
+
+Values = Mapping[str, Any]
+"""Name of heads -> gates [R, N]"""
+DRAWS = 10
+"""Choices by chance, in the model as it was."""
+SURE = 20.0
+"""log_alpha of a gate that every draw leaves open, or -SURE: closed."""
+ALL = "."
+"""What is frozen where the gates alone train."""
+
+
+class Study(NamedTuple):
+    """What is pruned, and how it is trained."""
+
+    config: ModelConfig
+    params: Any
+    """None: fresh ones"""
+    task: Task
+    source: Source
+    trains: training.TrainConfig
+
+
+class Row(NamedTuple):
+    """What one pressure leads to. Losses are of rows that are held out."""
+
+    pressure: float
+    kept: int
+    between: int
+    """Of these, gates that are neither 0 nor 1"""
+    loss: float
+    before: dict[str, float]
+    """Way to choose -> the loss of the model as it was, with as many heads"""
+    after: dict[str, float]
+    """The same after as much training"""
+    gates: dict[str, list[list[float]]]
+    heads: int | None = None
+    """Of every layer of the model without the closed heads; None where none can go for good"""
+    parameters: int | None = None
+    small_loss: float | None = None
+    why: str = ""
+    """No model is smaller"""
+
+
+def main() -> None:
+    """Prints the table, and writes --out."""
+    given = flags.FLAGS
+    out = Path(given.out) if given.out else None
+    if out and out.exists():
+        raise ValueError(f"{out} is there already; name another file")
+    if out and not out.parent.is_dir():
+        raise ValueError(f"there is no folder {out.parent} for --out")
+    try:
+        pressures = [float(p) for p in given.pressures]
+    except ValueError:
+        raise ValueError(f"--pressures={','.join(given.pressures)} must be numbers") from None
+    if min(pressures) < 0:
+        raise ValueError("--pressures must be 0 or more")
+    machine.keep_compiled()
+    study = begin(
+        Path(given.workdir),
+        given.seed,
+        given.steps,
+        frozen=given.frozen,
+        fresh=given.fresh,
+        learning_rate=given.learning_rate,
+    )
+    whole, rows = look(study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows)
+    print(table(study.config, whole, rows, by=given.by))
+    if out:
+        told = {"by": given.by, "loss": whole, "rows": [row._asdict() for row in rows]}
+        workdir.write_json(out, told)
+
+
+def begin(
+    folder: Path,
+    seed: int | None,
+    steps: int,
+    *,
+    frozen: bool = False,
+    fresh: bool = False,
+    learning_rate: float | None = None,
+) -> Study:
+    """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
+    if frozen and fresh:
+        raise ValueError("--frozen fresh weights would never learn; leave one out")
+    found = initial.of_run(folder, seed)
+    record = workdir.read_json(folder / workdir.CONFIG)["config"]
+    was = training.TrainConfig(**{**record["train"], "seeds": tuple(record["train"]["seeds"])})
+    more: dict[str, Any] = {
+        "steps": steps,
+        "seeds": (was.seeds[0] if seed is None else seed,),
+        "warmup_steps": min(was.warmup_steps, steps // 10),
+        "log_every": max(1, steps // 10),
+        "eval_every": steps,
+        "eval_windows": 1,  # scored here, on more
+        "curve_windows": 1,
+        "checkpoint_every": steps,
+    }
+    if not fresh:
+        last = float(SCHEDULES[was.schedule](was)(was.steps - 1))
+        if not (learning_rate or last or frozen):
+            raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
+        more |= {"schedule": "constant", "learning_rate": learning_rate or last or 1.0}
+    elif learning_rate:
+        more["learning_rate"] = learning_rate
+    if frozen:
+        more["frozen"] = ALL
+    trains = dataclasses.replace(was, **more)
+    task = find("task", record["task"], TASKS)._replace(closing=None)
+    source = arm.data_of(record["data"]).load(trains.length, folder)
+    return Study(found.config, None if fresh else found.params, task, source, trains)
+
+
+def look(
+    study: Study, pressures: Sequence[float], *, by: str, rate: float, rows: int
+) -> tuple[float | None, list[Row]]:
+    """The loss of the model as it was (None: it is fresh), and what every pressure leads to."""
+    gated = inspect.Gated(study.config.build(), inspect.every_gate(study.config, by=by))
+    choose, judge = (loss_on(study, of(rows)) for of in (study.source.train, study.source.heldout))
+    mean = lambda params, values: jnp.mean(judge(gated.model, params, gated.edit(values)))
+    score: Callable = jax.jit(mean)
+    orders: dict[str, list[np.ndarray]] = {}
+    if study.params is not None:
+        loss = functools.partial(choose, gated.model, study.params)
+        orders |= {"gradient": [_order(inspect.gate_gradients, loss, gated)]}
+        orders |= {"ablation": [_order(inspect.ablations, loss, gated)]}
+    size = sum(np.prod(one.shape) for one in gated.gates)
+    draw = np.random.default_rng(study.trains.seeds[0])
+    orders |= {"chance": [draw.permutation(size) for _ in range(DRAWS)]}
+    begun, found = gated.around({})["gates"], []
+    for pressure in pressures:
+        params = _train(study, gated, begun, pressure=pressure, rate=rate)
+        values = {name: np.asarray(inspect.gate_values(a)) for name, a in params["gates"].items()}
+        flat = np.concatenate([np.ravel(values[one.name]) for one in gated.gates])
+        kept = int((flat > 0).sum())
+        loss_then = float(score(params["model"], values))
+        told = f"pressure {pressure:g}: {kept} of {size} heads, loss {loss_then:.4f}"
+        print(told, file=sys.stderr, flush=True)
+        shut = {n: [_without(gated, o[: size - kept]) for o in of] for n, of in orders.items()}
+        before, after = {}, {}
+        if study.params is not None:
+            alone = {"gates": [{name: (a > 0).astype(np.float32) for name, a in values.items()}]}
+            for name, some in (alone | shut).items():
+                before[name] = float(np.mean([score(study.params, one) for one in some]))
+        if study.trains.frozen != ALL:
+            for name, (one, *_) in shut.items():
+                fixed = {n: np.where(a > 0, SURE, -SURE) for n, a in one.items()}
+                other = _train(study, gated, fixed, pressure=0.0, rate=0.0)
+                after[name] = float(score(other["model"], one))
+        between = int(((flat > 0) & (flat < 1)).sum())
+        as_data = {name: a.tolist() for name, a in values.items()}
+        row = Row(pressure, kept, between, loss_then, before, after, as_data)
+        found.append(_smaller(row, study, params["model"], gated, values, judge))
+    ones = {one.name: np.ones(one.shape, np.float32) for one in gated.gates}
+    return None if study.params is None else float(score(study.params, ones)), found
+
+
+def loss_on(study: Study, rows: Any) -> Callable[[Any, Any, Edit], jax.Array]:
+    """(model, params, edit) -> [B], whose mean is the mean loss of the targets of these rows."""
+    task = study.task.bind(study.source.sizes)
+    example = jax.jit(task.prepare)(rows, jax.random.key(0))
+
+    def loss(model: Any, params: Any, edit: Edit) -> jax.Array:
+        answer = task.answer(model, params, example.inputs, edit=edit)
+        each = task.loss(answer, example.targets, 0.0) * example.weights
+        of_row = jnp.sum(each.reshape(len(each), -1), axis=1)
+        return of_row * len(each) / jnp.maximum(jnp.sum(example.weights), 1)
+
+    return loss
+
+
+def _order(importance: Callable, loss: Callable, gated: inspect.Gated) -> np.ndarray:
+    """The numbers of all heads, the least important first."""
+    found = [jax.jit(lambda one=one: importance(loss, one))() for one in gated.gates]
+    return np.argsort(np.concatenate([np.ravel(a) for a in found]), kind="stable")
+
+
+def _without(gated: inspect.Gated, heads: np.ndarray) -> Values:
+    """Gates of 0 for these, of 1 for the others."""
+    flat = np.ones(sum(np.prod(one.shape) for one in gated.gates), np.float32)
+    flat[heads] = 0
+    ends = np.cumsum([np.prod(one.shape) for one in gated.gates])[:-1]
+    parts = zip(gated.gates, np.split(flat, ends), strict=True)
+    return {one.name: part.reshape(one.shape) for one, part in parts}
+
+
+def _train(
+    study: Study, gated: inspect.Gated, alphas: Any, *, pressure: float, rate: float
+) -> dict[str, Any]:
+    """Weights and gates after as many steps; `alphas` are the first log_alpha."""
+    made = training.make_optimizer(study.trains, weight_axes(study.config))
+    transform = inspect.with_gates(made.transform, pressure=pressure, rate=rate)
+    start = lambda params: gated.around(params) | {"gates": alphas}
+
+    def fresh(key: Any, inputs: Any) -> Any:
+        return start(gated.model.init(key, **inputs)["params"])
+
+    done = training.trial(
+        gated,
+        study.task,
+        study.trains,
+        study.source,
+        params=fresh if study.params is None else start(study.params),
+        optimizer=made._replace(transform=transform),
+    )
+    return done.params()
+
+
+def _smaller(
+    row: Row, study: Study, params: Any, gated: inspect.Gated, values: Values, judge: Callable
+) -> Row:
+    """The row with what is told of the model without the heads that are closed in all uses."""
+    try:
+        small = inspect.close_gates(study.config, params, gated.gates, values)
+    except ValueError as error:
+        return row._replace(why=str(error))
+    of = jax.jit(lambda w: jnp.mean(judge(small.config.build(), w, small.edit)))
+    size = unique_parameters(small.config)
+    return row._replace(
+        heads=small.config.num_heads, parameters=size, small_loss=float(of(small.params))
+    )
+
+
+def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: str) -> str:
+    """A line a pressure; numbers are losses of rows that are held out."""
+    size = sum(len(head) for of in rows[0].gates.values() for head in of)
+    before, after = rows[0].before, rows[0].after
+    heading = ["pressure", "heads", "between", "loss", "parameters"]
+    heading += [f"{name} before" for name in before] + [f"{name} after" for name in after]
+    lines = [heading]
+    for row in rows:
+        saved = "–" if row.parameters is None else f"{row.parameters:,}"
+        line = [f"{row.pressure:g}", f"{row.kept}", f"{row.between}", f"{row.loss:.4f}", saved]
+        lines.append(line + [f"{x:.4f}" for x in (*row.before.values(), *row.after.values())])
+    was = "" if whole is None else f" The model as it was has all of them, and loss {whole:.4f}."
+    each = {"layer": "one for each use of a head", "slot": "one for each head of a slot"}[by]
+    note = (
+        f"Of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
+        f"All heads: {unique_parameters(config):,} parameters; –: no head is closed in all uses of "
+        "its weights in every slot.\n"
+        "before: these heads, or as many chosen otherwise, in the model as it was;\n"
+        "after: after the same training without the others. chance: the mean of "
+        f"{DRAWS} draws before, one after."
+    )
+    return "\n\n".join([columns(lines), note])
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("workdir", None, "The folder of a run.", required=True)
+    flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
+    flags.DEFINE_list("pressures", ["0.1", "0.3", "1"], "What all heads together cost.")
+    flags.DEFINE_enum("by", "layer", ["layer", "slot"], "What has a gate of its own.")
+    flags.DEFINE_integer("steps", 400, "Of each training.", lower_bound=1)
+    flags.DEFINE_bool("frozen", False, "Train the gates alone.")
+    flags.DEFINE_bool("fresh", False, "Begin with fresh weights.")
+    flags.DEFINE_float("learning_rate", None, "Of the weights; the run's last if not given.")
+    flags.DEFINE_float("gate_rate", 0.05, "Of the gates.", lower_bound=0.0)
+    flags.DEFINE_integer("rows", 256, "To choose by, and others to judge by.", lower_bound=1)
+    flags.DEFINE_string("out", "", "All numbers and gates, as a JSON file.")
+    launch.start(main)

@@ -1,0 +1,74 @@
+"""`python -m experiments.prune`: gates of a run, beside other ways to choose as many heads."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import command
+from test_view import SEEDS, run
+
+from attnlab import inspect, training, unique_parameters
+from experiments import prune
+
+__all__ = ["run"]
+
+
+def test_what_cannot_be_pruned_is_told(run, tmp_path):
+    (tmp_path / "there").write_text("")
+    for words, said in (
+        (["--pressures=a"], "error: --pressures=a must be numbers"),
+        (["--pressures=-1"], "error: --pressures must be 0 or more"),
+        ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} is there already"),
+        (["--fresh", "--frozen"], "error: --frozen fresh weights would never learn"),
+    ):
+        done = command("experiments.prune", f"--workdir={run[0]}", *words)
+        assert done.returncode == 1
+        assert done.stderr.startswith(said)
+
+
+def test_how_it_goes_on(run):
+    """At the rate that the run ended with, which its schedule says; fresh weights as the run."""
+    was = training.TrainConfig(
+        **json.loads((run[0] / "config.json").read_text())["config"]["train"]
+    )
+    study = prune.begin(run[0], SEEDS[1], 40)
+    assert study.trains.seeds == (SEEDS[1],)
+    rate = training.make_optimizer(study.trains).schedule(39)
+    np.testing.assert_allclose(
+        rate, training.make_optimizer(was).schedule(was.steps - 1), rtol=1e-6
+    )
+    again = prune.begin(run[0], None, 40, fresh=True)
+    assert (again.params, again.trains.schedule) == (None, was.schedule)
+    assert again.trains.learning_rate == was.learning_rate
+
+
+@pytest.mark.slow
+def test_a_row_by_hand(run):
+    """Of a plan cycle:2 of three layers with two heads: 6 uses. Some of them close, some stay."""
+    study = prune.begin(run[0], SEEDS[1], 8, frozen=True)
+    whole, (row,) = prune.look(study, [0.05], by="layer", rate=1.0, rows=9)
+    values = np.asarray(row.gates["heads"])
+    assert values.shape == (3, 2)
+    assert 0 < row.kept == (values > 0).sum() < 6
+    params = jax.tree.map(lambda a: jnp.asarray(a[1]), run[2])
+    tokens = jnp.asarray(study.source.heldout(9)["tokens"])
+    given = dict(targets=tokens[:, 1:])
+    loss = inspect.token_loss(study.config, params, tokens[:, :-1], **given)
+    gates = inspect.gates_of(study.config)
+    np.testing.assert_allclose(whole, loss({}).mean(), rtol=1e-5)
+    np.testing.assert_allclose(row.loss, loss(gates.edit(values)).mean(), rtol=1e-5)
+    alone = loss(gates.edit((values > 0).astype(np.float32))).mean()
+    np.testing.assert_allclose(row.before["gates"], alone, rtol=1e-5)
+    tokens = jnp.asarray(study.source.train(9)["tokens"])
+    seen = inspect.token_loss(study.config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    order = inspect.order_by(inspect.ablations(seen, gates))[: 6 - row.kept]
+    gone = np.ones(6, np.float32)
+    gone[np.asarray(order)] = 0
+    expected = loss(gates.edit(gone.reshape(3, 2))).mean()
+    np.testing.assert_allclose(row.before["ablation"], expected, rtol=1e-5)
+    assert row.after == {}
+    told = prune.table(study.config, whole, [row], by="layer")
+    assert told.splitlines()[1].split()[:4] == ["0.05", *map(str, row[1:3]), f"{row.loss:.4f}"]
+    assert f"{unique_parameters(study.config):,} parameters" in told
