@@ -14,7 +14,7 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
-from experiments.reporting import beside, claims, figures, ladder, pairs, rates
+from experiments.reporting import beside, claims, figures, joint, ladder, pairs, rates
 from experiments.reporting.document import (
     Block,
     Figures,
@@ -100,6 +100,7 @@ def document(panels: Sequence[Panel]) -> list[Block]:
             continue
         blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel)))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
+    blocks += joint.section(panels)
     for number, one in enumerate(climbed):
         blocks += ladder.section(one, f"{number + 1}-ladder")
     several = len({(p.match, p.size) for p in panels}) < len(panels)

@@ -19,6 +19,7 @@ from attnlab.plot.frame import (
     style,
     svg,
 )
+from attnlab.plot.joint import joint
 from attnlab.plot.maps import attention_map
 from attnlab.plot.series import (
     bars,
@@ -47,6 +48,7 @@ __all__ = [
     "bars",
     "dots",
     "intervals",
+    "joint",
     "ladder",
     "learning_curves",
     "loss_against",

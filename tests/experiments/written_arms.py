@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import report
-from experiments.reporting import figures
+from experiments.reporting import figures, joint
 from experiments.running.machine import PACKAGES
 
 ARMS = {
@@ -143,6 +143,7 @@ def undrawn(monkeypatch):
     """For tests of words and tables: figures take half a second a report."""
     monkeypatch.setattr(figures, "of_panel", lambda panel, name: [])
     monkeypatch.setattr(figures, "maps", lambda panels: [])
+    monkeypatch.setattr(joint, "section", lambda panels: [])
 
 
 def written(*folders):
