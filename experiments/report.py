@@ -14,7 +14,7 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
-from experiments.reporting import beside, claims, figures, joint, ladder, pairs, rates
+from experiments.reporting import beside, claims, figures, heads, joint, ladder, pairs, rates
 from experiments.reporting.document import (
     Block,
     Figures,
@@ -106,15 +106,7 @@ def document(panels: Sequence[Panel]) -> list[Block]:
     several = len({(p.match, p.size) for p in panels}) < len(panels)
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, several)
-    if shown := figures.maps(panels):
-        blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(shown)]
-    return blocks + making(panels)
-
-
-_MAPS = (
-    "What each head attends to on one held-out window. Row: the position that looks; column: the "
-    "position that is looked at. One seed, one window: an example, not a statistic."
-)
+    return blocks + heads.section(panels) + making(panels)
 
 
 def _title(panels: Sequence[Panel]) -> str:

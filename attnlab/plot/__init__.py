@@ -20,7 +20,7 @@ from attnlab.plot.frame import (
     svg,
 )
 from attnlab.plot.joint import joint
-from attnlab.plot.maps import attention_map
+from attnlab.plot.maps import attention_map, head_tables
 from attnlab.plot.series import (
     bars,
     dots,
@@ -47,6 +47,7 @@ __all__ = [
     "attention_map",
     "bars",
     "dots",
+    "head_tables",
     "intervals",
     "joint",
     "ladder",

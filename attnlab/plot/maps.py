@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from attnlab.plot.frame import COLOURS, GRID, INK, LETTERS, new_figure
+from attnlab.plot.frame import COLOURS, GRID, INK, LETTERS, SIZE, new_figure
+
+SMALL = 7.5
+"""Points of letters where many stand together."""
 
 
 def attention_map(
@@ -18,6 +21,7 @@ def attention_map(
     tokens: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     text: int = 0,
+    outer: bool = False,
 ) -> Any:
     """A grid of maps, one row a layer and one column a head, with a scale below.
 
@@ -28,6 +32,7 @@ def attention_map(
     Args:
       layers, heads: what to call them; None counts from 1.
       tokens: what stands at the queries, and at the keys where `keys` says nothing else.
+      outer: words stand at the outer sides of the grid alone, not at every map.
     """
     probs = np.asarray(probs)
     if probs.ndim not in (3, 4, 5):
@@ -42,16 +47,18 @@ def attention_map(
             raise ValueError(f"{len(some)} {name} for {length} places of probs {probs.shape}")
     # Room for "head 12" above, and for words; a map that is not square fills a square.
     cell = min(1.0, max(4.0 / columns, 0.62))
-    cell = cell if tokens is None else max(cell, 0.16 * max(lengths) + 0.5)
+    if tokens is not None:
+        cell = (
+            max(cell, WORD * max(lengths) + 0.1) if outer else max(cell, 0.16 * max(lengths) + 0.5)
+        )
     figure, grid = new_figure(columns * cell + 0.7, rows * cell + 1.3, rows, columns)
     for i, j in np.ndindex(rows, columns):
         axes = grid[i, j]
         axes.imshow(_tint(probs[i, j], colour), interpolation="none", aspect="auto")
         axes.set(xticks=[], yticks=[])
         if tokens is not None:
-            axes.set_yticks(range(lengths[0]), written[0], fontsize=LETTERS, color=INK)
-            axes.set_xticks(range(lengths[1]), written[1], rotation=90, fontsize=LETTERS, color=INK)
-            axes.tick_params(length=0)
+            here = (not outer or j == 0, not outer or i == rows - 1)
+            _write(axes, [some if at else None for some, at in zip(written, here, strict=True)])
         axes.grid(visible=False)
         axes.set_box_aspect(1)
         axes.spines[:].set(visible=True, color=GRID)
@@ -62,6 +69,54 @@ def attention_map(
     grid[-1, 0].set_xlabel("keys →", fontsize=LETTERS, color=INK, loc="left")
     figure.supylabel("← queries", fontsize=LETTERS, color=INK)
     _scale(figure, grid, colour)
+    return figure
+
+
+WORD = 0.125
+"""Inches that a token takes at the side of a map, where it is small print."""
+
+
+def _write(axes: Any, words: Sequence[Sequence[str] | None]) -> None:
+    """Words at the queries and at the keys; None: none there."""
+    # A dollar would begin a formula.
+    told = [None if some is None else [w.replace("$", r"\$") for w in some] for some in words]
+    if told[0] is not None:
+        axes.set_yticks(range(len(told[0])), told[0], fontsize=SMALL, color=INK)
+    if told[1] is not None:
+        axes.set_xticks(range(len(told[1])), told[1], rotation=90, fontsize=SMALL, color=INK)
+    axes.tick_params(length=0)
+
+
+def head_tables(
+    panels: Sequence[tuple[str, Float[np.ndarray, "L N"], tuple[float, float]]],
+    layers: Sequence[str],
+    colour: str = COLOURS[0],
+) -> Any:
+    """Small tables of numbers, layers x heads: (title, values, (white, full colour)) of each. A
+    value that is not a number stays empty; more than eight heads have colours alone."""
+    rows, columns = panels[0][1].shape
+    across = 2
+    down = -(-len(panels) // across)
+    figure, grid = new_figure(SIZE[0], down * (0.2 * rows + 0.62), down, across)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(panels):
+            axes.set_axis_off()
+            continue
+        title, values, (low, high) = panels[place]
+        values = np.asarray(values, np.float64)
+        share = np.nan_to_num((values - low) / max(high - low, 1e-9))
+        axes.imshow(_tint(share, colour), interpolation="none", aspect="auto")
+        axes.set_xticks(range(columns) if columns <= 16 else [], range(1, columns + 1)[:16])
+        axes.set_yticks(range(rows), layers if place % across == 0 else [""] * rows)
+        axes.tick_params(length=0, labelsize=SMALL)
+        axes.grid(visible=False)
+        axes.spines[:].set(visible=True, color=GRID)
+        axes.set_title(title, fontsize=SMALL, color=INK, loc="left")
+        for i, j in np.ndindex(rows, columns) if columns <= 8 else ():
+            if not np.isnan(values[i, j]):
+                axes.text(
+                    j, i, f"{values[i, j]:.2g}", fontsize=SMALL, color=INK, ha="center", va="center"
+                )
     return figure
 
 

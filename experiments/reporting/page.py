@@ -69,7 +69,8 @@ def _page(blocks: deque, figures: Mapping[str, str], show: Callable) -> Iterator
             columns = "figures thirds" if len(drawn) % 3 == 0 else "figures"
             yield f'<div class="{columns}">{"".join(drawn)}</div>'
         elif kind == "fence":
-            yield f'<pre class="card">{html.escape(block[0].content.rstrip())}</pre>'
+            look = "card read" if block[0].info == "text" else "card"
+            yield f'<pre class="{look}">{html.escape(block[0].content.rstrip())}</pre>'
         else:
             yield show(_boxed(block))
     if in_head:
@@ -192,6 +193,7 @@ figcaption code { display: block; margin-top: .4rem; white-space: pre-wrap; }
 code, pre { font: .86em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 code { overflow-wrap: anywhere; }
 pre { padding: .7rem .9rem; }
+pre.read { white-space: pre-wrap; overflow-wrap: anywhere; max-width: 50rem; margin: .3rem 0 1rem; }
 @media (max-width: 480px) { body { font-size: 15px; } main { padding-top: 1.5rem; }
   tr > :first-child { max-width: 9.5rem; white-space: normal; } th, td { padding: .4rem .55rem; } }
 @media print { :root { --page: #fff; --paper: #fff; --ink: #000; --soft: #444; }

@@ -1,0 +1,196 @@
+"""What heads look at: maps of one held-out row with its words, statistics of several, and what
+language models write."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnlab import plot
+from attnlab.heads.layouts import LAYOUTS
+from attnlab.sharing.named import PLANS
+from experiments.reporting.document import Block, Code, Figure, Figures, Heading, Paragraph
+from experiments.reporting.figures import drawn, style_of
+from experiments.reporting.results import Panel, Run, names
+from experiments.running.maps import FILE, WORDS
+
+MOST_LAYERS, MOST_HEADS = 4, 8
+"""Of a map: more would be too small to see on a phone."""
+MOST_WITH_WORDS = 4
+"""Heads and layers, where tokens stand at the sides."""
+TITLES = {
+    "entropy": "entropy, nats",
+    "distance": "distance, tokens",
+    "previous": "mass on the previous token",
+    "first": "mass on the first token",
+    "same": "mass on the same token",
+    "induction": "mass behind the same token",
+}
+"""Of `attnlab.inspect.statistics.STATISTICS`, those that are drawn."""
+
+
+def section(panels: Sequence[Panel]) -> list[Block]:
+    """Maps and statistics of one arm for every layout and plan, and texts; of runs that left
+    none, nothing."""
+    chosen = _one_of_each(panels)
+    seen = {run.name: (run, _load(run)) for run in chosen if (run.folder / FILE).exists()}
+    blocks: list[Block] = []
+    if seen:
+        maps = [_map(run, left) for run, left in seen.values()]
+        blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(maps)]
+    told = [_statistics(run, left) for run, left in seen.values() if "names" in left]
+    if told:
+        blocks += [Heading(2, "What heads look at"), Paragraph(_STATISTICS), Figures(told)]
+    return blocks + _samples(chosen)
+
+
+_MAPS = (
+    "What each head attends to on one held-out row. Row: the position that looks; column: the "
+    "position that is looked at. Layers that share their weights are told: what differs between "
+    "their maps comes from what they read. One seed, one row: an example, not a statistic."
+)
+_STATISTICS = (
+    "Means over held-out rows, one cell a layer and head, of one seed. Above each table: the mean "
+    "over its heads, and that of the same model before training. A head means something by how "
+    "far it is from that. Entropy: of a head's probabilities; 0 is one token alone. Behind the "
+    "same token: on what followed an earlier token like this one (induction)."
+)
+_SAMPLES = (
+    "What each model makes of the same beginning of a held-out row, drawn at temperature {:g} with "
+    "the same key; one seed, one draw. It begins with:"
+)
+
+
+def _one_of_each(panels: Sequence[Panel]) -> list[Run]:
+    """The best arm of the first panel that has one, for every layout and plan."""
+    found: dict[tuple[str, str], Run] = {}
+    for run in (run for panel in panels for run in panel.complete):
+        found.setdefault((run.result["layout"], run.result["plan"]), run)
+    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
+    both = [(layout, plan) for layout in layouts for plan in plans]
+    return [found[each] for each in both if each in found]
+
+
+def _load(run: Run) -> dict[str, np.ndarray]:
+    with np.load(run.folder / FILE) as left:
+        return dict(left)
+
+
+def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
+    texts = [name for name in ("source", "tokens") if name in left]
+    probs, step, seed = left["probs"], int(left["step"]), int(left["seed"])
+    reached = run.shown(run.heldout[run.seeds.index(seed)])
+    data, count = run.record["source"]["name"], len(left["tokens"])
+    told = f"The {count} tokens, held out of {data}:"
+    if "source" in left:
+        told = (
+            f"Rows: the {count} tokens that the decoder reads; columns: the {len(left['source'])} "
+            f"tokens of the source that it looks at. Held out of {data}; the source, then what "
+            "the decoder reads:"
+        )
+    sides: dict[str, Any] = {}
+    most = MOST_LAYERS, MOST_HEADS
+    if "pieces_tokens" in left:
+        sides = {"tokens": left["pieces_tokens"][:WORDS].tolist()}
+        if "source" in left:
+            sides["keys"] = left["pieces_source"][:WORDS].tolist()
+        probs = probs[:, :, :WORDS, :WORDS]
+        most = MOST_WITH_WORDS, MOST_WITH_WORDS
+        if max(len(left[name]) for name in texts) > WORDS:
+            told = f"The first {WORDS} tokens at each side. {told}"
+    layers, heads = (_some(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
+    shown = (
+        ""
+        if probs.shape[:2] == (len(layers), len(heads))
+        else (
+            f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
+        )
+    )
+    figure = plot.attention_map(
+        probs[np.ix_(layers, heads)],
+        _layers(layers, left.get("sets")),
+        [f"head {i + 1}" for i in heads],
+        style_of(run).colour,
+        **sides,
+        outer=True,
+    )
+    return drawn(
+        f"map-{_file(run)}",
+        figure,
+        f"Attention map of {run.name}",
+        f"**{run.name}** after {step:,} steps, seed {seed}, {reached} {run.unit} held "
+        f"out.{shown} {told}",
+        source="  →  ".join(str(left[f"written_{name}"]) for name in texts),
+    )
+
+
+def _layers(layers: Sequence[int], sets: np.ndarray | None) -> list[str]:
+    """What the rows of a map are called: with their set of weights where some share it."""
+    called = [f"layer {i + 1}" for i in layers]
+    if sets is None or len(set(sets.tolist())) == len(sets):
+        return called
+    return [f"{name}, set {sets[i] + 1}" for name, i in zip(called, layers, strict=True)]
+
+
+def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
+    """Small tables, as dark as their numbers: a statistic each, layers x heads."""
+    found = dict(zip(left["names"].tolist(), left["statistics"], strict=True))
+    fresh = dict(zip(left["names"].tolist(), left["fresh"], strict=True))
+    shown = {name: found[name] for name in TITLES if name in found}
+    panels = [
+        (
+            f"{TITLES[name]}\n{np.nanmean(values):.2f}, untrained {np.nanmean(fresh[name]):.2f}",
+            values,
+            (0.0, 1.0) if TITLES[name].startswith("mass") else (0.0, float(np.nanmax(values))),
+        )
+        for name, values in shown.items()
+        if not np.isnan(values).all()
+    ]
+    layers, heads = left["probs"].shape[:2]
+    names = _layers(range(layers), left.get("sets"))
+    figure = plot.head_tables(panels, names, style_of(run).colour)
+    name = f"heads-{_file(run)}"
+    return drawn(
+        name,
+        figure,
+        f"Statistics of the heads of {run.name}",
+        f"**{run.name}**, seed {int(left['seed'])}: {layers} layers (rows) x {heads} heads "
+        f"(columns), means over {int(left['rows'])} held-out rows.",
+    )
+
+
+def _samples(runs: Sequence[Run]) -> list[Block]:
+    told = [(run, run.result["sample"]) for run in runs if "sample" in run.result]
+    if not told:
+        return []
+    prompts = list(dict.fromkeys(one["prompt"] for _, one in told))
+    blocks: list[Block] = [
+        Heading(2, "What they write"),
+        Paragraph(_SAMPLES.format(told[0][1]["temperature"])),
+    ]
+    if len(prompts) == 1:
+        blocks.append(Code(_lines(prompts[0]), "text"))
+    for run, one in told:
+        begins = "" if len(prompts) == 1 else f", behind `{one['prompt']}`"
+        reached = run.shown(run.heldout[run.seeds.index(one["seed"])])
+        blocks += [
+            Paragraph(f"**{run.name}**, seed {one['seed']}, {reached} {run.unit}{begins}:"),
+            Code(_lines(one["written"]), "text"),
+        ]
+    return blocks
+
+
+def _lines(text: str) -> str:
+    """A text that was written on one line, on its own."""
+    meant = {"n": "\n", "t": "\t", "'": "'", "\\": "\\"}
+    return re.sub(r"\\(.)", lambda found: meant.get(found[1], found[0]), text)
+
+
+def _some(count: int, most: int) -> list[int]:
+    """At most `most` of range(count), evenly spaced, the first and the last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def _file(run: Run) -> str:
+    return re.sub(r"[^\w.-]+", "-", f"{run.result['layout']}-{run.result['plan']}")
