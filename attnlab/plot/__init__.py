@@ -20,7 +20,7 @@ from attnlab.plot.frame import (
     svg,
 )
 from attnlab.plot.joint import joint
-from attnlab.plot.maps import attention_map, head_tables
+from attnlab.plot.maps import HeadTable, attention_map, head_tables
 from attnlab.plot.series import (
     bars,
     dots,
@@ -41,6 +41,7 @@ __all__ = [
     "PAPER",
     "Bar",
     "Curve",
+    "HeadTable",
     "Interval",
     "Point",
     "Style",

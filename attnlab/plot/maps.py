@@ -1,14 +1,14 @@
 """Maps of attention: who looks at whom."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from attnlab.plot.frame import COLOURS, GRID, INK, LETTERS, SIZE, new_figure
 
-SMALL = 7.5
+SMALL = 7
 """Points of letters where many stand together."""
 
 
@@ -72,7 +72,7 @@ def attention_map(
     return figure
 
 
-WORD = 0.125
+WORD = 0.105
 """Inches that a token takes at the side of a map, where it is small print."""
 
 
@@ -87,36 +87,44 @@ def _write(axes: Any, words: Sequence[Sequence[str] | None]) -> None:
     axes.tick_params(length=0)
 
 
+class HeadTable(NamedTuple):
+    """A statistic of every head."""
+
+    title: str
+    values: Float[np.ndarray, "L N"]
+    most: float
+    """Where the colour is full; at 0 there is none."""
+    digits: int
+
+
 def head_tables(
-    panels: Sequence[tuple[str, Float[np.ndarray, "L N"], tuple[float, float]]],
-    layers: Sequence[str],
-    colour: str = COLOURS[0],
+    tables: Sequence[HeadTable], layers: Sequence[str], colour: str = COLOURS[0]
 ) -> Any:
-    """Small tables of numbers, layers x heads: (title, values, (white, full colour)) of each. A
-    value that is not a number stays empty; more than eight heads have colours alone."""
-    rows, columns = panels[0][1].shape
-    across = 2
-    down = -(-len(panels) // across)
-    figure, grid = new_figure(SIZE[0], down * (0.2 * rows + 0.62), down, across)
+    """Small tables of numbers, a row a layer and a column a head. A value that is not a number
+    stays empty; more than twelve heads have colours alone."""
+    rows, columns = tables[0].values.shape
+    down = -(-len(tables) // 2)
+    figure, grid = new_figure(SIZE[0], down * (0.17 * rows + 0.55), down, 2)
     for place, axes in enumerate(grid.flat):
-        if place >= len(panels):
+        if place >= len(tables):
             axes.set_axis_off()
             continue
-        title, values, (low, high) = panels[place]
-        values = np.asarray(values, np.float64)
-        share = np.nan_to_num((values - low) / max(high - low, 1e-9))
-        axes.imshow(_tint(share, colour), interpolation="none", aspect="auto")
-        axes.set_xticks(range(columns) if columns <= 16 else [], range(1, columns + 1)[:16])
-        axes.set_yticks(range(rows), layers if place % across == 0 else [""] * rows)
+        table = tables[place]
+        values = np.asarray(table.values, np.float64)
+        share = np.nan_to_num(values / max(table.most, 1e-9))
+        # A third at most, so that letters can be read on it.
+        axes.imshow(_tint(share / 3, colour), interpolation="none", aspect="auto")
+        axes.set_xticks(range(columns), range(1, columns + 1))
+        axes.set_yticks(range(rows), layers if place % 2 == 0 else [""] * rows)
         axes.tick_params(length=0, labelsize=SMALL)
         axes.grid(visible=False)
         axes.spines[:].set(visible=True, color=GRID)
-        axes.set_title(title, fontsize=SMALL, color=INK, loc="left")
-        for i, j in np.ndindex(rows, columns) if columns <= 8 else ():
+        axes.set_title(table.title, fontsize=SMALL, color=INK, loc="left")
+        for i, j in np.ndindex(rows, columns) if columns <= 12 else ():
             if not np.isnan(values[i, j]):
-                axes.text(
-                    j, i, f"{values[i, j]:.2g}", fontsize=SMALL, color=INK, ha="center", va="center"
-                )
+                told = f"{values[i, j]:.{table.digits}f}"
+                middle = {"ha": "center", "va": "center"}
+                axes.text(j, i, told, fontsize=SMALL, color=INK, **middle)
     return figure
 
 

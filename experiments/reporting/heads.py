@@ -17,15 +17,15 @@ from experiments.running.maps import FILE, WORDS
 
 MOST_LAYERS, MOST_HEADS = 4, 8
 """Of a map: more would be too small to see on a phone."""
-MOST_WITH_WORDS = 4
-"""Heads and layers, where tokens stand at the sides."""
+MOST_WITH_WORDS = 3, 4
+"""The same where tokens stand at the sides."""
 TITLES = {
     "entropy": "entropy, nats",
     "distance": "distance, tokens",
-    "previous": "mass on the previous token",
-    "first": "mass on the first token",
-    "same": "mass on the same token",
-    "induction": "mass behind the same token",
+    "previous": "% on the previous token",
+    "first": "% on the first token",
+    "same": "% on the same token",
+    "induction": "% behind the same token",
 }
 """Of `attnlab.inspect.statistics.STATISTICS`, those that are drawn."""
 
@@ -53,12 +53,12 @@ _MAPS = (
 _STATISTICS = (
     "Means over held-out rows, one cell a layer and head, of one seed. Above each table: the mean "
     "over its heads, and that of the same model before training. A head means something by how "
-    "far it is from that. Entropy: of a head's probabilities; 0 is one token alone. Behind the "
-    "same token: on what followed an earlier token like this one (induction)."
+    "far it is from that. Entropy: of a head's probabilities; 0 is one token alone. %: of a head's "
+    "attention; behind the same token: on what followed an earlier token like this one (induction)."
 )
 _SAMPLES = (
-    "What each model makes of the same beginning of a held-out row, drawn at temperature {:g} with "
-    "the same key; one seed, one draw. It begins with:"
+    "What each model makes of the beginning of a held-out row, drawn at temperature {:g} with the "
+    "same key; one seed, one draw: an example, not a score."
 )
 
 
@@ -96,7 +96,7 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
         if "source" in left:
             sides["keys"] = left["pieces_source"][:WORDS].tolist()
         probs = probs[:, :, :WORDS, :WORDS]
-        most = MOST_WITH_WORDS, MOST_WITH_WORDS
+        most = MOST_WITH_WORDS
         if max(len(left[name]) for name in texts) > WORDS:
             told = f"The first {WORDS} tokens at each side. {told}"
     layers, heads = (_some(n, m) for n, m in zip(probs.shape[:2], most, strict=True))
@@ -135,21 +135,22 @@ def _layers(layers: Sequence[int], sets: np.ndarray | None) -> list[str]:
 
 def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
     """Small tables, as dark as their numbers: a statistic each, layers x heads."""
-    found = dict(zip(left["names"].tolist(), left["statistics"], strict=True))
-    fresh = dict(zip(left["names"].tolist(), left["fresh"], strict=True))
-    shown = {name: found[name] for name in TITLES if name in found}
-    panels = [
-        (
-            f"{TITLES[name]}\n{np.nanmean(values):.2f}, untrained {np.nanmean(fresh[name]):.2f}",
-            values,
-            (0.0, 1.0) if TITLES[name].startswith("mass") else (0.0, float(np.nanmax(values))),
-        )
-        for name, values in shown.items()
-        if not np.isnan(values).all()
-    ]
+    tables = []
+    for name, trained, fresh in zip(
+        left["names"].tolist(), left["statistics"], left["fresh"], strict=True
+    ):
+        if name not in TITLES or np.isnan(trained).all():
+            continue
+        share = TITLES[name].startswith("%")
+        values, before = (a * (100 if share else 1) for a in (trained, fresh))
+        digits = 1 if name == "entropy" or np.nanmax(values) < 9.5 else 0
+        told = [f"{np.nanmean(a):.{digits}f}" for a in (values, before)]
+        title = f"{TITLES[name]}\nmean {told[0]}, untrained {told[1]}"
+        most = 100.0 if share else float(np.nanmax(values))
+        tables.append(plot.HeadTable(title, values, most, digits))
     layers, heads = left["probs"].shape[:2]
     names = _layers(range(layers), left.get("sets"))
-    figure = plot.head_tables(panels, names, style_of(run).colour)
+    figure = plot.head_tables(tables, names, style_of(run).colour)
     name = f"heads-{_file(run)}"
     return drawn(
         name,
@@ -169,13 +170,13 @@ def _samples(runs: Sequence[Run]) -> list[Block]:
         Heading(2, "What they write"),
         Paragraph(_SAMPLES.format(told[0][1]["temperature"])),
     ]
-    if len(prompts) == 1:
-        blocks.append(Code(_lines(prompts[0]), "text"))
     for run, one in told:
-        begins = "" if len(prompts) == 1 else f", behind `{one['prompt']}`"
+        if one["prompt"] in prompts:
+            prompts.remove(one["prompt"])
+            blocks += [Paragraph("**The beginning**:"), Code(_lines(one["prompt"]), "text")]
         reached = run.shown(run.heldout[run.seeds.index(one["seed"])])
         blocks += [
-            Paragraph(f"**{run.name}**, seed {one['seed']}, {reached} {run.unit}{begins}:"),
+            Paragraph(f"**{run.name}**, seed {one['seed']}, {reached} {run.unit}:"),
             Code(_lines(one["written"]), "text"),
         ]
     return blocks

@@ -21,7 +21,7 @@ LONGEST = 512
 """Tokens of a text whose map is kept."""
 ROWS = 8
 """Held out, whose statistics are averaged, and of which one is looked at."""
-WORDS = 24
+WORDS = 20
 """Tokens at the beginning of a row that a report shows as words."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens, each as long as it likes up to `max_len`."""
