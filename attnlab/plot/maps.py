@@ -51,7 +51,10 @@ def attention_map(
         cell = (
             max(cell, WORD * max(lengths) + 0.1) if outer else max(cell, 0.16 * max(lengths) + 0.5)
         )
-    figure, grid = new_figure(columns * cell + 0.7, rows * cell + 1.3, rows, columns)
+    longest = max([0, *(len(word) for some in written for word in some or ())])
+    aside = 0.6 * SMALL / 72 * longest if outer else 0.0
+    width, height = columns * cell + 0.7 + aside, rows * cell + 1.3 + aside + 0.4 * outer
+    figure, grid = new_figure(width, height, rows, columns)
     for i, j in np.ndindex(rows, columns):
         axes = grid[i, j]
         axes.imshow(_tint(probs[i, j], colour), interpolation="none", aspect="auto")
@@ -101,10 +104,10 @@ def head_tables(
     tables: Sequence[HeadTable], layers: Sequence[str], colour: str = COLOURS[0]
 ) -> Any:
     """Small tables of numbers, a row a layer and a column a head. A value that is not a number
-    stays empty; more than twelve heads have colours alone."""
+    stays empty; more than eight heads have colours alone."""
     rows, columns = tables[0].values.shape
     down = -(-len(tables) // 2)
-    figure, grid = new_figure(SIZE[0], down * (0.17 * rows + 0.55), down, 2)
+    figure, grid = new_figure(SIZE[0], down * (0.19 * rows + 0.62), down, 2)
     for place, axes in enumerate(grid.flat):
         if place >= len(tables):
             axes.set_axis_off()
@@ -116,15 +119,15 @@ def head_tables(
         axes.imshow(_tint(share / 3, colour), interpolation="none", aspect="auto")
         axes.set_xticks(range(columns), range(1, columns + 1))
         axes.set_yticks(range(rows), layers if place % 2 == 0 else [""] * rows)
-        axes.tick_params(length=0, labelsize=SMALL)
+        axes.tick_params(length=0, labelsize=SMALL + 1)
         axes.grid(visible=False)
         axes.spines[:].set(visible=True, color=GRID)
-        axes.set_title(table.title, fontsize=SMALL, color=INK, loc="left")
-        for i, j in np.ndindex(rows, columns) if columns <= 12 else ():
+        axes.set_title(table.title, fontsize=SMALL + 1, color=INK, loc="left")
+        for i, j in np.ndindex(rows, columns) if columns <= 8 else ():
             if not np.isnan(values[i, j]):
                 told = f"{values[i, j]:.{table.digits}f}"
                 middle = {"ha": "center", "va": "center"}
-                axes.text(j, i, told, fontsize=SMALL, color=INK, **middle)
+                axes.text(j, i, told, fontsize=SMALL + 1, color=INK, **middle)
     return figure
 
 
@@ -149,7 +152,7 @@ def _scale(figure: Any, grid: Any, colour: str) -> None:
         ScalarMappable(PowerNorm(0.5, 0, 1), tints),
         ax=grid,
         location="bottom",
-        shrink=0.6,
+        shrink=min(0.6, SIZE[0] / figure.get_figwidth()),
         aspect=30,
         ticks=[0, 0.1, 0.5, 1],
     )

@@ -19,6 +19,8 @@ MOST_LAYERS, MOST_HEADS = 4, 8
 """Of a map: more would be too small to see on a phone."""
 MOST_WITH_WORDS = 3, 4
 """The same where tokens stand at the sides."""
+LONGEST = 9
+"""Letters of such a token."""
 TITLES = {
     "entropy": "entropy, nats",
     "distance": "distance, tokens",
@@ -92,9 +94,9 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
     sides: dict[str, Any] = {}
     most = MOST_LAYERS, MOST_HEADS
     if "pieces_tokens" in left:
-        sides = {"tokens": left["pieces_tokens"][:WORDS].tolist()}
+        sides = {"tokens": _pieces(left["pieces_tokens"])}
         if "source" in left:
-            sides["keys"] = left["pieces_source"][:WORDS].tolist()
+            sides["keys"] = _pieces(left["pieces_source"])
         probs = probs[:, :, :WORDS, :WORDS]
         most = MOST_WITH_WORDS
         if max(len(left[name]) for name in texts) > WORDS:
@@ -125,6 +127,12 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
     )
 
 
+def _pieces(tokens: np.ndarray) -> list[str]:
+    """Short, with spaces that can be seen."""
+    told = [str(t).replace(" ", "␣") for t in tokens[:WORDS]]
+    return [t if len(t) <= LONGEST else f"{t[: LONGEST - 1]}…" for t in told]
+
+
 def _layers(layers: Sequence[int], sets: np.ndarray | None) -> list[str]:
     """What the rows of a map are called: with their set of weights where some share it."""
     called = [f"layer {i + 1}" for i in layers]
@@ -135,14 +143,12 @@ def _layers(layers: Sequence[int], sets: np.ndarray | None) -> list[str]:
 
 def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
     """Small tables, as dark as their numbers: a statistic each, layers x heads."""
-    tables = []
-    for name, trained, fresh in zip(
-        left["names"].tolist(), left["statistics"], left["fresh"], strict=True
-    ):
-        if name not in TITLES or np.isnan(trained).all():
+    tables, known = [], left["names"].tolist()
+    for name in (name for name in TITLES if name in known):
+        at, share = known.index(name), TITLES[name].startswith("%")
+        values, before = (left[of][at] * (100 if share else 1) for of in ("statistics", "fresh"))
+        if np.isnan(values).all():
             continue
-        share = TITLES[name].startswith("%")
-        values, before = (a * (100 if share else 1) for a in (trained, fresh))
         digits = 1 if name == "entropy" or np.nanmax(values) < 9.5 else 0
         told = [f"{np.nanmean(a):.{digits}f}" for a in (values, before)]
         title = f"{TITLES[name]}\nmean {told[0]}, untrained {told[1]}"
