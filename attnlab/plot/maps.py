@@ -53,7 +53,7 @@ def attention_map(
         )
     longest = max([0, *(len(word) for some in written for word in some or ())])
     aside = 0.6 * SMALL / 72 * longest if outer else 0.0
-    width, height = columns * cell + 0.7 + aside, rows * cell + 1.3 + aside + 0.4 * outer
+    width, height = columns * cell + 0.7 + aside, rows * cell + 1.3 + aside + 0.2 * outer
     figure, grid = new_figure(width, height, rows, columns)
     for i, j in np.ndindex(rows, columns):
         axes = grid[i, j]

@@ -129,7 +129,7 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
 
 def _pieces(tokens: np.ndarray) -> list[str]:
     """Short, with spaces that can be seen."""
-    told = [str(t).replace(" ", "␣") for t in tokens[:WORDS]]
+    told = [str(t).replace(" ", "·") for t in tokens[:WORDS]]
     return [t if len(t) <= LONGEST else f"{t[: LONGEST - 1]}…" for t in told]
 
 
