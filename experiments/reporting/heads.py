@@ -40,7 +40,8 @@ def section(panels: Sequence[Panel]) -> list[Block]:
     blocks: list[Block] = []
     if seen:
         maps = [_map(run, left) for run, left in seen.values()]
-        blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(maps)]
+        text = _MAPS + _SETS * any(_shares(left) for _, left in seen.values())
+        blocks += [Heading(2, "Attention maps"), Paragraph(text), Figures(maps)]
     told = [_statistics(run, left) for run, left in seen.values() if "names" in left]
     if told:
         blocks += [Heading(2, "What heads look at"), Paragraph(_STATISTICS), Figures(told)]
@@ -49,8 +50,11 @@ def section(panels: Sequence[Panel]) -> list[Block]:
 
 _MAPS = (
     "What each head attends to on one held-out row. Row: the position that looks; column: the "
-    "position that is looked at. Layers that share their weights are told: what differs between "
-    "their maps comes from what they read. One seed, one row: an example, not a statistic."
+    "position that is looked at. One seed, one row: an example, not a statistic."
+)
+_SETS = (
+    " Layers of one set have the same weights: what differs between their maps comes from what "
+    "they read."
 )
 _STATISTICS = (
     "Means over held-out rows, one cell a layer and head, of one seed. Above each table: the mean "
@@ -111,7 +115,7 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
     )
     figure = plot.attention_map(
         probs[np.ix_(layers, heads)],
-        _layers(layers, left.get("sets")),
+        _layers(layers, left),
         [f"head {i + 1}" for i in heads],
         style_of(run).colour,
         **sides,
@@ -133,12 +137,15 @@ def _pieces(tokens: np.ndarray) -> list[str]:
     return [t if len(t) <= LONGEST else f"{t[: LONGEST - 1]}…" for t in told]
 
 
-def _layers(layers: Sequence[int], sets: np.ndarray | None) -> list[str]:
+def _shares(left: Mapping[str, np.ndarray]) -> bool:
+    """Do two layers have one set of weights, as far as the run told?"""
+    return "sets" in left and len(np.unique(left["sets"])) < len(left["sets"])
+
+
+def _layers(layers: Sequence[int], left: Mapping[str, np.ndarray]) -> list[str]:
     """What the rows of a map are called: with their set of weights where some share it."""
-    called = [f"layer {i + 1}" for i in layers]
-    if sets is None or len(set(sets.tolist())) == len(sets):
-        return called
-    return [f"{name}, set {sets[i] + 1}" for name, i in zip(called, layers, strict=True)]
+    of = (lambda i: f", set {left['sets'][i] + 1}") if _shares(left) else (lambda i: "")
+    return [f"layer {i + 1}{of(i)}" for i in layers]
 
 
 def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
@@ -155,7 +162,7 @@ def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
         most = 100.0 if share else float(np.nanmax(values))
         tables.append(plot.HeadTable(title, values, most, digits))
     layers, heads = left["probs"].shape[:2]
-    names = _layers(range(layers), left.get("sets"))
+    names = _layers(range(layers), left)
     figure = plot.head_tables(tables, names, style_of(run).colour)
     name = f"heads-{_file(run)}"
     return drawn(
