@@ -155,7 +155,7 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
         for run in panel.runs
         if not run.complete
     ]
-    if len(panel.rates) > 1:
+    if any(len(runs) > 1 for runs in panel.groups):
         blocks += [_all_rates(panel)]
     drawn = figures.of_panel(panel, _named(panel, number))
     blocks += [Figures(drawn)] if drawn else []
@@ -210,7 +210,7 @@ def _scores(panel: Panel) -> Table:
             costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
         budgets = [f"{r[name]:,}" for name in BUDGETS]
         shape = [f"{r['model']['ffn_width']:,}"]
-        shape += [f"{r['learning_rate']:g}"] if len(panel.rates) > 1 else []
+        shape += [f"{r['learning_rate']:.3g}"] if len(panel.rates) > 1 else []
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")
     one = first.result
