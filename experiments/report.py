@@ -14,7 +14,7 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
-from experiments.reporting import beside, claims, figures, ladder, pairs, rates
+from experiments.reporting import beside, claims, figures, heads, joint, ladder, pairs, rates
 from experiments.reporting.document import (
     Block,
     Figures,
@@ -100,20 +100,13 @@ def document(panels: Sequence[Panel]) -> list[Block]:
             continue
         blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel)))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
+    blocks += joint.section(panels)
     for number, one in enumerate(climbed):
         blocks += ladder.section(one, f"{number + 1}-ladder")
     several = len({(p.match, p.size) for p in panels}) < len(panels)
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, several)
-    if shown := figures.maps(panels):
-        blocks += [Heading(2, "Attention maps"), Paragraph(_MAPS), Figures(shown)]
-    return blocks + making(panels)
-
-
-_MAPS = (
-    "What each head attends to on one held-out window. Row: the position that looks; column: the "
-    "position that is looked at. One seed, one window: an example, not a statistic."
-)
+    return blocks + heads.section(panels) + making(panels)
 
 
 def _title(panels: Sequence[Panel]) -> str:
@@ -162,7 +155,7 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
         for run in panel.runs
         if not run.complete
     ]
-    if len(panel.rates) > 1:
+    if any(len(runs) > 1 for runs in panel.groups):
         blocks += [_all_rates(panel)]
     drawn = figures.of_panel(panel, _named(panel, number))
     blocks += [Figures(drawn)] if drawn else []
@@ -217,7 +210,7 @@ def _scores(panel: Panel) -> Table:
             costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
         budgets = [f"{r[name]:,}" for name in BUDGETS]
         shape = [f"{r['model']['ffn_width']:,}"]
-        shape += [f"{r['learning_rate']:g}"] if len(panel.rates) > 1 else []
+        shape += [f"{r['learning_rate']:.3g}"] if len(panel.rates) > 1 else []
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")
     one = first.result

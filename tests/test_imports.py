@@ -30,7 +30,7 @@ APART = {
 # Who alone may import a package.
 ONLY = {
     "flax": {"model.modules", "model.models"},
-    "matplotlib": {"plot.frame", "plot.labels", "plot.maps", "plot.series"},
+    "matplotlib": {"plot.frame", "plot.joint", "plot.labels", "plot.maps", "plot.series"},
     "orbax": {"training.checkpoint"},
 }
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}

@@ -8,7 +8,7 @@ import pytest
 
 from attnlab import plot
 from attnlab.plot import labels
-from experiments.reporting import figures
+from experiments.reporting import heads
 
 
 def test_labels_of_points_cover_nothing():
@@ -118,8 +118,8 @@ def test_dots_stand_where_the_values_are_on_an_axis_around_them():
 
 
 def test_large_maps_show_some_layers_and_heads():
-    assert figures._some(12, 4) == [0, 4, 7, 11]
-    assert figures._some(3, 4) == [0, 1, 2]
+    assert heads._some(12, 4) == [0, 4, 7, 11]
+    assert heads._some(3, 4) == [0, 1, 2]
 
 
 def test_svg_is_the_same_each_time_and_loads_nothing():

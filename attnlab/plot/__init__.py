@@ -19,7 +19,8 @@ from attnlab.plot.frame import (
     style,
     svg,
 )
-from attnlab.plot.maps import attention_map
+from attnlab.plot.joint import joint
+from attnlab.plot.maps import HeadTable, attention_map, head_tables
 from attnlab.plot.series import (
     bars,
     dots,
@@ -40,13 +41,16 @@ __all__ = [
     "PAPER",
     "Bar",
     "Curve",
+    "HeadTable",
     "Interval",
     "Point",
     "Style",
     "attention_map",
     "bars",
     "dots",
+    "head_tables",
     "intervals",
+    "joint",
     "ladder",
     "learning_curves",
     "loss_against",

@@ -66,8 +66,9 @@ def _leader(look: Style) -> dict[str, Any]:
     }
 
 
-def label_points(axes: Any, points: Sequence[Point]) -> None:
-    """Each label beside its point, where it covers least: nearest places are tried first."""
+def label_points(axes: Any, points: Sequence[Point], named: Sequence[Point] | None = None) -> None:
+    """Each label beside its point, where it covers least: nearest places are tried first. Only the
+    points `named` get theirs, if that is given; none is covered."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
@@ -90,7 +91,7 @@ def label_points(axes: Any, points: Sequence[Point]) -> None:
                 ]
             )
         )
-    for point in sorted(points, key=lambda p: -p.y):
+    for point in sorted(points if named is None else named, key=lambda p: -p.y):
         text = axes.annotate(
             point.label,
             (point.x, point.y),

@@ -16,6 +16,7 @@ from attnlab.plot.frame import (
     marker_of,
     new_figure,
 )
+from attnlab.plot.joint import draw_points
 from attnlab.plot.labels import label_ends, label_points
 
 
@@ -54,29 +55,8 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> Any:
 
 def loss_against(points: Sequence[Point], xlabel: str, ylabel: str) -> Any:
     """A scatter with error bars; x is logarithmic where it spans more than a factor of 5."""
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
-
     figure, [[axes]] = new_figure(*SIZE, 1, 1)
-    for point in points:
-        axes.errorbar(
-            point.x,
-            point.y,
-            yerr=point.spread,
-            color=point.style.colour,
-            linestyle="none",
-            elinewidth=1.2,
-            capsize=2.5,
-            **marker_of(point.style, 7.0),
-        )
-    xs = [p.x for p in points]
-    if max(xs) > 5 * min(xs):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.margins(0.14, 0.14)
+    draw_points(axes, points)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     label_points(axes, points)
     return figure

@@ -59,9 +59,10 @@ class Figures(NamedTuple):
 
 
 class Code(NamedTuple):
-    """Lines to copy."""
+    """Lines to copy, or with the language "text" to read."""
 
     text: str
+    language: str = "sh"
 
 
 Block = Heading | Paragraph | Bullets | Table | Figures | Code
@@ -103,8 +104,10 @@ def _markdown(block: Block, folder: str) -> str:
                 + (f"\n\n    {f.source}" if f.source else "")
                 for f in many
             )
-        case Code(text):
-            return f"```sh\n{text}\n```"
+        case Code(text, language):
+            longest = max(map(len, re.findall("`+", text)), default=0)
+            fence = "`" * max(3, longest + 1)
+            return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _link(figure: Figure, folder: str) -> str:

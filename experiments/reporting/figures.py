@@ -1,7 +1,6 @@
 """The figures of a report: picks what is drawn and says what is seen."""
 
 import math
-from collections.abc import Sequence
 from textwrap import fill
 
 import numpy as np
@@ -12,13 +11,9 @@ from attnlab.sharing.named import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import heading
 from experiments.reporting.pairs import compare
-from experiments.reporting.results import Panel, Run, names
+from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent
-from experiments.running.maps import FILE as MAPS
-
-MOST_LAYERS, MOST_HEADS = 4, 8
-"""Of a map: more would be too small to see on a phone."""
 
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
@@ -41,7 +36,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         if part == "validation":
             last = "the last point is on all; the held-out rows are scored once, at the end"
         figures.append(
-            _drawn(
+            drawn(
                 f"{name}-curves",
                 plot.learning_curves(curves, f"{part} {panel.unit}"),
                 f"Learning curves {title}",
@@ -59,7 +54,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
             for run in arms
         ]
         figures.append(
-            _drawn(
+            drawn(
                 f"{name}-{field.replace('_', '-')}",
                 plot.loss_against(points, label, f"held-out {panel.unit}"),
                 f"Held-out score against {label} {title}",
@@ -80,7 +75,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
             rows.append(plot.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
     if rows:
         figures.append(
-            _drawn(
+            drawn(
                 f"{name}-distance",
                 plot.intervals(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
                 f"Distance of every arm from {one.name} {title}",
@@ -101,7 +96,7 @@ def _beside_yardsticks(panel: Panel, name: str, title: str) -> list[Figure]:
     rows = [plot.Bar(r.name, looks[r.name], r.score, r.spread) for r in panel.complete]
     told = listed([f"{n} {first.shown(v)}" for n, v in found[0].items()], "and")
     return [
-        _drawn(
+        drawn(
             f"{name}-yardsticks",
             plot.bars(rows, found[0], f"held-out {panel.unit}"),
             f"Held-out score beside yardsticks {title}",
@@ -135,7 +130,7 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
             for n in sorted(known)
         ]  # fmt: skip
         figures.append(
-            _drawn(
+            drawn(
                 f"{name}-{field}",
                 plot.over(curves, yardsticks, field, f"held-out {panel.unit}"),
                 f"Held-out score over {field} {title}",
@@ -152,62 +147,6 @@ def _curve(word: str, looks: dict[str, plot.Style], runs: dict[int, Run]) -> plo
     return plot.Curve(word, looks[runs[at[0]].name], np.array(at), values, False)
 
 
-def maps(panels: Sequence[Panel]) -> list[Figure]:
-    """One attention map per layout: of separate weights if there are, else of the best arm."""
-    figures = []
-    for layout in names(panels, "layout", LAYOUTS):
-        arms = [r for p in panels for r in p.complete if r.result["layout"] == layout]
-        arms = [r for r in arms if (r.folder / MAPS).exists()]
-        if arms:
-            figures.append(_map(min(arms, key=lambda r: r.result["plan"] != "separate")))
-    return figures
-
-
-def _map(run: Run) -> Figure:
-    with np.load(run.folder / MAPS) as maps:
-        names = [name for name in ("source", "tokens") if name in maps]
-        lengths = {name: len(maps[name]) for name in names}
-        texts = [str(maps[f"written_{name}"]) for name in names]
-        probs, step, seed = maps["probs"], int(maps["step"]), int(maps["seed"])
-    reached = run.shown(run.heldout[run.seeds.index(seed)])
-    data, count = run.record["source"]["name"], lengths["tokens"]
-    told = f"The {count} tokens, held out of {data}:"
-    if "source" in lengths:
-        told = (
-            f"Rows: the {count} tokens that the decoder reads; columns: the {lengths['source']} "
-            f"tokens of the source that it looks at. Held out of {data}; the source, then what "
-            "the decoder reads:"
-        )
-    layers = _some(probs.shape[0], MOST_LAYERS)
-    heads = _some(probs.shape[1], MOST_HEADS)
-    figure = plot.attention_map(
-        probs[np.ix_(layers, heads)],
-        [f"layer {i + 1}" for i in layers],
-        [f"head {i + 1}" for i in heads],
-        _style(run).colour,
-    )
-    shown = (
-        ""
-        if probs.shape[:2] == (len(layers), len(heads))
-        else (
-            f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
-        )
-    )
-    return _drawn(
-        f"map-{run.result['layout']}",
-        figure,
-        f"Attention map of {run.name}",
-        f"**{run.name}** after {step:,} steps, seed {seed}, {reached} {run.unit} held "
-        f"out.{shown} {told}",
-        source="  →  ".join(texts),
-    )
-
-
-def _some(count: int, most: int) -> list[int]:
-    """At most `most` of range(count), evenly spaced, the first and the last among them."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
 def _budgets(match: str) -> list[tuple[str, str]]:
     """The two budgets to draw losses against: not the one that is the same for every arm."""
     names = {
@@ -219,7 +158,7 @@ def _budgets(match: str) -> list[tuple[str, str]]:
     return [(name.replace(" ", "_").lower(), name) for name in names.values()]
 
 
-def _drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
+def drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
     return Figure(name, plot.svg(figure, name), alt, caption, source)
 
 
@@ -227,7 +166,7 @@ def styles(panel: Panel) -> dict[str, plot.Style]:
     """Of each arm. With titles the first word gives the colour: the group of rows of a table."""
     titles = {run.title for run in panel.runs}
     if "" in titles:
-        return {run.name: _style(run) for run in panel.runs}
+        return {run.name: style_of(run) for run in panel.runs}
     groups: dict[str, list[str]] = {}
     for name in (name for name in panel.paper.get("rows", sorted(titles)) if name in titles):
         groups.setdefault(name.split()[0], []).append(name)
@@ -238,7 +177,7 @@ def styles(panel: Panel) -> dict[str, plot.Style]:
     }
 
 
-def _style(run: Run) -> plot.Style:
+def style_of(run: Run) -> plot.Style:
     """The layout gives the colour, the plan the dashes and the marker."""
     plan = run.result["plan"].partition(":")[0]
     return plot.style(list(LAYOUTS).index(run.result["layout"]), list(PLANS).index(plan))

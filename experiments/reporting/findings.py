@@ -1,5 +1,6 @@
 """What the numbers of a panel say: the answer, how sure it is, and what it leaves open."""
 
+import dataclasses
 import math
 
 from experiments.reporting.pairs import Pair, compare
@@ -56,7 +57,7 @@ def _certainty(panel: Panel) -> str:
     """Is the best arm better than the next, and than how many others?"""
     pairs = compare(panel)
     if panel.question.get("pairs"):
-        return _asked(pairs)
+        return f"{_lead(panel, pairs)}{_asked(pairs)}"
     best, second, *_ = panel.complete
     verdicts = {pair.b.name: pair for pair in pairs if pair.a is best}
     lead = verdicts[second.name]
@@ -85,21 +86,40 @@ def _certainty(panel: Panel) -> str:
     return f"{text}."
 
 
+def _lead(panel: Panel, pairs: list[Pair]) -> str:
+    """The interval of the first two, whichever pairs the question names."""
+    best, second, *_ = panel.complete
+    named = any({pair.a.name, pair.b.name} == {best.name, second.name} for pair in pairs)
+    sweep = {**panel.sweep, "question": panel.question | {"pairs": [(best.name, second.name)]}}
+    [lead] = compare(dataclasses.replace(panel, sweep=sweep))
+    if math.isnan(lead.difference.p):
+        return ""
+    text = f"The {percent(CONFIDENCE)} interval of that lead is {span(lead.difference)}"
+    return f"{text}. " if named else f"{text}; the question does not name this pair. "
+
+
 def _asked(pairs: list[Pair]) -> str:
     """What the pairs say that the question names."""
     if not pairs:
         return "Of the pairs that the question names none is complete."
+    clear = [pair for pair in pairs if pair.sure]
     told = [
-        f"{pair.a.name} over {pair.b.name} by {pair.a.shown(pair.difference.mean)}"
-        + (f" ({span(pair.difference)})" if pair.sure else f": {pair.verdict}")
-        for pair in sorted(pairs, key=lambda pair: not pair.sure)
+        f"{pair.a.name} over {pair.b.name} by {pair.a.shown(pair.difference.mean)} "
+        f"({span(pair.difference)})"
+        for pair in clear
     ]
-    clear = sum(pair.sure for pair in pairs)
-    return (
-        f"Of the {len(pairs)} comparisons that the question names {clear or 'none'} "
-        f"{'is' if clear == 1 else 'are'} clear ({percent(CONFIDENCE)} intervals, Holm's "
-        f"correction): {'; '.join(told)}."
+    text = (
+        f"Of the {len(pairs)} comparisons that the question names {len(clear) or 'none'} "
+        f"{'is' if len(clear) == 1 else 'are'} clear ({percent(CONFIDENCE)} intervals, Holm's "
+        f"correction){': ' if told else ''}{'; '.join(told)}."
     )
+    open_: dict[str, list[str]] = {}
+    for pair in pairs:
+        if not pair.sure:
+            open_.setdefault(pair.verdict, []).append(f"{pair.a.name} over {pair.b.name}")
+    for verdict, names in open_.items():
+        text += f" {verdict[0].upper()}{verdict[1:]}: {'; '.join(names)}."
+    return text
 
 
 def caution(panel: Panel) -> str:

@@ -61,6 +61,7 @@ def making(panels: Sequence[Panel]) -> list[Block]:
     ]
     again.append(
         shlex.join(["python", "-m", "experiments.report", *(f"--workdir={f}" for f in folders)])
+        + " --out=FOLDER" * (len(folders) > 1)
     )
     return [
         Heading(2, "How it was made"),
@@ -68,7 +69,7 @@ def making(panels: Sequence[Panel]) -> list[Block]:
         Paragraph(
             "To have the numbers again, start the sweep anew at that commit, with the config file "
             "and the flags it was started with; every value that an arm used stands in its "
-            "`config.json`. The second line renews this report alone. One row per arm and seed: "
+            "`config.json`. The last line renews this report alone. One row per arm and seed: "
             "`results.csv`."
         ),
         Code("\n".join(again)),

@@ -18,6 +18,8 @@ from typing import Any
 from attnlab import plot
 from attnlab.extras import extra
 
+WIDE = 480
+"""Points of a figure that takes all columns."""
 ROWS = {"strong_open": "best", "em_open": "quiet", "s_open": "bad"}
 
 
@@ -68,6 +70,11 @@ def _page(blocks: deque, figures: Mapping[str, str], show: Callable) -> Iterator
                 drawn.append(_figure(blocks.popleft(), blocks, figures, show))
             columns = "figures thirds" if len(drawn) % 3 == 0 else "figures"
             yield f'<div class="{columns}">{"".join(drawn)}</div>'
+        elif _is_read(blocks):
+            texts = [_read(block, blocks.popleft(), show)]
+            while len(blocks) > 1 and _is_read(deque([blocks[1]])):
+                texts.append(_read(blocks.popleft(), blocks.popleft(), show))
+            yield f'<div class="figures">{"".join(texts)}</div>'
         elif kind == "fence":
             yield f'<pre class="card">{html.escape(block[0].content.rstrip())}</pre>'
         else:
@@ -88,7 +95,22 @@ def _figure(block: list[Any], later: deque, figures: Mapping[str, str], show: Ca
     if later and later[0][0].type == "code_block":
         source = f"<code>{html.escape(later.popleft()[0].content.rstrip())}</code>"
     drawing = _themed(figures[image.attrs["src"]], image.content)
-    return f"<figure>{drawing}<figcaption>{show([caption[1]])}{source}</figcaption></figure>"
+    words = f"<figcaption>{show([caption[1]])}{source}</figcaption>"
+    if "min-width" in drawing[: drawing.index(">")]:
+        return (
+            f'<figure class="wide"><div class="scroll" tabindex="0">{drawing}</div>{words}</figure>'
+        )
+    return f"<figure>{drawing}{words}</figure>"
+
+
+def _is_read(later: deque) -> bool:
+    """Does a text follow that is to be read, not copied?"""
+    return bool(later) and later[0][0].type == "fence" and later[0][0].info == "text"
+
+
+def _read(caption: list[Any], text: list[Any], show: Callable) -> str:
+    written = html.escape(text[0].content.rstrip())
+    return f"<figure><figcaption>{show([caption[1]])}</figcaption><pre>{written}</pre></figure>"
 
 
 def _boxed(block: list[Any]) -> list[Any]:
@@ -125,9 +147,11 @@ def _themed(svg: str, alt: str) -> str:
         svg = re.sub(f"(fill|stroke): {colour}", rf"\1: var(--{name})", svg)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
     drawing = svg[svg.index(">") + 1 :].replace("xlink:href", "href")
+    # Small print stays large enough to read; a narrow screen moves along it.
+    least = f";min-width:{1.2 * float(width):.0f}px" if float(width) > WIDE else ""
     return (
         f'<svg role="img" aria-label="{html.escape(alt)}" viewBox="0 0 {width} {height}" '
-        f'style="max-width:{1.6 * float(width):.0f}px">{drawing}'
+        f'style="max-width:{1.6 * float(width):.0f}px{least}">{drawing}'
     )
 
 
@@ -192,6 +216,8 @@ figcaption code { display: block; margin-top: .4rem; white-space: pre-wrap; }
 code, pre { font: .86em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 code { overflow-wrap: anywhere; }
 pre { padding: .7rem .9rem; }
+figure pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .5rem 0 0; }
+figure.wide { grid-column: 1 / -1; }
 @media (max-width: 480px) { body { font-size: 15px; } main { padding-top: 1.5rem; }
   tr > :first-child { max-width: 9.5rem; white-space: normal; } th, td { padding: .4rem .55rem; } }
 @media print { :root { --page: #fff; --paper: #fff; --ink: #000; --soft: #444; }

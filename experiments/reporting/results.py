@@ -282,7 +282,10 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
                         f"{panel.folder.name}: the arms differ in {section}.{name} "
                         f"({' or '.join(values)}), which is no question of this report."
                     )
-    lines += [line for panel in panels for line in _learnt_nothing(panel)]
+    several = len({panel.folder for panel in panels}) > 1
+    for panel in panels:
+        where = f"{panel.folder.name}: " if several else ""
+        lines += [where + line for line in _learnt_nothing(panel)]
     for folder in dict.fromkeys(panel.folder for panel in panels):
         if names := unfinished(folder):
             lines.append(f"{folder.name}: not finished, so not shown: {', '.join(names)}.")

@@ -22,9 +22,9 @@ from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
 from attnlab.training.schedules import fork_step
-from attnlab.training.sources import SOURCES, Batch, Data, Sizes
+from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
 from attnlab.training.tasks import TASKS, Task, abstract_inputs
-from experiments.running import initial, launch, machine, maps, workdir
+from experiments.running import initial, launch, machine, maps, workdir, writing
 from experiments.running.longer import go_on
 
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -249,17 +249,38 @@ def _run(
                 "tokens_per_second": fitted.tokens_per_second,
                 "wall_seconds": fitted.wall_seconds,
             }
-            tokens, heads = shapes["tokens"], {c.num_heads for c in arm.model.stacks.values()}
-            # No map of features, nor of layers that differ in their number of heads.
-            if tokens.ndim == 2 and tokens.shape[1] <= maps.LONGEST and len(heads) == 1:
-                seen = maps.of_fitted(arm.model, task, fitted, source, arm.train)
-                if jax.process_index() == 0:
-                    np.savez_compressed(folder / maps.FILE, **seen)
-                    recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
+            seen, sample = _looked_at(arm, model, task, source, fitted, shapes, params)
+            result |= {"sample": sample} if sample else {}
+            if seen and jax.process_index() == 0:
+                np.savez_compressed(folder / maps.FILE, **seen)
+                recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
         if jax.process_index() == 0:
             workdir.write_json(done, result)
         shard.wait_for_all("result")
         return result
+
+
+def _looked_at(
+    arm: Arm, model: Any, task: Task, source: Source, fitted: Any, shapes: Any, params: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Maps and statistics of the heads, and a text that the model writes, of the first seed;
+    nothing where there are none. `params` are what `fit` began with."""
+    tokens, heads = shapes["tokens"], {c.num_heads for c in arm.model.stacks.values()}
+    if tokens.ndim != 2:  # features
+        return {}, {}
+    seed, rows = arm.train.seeds[0], maps.shown_rows(task, source)
+
+    def begun(inputs: dict[str, Any]) -> Any:
+        return initial.begun(model, params, seed, inputs)
+
+    seen, told = {}, {}
+    # No map of layers that differ in their number of heads.
+    if tokens.shape[1] <= maps.LONGEST and len(heads) == 1:
+        seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
+    if arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
+        last = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
+        told = writing.sample(arm.model, last, source, rows[0], seed)
+    return seen, told
 
 
 def _watch(model: ModelConfig, begun: Any, params: Any) -> dict[str, jax.Array]:

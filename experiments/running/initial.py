@@ -63,6 +63,14 @@ def fresh(model: ModelConfig, same: Same) -> Callable | None:
     return make
 
 
+def begun(model: Any, params: Any, seed: int, inputs: dict[str, Any]) -> Any:
+    """The weights of the first seed at step 0, as `fit` makes them of `params`."""
+    if isinstance(params, list):
+        return params[0]
+    key = jax.random.key(seed)
+    return params(key, inputs) if params else jax.jit(model.init)(key, **inputs)["params"]
+
+
 NOISE = 2**31
 """Folded into the key of a seed for the noise between heads."""
 

@@ -1,11 +1,15 @@
-"""What the heads of a trained model look at, on one text that is held out."""
+"""What the heads of a trained model look at, in rows that are held out."""
 
 import dataclasses
-from typing import Any
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from attnlab.inspect.statistics import head_statistics
 from attnlab.model.config import ModelConfig
 from attnlab.training import shard
 from attnlab.training.sources import Source
@@ -15,56 +19,135 @@ from attnlab.training.tasks.task import Example
 FILE = "maps.npz"
 LONGEST = 512
 """Tokens of a text whose map is kept."""
+ROWS = 8
+"""Held out, whose statistics are averaged, and of which one is looked at."""
+WORDS = 20
+"""Tokens at the beginning of a row that a report shows as words."""
 TEXTS = ("source", "tokens")
 """The inputs of a model that are tokens, each as long as it likes up to `max_len`."""
 
 
-def shown_row(task: Task, source: Source) -> tuple[Example, dict[str, int]]:
-    """The row in the middle of those that are held out, as the task presents it, and where each of
-    its texts ends: what stands behind is filling."""
-    rows = source.heldout(3)
-    middle = len(jax.tree.leaves(rows)[0]) // 2
-    one = jax.tree.map(lambda a: a[middle : middle + 1], rows)
-    example = jax.jit(task.prepare)(one, jax.random.key(0))
+class Row(NamedTuple):
+    """One row that is held out, as a task presents it."""
+
+    example: Example
+    ends: dict[str, int]
+    """Its texts -> where each ends: what stands behind is filling."""
+
+
+def shown_rows(task: Task, source: Source) -> list[Row]:
+    """Up to `ROWS` of the rows that are held out, evenly spaced; the one to be looked at first: of
+    those that are no shorter than the one in the middle that which begins with most letters in
+    words, where they are words at all, not the indentation of a program."""
+    rows = source.heldout(ROWS)
+    count = len(jax.tree.leaves(rows)[0])
+    every = jax.jit(task.prepare)(rows, jax.random.key(0))
+    cut = lambda i: jax.tree.map(lambda a: a[i : i + 1], every)
+    found = [Row(one, _ends(one)) for one in map(cut, range(count))]
+    length = lambda row: sum(row.ends.values())
+    least = length(found[count // 2])
+
+    def worth(i: int) -> tuple[bool, int, int]:
+        row = found[i]
+        return length(row) >= least, _letters(row, source), -abs(i - count // 2)
+
+    first = max(range(count), key=worth)
+    return [found[first], *found[:first], *found[first + 1 :]]
+
+
+def shown_row(task: Task, source: Source) -> Row:
+    """The row that is looked at."""
+    return shown_rows(task, source)[0]
+
+
+def _ends(example: Example) -> dict[str, int]:
     inputs = example.inputs
     real = {name: np.ones(inputs[name].shape[1], bool) for name in TEXTS if name in inputs}
     if "padding_mask" in inputs:  # of the text that is looked at
         real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
-    return example, {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
+    return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
+
+
+def _letters(row: Row, source: Source) -> int:
+    """In words of two letters or more among the first `WORDS` tokens; 0 of features."""
+    name = "source" if "source" in row.ends else "tokens"
+    tokens = np.asarray(row.example.inputs[name][0])[: min(row.ends.get(name, 0), WORDS)]
+    if not np.issubdtype(tokens.dtype, np.integer):
+        return 0
+    text = source.write([t for t in tokens.tolist() if t < source.sizes.vocab_size])
+    text = re.sub(r"\\(x..|.)", " ", text)  # line ends and other escapes
+    return sum(map(len, re.findall(r"[^\W\d_]{2,}", text)))
 
 
 def of_fitted(
-    config: ModelConfig, task: Task, fitted: Any, source: Source, trains: Any
+    config: ModelConfig,
+    task: Task,
+    fitted: Any,
+    source: Source,
+    rows: Sequence[Row],
+    seed: int,
+    begun: Callable[[dict[str, Any]], Any],
 ) -> dict[str, Any]:
-    """The attention probabilities [L, N, T, S] of the first seed on one row that is held out.
+    """What the heads of the first seed look at in `rows`, as arrays for a file.
 
-    Of a decoder with an encoder: to the source. `tokens` is what the rows stand for, `source`,
-    where it is another text, what the columns stand for; `written_tokens`, `written_source` the
-    same as a person reads them.
+    `probs` are the attention probabilities [L, N, T, S] on the first; of a decoder with an encoder
+    those to the source. `tokens` is what its rows stand for, `source`, where it is another text,
+    what the columns stand for; `written_tokens`, `written_source` the same as a person reads them,
+    `pieces_tokens`, `pieces_source` token by token. `sets` [L] is the set of weights of each layer.
+
+    `statistics` and `fresh` [K, L, N] are the `head_statistics` called `names`, the mean over all
+    rows, of the trained weights and of `begun` (inputs -> weights before any training).
     """
-    example, ends = shown_row(task, source)
+    example, ends = rows[0]
     params = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     model = dataclasses.replace(config, implementation="dense").build()
+    merged = config.cross == "merged"
 
     @jax.jit
-    def look(params, inputs):
+    def look(params: Any, inputs: Any, real: Any) -> Any:
+        tokens = inputs["tokens"]
         probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
-        if config.cross == "merged":  # behind the keys of its own text
-            return probs[0][:, 0, ..., inputs["tokens"].shape[1] :]
-        return (probs[1] if "source" in inputs else probs)[:, 0]
+        if merged:  # behind the keys of its own text: no whole rows, no statistics
+            return probs[0][:, 0, ..., tokens.shape[1] :], {}
+        probs, keys = probs[1] if "source" in inputs else probs, inputs.get("source", tokens)
+        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
-    probs = look(params, example.inputs)
-    texts = {name: example.inputs[name][0, :end] for name, end in ends.items()}
+    def of_row(params: Any, row: Row) -> Any:
+        length = row.example.inputs["tokens"].shape[1]
+        return look(params, row.example.inputs, np.arange(length)[None] < row.ends.get("tokens", 0))
+
+    def mean(params: Any) -> dict[str, np.ndarray]:
+        """Over the rows that have a statistic; NaN where none has."""
+        found = [jax.tree.map(np.asarray, of_row(params, row)[1]) for row in rows]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return {n: np.nanmean([one[n] for one in found], axis=0) for n in found[0]}
+
+    probs, _ = of_row(params, rows[0])
+    texts = {name: np.asarray(example.inputs[name][0, :end]) for name, end in ends.items()}
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
+    plan = config.layer_plan
+    part = "cross" if "source" in example.inputs and "cross" in plan else "attention"
+    piece = lambda token: written(task, source, [token])
+    known, before = mean(params), mean(begun(example.inputs))
+    statistics = {
+        "names": np.array(list(known), str),
+        "statistics": np.array(list(known.values()), np.float32),
+        "fresh": np.array(list(before.values()), np.float32),
+        "rows": np.array(len(rows)),
+    }
     return {
         "probs": np.asarray(probs, np.float16),
         **{name: np.asarray(a, np.int32) for name, a in texts.items()},
         **{f"written_{name}": written(task, source, a.tolist()) for name, a in texts.items()},
+        **{f"pieces_{n}": np.array([piece(t) for t in a.tolist()]) for n, a in texts.items()},
+        "sets": np.array(plan.indices(part)),
         "step": np.array(fitted.step),
-        "seed": np.array(trains.seeds[0]),
+        "seed": np.array(seed),
+        **statistics,
     }
 
 

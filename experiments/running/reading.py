@@ -87,8 +87,7 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
             stored = initial.start(record["start"], [seed])
             return initial.begin(stored, found.config, inputs["tokens"])[0][0]
         make = initial.fresh(found.config, initial.Same(**record["same"]))
-        key, model = jax.random.key(seed), found.config.build()
-        return make(key, inputs) if make else jax.jit(model.init)(key, **inputs)["params"]
+        return initial.begun(found.config.build(), make, seed, inputs)
 
     data = arm.data_of(record["data"])
     name = getattr(data, "tokenizer", "")

@@ -60,6 +60,7 @@ def test_several_folders_are_several_panels(tmp_path):
     markdown, _ = written(first, second)
     titles = re.findall(r"^## (.*)", markdown, flags=re.MULTILINE)
     assert titles[:2] == ["At equal width", "At equal parameters"]
+    assert f"--workdir={second} --out=FOLDER" in markdown
     assert not (second / "report.md").exists()
     assert len((tmp_path / "together" / "results.csv").read_text().splitlines()) == 1 + 18
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import report
-from experiments.reporting import figures
+from experiments.reporting import figures, heads, joint
 from experiments.running.machine import PACKAGES
 
 ARMS = {
@@ -142,7 +142,8 @@ def write_sweep(folder, arms=ARMS, **changes):
 def undrawn(monkeypatch):
     """For tests of words and tables: figures take half a second a report."""
     monkeypatch.setattr(figures, "of_panel", lambda panel, name: [])
-    monkeypatch.setattr(figures, "maps", lambda panels: [])
+    monkeypatch.setattr(heads, "section", lambda panels: [])
+    monkeypatch.setattr(joint, "section", lambda panels: [])
 
 
 def written(*folders):
