@@ -29,6 +29,7 @@ from attnlab.plot.series import (
     loss_against,
     over,
     parabolas,
+    ratios,
 )
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "loss_against",
     "over",
     "parabolas",
+    "ratios",
     "style",
     "svg",
 ]

@@ -22,7 +22,7 @@ from experiments.benchmarks.measure import Bar, Case, Entry
 from experiments.benchmarks.peers.attention import FUNCTIONS, LAYERS, Peer
 
 TINY = Size(2, 5, 3, 4, 6, is_causal=True)
-EXTRAS = {"Equinox", "torch module", "torch sdpa"}
+EXTRAS = {"Equinox", "torch module", "torch sdpa", "tokamax", "tokamax xla_chunked"}
 
 
 @pytest.fixture
