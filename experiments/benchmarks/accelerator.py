@@ -82,6 +82,8 @@ class Design(NamedTuple):
     )
     """Trained from several seeds at once."""
     seeds: int = 8
+    most_apart: int = 5
+    """Points that differ from the middle in more things are left out."""
 
 
 FULL = Design()
@@ -109,6 +111,7 @@ TINY = Design(
     decoder=(_TINY_DECODER, _TINY_STEPS),
     small=(_TINY_DECODER, _TINY_STEPS),
     seeds=2,
+    most_apart=2,
 )
 """Everything that `FULL` does, in minutes on a CPU: it shows that the suite runs, no more."""
 DESIGNS = {"full": FULL, "tiny": TINY}
@@ -133,6 +136,8 @@ def settings(design: Design) -> list[Setting]:
             value != facet[0]
             for value, facet in zip((dtype, causal, word, mode, t), facets, strict=True)
         )
+        if distance > d.most_apart:
+            continue
         for h in d.widths:
             width = d.width if word == "layer" else 0
             size = Size(d.tokens // t, t, d.heads, h, width, causal, dtype)
@@ -192,22 +197,25 @@ def _of_layer(size: Size, mode: str) -> list[Entry]:
     call = functools.partial(attnlab.multi_head_attention, spec=spec, is_causal=size.is_causal)
     would = explain_heads(spec, x, is_causal=size.is_causal)
     order = would["chosen"]["order"]
-    own, refused = by_backend(would["implementation"], functools.partial(call, order=order))
+    ordered = functools.partial(call, order=order)
+    own, refused = by_backend(would["implementation"], ordered, f"{OURS} {order},")
     for other, cost in would["order"].items():
         if other != order and isinstance(cost, int):
-            own[f"{OURS}, order {other}"] = functools.partial(call, order=other)
+            own[f"{OURS} {other}, as chosen"] = functools.partial(call, order=other)
     others = {n: functools.partial(peers.LAYERS[n], spec, size.is_causal) for n in LAYER_PEERS}
     return entries(own, others, (w, x), mode, "", lenient=True) + refused
 
 
-def by_backend(would: dict[str, str], call: Callable) -> tuple[dict[str, Callable], list[Entry]]:
+def by_backend(
+    would: dict[str, str], call: Callable, title: str = OURS
+) -> tuple[dict[str, Callable], list[Entry]]:
     """What `explain` says -> our calls by name, the chosen one first, and rows that refuse."""
     first = chosen_in(would)
     able = [first, *(n for n, word in would.items() if word == "could run")]
     own: dict[str, Callable] = {
         f"{OURS} {n}": functools.partial(call, implementation=n) for n in able
     }
-    return own, [refuse(f"{OURS} {n}", would[n], ours=True) for n in would if n not in able]
+    return own, [refuse(f"{title} {n}", would[n], ours=True) for n in would if n not in able]
 
 
 def work(case: Case, rounds: int) -> dict[str, Any]:

@@ -27,11 +27,9 @@ def able(record: Record) -> dict[str, dict]:
 
 
 def ours(record: Record) -> dict[str, dict]:
-    """Of `able` those of attnlab, by backend (or, in a layer, by another order of contraction)."""
+    """Of `able` those of attnlab, by backend (in a layer: by order of contraction and backend)."""
     return {
-        name.removeprefix(OURS).strip(" ,"): row
-        for name, row in able(record).items()
-        if row["ours"]
+        name.removeprefix(OURS).strip(): row for name, row in able(record).items() if row["ours"]
     }
 
 

@@ -20,7 +20,7 @@ parameters an arm under match=parameters, products in bfloat16, 10 seeds in one 
 bytes a seed. On one GPU, for three texts (the empty one is Python's standard library):
 
     for text in "" data/wikitext2 data/novels; do
-        python -m experiments.sweep --tune=5 --jobs=3 \
+        python -m experiments.sweep --tune=5 --jobs=2 \
             --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
             --config.data.path="$text" --workdir=runs/gpu/$(basename "${text:-python}")
     done
@@ -29,9 +29,10 @@ Ctrl-C, a signal or a kill stops it; the same loop goes on. Not run yet. Estimat
 which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
 an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9 arms of
 10 seeds, and one seed at 5 learning rates an arm. It leaves out evaluation (4 % more), rates beyond
-the 5 where the best is at an end, and the 162 processes that start and compile; with 3 at once
-(`--jobs=3`, a quarter of the GPU's memory each) two compute while one starts. The widths that
-match=parameters solves are no multiples of 8, which XLA pads.
+the 5 where the best is at an end, and the 162 processes that start and compile: with --jobs=2 one
+computes while another starts. An arm needs 5 to 17 GiB (as XLA plans the step for a CPU); two at
+once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves are no multiples of
+8, which the units of a GPU like less.
 """
 
 from collections.abc import Callable

@@ -60,12 +60,21 @@ def page(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
     yield Heading(1, f"Attention on {kind(about)}")
     told = [f"{n} {about[n]}" for n in ("machine", "python", "jax", "flax", "torch", "tokamax")]
     yield Paragraph(f"{about['device']}, {', '.join(told)}, commit {about['commit']}.")
-    yield Paragraph(f"**{len(records)} of {about['cases']} cases** are here. {_answer(records)}")
+    yield Paragraph(
+        f"**{len(records)} of {about['cases']} cases** are here. {_answer(design, records)}"
+    )
     if about["tiny"]:
         text = "Sizes for a CPU, programs not optimised: this shows that every case gives a number "
         yield Paragraph(text + "or a reason, not what is fast.", "warning")
     elif len(records) < about["cases"]:
         yield Paragraph("The same command goes on with the others.", "caution")
+    if rows := _widest(design, records):
+        yield Heading(2, "The widest heads")
+        caption = (
+            "**Function, bfloat16, causal, with gradient:** our fastest beside the fastest of "
+        )
+        header = ["width of a head", "T", "ours", "others", "time, ours / theirs"]
+        yield Table(f"{caption}others.", header, rows, [""] * len(rows), len(header))
     yield from _attention(design, records)
     yield from choices(about, records, level=2)
     yield from _training(about, records)
@@ -85,23 +94,39 @@ def page(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
     )
 
 
-def _answer(records: Sequence[Record]) -> str:
-    """The question of the laboratory: wide heads, with gradient, in bfloat16."""
-    middle = {"word": "function", "mode": "with gradient", "dtype": "bfloat16"}
-    told = []
-    for record in fastest.of(records, **middle, is_causal=True):
-        own, others = fastest.ours(record), fastest.peers(record)
-        first, second = fastest.fastest(own), fastest.fastest(others)
-        if first and second and record["about"]["H"] >= 512:
-            r = fastest.ratio(own[first], others[second])
-            sizes = f"heads {record['about']['H']} wide, T = {record['about']['T']:,}"
-            told.append(
-                f"{sizes}: {first} takes {r.middle:.2f} ({r.low:.2f} to {r.high:.2f}) "
-                f"of the time of {second}"
-            )
+def _answer(design: Design, records: Sequence[Record]) -> str:
+    """The question of the laboratory, in the middle of the design."""
+    told = [
+        f"{r[0]} wide, {r[2]} takes {r[4]} of the time of {r[3]}"
+        for r in _widest(design, records)
+        if r[1] == f"{design.lengths[0]:,}"
+    ]
     if not told:
-        return "Heads of 512 and more, with gradient in bfloat16, are not measured."
-    return "With gradient, causal, in bfloat16: " + "; ".join(told) + "."
+        return "The widest heads are not measured in the middle of the design."
+    return f"With gradient, causal, in bfloat16, T = {design.lengths[0]:,}: {'; '.join(told)}."
+
+
+WIDEST = 2
+"""So many widths of a design are its wide heads."""
+
+
+def _widest(design: Design, records: Sequence[Record]) -> list[list[str]]:
+    """width, T, our fastest, the fastest of others, the ratio of their times."""
+    found = []
+    for record in fastest.of(records, **_middle(design)):
+        own, others, a = fastest.ours(record), fastest.peers(record), record["about"]
+        first, second = fastest.fastest(own), fastest.fastest(others)
+        if first and second and a["H"] in sorted(design.widths)[-WIDEST:]:
+            r = fastest.ratio(own[first], others[second])
+            told = f"{r.middle:.2f} ({r.low:.2f} to {r.high:.2f})"
+            found.append((a["H"], a["T"], first, second, told))
+    return [[str(h), f"{t:,}", *rest] for h, t, *rest in sorted(found)]
+
+
+def _middle(design: Design) -> dict[str, Any]:
+    """The sizes of the middle, width and length left open."""
+    firsts = design.words[0], design.modes[0], design.dtypes[0], design.causal[0]
+    return dict(zip(("word", "mode", "dtype", "is_causal"), firsts, strict=True))
 
 
 def _attention(design: Design, records: Sequence[Record]) -> Iterator[Block]:
@@ -112,7 +137,10 @@ def _attention(design: Design, records: Sequence[Record]) -> Iterator[Block]:
         in_middle = beside == ("function", design.modes[0], design.causal[0], design.dtypes[0])
         if in_middle or design.lengths[0] == place.size.T:
             drawn.setdefault((*beside, place.size.T), []).append(place)
-    found = [_figure(key, places, records) for key, places in drawn.items()]
+    # The middle by its lengths, then the others as they come.
+    first = next(iter(drawn))[:-1]
+    order = sorted(drawn, key=lambda key: (key[:-1] != first, key[-1] * (key[:-1] == first)))
+    found = [_figure(key, drawn[key], records) for key in order]
     if figures := [figure for figure in found if figure]:
         yield Heading(2, "Ours beside others, by width of the heads")
         yield Figures(figures)
@@ -147,23 +175,24 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
 def choices(about: dict[str, Any], records: Sequence[Record], level: int = 1) -> Iterator[Block]:
     """Tables of the fastest backend, and the row of `CHOICES` that follows. Nothing is edited."""
     yield Heading(level, "Which backend is fastest")
-    some = fastest.of(records, word="function")
     groups: dict[tuple, list[Record]] = {}
-    for record in some:
+    for record in (r for word in ("function", "layer") for r in fastest.of(records, word=word)):
         a = record["about"]
-        groups.setdefault((a["dtype"], a["mode"], a["is_causal"]), []).append(record)
+        groups.setdefault((a["word"], a["dtype"], a["mode"], a["is_causal"]), []).append(record)
     if not groups:
-        yield Paragraph("No function is measured yet.")
-    for (dtype, mode, causal), part in groups.items():
+        yield Paragraph("Nothing is measured yet.")
+    for (word, dtype, mode, causal), part in groups.items():
         lengths = sorted({r["about"]["T"] for r in part})
         widths = sorted({r["about"]["H"] for r in part})
         cells = {(r["about"]["H"], r["about"]["T"]): _cell(r) for r in part}
         rows = [[str(h), *(cells.get((h, t), NONE) for t in lengths)] for h in widths]
         mask = "causal" if causal else "not causal"
-        caption = f"**{dtype}, {mode}, {mask}:** the fastest of ours; in brackets what is chosen "
-        caption += "now, and how many times as long that takes."
+        caption = f"**{word.capitalize()}, {dtype}, {mode}, {mask}:** the fastest of ours"
+        caption += ", TFLOP/s" if word == "function" else ", its order of contraction"
+        caption += "; in brackets what is chosen now, and how many times as long that takes."
         header = ["width of a head", *(f"T = {t:,}" for t in lengths)]
         yield Table(caption, header, rows, [""] * len(rows), 1 + len(lengths))
+    some = fastest.of(records, word="function")
     best = fastest.best_order(some) if some else None
     if best:
         now = [fastest.ours(r)[fastest.chosen(r)]["milliseconds"] /
@@ -186,12 +215,12 @@ def _cell(record: Record) -> str:
     first = fastest.fastest(own)
     if first is None:
         return NONE
-    flops = record["about"]["flops"] / own[first]["milliseconds"] * 1e-9
-    told = f"{first}, {flops:.3g} TFLOP/s"
+    told = first
+    if record["about"]["word"] == "function":
+        told += f" {record['about']['flops'] / own[first]['milliseconds'] * 1e-9:.3g}"
     if first == chosen or chosen not in own:
         return told
-    r = fastest.ratio(own[chosen], own[first])
-    return f"{told} ({chosen}: {r.middle:.2f})"
+    return f"{told} ({chosen} {fastest.ratio(own[chosen], own[first]).middle:.2f})"
 
 
 def _training(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
@@ -207,7 +236,7 @@ def _training(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Bloc
                     name,
                     f"{record['tokens'] / seconds:,.0f}",
                     f"{100 * share:.1f} %" if share is not None else "unknown",
-                    f"{r.middle:.3f} ({r.low:.3f} to {r.high:.3f})" if r else NONE,
+                    _told(r),
                     _number(row["compile_seconds"], 1.0),
                     _number(row["temp_bytes"], 2.0**20),
                 ]
@@ -234,30 +263,41 @@ def _decoding(records: Sequence[Record]) -> Iterator[Block]:
             each = a["bytes a token"][held]
             speed = record["tokens"] / row["milliseconds"] * 1e3
             size = f"{each * a['B'] * a['T'] / 2**20:,.1f}"
-            rows.append([name, f"{speed:,.0f}", f"{each:,}", size])
+            first = record["rows"][0]
+            r = fastest.ratio(first, row) if first["seconds"] else None
+            rows.append([name, f"{speed:,.0f}", _told(r), f"{each:,}", size])
         caption = f"**{a['N']} heads {a['H']} wide, batch {a['B']}, {a['T']:,} tokens held, "
         caption += f"{a['dtype']}.** The latent heads are another function."
-        header = ["", "tokens/s", "cache, bytes a token", "cache MiB"]
+        header = ["", "tokens/s", "time, first / this", "cache, bytes a token", "cache MiB"]
         yield Table(caption, header, rows, [""] * len(rows), 1)
 
 
+MEASURES = {
+    "milliseconds": ("Milliseconds", 1.0),
+    "compile_seconds": ("Seconds to compile", 1.0),
+    "temp_bytes": ("XLA's temporary memory beside arguments and results, MiB", 2.0**20),
+    "peak_bytes": ("The most that the device had held, where this row raised it, MiB", 2.0**20),
+}
+"""What every row has -> what it is called, and its unit."""
+
+
 def _compiling(design: Design, records: Sequence[Record]) -> Iterator[Block]:
-    middle = {"word": "function", "mode": design.modes[0], "dtype": design.dtypes[0],
-              "is_causal": design.causal[0], "T": design.lengths[0]}  # fmt: skip
-    some = sorted(fastest.of(records, **middle), key=lambda r: r["about"]["H"])
-    if not some:
-        return
-    rows = [
-        [f"{r['about']['H']}, {name}", _number(row["milliseconds"], 1.0),
-         _number(row["compile_seconds"], 1.0), _number(row["temp_bytes"], 2.0**20),
-         _number(row["peak_bytes"], 2.0**20)]
-        for r in some for name, row in fastest.able(r).items()
-    ]  # fmt: skip
-    yield Heading(2, "Seconds to compile, and memory")
-    caption = f"**The middle of the design, T = {design.lengths[0]:,}.** XLA's temporary memory "
-    caption += "is beside arguments and results; the peak is the device's, where a row raised it."
-    header = ["width, row", "ms", "compile s", "XLA temp MiB", "peak MiB"]
-    yield Table(caption, header, rows, [""] * len(rows), 1)
+    """All rows of the middle, a column for each width."""
+    some = fastest.of(records, **_middle(design), T=design.lengths[0])
+    some = sorted(some, key=lambda r: r["about"]["H"])
+    if some:
+        yield Heading(2, "Time, compiling and memory in the middle of the design")
+    names = dict.fromkeys(name for r in some for name in fastest.able(r))
+    for field, (told, unit) in MEASURES.items():
+        found = [fastest.able(r) for r in some]
+        rows = [
+            [name, *(_number(rows[name][field], unit) if name in rows else NONE for rows in found)]
+            for name in names
+        ]
+        if any(cell != NONE for row in rows for cell in row[1:]):
+            header = ["", *(f"H = {r['about']['H']}" for r in some)]
+            caption = f"**{told}**, T = {design.lengths[0]:,}."
+            yield Table(caption, header, rows, [""] * len(rows), 1)
 
 
 def _refusals(records: Sequence[Record]) -> Iterator[Block]:
@@ -274,6 +314,10 @@ def _refusals(records: Sequence[Record]) -> Iterator[Block]:
         rows = [[n, str(len(at)), why, at[0]] for (n, why), at in sorted(told.items())]
         yield Table("**Rows without a time.**", ["row", "cases", "reason", "the first of them"],
                     rows, [""] * len(rows), 4)  # fmt: skip
+
+
+def _told(r: fastest.Ratio | None) -> str:
+    return f"{r.middle:.3f} ({r.low:.3f} to {r.high:.3f})" if r else NONE
 
 
 def _number(value: float | None, unit: float) -> str:
