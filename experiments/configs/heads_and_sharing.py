@@ -22,7 +22,7 @@ bytes a seed. On one GPU, for three texts (the empty one is Python's standard li
     for text in "" data/wikitext2 data/novels; do
         python -m experiments.sweep --tune=5 --jobs=2 \
             --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
-            --config.data.path="$text" --workdir=runs/gpu/$(basename "${text:-python}")
+            --config.data.path="$text" --workdir=runs/gpu/$(basename "${text:-python}") || break
     done
 
 Ctrl-C, a signal or a kill stops it; the same loop goes on. Not run yet. Estimated (by --print_only,

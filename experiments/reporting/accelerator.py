@@ -10,7 +10,14 @@ import numpy as np
 
 from attnlab import plot
 from experiments.benchmarks import fastest
-from experiments.benchmarks.accelerator import DESIGNS, Design, Setting, settings
+from experiments.benchmarks.accelerator import (
+    DESIGNS,
+    FUNCTION_PEERS,
+    LAYER_PEERS,
+    Design,
+    Setting,
+    settings,
+)
 from experiments.benchmarks.fastest import Record
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.reporting.document import (
@@ -32,6 +39,7 @@ NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile
            "temp_bytes", "peak_bytes", "verdict")  # fmt: skip
 SIZES = ("word", "mode", "dtype", "is_causal", "B", "T", "N", "H", "D")
 NONE = "–"
+NAMES = tuple(dict.fromkeys((*FUNCTION_PEERS, *LAYER_PEERS)))
 
 
 def write(folder: Path, about: dict[str, Any], records: Sequence[Record]) -> Path:
@@ -97,7 +105,7 @@ def page(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
 def _answer(design: Design, records: Sequence[Record]) -> str:
     """The question of the laboratory, in the middle of the design."""
     told = [
-        f"{r[0]} wide, {r[2]} takes {r[4]} of the time of {r[3]}"
+        f"heads {r[0]} wide: `{r[2]}` takes {r[4]} of the time of {r[3]}"
         for r in _widest(design, records)
         if r[1] == f"{design.lengths[0]:,}"
     ]
@@ -160,7 +168,8 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
     if not points or len(places) < 2:
         return None
     curves = []
-    for k, (name, some) in enumerate(sorted(points.items())):
+    for name, some in sorted(points.items()):
+        k = NAMES.index(name)  # a peer has one colour in all figures
         some.sort(key=lambda point: point[0])
         values = np.array([[r.low, r.middle, r.high] for _, r in some]).T
         steps = np.array([h for h, _ in some])

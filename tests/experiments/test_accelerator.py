@@ -122,6 +122,7 @@ def test_it_stops_in_time_and_takes_no_other_numbers(tmp_path, monkeypatch):
     assert go_through([case("c")], Ledger(tmp_path, {"jax": "1"}), work, minutes=0) == 1
     with pytest.raises(ValueError, match="jax was 1, is 2; use another --out"):
         Ledger(tmp_path, {"jax": "2"})
+    Ledger(tmp_path, {"jax": "1", "machine": "another host of the same GPU"})
 
 
 def test_every_backend_is_a_row(monkeypatch):
@@ -175,7 +176,7 @@ def row(name, milliseconds):
 def record(h, t=4096, mode="with gradient", **times):
     about = {"word": "function", "mode": mode, "dtype": "bfloat16", "is_causal": True}
     about |= {"H": h, "T": t, "B": 4, "N": 8, "D": 0, "flops": 1e12}
-    rows = [row(name.replace("_", " "), ms) for name, ms in times.items()]
+    rows = [row(name.replace("_", " ").replace("jax ", "jax."), ms) for name, ms in times.items()]
     return {"name": f"{h} {t} {mode}", "about": about, "tokens": 10, "rows": rows}
 
 
@@ -202,8 +203,8 @@ def test_the_page_of_made_up_numbers(tmp_path):
     gone = {"name": "lost", "about": {"word": "layer"}, "rows": [], "trouble": "out of memory"}
     place = report.write(tmp_path, ABOUT, [*RECORDS, gone])
     text = (tmp_path / "accelerator.md").read_text()
-    assert "512 wide, wide takes 0.25 (0.25 to 0.25) of the time of jax nn" in text
-    assert "| 512 | 8,192 | dense | jax nn | 0.38 (0.38 to 0.38) |" in text
+    assert "heads 512 wide: `wide` takes 0.25 (0.25 to 0.25) of the time of jax.nn" in text
+    assert "| 512 | 8,192 | dense | jax.nn | 0.38 (0.38 to 0.38) |" in text
     assert "| 512 | wide 500 (dense 2.00) | dense 333 |" in text
     assert "| attnlab cudnn | 2 | too wide | 512 4096 with gradient |" in text
     assert "| the whole case | 1 | out of memory | lost |" in text
