@@ -2,12 +2,15 @@
 
 Suites: `attention` (layers, functions, wide heads, long sequences), `train` (a step of the small
 decoder), `nanogpt` (a whole run), `plans` (what 24 layers cost to compile, and in memory, under
-every sharing plan). Peers that are not installed are left out: pip install attnlab[bench].
+every sharing plan), `accelerator` (all of that which is for a GPU or TPU, most telling first, for
+--minutes; the same command goes on; --tiny is all of it in small, for a CPU). Peers that are not
+installed are left out: pip install attnlab[bench].
 
 Ours is "not slower" than a peer when the interval starts at 1.00 or below and the median ratio
 of times (ours / peer) is at most 1.10; see `experiments.benchmarks.measure`.
 """
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -21,11 +24,16 @@ import jax
 from absl import flags
 
 from attnlab import plot
-from experiments.benchmarks import attention, plans, train
+from attnlab.attention.core import BACKENDS
+from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks.figure import ratios
+from experiments.benchmarks.ledger import Ledger, go_through
 from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table
 from experiments.benchmarks.peers import on_torch
-from experiments.running import launch
+from experiments.benchmarks.peers.systems import installed
+from experiments.reporting import accelerator as report
+from experiments.running import launch, lock
+from experiments.running.machine import environment
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention.cases,
@@ -33,6 +41,9 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "plans": plans.cases,
     "nanogpt": lambda: train.whole_run_cases(flags.FLAGS.data),
 }
+
+
+ACCELERATOR = "accelerator"
 
 
 def machine() -> dict[str, Any]:
@@ -100,6 +111,35 @@ def _record(case: Case, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minutes: float) -> None:
+    """Goes on with suite accelerator in `folder`, and writes its page there.
+
+    Raises ValueError without a folder, and where that holds numbers of something else.
+    """
+    if not folder:
+        raise ValueError("suite accelerator goes on where it was stopped: say in which --out")
+    place, design = Path(folder), accelerator.DESIGNS["tiny" if tiny else "full"]
+    if tiny:  # nobody reads its times
+        jax.config.update("jax_disable_most_optimizations", True)
+    cases = list(accelerator.cases(design))
+    some = chosen(iter(cases), pattern)
+    about = {**environment(), **{n: installed(n) or "missing" for n in ("torch", "tokamax")}}
+    about |= {"tiny": tiny, "backends": list(BACKENDS), "cases": len(cases)}
+    place.mkdir(parents=True, exist_ok=True)
+    with lock.own(place):
+        ledger = Ledger(place, about)
+        work = functools.partial(accelerator.work, rounds=min(rounds, 3) if tiny else rounds)
+        try:
+            left = go_through(some, ledger, work, minutes=minutes, say=_say)
+        finally:
+            print(f"page: {report.write(place, ledger.about, ledger.records)}")
+    print(f"{left} cases are left; the same command goes on" if left else "all cases are done")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 def main() -> None:
     """Runs a suite."""
     # Torch's waiting threads spin by default, which makes it 2 to 4 times slower where others
@@ -107,16 +147,24 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # JAX would take three quarters of a GPU and torch has to live there too: half for each.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    suite = str(flags.FLAGS.suite)
+    suite, given = str(flags.FLAGS.suite), flags.FLAGS
+    if suite == ACCELERATOR:
+        some: dict[str, Any] = {"pattern": given.cases, "rounds": given.rounds}
+        run_accelerator(given.out, tiny=given.tiny, minutes=given.minutes, **some)
+        return
     cases = chosen(SUITES[suite](), flags.FLAGS.cases)
     run(cases, flags.FLAGS.rounds, flags.FLAGS.out, suite)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("suite", None, list(SUITES), "What to time.")
+    flags.DEFINE_enum("suite", None, [*SUITES, ACCELERATOR], "What to time.")
     flags.DEFINE_integer("rounds", 21, "Times each entry runs.", lower_bound=1)
     flags.DEFINE_string("cases", "", "Only the cases whose name holds this regular expression.")
     flags.DEFINE_string("data", "", "The text of suite nanogpt.")
+    flags.DEFINE_float(
+        "minutes", 20.0, "When suite accelerator stops; 0 only writes its page.", lower_bound=0
+    )
+    flags.DEFINE_bool("tiny", False, "Suite accelerator at sizes for a CPU.")
     flags.DEFINE_string("out", "", "A folder for table, numbers and figure; empty writes none.")
     flags.mark_flag_as_required("suite")
     launch.start(main)

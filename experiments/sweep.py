@@ -7,7 +7,7 @@ was expected and whether it came. The same command again skips what is complete,
 is broken, and renews the report.
 Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
 or --jobs of them. --print_only prints one `experiments.run` command an arm instead, to start
-elsewhere. See docs/running.md.
+elsewhere, and on the terminal what an H100 would need for them. See docs/running.md.
 
 Where the config has `pairs(arg)`, the verdicts are about those pairs of arms. --max_seeds=20 adds
 seeds to pairs that are not decided, until they are, or more seeds cannot decide them, or they have
@@ -84,13 +84,14 @@ def main() -> None:
     folder, plan = Path(flags.FLAGS.workdir), read(filename, overrides)
     if _LADDER.value:
         plan = climb(plan, base, ladder.sizes(_LADDER.value), _LADDER_BY.value)
-    if _PRINT_ONLY.value:
-        for name, changes in plan.arms.items():
-            print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
-        return
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
     arms = {name: arm.resolve(config) for name, config in configs.items()}
+    if _PRINT_ONLY.value:
+        for name, changes in plan.arms.items():
+            print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
+        print(terminal.estimate(arms, _TUNE.value), file=sys.stderr)
+        return
     if _TUNE.value:
         check_tuning(configs)
     record: dict[str, Any] = {"arms": {n: c.to_dict() for n, c in configs.items()}}

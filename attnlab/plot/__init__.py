@@ -30,6 +30,7 @@ from attnlab.plot.series import (
     loss_against,
     over,
     parabolas,
+    ratios,
 )
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "loss_against",
     "over",
     "parabolas",
+    "ratios",
     "style",
     "svg",
 ]

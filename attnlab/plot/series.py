@@ -173,6 +173,34 @@ def over(
     return figure
 
 
+def ratios(series: Sequence[Curve], xlabel: str, ylabel: str) -> Any:
+    """Ratios of times over a size that doubles: `values` are the low end, the ratio and the high
+    end, [3, P]. Both axes go by their logarithms, and 1 is marked: as fast."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure, [[axes]] = new_figure(SIZE[0], max(SIZE[1], 0.24 * len(series)), 1, 1)
+    axes.axhline(1.0, color=INK, linewidth=1.0)
+    for curve in series:
+        (low, middle, high), look = curve.values, curve.style
+        axes.errorbar(
+            curve.steps, middle, yerr=[middle - low, high - middle], color=look.colour, capsize=2.5,
+            linestyle=look.dashes, linewidth=1.6, **marker_of(look, 6.0),
+        )  # fmt: skip
+    ticks = sorted({int(x) for curve in series for x in curve.steps})
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(min(bottom, 0.8), max(top, 1.25))
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_ends(axes, series)
+    return figure
+
+
 def parabolas(tried: Sequence[Curve], fitted: Sequence[Curve], xlabel: str, ylabel: str) -> Any:
     """Scores over a quantity shown by its logarithm: points, and lines that go through the best."""
     figure, [[axes]] = new_figure(SIZE[0], max(SIZE[1], 0.24 * len(tried)), 1, 1)

@@ -7,13 +7,15 @@ One peer is entered twice: its row (A/A) is the noise of this very run.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 # A round calls a fast entry until this time is filled, so that the clock does not matter.
 SECONDS_PER_ROUND = 0.02
+FEWEST_ROUNDS = 3
 # Of the median ratio of times, ours / peer.
 NOT_SLOWER = 1.10
 
@@ -33,6 +35,11 @@ class Entry(NamedTuple):
     """Of its matrix products; None where they cannot be counted."""
     refusal: str = ""
     """Why it cannot do this work; then `run` is never called."""
+    compile_seconds: float | None = None
+    """Tracing included; None where nothing is compiled beforehand."""
+    peak_bytes: int | None = None
+    """The most that the device held, where this entry raised it; None where another had before, or
+    the device does not tell."""
 
 
 class Bar(NamedTuple):
@@ -59,6 +66,8 @@ class Case(NamedTuple):
     """Run every entry once before the first round; False where start-up is what is timed."""
     bars: tuple[Bar, ...] = ()
     most_rounds: int | None = None
+    about: Mapping[str, Any] = MappingProxyType({})
+    """The sizes by name, for who reads many cases."""
 
 
 class Row(NamedTuple):
@@ -80,6 +89,8 @@ class Row(NamedTuple):
     flops: float | None
     seconds: list[float]
     """Of each round."""
+    compile_seconds: float | None = None
+    peak_bytes: int | None = None
 
 
 def refuse(name: str, reason: str, ours: bool = False) -> Entry:
@@ -91,17 +102,24 @@ def refuse(name: str, reason: str, ours: bool = False) -> Entry:
     return Entry(name, run, ours=ours, refusal=reason)
 
 
-def measure(entries: Sequence[Entry], rounds: int, *, warm: bool = True) -> list[Row]:
-    """Times every entry once per round, in an order that each round draws anew."""
+def measure(
+    entries: Sequence[Entry], rounds: int, *, warm: bool = True, most_seconds: float = math.inf
+) -> list[Row]:
+    """Times every entry once per round, in an order that each round draws anew.
+
+    Where all rounds would take more than `most_seconds` there are fewer, at least `FEWEST_ROUNDS`.
+    """
     rng = np.random.default_rng(0)
     able = [i for i, entry in enumerate(entries) if not entry.refusal]
     # A time of warming up may hold what is done only once, so the second call counts.
-    first = [(_seconds(entries[i].run, 1), _seconds(entries[i].run, 1))[1] for i in able if warm]
-    calls = max(1, math.ceil(SECONDS_PER_ROUND / max(min(first), 1e-6))) if first else 1
+    first = {i: (_seconds(entries[i].run, 1), _seconds(entries[i].run, 1))[1] for i in able if warm}
+    calls = {i: max(1, math.ceil(SECONDS_PER_ROUND / max(s, 1e-6))) for i, s in first.items()}
+    if one_round := sum(calls[i] * first[i] for i in first):
+        rounds = min(rounds, max(FEWEST_ROUNDS, int(min(most_seconds / one_round, rounds))))
     seconds = np.full((rounds, len(entries)), np.nan)
     for row in seconds:
         for i in rng.permutation(able):
-            row[i] = _seconds(entries[i].run, calls)
+            row[i] = _seconds(entries[i].run, calls.get(i, 1))
     return [_row(entries, i, seconds, rng) for i in range(len(entries))]
 
 
@@ -140,6 +158,8 @@ def _row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.G
         temp_bytes=entry.temp_bytes,
         flops=entry.flops,
         seconds=[] if entry.refusal else own.tolist(),
+        compile_seconds=entry.compile_seconds,
+        peak_bytes=entry.peak_bytes,
     )
 
 

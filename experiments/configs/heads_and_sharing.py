@@ -14,6 +14,25 @@ words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budge
     python -m experiments.sweep --tune=5 --max_seeds=12 --smallest=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
         --config.data.path=TEXT --workdir=runs/study
+
+`scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
+parameters an arm under match=parameters, products in bfloat16, 10 seeds in one program, 8.2 million
+bytes a seed. On one GPU, for three texts (the empty one is Python's standard library):
+
+    for text in "" data/wikitext2 data/novels; do
+        python -m experiments.sweep --tune=5 --jobs=2 \
+            --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
+            --config.data.path="$text" --workdir=runs/gpu/$(basename "${text:-python}") || break
+    done
+
+Ctrl-C, a signal or a kill stops it; the same loop goes on. Not run yet. Estimated (by --print_only,
+which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
+an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9 arms of
+10 seeds, and one seed at 5 learning rates an arm. It leaves out evaluation (4 % more), rates beyond
+the 5 where the best is at an end, and the 162 processes that start and compile: with --jobs=2 one
+computes while another starts. An arm needs 5 to 17 GiB (as XLA plans the step for a CPU); two at
+once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves are no multiples of
+8, which the units of a GPU like less.
 """
 
 from collections.abc import Callable
@@ -26,6 +45,22 @@ LAYOUTS = ("standard", "wide", "narrow")
 PLANS = ("separate", "albert")
 STUDY = ("separate", "cycle:2", "albert")
 LEARNING_RATES = (1e-3, 3e-3, 1e-2)
+SCALES = {
+    "gpu": {
+        "model.width": 352,
+        "model.max_len": 256,
+        "model.dtype": "bfloat16",
+        "train.length": 256,
+        "train.batch_size": 32,
+        "train.steps": 1000,
+        "train.warmup_steps": 100,
+        "train.eval_every": 200,
+        "train.checkpoint_every": 500,
+        "train.seeds": tuple(range(10)),
+    }
+}
+"""Word behind `scale=` -> fields."""
+BUDGETS = ("parameters", "flops")
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -35,11 +70,16 @@ def get_config(arg: str = "") -> ConfigDict:
     config = byte_lm.get_config(",".join(others))
     if "study" in words:
         config.data.validation = 0.1
+    known = [f"match={budget}" for budget in BUDGETS] + [f"scale={name}" for name in SCALES]
     for word in (w for w in words if "=" in w):
-        name, budget = word.split("=")
-        if name != "match" or budget not in ("parameters", "flops"):
-            raise ValueError(f"unknown word {word!r}; known: match=parameters, match=flops")
-        config.match.budget = budget
+        if word not in known:
+            raise ValueError(f"unknown word {word!r}; known: {', '.join(known)}")
+        name, value = word.split("=")
+        if name == "match":
+            config.match.budget = value
+        else:
+            config.update_from_flattened_dict(SCALES[value])
+    if any("=" in word for word in words):
         # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give.
         config.model.ffn_width = 8 * config.model.width
     return config

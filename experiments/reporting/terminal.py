@@ -5,11 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.model import accounting
+from experiments.benchmarks.peaks import PEAKS
 from experiments.reporting import beside, claims, findings, ladder
 from experiments.reporting.results import Panel
 from experiments.reporting.wording import columns, score
 from experiments.running.arm import Arm
 from experiments.running.jobs import Room
+
+EXAMPLE, SHARE = "NVIDIA H100 80GB HBM3", 0.3
+"""The device of an estimate, and how much of its peak is assumed."""
 
 
 def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
@@ -22,8 +26,7 @@ def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
     total = 0.0
     for name, arm in arms.items():
         trains, model = arm.train, arm.model
-        tokens = trains.steps * trains.batch_size * trains.length * len(trains.seeds)
-        flops = 3.0 * tokens * accounting.flops_per_token(model, trains.length)
+        tokens, flops = _tokens(arm), training_flops(arm)
         total += flops
         parameters = f"{accounting.unique_parameters(model):,}"
         counts = (str(len(trains.seeds)), f"{trains.steps:,}", f"{tokens:,}", f"{flops:.2e}")
@@ -32,6 +35,27 @@ def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
     return (
         f"{len(arms)} arms in {folder}, {min(room.jobs, len(arms))} at once{each}; "
         f"{total:.2e} FLOPs in all, less what is complete\n{columns(rows)}"
+    )
+
+
+def _tokens(arm: Arm) -> int:
+    trains = arm.train
+    return trains.steps * trains.batch_size * trains.length * len(trains.seeds)
+
+
+def training_flops(arm: Arm) -> float:
+    """3 forward passes a token (one forward, two backward), of all seeds."""
+    return 3.0 * _tokens(arm) * accounting.flops_per_token(arm.model, arm.train.length)
+
+
+def estimate(arms: dict[str, Arm], rates: int = 0) -> str:
+    """How long an H100 would compute, with one seed at each of so many learning rates an arm."""
+    flops = sum(training_flops(a) * (1 + rates / len(a.train.seeds)) for a in arms.values())
+    peak = PEAKS[EXAMPLE].flops["bfloat16"]
+    minutes = flops / (SHARE * peak) / 60
+    return (
+        f"{flops:.2e} FLOPs: {minutes:.3g} minutes at {SHARE:.0%} of the {peak / 1e12:.0f} TFLOP/s "
+        "of an H100 in bfloat16, without evaluation, starting and compiling"
     )
 
 

@@ -22,7 +22,7 @@ from experiments.benchmarks.measure import Bar, Case, Entry
 from experiments.benchmarks.peers.attention import FUNCTIONS, LAYERS, Peer
 
 TINY = Size(2, 5, 3, 4, 6, is_causal=True)
-EXTRAS = {"Equinox", "torch module", "torch sdpa"}
+EXTRAS = {"Equinox", "torch module", "torch sdpa", "tokamax", "tokamax xla_chunked"}
 
 
 @pytest.fixture
@@ -102,6 +102,17 @@ def test_ours_refusing_leaves_times_of_peers(clock):
 def test_fast_entries_fill_the_clock(clock):
     rows = measure.measure([Entry("ours", clock(0.003), ours=True)], 2)
     assert rows[0].seconds == pytest.approx([0.003, 0.003])
+
+
+def test_a_slow_entry_is_not_called_as_often_as_a_fast_one(clock):
+    entries = [Entry("ours", clock(0.004), ours=True), Entry("theirs", clock(0.5))]
+    began = measure.time.perf_counter()
+    rows = measure.measure(entries, 100, most_seconds=5.2)
+    # A round is 5 calls of ours and one of theirs, 0.52 seconds; before it 2 calls each.
+    assert [len(r.seconds) for r in rows] == [10, 10]
+    assert measure.time.perf_counter() - began == pytest.approx(10 * 0.52 + 2 * 0.504)
+    assert len(measure.measure(entries, 100, most_seconds=0.1)[0].seconds) == 3
+    assert len(measure.measure(entries, 2, most_seconds=0.1)[0].seconds) == 2
 
 
 @pytest.mark.slow

@@ -154,6 +154,18 @@ def jax_nn_function(implementation: Any, is_causal: bool) -> Peer:
     return Peer(call)
 
 
+def tokamax_function(implementation: Any, is_causal: bool) -> Peer:
+    """`tokamax.dot_product_attention`; of its own implementations None takes the first that can."""
+    import tokamax
+
+    def call(q, k, v):
+        return tokamax.dot_product_attention(
+            q, k, v, is_causal=is_causal, implementation=implementation
+        )
+
+    return Peer(call)
+
+
 def flax_function(module: Any, is_causal: bool) -> Peer:
     """`dot_product_attention` of `flax.linen` or `flax.nnx`."""
 
@@ -205,5 +217,7 @@ FUNCTIONS: dict[str, Callable[[bool], Peer]] = {
     "Equinox": equinox_function,
     "jax.nn": functools.partial(jax_nn_function, "xla"),
     "jax.nn cudnn": functools.partial(jax_nn_function, "cudnn"),
+    "tokamax": functools.partial(tokamax_function, None),
+    "tokamax xla_chunked": functools.partial(tokamax_function, "xla_chunked"),
     "torch sdpa": torch_function,
 }

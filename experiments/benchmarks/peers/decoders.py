@@ -1,6 +1,7 @@
 """The small decoder as users write it in plain Flax Linen and in plain torch: peers to time.
 
-They take the sizes of a `ModelConfig`: pre-norm, learned positions, tanh GELU, biases, own readout.
+They take the sizes of a `ModelConfig`: pre-norm, learned positions, tanh GELU, biases, own readout;
+and its dtype, in which they multiply: weights are in float32.
 Both read our weights, so that a benchmark can check that it times one and the same model.
 """
 
@@ -25,12 +26,13 @@ class LinenBlock(nn.Module):
     @nn.compact
     def __call__(self, x, mask):
         """x + attention(norm(x)), then x + ffn(norm(x))."""
-        c = self.config
-        y = nn.LayerNorm(epsilon=c.norm_eps, name="attention_norm")(x)
-        x = x + nn.MultiHeadDotProductAttention(c.num_heads, name="attention")(y, mask=mask)
-        y = nn.LayerNorm(epsilon=c.norm_eps, name="ffn_norm")(x)
-        y = nn.gelu(nn.Dense(c.ffn_width, name="up")(y))
-        return x + nn.Dense(c.width, name="down")(y), None
+        c, d = self.config, jnp.dtype(self.config.dtype)
+        y = nn.LayerNorm(epsilon=c.norm_eps, dtype=d, name="attention_norm")(x)
+        heads = nn.MultiHeadDotProductAttention(c.num_heads, dtype=d, name="attention")
+        x = x + heads(y, mask=mask)
+        y = nn.LayerNorm(epsilon=c.norm_eps, dtype=d, name="ffn_norm")(x)
+        y = nn.gelu(nn.Dense(c.ffn_width, dtype=d, name="up")(y))
+        return x + nn.Dense(c.width, dtype=d, name="down")(y), None
 
 
 class LinenDecoder(nn.Module):
@@ -43,8 +45,9 @@ class LinenDecoder(nn.Module):
     def __call__(self, tokens):
         """tokens [B, T] -> logits [B, T, vocab]."""
         c, mask = self.config, nn.make_causal_mask(tokens)
-        x = nn.Embed(c.vocab_size, c.width, name="embedding")(tokens)
-        x = x + nn.Embed(c.max_len, c.width, name="positions")(jnp.arange(tokens.shape[1])[None])
+        d, places = jnp.dtype(c.dtype), jnp.arange(tokens.shape[1])[None]
+        x = nn.Embed(c.vocab_size, c.width, dtype=d, name="embedding")(tokens)
+        x = x + nn.Embed(c.max_len, c.width, dtype=d, name="positions")(places)
         if self.scan:
             layers = nn.scan(
                 LinenBlock,
@@ -57,8 +60,9 @@ class LinenDecoder(nn.Module):
         else:
             for i in range(c.num_layers):
                 x, _ = LinenBlock(c, name=f"layer_{i}")(x, mask)
-        x = nn.LayerNorm(epsilon=c.norm_eps, name="final_norm")(x)
-        return nn.Dense(c.vocab_size, use_bias=False, name="readout")(x)
+        x = nn.LayerNorm(epsilon=c.norm_eps, dtype=d, name="final_norm")(x)
+        readout = nn.Dense(c.vocab_size, use_bias=False, dtype=d, name="readout")
+        return readout(x).astype(jnp.float32)
 
 
 def linen_params(ours: Any, model: LinenDecoder) -> Any:
@@ -184,8 +188,10 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
     rows = on_torch.tensor(np.asarray(tokens, np.int64))
 
     def step() -> float:
-        logits = model(rows[:, :-1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        with torch.autocast(on_torch.device(), torch.bfloat16, enabled=config.dtype == "bfloat16"):
+            logits = model(rows[:, :-1])
+        logits, targets = logits.flatten(0, 1).float(), rows[:, 1:].flatten()
+        loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, trains.clip_norm)

@@ -1,0 +1,171 @@
+"""Decoding of wide heads, token by token, from each cache that can hold their past.
+
+Keys and values of wide heads are 2 N H numbers a token. The same function can keep the D numbers
+of x alone (every head looks at x itself, its matrices multiplied out once, beforehand), or x and
+the values. Latent heads, another function, keep one small vector. Rows that are one function have
+the same weights, and their outputs are compared before anything is timed.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from attnlab.heads.cache import init_cache
+from attnlab.heads.cost import cache_bytes_per_token, cache_shapes
+from attnlab.heads.maps import Weights
+from attnlab.heads.multihead import multi_head_attention
+from attnlab.heads.project import init_heads
+from attnlab.heads.spec import HeadSpec, absorption
+from experiments.benchmarks.attention import Size, check_equal, quick_key, reason_of
+from experiments.benchmarks.measure import Case, Entry, refuse
+
+STEPS = 16
+"""Tokens of one call."""
+FROM_X = "attnlab, cache of x"
+
+
+def decode_case(size: Size) -> Case:
+    """`size.T` is how many tokens the cache holds at the end of a call of `STEPS`."""
+    dtype, steps = size.dtype, min(STEPS, size.T // 2)
+    wide = HeadSpec("standard", size.D, size.N, head_dim=size.H)
+    bilinear, absorbed = (step.spec for step in absorption(wide))
+    latent = HeadSpec(
+        "latent", size.D, size.N, head_dim=size.H, latent_dim=size.D // 2, rotary_dim=size.D // 8
+    )
+
+    def build() -> list[Entry]:
+        past, steps_to = size.T - steps, absorption(wide)
+        names = ("attnlab, cache of k and v", "attnlab, cache of x and v", FROM_X)
+        specs = dict(zip(names, (wide, *(step.spec for step in steps_to)), strict=True))
+
+        @jax.jit  # one program, where each product would be one
+        def start() -> Any:
+            keys = jax.random.split(quick_key(0), 2)
+            weights = [init_heads(keys[0], wide, dtype=dtype)]
+            for step in steps_to:
+                weights.append(step.weights(weights[-1]))
+            x = jax.random.normal(keys[1], (size.B, size.T, size.D), dtype)
+            old = x.at[:, past:].set(0)
+            read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, weights[0][name])
+            return weights, {"k": read("k"), "v": read("v"), "x": old}, x[:, past:]
+
+        weights, past_of, given = start()
+        held = {
+            name: (spec, w, {n: past_of[n] for n in cache_shapes(spec)})
+            for (name, spec), w in zip(specs.items(), weights, strict=True)
+        }
+        made, expected = [], None
+        for name in sorted(held, key=lambda name: name != FROM_X):
+            entry, expected = _tried(
+                name, functools.partial(_ours, name, *held[name], given, past), expected
+            )
+            made.append(entry._replace(ours=True))
+        both = past_of["k"], past_of["v"]
+        linen = lambda: _linen("Linen, decode=True", wide, weights[0], both, given, past)
+        made.append(_tried("Linen, decode=True", linen, expected)[0])
+        made.append(_tried("attnlab latent", lambda: _latent(latent, size, given, past), None)[0])
+        made[-1] = made[-1]._replace(ours=True)
+        return made
+
+    sizes = " ".join(size.words()[:2])
+    held = {"k and v": wide, "x and v": bilinear, "x": absorbed, "latent": latent}
+    caches = {n: cache_bytes_per_token(spec, jnp.dtype(dtype).itemsize) for n, spec in held.items()}
+    about = size._asdict() | {"word": "decoding", "bytes a token": caches}
+    return Case(f"decoding {sizes}, {dtype}", "decoding", sizes, size.B * steps, build, about=about)
+
+
+def _tried(name: str, make: Callable[[], Entry], expected: Any) -> tuple[Entry, Any]:
+    """The entry, or a row that says why there is none; and what later ones have to equal."""
+    try:
+        entry = make()
+        out = entry.run()
+        check_equal(name, out, out if expected is None else expected)
+    except Exception as error:
+        return refuse(name, reason_of(error)), expected
+    return entry, out if expected is None else expected
+
+
+def _ours(
+    name: str, spec: HeadSpec, w: Weights, held: dict[str, Any], given: Any, past: int
+) -> Entry:
+    cache = init_cache(spec, given.shape[0], past + given.shape[1], given.dtype)
+    cache = cache | held | {"length": jnp.asarray(past)}
+    run = functools.partial(multi_head_attention, spec=spec, is_causal=True, order="factored")
+
+    def step(w: Weights, cache: Any, x: Any) -> Any:
+        return run(w, x[:, None], cache=cache)
+
+    return _entry(name, step, w, cache, given, lambda cache: cache | {"length": jnp.asarray(past)})
+
+
+def _latent(spec: HeadSpec, size: Size, given: Any, past: int) -> Entry:
+    """Absorbed: every head looks at the latent. What it holds are normal numbers."""
+    (last,) = absorption(spec)
+
+    @jax.jit
+    def start() -> Any:
+        w = last.weights(init_heads(quick_key(2), spec, dtype=size.dtype))
+        shapes = {n: (size.B, size.T, *shape) for n, shape in cache_shapes(last.spec).items()}
+        return w, {
+            n: jax.random.normal(jax.random.key(3), s, size.dtype) for n, s in shapes.items()
+        }
+
+    w, held = start()
+    return _ours("attnlab latent", last.spec, w, held, given, past)
+
+
+def _linen(
+    name: str, spec: HeadSpec, w: Weights, held: tuple[Any, Any], given: Any, past: int
+) -> Entry:
+    n, h = spec.sizes["N"], spec.sizes["H"]
+    layer = nn.MultiHeadDotProductAttention(
+        n,
+        qkv_features=n * h,
+        out_features=spec.width,
+        use_bias=False,
+        decode=True,
+        dtype=given.dtype,
+    )
+    names = {"query": "q", "key": "k", "value": "v", "out": "o"}
+    params = {theirs: {"kernel": w[ours]} for theirs, ours in names.items()}
+    cache = {"cached_key": held[0], "cached_value": held[1], "cache_index": jnp.asarray(past)}
+
+    def step(params: Any, cache: Any, x: Any) -> Any:
+        out, new = layer.apply({"params": params, "cache": cache}, x[:, None], mutable=["cache"])
+        return out, new["cache"]
+
+    back = lambda cache: cache | {"cache_index": jnp.asarray(past)}
+    return _entry(name, step, params, cache, given, back)
+
+
+def _entry(
+    name: str, step: Callable, w: Any, cache: Any, given: Any, back: Callable[[Any], Any]
+) -> Entry:
+    """`step` (w, cache, x [B, D]) -> (out [B, 1, D], cache), for every token of `given` in one
+    program. The cache is overwritten in place; `back` makes it as long as it was."""
+
+    def work(w: Any, cache: Any, given: Any) -> Any:
+        def body(cache: Any, x: Any) -> Any:
+            out, cache = step(w, cache, x)
+            return cache, out[:, 0]
+
+        cache, outs = jax.lax.scan(body, cache, given.swapaxes(0, 1))
+        return outs, back(cache)
+
+    began = time.perf_counter()
+    cache = jax.tree.map(jnp.array, cache)  # a copy: others hold the same arrays
+    compiled = jax.jit(work, donate_argnums=1).lower(w, cache, given).compile()
+    seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
+
+    def run() -> Any:
+        nonlocal cache
+        outs, cache = jax.block_until_ready(compiled(w, cache, given))
+        return outs
+
+    temp = memory.temp_size_in_bytes if memory else None
+    return Entry(name, run, temp_bytes=temp, compile_seconds=seconds)

@@ -1,0 +1,348 @@
+"""The page of suite accelerator: which backend is fastest where, and how ours stands to others."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab import plot
+from experiments.benchmarks import fastest
+from experiments.benchmarks.accelerator import (
+    DESIGNS,
+    FUNCTION_PEERS,
+    LAYER_PEERS,
+    Design,
+    Setting,
+    settings,
+)
+from experiments.benchmarks.fastest import Record
+from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
+from experiments.reporting.document import (
+    Block,
+    Bullets,
+    Code,
+    Figure,
+    Figures,
+    Heading,
+    Paragraph,
+    Table,
+    drawings,
+    to_markdown,
+)
+from experiments.reporting.page import to_html
+
+FIGURES = "figures"
+NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile_seconds",
+           "temp_bytes", "peak_bytes", "verdict")  # fmt: skip
+SIZES = ("word", "mode", "dtype", "is_causal", "B", "T", "N", "H", "D")
+NONE = "–"
+NAMES = tuple(dict.fromkeys((*FUNCTION_PEERS, *LAYER_PEERS)))
+
+
+def write(folder: Path, about: dict[str, Any], records: Sequence[Record]) -> Path:
+    """accelerator.md and .html, choices.md, cases.csv and the figures; returns the page."""
+    (folder / FIGURES).mkdir(parents=True, exist_ok=True)
+    blocks = list(page(about, records))
+    drawn = drawings(blocks, FIGURES)
+    for link, svg in drawn.items():
+        (folder / link).write_text(svg + "\n")
+    text, place = to_markdown(blocks, FIGURES), folder / "accelerator.html"
+    (folder / "accelerator.md").write_text(text)
+    (folder / "choices.md").write_text(to_markdown(list(choices(about, records)), FIGURES))
+    (folder / "cases.csv").write_text(to_csv(records))
+    place.write_text(to_html(text, drawn, f"attnlab on {kind(about)}"))
+    return place
+
+
+def kind(about: dict[str, Any]) -> str:
+    """The kind of device, without how many there are."""
+    return str(about["device"]).partition(" x ")[2]
+
+
+def page(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
+    """All of it."""
+    design = DESIGNS["tiny" if about["tiny"] else "full"]
+    yield Heading(1, f"Attention on {kind(about)}")
+    told = [f"{n} {about[n]}" for n in ("machine", "python", "jax", "flax", "torch", "tokamax")]
+    yield Paragraph(f"{about['device']}, {', '.join(told)}, commit {about['commit']}.")
+    yield Paragraph(
+        f"**{len(records)} of {about['cases']} cases** are here. {_answer(design, records)}"
+    )
+    if about["tiny"]:
+        text = "Sizes for a CPU, programs not optimised: this shows that every case gives a number "
+        yield Paragraph(text + "or a reason, not what is fast.", "warning")
+    elif len(records) < about["cases"]:
+        yield Paragraph("The same command goes on with the others.", "caution")
+    if rows := _widest(design, records):
+        yield Heading(2, "The widest heads")
+        caption = (
+            "**Function, bfloat16, causal, with gradient:** our fastest beside the fastest of "
+        )
+        header = ["width of a head", "T", "ours", "others", "time, ours / theirs"]
+        yield Table(f"{caption}others.", header, rows, [""] * len(rows), len(header))
+    yield from _attention(design, records)
+    yield from choices(about, records, level=2)
+    yield from _training(about, records)
+    yield from _decoding(records)
+    yield from _compiling(design, records)
+    yield from _refusals(records)
+    yield Heading(2, "How to read this")
+    yield Bullets(
+        [
+            "Each round takes every row once, in a new order; a ratio is taken within rounds and "
+            "given as its median with a 95 % bootstrap interval.",
+            "Before anything is timed, outputs and gradients are found equal to those of the first "
+            "row; one that differs is a refusal.",
+            "float32 multiplies as JAX does by default on the device (TF32 on NVIDIA GPUs).",
+            "`cases.csv` has every number, `cases.jsonl` also the seconds of each round.",
+        ]
+    )
+
+
+def _answer(design: Design, records: Sequence[Record]) -> str:
+    """The question of the laboratory, in the middle of the design."""
+    told = [
+        f"heads {r[0]} wide: `{r[2]}` takes {r[4]} of the time of {r[3]}"
+        for r in _widest(design, records)
+        if r[1] == f"{design.lengths[0]:,}"
+    ]
+    if not told:
+        return "The widest heads are not measured in the middle of the design."
+    return f"With gradient, causal, in bfloat16, T = {design.lengths[0]:,}: {'; '.join(told)}."
+
+
+WIDEST = 2
+"""So many widths of a design are its wide heads."""
+
+
+def _widest(design: Design, records: Sequence[Record]) -> list[list[str]]:
+    """width, T, our fastest, the fastest of others, the ratio of their times."""
+    found = []
+    for record in fastest.of(records, **_middle(design)):
+        own, others, a = fastest.ours(record), fastest.peers(record), record["about"]
+        first, second = fastest.fastest(own), fastest.fastest(others)
+        if first and second and a["H"] in sorted(design.widths)[-WIDEST:]:
+            r = fastest.ratio(own[first], others[second])
+            told = f"{r.middle:.2f} ({r.low:.2f} to {r.high:.2f})"
+            found.append((a["H"], a["T"], first, second, told))
+    return [[str(h), f"{t:,}", *rest] for h, t, *rest in sorted(found)]
+
+
+def _middle(design: Design) -> dict[str, Any]:
+    """The sizes of the middle, width and length left open."""
+    firsts = design.words[0], design.modes[0], design.dtypes[0], design.causal[0]
+    return dict(zip(("word", "mode", "dtype", "is_causal"), firsts, strict=True))
+
+
+def _attention(design: Design, records: Sequence[Record]) -> Iterator[Block]:
+    """A figure for every length of the middle, and one for each combination beside it."""
+    drawn: dict[tuple, list[Setting]] = {}
+    for place in settings(design):
+        beside = (place.word, place.mode, place.size.is_causal, place.size.dtype)
+        in_middle = beside == ("function", design.modes[0], design.causal[0], design.dtypes[0])
+        if in_middle or design.lengths[0] == place.size.T:
+            drawn.setdefault((*beside, place.size.T), []).append(place)
+    # The middle by its lengths, then the others as they come.
+    first = next(iter(drawn))[:-1]
+    order = sorted(drawn, key=lambda key: (key[:-1] != first, key[-1] * (key[:-1] == first)))
+    found = [_figure(key, drawn[key], records) for key in order]
+    if figures := [figure for figure in found if figure]:
+        yield Heading(2, "Ours beside others, by width of the heads")
+        yield Figures(figures)
+
+
+def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) -> Figure | None:
+    """Time of our fastest / time of each peer."""
+    word, mode, causal, dtype, length = key
+    points: dict[str, list[tuple[int, fastest.Ratio]]] = {}
+    same = {"word": word, "mode": mode, "is_causal": causal, "dtype": dtype, "T": length}
+    for record in fastest.of(records, **same):
+        own = fastest.ours(record)
+        if first := fastest.fastest(own):
+            for name, row in fastest.peers(record).items():
+                point = record["about"]["H"], fastest.ratio(own[first], row)
+                points.setdefault(name, []).append(point)
+    if not points or len(places) < 2:
+        return None
+    curves = []
+    for name, some in sorted(points.items()):
+        k = NAMES.index(name)  # a peer has one colour in all figures
+        some.sort(key=lambda point: point[0])
+        values = np.array([[r.low, r.middle, r.high] for _, r in some]).T
+        steps = np.array([h for h, _ in some])
+        curves.append(plot.Curve(name, plot.style(k, k), steps, values, False))
+    figure = plot.ratios(curves, "width of a head", "time, our fastest / this")
+    told = f"{word}, {dtype}, {'causal' if causal else 'not causal'}, {mode}, T = {length:,}"
+    name = f"{word}-{dtype}-{'causal' if causal else 'all'}-{mode.replace(' ', '-')}-{length}"
+    caption = f"**{told[0].upper()}{told[1:]}.** Below 1 the fastest of ours is faster."
+    return Figure(name, plot.svg(figure, name), f"ratios of times: {told}", caption)
+
+
+def choices(about: dict[str, Any], records: Sequence[Record], level: int = 1) -> Iterator[Block]:
+    """Tables of the fastest backend, and the row of `CHOICES` that follows. Nothing is edited."""
+    yield Heading(level, "Which backend is fastest")
+    groups: dict[tuple, list[Record]] = {}
+    for record in (r for word in ("function", "layer") for r in fastest.of(records, word=word)):
+        a = record["about"]
+        groups.setdefault((a["word"], a["dtype"], a["mode"], a["is_causal"]), []).append(record)
+    if not groups:
+        yield Paragraph("Nothing is measured yet.")
+    for (word, dtype, mode, causal), part in groups.items():
+        lengths = sorted({r["about"]["T"] for r in part})
+        widths = sorted({r["about"]["H"] for r in part})
+        cells = {(r["about"]["H"], r["about"]["T"]): _cell(r) for r in part}
+        rows = [[str(h), *(cells.get((h, t), NONE) for t in lengths)] for h in widths]
+        mask = "causal" if causal else "not causal"
+        caption = f"**{word.capitalize()}, {dtype}, {mode}, {mask}:** the fastest of ours"
+        caption += ", TFLOP/s" if word == "function" else ", its order of contraction"
+        caption += "; in brackets what is chosen now, and how many times as long that takes."
+        header = ["width of a head", *(f"T = {t:,}" for t in lengths)]
+        yield Table(caption, header, rows, [""] * len(rows), 1 + len(lengths))
+    some = fastest.of(records, word="function")
+    best = fastest.best_order(some) if some else None
+    if best:
+        now = [fastest.ours(r)[fastest.chosen(r)]["milliseconds"] /
+               min(row["milliseconds"] for row in fastest.ours(r).values())
+               for r in some if fastest.chosen(r) in fastest.ours(r)]  # fmt: skip
+        chosen = float(np.exp(np.mean(np.log(now)))) if now else float("nan")
+        yield Paragraph(
+            f"Of all orders this one loses least over these {len(some)} cases: it takes "
+            f"{best.mean:.3f} times as long as the fastest backend (geometric mean; at worst "
+            f"{best.worst:.2f}), what is chosen now {chosen:.3f}. A proposal, from the sizes above "
+            "alone; thresholds (`beyond`) are for a reader of the tables."
+        )
+        source = f"measured on {kind(about)}, jax {about['jax']}, commit {about['commit']}"
+        lines = [f'Choice("{name}", SOURCE),' for name in best.names]
+        yield Code("\n".join([f'SOURCE = "{source}"', "(", *(f"    {x}" for x in lines), ")"]))
+
+
+def _cell(record: Record) -> str:
+    own, chosen = fastest.ours(record), fastest.chosen(record)
+    first = fastest.fastest(own)
+    if first is None:
+        return NONE
+    told = first
+    if record["about"]["word"] == "function":
+        told += f" {record['about']['flops'] / own[first]['milliseconds'] * 1e-9:.3g}"
+    if first == chosen or chosen not in own:
+        return told
+    return f"{told} ({chosen} {fastest.ratio(own[chosen], own[first]).middle:.2f})"
+
+
+def _training(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
+    for record in fastest.of(records, word="training"):
+        rows, roles, first = [], [], record["rows"][0]
+        for name, row in fastest.able(record).items():
+            seconds = row["milliseconds"] / 1e3
+            a = record["about"]
+            share = fraction_of_peak(a["flops"], seconds, kind(about), a["dtype"])
+            r = fastest.ratio(first, row) if first["seconds"] else None
+            rows.append(
+                [
+                    name,
+                    f"{record['tokens'] / seconds:,.0f}",
+                    f"{100 * share:.1f} %" if share is not None else "unknown",
+                    _told(r),
+                    _number(row["compile_seconds"], 1.0),
+                    _number(row["temp_bytes"], 2.0**20),
+                ]
+            )
+            roles.append("best" if row is first else "")
+        a = record["about"]
+        yield Heading(2, record["name"][0].upper() + record["name"][1:])
+        caption = f"**{a['L']} layers of width {a['D']}, {a['T']:,} tokens a text, {a['dtype']}.** "
+        source = PEAKS[kind(about)].source if kind(about) in PEAKS else "not known here"
+        caption += f"FLOPs are 3 forward passes; peak: {source}."
+        header = ["", "tokens/s", "of the peak", "time, first / this", "compile s", "XLA temp MiB"]
+        yield Table(caption, header, rows, roles, 1)
+
+
+def _decoding(records: Sequence[Record]) -> Iterator[Block]:
+    some = fastest.of(records, word="decoding")
+    if not some:
+        return
+    yield Heading(2, "Decoding of wide heads")
+    for record in some:
+        a, rows = record["about"], []
+        for name, row in fastest.able(record).items():
+            held = next((n for n in a["bytes a token"] if name.endswith((f"of {n}", n))), "k and v")
+            each = a["bytes a token"][held]
+            speed = record["tokens"] / row["milliseconds"] * 1e3
+            size = f"{each * a['B'] * a['T'] / 2**20:,.1f}"
+            first = record["rows"][0]
+            r = fastest.ratio(first, row) if first["seconds"] else None
+            rows.append([name, f"{speed:,.0f}", _told(r), f"{each:,}", size])
+        caption = f"**{a['N']} heads {a['H']} wide, batch {a['B']}, {a['T']:,} tokens held, "
+        caption += f"{a['dtype']}.** The latent heads are another function."
+        header = ["", "tokens/s", "time, first / this", "cache, bytes a token", "cache MiB"]
+        yield Table(caption, header, rows, [""] * len(rows), 1)
+
+
+MEASURES = {
+    "milliseconds": ("Milliseconds", 1.0),
+    "compile_seconds": ("Seconds to compile", 1.0),
+    "temp_bytes": ("XLA's temporary memory beside arguments and results, MiB", 2.0**20),
+    "peak_bytes": ("The most that the device had held, where this row raised it, MiB", 2.0**20),
+}
+"""What every row has -> what it is called, and its unit."""
+
+
+def _compiling(design: Design, records: Sequence[Record]) -> Iterator[Block]:
+    """All rows of the middle, a column for each width."""
+    some = fastest.of(records, **_middle(design), T=design.lengths[0])
+    some = sorted(some, key=lambda r: r["about"]["H"])
+    if some:
+        yield Heading(2, "Time, compiling and memory in the middle of the design")
+    names = dict.fromkeys(name for r in some for name in fastest.able(r))
+    for field, (told, unit) in MEASURES.items():
+        found = [fastest.able(r) for r in some]
+        rows = [
+            [name, *(_number(rows[name][field], unit) if name in rows else NONE for rows in found)]
+            for name in names
+        ]
+        if any(cell != NONE for row in rows for cell in row[1:]):
+            header = ["", *(f"H = {r['about']['H']}" for r in some)]
+            caption = f"**{told}**, T = {design.lengths[0]:,}."
+            yield Table(caption, header, rows, [""] * len(rows), 1)
+
+
+def _refusals(records: Sequence[Record]) -> Iterator[Block]:
+    told: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record.get("trouble"):
+            told.setdefault(("the whole case", record["trouble"]), []).append(record["name"])
+        for row in record["rows"]:
+            if not row["seconds"]:
+                reason = row["verdict"].removeprefix("refuses: ")
+                told.setdefault((row["name"], reason), []).append(record["name"])
+    if told:
+        yield Heading(2, "What refuses, and why")
+        rows = [[n, str(len(at)), why, at[0]] for (n, why), at in sorted(told.items())]
+        yield Table("**Rows without a time.**", ["row", "cases", "reason", "the first of them"],
+                    rows, [""] * len(rows), 4)  # fmt: skip
+
+
+def _told(r: fastest.Ratio | None) -> str:
+    return f"{r.middle:.3f} ({r.low:.3f} to {r.high:.3f})" if r else NONE
+
+
+def _number(value: float | None, unit: float) -> str:
+    return NONE if value is None else f"{value / unit:,.4g}"
+
+
+def to_csv(records: Sequence[Record]) -> str:
+    """A line for each row of each case."""
+    file = io.StringIO()
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(["case", *SIZES, "tokens", "row", *NUMBERS, "trouble"])
+    for record in records:
+        sizes = [record["about"].get(name, "") for name in SIZES]
+        start = [record["name"], *sizes, record.get("tokens", "")]
+        for row in record["rows"]:
+            lines.writerow([*start, row["name"], *(row[name] for name in NUMBERS), ""])
+        if not record["rows"]:
+            lines.writerow([*start, "", *[""] * len(NUMBERS), record["trouble"]])
+    return file.getvalue()
