@@ -10,6 +10,7 @@ DEPTH = {
     "test_it_trains_by_flag",
     "test_a_run_beside_a_folder",
     "test_command_names_what_it_lacks",
+    "test_what_cannot_be_pruned_is_told",
     "test_data_without_a_validation_part_are_refused",
     "test_it_ends_as_if_it_had_always_been_so_long",
     "test_a_schedule_that_ends_with_its_steps_cannot",
@@ -63,6 +64,7 @@ DEPTH = {
     "test_docstrings[attnlab.inspect.diversity]",
     "test_docstrings[attnlab.inspect.writes]",
     "test_docstrings[attnlab.inspect.importance]",
+    "test_docstrings[attnlab.inspect.gates]",
     "test_docstrings[attnlab.model.block]",
     "test_docstrings[attnlab.model.alike]",
 }
