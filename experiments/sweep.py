@@ -115,7 +115,7 @@ def main() -> None:
     asks = slurm.Asked(_SLURM.value, _JOBS.value, not _PRINT_ONLY.value, jobs.jax_flags())
     if _LAUNCHER.value == "slurm":
         slurm.check(asks)
-        room = jobs.Room(_JOBS.value or len(configs), threads, [], [])
+        room = jobs.Room(_JOBS.value or 0, threads, [], [])
     else:
         room = jobs.divide(len(configs), _JOBS.value, threads)
     with workdir.own(folder, patience=60):

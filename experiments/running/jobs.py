@@ -39,6 +39,7 @@ class Room(NamedTuple):
     """How many arms run at once, and on what."""
 
     jobs: int
+    """0: another decides."""
     threads: int | None
     """Of each arm; None where the CPU does not compute."""
     cores: list[int]

@@ -53,7 +53,9 @@ code=$?
 
 case $cut$code in
   yes75 | yes143)
-    if [ "$(saved)" != "$before" ]; then
+    if [ -e "$folder/result.json" ]; then
+      code=0 # it was complete, and about to end
+    elif [ "$(saved)" != "$before" ]; then
       scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
     else
       echo "not queued again: its time was up before a step was saved; ask for more --time" >&2

@@ -166,27 +166,28 @@ def test_the_command_line_of_a_changed_config_makes_it():
 
 
 ARM = """
-trap 'mkdir -p checkpoints/{step}; exit 75' TERM
+trap 'mkdir -p {made}; exit 75' TERM
 touch began
 for _ in $(seq 600); do sleep 0.05; done
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "step", "code", "requeued"),
+    ("number", "made", "code", "requeued"),
     [
-        (signal.SIGUSR1, "7", 75, True),
-        (signal.SIGUSR1, "5", 75, False),  # no step more than it began with
-        (signal.SIGTERM, "7", 75, False),  # scancel
-        (None, "7", 137, False),
+        (signal.SIGUSR1, "checkpoints/7", 75, True),
+        (signal.SIGUSR1, "checkpoints/5", 75, False),  # no step more than it began with
+        (signal.SIGTERM, "checkpoints/7", 75, False),  # scancel
+        (signal.SIGUSR1, "checkpoints/7 result.json", 0, False),  # it was about to end
+        (None, "checkpoints/7", 137, False),
     ],
 )
-def test_a_task(tmp_path, cluster, number, step, code, requeued):
+def test_a_task(tmp_path, cluster, number, made, code, requeued):
     """The script itself: USR1 makes the arm save, and the task is queued again; nothing else."""
     folder = tmp_path / "a b"
     (folder / "arm/checkpoints/5").mkdir(parents=True)
     stub = folder / "stub.sh"
-    stub.write_text(f"cd '{folder}/arm'; echo $$ > pid; {ARM.format(step=step)}")
+    stub.write_text(f"cd '{folder}/arm'; echo $$ > pid; {ARM.format(made=made)}")
     script = folder / "slurm/from-other.sh"
     lines = {"other": "false", "arm": f"bash '{stub}'"}
     script.parent.mkdir()
@@ -206,7 +207,7 @@ def test_a_task(tmp_path, cluster, number, step, code, requeued):
     said = task.communicate(timeout=60)[0].decode()
     assert task.returncode == code, said
     assert asked_of(cluster, "scontrol") == (["requeue 17_1"] if requeued else [])
-    assert ("ask for more --time" in said) == (number == signal.SIGUSR1 and not requeued)
+    assert ("ask for more --time" in said) == (made == "checkpoints/5")
     assert f"bash {stub}" in said
 
 
