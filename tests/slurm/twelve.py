@@ -13,7 +13,7 @@ from experiments.configs import byte_lm
 get_config = byte_lm.get_config
 LAYOUTS, PLANS, RATES = ("standard", "wide", "narrow"), ("separate", "albert"), (1e-3, 3e-3)
 LONG = "standard-separate-lr0.001"
-SECONDS = 4.0
+SECONDS = 3.0
 LONG_SECONDS = 200.0
 
 
