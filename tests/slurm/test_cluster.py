@@ -1,6 +1,5 @@
 """A sweep on a real SLURM: arms killed, cut at their time limit, the controller restarted."""
 
-import contextlib
 import csv
 import json
 import os
@@ -119,7 +118,7 @@ def ends(log):
     """The arms whose scores a log tells: those that it tells to have run to the end."""
     name = ""
     for line in log.splitlines():
-        with contextlib.suppress(AttributeError):
-            name = re.search(r"--workdir=\S*/(\S+)$", line)[1]
+        if began := re.search(r"--workdir=\S*/(\S+)$", line):
+            name = began[1]
         if line.startswith("seed 0: held-out"):
             yield name
