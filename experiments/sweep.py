@@ -6,8 +6,9 @@ the config has `paper()`, with the published numbers beside ours, where it has `
 was expected and whether it came. The same command again skips what is complete, goes on with what
 is broken, and renews the report.
 Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
-or --jobs of them. --print_only prints one `experiments.run` command an arm instead, to start
-elsewhere, and on the terminal what an H100 would need for them. See docs/running.md.
+or --jobs of them. --launcher=slurm gives the arms to SLURM instead, --slurm="--time=4:00:00" are
+its options; --print_only prints one `experiments.run` command an arm, to start elsewhere, and on
+the terminal what an H100 would need for them. See docs/running.md.
 
 Where the config has `pairs(arg)`, the verdicts are about those pairs of arms. --max_seeds=20 adds
 seeds to pairs that are not decided, until they are, or more seeds cannot decide them, or they have
@@ -22,7 +23,7 @@ as deep), and says what an arm is worth at both ends. See docs/verdicts.md.
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,11 +33,13 @@ from absl import flags
 from attnlab.names import find
 from experiments import report
 from experiments.reporting import pairs, rates, results, terminal
-from experiments.running import arm, jobs, ladder, launch, workdir
+from experiments.running import arm, jobs, ladder, launch, slurm, workdir
 
 RATE = "train.learning_rate"
 SAID = ("paper", "claim", "pairs")
 """What a config file may say of its arms, each a function of its words."""
+Run = Callable[[dict[str, Any], Path], dict[str, str]]
+"""(configs, the folder that theirs are in) -> how each ended."""
 _JOBS = flags.DEFINE_integer(
     "jobs", None, "Arms at once; left out: as many as there is room for.", lower_bound=1
 )
@@ -58,7 +61,13 @@ _LADDER = flags.DEFINE_list(
 _LADDER_BY = flags.DEFINE_enum(
     "ladder_by", "width", list(ladder.FIELDS), "What a size of the ladder multiplies."
 )
-_PRINT_ONLY = flags.DEFINE_bool("print_only", False, "Print the command of each arm and stop.")
+_LAUNCHER = flags.DEFINE_enum(
+    "launcher", "local", ["local", "slurm"], "Who runs the arms: this machine, or arrays of SLURM."
+)
+_SLURM = flags.DEFINE_string("slurm", "", "Options of sbatch, in one string, for every arm.")
+_PRINT_ONLY = flags.DEFINE_bool(
+    "print_only", False, "Print the command of each arm (or write the scripts of SLURM) and stop."
+)
 
 
 class Sweep(NamedTuple):
@@ -84,10 +93,12 @@ def main() -> None:
     folder, plan = Path(flags.FLAGS.workdir), read(filename, overrides)
     if _LADDER.value:
         plan = climb(plan, base, ladder.sizes(_LADDER.value), _LADDER_BY.value)
+    if _SLURM.value and _LAUNCHER.value != "slurm":
+        raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
     arms = {name: arm.resolve(config) for name, config in configs.items()}
-    if _PRINT_ONLY.value:
+    if _PRINT_ONLY.value and _LAUNCHER.value == "local":
         for name, changes in plan.arms.items():
             print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
         print(terminal.estimate(arms, _TUNE.value), file=sys.stderr)
@@ -101,24 +112,42 @@ def main() -> None:
     record |= {"claim": plan.claim} if plan.claim else {}
     record |= {"ladder": plan.ladder} if plan.ladder else {}
     threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
-    room = jobs.divide(len(configs), _JOBS.value, threads)
+    asks = slurm.Asked(_SLURM.value, _JOBS.value, not _PRINT_ONLY.value, jobs.jax_flags())
+    if _LAUNCHER.value == "slurm":
+        slurm.check(asks)
+        room = jobs.Room(_JOBS.value or 0, threads, [], [])
+    else:
+        room = jobs.divide(len(configs), _JOBS.value, threads)
     with workdir.own(folder, patience=60):
         environment = {"config": filename, "threads": room.threads}
         workdir.claim(folder, record | {"environment": environment})
         asked = {"limit": _MAX_SEEDS.value, "smallest": _SMALLEST.value, "pairs": plan.pairs}
         workdir.write_json(folder / results.QUESTION, {"question": asked})
     print(terminal.header(arms, folder, room), file=sys.stderr, flush=True)
-    ends: dict[str, str] = {}
-    if _TUNE.value:
-        configs, ends = tune(configs, folder, room)
-    ends |= jobs.run(configs, folder, room, waits=_BUSY.value == "wait")
-    while _MAX_SEEDS.value and (more := later_seeds(folder, configs, ends)):
-        ends |= jobs.run(more, folder, room, waits=_BUSY.value == "wait")
+
+    def run(some: dict[str, Any], place: Path) -> dict[str, str]:
+        """How these arms ended, in folders below `place`."""
+        if _LAUNCHER.value == "local":
+            return jobs.run(some, place, room, waits=_BUSY.value == "wait")
+        lines = {}
+        for name, config in some.items():
+            changes = overrides | plan.arms.get(name, {}) | launch.changes(base, config)
+            lines[name] = command(filename, changes, place.absolute() / name, threads)
+        with workdir.own(folder, patience=60):
+            return slurm.run(lines, place, asks)
+
+    ends, queued = {}, ""
+    try:
+        ends = rounds(configs, folder, run)
+    except slurm.Queued as told:
+        queued = str(told)
     if any((folder / name / workdir.RESULT).exists() for name in configs):
         with workdir.own(folder, patience=60):
             report.write([folder])
         print(terminal.ranking(results.read([folder])))
         print(f"report: {folder / 'report.html'}")
+    if queued:
+        print(queued, file=sys.stderr)
     failed = [f"{n} {end}" for n, end in ends.items() if end not in (arm.COMPLETE, jobs.LEFT)]
     if failed:
         sys.exit(f"error: {len(failed)} of {len(ends)} arms are not complete: {', '.join(failed)}")
@@ -194,9 +223,18 @@ def check_tuning(configs: dict[str, Any]) -> None:
             )
 
 
-def tune(
-    configs: dict[str, Any], folder: Path, room: jobs.Room
-) -> tuple[dict[str, Any], dict[str, str]]:
+def rounds(configs: dict[str, Any], folder: Path, run: Run) -> dict[str, str]:
+    """How every arm ended, those that chose rates and those that added seeds included."""
+    ends: dict[str, str] = {}
+    if _TUNE.value:
+        configs, ends = tune(configs, folder, run)
+    ends |= run(configs, folder)
+    while _MAX_SEEDS.value and (more := later_seeds(folder, configs, ends)):
+        ends |= run(more, folder)
+    return ends
+
+
+def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any], dict[str, str]]:
     """The configs with their best learning rates, and how the runs ended that tell them."""
     ends: dict[str, str] = {}
     found: dict[str, rates.Tuned] = {}
@@ -211,7 +249,7 @@ def tune(
         for rate in some
         if f"{name}-lr{rate:.4g}" not in ends
     }:
-        ends |= jobs.run(trials, place, room, waits=_BUSY.value == "wait")
+        ends |= run(trials, place)
         found = rates.read(folder)
         asked = {n: [t.wanted] for n, t in found.items() if t.wanted is not None}
     return {n: at_rate(c, found[n].chosen) for n, c in configs.items() if n in found}, ends

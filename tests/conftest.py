@@ -126,7 +126,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
     cases = collections.defaultdict(list)
     for item in items:
-        if not any(map(item.get_closest_marker, ("slow", "parity", "browser"))):
+        if not any(map(item.get_closest_marker, ("slow", "parity", "browser", "slurm"))):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]

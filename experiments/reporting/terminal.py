@@ -32,8 +32,9 @@ def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
         counts = (str(len(trains.seeds)), f"{trains.steps:,}", f"{tokens:,}", f"{flops:.2e}")
         rows.append((name, parameters, *counts))
     each = f", {room.threads} thread{'s' * (room.threads != 1)} each" if room.threads else ""
+    at_once = min(room.jobs, len(arms)) or "as many as there is room for"
     return (
-        f"{len(arms)} arms in {folder}, {min(room.jobs, len(arms))} at once{each}; "
+        f"{len(arms)} arms in {folder}, {at_once} at once{each}; "
         f"{total:.2e} FLOPs in all, less what is complete\n{columns(rows)}"
     )
 

@@ -39,6 +39,7 @@ class Room(NamedTuple):
     """How many arms run at once, and on what."""
 
     jobs: int
+    """0: another decides."""
     threads: int | None
     """Of each arm; None where the CPU does not compute."""
     cores: list[int]
@@ -181,7 +182,7 @@ class _Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C comes to us alone, and we hand it on
-            env={**os.environ, **_jax_flags(), **_of_gpu(room, slot)},
+            env={**os.environ, **jax_flags(), **_of_gpu(room, slot)},
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # its last lines say why
@@ -232,7 +233,7 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(s, handler)
 
 
-def _jax_flags() -> dict[str, str]:
+def jax_flags() -> dict[str, str]:
     """The --jax_ flags of this command, as variables of the environment: JAX reads both."""
     given = [f for f in map(flags.FLAGS.__getitem__, flags.FLAGS) if f.name.startswith("jax_")]
     return {f.name.upper(): str(f.value) for f in given if f.present}
@@ -252,7 +253,7 @@ def _of_gpu(room: Room, slot: int) -> dict[str, str]:
 def _devices() -> tuple[str, int]:
     """What an arm will find. Asked in a process of its own: who asks holds the devices."""
     code = "import jax; print(jax.default_backend(), jax.local_device_count())"
-    environment = {**os.environ, **_jax_flags()}
+    environment = {**os.environ, **jax_flags()}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     if done.returncode:
         raise ValueError(f"JAX finds no device: {done.stderr.decode(errors='replace').strip()}")

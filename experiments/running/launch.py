@@ -76,6 +76,12 @@ def fields(config: ConfigDict, prefix: str = "") -> dict[str, tuple[type, Any]]:
     return found
 
 
+def changes(base: ConfigDict, config: ConfigDict) -> dict[str, Any]:
+    """Path -> value of every field in which `config` is not as `base`."""
+    before = fields(base)
+    return {path: new[1] for path, new in fields(config).items() if new[1] != before[path][1]}
+
+
 def start(main: Callable[[], None]) -> NoReturn:
     """Parses the flags and calls `main`.
 

@@ -50,7 +50,7 @@ if act == "crash":
 @pytest.fixture(autouse=True)
 def stubs(monkeypatch):
     monkeypatch.setattr(jobs, "ARM", [sys.executable, "-c", STUB])
-    monkeypatch.setattr(jobs, "_jax_flags", dict)
+    monkeypatch.setattr(jobs, "jax_flags", dict)
     monkeypatch.setattr(jobs, "LOOK", 0.05)
     monkeypatch.chdir(ROOT)
 
