@@ -97,12 +97,12 @@ def main() -> None:
         raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
-    arms = {name: arm.resolve(config) for name, config in configs.items()}
     if _PRINT_ONLY.value and _LAUNCHER.value == "local":
         for name, changes in plan.arms.items():
             print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
-        print(terminal.estimate(arms, _TUNE.value), file=sys.stderr)
+        print(_estimate(configs), file=sys.stderr)
         return
+    arms = {name: arm.resolve(config) for name, config in configs.items()}
     if _TUNE.value:
         check_tuning(configs)
     record: dict[str, Any] = {"arms": {n: c.to_dict() for n, c in configs.items()}}
@@ -151,6 +151,15 @@ def main() -> None:
     failed = [f"{n} {end}" for n, end in ends.items() if end not in (arm.COMPLETE, jobs.LEFT)]
     if failed:
         sys.exit(f"error: {len(failed)} of {len(ends)} arms are not complete: {', '.join(failed)}")
+
+
+def _estimate(configs: dict[str, Any]) -> str:
+    """What the arms would cost, where all that they start from is here."""
+    try:
+        arms = {name: arm.resolve(config) for name, config in configs.items()}
+    except (ValueError, OSError) as error:
+        return f"not estimated: {error}"
+    return terminal.estimate(arms, _TUNE.value)
 
 
 def read(filename: str, overrides: dict[str, Any]) -> Sweep:

@@ -271,6 +271,7 @@ def test_sweep_at_equal_parameters_prints_its_commands(tmp_path):
     assert len(lines) == 3 * 2 * 3
     assert all(line.startswith("python -m experiments.run --config=") for line in lines)
     assert not (tmp_path / "sweep").exists()
+    assert "TFLOP/s of an H100" in result.stderr
 
 
 @pytest.mark.slow

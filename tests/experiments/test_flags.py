@@ -59,6 +59,7 @@ def test_every_kind_of_field(seeds):
     config = "--config=experiments/configs/heads_and_sharing.py:tiny"
     told = command("experiments.sweep", *fields, config, "--workdir=runs/x", "--print_only")
     line = told.stdout.splitlines()[0]
+    assert told.stderr.startswith("not estimated: ")  # there is no folder `there`
     for word in ("width=32", "learning_rate=1.0", "start=there", "norm_bias=False", "qk_norm=rms"):
         assert f"{word} " in line
     assert "'--config.train.seeds=(3,)'" in line
