@@ -154,7 +154,7 @@ sizes = st.integers(1, 40)
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_shape(data):
     """Lengths, widths, heads, cuts and what hides, all drawn."""
