@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.attention.core import BACKENDS, explain
+from attnlab.attention.wide import interpreted
 from attnlab.conversion.convert import convert
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.witness import Witness
@@ -231,8 +232,8 @@ def backends() -> str:
     names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in kernels]
     return (
         "## Backends\n\nWhat can run q, k and v of these sizes, forward and backward, without "
-        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU: asked are compute "
-        "capabilities 8.0 and 9.0.\n\n"
+        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (asked are compute "
+        "capabilities 8.0 and 9.0), `wide` a GPU.\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 
@@ -247,7 +248,8 @@ def can_run(spec: HeadSpec, backend: str) -> str:
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
         device = SimpleNamespace(platform="gpu", compute_capability=capability)
         asked = mock.patch("jax.devices", return_value=[device])
-        with asked, mock.patch("attnlab.attention.fused._trouble", return_value=None):
+        gpu = mock.patch("attnlab.attention.fused._trouble", return_value=None)
+        with asked, gpu, interpreted():
             answer = explain(q, k, v, implementation="dense")[backend]  # traced, so one that runs
         answers[capability] = "yes" if answer.startswith(("chosen", "could run")) else answer
     if len(set(answers.values())) == 1:

@@ -39,6 +39,7 @@ DEVICES = {
 """Name -> what a program is lowered for, what JAX calls that backend, its compute capability."""
 DTYPES = ("float32", "bfloat16", "float16")
 CUDNN = "__cudnn$fmha"
+TRITON = "__gpu$xla.gpu.triton"
 
 
 @pytest.fixture
@@ -80,7 +81,8 @@ def lowered(platform, f, *args):
         export.DisabledSafetyCheck.custom_call(f"{CUDNN}{name}{way}")
         for name in ("Softmax", "ScaleBiasSoftmax")
         for way in ("", "Backward")
-    ]  # jax promises no cuDNN call to later versions of itself
+    ]  # jax promises no cuDNN call to later versions of itself, and no Triton
+    checks.append(export.DisabledSafetyCheck.custom_call(TRITON))
     made = export.export(jax.jit(f), platforms=[platform], disabled_checks=checks)(*args)
     return made.mlir_module()
 
@@ -102,6 +104,7 @@ CALLS = {
     "heads of 200": Call(widths=(200, 200)),
     "heads of 320": Call(widths=(320, 320)),
     "heads of 192 and 128": Call(options={"is_causal": True}, widths=(192, 128)),
+    "heads of 1024": Call({"bias": shape(4, 1, 10)}, heads=(4, 1, 1), widths=(1024, 576)),
     "mask": Call({"mask": shape(2, 1, 6, 10, dtype="bool")}),
     "an odd number of queries": Call(lengths=(5, 10)),
     "an odd number of keys": Call({"mask": shape(1, 7, dtype="bool")}, lengths=(6, 7)),
@@ -127,6 +130,7 @@ CALLS = {
         product(CALLS, DTYPES, DEVICES),
         ("causal", "bfloat16", "hopper"),
         ("causal", "bfloat16", "tpu"),
+        ("heads of 1024", "bfloat16", "hopper"),
     ),
 )
 def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
@@ -144,11 +148,16 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
 
     told = explain(*qkv, **case.arrays, **case.options)
     can = [name for name in BACKENDS if told[name].startswith(("chosen", "could run"))]
+    if jax.__version_info__ >= (0, 11):  # lowering compiles Triton, which needs a GPU
+        can = [name for name in can if name != "wide"]
     text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
     assert (CUDNN in text) == ("cudnn" in can)
     assert ("tpu_custom_call" in text) == ("splash" in can)
+    assert (TRITON in text) == ("wide" in can)
     assert can[0] == "dense"
     for name in set(BACKENDS) - set(can):
+        if told[name] == "could run":
+            continue
         with pytest.raises(ValueError, match=re.escape(told[name])):
             jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
 

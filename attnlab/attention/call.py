@@ -48,6 +48,7 @@ def checked(
     edit={},  # noqa: B006
 ) -> tuple[Call, bool]:
     """The call with its batch axis, and whether it came with one; or the error."""
+    same = key is value
     query, key, value = (
         _array(n, a, jnp.floating) for n, a in dict(query=query, key=key, value=value).items()
     )
@@ -59,6 +60,7 @@ def checked(
         )
     if not batched:
         query, key, value = query[None], key[None], value[None]
+    value = key if same else value  # one array stays one
     q, k, v = query.shape, key.shape, value.shape
     if 0 in q + k + v:
         raise ValueError(f"{shapes}: no axis may have size 0")

@@ -23,6 +23,7 @@ from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.fused import cudnn, refuse_cudnn, refuse_jax_nn, xla
 from attnlab.attention.splash import refuse_splash, splash
 from attnlab.attention.tokamax import refuse_tokamax, tokamax
+from attnlab.attention.wide import refuse_wide, wide
 from attnlab.observe import OF_HEADS, Edit, Look, check_names
 from attnlab.remat import save_for_backward
 
@@ -47,6 +48,7 @@ BACKENDS: dict[str, Backend] = {
     "edges": Backend(edges, refuse_edges),
     "tokamax": Backend(tokamax, refuse_tokamax),
     "splash": Backend(splash, refuse_splash),
+    "wide": Backend(wide, refuse_wide),
 }
 """Every way to run attention by its name, as in `implementation`."""
 
@@ -208,17 +210,11 @@ def attend(
     # A zero times NaN is NaN, in the gradient too: what is hidden must not be multiplied at all.
     if used is not None:
         shown = used[:, :, None, None]
-        call = call._replace(
-            key=jnp.where(shown, call.key, 0), value=jnp.where(shown, call.value, 0)
-        )
+        call = _of_keys(call, lambda a: jnp.where(shown, a, 0))
     if sees is not None:
         sees = sees.swapaxes(1, 2)[..., None]
         call = call._replace(query=jnp.where(sees, call.query, 0))
-    call = call._replace(
-        query=save_for_backward(call.query),
-        key=save_for_backward(call.key),
-        value=save_for_backward(call.value),
-    )
+    call = _of_keys(call._replace(query=save_for_backward(call.query)), save_for_backward)
     seen = BACKENDS[name].run(*call)
     if sees is not None:
         # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
@@ -229,6 +225,12 @@ def attend(
         look.seen |= {n: as_given(values[n]) for n in shown}
     out = as_given(seen["out"])
     return out, as_given(seen["residual"]) if "residual" in seen else None
+
+
+def _of_keys(call: Call, f: Callable[[Array], Array]) -> Call:
+    """`f` of key and value. One array stays one: a backend may read it once."""
+    key = f(call.key)
+    return call._replace(key=key, value=key if call.key is call.value else f(call.value))
 
 
 def _of_one_row(f: Callable[[Array], Array], a: Array) -> Array:

@@ -34,7 +34,8 @@ def read_absorbed(w: Weights, held: Held, spec: Any) -> tuple[Array, Array]:
     x, y = held["x"], held.get("y", held["x"])
     if "v_bias" in w:
         y = jnp.concatenate([y, jnp.ones_like(y[..., :1])], axis=-1)
-    return x[..., None, :], y[..., None, :]
+    keys = x[..., None, :]
+    return keys, keys if y is x else y[..., None, :]  # one array stays one: see `attend`
 
 
 def merge_absorbed(w: Weights, heads: Array, spec: Any) -> Array:

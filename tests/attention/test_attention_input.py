@@ -122,6 +122,7 @@ def test_explain_names_the_choice_and_the_reasons(monkeypatch):
         "edges": "it needs a mask that is masks.Edges, and nothing else that hides",
         "tokamax": 'tokamax is missing: pip install "attnlab[tokamax]"',
         "splash": "could run",
+        "wide": "it is for heads 64 to 1024 wide, not 8",
     }
     assert explain(q, k, v) == expected
     assert explain(q, k, v, return_probs=True) == expected  # looking never changes the choice
