@@ -55,7 +55,7 @@ def check(needed: Need, has: int | None) -> str:
 
 def amount(size: float) -> str:
     """
-    >>> amount(999), amount(123_456_789), amount(7.5e10)
+    >>> amount(1000), amount(123_456_789), amount(7.5e10)
     ('0.001 MB', '123 MB', '75 GB')
     """
     unit, divisor = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)

@@ -17,15 +17,14 @@ words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budge
 
 `scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
 parameters an arm under match=parameters, products in bfloat16, 10 seeds in one program, 8.2 million
-bytes a seed. On one GPU, for three texts (the empty one is Python's standard library):
+bytes a seed. On one GPU, for each of three texts (without `data.path` Python's standard library),
+each in a folder of its own,
 
-    for text in "" data/wikitext2 data/novels; do
-        python -m experiments.sweep --tune=5 --jobs=2 \
-            --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
-            --config.data.path="$text" --workdir=runs/gpu/$(basename "${text:-python}") || break
-    done
+    python -m experiments.sweep --tune=5 --jobs=2 \
+        --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
+        --config.data.path=TEXT --workdir=runs/gpu
 
-Ctrl-C, a signal or a kill stops it; the same loop goes on. Not run yet. Estimated (by --print_only,
+Ctrl-C, a signal or a kill stops it; the same command goes on. Not run yet. Estimated (by --print_only,
 which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
 an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9 arms of
 10 seeds, and one seed at 5 learning rates an arm. It leaves out evaluation (4 % more), rates beyond
