@@ -24,7 +24,7 @@ each in a folder of its own,
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
         --config.data.path=TEXT --workdir=runs/gpu
 
-Ctrl-C, a signal or a kill stops it; the same command goes on. Not run yet. Estimated (by --print_only,
+Ctrl-C, a signal or a kill stops it; the same command goes on. Not run yet. Estimated (--print_only,
 which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
 an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9 arms of
 10 seeds, and one seed at 5 learning rates an arm. It leaves out evaluation (4 % more), rates beyond
