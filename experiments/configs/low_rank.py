@@ -7,7 +7,7 @@ heads narrower, and a head of width H has scores of rank H at most. Past some nu
 hurt; with a width of their own they go on helping, and a narrower model with such heads beats a
 wider one without (its figure 1). `experiments/rank_bound.py` has the theorem alone, without a model
 or training. Arms: 2, 8 and 32 heads, once H = 64 / N, once H = 16, which costs parameters; and a
-model 48 wide with 8 heads of 16, smaller in all than 64 wide with H = 64 / N.
+model 48 wide with 8 heads of 16, smaller in all than 64 wide with H = 64 / N. Not run yet.
 
 Words after the colon: those of byte_lm.py (`tiny`, ...).
 """
