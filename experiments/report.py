@@ -9,6 +9,7 @@ report.md into --out, which for one sweep is its own folder. Each folder is a pa
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -176,7 +177,13 @@ def _budget(panel: Panel) -> str:
             f"One run, of {run['unique_parameters']:,} unique parameters and "
             f"{run['flops_per_token']:,} FLOPs per token."
         )
-    if panel.match:
+    if panel.match == "seconds":
+        text = (
+            "The feed-forward width of every arm is solved for equal seconds of a training step, "
+            f"measured before the first arm ({_left_of_seconds(runs)}); other budgets differ"
+        )
+        budgets = ["unique parameters", "FLOPs per token"]
+    elif panel.match:
         name = "unique parameters" if panel.match == "parameters" else "FLOPs per token"
         text = f"The feed-forward width of every arm is solved for equal {name}"
         budgets = [name]
@@ -196,6 +203,12 @@ def _budget(panel: Panel) -> str:
         far = f"{percent(apart, 2)} apart" if apart < 0.1 else f"a factor of {1 + apart:.1f}"
         spans.append(f"{name} from {min(values):,} to {max(values):,}, {far}")
     return f"{text}: {'; '.join(spans)}."
+
+
+def _left_of_seconds(runs: list[dict[str, Any]]) -> str:
+    """How near to equal they came, where it was measured."""
+    ratios = [run["seconds_of_reference"] for run in runs]
+    return f"{min(ratios):.3f} to {max(ratios):.3f} of the reference's"
 
 
 def _scores(panel: Panel) -> Table:

@@ -16,6 +16,8 @@ so many; the test then is one that may be looked at after every seed. --smallest
 equal that differ by less for sure. --tune=7 first tries so many learning rates an arm, with one
 seed on the validation part of the data, and more where the best is at an end; the arm is then
 trained at the minimum of a parabola through the best ones.
+With match=seconds the FFN of every arm is solved for equal seconds a step, measured before the
+first arm and kept; --calibrate_only measures and stops, on a machine as those of --launcher=slurm.
 --ladder=3 trains every arm at three sizes, each twice as wide as the one before (--ladder_by=depth:
 as deep), and says what an arm is worth at both ends. See docs/verdicts.md.
 """
@@ -33,7 +35,7 @@ from absl import flags
 from attnlab.names import find
 from experiments import report
 from experiments.reporting import pairs, rates, results, terminal
-from experiments.running import arm, jobs, ladder, launch, slurm, workdir
+from experiments.running import arm, clock, jobs, ladder, launch, slurm, workdir
 
 RATE = "train.learning_rate"
 SAID = ("paper", "claim", "pairs")
@@ -65,6 +67,9 @@ _LAUNCHER = flags.DEFINE_enum(
     "launcher", "local", ["local", "slurm"], "Who runs the arms: this machine, or arrays of SLURM."
 )
 _SLURM = flags.DEFINE_string("slurm", "", "Options of sbatch, in one string, for every arm.")
+_CALIBRATE_ONLY = flags.DEFINE_bool(
+    "calibrate_only", False, "Measure what match=seconds needs, where it is not there, and stop."
+)
 _PRINT_ONLY = flags.DEFINE_bool(
     "print_only", False, "Print the command of each arm (or write the scripts of SLURM) and stop."
 )
@@ -96,7 +101,15 @@ def main() -> None:
     if _SLURM.value and _LAUNCHER.value != "slurm":
         raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
+    threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
     configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
+    if clock.wanted(configs):
+        plan = timed(plan, configs, folder, threads)
+        configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
+    elif _CALIBRATE_ONLY.value:
+        raise ValueError("--calibrate_only measures what match=seconds needs; no arm asks for it")
+    if _CALIBRATE_ONLY.value:
+        return
     if _PRINT_ONLY.value and _LAUNCHER.value == "local":
         for name, changes in plan.arms.items():
             print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
@@ -111,7 +124,6 @@ def main() -> None:
     record |= {"tune": _TUNE.value} if _TUNE.value else {}
     record |= {"claim": plan.claim} if plan.claim else {}
     record |= {"ladder": plan.ladder} if plan.ladder else {}
-    threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
     asks = slurm.Asked(_SLURM.value, _JOBS.value, not _PRINT_ONLY.value, jobs.jax_flags())
     if _LAUNCHER.value == "slurm":
         slurm.check(asks)
@@ -214,6 +226,15 @@ def climb(plan: Sweep, base: Any, sizes: Sequence[float], by: str) -> Sweep:
             rungs[folder] = size
             titles |= {folder: plan.titles[name]} if name in plan.titles else {}
     return plan._replace(arms=arms, titles=titles, ladder={"by": by, "sizes": rungs})
+
+
+def timed(plan: Sweep, configs: dict[str, Any], folder: Path, threads: int | None) -> Sweep:
+    """Every arm with the FFN of equal seconds; measured where that is this machine's to do."""
+    measures = _CALIBRATE_ONLY.value or not (_PRINT_ONLY.value or _LAUNCHER.value != "local")
+    if measures:
+        threads = jobs.divide(len(configs), _JOBS.value, threads).threads
+    found = clock.changes(configs, folder, threads, measures=measures)
+    return plan._replace(arms={name: plan.arms[name] | found[name] for name in configs})
 
 
 def check_tuning(configs: dict[str, Any]) -> None:

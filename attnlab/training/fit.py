@@ -136,15 +136,15 @@ def fit(
             recorder.write(step, {f"weights/{name}": values for name, values in found.items()})
         return found
 
-    step_all: Any = jax.jit(
-        functools.partial(_step_all, model, task, transform, config, source, mesh),
+    compiled: Any = jax.jit(
+        functools.partial(step_all, model, task, transform, config, source, mesh),
         donate_argnums=0,
         out_shardings=places,
     )
     if first < config.steps:
         batch = host_batch(source, config, mesh, first + 1)
-        step_all = step_all.lower(state, batch, seeds, resident).compile()
-        _tell_memory(step_all, mesh, recorder)
+        compiled = compiled.lower(state, batch, seeds, resident).compile()
+        _tell_memory(compiled, mesh, recorder)
     if not first:
         watched(0)
     curve, fork = source.validation or source.heldout, fork_step(config)
@@ -152,7 +152,7 @@ def fit(
     with _stop_signals() as asked, recorder.progress(config.steps, first) as advance:
         for step in range(first + 1, config.steps + 1):
             last, logs = step == config.steps, step % config.log_every == 0
-            state = step_all(state, host_batch(source, config, mesh, step), seeds, resident)
+            state = compiled(state, host_batch(source, config, mesh, step), seeds, resident)
             if logs or last:
                 clock.stop(state, step)
                 since = step - (step - 1) // config.log_every * config.log_every
@@ -194,7 +194,7 @@ def fit(
     return Result(state, config.steps, heldout, train, wall, speed, watched(config.steps))
 
 
-def _step_all(
+def step_all(
     model: Any,
     task: Task,
     transform: Any,

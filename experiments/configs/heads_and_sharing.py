@@ -6,8 +6,9 @@ r"""Wide, standard or narrow heads, each layer its own weights or all layers one
 2 slow CPU cores: 7 minutes for 3 layouts x 2 plans x 3 seeds; about 2.7 (wide, separate) to 3.2
 bits per byte (narrow, albert) on the Python 3.11 standard library.
 
-Words after the colon: `match=parameters` or `match=flops` (every arm gets the ffn_width that
-brings it to the budget of standard heads with separate layers), `lr` (three learning rates an
+Words after the colon: `match=parameters`, `match=flops` or `match=seconds` (every arm gets the
+ffn_width that brings it to the budget of standard heads with separate layers; seconds of a step are
+measured before the first arm, see docs/verdicts.md), `lr` (three learning rates an
 arm), `study` (a plan between the two, and a validation part to choose learning rates by), and the
 words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and each text,
 
@@ -59,7 +60,7 @@ SCALES = {
     }
 }
 """Word behind `scale=` -> fields."""
-BUDGETS = ("parameters", "flops")
+BUDGETS = ("parameters", "flops", "seconds")
 
 
 def get_config(arg: str = "") -> ConfigDict:

@@ -154,7 +154,7 @@ def _budgets(match: str) -> list[tuple[str, str]]:
         "applied": "applied parameters",
         "flops": "FLOPs per token",
     }
-    names.pop(match or "applied")
+    names.pop(match if match in names else "applied")
     return [(name.replace(" ", "_").lower(), name) for name in names.values()]
 
 

@@ -12,6 +12,7 @@ TITLES = {
     "": "At equal width",
     "parameters": "At equal parameters",
     "flops": "At equal FLOPs",
+    "seconds": "At equal seconds a step",
     "paper": "Row by row",
     "claim": "Arm by arm",
 }

@@ -38,6 +38,9 @@ class Arm(NamedTuple):
     train: training.TrainConfig
     data: Data
     match: str
+    """The budget that is equal to a reference's, or ""."""
+    ratio: float | None
+    """Of measured seconds of a step to the reference's, where these are the budget."""
     start: str
     """A published folder or the folder of a run, whose weights it starts from; or ""."""
     same: initial.Same
@@ -56,9 +59,15 @@ def resolve(config: Any) -> Arm:
     sizes = data.sizes()
     NEEDS[task.reads](config.task, task, model, sizes)
     _check_lengths(task.bind(sizes), data.shapes(trains.length), model)
-    if config.match.budget:
+    budget, _, ratio = config.match.budget.partition(":")
+    if budget == "seconds" and not ratio:
+        raise ValueError(
+            "match.budget=seconds is measured by experiments.sweep, which tells every arm the "
+            "ffn_width that it found; run the arm by a sweep"
+        )
+    if budget and not ratio:
         reference = under_layout(model, config.match.layout, config.match.plan)
-        model = match(model, reference, config.match.budget, length=trains.length).config
+        model = match(model, reference, budget, length=trains.length).config
     if config.start:
         initial.check(model, config.start, trains.seeds)
     if trains.frozen:
@@ -68,8 +77,17 @@ def resolve(config: Any) -> Arm:
     same = initial.Same(**config.same)
     if initial.fresh(model, same) and config.start:
         raise ValueError(f"same.* is of fresh weights; leave it out, or start={config.start!r}")
-    budget, watch = config.match.budget, config.watch_heads
-    return Arm(config.task, model, trains, data, budget, config.start, same, watch)
+    return Arm(
+        config.task,
+        model,
+        trains,
+        data,
+        budget,
+        float(ratio) if ratio else None,
+        config.start,
+        same,
+        config.watch_heads,
+    )
 
 
 def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
@@ -203,6 +221,7 @@ def _run(
             "layout": arm.model.layout,
             "plan": arm.model.plan,
             "match": arm.match,
+            **({"seconds_of_reference": arm.ratio} if arm.ratio else {}),
             "model": training.describe_model(model),
             "seeds": list(arm.train.seeds),
             "steps": arm.train.steps,

@@ -12,6 +12,8 @@ from experiments.running import lock
 
 CONFIG = "config.json"
 RESULT = "result.json"
+CALIBRATION = "calibration.json"
+"""What a sweep measured before its first arm (see `running/clock.py`)."""
 SHOWN = 5
 """Differences that a refusal lists."""
 
@@ -73,7 +75,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    some = sorted(p.name for p in folder.iterdir() if p.name != lock.OWNER)[:3]
+    ours = {lock.OWNER, CALIBRATION}
+    some = sorted(p.name for p in folder.iterdir() if p.name not in ours)[:3]
     if some:
         raise WorkdirError(
             f"{folder} is not empty and is no run of attnlab (it holds {', '.join(some)}); "
