@@ -18,6 +18,7 @@ seed on the validation part of the data, and more where the best is at an end; t
 trained at the minimum of a parabola through the best ones.
 With match=seconds the FFN of every arm is solved for equal seconds a step, measured before the
 first arm and kept; --calibrate_only measures and stops, on a machine as those of --launcher=slurm.
+--tune_from=runs/first takes the rates that another sweep of the same arms chose.
 --ladder=3 trains every arm at three sizes, each twice as wide as the one before (--ladder_by=depth:
 as deep), and says what an arm is worth at both ends. See docs/verdicts.md.
 """
@@ -56,6 +57,9 @@ _SMALLEST = flags.DEFINE_float(
 )
 _TUNE = flags.DEFINE_integer(
     "tune", 0, "Choose the learning rate of every arm among so many and more.", lower_bound=0
+)
+_TUNE_FROM = flags.DEFINE_string(
+    "tune_from", "", "A sweep of the same arms with --tune, whose learning rates are taken."
 )
 _LADDER = flags.DEFINE_list(
     "ladder", [], "Every arm at so many sizes, 1, 2, 4, ...; or at these: 1,1.5,2."
@@ -110,6 +114,9 @@ def main() -> None:
         raise ValueError("--calibrate_only measures what match=seconds needs; no arm asks for it")
     if _CALIBRATE_ONLY.value:
         return
+    if _TUNE_FROM.value:
+        plan, told = at_rates_of(plan, configs, Path(_TUNE_FROM.value))
+        configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
     if _PRINT_ONLY.value and _LAUNCHER.value == "local":
         for name, changes in plan.arms.items():
             print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
@@ -122,6 +129,7 @@ def main() -> None:
     record |= {"titles": plan.titles} if plan.titles else {}
     record |= {"paper": plan.paper} if plan.paper else {}
     record |= {"tune": _TUNE.value} if _TUNE.value else {}
+    record |= {"tuned_before": told} if _TUNE_FROM.value else {}
     record |= {"claim": plan.claim} if plan.claim else {}
     record |= {"ladder": plan.ladder} if plan.ladder else {}
     asks = slurm.Asked(_SLURM.value, _JOBS.value, not _PRINT_ONLY.value, jobs.jax_flags())
@@ -283,6 +291,25 @@ def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any
         found = rates.read(folder)
         asked = {n: [t.wanted] for n, t in found.items() if t.wanted is not None}
     return {n: at_rate(c, found[n].chosen) for n, c in configs.items() if n in found}, ends
+
+
+def at_rates_of(plan: Sweep, configs: dict[str, Any], folder: Path) -> tuple[Sweep, dict[str, Any]]:
+    """Every arm at the rate that a sweep in `folder` chose for it, and what is told of that sweep.
+
+    Raises ValueError where both tune, and where an arm has no rate there.
+    """
+    if _TUNE.value:
+        raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
+    found = rates.read(folder)
+    if gone := [name for name in configs if name not in found]:
+        raise ValueError(f"{folder} chose no learning rate for {', '.join(gone)}")
+    arms = {}
+    for name, config in configs.items():
+        chosen = at_rate(config, found[name].chosen)
+        arms[name] = plan.arms[name] | launch.changes(config, chosen)
+    [first, *_] = results.read([folder])
+    told = {"data": first.runs[0].record["source"]["name"], "match": first.match}
+    return plan._replace(arms=arms), told
 
 
 def at_rate(config: Any, rate: float, **changes: Any) -> Any:

@@ -138,6 +138,12 @@ def caution(panel: Panel) -> str:
             "Each arm stands at a learning rate of its own, chosen by a parabola on a validation "
             "part with a seed that is not judged (see Learning rates)."
         )
+    if before := panel.sweep.get("tuned_before"):
+        equal = TITLES[before["match"]]
+        return (
+            "Each arm stands at a learning rate of its own, chosen beforehand in another sweep: on "
+            f"{before['data']}, {equal[0].lower()}{equal[1:]}. Here another may suit it better."
+        )
     if not panel.swept:
         return (
             f"Mind: the arms were trained at different learning rates ({listed(rates, 'and')}), "
