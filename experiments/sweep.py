@@ -114,6 +114,8 @@ def main() -> None:
         raise ValueError("--calibrate_only measures what match=seconds needs; no arm asks for it")
     if _CALIBRATE_ONLY.value:
         return
+    if _TUNE_FROM.value and _TUNE.value:
+        raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
     if _TUNE_FROM.value:
         plan, told = at_rates_of(plan, configs, Path(_TUNE_FROM.value))
         configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
@@ -296,10 +298,8 @@ def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any
 def at_rates_of(plan: Sweep, configs: dict[str, Any], folder: Path) -> tuple[Sweep, dict[str, Any]]:
     """Every arm at the rate that a sweep in `folder` chose for it, and what is told of that sweep.
 
-    Raises ValueError where both tune, and where an arm has no rate there.
+    Raises ValueError where an arm has no rate there.
     """
-    if _TUNE.value:
-        raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
     found = rates.read(folder)
     if gone := [name for name in configs if name not in found]:
         raise ValueError(f"{folder} chose no learning rate for {', '.join(gone)}")

@@ -1,5 +1,6 @@
 """Learning rates: the parabola, what is tried next, and how the sweep and its report use both."""
 
+import dataclasses
 import json
 import math
 
@@ -9,7 +10,9 @@ from commands import command
 from written_arms import write_arm, write_sweep, written
 
 from attnlab.training.sources import Text
-from experiments.reporting import rates
+from experiments import sweep
+from experiments.configs import byte_lm
+from experiments.reporting import findings, rates, results
 
 
 def test_the_minimum_by_hand():
@@ -67,14 +70,44 @@ def test_a_validation_part_is_the_end_of_what_is_learnt_from(tmp_path):
         Text(validation=1.0)
 
 
-def test_the_report_shows_what_was_tried(tmp_path):
-    write_sweep(tmp_path)
+def write_tuned(folder):
+    """A sweep in which one arm tried three rates."""
+    write_sweep(folder)
     tried = {0.001: 2.2, 0.002: 2.0, 0.004: 2.3}
     for rate, score in tried.items():
-        folder = tmp_path / rates.FOLDER / f"wide-separate-lr{rate:g}"
-        write_arm(folder, "wide", "separate", score, 1000, learning_rate=rate, seeds=[rates.SEED])
+        one = folder / rates.FOLDER / f"wide-separate-lr{rate:g}"
+        write_arm(one, "wide", "separate", score, 1000, learning_rate=rate, seeds=[rates.SEED])
         row = {"step": 800, "eval/bits_per_byte": [score]}
-        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        (one / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    return tried
+
+
+def test_rates_of_another_sweep(tmp_path):
+    """The rate and the end of its schedule are taken; arms that have none there are named."""
+    write_tuned(tmp_path)
+    base = byte_lm.get_config("tiny,wide")
+    plan = sweep.Sweep({"wide-separate": {"model.layout": "wide"}}, {})
+    configs = {"wide-separate": base}
+    carried, told = sweep.at_rates_of(plan, configs, tmp_path)
+    changes = carried.arms["wide-separate"]
+    assert changes.pop("model.layout") == "wide"
+    assert changes.pop("train.learning_rate") == rates.read(tmp_path)["wide-separate"].chosen
+    ratio = base.train.final_learning_rate / base.train.learning_rate
+    assert changes.pop("train.final_learning_rate") == pytest.approx(ratio * 0.00187, rel=0.01)
+    assert changes == {}
+    assert told["match"] == ""
+    panel = results.read([tmp_path])[0]
+    later = dataclasses.replace(panel, sweep={"tuned_before": told})
+    for run, rate in zip(later.runs, (0.001, 0.002, 0.003), strict=True):
+        run.result["learning_rate"] = rate
+    said = f"in another sweep: on {told['data']}, at equal width"
+    assert said in findings.caution(later)
+    with pytest.raises(ValueError, match="chose no learning rate for narrow-albert"):
+        sweep.at_rates_of(plan, configs | {"narrow-albert": base}, tmp_path)
+
+
+def test_the_report_shows_what_was_tried(tmp_path):
+    tried = write_tuned(tmp_path)
     found = rates.read(tmp_path)["wide-separate"]
     assert (found.name, found.tried, found.seconds) == ("wide · separate", tried, 180.0)
     markdown, _ = written(tmp_path)
