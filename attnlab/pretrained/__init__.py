@@ -26,7 +26,7 @@ from attnlab.pretrained.families import Family
 from attnlab.pretrained.gemma import GEMMA3
 from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX
-from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN3
+from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.rows import fill, unfill
@@ -54,7 +54,7 @@ __all__ = [
 
 KNOWN = (
     *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
-    *(LLAMA, MISTRAL, QWEN3, ROBERTA, T5),
+    *(LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3, ROBERTA, T5),
 )
 FAMILIES = {family.name: family for family in KNOWN}
 REFUSED = {

@@ -91,8 +91,8 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     pairs = ("q_turned", "k_turned") if s["rope_interleave"] else ()
 
-    def heads(at: str, slot: int) -> list[Row]:
-        where = ("layers", "attention")
+    def heads(at: str, stack: str, slot: int) -> list[Row]:
+        where = (stack, "attention")
         plain: dict[str, Any] = dict(slot=slot, bias=False)
         norm = lambda name, ours: same(f"{at}{name}.weight", *where, ours, slot=slot)
         queries: dict[str, Any] = dict(pack=("q", "q_turned"), by_head=True, pairs=pairs, **plain)

@@ -13,12 +13,14 @@ from attnlab.pretrained.layer_types import (
 )
 from attnlab.pretrained.llama import (
     decoder_fields,
+    decoder_rows,
     decoder_settings,
     family,
+    plain_heads,
     without,
 )
 from attnlab.pretrained.rope import read_rope, write_rope
-from attnlab.pretrained.rows import Row, dense, norm, same
+from attnlab.pretrained.rows import Row
 from attnlab.pretrained.settings import OrNull
 
 SETTINGS = {
@@ -113,23 +115,7 @@ NORMS = {
 
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
-    rows, count = same("embed_tokens.weight", "embedding"), dict.fromkeys(c.stacks, 0)
-    for i, stack in enumerate(c.layer_names):
-        one, plan = c.stacks[stack], c.stacks[stack].layer_plan
-        at, slot = f"layers.{i}.", {part: plan[part][count[stack]] for part in plan}
-        count[stack] += 1
-        for n in "qkvo":
-            own = dict(slot=slot["attention"], bias=n in one.heads.biases)
-            rows += dense(f"{at}self_attn.{n}_proj", stack, "attention", n, **own)
-        for n in ("q_norm", "k_norm"):
-            name = f"{at}self_attn.{n}.weight"
-            rows += same(name, stack, "attention", n, slot=slot["attention"])
-        for n in ("gate", "up", "down"):
-            rows += dense(f"{at}mlp.{n}_proj", stack, "ffn", n, slot=slot["ffn"], bias=c.ffn_bias)
-        for (part, which), theirs in NORMS.items():
-            rows += norm(at + theirs, stack, part, which, slot=slot[part], bias=False)
-    rows += norm("norm", "final_norm", bias=False)
-    return rows + (dense("lm_head", "readout", bias=False) if c.readout == "own" else [])
+    return decoder_rows(c, plain_heads(c), NORMS)
 
 
 GEMMA3 = family(

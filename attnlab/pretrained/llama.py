@@ -1,11 +1,12 @@
-"""Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023) and Qwen3 (Qwen Team 2025), in the names
-of Hugging Face: one family with other settings.
+"""Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023), Ministral, Qwen2 (Qwen Team 2024) and
+Qwen3 (2025), in the names of Hugging Face: one family with other settings.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.layer_types import FULL, SLIDING
+from attnlab.pretrained.layer_types import FULL, SLIDING, of_type, read_types, write_types
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import (
@@ -32,7 +33,9 @@ SETTINGS = ROPE | {
     "mlp_bias": False,
     "attention_dropout": 0.0,
 }
-NORMS = {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
+NORMS = {("attention", "norm"): "input_layernorm", ("ffn", "norm"): "post_attention_layernorm"}
+Heads = Callable[[str, str, int], list[Row]]
+"""(name in front, name of the stack, slot) -> the name table of one attention."""
 
 
 def decoder_fields(s: dict[str, Any], architecture: str, act: str = "hidden_act") -> dict[str, Any]:
@@ -70,19 +73,39 @@ def decoder_settings(c: Any) -> dict[str, Any]:
     )
 
 
-def decoder_rows(c: Any, heads: Any) -> list[Row]:
-    """The name table; `heads` gives that of the attention of (name in front, slot)."""
-    rows = same("embed_tokens.weight", "embedding")
-    for i in range(c.num_layers):
-        at, slots = f"layers.{i}.", {part: c.layer_plan[part][i] for part in NORMS}
-        rows += heads(f"{at}self_attn.", slots["attention"])
+def decoder_rows(c: Any, heads: Heads, norms: dict[tuple[str, str], str] = NORMS) -> list[Row]:
+    """The name table, of layers of several kinds too; `norms` are theirs of (part, ours)."""
+    rows, count = same("embed_tokens.weight", "embedding"), dict.fromkeys(c.stacks, 0)
+    for i, stack in enumerate(c.layer_names):
+        at, plan = f"layers.{i}.", c.stacks[stack].layer_plan
+        slots = {part: plan[part][count[stack]] for part in plan}
+        count[stack] += 1
+        rows += heads(f"{at}self_attn.", stack, slots["attention"])
         for n in ("gate", "up", "down"):
-            where = dict(slot=slots["ffn"], bias=c.ffn_bias)
-            rows += dense(f"{at}mlp.{n}_proj", "layers", "ffn", n, **where)
-        for part, theirs in NORMS.items():
-            rows += norm(at + theirs, "layers", part, "norm", slot=slots[part], bias=False)
+            rows += dense(f"{at}mlp.{n}_proj", stack, "ffn", n, slot=slots["ffn"], bias=c.ffn_bias)
+        for (part, ours), theirs in norms.items():
+            rows += norm(at + theirs, stack, part, ours, slot=slots[part], bias=False)
     rows += norm("norm", "final_norm", bias=False)
     return rows + (dense("lm_head", "readout", bias=False) if c.readout == "own" else [])
+
+
+def plain_heads(c: Any) -> Heads:
+    """Of maps named as in Llama, with norms of queries and keys where there are such."""
+
+    def heads(at: str, stack: str, slot: int) -> list[Row]:
+        rows: list[Row] = []
+        for n in "qkvo":
+            bias = n in c.stacks[stack].heads.biases
+            rows += dense(f"{at}{n}_proj", stack, "attention", n, slot=slot, bias=bias)
+        for n in ("q_norm", "k_norm") if c.qk_norm else ():
+            rows += same(f"{at}{n}.weight", stack, "attention", n, slot=slot)
+        return rows
+
+    return heads
+
+
+def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+    return decoder_rows(c, plain_heads(c))
 
 
 def _heads(s: dict[str, Any]) -> dict[str, Any]:
@@ -90,21 +113,9 @@ def _heads(s: dict[str, Any]) -> dict[str, Any]:
 
 
 def _head_settings(c: Any) -> dict[str, Any]:
-    sizes = c.heads.sizes
-    return dict(num_key_value_heads=sizes["K"], head_dim=sizes["H"]) | write_rope(c)
-
-
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
-    def heads(at: str, slot: int) -> list[Row]:
-        rows: list[Row] = []
-        for n in "qkvo":
-            bias = n in c.heads.biases
-            rows += dense(f"{at}{n}_proj", "layers", "attention", n, slot=slot, bias=bias)
-        for n in ("q_norm", "k_norm") if c.qk_norm else ():
-            rows += same(f"{at}{n}.weight", "layers", "attention", n, slot=slot)
-        return rows
-
-    return decoder_rows(c, heads)
+    one = of_type(c, FULL)  # the others have the same
+    sizes = one.heads.sizes
+    return dict(num_key_value_heads=sizes["K"], head_dim=sizes["H"]) | write_rope(one)
 
 
 def _llama(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
@@ -134,36 +145,67 @@ def _describe_mistral(c: Any) -> tuple[dict[str, Any], str]:
     return settings | dict(sliding_window=window), named(c, "Mistral")
 
 
-def _qwen3(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    window = s["sliding_window"] if s["use_sliding_window"] else None
-    layers = range(s["num_hidden_layers"])
-    slides = [window is not None and i >= s["max_window_layers"] for i in layers]
-    types = [SLIDING if slide else FULL for slide in slides]
-    types = types if s["layer_types"] is None else s["layer_types"]
-    if types not in ([one] * len(layers) for one in (SLIDING, FULL)):
-        raise ValueError(
-            f"config.json: layer_types = {types!r} is not supported, only one type for all layers"
-        )
-    if SLIDING not in types:
-        window = None
-    elif window is None:
-        raise ValueError("config.json: layer_types that slide need use_sliding_window = true")
-    return _llama(s | dict(mlp_bias=False), tensors, architecture) | dict(
-        qk_norm="rms", head_norm_eps=s["rms_norm_eps"], window=window and window - 1
+def _windows(s: dict[str, Any], types: list[str]) -> dict[str, Any]:
+    """The fields of layers of these types; they count the token itself."""
+    window = s["sliding_window"]
+    return read_types(
+        s, types, {FULL: dict(window=None), SLIDING: dict(window=window and window - 1)}
     )
 
 
+def _ministral(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    types = s["layer_types"]
+    if types is None:
+        types = [FULL if s["sliding_window"] is None else SLIDING] * s["num_hidden_layers"]
+    return _mistral(s, tensors, architecture) | _windows(s, types)
+
+
+def _describe_ministral(c: Any) -> tuple[dict[str, Any], str]:
+    return _describe_mistral(c)[0] | write_types(c), named(c, "Ministral")
+
+
+def _qwen_windows(s: dict[str, Any]) -> dict[str, Any]:
+    slides = s["use_sliding_window"] and s["sliding_window"] is not None
+    count, types = s["num_hidden_layers"], s["layer_types"]
+    if types is None:
+        first = s["max_window_layers"] if slides else count
+        types = [FULL if i < first else SLIDING for i in range(count)]
+    if isinstance(types, list) and SLIDING in types and not s["use_sliding_window"]:
+        raise ValueError(f"config.json: layer_types = {types!r} need use_sliding_window = true")
+    return _windows(s, types)
+
+
+def _write_qwen_windows(c: Any) -> dict[str, Any]:
+    told = write_types(c)
+    types = told["layer_types"]
+    return told | dict(
+        use_sliding_window=SLIDING in types,
+        max_window_layers=types.index(SLIDING) if SLIDING in types else c.num_layers,
+    )
+
+
+def _qwen2(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    width = s["head_dim"] or s["hidden_size"] // s["num_attention_heads"]
+    plain = s | dict(attention_bias=False, mlp_bias=False, head_dim=width)
+    fields = _llama(plain, tensors, architecture) | dict(attention_biases="qkv")
+    return fields | _qwen_windows(s)
+
+
+def _describe_qwen2(c: Any) -> tuple[dict[str, Any], str]:
+    settings = decoder_settings(c) | _head_settings(c) | _write_qwen_windows(c)
+    del settings["mlp_bias"], settings["attention_bias"]
+    return settings, named(c, "Qwen2")
+
+
+def _qwen3(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
+    norms = dict(qk_norm="rms", head_norm_eps=s["rms_norm_eps"])
+    return _llama(s | dict(mlp_bias=False), tensors, architecture) | norms | _qwen_windows(s)
+
+
 def _describe_qwen3(c: Any) -> tuple[dict[str, Any], str]:
-    settings = decoder_settings(c) | _head_settings(c)
+    settings = decoder_settings(c) | _head_settings(c) | _write_qwen_windows(c)
     del settings["mlp_bias"]
-    slides = c.window is not None
-    kind = SLIDING if slides else FULL
-    return settings | dict(
-        sliding_window=c.window + 1 if slides else None,
-        use_sliding_window=slides,
-        max_window_layers=0 if slides else c.num_layers,
-        layer_types=[kind] * c.num_layers,
-    ), named(c, "Qwen3")
+    return settings, named(c, "Qwen3")
 
 
 def family(
@@ -191,33 +233,30 @@ def without(*names: str) -> dict[str, Any]:
 
 
 LLAMA = family("llama", SETTINGS, _llama, _describe_llama, _rows)
-MISTRAL = family(
-    "mistral",
-    without("attention_bias", "mlp_bias")
-    | {
-        "intermediate_size": 14336,
-        "num_key_value_heads": OrNull(8),
-        "max_position_embeddings": 131072,
-        "sliding_window": OrNull(4096),
-    },
-    _mistral,
-    _describe_mistral,
-    _rows,
+OF_MISTRAL = without("attention_bias", "mlp_bias") | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": OrNull(8),
+    "max_position_embeddings": 131072,
+    "sliding_window": OrNull(4096),
+}
+MISTRAL = family("mistral", OF_MISTRAL, _mistral, _describe_mistral, _rows)
+MINISTRAL = family(
+    "ministral", OF_MISTRAL | {"layer_types": None}, _ministral, _describe_ministral, _rows
 )
+OF_QWEN = without("attention_bias", "mlp_bias") | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": OrNull(32),
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": OrNull(4096),
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+QWEN2 = family("qwen2", OF_QWEN, _qwen2, _describe_qwen2, _rows)
 QWEN3 = family(
     "qwen3",
-    without("mlp_bias")
-    | {
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": OrNull(32),
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "use_sliding_window": False,
-        "sliding_window": OrNull(4096),
-        "max_window_layers": 28,
-        "layer_types": None,
-    },
+    OF_QWEN | {"attention_bias": False, "head_dim": 128},
     _qwen3,
     _describe_qwen3,
     _rows,

@@ -12,7 +12,7 @@ from attnlab.pretrained.families import Family
 from attnlab.pretrained.gemma import GEMMA3
 from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX
-from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN3
+from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.t5 import T5
@@ -53,7 +53,7 @@ def _llama(
     family: Family, width: int, ffn_width: int, layers: int, heads: int, **more: Any
 ) -> Published:
     sizes = dict(hidden_size=width, intermediate_size=ffn_width, num_hidden_layers=layers)
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     return Published(
         family, f"{names[family.name]}ForCausalLM", sizes | dict(num_attention_heads=heads) | more
     )
@@ -74,6 +74,7 @@ def _pythia(width: int, layers: int, heads: int) -> Published:
 LLAMA_3 = dict(vocab_size=128256, num_key_value_heads=8, rope_theta=500000.0, rms_norm_eps=1e-5)
 LLAMA_3_2 = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA_3_2 |= dict(original_max_position_embeddings=8192)
+QWEN2_SIZES = dict(num_key_value_heads=4, rope_theta=1000000.0, max_position_embeddings=131072)
 QWEN3_SIZES = dict(num_key_value_heads=8, rope_theta=1000000.0, max_position_embeddings=40960)
 ROBERTA_SIZES = dict(max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
 PUBLISHED = {
@@ -115,6 +116,16 @@ PUBLISHED = {
     "mistral_7b": _llama(
         MISTRAL, 4096, 14336, 32, 32, max_position_embeddings=32768, rms_norm_eps=1e-5
     ),
+    "qwen2_0_5b": _llama(
+        QWEN2,
+        896,
+        4864,
+        24,
+        14,
+        tie_word_embeddings=True,
+        **QWEN2_SIZES | dict(num_key_value_heads=2),
+    ),
+    "qwen2_7b": _llama(QWEN2, 3584, 18944, 28, 28, vocab_size=152064, **QWEN2_SIZES),
     "qwen3_0_6b": _llama(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True, **QWEN3_SIZES),
     "qwen3_8b": _llama(QWEN3, 4096, 12288, 36, 32, **QWEN3_SIZES),
     "gemma3_270m": _gemma3(640, 2048, 18),

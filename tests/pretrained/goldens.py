@@ -42,6 +42,12 @@ ATTRIBUTES = {
         "rope_theta": 77.0,
     },
     "mistral": {"hidden_act": "mish", "attention_bias": True},
+    "ministral": {"layer_types": ["full_attention"], "sliding_window": None, "mlp_bias": True},
+    "qwen2": {
+        "hidden_act": "mish",
+        "layer_types": ["sliding_attention", "chunked_attention"],
+        "attention_bias": True,
+    },
     "qwen3": {
         "hidden_act": "mish",
         "layer_types": ["full_attention", "sliding_attention"],

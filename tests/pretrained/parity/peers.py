@@ -144,6 +144,30 @@ PEERS = {
         | dict(head_dim=6, use_sliding_window=True, sliding_window=5, max_window_layers=0)
         | dict(attention_bias=True, num_key_value_heads=4),
     ),
+    "qwen3-mixed": (
+        tr.Qwen3ForCausalLM,
+        tr.Qwen3Config,
+        LLAMA
+        | dict(head_dim=10, use_sliding_window=True, sliding_window=4, num_hidden_layers=4)
+        | dict(layer_types=[*LOCAL, "full_attention", *LOCAL, *LOCAL]),
+    ),
+    "qwen2": (
+        tr.Qwen2ForCausalLM,
+        tr.Qwen2Config,
+        LLAMA
+        | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)
+        | dict(tie_word_embeddings=True),
+    ),
+    "qwen2-bare-all-see-all": (
+        tr.Qwen2Model,
+        tr.Qwen2Config,
+        LLAMA | dict(num_key_value_heads=4, rms_norm_eps=0.05, hidden_act="gelu_new"),
+    ),
+    "ministral": (
+        tr.MinistralForCausalLM,
+        tr.MinistralConfig,
+        LLAMA | dict(head_dim=10, sliding_window=4, layer_types=["full_attention", *LOCAL]),
+    ),
     "gemma3_text": (tr.Gemma3ForCausalLM, tr.Gemma3TextConfig, GEMMA),
     "gemma3_text-untied-linear-biases": (
         tr.Gemma3ForCausalLM,

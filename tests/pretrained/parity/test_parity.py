@@ -21,7 +21,7 @@ NAMES = [
     "distilbert", "distilbert-bare-sinusoids",
     "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied",
     "llama", "llama-llama3-biases-tied", "llama-bare-linear", "mistral",
-    "qwen3", "qwen3-sliding-biases",
+    "qwen3", "qwen3-sliding-biases", "qwen3-mixed", "qwen2", "qwen2-bare-all-see-all", "ministral",
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
     "gpt_neox", "gpt_neox-in-turn-tied", "gpt_neox-bare",
     "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves",
