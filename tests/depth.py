@@ -55,6 +55,7 @@ DEPTH = {
     "test_the_page_is_what_the_code_makes",
     "test_the_page_for_newcomers_runs",
     "test_code_prints_what_the_page_says[plans.md]",
+    "test_code_prints_what_the_page_says[published.md]",
     "test_code_prints_what_the_page_says[inspect.md]",
     "test_code_prints_what_the_page_says[observe.md]",
     "test_code_prints_what_the_page_says[viewer.md]",

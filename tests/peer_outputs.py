@@ -23,7 +23,10 @@ OUTPUTS = {
 def run(model, params, given):
     """`Outputs` for a peer's keyword arguments."""
     given = {name: jnp.asarray(a) for name, a in given.items()}
-    ids, real = given["input_ids"], given["attention_mask"] == 1
+    if "pixel_values" in given:
+        ids, real = jnp.moveaxis(given["pixel_values"], 1, -1).astype(jnp.float32), None
+    else:
+        ids, real = given["input_ids"], given["attention_mask"] == 1
     if model.config.kind == "encoder_decoder":
         texts, options = (ids, given["decoder_input_ids"]), {}
     else:
@@ -50,6 +53,8 @@ def compare(seen, expected, close):
     for theirs, ours in OUTPUTS.items():
         if theirs in expected and getattr(seen, ours) is not None:
             compared[ours] = (getattr(seen, ours), expected[theirs])
+    if seen.logits is None and "logits" in expected:
+        compared["classes"] = (seen.classes, expected["logits"])
     if seen.encoder_hidden is not None:
         # Of two texts, "last_hidden_state" and "hidden_states" are of the one or the other.
         expected = {name: a for name, a in expected.items() if name != "hidden_states"}

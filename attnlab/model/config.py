@@ -69,18 +69,19 @@ class ModelConfig:
 
     Around the layers: `embedding_width` makes the tables that wide and adds a map to `width`, also
     where both are equal (ALBERT); None has no map. The embedding is multiplied by
-    `embedding_scale`, that of `zero_token` is read as zeros (T2T's padding). `positions` is a row
-    of `POSITIONS`: with "learned_unpadded" `pad_token` is not counted (RoBERTa), "relative" adds to
-    the scores a number per head and one of `relative_buckets` distances, the last of them from
-    `relative_distance` on (T5), "rotary" turns the first `rotary_fraction` of every head at rates
-    of `rotary_base`, which `rotary_scaling` slows down (see `rotary_angles`). `readout` "tied"
-    takes the embedding, "none" leaves the logits out; `readout_transform` is the activation of a
-    dense layer and a norm before it (BERT), or None. `pooler` is a row of `POOLERS`,
-    `pooled_classes` logits are read from what it gives. Dropout of `dropout_rate` acts at
-    `dropout_places`; inside attention and FFN the other two rates act; `embedding_dropout_rate`
-    None is `dropout_rate`. `ffn_width` 0 leaves the feed-forward part out; `ffn_skip` multiplies
-    what goes past that of a decoder, or of an encoder that stands alone (SummAE has 2),
-    `attention_gain` what self-attention writes.
+    `embedding_scale`, that of `zero_token` is read as zeros (T2T's padding). With `images`
+    ("224x224x3/16": height x width x channels / side of a patch) it reads images [B, H, W, C] too,
+    as rows of `vocab_size` features (see `model.images`). `positions` is a row of `POSITIONS`: with
+    "learned_unpadded" `pad_token` is not counted (RoBERTa), "relative" adds to the scores a number
+    per head and one of `relative_buckets` distances, the last of them from `relative_distance` on
+    (T5), "rotary" turns the first `rotary_fraction` of every head at rates of `rotary_base`, which
+    `rotary_scaling` slows down (see `rotary_angles`). `readout` "tied" takes the embedding, "none"
+    leaves the logits out; `readout_transform` is the activation of a dense layer and a norm before
+    it (BERT), or None. `pooler` is a row of `POOLERS`, `pooled_classes` logits are read from what
+    it gives. Dropout of `dropout_rate` acts at `dropout_places`; inside attention and FFN the other
+    two rates act; `embedding_dropout_rate` None is `dropout_rate`. `ffn_width` 0 leaves the
+    feed-forward part out; `ffn_skip` multiplies what goes past that of a decoder, or of an encoder
+    that stands alone (SummAE has 2), `attention_gain` what self-attention writes.
 
     An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
     and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
@@ -150,6 +151,7 @@ class ModelConfig:
     relative_distance: int = 128
     embedding_width: int | None = None
     embedding_scale: float = 1.0
+    images: str | None = None
     zero_token: int | None = None
     token_types: int = 0
     embedding_norm: bool = False

@@ -24,7 +24,7 @@ OF_THE_MODEL = frozenset(
     """
     kind vocab_size max_len width num_layers kinds cross encoder_layers encoder_plan share_encoder
     norm norm_kind norm_eps norm_bias pad_token relative_buckets relative_distance embedding_width
-    embedding_scale zero_token token_types embedding_norm readout readout_bias readout_scale
+    embedding_scale images zero_token token_types embedding_norm readout readout_bias readout_scale
     readout_transform pooler pooled_classes dropout_rate embedding_dropout_rate dropout_places
     init_std init_residual dtype remat layer_scales
     """.split()  # noqa: SIM905

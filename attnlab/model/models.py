@@ -118,7 +118,7 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: Int[Array, "B T"] | Float[Array, "B T vocab"],
+        tokens: Int[Array, "B T"] | Float[Array, "B T vocab"] | Float[Array, "B H W C"],
         *,
         token_types: Int[Array, "B T"] | None = None,
         positions: Int[Array, "*B T"] | None = None,
@@ -142,7 +142,7 @@ class Transformer(nn.Module):
         a token, seen by all and counted by the pooler; `positions` default to 0, 1, 2, ... or
         what the row of `POSITIONS` says; `head_gate` is [L, N] or [L, B, N]; where layers differ
         in their number of heads, L arrays, and so is what is shown. Tokens that are floats are
-        mixtures of words, or features (see `embed`).
+        mixtures of words, or features (see `embed`), or images where the config says so.
         With `cache` (of `ModelConfig.empty_cache`) the tokens are the next ones, and the longer
         cache is returned behind the logits; positions past `max_len` or a full cache give NaN.
         Padding of `padding_mask`, wherever it stands, is then not kept and takes no position.

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from attnlab.heads import positions
 from attnlab.model.block import NORMS
+from attnlab.model.images import as_features, check_images
 from attnlab.model.pointwise import ACTIVATIONS, linear
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS, init_norm
@@ -65,6 +66,7 @@ def check_dtype(name: str) -> None:
 def check_outer(config: Any) -> None:
     """Raises ValueError where positions, readout or pooler do not fit what the model is."""
     c = config
+    check_images(c)
     row = POSITIONS[c.positions]
     if not 0 < c.rotary_fraction <= 1:
         raise ValueError(f"rotary_fraction must be in (0, 1], not {c.rotary_fraction}")
@@ -159,7 +161,7 @@ def count_outer(config: Any) -> int:
 
 
 def check_tokens(config: Any, tokens: Any) -> Array:
-    """Tokens as an array: ids [B, T], or floats [B, T, vocab_size].
+    """Tokens as an array: ids [B, T], or floats [B, T, vocab_size], as which images come back.
 
     Raises ValueError with a way out.
 
@@ -174,6 +176,8 @@ def check_tokens(config: Any, tokens: Any) -> Array:
             "by jnp.array([list(text.encode())])"
         )
     tokens = jnp.asarray(tokens)
+    if tokens.ndim == 4:
+        return as_features(config, tokens)
     if jnp.issubdtype(tokens.dtype, jnp.integer):
         if tokens.ndim != 2:
             way_out = "; one text is tokens[None]" if tokens.ndim == 1 else ""
@@ -294,6 +298,8 @@ def _max(w: Weights, x: Array, real: Array) -> Array:
 POOLERS: dict[str, Callable] = {
     # tanh(x_0 W + b): the first token speaks for the text (Devlin et al. 2018).
     "first": lambda w, x, real: jnp.tanh(linear(w, "pooler", x[:, 0])),
+    # The first token as it is (Dosovitskiy et al. 2021).
+    "first_plain": lambda w, x, real: x[:, 0],
     "max": _max,
     "mean": _mean,
     # Every token for itself: classes of tokens, or of the nodes of a graph.

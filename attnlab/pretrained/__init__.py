@@ -35,6 +35,7 @@ from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, Stored, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
+from attnlab.pretrained.vit import VIT
 from attnlab.sharing.surgery import detect, unshare
 from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 
@@ -54,7 +55,7 @@ __all__ = [
 
 KNOWN = (
     *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
-    *(LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3, ROBERTA, T5),
+    *(LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3, ROBERTA, T5, VIT),
 )
 FAMILIES = {family.name: family for family in KNOWN}
 REFUSED = {

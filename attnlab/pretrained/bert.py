@@ -76,7 +76,8 @@ def block_rows(config: Any, names: dict[str, str], at: str, layer: int) -> list[
     slots = {part: config.layer_plan[part][layer] for part in ("attention", "ffn")}
     for part, weights in (("attention", "qkvo"), ("ffn", ("up", "down"))):
         for ours in weights:
-            rows += dense(at + names[ours], "layers", part, ours, slot=slots[part])
+            bias = part == "ffn" or ours in config.heads.biases
+            rows += dense(at + names[ours], "layers", part, ours, slot=slots[part], bias=bias)
     for part, slot in slots.items():
         rows += norm(at + names[part], "layers", part, "norm", slot=slot)
     return rows

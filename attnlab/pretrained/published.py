@@ -16,6 +16,7 @@ from attnlab.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.roberta import ROBERTA
 from attnlab.pretrained.settings import read_settings
 from attnlab.pretrained.t5 import T5
+from attnlab.pretrained.vit import VIT
 
 
 class Published(NamedTuple):
@@ -69,6 +70,13 @@ def _gemma3(width: int, ffn_width: int, layers: int) -> Published:
 def _pythia(width: int, layers: int, heads: int) -> Published:
     sizes = _bert(width, layers, heads) | dict(vocab_size=50304)
     return Published(GPT_NEOX, "GPTNeoXForCausalLM", sizes)
+
+
+def _vit(width: int, layers: int, heads: int, patch: int) -> Published:
+    sizes = _bert(width, layers, heads) | dict(
+        patch_size=patch, id2label=dict.fromkeys(range(1000))
+    )
+    return Published(VIT, "ViTForImageClassification", sizes)
 
 
 LLAMA_3 = dict(vocab_size=128256, num_key_value_heads=8, rope_theta=500000.0, rms_norm_eps=1e-5)
@@ -134,6 +142,10 @@ PUBLISHED = {
     "pythia_160m": _pythia(768, 12, 12),
     "pythia_1_4b": _pythia(2048, 24, 16),
     "gpt_neox_20b": Published(GPT_NEOX, "GPTNeoXForCausalLM", {}),
+    "vit_base_16": _vit(768, 12, 12, 16),
+    "vit_base_32": _vit(768, 12, 12, 32),
+    "vit_large_16": _vit(1024, 24, 16, 16),
+    "vit_huge_14": _vit(1280, 32, 16, 14),
 }
 # The paper's (Vaswani et al. 2017, table 3), with tensor2tensor's positions; post-norm.
 TRANSFORMER = ModelConfig(

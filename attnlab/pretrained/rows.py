@@ -20,15 +20,17 @@ class Row(NamedTuple):
     name: str
     paths: tuple[Path, ...]
     """Weights of ours, each a path in the tree; several lie side by side in the tensor."""
-    slot: int | None = None
-    """Of stacked weights [G, ...] which one."""
+    slot: int | slice | None = None
+    """Of stacked weights [G, ...] which one; of a table [rows, ...] which rows."""
     kind: str = "same"
-    """"linear" is stored (out, in), "conv1d" (in, out), "vector" flat, "same" as it is, "swapped"
-    with the last two axes exchanged."""
+    """"linear" is stored (out, in), "conv1d" (in, out), "conv2d" (out, channels, height, width),
+    "vector" flat, "same" as it is, "swapped" with the last two axes exchanged."""
     by_head: bool = False
     """Do several weights lie side by side head by head: all of head 0, then all of head 1?"""
     pairs: tuple[str, ...] = ()
     """Of these weights rotary positions turn neighbours (2i, 2i+1) in the file, (i, i+P/2) here."""
+    stored: tuple[int, ...] = ()
+    """The shape in the file, where it does not follow from ours: axes of 1, or those of a window"""
 
 
 def same(name: str, *path: str, slot: int | None = None) -> list[Row]:
@@ -99,7 +101,7 @@ def fill(
             makers[path].append((row, tensor))
     for path, found in makers.items():
         slots = [row.slot for row, _ in found]
-        if slots != [None] and sorted(slots) != list(range(leaves[path][0])):  # type: ignore[type-var]
+        if slots != [None] and _places(slots, leaves[path][0]) != list(range(leaves[path][0])):
             raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
     made = {}
     for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
@@ -121,10 +123,13 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
     tensors = {}
     for row in rows:
         tensor = np.empty(_stored_shape(row, shapes), leaves[row.paths[0]].dtype)
-        ours = _as_ours(row, tensor)
         for path, columns in _columns(row, shapes).items():
             a = leaves[path] if row.slot is None else leaves[path][row.slot]
-            ours[..., columns] = a.reshape(_fold(row, path, shapes))
+            folded = a.reshape(_fold(row, path, shapes))
+            if isinstance(columns, slice):
+                tensor[...] = _as_stored(row, folded)
+            else:
+                _as_ours(row, tensor)[..., columns] = folded
         tensors[row.name] = tensor
     return tensors
 
@@ -140,15 +145,24 @@ def _copy(row: Row, path: Path, shapes: dict[Path, Any], tensor: Any, weight: np
     if not isinstance(columns, slice):
         folded[...] = _as_ours(row, tensor[...])[..., columns]
         return
-    target = _as_ours(row, folded)  # its own inverse
+    target = _as_stored(row, folded)
     step = max(1, CHUNK // max(1, math.prod(tensor.shape[1:])))
     for first in range(0, tensor.shape[0], step):
         target[first : first + step] = tensor[first : first + step]
 
 
 def _as_ours(row: Row, tensor: np.ndarray) -> np.ndarray:
-    """A view of a stored tensor with inputs first, and the inverse."""
+    """A view of a stored tensor with inputs first."""
     return tensor.swapaxes(-1, -2) if row.kind in ("linear", "swapped") else tensor
+
+
+def _as_stored(row: Row, folded: np.ndarray) -> np.ndarray:
+    """A view of a whole weight, inputs first, with the axes of the file."""
+    if row.kind == "conv2d":
+        out, channels, *window = row.stored
+        return folded.reshape(*window, channels, out).transpose(3, 2, 0, 1)
+    # Exchanging two axes is its own inverse.
+    return _as_ours(row, folded.reshape(row.stored or folded.shape))
 
 
 def _columns(row: Row, shapes: dict[Path, Any]) -> dict[Path, Any]:
@@ -172,13 +186,23 @@ def _columns(row: Row, shapes: dict[Path, Any]) -> dict[Path, Any]:
 
 def _stored_shape(row: Row, shapes: dict[Path, Any]) -> tuple[int, ...]:
     """The shape in the file."""
+    if row.stored:
+        return row.stored
     folded = [_fold(row, path, shapes) for path in row.paths]
     ours = (*folded[0][:-1], sum(shape[-1] for shape in folded))
     return (*ours[:-2], *ours[:-3:-1]) if row.kind in ("linear", "swapped") else ours
 
 
 def _slot_shape(row: Row, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    if isinstance(row.slot, slice):
+        return len(_places([row.slot], shapes[path][0])), *shapes[path][1:]
     return shapes[path] if row.slot is None else shapes[path][1:]
+
+
+def _places(slots: Iterable[Any], count: int) -> list[int]:
+    """Which of `count` these are, ascending."""
+    each = (s if isinstance(s, slice) else slice(s, None if s is None else s + 1) for s in slots)
+    return sorted(place for one in each for place in range(*one.indices(count)))
 
 
 def _fold(row: Row, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:

@@ -162,6 +162,8 @@ ROWS = {
     "DeepseekV3ForCausalLM, 3 dense layers": (
         published("deepseek_v3", "DeepseekV3ForCausalLM", num_hidden_layers=3), 3_603_815_424,
     ),
+    "ViTModel base, no pooler": (published("vit", ""), 85_798_656),
+    "ViTModel base": (published("vit", "", "pooler.dense.weight"), 85_798_656 + 590_592),
     "Vaswani base, attention biases": (vaswani(attention_biases="qkvo"), 63_045_632 + 36_864),
     **{
         f"{table.title}, {name}": (table.paper_model(name), row.parameters)
@@ -234,6 +236,10 @@ NAMED = {
     "pythia_160m": 162_322_944,
     "pythia_1_4b": 1_414_647_808,
     "gpt_neox_20b": 20_554_567_680,
+    "vit_base_16": 86_567_656,
+    "vit_base_32": 88_224_232,
+    "vit_large_16": 304_326_632,
+    "vit_huge_14": 632_045_800,
     "transformer_base": 63_045_632,
     "transformer_big": 214_171_648,
 }

@@ -53,6 +53,13 @@ ATTRIBUTES = {
         "layer_types": ["full_attention", "sliding_attention"],
         "rope_parameters": "llama3",
     },
+    "vit": {
+        "hidden_act": "mish",
+        "image_size": "large",
+        "patch_size": [4, 2, 3],
+        "pooler_output_size": 7,
+        "pooler_act": "relu",
+    },
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
 

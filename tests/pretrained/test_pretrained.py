@@ -30,7 +30,7 @@ def test_outputs_equal_the_peers(path, tmp_path):
     model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
     seen = peer_outputs.run(model, params, given)
     compared = peer_outputs.compare(seen, expected, close)
-    assert set(compared) & {"logits", "last"}
+    assert set(compared) & {"logits", "last", "classes"}
     assert {"hidden", "probs"} <= set(compared)
 
 
@@ -94,6 +94,10 @@ def old_style(family, config, tensors):
         if family != "ministral":  # which is no older than the word
             config.pop("layer_types", None)
         tensors |= {f"{at.format(i)}rotary_emb.inv_freq": rates for i in range(2)}
+    if family == "vit":
+        for name in ("pooler_act", "pooler_output_size", "dtype", "encoder_stride"):
+            config.pop(name)
+        config |= {"id2label": {str(i): f"a kind of {i}" for i in range(5)}}
     if family == "t5":
         for name in (
             "encoder.embed_tokens.weight",
@@ -133,11 +137,12 @@ def test_a_missing_tensor_is_named(family, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_extra_tensor_is_named_and_can_be_ignored(family, tmp_path):
     config, tensors, _, _ = split(FAMILIES[family])
-    more = tensors | {"classifier.weight": np.ones((2, 12), np.float32)}
+    name = "decoder.0.weight" if family == "vit" else "classifier.weight"
+    more = tensors | {name: np.ones((2, 12), np.float32)}
     folder = write(tmp_path / "folder", config, more)
-    with pytest.raises(ValueError, match=r"1 tensors have no place .* 'classifier.weight'"):
+    with pytest.raises(ValueError, match=rf"1 tensors have no place .* '{re.escape(name)}'"):
         pretrained.load(folder)
-    pretrained.load(folder, ignore=("classifier.*",))
+    pretrained.load(folder, ignore=(f"{name.split('.')[0]}.*",))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -229,7 +234,7 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
             pretrained.load(write(tmp_path / "folder", config | {name: value}, tensors))
     unknown = write(tmp_path / "folder", config | {"my_note": 1}, tensors)
     pretrained.load(unknown, ignore=("my_note",))
-    name = "num_layers" if family == "t5" else "vocab_size"
+    name = {"t5": "num_layers", "vit": "hidden_size"}.get(family, "vocab_size")
     with pytest.raises(ValueError, match=f"config.json: {name} = 'two' should be a int"):
         pretrained.load(write(tmp_path / "folder", config | {name: "two"}, tensors))
     other = config | {"model_type": family + "x"}

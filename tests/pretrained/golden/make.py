@@ -31,6 +31,7 @@ SIZES = {
 LEFT_OUT = ("albert-square-map", "albert-one-call-two-blocks", "roberta-untied", "t5-bare-gelu")
 LEFT_OUT += ("llama-bare-linear", "qwen3-sliding-biases", "gpt_neox-bare", "gpt_neox-in-turn-tied")
 LEFT_OUT += ("qwen3-mixed", "qwen2-bare-all-see-all")
+LEFT_OUT += ("vit-bare-square-no-biases",)
 LEFT_OUT += ("t5-scaled-own-readout-big-eps",)
 LEFT_OUT += ("gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local")
 LEFT_OUT += ("deepseek_v3-plain-queries", "deepseek_v3-halves")

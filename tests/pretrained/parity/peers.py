@@ -22,6 +22,8 @@ DISTILBERT = dict(
 )
 GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
 GPT2 |= dict(bos_token_id=1, eos_token_id=2)
+VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=56)
+VIT |= dict(image_size=[8, 12], patch_size=[4, 2], num_channels=3)
 T5 = dict(vocab_size=97, d_model=32, d_kv=6, d_ff=56, num_layers=2, num_heads=4)
 T5 |= dict(decoder_start_token_id=0, relative_attention_num_buckets=8)
 T5 |= dict(relative_attention_max_distance=10)
@@ -203,6 +205,14 @@ PEERS = {
         tr.DeepseekV3Config,
         DEEPSEEK | dict(rope_interleave=False, num_hidden_layers=3),
     ),
+    "vit": (tr.ViTForImageClassification, tr.ViTConfig, VIT | dict(num_labels=5)),
+    "vit-bare-square-no-biases": (
+        tr.ViTModel,
+        tr.ViTConfig,
+        VIT
+        | dict(hidden_size=21, num_attention_heads=3, image_size=9, patch_size=3, num_channels=2)
+        | dict(qkv_bias=False, hidden_act="gelu_new", layer_norm_eps=0.05),
+    ),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
@@ -227,8 +237,14 @@ def make(name, **sizes):
 
 
 def inputs(name, length=11, vocab=97):
-    """A batch of three texts, with padding at the end of two of them and types given."""
+    """A batch of three texts, with padding at the end of two of them and types given; or of three
+    images of whole numbers."""
     rng = np.random.default_rng(2)
+    if "image_size" in PEERS[name][2]:
+        config = PEERS[name][1](**PEERS[name][2])
+        sides = np.broadcast_to(config.image_size, 2)
+        pixels = rng.integers(-3, 4, (3, config.num_channels, *sides))
+        return {"pixel_values": pixels.astype(np.float32)}
     pad = PEERS[name][2].get("pad_token_id", 1)
     ids = rng.integers(5, vocab, (3, length))
     # A window that only saw padding would see nothing, which is no number to compare.
@@ -255,6 +271,11 @@ def outputs(model, given):
             found[key] = np.stack([a.numpy() for a in value])
         elif isinstance(value, torch.Tensor):
             found[key] = value.numpy()
+    if "pixel_values" in given:
+        # Others show the output of the final norm in the last layer's place.
+        final = getattr(model, "vit", model).layernorm
+        last = torch.from_numpy(found["hidden_states"][-1])
+        found["hidden_states"][-1] = final(last).detach().numpy()
     return found
 
 

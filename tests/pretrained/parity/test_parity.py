@@ -25,6 +25,7 @@ NAMES = [
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
     "gpt_neox", "gpt_neox-in-turn-tied", "gpt_neox-bare",
     "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves",
+    "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
 
@@ -55,7 +56,7 @@ def test_outputs_layer_by_layer(peer):
     seen = peer_outputs.run(model, params, given)
     compared = peer_outputs.compare(seen, expected, close)
     assert {"hidden", "probs"} <= set(compared)
-    assert set(compared) & {"logits", "last"}
+    assert set(compared) & {"logits", "last", "classes"}
 
 
 def test_given_positions(peer):
@@ -63,7 +64,7 @@ def test_given_positions(peer):
     import peers
 
     name, theirs, folder = peer
-    if name.startswith(("distilbert", "t5")):
+    if name.startswith(("distilbert", "t5", "vit")):
         pytest.skip("the peer takes no position_ids")
     given = peers.inputs(name)
     rng = np.random.default_rng(3)
