@@ -1,7 +1,11 @@
-"""torch.nn's stacks of layers: TransformerEncoderLayer, TransformerEncoder and Transformer.
+"""torch.nn's stacks of layers: TransformerEncoderLayer, TransformerDecoderLayer, several of them
+(TransformerEncoder, TransformerDecoder), and Transformer.
 
 They take vectors, which a model of ours reads as floats [B, T, d_model] through a table that is the
 identity; there are no positions and no readout, `Outputs.last` is what they return.
+
+A decoder alone is that of an encoder-decoder whose encoder would read its weights (share_encoder),
+and does not run: it is given the memory as `encoded`.
 """
 
 import re
@@ -31,21 +35,20 @@ def build(
 ) -> tuple[ModelConfig, list[Row]]:
     """(config, name table); adds the table of the identity to `tensors`."""
     both = any(name.startswith("decoder.") for name in tensors)
-    encoder = "encoder." if both else ""
+    alone = "decoder" if any("multihead_attn." in name for name in tensors) else "encoder"
+    prefixes = {"encoder": "encoder.", "decoder": "decoder."} if both else {alone: ""}
     rows = same("embedding", "embedding")
-    depth = {"encoder": _depth(tensors, encoder)}
-    if both:
-        depth["decoder"] = _depth(tensors, "decoder.")
-    sample = f"{encoder}layers.0." if depth["encoder"] else encoder
+    depth = {stack: _depth(tensors, prefix) for stack, prefix in prefixes.items()}
+    first_stack, first_prefix = next(iter(prefixes.items()))
+    sample = f"{first_prefix}layers.0." if depth[first_stack] else first_prefix
     if f"{sample}linear1.weight" not in tensors:
         raise ValueError(f"the variable {sample + 'linear1.weight'!r} is missing")
     ffn_width, width = np.shape(tensors[f"{sample}linear1.weight"])
     bias = f"{sample}linear1.bias" in tensors
-    finals = {stack: f"{stack}.norm.weight" if both else "norm.weight" for stack in depth}
-    final = finals["encoder"] in tensors
+    final = f"{first_prefix}norm.weight" in tensors
     for stack, count in depth.items():
         own = "encoder_" if both and stack == "encoder" else ""
-        prefix = f"{stack}." if both else ""
+        prefix = prefixes[stack]
         for i in range(max(count, 1)):
             at = f"{prefix}layers.{i}." if count else prefix
             for part, (module, number) in PARTS[stack].items():
@@ -62,12 +65,13 @@ def build(
         rows += norm(f"{prefix}norm", f"{own}final_norm", bias=bias) if final else []
     tensors["embedding"] = np.eye(width, dtype=np.float32)
     config = ModelConfig(
-        kind="encoder_decoder" if both else "encoder",
+        kind="encoder_decoder" if "decoder" in depth else "encoder",
         vocab_size=width,
         max_len=length,
         width=width,
-        num_layers=max(depth["decoder" if both else "encoder"], 1),
+        num_layers=max([*depth.values()][-1], 1),
         encoder_layers=max(depth["encoder"], 1) if both else None,
+        share_encoder=[*depth] == ["decoder"],
         num_heads=heads,
         attention_biases="qkvo" if bias else "",
         ffn_width=ffn_width,

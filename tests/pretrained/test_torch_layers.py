@@ -1,5 +1,7 @@
 """torch.nn's layers, from their definition; live in `parity`."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from by_hand import E, N, X, attend, draw, linear, run
@@ -55,6 +57,41 @@ def test_an_encoder_by_hand(first):
     model, params = pretrained.from_variables("torch_layers", config, w)
     assert model.config.num_layers == depth
     assert_close(run(model, params, X), x.astype(np.float32), loosen=10)
+
+
+def test_a_decoder_by_hand():
+    """It is given what it reads, of which a token is hidden; no encoder has a weight or runs."""
+    w = layer() | {f"norm3.{n}": draw(E) for n in ("weight", "bias")}
+    w |= {
+        f"multihead_attn.in_proj_{n}": draw(*s)
+        for n, s in {"weight": (36, E), "bias": (36,)}.items()
+    }
+    w |= {
+        f"multihead_attn.out_proj.{n}": draw(*s)
+        for n, s in {"weight": (E, E), "bias": (E,)}.items()
+    }
+    memory, real = draw(2, 4, E), np.array([[1, 1, 1, 1], [1, 1, 0, 1]], bool)
+
+    def heads(name, x, context, hidden):
+        maps = zip(
+            np.split(w[f"{name}.in_proj_weight"], 3),
+            np.split(w[f"{name}.in_proj_bias"], 3),
+            (x, context, context),
+            strict=True,
+        )
+        q, k, v = ((a @ m.T + b).reshape(2, -1, N, E // N) for m, b, a in maps)
+        return linear(w, f"{name}.out_proj", attend(q, k, v, 0.5, hidden))
+
+    x = norm(w, "norm1", X + heads("self_attn", X, X, np.triu(np.ones((5, 5), bool), 1)))
+    x = norm(w, "norm2", x + heads("multihead_attn", x, memory, ~real[:, None, None]))
+    x = norm(w, "norm3", x + linear(w, "linear2", np.maximum(linear(w, "linear1", x), 0)))
+    model, params = pretrained.from_variables("torch_layers", dict(nhead=N), w)
+    assert set(params) == {"embedding", "layers"}
+    texts = (jnp.asarray(a, jnp.float32) for a in (memory, X))
+    got = jax.jit(
+        lambda p, m, x: model.apply({"params": p}, m, x, encoded=m, padding_mask=jnp.asarray(real))
+    )(params, *texts)
+    assert_close(got, x.astype(np.float32), loosen=10)
 
 
 @pytest.mark.parametrize(

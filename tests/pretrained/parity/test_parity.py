@@ -183,6 +183,9 @@ def test_torch_attention(widths, bias):
         ("TransformerEncoderLayer", dict(norm_first=True, activation="gelu", bias=False)),
         ("TransformerEncoder", dict(layer_norm_eps=0.05)),
         ("TransformerEncoder", dict(norm_first=True, norm=True)),
+        ("TransformerDecoderLayer", {}),
+        ("TransformerDecoderLayer", dict(norm_first=True, activation="gelu", bias=False)),
+        ("TransformerDecoder", dict(norm_first=True, norm=True)),
         ("Transformer", {}),
         ("Transformer", dict(norm_first=True, activation="gelu")),
     ],
@@ -198,10 +201,13 @@ def test_torch_layers(module, options):
         with warnings.catch_warnings(action="ignore"):  # of a fast path that it cannot take
             theirs = torch.nn.Transformer(12, 3, 2, 3, 10, **given)
     else:
-        theirs = torch.nn.TransformerEncoderLayer(12, 3, 10, **given)
+        layer = module if module.endswith("Layer") else f"{module}Layer"
+        theirs = getattr(torch.nn, layer)(12, 3, 10, **given)
         final = torch.nn.LayerNorm(12) if options.get("norm") else None
         if module == "TransformerEncoder":
             theirs = torch.nn.TransformerEncoder(theirs, 2, final, enable_nested_tensor=False)
+        if module == "TransformerDecoder":
+            theirs = torch.nn.TransformerDecoder(theirs, 2, final)
     theirs.eval()
     with torch.no_grad():
         for name, p in theirs.named_parameters():
@@ -213,15 +219,18 @@ def test_torch_layers(module, options):
     config = dict(nhead=3) | {n: a for n, a in options.items() if n not in ("norm", "bias")}
     variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
     model, params = pretrained.from_variables("torch_layers", config, variables)
-    texts = [torch.from_numpy(x), torch.from_numpy(y)][: 1 + (module == "Transformer")]
-    masks: dict = dict(src_key_padding_mask=hidden)
-    if module == "Transformer":
+    decodes = "Encoder" not in module
+    texts = [torch.from_numpy(x), torch.from_numpy(y)][: 1 + decodes]
+    masks: dict = {} if "Decoder" in module else dict(src_key_padding_mask=hidden)
+    if decodes:
         masks |= dict(memory_key_padding_mask=hidden, tgt_is_causal=True)
         masks |= dict(tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(4))
-    expected = theirs(*texts, **masks).detach().numpy()
+    alone = "Decoder" in module
+    expected = theirs(*(texts[::-1] if alone else texts), **masks).detach().numpy()
     ours = [jnp.asarray(t.numpy()) for t in texts]
-    got = model.apply({"params": params}, *ours, padding_mask=jnp.asarray(real))
-    valid = real if module != "Transformer" else np.ones((2, 4), bool)
+    options = dict(encoded=ours[0]) if alone else {}
+    got = model.apply({"params": params}, *ours, padding_mask=jnp.asarray(real), **options)
+    valid = np.ones((2, 4), bool) if decodes else real
     close(np.asarray(got)[valid], expected[valid])
 
 
