@@ -61,6 +61,8 @@ def describe(
     plan = name_of(config.plan)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
     heads = [f"{c.num_heads} {c.layout} heads" for c in config.stacks.values()]
+    if config.encoder_heads:
+        heads.insert(0, f"{config.encoder_heads} in the encoder")
     title = (
         f"{config.kind}, {config.num_layers} layers of width {config.width}, "
         f"{' or '.join(dict.fromkeys(heads))}, plan {plan}"
@@ -168,6 +170,7 @@ def _parts(config: ModelConfig) -> str:
     if config.kinds:
         stacks = [(name, c, c.layer_plan) for name, c in config.stacks.items()]
     for stack, its, plan in stacks:
+        its = its.as_encoder if stack == "encoder" else its
         for part, size in accounting.part_parameters(its, plan).items():
             count, uses = plan.num_slots[part], plan.num_applied[part]
             own = 0 if stack == "encoder" and config.share_encoder else count

@@ -137,7 +137,7 @@ def composition(
     root = lambda a: np.asarray(np.linalg.qr(a, mode="r"))
     ends, starts = root(right.swapaxes(-1, -2)), root(v)
     sizes = np.linalg.norm(left @ ends.swapaxes(-1, -2), axis=(-2, -1))
-    found = np.full((plan.num_layers, config.num_heads) * 2, np.nan)
+    found = np.full((plan.num_layers, stack.spec.num_heads) * 2, np.nan)
     for i in range(plan.num_layers):
         wrote = o[i]
         for j in range(i, plan.num_layers):
@@ -162,6 +162,7 @@ class _Weights:
         if cross and config.cross == "merged":
             raise ValueError("one set of maps reads both texts (cross='merged'); leave cross out")
         find("norm", config.norm, STANDS)
+        config = config.as_encoder if encoder else config
         self.config, self.spec, self.cross = config, config.heads, cross
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         own = "" if config.share_encoder or not both else "encoder_"

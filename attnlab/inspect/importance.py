@@ -73,7 +73,9 @@ def gates_of(config: ModelConfig, name: str = "heads", *, by: str = "layer") -> 
             f"a model with cross={config.cross!r} has no {name!r}: its 'heads' read both texts"
         )
     rows = plan.indices(part) if by == "slot" else tuple(range(plan.num_layers))
-    return Gates(name, rows, heads_in_a_layer(config))
+    both = config.kind == "encoder_decoder"
+    own = config.as_encoder if encoder else config
+    return Gates(name, rows, own.num_heads if both else heads_in_a_layer(config))
 
 
 def token_loss(

@@ -60,7 +60,8 @@ def split_scores(
     """
     for_q, for_k = find("scores", name, NAMES)
     find("side", side, dict.fromkeys(SIDES))
-    c, part = seen.config, "cross" if name.startswith("cross.") else "attention"
+    c = seen.config.as_encoder if for_q else seen.config
+    part = "cross" if name.startswith("cross.") else "attention"
     if c.talking_heads:
         raise ValueError("talking heads mix the scores of all heads, so none has one of its own")
     if c.cross == "merged" and not for_q:

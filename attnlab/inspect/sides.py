@@ -130,7 +130,8 @@ def about(config: ModelConfig) -> str:
     >>> about(ModelConfig(num_kv_heads=2, plan="cycle:2"))
     'decoder of 4 layers of width 64, 4 standard heads of width 16, 2 key heads, plan cycle:2'
     """
-    heads = [_heads(c) for c in config.stacks.values()]
+    other = [config.as_encoder] if config.encoder_heads else []
+    heads = [_heads(c) for c in (*other, *config.stacks.values())]
     kinds = f", kinds {config.kinds}" if config.kinds else ""
     encoder = config.encoder_layers or config.num_layers
     depth = f"{encoder} and {config.num_layers}" if "_" in config.kind else f"{config.num_layers}"

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from attnlab.inspect.linear import linear_at
 from attnlab.model.block import NORMS, BlockSpec
 from attnlab.model.config import ModelConfig
-from attnlab.model.outer import number_positions, read_out
+from attnlab.model.outer import check_tokens, number_positions, read_out
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
 from attnlab.sharing.delta import applied
@@ -78,7 +78,8 @@ def watch(config: ModelConfig, params: Any, *texts: Array, **options: Any) -> Wa
     outputs = config.build().apply(
         {"params": params}, *texts, show=tuple(kept), return_outputs=True, **options
     )
-    return Watched(config, params, tuple(map(jnp.asarray, texts)), options, outputs)
+    read = tuple(check_tokens(config, text) for text in texts)
+    return Watched(config, params, read, options, outputs)
 
 
 class Stack(NamedTuple):

@@ -67,8 +67,8 @@ def unique_parameters(config: ModelConfig) -> int:
     """
     total = count_outer(config)
     for c in config.stacks.values():
-        pools = [c.layer_plan] if c.share_encoder else _plans(c)
-        total += sum(_total(c, plan, plan.num_slots) for plan in pools)
+        pools = [(c, c.layer_plan)] if c.share_encoder else _plans(c)
+        total += sum(_total(one, plan, plan.num_slots) for one, plan in pools)
     return total
 
 
@@ -80,7 +80,7 @@ def applied_parameters(config: ModelConfig) -> int:
     >>> applied_parameters(shared) == unique_parameters(alone)
     True
     """
-    stacks = [(c, plan) for c in config.stacks.values() for plan in _plans(c)]
+    stacks = [one for c in config.stacks.values() for one in _plans(c)]
     return count_outer(config) + sum(_total(c, plan, plan.num_applied) for c, plan in stacks)
 
 
@@ -98,11 +98,11 @@ def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     found: collections.Counter[int] = collections.Counter()
     for c in config.stacks.values():
         pools = _plans(c)
-        applied = [collections.Counter(_applied(plan)) for plan in pools]
+        applied = [collections.Counter(_applied(plan)) for _, plan in pools]
         if c.share_encoder:
-            applied, pools = [sum(applied, collections.Counter())], [c.layer_plan]
-        for pool, uses in zip(pools, applied, strict=True):
-            sizes = part_parameters(c, pool)
+            applied, pools = [sum(applied, collections.Counter())], [(c, c.layer_plan)]
+        for (one, pool), uses in zip(pools, applied, strict=True):
+            sizes = part_parameters(one, pool)
             for (part, _), count in uses.items():
                 found[count] += sizes[part]
     return dict(sorted(found.items()))
@@ -122,8 +122,12 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     >>> flops_per_token(ModelConfig(plan="albert"), 64) == flops_per_token(ModelConfig(), 64)
     True
     """
-    c, total = config, sum(_stack_flops(stack, length) for stack in config.stacks.values())
+    stacks = [one for c in config.stacks.values() for one in _plans(c)]
+    c, total = config, sum(_stack_flops(*one, length) for one in stacks)
     e = c.embedding_width or c.width
+    if c.cross == "merged":
+        both = call_flops(c.heads, 1, length, length, num_source=length) // length
+        total += c.num_layers * (both - head_flops(c.heads, length) + _mix_flops(c, length))
     texts = 2 if c.kind == "encoder_decoder" else 1
     total += 2 * e * c.width * texts if c.embedding_width else 0
     total += 2 * c.width * e if c.readout_transform else 0
@@ -131,27 +135,32 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
 
 
-def _stack_flops(c: ModelConfig, length: int) -> int:
-    """Of all layers of one kind."""
+def _stack_flops(c: ModelConfig, plan: Plan, length: int) -> int:
+    """Of all layers of one kind, or of one of two stacks."""
     shapes = feed_forward_shapes(c.width, c.ffn_width, c.activation).values()
     heads = head_flops(c.heads, length)
-    mix = 4 * c.num_heads**2 * length if c.talking_heads else 0
     cross = call_flops(c.heads, 1, length, length, cross=True) // length
     stored = 2 * multiply_adds(c.heads)["store"]
-    flops = {"attention": heads + mix, "ffn": 2 * sum(map(math.prod, shapes)), "cross": cross}
+    flops = {
+        "attention": heads + _mix_flops(c, length),
+        "ffn": 2 * sum(map(math.prod, shapes)),
+        "cross": cross,
+    }
     flops |= {"kv": 0, "delta": 0}
-    total = sum(plan.num_layers * flops[part] for plan in _plans(c) for part in plan)
-    if c.cross == "merged":
-        both = call_flops(c.heads, 1, length, length, num_source=length) // length
-        total += c.num_layers * (both - head_flops(c.heads, length) + mix)
-    return total - sum(stored * sum(plan.reuses) for plan in _plans(c))
+    total = sum(plan.num_layers * flops[part] for part in plan)
+    return total - stored * sum(plan.reuses)
+
+
+def _mix_flops(c: ModelConfig, length: int) -> int:
+    return 4 * c.num_heads**2 * length if c.talking_heads else 0
 
 
 def _total(config: ModelConfig, plan: Plan, counts: dict[str, int]) -> int:
     return sum(size * counts[part] for part, size in part_parameters(config, plan).items())
 
 
-def _plans(config: ModelConfig) -> list[Plan]:
-    """Of each stack that runs."""
+def _plans(config: ModelConfig) -> list[tuple[ModelConfig, Plan]]:
+    """Of each stack that runs, with the config that has its heads."""
     both = config.kind == "encoder_decoder"
-    return [config.layer_plan, config.encoder_layer_plan] if both else [config.layer_plan]
+    encoder = [(config.as_encoder, config.encoder_layer_plan)] if both else []
+    return [(config, config.layer_plan), *encoder]

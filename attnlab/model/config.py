@@ -83,12 +83,13 @@ class ModelConfig:
     feed-forward part out; `ffn_skip` multiplies what goes past that of a decoder, or of an encoder
     that stands alone (SummAE has 2), `attention_gain` what self-attention writes.
 
-    An "encoder_decoder" has `encoder_layers` (None: num_layers) under `encoder_plan` (None: `plan`)
-    and, in the decoder, the part `cross`, which a plan without one shares as it shares `attention`.
-    `cross` "merged" has no such part: attention of the decoder reads both texts with one set of
-    maps in one softmax (T5Gemma 2, arXiv 2512.14856), keys of the source behind its own, unturned.
-    `share_encoder` lets the encoder read the decoder's weights: attention, FFN, norms, relative
-    positions and final norm (Raffel et al. 2020, section 3.2.2).
+    An "encoder_decoder" has `encoder_layers` (None: num_layers) of `encoder_heads` heads (None:
+    num_heads) under `encoder_plan` (None: `plan`) and, in the decoder, the part `cross`, which a
+    plan without one shares as it shares `attention`. `cross` "merged" has no such part: attention
+    of the decoder reads both texts with one set of maps in one softmax (T5Gemma 2, arXiv
+    2512.14856), keys of the source behind its own, unturned. `share_encoder` lets the encoder read
+    the decoder's weights: attention, FFN, norms, relative positions and final norm (Raffel et al.
+    2020, section 3.2.2).
 
     Weights, softmax, statistics of norms, logits and loss are float32; products and activations
     are `dtype` ("bfloat16"; "float16" is refused). `remat` computes activations again in the
@@ -131,6 +132,7 @@ class ModelConfig:
     ffn_width: int = 256
     cross: str = "own"
     encoder_layers: int | None = None
+    encoder_heads: int | None = None
     encoder_plan: str | Plan | None = None
     share_encoder: bool = False
     norm: str = "pre"
@@ -178,7 +180,7 @@ class ModelConfig:
             object.__setattr__(self, "dtype", jnp.dtype(self.dtype).name)
         for field in ("vocab_size", "max_len", "width", "num_layers", "num_heads", "delta_rank"):
             check_count(field, getattr(self, field), 1)
-        for field in ("encoder_layers", "embedding_width"):
+        for field in ("encoder_layers", "encoder_heads", "embedding_width"):
             check_count(field, 1 if getattr(self, field) is None else getattr(self, field), 1)
         for field in ("ffn_width", "token_types", "pooled_classes"):
             check_count(field, getattr(self, field), 0)
@@ -217,6 +219,8 @@ class ModelConfig:
             raise ValueError(
                 f"the plan has {self.layer_plan.num_layers} layers, num_layers is {self.num_layers}"
             )
+        if self.encoder_heads == self.num_heads:
+            object.__setattr__(self, "encoder_heads", None)  # one way to write it
         check_encoder(self)
         if self.kind == "encoder_decoder":
             self._check_parts(self.encoder_layer_plan)
@@ -329,6 +333,13 @@ class ModelConfig:
         return Plan(**{part: slots for part, slots in plan.items() if part != "cross"})
 
     @property
+    def as_encoder(self) -> "ModelConfig":
+        """The same model with the heads of its encoder in both stacks."""
+        if self.encoder_heads is None:
+            return self
+        return dataclasses.replace(self, num_heads=self.encoder_heads, encoder_heads=None)
+
+    @property
     def block(self) -> BlockSpec:
         """One layer; of the decoder, where there is an encoder too."""
         return self.block_under(self.layer_plan)
@@ -336,7 +347,7 @@ class ModelConfig:
     @property
     def encoder_block(self) -> BlockSpec:
         """One layer of the encoder beside the decoder."""
-        block = self.block_under(self.encoder_layer_plan)
+        block = self.as_encoder.block_under(self.encoder_layer_plan)
         return block._replace(is_causal=False, ffn_skip=1.0, merged=False)
 
     def block_under(self, plan: Plan) -> BlockSpec:

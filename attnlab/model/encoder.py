@@ -12,11 +12,11 @@ CROSS = {
 def check_encoder(config: Any) -> None:
     """Raises ValueError where an encoder beside the decoder, or what it may share, does not fit."""
     both = config.kind == "encoder_decoder"
-    given = (config.encoder_layers, config.encoder_plan) != (None, None) or config.share_encoder
-    if given and not both:
+    own = config.encoder_layers, config.encoder_heads, config.encoder_plan
+    if not both and (any(a is not None for a in own) or config.share_encoder):
         raise ValueError(
-            "encoder_layers, encoder_plan and share_encoder are for kind='encoder_decoder', "
-            f"this is a {config.kind}"
+            "encoder_layers, encoder_heads, encoder_plan and share_encoder are for "
+            f"kind='encoder_decoder', this is a {config.kind}"
         )
     if not both and "cross" in config.layer_plan:
         raise ValueError(
@@ -30,6 +30,15 @@ def check_encoder(config: Any) -> None:
         )
     if not both:
         return
+    if config.encoder_heads is not None:
+        if config.share_encoder:
+            raise ValueError(
+                "share_encoder: both stacks have the same heads; leave encoder_heads out"
+            )
+        try:
+            config.as_encoder  # noqa: B018, which checks them
+        except ValueError as error:
+            raise ValueError(f"encoder_heads={config.encoder_heads}: {error}") from None
     ours, encoder = config.layer_plan.num_slots, config.encoder_layer_plan
     if encoder.num_layers != (config.encoder_layers or config.num_layers):
         raise ValueError(

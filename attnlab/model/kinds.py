@@ -22,7 +22,8 @@ from attnlab.sharing.plan import Plan, Slot
 # What a model has once, whatever its layers are.
 OF_THE_MODEL = frozenset(
     """
-    kind vocab_size max_len width num_layers kinds cross encoder_layers encoder_plan share_encoder
+    kind vocab_size max_len width num_layers kinds cross
+    encoder_layers encoder_heads encoder_plan share_encoder
     norm norm_kind norm_eps norm_bias pad_token relative_buckets relative_distance embedding_width
     embedding_scale images zero_token token_types embedding_norm readout readout_bias readout_scale
     readout_transform pooler pooled_classes dropout_rate embedding_dropout_rate dropout_places
@@ -187,11 +188,14 @@ def _keys_apart(config: Any) -> bool:
 
 
 def heads_in_a_layer(config: Any) -> int:
-    """The number of heads of every layer. Raises ValueError where kinds differ in it."""
+    """The number of heads of every layer. Raises ValueError where kinds or stacks differ in it."""
     counts = {c.num_heads for c in stacks_of(config).values()}
+    if config.encoder_heads is not None:
+        counts.add(config.encoder_heads)
     if len(counts) > 1:
+        where = config.kinds or "decoder and encoder"
         raise ValueError(
-            f"layers have {' or '.join(map(str, sorted(counts)))} heads ({config.kinds}), and this "
+            f"layers have {' or '.join(map(str, sorted(counts)))} heads ({where}), and this "
             "needs one number for all: look at one kind, or at values by `show` and `edit`"
         )
     return counts.pop()

@@ -285,7 +285,7 @@ class EncoderDecoder(nn.Module):
                 Given(
                     padding_mask=in_source,
                     bias=text.bias(f"{own}relative_bias", two_sided=True),
-                    rotary=rotary_of(c, text.numbers),
+                    rotary=rotary_of(c.as_encoder, text.numbers),
                     dropout_key=key(),
                     told=asked.tell("encoder"),
                     **asked.of(theirs, "encoder."),

@@ -118,7 +118,8 @@ def outer_shapes(config: Any) -> dict[str, Any]:
     shapes |= matrix("embedding_map", e, d) if c.embedding_width else {}
     stacks = ["", "encoder_"] if c.kind == "encoder_decoder" and not c.share_encoder else [""]
     if row.relative:
-        shapes |= {f"{s}relative_bias": (c.relative_buckets, c.num_heads) for s in stacks}
+        heads = {"": c.num_heads, "encoder_": c.as_encoder.num_heads}
+        shapes |= {f"{s}relative_bias": (c.relative_buckets, heads[s]) for s in stacks}
     if NORMS[c.norm].final:
         shapes |= {f"{s}final_norm": norm(d) for s in stacks}
     if c.readout_transform:

@@ -14,7 +14,9 @@ WORDS = {"attention": "self_attention", "cross": "encdec_attention", "ffn": "ffn
 MAPS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj"}
 
 
-def build(tensors: dict[str, Any], num_heads: int, max_len: int) -> tuple[ModelConfig, list[Row]]:
+def build(
+    tensors: dict[str, Any], encoder_heads: int, num_heads: int, max_len: int
+) -> tuple[ModelConfig, list[Row]]:
     """(config, name table). Widths and depths are those of the arrays."""
     for name in ("embedding", "encoder/layer_0/ffn/ffn/dense/kernel"):
         if name not in tensors:
@@ -32,6 +34,7 @@ def build(tensors: dict[str, Any], num_heads: int, max_len: int) -> tuple[ModelC
         num_layers=depth["decoder"],
         encoder_layers=depth["encoder"],
         num_heads=num_heads,
+        encoder_heads=encoder_heads,
         attention_biases="",
         ffn_width=tensors["encoder/layer_0/ffn/ffn/dense/kernel"].shape[1],
         ffn_skip=2.0,

@@ -35,9 +35,11 @@ def from_variables(
     torch_mha      torch.nn.MultiheadAttention: embed_dim, num_heads; kdim, vdim, add_zero_attn
                    (which leaves no weight). A row that sees no key of its own is that of
                    `extra_keys` and `sink`, in torch too.
-    torch_layers   torch.nn.TransformerEncoderLayer, TransformerEncoder or Transformer: nhead;
-                   norm_first (False), activation ("relu"), layer_norm_eps (1e-5), max_length.
-                   Takes vectors, floats [B, T, d_model]; gives `Outputs.last`.
+    torch_layers   torch.nn.TransformerEncoderLayer, TransformerDecoderLayer, TransformerEncoder,
+                   TransformerDecoder or Transformer: nhead; norm_first (False), activation
+                   ("relu"), layer_norm_eps (1e-5), max_length. Takes vectors, floats
+                   [B, T, d_model]; gives `Outputs.last`. A decoder is called with
+                   (memory, x, encoded=memory).
     former         pbloem/former. One attention: module="SelfAttention", "SelfAttentionWide",
                    "SelfAttentionNarrow" or "SelfAttentionAlt", emb, heads; a model:
                    module="GTransformer" or "CTransformer" with heads, attention_type
@@ -329,15 +331,8 @@ def _t2t(config: dict[str, Any], tensors: Tensors) -> Built:
 
 
 def _summae(config: dict[str, Any], tensors: Tensors) -> Built:
-    heads, decoder_heads, length = _take(
-        config, "num_encoder_heads", "num_decoder_heads", max_length=256
-    )
-    if heads != decoder_heads:
-        raise ValueError(
-            f"num_encoder_heads {heads} and num_decoder_heads {decoder_heads} must be equal: both "
-            "stacks of a model have the same heads"
-        )
-    return summae.build(tensors, heads, length)
+    words = _take(config, "num_encoder_heads", "num_decoder_heads", max_length=256)
+    return summae.build(tensors, *words)
 
 
 SYSTEMS: dict[str, Callable[[dict[str, Any], Tensors], Built]] = {

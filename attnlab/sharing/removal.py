@@ -163,6 +163,11 @@ def _written(spec: HeadSpec, pool: Params) -> dict[str, str]:
 
 
 def _check(config: ModelConfig) -> None:
+    if config.encoder_heads is not None:
+        raise ValueError(
+            f"the encoder has {config.encoder_heads} heads, the decoder {config.num_heads}, and "
+            "both would have to keep as many; use head gates (inspect.gates_of)"
+        )
     if "C" in LAYOUTS[config.layout].letters:
         raise ValueError(
             f"layout {config.layout!r}: each head reads its own chunk of x, so none can go; "

@@ -105,7 +105,9 @@ def replan(
                 "untie_encoder first"
             )
     layers = {
-        name: _replan(params[name], old, new, config, average)
+        name: _replan(
+            params[name], old, new, config if name == "layers" else config.as_encoder, average
+        )
         for name, (old, new) in stacks.items()
     }
     return after, params | layers
@@ -212,7 +214,8 @@ def detect(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     config = dataclasses.replace(config, plan=plan, encoder_plan=encoder)
     ours = {n: pool[n] for n in encoder} | {n: params[n] for n in OF_A_STACK if n in params}
     theirs = params["encoder_layers"] | {n: params.get(f"encoder_{n}") for n in ours if n in params}
-    tied = _agree(encoder, plan) and "delta" not in encoder and _equal(ours, theirs)
+    tied = _agree(encoder, plan) and "delta" not in encoder and config.encoder_heads is None
+    tied = tied and _equal(ours, theirs)
     return tie_encoder(config, params) if tied else (config, params)
 
 

@@ -39,13 +39,14 @@ def making(panels: Sequence[Panel]) -> list[Block]:
             note("Start", told)
         note("Seeds", ", ".join(map(str, run.seeds)))
         note("Learning rates", f"{trains['learning_rate']:g}")
-        encoder = ""
+        encoder = more = ""
         if model["kind"] == "encoder_decoder":
             encoder = f"{model['encoder_layers'] or model['num_layers']} and "
+            more = f"{heads} and " if (heads := model.get("encoder_heads")) else ""
         note(
             "Model",
             f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
-            f"{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
+            f"{more}{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
         )
         note("Attention", _computed(run.result))
         many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]

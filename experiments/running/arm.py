@@ -293,8 +293,9 @@ def _looked_at(
         return initial.begun(model, params, seed, inputs)
 
     seen, told = {}, {}
-    # No map of layers that differ in their number of heads.
-    if tokens.shape[1] <= maps.LONGEST and len(heads) == 1:
+    # No map of layers that differ in their number of heads, nor of two such stacks.
+    of_one_number = len(heads) == 1 and arm.model.encoder_heads is None
+    if tokens.shape[1] <= maps.LONGEST and of_one_number:
         seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
     if arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
         last = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))

@@ -8,7 +8,7 @@ import numpy as np
 import peer_outputs
 import pytest
 from by_hand import RNG, E, N, X, attend, draw, linear
-from conftest import assert_close
+from conftest import assert_close, deep
 from goldens import FAMILIES, split, write
 
 from attnlab import pretrained
@@ -175,14 +175,15 @@ def summae_variables():
     return w
 
 
-def summae_by_hand(w, source, target):
+def summae_by_hand(w, encoder_heads, source, target):
     def normalise(path, x):
         path, x = f"{path}/preprocess/LayerNorm/", x - x.mean(-1, keepdims=True)
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
         return x * w[f"{path}gamma"] + w[f"{path}beta"]
 
     def heads(path, x, context, hidden):
-        read = lambda n, x: (x @ w[f"{path}/{n}_proj/kernel"]).reshape(*x.shape[:2], N, -1)
+        count = encoder_heads if path.startswith("encoder") else N
+        read = lambda n, x: (x @ w[f"{path}/{n}_proj/kernel"]).reshape(*x.shape[:2], count, -1)
         q, k, v = read("q", x), read("k", context), read("v", context)
         return attend(q, k, v, q.shape[-1] ** -0.5, hidden) @ w[f"{path}/output_proj/kernel"]
 
@@ -215,20 +216,21 @@ def summae_by_hand(w, source, target):
     return encoded, normalise("decoder", x)
 
 
-def test_summae():
+@pytest.mark.parametrize("encoder_heads", deep([N, 2], 2))
+def test_summae(encoder_heads):
     w = summae_variables()
     source = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
     target = np.array([[7, 8, 2, 4], [8, 1, 10, 3]])
-    config = dict(num_encoder_heads=N, num_decoder_heads=N, max_length=16)
+    config = dict(num_encoder_heads=encoder_heads, num_decoder_heads=N, max_length=16)
     model, params = pretrained.from_variables("summae", config, w)
     texts = jnp.asarray(source), jnp.asarray(np.pad(target, ((0, 0), (1, 0)))[:, :-1])
     options = dict(padding_mask=texts[0] != 0, return_outputs=True)
     seen = jax.jit(lambda p: model.apply({"params": p}, *texts, **options))(params)
-    encoded, last = summae_by_hand(w, source, target)
+    encoded, last = summae_by_hand(w, encoder_heads, source, target)
     assert_close(seen.encoded, jnp.asarray(encoded, jnp.float32), loosen=10)
     assert_close(seen.last, jnp.asarray(last, jnp.float32), loosen=10)
-    with pytest.raises(ValueError, match="num_encoder_heads 2 and num_decoder_heads 3 must be"):
-        pretrained.from_variables("summae", config | dict(num_encoder_heads=2), w)
+    with pytest.raises(ValueError, match=r"encoder_heads=5: .*not divisible by 5 heads"):
+        pretrained.from_variables("summae", config | dict(num_encoder_heads=5), w)
 
 
 def to_google(name, a, prefix):
