@@ -25,6 +25,8 @@ DEPTH = {
     "test_an_encoder_with_a_decoder_writes_what_the_full_forward_would_choose",
     "test_as_pythia_and_llama_decode",
     "test_layers_that_share_more",
+    "test_the_encoder_is_one_that_stands_alone",
+    "test_what_is_counted_and_listed",
     "test_edits_under_transforms",
     "test_showing_changes_no_bit",
     "test_through_a_model",
