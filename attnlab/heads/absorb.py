@@ -22,8 +22,8 @@ class Absorbed(NamedTuple):
     flops: int
     """What multiplying them out costs, once per call."""
     breaks: tuple[str, ...] = ()
-    """What makes it another function: of "rotary", "qk_norm", "cap" (a soft cap together with key
-    biases), "gate" (one per element) and "extra" (keys that no input has)."""
+    """What makes it another function: of "rotary", "qk_norm", "cap" (a soft cap or a sink together
+    with key biases), "gate" (one per element) and "extra" (keys that no input has)."""
 
 
 FREE_SCORES = ("rotary", "qk_norm", "cap")

@@ -36,7 +36,7 @@ def contraction_orders(
     present = {
         "rotary": rotary,
         "qk_norm": bool(spec.qk_norm),
-        "cap": logits_soft_cap is not None and spec.tied["k"] in spec.biases,
+        "cap": bool(logits_soft_cap is not None or spec.sink) and spec.tied["k"] in spec.biases,
         "gate": spec.gate == "element",
         "extra": bool(spec.extra_keys),
     }
@@ -54,7 +54,7 @@ def contraction_orders(
 BROKEN = {
     "rotary": "rotary positions stand between W_Q and W_K",
     "qk_norm": "qk_norm stands between W_Q and W_K",
-    "cap": "a soft cap sees the key bias, which this order cancels",
+    "cap": "a soft cap or a sink sees the key bias, which this order cancels",
     "extra": "extra_keys are in the basis that W_Q and W_K share",
     "gate": "a gate per element stands between W_V and W_O",
 }

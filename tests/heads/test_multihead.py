@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep, diagonal, product_flops
-from contract import ALONE, FIRST, SPECS, make
+from contract import ALONE, FIRST, SPECS, attend, by_hand, make
 from jax.flatten_util import ravel_pytree
 
 from attnlab import (
@@ -95,6 +95,16 @@ def test_a_soft_cap_and_rotary_refuse_what_they_break():
         multi_head_attention(w, x, spec=normed, order="bilinear")
     with pytest.raises(ValueError, match="unknown order of layout 'narrow' 'absorb': did you mean"):
         multi_head_attention(w, x, spec=normed, order="absorb")
+
+
+def test_a_sink_sees_the_key_bias(x64):
+    """What it adds to a whole row is no longer the same for all that stands in the sum."""
+    spec = HeadSpec("wide", 6, 2, biases="qkvo", sink="learnt")
+    w, x, *_ = make(spec, jnp.float64)
+    assert_close(attend(w, x, spec=spec), by_hand(w, x, x, x, spec))
+    assert "key bias" in contraction_orders(spec, 2, 7)["absorbed"]
+    without = dataclasses.replace(spec, biases="qvo")
+    assert isinstance(contraction_orders(without, 2, 7)["absorbed"], int)
 
 
 def test_a_soft_cap_without_key_bias_allows_every_order(x64):
