@@ -86,9 +86,16 @@ def diagonal(*axes, of=None):
 
 
 def product_flops(jaxpr):
-    """2 x multiply-adds of all matrix products in a jaxpr, scans counted by their length."""
-    total = 0
+    """2 x multiply-adds of all matrix products in a jaxpr, scans counted by their length; what is
+    the same operation on the same values counts once, as a compiler makes it."""
+    total, same, seen = 0, {}, {}
+    name = lambda v: str(v) if hasattr(v, "val") else same.get(v, v)
     for equation in jaxpr.eqns:
+        key = equation.primitive.name, str(equation.params), *map(name, equation.invars)
+        made = seen.setdefault(key, equation.outvars)
+        if made is not equation.outvars:
+            same |= {ours: same.get(a, a) for ours, a in zip(equation.outvars, made, strict=True)}
+            continue
         inner = [v for v in equation.params.values() if hasattr(v, "eqns") or hasattr(v, "jaxpr")]
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         for body in inner:

@@ -7,7 +7,7 @@ applied, the scores, the value product over all keys (a causal mask saves none h
 import math
 
 from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import RUNS
+from attnlab.heads.maps import RUNS, Map
 from attnlab.heads.spec import HeadSpec
 
 
@@ -41,6 +41,9 @@ def call_flops(
 ) -> int:
     """Forward FLOPs of one call: each map as often as it runs, scores, value product.
 
+    A map of queries that is that of keys too runs once for a text that asks itself: the compiler
+    makes one product of the two.
+
     `cross`: keys are of another text than queries, which is prepared too. `num_new`: so many of
     the keys are stored in this call (default: all); the rest was there, in a cache. `num_source`
     keys of a second text stand beside the `num_keys`, made in this call.
@@ -58,6 +61,7 @@ def call_flops(
         "merge": num_queries,
     }
     maps = sum(times[runs] * count for runs, count in multiply_adds(spec).items())
+    maps -= 0 if cross else min(num_queries, new) * _of_both(spec)
     width = spec.size(row.scores) + spec.size(row.values)
     seen = num_keys + num_source + (spec.extra_keys or 0)
     return 2 * batch * (maps + spec.num_heads * num_queries * seen * width)
@@ -74,20 +78,29 @@ def decode_flops(spec: HeadSpec, num_keys: int) -> int:
 
 def multiply_adds(spec: HeadSpec) -> dict[str, int]:
     """Function of the row -> multiply-adds of its maps and products for a token. A map of queries
-    that is that of keys too counts as both, though a compiler may find that it is one product.
+    that is that of keys too counts as both.
 
     >>> multiply_adds(HeadSpec("standard", width=512, num_heads=8))["merge"] == 512**2
     True
     """
     counts = dict.fromkeys(RUNS, 0)
-    for name, one in spec.maps.items():
-        count = math.prod(spec.sizes[a] for a in one.products) if one.products else 0
-        counts[one.runs] += count
-        counts["store"] += count if "q" in spec.ties and name in ("q", "q_outer") else 0
+    for one in spec.maps.values():
+        counts[one.runs] += _products(spec, one)
+    counts["store"] += _of_both(spec)
     for text in LAYOUTS[spec.layout].products:
         runs, letters = text.split(": ")
         counts[runs] += math.prod(spec.sizes[a] for a in letters.split())
     return counts
+
+
+def _products(spec: HeadSpec, one: Map) -> int:
+    return math.prod(spec.sizes[a] for a in one.products) if one.products else 0
+
+
+def _of_both(spec: HeadSpec) -> int:
+    """Multiply-adds for a token of the maps that make queries and keys."""
+    shared = ("q", "q_outer") if "q" in spec.ties else ()
+    return sum(_products(spec, one) for name, one in spec.maps.items() if name in shared)
 
 
 def cache_shapes(spec: HeadSpec, rotary: bool = False) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import jax
 
-from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops, multiply_adds
+from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import POSITIONS, count_outer
@@ -140,7 +140,7 @@ def _stack_flops(c: ModelConfig, plan: Plan, length: int) -> int:
     shapes = feed_forward_shapes(c.width, c.ffn_width, c.activation).values()
     heads = head_flops(c.heads, length)
     cross = call_flops(c.heads, 1, length, length, cross=True) // length
-    stored = 2 * multiply_adds(c.heads)["store"]
+    stored = heads - call_flops(c.heads, 1, length, length, num_new=0) // length
     flops = {
         "attention": heads + _mix_flops(c, length),
         "ffn": 2 * sum(map(math.prod, shapes)),

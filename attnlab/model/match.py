@@ -88,11 +88,16 @@ def match(
 def under_layout(config: ModelConfig, layout: str, plan: str) -> ModelConfig:
     """`config` with another layout and plan, less the sizes that this layout has no axis for.
 
+    Keys that no input has are no size: a layout without a place for them is refused, as it is for
+    what else stands beside a row (ValueError of the config).
+
     >>> under_layout(ModelConfig(layout="latent", latent_dim=32), "standard", "albert").latent_dim
     """
     row = find("layout", layout, LAYOUTS)
     gone: dict[str, Any] = {
-        n: None for a, n in FIELDS.items() if a not in row.letters and hasattr(config, n)
+        n: None
+        for a, n in FIELDS.items()
+        if a not in row.letters and hasattr(config, n) and n != "extra_keys"
     }
     gone["latent_norm"] = config.latent_norm or "latent_norm" not in row.asks
     known = {*HeadSpec.bias_letters(layout), *"qkvo"}

@@ -139,3 +139,25 @@ def test_a_reference_keeps_the_sizes_that_its_layout_has():
     factors = dataclasses.replace(SMALL, layout="tensor", key_rank=3, attention_biases="ao")
     plain = under_layout(factors, "standard", "separate")
     assert plain == dataclasses.replace(SMALL, attention_biases="o")
+
+
+def test_a_reference_keeps_what_stands_beside_its_layout_or_is_refused():
+    """Keys that no input has have weights: a reference without them is another model."""
+    extra = dataclasses.replace(SMALL, extra_keys=2, gate="element")
+    assert under_layout(extra, "narrow", "albert") == dataclasses.replace(
+        extra, layout="narrow", plan="albert"
+    )
+    with pytest.raises(ValueError, match=r"layout 'latent' takes no extra_keys.*leave it out"):
+        under_layout(extra, "latent", "separate")
+
+
+def test_queries_that_are_keys_are_multiplied_out_once():
+    """So their layer has the FLOPs that W_K's make up for in a wider feed-forward part."""
+    tied = dataclasses.replace(SMALL, ties="qk", plan="cla:2")
+    alone = dataclasses.replace(SMALL, plan="cla:2")
+    layers, width = 4, 12
+    saved = 2 * 2 * width * width  # in the two layers that make keys
+    assert BUDGETS["flops"](alone, 7) - BUDGETS["flops"](tied, 7) == saved
+    found = match(tied, alone, "flops", length=7)
+    assert found.config.ffn_width == 40 + saved // (layers * 2 * 2 * width)
+    assert found.left == 0
