@@ -9,6 +9,14 @@ from jaxtyping import Array
 from attnlab.model.config import ModelConfig
 
 LETTERS = "qkvo"
+GOES_WITH = {
+    "extra_k": "k",
+    "extra_v": "v",
+    "sink": "qk",
+    "head_gate": LETTERS,
+    "gate": LETTERS,
+}
+"""What stands beside the maps -> the letters that make it equal too."""
 
 
 def head_axes(config: ModelConfig, params: Any) -> list[tuple[str, Array, int | None]]:
@@ -31,8 +39,10 @@ def same_heads(
     config: ModelConfig, params: Any, maps: str, *, noise: float = 0.0, key: Array | None = None
 ) -> Any:
     """`params` with the first head in the place of every head, in the maps whose names are made of
-    the letters `maps`, biases included: "qkvo" makes heads equal, "qk" gives them equal scores.
-    What stands beside the maps (gates, sinks, extra keys) stays as it is, of each head its own.
+    the letters `maps`, and what is named after those (a bias, the part that positions turn): "qkvo"
+    makes heads equal, "qk" gives them equal scores.
+    What stands beside the maps goes with them: extra keys with k, their values with v, sinks where
+    scores are equal (q and k), gates where heads are (all of "qkvo").
 
     With `noise` e each of these weights w becomes w + e s n, s the root mean square of the first
     head's, n standard normal of `key`. Raises ValueError where no map of heads is made of these
@@ -45,7 +55,7 @@ def same_heads(
     (True, 0.0)
     """
     leaves = head_axes(config, params)
-    chosen = lambda name: set(name.removesuffix("_bias")) <= set(maps)
+    chosen = lambda name: set(GOES_WITH.get(name, name.split("_")[0])) <= set(maps)
     if not any(axis is not None and chosen(name) for name, _, axis in leaves):
         known = sorted({name for name, _, axis in leaves if axis is not None})
         raise ValueError(

@@ -25,9 +25,39 @@ def test_heads_that_are_made_the_same(layout):
             changed.add(name)
             rows = np.moveaxis(after, axis, 0)
             assert all(np.array_equal(row, np.moveaxis(before, axis, 0)[0]) for row in rows)
-    assert changed == {n for n, _, axis in leaves if axis is not None and set(n) <= set("qk")}
+    roots = {n: n.removesuffix("_turned") for n, _, axis in leaves if axis is not None}
+    assert changed == {n for n, root in roots.items() if set(root) <= set("qk")}
     assert changed
     assert all(name.startswith(tuple("qkvom")) for name, _, axis in leaves if axis is not None)
+
+
+BESIDE = dict(gate="element", sink="learnt", extra_keys=2)
+
+
+@pytest.mark.parametrize(
+    ("maps", "fields", "kept"),
+    [
+        ("qkvo", BESIDE, set()),
+        ("qkvo", BESIDE | {"gate": "head"}, set()),
+        ("qk", BESIDE, {"v", "v_bias", "o", "gate", "extra_v"}),
+        ("kv", BESIDE, {"q", "q_bias", "o", "gate", "sink"}),
+        ("qkvo", dict(layout="latent", rotary_dim=2), set()),
+        ("qkvo", dict(layout="tensor"), set()),
+    ],
+)
+def test_what_stands_beside_the_maps_goes_with_them(maps, fields, kept):
+    """Equal heads are equal in all that is theirs, so that nothing tells them apart."""
+    config = ModelConfig(width=12, num_heads=3, num_layers=2, max_len=4, **fields)
+    shapes = jax.eval_shape(config.build().init, jax.random.key(1), jnp.zeros((1, 4), int))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda a: rng.normal(size=a.shape), shapes["params"])
+    made = alike.same_heads(config, params, maps)
+    apart = set()
+    for name, a, axis in alike.head_axes(config, made):
+        if axis is not None and np.ptp(np.asarray(a), axis=axis).max() > 0:
+            apart.add(name)
+    assert apart == kept
+    assert (float(alike.heads_apart(config, made)) == 0) == (not kept)
 
 
 def test_how_far_apart_heads_are():
