@@ -259,7 +259,13 @@ def can_run(spec: HeadSpec, backend: str) -> str:
 
 def maps() -> str:
     """The table of exact maps."""
-    words = {"rotary": "rotary positions", "qk_norm": "q/k norm", "cap": "soft cap with key bias"}
+    words = {
+        "rotary": "rotary positions",
+        "qk_norm": "q/k norm",
+        "cap": "key bias with a soft cap or a sink",
+        "element": "gate per element",
+        "extra": "extra keys",
+    }
     rows = [
         f"| `{name}` | {row.takes} | {', '.join(words[b] for b in row.breaks) or '–'} |"
         for name, row in MAPS.items()

@@ -16,7 +16,6 @@ from attnlab.conversion.search import Node, search
 from attnlab.conversion.specs import ending, settled
 from attnlab.conversion.weights import queries, rescale
 from attnlab.conversion.witness import prove
-from attnlab.heads import beside
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, absorption, weight_axes
@@ -278,7 +277,8 @@ def truncate(
     Young 1936; Bhojanapalli et al. 2020, arXiv 2002.07028, on what rank scores need). Every head
     gets keys of its own. The values stay as they are.
 
-    Raises: ValueError for a rank below 1, q/k norm, or a layout that does not lead to `bilinear`.
+    Raises: ValueError for a rank below 1, q/k norm, extra keys, a key bias beside a sink, or a
+      layout that does not lead to `bilinear`.
 
     >>> from attnlab import init_heads
     >>> spec = HeadSpec("bilinear", width=6, num_heads=2)
@@ -291,10 +291,14 @@ def truncate(
     steps = absorption(spec)
     specs = [spec, *(step.spec for step in steps)]
     at = next((i for i, one in enumerate(specs) if one.layout == "bilinear"), None)
-    if spec.qk_norm or at is None:
-        raise ValueError(
-            f"truncate needs plain scores q k^T: no qk_norm, and not layout {spec.layout!r}"
-        )
+    reasons = {
+        "no qk_norm": spec.qk_norm,
+        "no extra_keys, which are in the basis of q and k": spec.extra_keys,
+        "no key bias, which a sink sees": spec.sink and spec.tied["k"] in spec.biases,
+        f"not layout {spec.layout!r}": at is None,
+    }
+    if reason := next((words for words, holds in reasons.items() if holds), None):
+        raise ValueError(f"truncate needs plain scores q k^T: {reason}")
     with float64():
         w, cast = _wide(params, spec)
         new: Weights = {n: jnp.asarray(a) for n, a in w.items()}
@@ -315,11 +319,7 @@ def truncate(
 
 
 def _check_ends(source: HeadSpec, target: HeadSpec) -> None:
-    """Both must read the same inputs and write the same output, and be rows alone."""
-    if there := beside.told(source) or beside.told(target):
-        raise ValueError(
-            f"convert knows the rows alone, not what stands beside them: leave {there} out"
-        )
+    """Both must read the same inputs and write the same output."""
     names = {"D": "width", "E": "key_width", "W": "value_width", "O": "width of the output"}
     for letter, name in names.items():
         one, two = source.sizes[letter], target.sizes[letter]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from attnlab.conversion import specs, weights
+from attnlab.conversion import fields, specs, ties, weights
 from attnlab.heads.absorb import FREE_SCORES
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
@@ -28,9 +28,12 @@ class Map(NamedTuple):
     takes: str
     """What it takes, in words."""
     breaks: tuple[str, ...] = ()
-    """What makes it inexact: of "rotary", "qk_norm", "cap" (a soft cap together with key biases)"""
+    """What makes it inexact: of "rotary", "qk_norm", "cap" (a soft cap, a sink or extra keys
+    together with key biases), "element" (a gate of each) and "extra" (keys)"""
     conditional: bool = False
     """Do the values of the weights decide whether it applies?"""
+    changes: tuple[str, ...] = ()
+    """The fields beside the row that it changes; no other map changes any."""
 
 
 FREE_WIDTH = ("rotary", "qk_norm")  # needs a head width that nothing looks at
@@ -51,6 +54,9 @@ def _along(*layouts: str) -> dict[str, Any]:
 
 
 MAPS: dict[str, Map] = {
+    "untie_maps": Map(
+        ties.apart, ties.copies, "copies of the maps that are one", changes=("ties",)
+    ),
     "rename": Map(specs.renamed, weights.keep, "`wide` and `standard` of the same sizes"),
     "untie": Map(takes="a copy of the one projection per head", **_along("narrow_tied")),
     "spread": Map(takes="chunks as block-diagonal matrices", **_along("narrow")),
@@ -65,7 +71,9 @@ MAPS: dict[str, Map] = {
         takes="A_n = W_Q diag(m_n) W_K^T", breaks=FREE_SCORES, **_along("collaborative")
     ),
     "multiply_values": Map(
-        takes="W_V W_O per head; the value bias carries the row mass", **_along("bilinear")
+        takes="W_V W_O per head; the value bias carries the row mass",
+        breaks=("element",),
+        **_along("bilinear"),
     ),
     "absorb_latent": Map(
         takes="the maps out of the latent applied to the query and to the output",
@@ -161,6 +169,47 @@ MAPS: dict[str, Map] = {
     ),
     "add_zero_bias": Map(specs.finish("biases"), weights.add_zeros, "a bias of zeros"),
     "rescale": Map(specs.finish("scale"), weights.rescale, "the ratio of the scales goes into q"),
+    "half_gate": Map(
+        specs.finish("gate", lambda old, new: old is None),
+        fields.half_gate,
+        "a gate of weights 0, which is 1/2; what it multiplies doubled",
+        changes=("gate",),
+    ),
+    "spread_gate": Map(
+        specs.finish("gate", lambda old, new: (old, new) == ("head", "element")),
+        fields.spread_gate,
+        "the gate of a head for each of its numbers",
+        changes=("gate",),
+    ),
+    "zero_sink": Map(
+        specs.finish("sink", lambda old, new: (old, new) == ("one", "learnt")),
+        weights.add_zeros,
+        "a sink of 0 for each head",
+        changes=("sink",),
+    ),
+    "never_sink": Map(
+        specs.finish("sink", lambda old, new: (old, new) == (None, "learnt")),
+        fields.never_sink,
+        "a sink of -1e30: its share is 0 in every dtype, not in exact numbers; it never learns",
+        changes=("sink",),
+    ),
+    "zero_key": Map(
+        fields.one_more_key,
+        fields.zero_key,
+        "the sink of 0 as a key and a value of zeros",
+        changes=("sink", "extra_keys"),
+    ),
+    "add_norm_bias": Map(
+        specs.finish("qk_norm_bias", lambda old, new: new),
+        weights.add_zeros,
+        "norms of q and k with biases of zeros",
+        changes=("qk_norm_bias",),
+    ),
+    "rescale_norms": Map(
+        fields.other_eps,
+        fields.rescale_norms,
+        "the root of the ratio of the epsilons goes into what is normalised",
+    ),
     # From here on the weights decide.
     "factor_keys": Map(
         specs.factored_keys,
@@ -173,6 +222,7 @@ MAPS: dict[str, Map] = {
         specs.factored_values,
         weights.factor_values,
         "value maps of a value head side by side of rank <= value_dim (SVD)",
+        breaks=("element",),
         conditional=True,
     ),
     "factor_latent": Map(
@@ -227,7 +277,7 @@ MAPS: dict[str, Map] = {
         specs.becomes("narrow", "narrow_tied"),
         weights.tie_products,
         "heads of equal q k^T whose values have a basis in common",
-        breaks=FREE_SCORES,
+        breaks=(*FREE_SCORES, "element", "extra"),
         conditional=True,
     ),
     "share_heads": Map(
@@ -240,9 +290,83 @@ MAPS: dict[str, Map] = {
         specs.no_output,
         weights.drop_output,
         "an o that keeps each head in its own chunk of the output",
+        breaks=("element",),
         conditional=True,
     ),
     "drop_zero_bias": Map(
         specs.no_bias("qkvoa"), weights.drop_zero_bias, "a bias that is zero", conditional=True
+    ),
+    "drop_gate": Map(
+        fields.no_gate,
+        fields.drop_gate,
+        "a gate of weights 0; what it multiplied halved",
+        conditional=True,
+        changes=("gate",),
+    ),
+    "gather_gate": Map(
+        fields.loses("gate", "element", "head"),
+        fields.gather_gate,
+        "gates that are equal in a head",
+        conditional=True,
+        changes=("gate",),
+    ),
+    "drop_sink": Map(
+        fields.loses("sink", "learnt", None, "one"),
+        fields.drop_sink,
+        "learnt sinks of 0 (to one) or of -1e30 (to none)",
+        conditional=True,
+        changes=("sink",),
+    ),
+    "drop_zero_key": Map(
+        fields.one_key_less,
+        fields.drop_zero_key,
+        "an extra key that is zero, and its value: a sink of 0",
+        conditional=True,
+        changes=("sink", "extra_keys"),
+    ),
+    "drop_norm_bias": Map(
+        fields.loses("qk_norm_bias", True, False),
+        fields.drop_norm_bias("q_norm_bias", "k_norm_bias"),
+        "biases of the norms of q and k that are zero",
+        conditional=True,
+        changes=("qk_norm_bias",),
+    ),
+    "drop_key_norm_bias": Map(
+        fields.loses("qk_norm_bias", True, False),
+        fields.drop_norm_bias("q_norm_bias"),
+        "a zero bias of the norm of q; that of k adds the same to a whole row",
+        breaks=("rotary", "cap"),
+        conditional=True,
+        changes=("qk_norm_bias",),
+    ),
+    "tie_queries": Map(
+        ties.tied({"": "qk"}),
+        ties.tie_queries,
+        "q that is a positive multiple of k, number by number (pair by pair)",
+        conditional=True,
+        changes=("ties",),
+    ),
+    "tie_squares": Map(
+        ties.tied({"": "qk"}),
+        ties.tie_squares,
+        "score matrices that are symmetric without a negative eigenvalue: W W^T",
+        breaks=(*FREE_SCORES, "extra"),
+        conditional=True,
+        changes=("ties",),
+    ),
+    "tie_values": Map(
+        ties.tied({"": "kv", "qk": "qkv"}),
+        ties.tie_values,
+        "values that are a product of the keys, which goes into o",
+        conditional=True,
+        changes=("ties",),
+    ),
+    "tie_ranges": Map(
+        ties.tied({"": "kv"}),
+        ties.tie_ranges,
+        "[A^T, W_V W_O] of a key head of rank <= head_dim (SVD)",
+        breaks=(*FREE_SCORES, "element", "extra"),
+        conditional=True,
+        changes=("ties",),
     ),
 }

@@ -23,16 +23,26 @@ MEASURABLE = 1e-9
 
 
 class Situation(NamedTuple):
-    """What stands between q k^T and the softmax."""
+    """What stands between q k^T and the softmax, beside what the specs say."""
 
     rotary: bool = False
     logits_soft_cap: float | None = None
 
     def forbids(self, breaks: tuple[str, ...], *specs: HeadSpec) -> list[str]:
-        """Which of `breaks` are there."""
-        cap = self.logits_soft_cap is not None and any("k" in s.biases for s in specs)
-        norm = any(s.qk_norm for s in specs)
-        present = {"rotary": self.rotary, "qk_norm": norm, "cap": cap}
+        """Which of `breaks` are there, in one of these specs or around them.
+
+        "cap" is whatever sees what a key bias adds to a whole row: a soft cap, or a score in the
+        sum of the softmax that has no key bias, together with such a bias.
+        """
+        sees = self.logits_soft_cap is not None or any(s.sink or s.extra_keys for s in specs)
+        bias = any(s.tied["k"] in s.biases or s.qk_norm_bias for s in specs)
+        present = {
+            "rotary": self.rotary,
+            "qk_norm": any(s.qk_norm for s in specs),
+            "cap": sees and bias,
+            "element": any(s.gate == "element" for s in specs),
+            "extra": any(s.extra_keys for s in specs),
+        }
         return [name for name in breaks if present[name]]
 
 

@@ -62,7 +62,10 @@ def key_scale(ask: Question) -> Iterator[Witness]:
     Where a norm bounds the queries, keys of y/t leave even attention as t grows: a target with such
     a norm that is a source of plain scores would attend evenly at every t.
     """
-    if any(spec.qk_norm or set("qk") & set(spec.biases) for spec in (ask.source, ask.target)):
+    both = ask.source, ask.target
+    if any(spec.qk_norm or set("qk") & set(spec.biases) for spec in both):
+        return
+    if any(spec.gate or spec.extra_keys for spec in both):  # they see the size of x
         return
     linear_keys = powers(ask.target) == (1,) and not normed(ask.target, "store", "read")
     x, context, values = draw(ask.source, ask.rng)

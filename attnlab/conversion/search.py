@@ -34,6 +34,14 @@ class Node:
         return (*self.before.maps, self.name) if self.before else ()
 
 
+BESIDE = ("gate", "sink", "ties", "extra_keys", "qk_norm_bias")
+
+
+def keeps(spec: HeadSpec, reached: HeadSpec, changes: tuple[str, ...]) -> bool:
+    """Are the fields beside the row as they were, but for those? A row may lack a place for one."""
+    return all(f in changes or getattr(spec, f) == getattr(reached, f) for f in BESIDE)
+
+
 def search(
     w: Weights, source: HeadSpec, target: HeadSpec, situation: Situation
 ) -> tuple[Node | None, dict[str, Node], list[str]]:
@@ -56,7 +64,9 @@ def search(
         if node.spec == goal:
             return node, {}, []
         for name, row in MAPS.items():
-            reached = row.reach(node.spec, goal)
+            if node.spec.ties and "ties" not in row.changes:
+                continue
+            reached = [a for a in row.reach(node.spec, goal) if keeps(node.spec, a, row.changes)]
             if broken := " and ".join(situation.forbids(row.breaks, node.spec)):
                 refused += [
                     f"{name}: not with {broken}" for a in reached if a.layout == goal.layout

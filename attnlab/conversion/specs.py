@@ -5,9 +5,11 @@ The goal is `settled`. A size that a map may choose is the goal's, so that a sea
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from attnlab.heads.absorb import untie_maps
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.spec import FIELDS, HeadSpec
 
@@ -35,7 +37,19 @@ def settled(spec: HeadSpec, layout: str | None = None, **changes: Any) -> HeadSp
         "biases": "".join(sorted(spec.biases)),
         "latent_norm": spec.latent_norm or "latent_norm" not in asked,
     }
-    return dataclasses.replace(spec, **settled_fields | sizes | changes)
+    made = dataclasses.replace(spec, **settled_fields | sizes | changes)
+    return made if has_norms(made) else dataclasses.replace(made, norm_eps=HeadSpec.norm_eps)
+
+
+def has_norms(spec: HeadSpec) -> bool:
+    """Is there a norm, of q and k or of a latent?"""
+    return any(name.endswith("_norm") for name in spec.maps)
+
+
+@functools.cache
+def untied(spec: HeadSpec) -> HeadSpec:
+    """The same with a map of its own for each of q, k and v, settled."""
+    return settled(untie_maps(spec).spec if spec.ties else spec)
 
 
 def ending(spec: HeadSpec, letters: str, *runs: str) -> list[str]:
@@ -231,6 +245,7 @@ def no_output(spec, goal):
 
 def no_bias(letters: str) -> Callable:
     def reach(spec, goal):
+        goal = untied(goal)
         spare = {a for a in letters if a in spec.biases and a not in goal.biases}
         if spare:
             yield settled(spec, biases="".join(a for a in spec.biases if a not in spare))
@@ -238,16 +253,26 @@ def no_bias(letters: str) -> Callable:
     return reach
 
 
-def finish(field: str) -> Callable:
-    """What is left to last: all but these two is already as in the goal."""
+LAST = ("biases", "scale", "gate", "sink", "extra_keys", "qk_norm_bias", "norm_eps")
+"""What is left to last: all but these, and ties, is already as in the goal."""
+
+
+def all_but_last(spec: HeadSpec, goal: HeadSpec) -> bool:
+    """Is all but `LAST` as in the goal, which is untied?"""
+    alike = all(getattr(spec, f) == getattr(goal, f) for f in ("layout", "ties", "qk_norm"))
+    if not alike or set(spec.biases) - set(goal.biases) or goal.scale == 0:
+        return False
+    return dataclasses.replace(spec, **{f: getattr(goal, f) for f in LAST}) == goal
+
+
+def finish(field: str, may: Callable[[Any, Any], bool] = lambda old, new: True) -> Callable:
+    """The value that the goal has of this field, from those values that may become it."""
 
     def reach(spec, goal):
-        extra = set(spec.biases) - set(goal.biases)
-        if spec.layout != goal.layout or extra or goal.scale == 0:
-            return
-        done = dataclasses.replace(spec, biases=goal.biases, scale=goal.scale)
-        if done == goal and getattr(spec, field) != getattr(goal, field):
-            yield dataclasses.replace(spec, **{field: getattr(goal, field)})
+        goal = untied(goal)
+        old, new = getattr(spec, field), getattr(goal, field)
+        if old != new and may(old, new) and all_but_last(spec, goal):
+            yield dataclasses.replace(spec, **{field: new})
 
     return reach
 

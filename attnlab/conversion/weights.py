@@ -23,6 +23,7 @@ from attnlab.heads.absorb import block_diagonal
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
 from attnlab.heads.spec import HeadSpec, weight_axes
+from attnlab.norms import STARTS
 
 
 def _with(spec: HeadSpec, w: Weights, change: Callable[[str, str, np.ndarray], Any]) -> Weights:
@@ -257,12 +258,17 @@ def add_zeros(w, spec, reached):
 
 
 def rescale(w, spec, reached):
-    """The ratio of the scales goes into q, or into its norm's scale where q is normalised."""
+    """The ratio of the scales goes into q, or into its norm's scale and bias where q is normalised.
+
+    Some norms count their scale from 1."""
     made = ending(spec, LAYOUTS[spec.layout].scores, "query")
-    norms = [n for n in made if spec.maps[n].start == 1 and not spec.maps[n].drawn]
+    norms = [n for n in made if n.endswith(("_norm", "_norm_bias"))]
     linear = [n for n in made if spec.maps[n].start in (None, 0)]
     ratio = spec.scale / reached.scale
-    return {n: a * ratio if n in (norms or linear) else a for n, a in w.items()}
+    new = {n: a * ratio if n in (norms or linear) else a for n, a in w.items()}
+    if norms:
+        new["q_norm"] = new["q_norm"] + (ratio - 1) * (1 - STARTS[spec.qk_norm])
+    return new
 
 
 def identity_output(w, spec, reached):

@@ -2,38 +2,28 @@
 
 The proofs are of two sorts. Some measure the *function*: every target keeps a rule (a head reads
 its own chunk alone), the source breaks it by so much. Others use that a function of plain heads
-has one form only: heads of different scores give linearly independent probabilities, so the score
-matrices [A_n; b_n] and value maps W_V W_O of the heads that differ and are not zero are settled by
-the function, up to their order. A target of other ranks is then another function.
+has one form only (`forms.py`).
 """
 
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from attnlab.conversion.factors import (
-    Refused,
-    count_minors,
-    diagonalised,
-    numerical_rank,
-    stacked_scores,
-    stacked_values,
-)
+from attnlab.conversion.factors import Refused, count_minors, diagonalised
+from attnlab.conversion.forms import beyond, forms_of, ranks_of
 from attnlab.conversion.measure import MEASURABLE, difference, dimension, draw, probabilities
 from attnlab.conversion.question import Question, Witness
-from attnlab.conversion.scaling import is_plain, key_scale, value_scale
+from attnlab.conversion.scaling import key_scale, value_scale
+from attnlab.conversion.shares import gates, mass, shown
+from attnlab.conversion.ties import shared_basis, squares
 from attnlab.heads.layouts import LAYOUTS
 
 # Weights up to which the degrees of freedom are counted: it takes a matrix of that size.
 COUNTED = 1000
 # Products of two numbers of the score matrices, all of which are made.
 MINORS = 10**7
-
-
-PLAIN = ("rotary", "qk_norm", "cap")
 
 
 def prove(question: Question, tried: list[str]) -> Witness:
@@ -49,7 +39,7 @@ def biases(ask: Question) -> Iterator[Witness]:
     """Each bias alone moves something that the target holds still."""
     x, context, values = draw(ask.source, ask.rng)
     empty = ask.measure(x, context, values, mask=np.zeros((3, 1, 5, 7), bool))
-    missing = set(ask.source.biases) - set(ask.target.biases)
+    missing = shown(ask.source) - shown(ask.target)
     rules = {
         "o": ("the output of a row with nothing to attend to", empty, 0 * empty),
         "v": ("the output for values of zero", ask.measure(x, context, 0 * values), empty),
@@ -68,8 +58,10 @@ def biases(ask: Question) -> Iterator[Witness]:
 
 def permutations(ask: Question) -> Iterator[Witness]:
     """Chunks in another order are heads in another order, where one projection serves them all."""
-    s = ask.target.sizes
+    s, of_heads = ask.target.sizes, ask.target.gate or ask.target.extra_keys
     if ask.target.layout != "narrow_tied" or ask.target.output:
+        return
+    if of_heads or ask.target.sink == "learnt":  # they know which head they are of
         return
     order = np.roll(np.arange(s["N"]), 1)
 
@@ -93,7 +85,7 @@ def permutations(ask: Question) -> Iterator[Witness]:
 def chunks(ask: Question) -> Iterator[Witness]:
     """Heads that read chunks give a sum of functions of one chunk each: no mixed differences."""
     n = ask.target.num_heads
-    if ask.target.layout not in ("narrow", "narrow_tied") or n == 1:
+    if ask.target.layout not in ("narrow", "narrow_tied") or n == 1 or ask.target.gate:
         return
     first, second = (draw(ask.source, ask.rng) for _ in range(2))
 
@@ -123,6 +115,8 @@ def ties(ask: Question) -> Iterator[Witness]:
     """The same chunk everywhere gives the same probabilities in all heads of one projection."""
     if ask.target.layout != "narrow_tied" or ask.narrow is None:
         return
+    if any(spec.gate or spec.sink or spec.extra_keys for spec in (ask.source, ask.target)):
+        return
     w, spec = ask.narrow
     # A head whose values go nowhere may have any probabilities.
     alive = [n for n in range(spec.num_heads) if not spec.output or np.any(w["v"][n] @ w["o"][n])]
@@ -142,61 +136,24 @@ def ties(ask: Question) -> Iterator[Witness]:
         )
 
 
-class Forms(NamedTuple):
-    """The heads that differ and are not zero."""
-
-    scores: np.ndarray
-    values: np.ndarray
-
-
-def _forms(ask: Question) -> Forms | None:
-    """Score matrices and value maps, heads of equal scores added up; None if not settled."""
-    if ask.absorbed is None or ask.situation.forbids(PLAIN, ask.target) or not is_plain(ask.target):
-        return None
-    scores, values = stacked_scores(ask.absorbed), stacked_values(ask.absorbed)
-    kept: list[list[np.ndarray]] = []
-    small = MEASURABLE * np.max(np.abs(scores), initial=0)
-    for a, b in zip(scores, values, strict=True):
-        twin = next((k for k in kept if np.max(np.abs(k[0] - a)) <= small), None)
-        if twin:
-            twin[1] = twin[1] + b
-        else:
-            kept.append([a, b])
-    alive = [k for k in kept if np.max(np.abs(k[1])) > MEASURABLE * np.max(np.abs(values))]
-    return Forms(*map(np.stack, zip(*alive, strict=True))) if alive else None
-
-
-def _ranks(a: np.ndarray) -> list[int]:
-    """Numerical rank of each matrix."""
-    values = np.linalg.svd(a, compute_uv=False)
-    return [numerical_rank(one, *a.shape[-2:]) for one in values]
-
-
-def _beyond(a: np.ndarray, allowed: int) -> str:
-    values = np.linalg.svd(a, compute_uv=False)
-    if allowed >= len(values):
-        return ""
-    return f" (singular value {allowed + 1}: {values[allowed]:.2g}, largest {values[0]:.2g})"
-
-
 def ranks(ask: Question) -> Iterator[Witness]:
     """Heads one by one: the rank of their scores, of their values, and their number."""
-    forms, s = _forms(ask), ask.target.sizes
+    forms, s = forms_of(ask), ask.target.sizes
     if forms is None:
         return
     width = ask.target.size(LAYOUTS[ask.target.layout].scores)
-    found = _ranks(forms.scores)
+    found = ranks_of(forms.scores)
     worst = int(np.argmax(found))
     if found[worst] > width:
         yield Witness(
             "rank",
             f"the scores of a head have rank {found[worst]}, the target's at most {width}"
-            + _beyond(forms.scores[worst], width),
+            + beyond(forms.scores[worst], width),
             f"score matrix of head {worst}",
             found[worst],
             width,
         )
-    found = _ranks(forms.values)
+    found = ranks_of(forms.values)
     needed, count = sum(-(-r // s["V"]) for r in found), len(found)
     if needed > s["N"]:
         worst = int(np.argmax(found))
@@ -204,7 +161,7 @@ def ranks(ask: Question) -> Iterator[Witness]:
             f"{count} heads differ, the target has {s['N']}"
             if count > s["N"]
             else f"the values of a head have rank {found[worst]}, the target's {s['N']} heads at "
-            f"most {s['V']} each" + _beyond(forms.values[worst], s["V"])
+            f"most {s['V']} each" + beyond(forms.values[worst], s["V"])
         )
         worse = (count, s["N"]) if count > s["N"] else (found[worst], s["V"])
         yield Witness("rank", reason, f"value map of head {worst}", *worse)
@@ -212,18 +169,18 @@ def ranks(ask: Question) -> Iterator[Witness]:
 
 def groups(ask: Question) -> Iterator[Witness]:
     """Heads that share keys and values: a head that fits to no other cannot be in a group."""
-    forms, s = _forms(ask), ask.target.sizes
+    forms, s = forms_of(ask), ask.target.sizes
     if forms is None or s["K"] == s["N"] or len(forms.scores) != s["N"]:
         return
     shares_keys = ask.target.layout in ("standard", "wide", "two_stage")
     for n in range(s["N"]):
         others = [m for m in range(s["N"]) if m != n]
         pairs = [np.concatenate([forms.values[n], forms.values[m]], axis=1) for m in others]
-        values = min(_ranks(np.stack(pairs)))
+        values = min(ranks_of(np.stack(pairs)))
         keys = 0
         if shares_keys:
             pairs = [np.concatenate([forms.scores[n], forms.scores[m]]) for m in others]
-            keys = min(_ranks(np.stack(pairs)))
+            keys = min(ranks_of(np.stack(pairs)))
         if values > s["V"] or keys > s["H"]:
             what, found, allowed = (
                 ("values", values, s["V"]) if values > s["V"] else ("keys", keys, s["H"])
@@ -241,18 +198,18 @@ def groups(ask: Question) -> Iterator[Witness]:
 
 def reading(ask: Question) -> Iterator[Witness]:
     """A head of `alt` reads C = D/N directions of x in all."""
-    forms, s = _forms(ask), ask.target.sizes
+    forms, s = forms_of(ask), ask.target.sizes
     if forms is None or ask.target.layout != "alt" or len(forms.scores) != s["N"]:
         return
     reads = [forms.scores[:, : s["D"]], forms.scores.swapaxes(1, 2), forms.values[:, : s["W"]]]
     both = np.concatenate(reads, axis=2)
-    found = _ranks(both)
+    found = ranks_of(both)
     worst = int(np.argmax(found))
     if found[worst] > s["C"]:
         yield Witness(
             "rank",
             f"a head reads {found[worst]} directions of x, in the target at most {s['C']}"
-            + _beyond(both[worst], s["C"]),
+            + beyond(both[worst], s["C"]),
             f"[A, A^T, W_V W_O] of head {worst}",
             found[worst],
             s["C"],
@@ -261,17 +218,17 @@ def reading(ask: Question) -> Iterator[Witness]:
 
 def states(ask: Question) -> Iterator[Witness]:
     """Tied states: all keys together read K H directions of the text and the P that are turned."""
-    forms, s = _forms(ask), ask.target.sizes
+    forms, s = forms_of(ask), ask.target.sizes
     if forms is None or ask.target.layout != "grouped_tied":
         return
     allowed = s["K"] * s["H"] + s["P"]
     rows = forms.scores.reshape(1, -1, forms.scores.shape[-1])
-    found = _ranks(rows)[0]
+    found = ranks_of(rows)[0]
     if found > allowed:
         yield Witness(
             "rank",
             f"the keys of all heads read {found} directions of the text, in the target at most "
-            f"{allowed}" + _beyond(rows[0], allowed),
+            f"{allowed}" + beyond(rows[0], allowed),
             "the score matrices of all heads below each other",
             found,
             allowed,
@@ -285,12 +242,12 @@ def tensor(ask: Question) -> Iterator[Witness]:
     least m + rank(A_1 A_2^-1 A_3 - A_3 A_2^-1 A_1) / 2 (Strassen 1983, Linear Algebra Appl. 52).
     Sums of slices, in fewer dimensions, are a tensor of no higher rank.
     """
-    forms, s = _forms(ask), ask.target.sizes
+    forms, s = forms_of(ask), ask.target.sizes
     if forms is None or ask.target.layout != "collaborative":
         return
     n, rows, e = forms.scores.shape
     flat = forms.scores.swapaxes(0, 1).reshape(rows, -1), forms.scores.reshape(-1, e)
-    dimensions = [_ranks(a[None])[0] for a in flat]
+    dimensions = [ranks_of(a[None])[0] for a in flat]
     found, note, m = max(dimensions), "", min(dimensions)
     what = "the score matrices of all heads side by side"
     if found == s["R"]:
@@ -341,6 +298,6 @@ def parameters(ask: Question) -> Iterator[Witness]:
 
 
 PROVERS = (
-    biases, permutations, chunks, ties, ranks, groups, reading, states, tensor, value_scale,
-    key_scale, parameters,
+    mass, gates, biases, permutations, chunks, ties, squares, shared_basis, ranks, groups, reading,
+    states, tensor, value_scale, key_scale, parameters,
 )  # fmt: skip

@@ -334,8 +334,13 @@ def test_float32_products_are_not_of_low_rank_but_nearly():
 def test_truncations_that_are_refused():
     with pytest.raises(ValueError, match="rank must be at least 1"):
         truncate(draw(each), each, 0)
-    for other in (spec("absorbed"), spec("standard", qk_norm="rms")):
-        with pytest.raises(ValueError, match="needs plain scores"):
+    for other, reason in (
+        (spec("absorbed"), "not layout 'absorbed'"),
+        (spec("standard", qk_norm="rms"), "no qk_norm"),
+        (spec("standard", extra_keys=2), "no extra_keys, which are in the basis"),
+        (spec("narrow", sink="learnt", biases="k"), "no key bias, which a sink sees"),
+    ):
+        with pytest.raises(ValueError, match=f"needs plain scores q k\\^T: {reason}"):
             truncate(draw(other), other, 2)
 
 

@@ -7,14 +7,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from contract import DEFINITIONS
+from contract import DEFINITIONS, gated
 
 from attnlab import LAYOUTS, HeadSpec
 from attnlab.conversion.convert import regauge
 from attnlab.conversion.factors import Refused, diagonalised, split
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.measure import Situation, float64
-from attnlab.conversion.specs import settled
+from attnlab.conversion.specs import settled, untied
 from attnlab.heads.spec import FIELDS
 
 
@@ -53,28 +53,47 @@ def turn(a):
     )
 
 
-def norm(a, kind, scale):
+def norm(a, kind, scale, bias=0.0, eps=1e-6):
     a = a - a.mean(-1, keepdims=True) if kind == "layer" else a
-    return a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-6) * scale
+    scale = 1 + scale if kind == "rms_plus_one" else scale
+    return a / np.sqrt((a**2).mean(-1, keepdims=True) + eps) * scale + bias
 
 
 def function(w, spec, inputs, situation=Situation(), mask=None):  # noqa: B008
-    """Head by head: projections, norm, rotary, scale, cap, softmax (zeros in empty rows), o."""
-    s, heads = spec.sizes, []
-    w = w if spec.output else w | {"o": [np.eye(s["V"])] * s["N"]}
+    """Head by head: projections, norm, rotary, extra keys, scale, cap, softmax with its sink (zeros
+    in empty rows), gate, o."""
+    s, heads, tied = spec.sizes | {"eps": spec.norm_eps}, [], {}
+    for ours, theirs in spec.tied.items():
+        ends = [end for end in ("", "_outer", "_bias") if f"{theirs}{end}" in w]
+        tied |= {f"{ours}{end}": w[f"{theirs}{end}"] for end in ends}
+    w = w | tied if spec.output else w | tied | {"o": [np.eye(s["V"])] * s["N"]}
     for n in range(s["N"]):
-        q, k, v, o = DEFINITIONS[spec.layout](w, n, n // (s["N"] // s["K"]), *inputs, s)
+        g = n // (s["N"] // s["K"])
+        q, k, v, o = DEFINITIONS[spec.layout](w, n, g, *inputs, s)
         if spec.qk_norm:
-            q, k = (norm(a, spec.qk_norm, w[f"{x}_norm"]) for a, x in ((q, "q"), (k, "k")))
+            q, k = (
+                norm(a, spec.qk_norm, w[f"{x}_norm"], w.get(f"{x}_norm_bias", 0), spec.norm_eps)
+                for a, x in ((q, "q"), (k, "k"))
+            )
         if situation.rotary:
             kept = q.shape[-1] - (spec.turned or q.shape[-1])
             q, k = (np.concatenate([a[..., :kept], turn(a[..., kept:])], -1) for a in (q, k))
+        allowed = np.ones((q.shape[1], k.shape[1])) if mask is None else mask
+        if spec.extra_keys:
+            k, v = (
+                np.concatenate([a, np.repeat(w[f"extra_{x}"][None, :, g], len(a), axis=0)], axis=1)
+                for a, x in ((k, "k"), (v, "v"))
+            )
+            allowed = np.pad(allowed, [(0, 0), (0, spec.extra_keys)], constant_values=1)
         scores = q @ k.swapaxes(1, 2) * (spec.scale or q.shape[-1] ** -0.5)
         if situation.logits_soft_cap:
             scores = situation.logits_soft_cap * np.tanh(scores / situation.logits_soft_cap)
-        p = np.exp(scores - scores.max(-1, keepdims=True)) * (1 if mask is None else mask)
-        p = p / np.where(p.sum(-1, keepdims=True) > 0, p.sum(-1, keepdims=True), 1)
-        heads.append(p @ v @ o)
+        sink = w["sink"][n] if spec.sink == "learnt" else 0 if spec.sink else -np.inf
+        top = np.maximum(scores.max(-1, keepdims=True), sink)
+        p = np.exp(scores - top) * allowed
+        total = p.sum(-1, keepdims=True) + np.exp(sink - top)
+        p = p / np.where(total > 0, total, 1)
+        heads.append(gated(w, n, inputs[0], p @ v) @ o)
     return (sum(heads) if spec.output else np.concatenate(heads, axis=-1)) + w.get("o_bias", 0)
 
 
@@ -85,6 +104,13 @@ def apart(one, two):
 def one_text(layout, **fields):
     """x, keys and values of one width, and no bias but that of the output."""
     return spec_of(layout, **dict(key_width=None, value_width=None, biases="o") | fields)
+
+
+def tied(layout, ties):
+    """As many key heads as heads where queries are keys; all biases that are there."""
+    sizes = {"num_kv_heads": 6 if "q" in ties else 2, "key_width": None, "value_width": None}
+    sizes = {} if layout == "narrow" else sizes
+    return spec_of(layout, value_dim=4, ties=ties, biases="kqo" if ties == "kv" else "qvo", **sizes)
 
 
 full = spec_of("standard", num_kv_heads=None, key_width=None, value_width=None)
@@ -159,6 +185,31 @@ CASES = {
     "drop_key_bias": (spec_of("standard"), spec_of("standard", biases="qvo")),
     "add_zero_bias": (spec_of("standard", biases="q"), spec_of("standard")),
     "rescale": (spec_of("standard"), spec_of("standard", scale=0.3)),
+    "untie_maps": (
+        spec_of("two_stage", value_width=10, value_dim=4, ties="kv", biases="kqo"),
+        spec_of("two_stage", value_width=10, value_dim=4),
+    ),
+    "half_gate": (spec_of("standard"), spec_of("standard", gate="element")),
+    "spread_gate": (spec_of("narrow", gate="head"), spec_of("narrow", gate="element")),
+    "zero_sink": (spec_of("standard", sink="one"), spec_of("standard", sink="learnt")),
+    "never_sink": (spec_of("latent"), spec_of("latent", sink="learnt")),
+    "zero_key": (
+        spec_of("standard", sink="one", extra_keys=1),
+        spec_of("standard", extra_keys=2),
+    ),
+    "add_norm_bias": (
+        spec_of("standard", qk_norm="layer"),
+        spec_of("standard", qk_norm="layer", qk_norm_bias=True),
+    ),
+    "rescale_norms": (
+        spec_of("low_rank_q", qk_norm="layer", norm_eps=0.3),
+        spec_of("low_rank_q", qk_norm="layer", norm_eps=0.9),
+    ),
+    # Ties, which are undone first.
+    "tie_queries": (tied("narrow", "qk"), untied(tied("narrow", "qk"))),
+    "tie_squares": (tied("standard", "qk"), untied(tied("standard", "qk"))),
+    "tie_values": (tied("two_stage", "kv"), untied(tied("two_stage", "kv"))),
+    "tie_ranges": (tied("low_rank_q", "kv"), untied(tied("low_rank_q", "kv"))),
 }
 NEEDS_WEIGHTS = {
     "factor_keys": "multiply_scores",
@@ -174,6 +225,16 @@ NEEDS_WEIGHTS = {
     "tie_states": "untie_states",
     "mix_constants": "constant_factors",
     "tie_products": "untie",
+    "drop_gate": "half_gate",
+    "gather_gate": "spread_gate",
+    "drop_sink": "zero_sink",
+    "drop_zero_key": "zero_key",
+    "drop_norm_bias": "add_norm_bias",
+    "drop_key_norm_bias": "add_norm_bias",
+    "tie_queries": "untie_maps",
+    "tie_squares": "untie_maps",
+    "tie_values": "untie_maps",
+    "tie_ranges": "untie_maps",
 }
 
 
@@ -184,37 +245,73 @@ def apply(name, w, spec, goal):
         return {n: np.asarray(a) for n, a in MAPS[name].weights(w, spec, goal).items()}
 
 
-def prepared(name, qk_norm=None):
+def prepared(name, **fields):
     """Weights that the map takes, their spec, and the goal."""
-    spec, goal = CASES[NEEDS_WEIGHTS.get(name, name)]
-    if qk_norm:
-        spec, goal = (dataclasses.replace(a, qk_norm=qk_norm) for a in (spec, goal))
-    w = draw(spec)
+    spec, goal = case_of(name)
+    spec, goal = (dataclasses.replace(a, **fields) for a in (spec, goal))
+    qk_norm, w = spec.qk_norm, draw(spec)
     if name in NEEDS_WEIGHTS:
         w, spec, goal = apply(NEEDS_WEIGHTS[name], w, spec, goal), goal, spec
-        drops = name in ("drop_zero_bias", "mix_constants")
+        drops = name in ("drop_zero_bias", "mix_constants") or goal.ties
         goal = settled(goal, biases=goal.biases if drops else spec.biases)
     rng = np.random.default_rng(3)
     if name == "factor_latent":
         few = rng.normal(size=(12, 7)) @ rng.normal(size=(7, 12))
         w |= {n: np.tensordot(few, w[n], 1) for n in "kv"}
     if name == "drop_output":
-        w = {n: np.asarray(a) for n, a in regauge(w, spec, vo=rng.normal(size=(2, 5, 5))).items()}
+        w = changed(w, spec, vo=rng.normal(size=(2, 5, 5)))
     if name == "tie_products":
         bases = dict(qk=rng.normal(size=(6, 4, 4)), vo=rng.normal(size=(6, 5, 5)))
         if not qk_norm:
-            w = {n: np.asarray(a) for n, a in regauge(w, spec, **bases).items()}
+            w = changed(w, spec, **bases)
+        w["k_bias"] = rng.normal(size=w["k_bias"].shape)
+    if name == "drop_key_norm_bias":
+        w["k_norm_bias"] = rng.normal(size=w["k_norm_bias"].shape)
+    if name == "tie_queries" and not qk_norm:
+        times = np.tile(rng.uniform(0.5, 2, size=(6, 1, 2)), 2)  # of both numbers of a pair
+        w |= {"k": w["k"] / times, "k_bias": w["k_bias"] / times[:, 0]}
+        w |= {"extra_k": w["extra_k"] / times[:, 0]} if "extra_k" in w else {}
+    heads = spec.sizes["K"]
+    if name in ("tie_squares", "tie_ranges") and not qk_norm:
+        w = changed(w, spec, qk=rng.normal(size=(heads, 4, 4)))
+    if name == "tie_ranges" or (name == "tie_values" and not (spec.gate or spec.extra_keys)):
+        w = changed(w, spec, vo=rng.normal(size=(heads, 4, 4)))
+    if name in ("tie_squares", "tie_ranges"):
         w["k_bias"] = rng.normal(size=w["k_bias"].shape)
     return w, spec, goal
 
 
+def changed(w, spec, **bases):
+    """In other bases, even of values that a gate sees."""
+    bare = dataclasses.replace(spec, gate=None)
+    new = regauge({n: w[n] for n in bare.shapes}, bare, **bases)
+    return w | {n: np.asarray(a) for n, a in new.items()}
+
+
+def case_of(name):
+    """Where it has none, that of the way to the weights that it needs."""
+    return CASES[name] if name in CASES else CASES[NEEDS_WEIGHTS[name]]
+
+
 SITUATIONS = {
-    "plain": (Situation(), None),
-    "rotary": (Situation(rotary=True), None),
-    "cap": (Situation(logits_soft_cap=2.0), None),
-    "layer": (Situation(), "layer"),
-    "rms": (Situation(), "rms"),
+    "plain": (Situation(), {}),
+    "rotary": (Situation(rotary=True), {}),
+    "cap": (Situation(logits_soft_cap=2.0), {}),
+    "layer": (Situation(), {"qk_norm": "layer"}),
+    "rms": (Situation(), {"qk_norm": "rms"}),
+    "sink": (Situation(), {"sink": "learnt"}),
+    "element": (Situation(), {"gate": "element"}),
+    "extra": (Situation(), {"extra_keys": 2}),
 }
+
+
+def may_have(spec, fields):
+    """Has its layout a place for them, and is no bias of a norm of another kind there?"""
+    try:
+        dataclasses.replace(spec, **fields)
+    except ValueError:
+        return False
+    return True
 
 
 def test_every_map_has_a_case():
@@ -224,18 +321,16 @@ def test_every_map_has_a_case():
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map_is_exact_unless_it_says_what_breaks_it(name, situation):
-    around, qk_norm = SITUATIONS[situation]
-    layouts = {a.layout for a in CASES[NEEDS_WEIGHTS.get(name, name)]}
-    if qk_norm and not all("q_norm" in LAYOUTS[a].maps for a in layouts):
-        with pytest.raises(ValueError, match="no q and k to normalise"):
-            prepared(name, qk_norm)
+    around, fields = SITUATIONS[situation]
+    case = case_of(name)
+    if set(fields) & set(MAPS[name].changes) or not all(may_have(a, fields) for a in case):
         return
-    w, spec, goal = prepared(name, qk_norm)
+    w, spec, goal = prepared(name, **fields)
     try:
         new = apply(name, w, spec, goal)
     except Refused:
-        assert name == "tie_products"
-        assert qk_norm
+        assert MAPS[name].conditional
+        assert around.forbids(MAPS[name].breaks, spec)
         return
     broken = around.forbids(MAPS[name].breaks, spec)
     if {n: a.shape for n, a in new.items()} != goal.shapes:
