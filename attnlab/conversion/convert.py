@@ -297,7 +297,8 @@ def truncate(
         "no key bias, which a sink sees": spec.sink and spec.tied["k"] in spec.biases,
         f"not layout {spec.layout!r}": at is None,
     }
-    if reason := next((words for words, holds in reasons.items() if holds), None):
+    reason = next((words for words, holds in reasons.items() if holds), None)
+    if at is None or reason:
         raise ValueError(f"truncate needs plain scores q k^T: {reason}")
     with float64():
         w, cast = _wide(params, spec)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from attnlab.conversion.factors import Refused, same
-from attnlab.conversion.specs import all_but_last, ending, has_norms, untied
+from attnlab.conversion.specs import all_but_last, ending, finish, has_norms, untied
 from attnlab.conversion.weights import add_zeros, keep
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.maps import Weights
@@ -70,6 +70,12 @@ def gather_gate(w, spec, reached):
     if not same(w["gate"], np.broadcast_to(w["gate"][..., :1], w["gate"].shape)):
         raise Refused("the numbers of a head have gates of their own")
     return keep(w | {"head_gate": w["gate"][..., 0]}, spec, reached)
+
+
+def never(spec, goal):
+    """Last of all: where a zero key can be the sink, it is exact."""
+    if spec.sink is None and goal.sink == "learnt" and spec.extra_keys == goal.extra_keys:
+        yield from finish("sink")(spec, goal)
 
 
 def never_sink(w, spec, reached):

@@ -188,7 +188,7 @@ MAPS: dict[str, Map] = {
         changes=("sink",),
     ),
     "never_sink": Map(
-        specs.finish("sink", lambda old, new: (old, new) == (None, "learnt")),
+        fields.never,
         fields.never_sink,
         "a sink of -1e30: its share is 0 in every dtype, not in exact numbers; it never learns",
         changes=("sink",),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from attnlab.conversion.measure import MEASURABLE, difference, draw
 from attnlab.conversion.question import Question, Witness
+from attnlab.conversion.shares import shown
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.spec import HeadSpec
 
@@ -62,19 +63,19 @@ def key_scale(ask: Question) -> Iterator[Witness]:
     Where a norm bounds the queries, keys of y/t leave even attention as t grows: a target with such
     a norm that is a source of plain scores would attend evenly at every t.
     """
-    both = ask.source, ask.target
-    if any(spec.qk_norm or set("qk") & set(spec.biases) for spec in both):
+    source, target = ask.source, ask.target
+    if not _scores_alone(target):
         return
-    if any(spec.gate or spec.extra_keys for spec in both):  # they see the size of x
-        return
-    linear_keys = powers(ask.target) == (1,) and not normed(ask.target, "store", "read")
-    x, context, values = draw(ask.source, ask.rng)
+    linear_keys = powers(target) == (1,) and not normed(target, "store", "read")
+    bounded = (normed(target, "query") and linear_keys) or (target.qk_norm and target.norm_eps > 0)
+    x, context, values = draw(source, ask.rng)
     plain = ask.measure(x, context, values)
     found, rule = 0.0, ""
-    if is_plain(ask.target):
-        found = difference(ask.measure(2 * x, context / 2, values), plain)
-        rule = "queries of 2 x and keys of y/2 give the same output in the target"
-    elif is_plain(ask.source) and normed(ask.target, "query") and linear_keys:
+    if is_plain(target) and not target.qk_norm:
+        t = 1024 if source.qk_norm else 2  # so that an epsilon shows
+        found = difference(ask.measure(t * x, context / t, values), plain)
+        rule = f"queries of {t} x and keys of y/{t} give the same output in the target"
+    elif bounded and is_plain(source) and not source.qk_norm and _scores_alone(source):
         found = difference(ask.measure(x, 0 * context, values), plain)
         rule = "as the target's queries are bounded, it can have these scores only where they are 0"
     if found > MEASURABLE:
@@ -85,3 +86,8 @@ def key_scale(ask: Question) -> Iterator[Witness]:
             found,
             0.0,
         )
+
+
+def _scores_alone(spec: HeadSpec) -> bool:
+    """Does nothing else see the size of x, and is nothing added to q and k?"""
+    return not (spec.gate or spec.extra_keys or {"q", "k"} & shown(spec))

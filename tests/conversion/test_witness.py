@@ -296,7 +296,7 @@ def test_rotary_heads_have_a_smaller_gauge():
 
 
 def test_what_is_not_known_is_said():
-    source, target = HeadSpec("wide", 40, 2), HeadSpec("wide", 40, 2, qk_norm="rms")
+    source, target = (HeadSpec("wide", 40, 2, qk_norm=kind) for kind in ("rms", "layer"))
     witness = refused(draw(source), source, target)
     assert witness.kind == "undecided"
     assert np.isnan(witness.found)

@@ -11,6 +11,7 @@ from attnlab import LAYOUTS, HeadSpec, project_heads
 from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameters
 from attnlab.heads.spec import FIELDS
 from experiments import atlas
+from experiments.drawing import arrows
 
 
 def test_the_page_is_what_the_code_makes():
@@ -41,7 +42,7 @@ def test_formulas_give_the_counts_of_the_code(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rank_bounds_are_reached(layout, x64):
     """By the scores of 40 random texts' tokens, more than any size."""
-    spec = atlas.SMALL[layout]
+    spec = arrows.SMALL[layout]
     rng = np.random.default_rng(0)
     w = {n: jnp.asarray(rng.normal(size=a)) for n, a in spec.shapes.items()}
     texts = (jnp.asarray(rng.normal(size=(1, 40, 12))) for _ in "xy")
