@@ -45,7 +45,7 @@ def _scaled(w: Weights, spec: HeadSpec, factor: float) -> Weights:
     own_keys = "H" not in LAYOUTS[spec.layout].scores or ending(spec, "H", "store", "read")
     if not outputs and not own_keys:
         raise Refused("without an output map, values that are keys cannot be scaled")
-    names = outputs or ending(spec, "V", "store", "read")
+    names = outputs or ending(spec, "V", "store", "read", "merge")
     return {n: a * factor if n in names else a for n, a in w.items()}
 
 

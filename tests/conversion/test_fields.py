@@ -1,5 +1,6 @@
 """Gates, sinks, extra keys, ties and norms of q and k: which are the same function, and why not."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -7,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_convert import ROTARY, check, floats, measure
-from test_maps import draw, function, inputs_of
+from test_maps import apart, draw, function, inputs_of, spec_of
 from test_witness import refused
 
-from attnlab import HeadSpec, multi_head_attention
+from attnlab import LAYOUTS, HeadSpec, multi_head_attention
 from attnlab.conversion.convert import convert, permute_heads, regauge
+from attnlab.conversion.factors import Refused
 from attnlab.conversion.fields import NEVER
+from attnlab.conversion.maps import MAPS
 from attnlab.conversion.specs import untied
 
 RNG = np.random.default_rng(4)
@@ -170,6 +173,32 @@ def test_extra_keys_of_zero_are_sinks():
     new, maps = check(w, two, tiny(sink="learnt"))
     assert maps == ("drop_zero_key", "drop_zero_key")
     np.testing.assert_allclose(new["sink"], np.log(2))
+
+
+def test_half_a_gate_is_none_in_every_layout():
+    """What it multiplies is doubled, once: in the output maps, in the values where there are none,
+    and not where those are keys."""
+    doubled = []
+    for layout, output in itertools.product(LAYOUTS, (True, False)):
+        letters = HeadSpec.bias_letters(layout, output)
+        fields = dict(biases=letters) | ({} if output else dict(output=False, out_width=None))
+        try:
+            source = spec_of(layout, **fields)
+        except ValueError:  # made of output maps
+            continue
+        w, target = draw(source), dataclasses.replace(source, gate="head")
+        try:
+            new = MAPS["half_gate"].weights(w, source, target)
+        except Refused:
+            assert (layout, output) == ("grouped_tied", False)
+            continue
+        inputs = inputs_of(source)
+        expected = function(w, source, inputs)
+        assert apart(function(new, target, inputs), expected) < 1e-13
+        doubled.append(layout)
+        back = MAPS["drop_gate"].weights(new, target, source)
+        assert all(np.array_equal(back[name], w[name]) for name in w)
+    assert len(doubled) == 2 * len(LAYOUTS) - 2
 
 
 def test_gates_move_what_one_key_gives_in_as_many_directions():
