@@ -62,7 +62,9 @@ def convert(
 
     The shortest way through `maps.MAPS` is taken, steps that always hold before those that need
     weights with a structure. It is exact for those very weights: a float32 product is not of low
-    rank, since its rounding is not; `truncate` takes the rank and says what it costs. All is done
+    rank, since its rounding is not; `truncate` takes the rank and says what it costs. What stands
+    beside the rows (gates, sinks, extra keys, ties, norms) may differ too; a learnt sink from none
+    is exact to the precision of a dtype (`never_sink`), all else in exact numbers. All is done
     in float64, whatever the global flag. The certificate is of the weights before they are cast
     back to the dtype of `params` (NumPy arrays give NumPy arrays), and below 1e-12 for weights of
     the size of `init_heads`.

@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from conftest import deep
 from contract import DEFINITIONS, gated
 
 from attnlab import LAYOUTS, HeadSpec
@@ -318,7 +319,7 @@ def test_every_map_has_a_case():
     assert CASES.keys() | NEEDS_WEIGHTS.keys() == MAPS.keys()
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("situation", deep(SITUATIONS, "plain", "rotary", "cap", "layer", "rms"))
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map_is_exact_unless_it_says_what_breaks_it(name, situation):
     around, fields = SITUATIONS[situation]
