@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_maps import apart, draw, function, inputs_of, spec_of
+from heads_by_hand import apart, draw, function, inputs_of, spec_of
 
 from attnlab import HeadSpec, init_heads
 from attnlab.conversion.convert import Certificate, convert, permute_heads, regauge, truncate

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import deep
+from heads_by_hand import apart, draw, function, inputs_of, spec_of
 from test_convert import ROTARY, check, floats, measure
-from test_maps import apart, draw, function, inputs_of, spec_of
 from test_witness import refused
 
 from attnlab import LAYOUTS, HeadSpec, multi_head_attention

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from heads_by_hand import draw
 from test_convert import check
-from test_maps import draw
 
 from attnlab import HeadSpec
 from attnlab.conversion.convert import convert

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_maps import apart, draw, function, inputs_of, spec_of
+from heads_by_hand import apart, draw, function, inputs_of, spec_of
 
 from attnlab import HeadSpec
 from attnlab.conversion.convert import convert, permute_heads, regauge
