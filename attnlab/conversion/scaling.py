@@ -64,7 +64,7 @@ def key_scale(ask: Question) -> Iterator[Witness]:
     a norm that is a source of plain scores would attend evenly at every t.
     """
     source, target = ask.source, ask.target
-    if not _scores_alone(target):
+    if not (_scores_alone(source) and _scores_alone(target)):
         return
     linear_keys = powers(target) == (1,) and not normed(target, "store", "read")
     bounded = (normed(target, "query") and linear_keys) or (target.qk_norm and target.norm_eps > 0)
@@ -75,7 +75,7 @@ def key_scale(ask: Question) -> Iterator[Witness]:
         t = 1024 if source.qk_norm else 2  # so that an epsilon shows
         found = difference(ask.measure(t * x, context / t, values), plain)
         rule = f"queries of {t} x and keys of y/{t} give the same output in the target"
-    elif bounded and is_plain(source) and not source.qk_norm and _scores_alone(source):
+    elif bounded and is_plain(source) and not source.qk_norm:
         found = difference(ask.measure(x, 0 * context, values), plain)
         rule = "as the target's queries are bounded, it can have these scores only where they are 0"
     if found > MEASURABLE:
