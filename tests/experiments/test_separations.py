@@ -86,6 +86,19 @@ def test_each_cause_is_undone_alone_and_every_such_arm_costs_as_much():
             assert abs(unique_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
 
 
+def test_reviews_are_asked_of_the_arms_that_are_compared():
+    """Of chunks.py: the text has eleven arms, a review's class only those that a pair names."""
+    file = f"{ROOT}/experiments/configs/chunks.py"
+    text, reviews = (sweep.read(f"{file}:{words}", {}) for words in ("", "reviews"))
+    assert (len(text.arms), len(reviews.arms)) == (11, 7)
+    assert set(reviews.titles.values()) == {name for pair in reviews.pairs for name in pair}
+    assert {name: text.arms[name]["model.layout"] for name in reviews.arms} == {
+        name: changes["model.layout"] for name, changes in reviews.arms.items()
+    }
+    named = {e[of] for e in reviews.claim["expects"] for of in ("arm", "of")} - {""}
+    assert named <= set(reviews.titles.values())
+
+
 def test_every_case_of_a_small_graph():
     """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
     rows = cases(2, "complete")
