@@ -1,14 +1,19 @@
 """Inputs, targets and what counts."""
 
+import gzip
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_data
 from conftest import assert_close
 
+from attnlab.model.config import ModelConfig
 from attnlab.training import tasks
 from attnlab.training.sources import BYTES, Sizes, Text
 from attnlab.training.tasks import language
+from attnlab.training.tasks.sequences import ROWS_AT_ONCE, translate
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (40, 101)))
 BATCH = {"tokens": TOKENS}
@@ -177,3 +182,26 @@ def test_cross_entropy_by_hand():
     q = np.array([[[0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]])  # 0.7 on the target, 0.3 / 3 on each
     smooth = tasks.cross_entropy(logits, jnp.array([[1, 2]]), 0.3)
     assert_close(smooth, jnp.asarray(-(q * np.log(p)).sum(-1)), loosen=10)
+
+
+def test_every_line_is_translated_and_nothing_else(tmp_path):
+    """A model that writes the first line whatever it reads, and takes no row without a token, as
+    `generate` takes none: what fills a piece up has tokens too, and is not judged."""
+    sacrebleu = pytest.importorskip("sacrebleu")
+    data, length, _ = small_data.pairs(tmp_path)
+    source = data.load(length)
+    first = source.heldout(0)["target"][0]
+
+    class Model:
+        config = ModelConfig(max_len=32)
+
+        def generate(self, params, start, count, *, end, source, padding_mask):
+            assert padding_mask.any(axis=1).all(), "a row without a token"
+            assert source.shape == padding_mask.shape == (ROWS_AT_ONCE, source.shape[1])
+            return np.tile([*first[first >= 0], end], (ROWS_AT_ONCE, 1))
+
+    german = gzip.decompress((tmp_path / "test.de.gz").read_bytes()).decode().splitlines()
+    found, ours = translate(Model(), {}, source), [german[0]] * len(german)
+    assert len(german) % ROWS_AT_ONCE
+    assert found["chrf"] == sacrebleu.corpus_chrf(ours, [german]).score > 0
+    assert found["bleu"] == sacrebleu.corpus_bleu(ours, [german]).score

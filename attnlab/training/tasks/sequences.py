@@ -66,8 +66,8 @@ def translate(model: Any, params: Any, source: Source) -> dict[str, float]:
     count = min(2 * rows["target"].shape[1], room)
     written = []
     for some in np.array_split(rows["source"], -(-len(rows["source"]) // ROWS_AT_ONCE)):
-        # All pieces have one size, so that one program writes them.
-        filled = np.pad(some, [(0, ROWS_AT_ONCE - len(some)), (0, 0)], constant_values=-1)
+        # All pieces have one size, so that one program writes them: the last row once more.
+        filled = np.pad(some, [(0, ROWS_AT_ONCE - len(some)), (0, 0)], mode="edge")
         start = jnp.full((ROWS_AT_ONCE, 1), source.sizes.vocab_size, jnp.int32)
         asked = {"source": np.maximum(filled, 0), "padding_mask": filled >= 0}
         tokens = model.generate(params, start, count, end=end, **jax.tree.map(jnp.asarray, asked))
