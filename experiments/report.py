@@ -9,7 +9,6 @@ report.md into --out, which for one sweep is its own folder. Each folder is a pa
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -180,7 +179,7 @@ def _budget(panel: Panel) -> str:
     if panel.match == "seconds":
         text = (
             "The feed-forward width of every arm is solved for equal seconds of a training step, "
-            f"measured before the first arm ({_left_of_seconds(runs)}); other budgets differ"
+            f"measured before the first arm ({_left_of_seconds(panel)}); other budgets differ"
         )
         budgets = ["unique parameters", "FLOPs per token"]
     elif panel.match:
@@ -205,10 +204,20 @@ def _budget(panel: Panel) -> str:
     return f"{text}: {'; '.join(spans)}."
 
 
-def _left_of_seconds(runs: list[dict[str, Any]]) -> str:
-    """How near to equal they came, where it was measured."""
-    ratios = [run["seconds_of_reference"] for run in runs]
-    return f"{min(ratios):.3f} to {max(ratios):.3f} of the reference's"
+def _left_of_seconds(panel: Panel) -> str:
+    """How near to equal every arm came, where it was measured, and how noisy that was."""
+    ratios = {run.name: run.result["seconds_of_reference"] for run in panel.runs}
+    least, most = min(ratios.values()), max(ratios.values())
+    each = ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+    text = f"{least:.3f} to {most:.3f} of the reference's: {each}"
+    path = panel.folder / workdir.CALIBRATION
+    if not path.exists():  # arms that were started one by one, from printed commands
+        return text
+    told = workdir.read_json(path)
+    rounds = told["found"].values()
+    noise = max(max(f["high"] - f["ratio"], f["ratio"] - f["low"]) for f in rounds)
+    where = ", ".join(told["environment"][name] for name in ("device", "machine"))
+    return f"{text}; on {where}; at least half of the rounds within {noise:.3f} of it"
 
 
 def _scores(panel: Panel) -> Table:

@@ -107,7 +107,17 @@ def test_the_report_says_what_was_equal(tmp_path):
         write_arm(tmp_path / layout, layout, "separate", 2.9, 200_000, **changes)
     text = " ".join(written(tmp_path)[0].split())
     assert "At equal seconds a step, **" in text
-    assert "(0.987 to 1.000 of the reference's); other budgets differ" in text
+    left = "(0.987 to 1.000 of the reference's: standard · separate 1.000, wide · separate 0.987"
+    assert f"{left}); other budgets differ" in text
+    found = {
+        "standard": clock.Ratio(32, 1.0, 0.99, 1.01, 5.0, 9)._asdict(),
+        "wide": clock.Ratio(20, 0.987, 0.95, 0.99, 5.0, 9)._asdict(),
+    }
+    told = {"environment": {"device": "1 x cpu", "machine": "a machine"}, "found": found}
+    workdir.write_json(tmp_path / workdir.CALIBRATION, told)
+    text = " ".join(written(tmp_path)[0].split())
+    noise = "on 1 x cpu, a machine; at least half of the rounds within 0.037 of it"
+    assert f"{left}; {noise}); other budgets differ" in text
 
 
 @pytest.mark.slow
