@@ -77,6 +77,8 @@ def describe(
         ("FLOPs per token", f"{accounting.flops_per_token(config, length):,} at length {length}"),
         ("cache per token", f"{cache:,} bytes in float32"),
     ]
+    if making := accounting.making_flops(config):
+        costs.append(("FLOPs per call", f"{making:,} to make the weights of the layers"))
     return "\n\n".join(
         [
             title,
@@ -152,7 +154,8 @@ def _picture(config: ModelConfig) -> str:
             for part, slots in plan.items()
         ]
         width = max(len(str(cell)) for _, row in rows for cell in row)
-        lines += [f"{name:<13}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
+        names = max(11, *(len(name) for name, _ in rows)) + 2
+        lines += [f"{name:<{names}}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
     if config.kind == "encoder_decoder" and config.share_encoder:
         lines.append("both stacks read one pool of sets")
     return "\n".join(lines)

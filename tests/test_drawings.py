@@ -13,6 +13,7 @@ from conftest import ROOT
 from attnlab import LAYOUTS, PLANS, HeadSpec, init_heads, project_heads
 from attnlab.heads.cost import head_parameters
 from attnlab.sharing.named import named
+from attnlab.sharing.plan import mixtures
 from experiments import atlas
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.plans import drawn_plans, plan_drawing
@@ -82,13 +83,18 @@ def test_cells_have_the_slots_and_arrows_lead_to_what_is_read(file):
         own = {i: s for i, s in enumerate(plan[part]) if isinstance(s, int)}
         assert slots[part] == own
         assert len(colours[part]) == plan.num_slots[part]
+    mixed = mixtures(plan)
+    stripes = [0, 1] * plan.num_layers if mixed else []
+    assert [int(m["data-mixed"]) for m in marks(svg, "mixed")] == stripes
+    assert list(mixed) == (["attention"] if file == "dictionary" else [])
     arrows = {int(m["data-reader"]): int(m["data-source"]) for m in marks(svg, "reader")}
     assert arrows == {i: j for i, j in enumerate(plan.reads) if i != j}
 
 
 def test_every_plan_that_differs_is_drawn():
     drawn = {named(text, 6) for text in drawn_plans().values()}
-    counted = [f"{n}:{2 if n == 'relaxed' else 3}" if r.counted else n for n, r in PLANS.items()]
+    few = {"relaxed": 2, "dictionary": 2}
+    counted = [f"{n}:{few.get(n, 3)}" if r.counted else n for n, r in PLANS.items()]
     assert {named(name, 6) for name in counted} < drawn
     assert len(drawn) == len(drawn_plans())
 

@@ -13,7 +13,7 @@ FLOORS = (
     {"names", "remat", "extras"},
     {"observe", "tokenizer"},
     {"norms", "attention", "sharing.plan"},
-    {"heads", "sharing.named"},
+    {"heads", "sharing.named", "sharing.dictionary"},
     {"sharing.stack", "sharing.delta"},
     {"model"},
     {"conversion", "sharing.removal"},

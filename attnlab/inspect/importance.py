@@ -72,7 +72,7 @@ def gates_of(config: ModelConfig, name: str = "heads", *, by: str = "layer") -> 
         raise ValueError(
             f"a model with cross={config.cross!r} has no {name!r}: its 'heads' read both texts"
         )
-    rows = plan.indices(part) if by == "slot" else tuple(range(plan.num_layers))
+    rows = plan.sets(part) if by == "slot" else tuple(range(plan.num_layers))
     both = config.kind == "encoder_decoder"
     own = config.as_encoder if encoder else config
     return Gates(name, rows, own.num_heads if both else heads_in_a_layer(config))

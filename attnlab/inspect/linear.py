@@ -105,9 +105,10 @@ def _run(
         inner = next(
             (p for p in params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")), None
         )
-        if inner is not None and name not in CALLS:
+        moves = any(kind != CONSTANT for _, kind in given)  # what does not is computed as it is
+        if inner is not None and name not in CALLS and moves:
             raise ValueError(f"{name!r} cannot be read as a linear map: write it without")
-        if inner is not None:
+        if inner is not None and name in CALLS:
             closed = hasattr(inner, "consts")
             made = _run(
                 inner.jaxpr if closed else inner, inner.consts if closed else (), given, roots

@@ -16,6 +16,7 @@ from attnlab.inspect.viewer import Maps, Side
 from attnlab.model.config import Model, ModelConfig
 from attnlab.model.kinds import heads_in_a_layer
 from attnlab.sharing.named import name_of
+from attnlab.sharing.plan import Plan, Slots, mixtures
 
 
 class Attention(NamedTuple):
@@ -116,12 +117,18 @@ def side_of(
                 tokens=asks,
                 keys=None if row.asks == row.asked else asked,
                 statistics=statistics,
-                plan={part: plans[prefix][part] for part in row.parts if part in plans[prefix]},
+                plan=_sets(plans[prefix], row.parts),
                 meanings=meanings,
                 name=row.name if both else config.kind,
             )
         )
     return Side(tuple(maps), name=name, about=about(config))
+
+
+def _sets(plan: Plan, parts: Iterable[str]) -> dict[str, Slots]:
+    """What layers share of these parts: slots or, where they mix them, nothing but coefficients."""
+    mixed = mixtures(plan)
+    return {part: plan[mixed.get(part, part)] for part in parts if part in plan}
 
 
 def about(config: ModelConfig) -> str:

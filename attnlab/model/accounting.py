@@ -3,7 +3,7 @@
 FLOPs count the forward pass of matrix products, 2 for a multiply-add: every weight that is
 applied, the scores and the value product over all keys (a causal mask saves none here), the
 readout. Biases, norms, softmax and embedding look-ups are left out (under 2 % at usual sizes), and
-what is paid once a call, whatever the number of tokens: the product that makes a layer's delta.
+what is paid once a call, whatever the number of tokens, `making_flops`: sums of slots, deltas.
 """
 
 import collections
@@ -18,7 +18,8 @@ from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import POSITIONS, count_outer
 from attnlab.model.pointwise import feed_forward_shapes
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.delta import delta_shapes
+from attnlab.sharing.plan import Plan, mixtures
 
 
 def model_cache_bytes(config: ModelConfig, bytes_per_number: int = 4) -> int:
@@ -73,7 +74,8 @@ def unique_parameters(config: ModelConfig) -> int:
 
 
 def applied_parameters(config: ModelConfig) -> int:
-    """Numbers that a token meets on its way: each slot as often as it is applied.
+    """Numbers that a token meets on its way: each slot as often as it is applied, of mixed slots
+    one for each layer and its coefficients.
 
     >>> from attnlab import ModelConfig
     >>> alone, shared = (ModelConfig(num_layers=4, plan=p) for p in ("separate", "albert"))
@@ -88,6 +90,7 @@ def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
     """How often a slot of the layers is applied -> parameters of all slots that are, ascending.
 
     Their sum is what the layers have, the sum of uses times parameters what a token meets there.
+    A slot that is mixed into all layers counts for those that begin with it.
 
     >>> from attnlab import ModelConfig
     >>> cycle = ModelConfig(num_layers=5, plan="cycle:2")
@@ -146,13 +149,46 @@ def _stack_flops(c: ModelConfig, plan: Plan, length: int) -> int:
         "ffn": 2 * sum(map(math.prod, shapes)),
         "cross": cross,
     }
-    flops |= {"kv": 0, "delta": 0}
-    total = sum(plan.num_layers * flops[part] for part in plan)
+    total = sum(plan.num_layers * flops.get(part, 0) for part in plan)
     return total - stored * sum(plan.reuses)
 
 
 def _mix_flops(c: ModelConfig, length: int) -> int:
     return 4 * c.num_heads**2 * length if c.talking_heads else 0
+
+
+def making_flops(config: ModelConfig) -> int:
+    """FLOPs that a forward pass spends once, whatever it reads, to make the weights of its layers:
+    S multiply-adds a number of what is mixed of S slots, r of a matrix with a delta of rank r.
+
+    >>> from attnlab import ModelConfig
+    >>> sizes = dict(num_layers=6, width=8, num_heads=2, norm_bias=False, attention_biases="")
+    >>> maps, norm = 4 * 8 * 8, 8
+    >>> making_flops(ModelConfig(plan="dictionary:3", **sizes)) == 6 * 2 * 3 * (maps + norm)
+    True
+    >>> making_flops(ModelConfig(plan="cycle:3", **sizes))
+    0
+    """
+    total = 0
+    for c in config.stacks.values():
+        for its, plan in _plans(c):
+            block, count = its.block_under(plan), plan.num_slots
+            sums = sum(count[part] * slot_sizes(block)[part] for part in mixtures(plan))
+            total += plan.num_layers * 2 * (sums + _products(block))
+    return total
+
+
+def _products(block: BlockSpec) -> int:
+    """Multiply-adds of all down [rows, r] up [r, columns] of a layer's delta."""
+    if block.delta_rank is None:
+        return 0
+    whole = init_block(block._replace(delta_rank=None, mixed=()))
+    made = jax.eval_shape(lambda: {part: make(jax.random.key(0)) for part, make in whole.items()})
+    total = 0
+    for path, a in jax.tree_util.tree_leaves_with_path(made):
+        shapes = delta_shapes(path[-1].key, a.shape, block.delta_rank)
+        total += 0 if "whole" in shapes else math.prod(shapes["down"]) * shapes["up"][1]
+    return total
 
 
 def _total(config: ModelConfig, plan: Plan, counts: dict[str, int]) -> int:

@@ -30,6 +30,7 @@ from attnlab.observe import (
 )
 from attnlab.remat import save_for_backward
 from attnlab.sharing.delta import add_delta, init_delta
+from attnlab.sharing.plan import MIXTURE
 
 DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
 Sublayer = tuple[Weights, Callable, float]
@@ -46,7 +47,8 @@ class BlockSpec(NamedTuple):
     heads of the layer read it beside their own, in one softmax.
     With `kv_apart` the maps to keys and values are a part `kv` of their own; with `delta_rank`
     there is a part `delta`, a difference of that rank to each matrix of the other parts
-    (`relaxed.py`).
+    (`sharing.delta`). `mixed` names the parts whose slots are mixed, each with their number: there
+    is a part of coefficients beside each (`sharing.dictionary`).
     """
 
     heads: HeadSpec
@@ -68,6 +70,7 @@ class BlockSpec(NamedTuple):
     merged: bool = False
     kv_apart: bool = False
     delta_rank: int | None = None
+    mixed: tuple[tuple[str, int], ...] = ()
     window: int | None = None
     talking_heads: bool = False
     layer_scales: tuple[float, ...] | None = None
@@ -142,7 +145,14 @@ def init_block(
         others = dict(parts)
         like = lambda key: {name: make(key) for name, make in others.items()}
         parts["delta"] = lambda key: init_delta(key, jax.eval_shape(like, key), rank)
+    for name, count in spec.mixed:
+        parts[name + MIXTURE] = functools.partial(_coefficients, parts[name], count)
     return parts
+
+
+def _coefficients(make: Callable, count: int, key: Array) -> Weights:
+    """[S] for every weight of a slot; a stack begins with one 1 among them."""
+    return jax.tree.map(lambda a: jnp.zeros(count, a.dtype), jax.eval_shape(make, key))
 
 
 def transformer_block(

@@ -21,11 +21,18 @@ from attnlab.model.outer import DTYPES, POSITIONS, READOUTS, check_dtype, check_
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import check_count, find
 from attnlab.norms import NORM_KINDS
+from attnlab.sharing.dictionary import check_mixtures
 from attnlab.sharing.named import as_data
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.plan import MIXTURE, Plan, mixtures
 
 MODELS: dict[str, Callable[..., Any]] = {}
 """kind -> its Flax module; `models.py` fills it, so that this file needs no Flax."""
+
+
+MIXED = ("attention", "ffn", "cross")
+"""Parts whose slots a plan may mix."""
+CROSSES = ("cross", f"cross{MIXTURE}")
+"""Parts of a decoder that an encoder beside it has not."""
 
 
 @runtime_checkable
@@ -229,7 +236,8 @@ class ModelConfig:
 
     def _check_parts(self, plan: Plan) -> None:
         """Parts that a layer has, and what keys that layers share ask of it."""
-        must, may = {"attention", "ffn"}, {"cross", "kv", "delta"}
+        check_mixtures(plan, MIXED)
+        must, may = {"attention", "ffn"}, {"cross", "kv", "delta", *mixtures(plan).values()}
         if not must <= set(plan) <= must | may:
             raise ValueError(
                 f"a plan has the parts {sorted(must)} and may have {sorted(may)}; this one has "
@@ -323,14 +331,16 @@ class ModelConfig:
         plan = as_data(self.plan, self.num_layers)
         if self.kind != "encoder_decoder" or "cross" in plan or self.cross == "merged":
             return plan
-        return Plan(**dict(plan.items()), cross=plan["attention"])
+        names = {part.replace("attention", "cross", 1): part for part in plan}
+        crosses = {new: plan[old] for new, old in names.items() if new.startswith("cross")}
+        return Plan(**dict(plan.items()), **crosses)
 
     @property
     def encoder_layer_plan(self) -> Plan:
         """The plan of the encoder beside the decoder."""
         plan = self.plan if self.encoder_plan is None else self.encoder_plan
         plan = as_data(plan, self.encoder_layers or self.num_layers)
-        return Plan(**{part: slots for part, slots in plan.items() if part != "cross"})
+        return Plan(**{part: slots for part, slots in plan.items() if part not in CROSSES})
 
     @property
     def as_encoder(self) -> "ModelConfig":
@@ -352,7 +362,7 @@ class ModelConfig:
 
     def block_under(self, plan: Plan) -> BlockSpec:
         """One layer with the parts that `plan` names."""
-        own = ("heads", "is_causal", "cross", "merged", "kv_apart", "delta_rank")
+        own = ("heads", "is_causal", "cross", "merged", "kv_apart", "delta_rank", "mixed")
         return BlockSpec(
             heads=self.heads,
             is_causal=self.kind != "encoder",
@@ -360,6 +370,7 @@ class ModelConfig:
             merged=self.cross == "merged",
             kv_apart="kv" in plan,
             delta_rank=self.delta_rank if "delta" in plan else None,
+            mixed=tuple((part, plan.num_slots[part]) for part in mixtures(plan)),
             **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
         )
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from attnlab.sharing.plan import mixtures
+
 CROSS = {
     "own": "a part of its own, behind self-attention (Vaswani et al. 2017)",
     "merged": "self-attention reads both texts in one softmax (T5Gemma 2, arXiv 2512.14856)",
@@ -52,6 +54,12 @@ def check_encoder(config: Any) -> None:
         )
     if config.pooler:
         raise ValueError("an encoder_decoder has no pooler; leave it out")
+    for part, mixture in mixtures(encoder).items():
+        if config.share_encoder and encoder.num_slots[part] != ours.get(part):
+            raise ValueError(
+                f"share_encoder: {mixture} has a coefficient for each slot of {part!r}, so both "
+                "stacks need equally many; give encoder_plan as many as plan has"
+            )
     for part, count in encoder.num_slots.items():
         if config.share_encoder and count > ours.get(part, 0):
             raise ValueError(

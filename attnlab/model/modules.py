@@ -3,6 +3,7 @@
 from typing import Any
 
 import flax.linen as nn
+import jax
 from jaxtyping import Array, Float
 
 from attnlab.heads.multihead import multi_head_attention
@@ -12,8 +13,8 @@ from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.layers import run_layers
 from attnlab.model.pointwise import feed_forward, init_feed_forward
 from attnlab.observe import NOTHING, Given, Ran
-from attnlab.sharing.plan import Plan
-from attnlab.sharing.stack import init_pool
+from attnlab.sharing.plan import MIXTURE, Plan
+from attnlab.sharing.stack import init_part
 
 
 class MultiHeadAttention(nn.Module):
@@ -116,15 +117,13 @@ def init_stack(
 ) -> dict[str, Any]:
     """The pool of `plan` as parameters of `module`: part -> [G, ...]."""
     makers = init_block(block, std=std, residual_scale=residual_scale)
-    empty: dict[str, Any] = {} if block.ffn_width else {"ffn": {}}
+    empty: dict[str, Any] = {} if block.ffn_width else {"ffn": {}, f"ffn{MIXTURE}": {}}
     return empty | {
         part: module.param(
             part,
-            lambda key, part=part, count=count: init_pool(
-                {part: makers[part]}, key, Plan(**{part: range(count)})
-            )[part],
+            lambda key, part=part: init_part(makers[part], jax.random.split(key, 1)[0], plan, part),
         )
-        for part, count in plan.num_slots.items()
+        for part in plan
         if part not in empty
     }
 

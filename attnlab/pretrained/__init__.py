@@ -36,6 +36,7 @@ from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.tensors import ONE_FILE, Stored, read_folder, read_json, write_file
 from attnlab.pretrained.variables import SYSTEMS, from_variables
 from attnlab.pretrained.vit import VIT
+from attnlab.sharing.plan import mixtures
 from attnlab.sharing.surgery import detect, unshare
 from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 
@@ -169,12 +170,13 @@ def save(folder: str | Path, model: Model, params: dict[str, Any], *, family: st
 
     The family is the one whose config.json can say what the model computes; `family` chooses.
     Layers that share weights are written once each where the format cannot say that they do;
-    deltas are added to the weights that they belong to.
+    deltas are added to the weights that they belong to, mixtures summed.
 
     Raises ValueError where no family computes the same.
     """
     config = model.config
-    if {"kv", "delta"} & {*config.layer_plan, *config.encoder_layer_plan}:
+    parts = {*config.layer_plan, *config.encoder_layer_plan}
+    if {"kv", "delta"} & parts or mixtures(parts):
         config, params = unshare(config, params)  # no format knows these parts
     families = [find("family", family, FAMILIES)] if family else FAMILIES.values()
     reasons = {f.name: _cannot(f, config) for f in families}

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from attnlab.sharing.dictionary import taken
 from attnlab.sharing.plan import Plan
 
 Weights = dict[str, Any]
@@ -57,15 +58,15 @@ def add_delta(w: Weights, delta: Weights) -> Weights:
 
 
 def applied(pool: Weights, plan: Plan, layer: int) -> dict[str, Weights]:
-    """part -> what `layer` computes with, of a pool [G, ...]: its slots, and its delta added.
+    """part -> what `layer` computes with, of a pool [G, ...]: its slots, or what is mixed of them,
+    and its delta added.
 
     >>> plan = Plan(attention=(0, 1, 0), ffn=(0, 0, 0))
     >>> pool = {"attention": {"q": jnp.array([5.0, 7.0])}, "ffn": {"up": jnp.array([2.0])}}
     >>> float(applied(pool, plan, 1)["attention"]["q"])
     7.0
     """
-    slots = {part: plan.indices(part)[layer] for part in plan if part in pool}
-    w = {part: jax.tree.map(lambda a, n=n: a[n], pool[part]) for part, n in slots.items()}
+    w = taken(pool, {part: plan.indices(part)[layer] for part in plan if part in pool})
     return add_delta(w, w.pop("delta")) if "delta" in w else w
 
 

@@ -72,6 +72,11 @@ PLANS = {
     # 2024, arXiv 2405.05254); or those between them do (Wu et al. 2024, arXiv 2410.14442).
     "pizza_bottom": _counted(lambda n, count: _keys(n, kv_map("pizza", "bottom", n, count))),
     "sandwich_bottom": _counted(lambda n, count: _keys(n, kv_map("sandwich", "bottom", n, count))),
+    # MASA (Zhussip et al. 2025, arXiv 2508.04581): the maps of attention are sums of those of all
+    # slots, each layer with coefficients of its own.
+    "dictionary": _counted(
+        lambda n, count: Plan(attention=cycle(n, count), ffn=own(n), attention_mixture=own(n))
+    ),
 }
 """Every plan that has a name. Ask for one with `named`."""
 
@@ -82,7 +87,7 @@ def plan_names(count: int | str | None = None) -> list[str]:
     >>> plan_names()
     ['separate', 'albert', 'attention_only', 'ffn_only', 'sandwich']
     >>> plan_names(2)[-2:]
-    ['pizza_bottom:2', 'sandwich_bottom:2']
+    ['sandwich_bottom:2', 'dictionary:2']
     """
     return [
         f"{name}:{count}" if row.counted else name

@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
 
 Slot = int | str | None
 Slots = tuple[Slot, ...]
+MIXTURE = "_mixture"
+"""The end of the name of a part that holds coefficients."""
 
 
 class Plan:
@@ -15,6 +17,9 @@ class Plan:
     The part `kv` (the maps to keys and values, apart from the rest of attention) may hold "@j":
     that application makes none and reads the keys and values of application j, or those that j
     itself reads; None stands for the last application before it that makes its own.
+
+    A part "attention_mixture" beside "attention" (so of any part) holds coefficients: an
+    application reads no slot but a sum of all, weight by weight; its own slot is where it begins.
 
     >>> Plan(attention=(0, 0), ffn=(0, 1)).num_slots
     {'attention': 1, 'ffn': 2}
@@ -39,6 +44,8 @@ class Plan:
                 raise ValueError(f"{name}: reuse is for the part 'kv' alone; got {slots}")
             if used != set(range(max(used) + 1)):
                 raise ValueError(f"{name}: slots must be 0, 1, 2, ... without gaps; got {slots}")
+            if name.endswith(MIXTURE) and name.removesuffix(MIXTURE) not in self:
+                raise ValueError(f"{name}: the plan has no {name.removesuffix(MIXTURE)!r} to mix")
 
     def __getitem__(self, part: str) -> Slots:
         return self._parts[part]
@@ -101,6 +108,15 @@ class Plan:
         sources = self.reads if part == "kv" else own(self.num_layers)
         return tuple(int(slots[source]) for source in sources)  # type: ignore[arg-type]
 
+    def sets(self, part: str) -> tuple[int, ...]:
+        """Numbers that are equal where applications compute with equal weights: of its slots or,
+        where these are mixed, of its coefficients.
+
+        >>> Plan(attention=(0, 1, 0), attention_mixture=(0, 1, 2)).sets("attention")
+        (0, 1, 2)
+        """
+        return self.indices(mixtures(self).get(part, part))
+
     @property
     def memories(self) -> tuple[int, ...]:
         """Which keys and values each application reads, counted in the order of their making.
@@ -127,6 +143,16 @@ class Plan:
             taken = {place[j] for j in place if last[j] >= i}
             place[i] = min(set(range(len(taken) + 1)) - taken)
         return tuple(place[source] for source in sources)
+
+
+def mixtures(parts: Iterable[str]) -> dict[str, str]:
+    """part whose slots are mixed -> the part that holds the coefficients.
+
+    >>> mixtures(["attention", "ffn", "attention_mixture"])
+    {'attention': 'attention_mixture'}
+    """
+    names = set(parts)
+    return {part: part + MIXTURE for part in parts if part + MIXTURE in names}
 
 
 def followed(slots: Slots) -> tuple[int, ...]:

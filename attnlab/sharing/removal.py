@@ -12,7 +12,7 @@ from attnlab.heads.layouts import LAYOUTS
 from attnlab.heads.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.plan import Plan, mixtures
 
 Params = dict[str, Any]
 Lost = Mapping[int, Iterable[int]]
@@ -130,8 +130,7 @@ def scale_heads(
     """
     if not config.attention_output:
         raise ValueError("without an output map each head is a part of the output; use head_gate")
-    if "delta" in config.layer_plan:
-        raise ValueError("layers have deltas of their slots; replan without a part delta first")
+    _check_slots(config)
     spec, made = config.heads, dict(params)
     for name, one in gate.items():
         stack, part = find("heads", name, POOLS)
@@ -177,8 +176,14 @@ def _check(config: ModelConfig) -> None:
         raise ValueError("without an output map each head is a part of the output; none can go")
     if config.talking_heads:
         raise ValueError("talking heads mix: what one scores the others use, so none can go alone")
+    _check_slots(config)
+
+
+def _check_slots(config: ModelConfig) -> None:
     if "delta" in config.layer_plan:
         raise ValueError("layers have deltas of their slots; replan without a part delta first")
+    if mixtures(config.layer_plan):
+        raise ValueError("layers mix their slots; replan without a part that ends in mixture first")
 
 
 def _by_slot(

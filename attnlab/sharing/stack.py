@@ -10,7 +10,8 @@ import numpy as np
 from jax import lax
 
 from attnlab.remat import SAVED
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.dictionary import one_hot, taken
+from attnlab.sharing.plan import MIXTURE, Plan
 
 
 def init_pool(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
@@ -21,7 +22,13 @@ def init_pool(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str
     (2, 3)
     """
     keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))
-    return {p: jax.vmap(init[p])(jax.random.split(keys[p], g)) for p, g in plan.num_slots.items()}
+    return {part: init_part(init[part], keys[part], plan, part) for part in plan}
+
+
+def init_part(init: Callable, key: jax.Array, plan: Plan, part: str) -> Any:
+    """The weights of one part, stacked [G, ...]; coefficients of a mixture begin `one_hot`."""
+    made = jax.vmap(init)(jax.random.split(key, plan.num_slots[part]))
+    return one_hot(made, plan, part.removesuffix(MIXTURE)) if part.endswith(MIXTURE) else made
 
 
 class Stack(NamedTuple):
@@ -47,7 +54,8 @@ def run_stack(
     """x after every application of `block`, in the order of `plan`.
 
     Args:
-      block: (w, x, state, own, shared) -> (x, state, seen), where w[part] is the slot of `part`.
+      block: (w, x, state, own, shared) -> (x, state, seen), where w[part] is the slot of `part`,
+        or the mixture of all its slots where the plan has coefficients for it.
       pool: part -> weights stacked [G, ...]; several stacks may read one.
       plan: part -> slot per application.
       layer: a tree with a leading [L] axis; each application gets its own row (gates, keys).
@@ -168,8 +176,7 @@ def _body(stack: Stack, shared: Any, remat: bool) -> Callable:
 
     def body(carry, step):
         index, own = step
-        w = {p: jax.tree.map(lambda a, p=p: a[index[p]], pool[p]) for p in plan}
-        x, state, seen = stack.block(w, *carry, own, shared)
+        x, state, seen = stack.block(taken(pool, index), *carry, own, shared)
         return (x, state), seen
 
     policy = None if remat else jax.checkpoint_policies.save_only_these_names(SAVED)

@@ -1,8 +1,7 @@
 """Changing which layers share weights, of a model that has its weights already.
 
-`params` are the weights of `config.build()`. A coarser plan averages the
-slots that become one; that changes the outputs, and `share` says by how much. Taking heads away
-for good, `remove_heads`, stands in `removal.py`.
+`params` are the weights of `config.build()`. A coarser plan averages the slots that become one;
+`share` says how that changes the outputs. `remove_heads` for good stands in `removal.py`.
 """
 
 import dataclasses
@@ -24,8 +23,9 @@ from attnlab.model.config import ModelConfig
 from attnlab.model.kinds import read_kinds, write_kinds
 from attnlab.names import find
 from attnlab.sharing.delta import applied, fit_delta
+from attnlab.sharing.dictionary import fit_mixture
 from attnlab.sharing.named import name_of, named
-from attnlab.sharing.plan import Plan, own
+from attnlab.sharing.plan import Plan, mixtures, own
 from attnlab.sharing.removal import remove_heads as remove_heads
 from attnlab.sharing.removal import scale_heads as scale_heads
 
@@ -72,7 +72,8 @@ def replan(
     are equal, above all where a plan is refined (`unshare`).
 
     A part `delta` of the old plan is added to the weights that it belongs to; one of the new plan
-    gets what the new slots lack, as near as `config.delta_rank` allows (`delta.fit_delta`).
+    gets what the new slots lack, as near as `config.delta_rank` allows (`delta.fit_delta`); slots
+    that are mixed are summed, or the nearest to what the layers had (`dictionary.fit_mixture`).
     Layers that reuse keys and values (`kv`) go on doing so; others may begin to.
 
     A name is the plan of both stacks of an encoder-decoder, a `Plan` that of the decoder alone. Of
@@ -149,6 +150,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
     pool = {
         part: jax.tree.map(lambda a, n=count: a[:n], params["layers"][part])
         for part, count in config.encoder_layer_plan.num_slots.items()
+        if part in params["layers"]  # a layer may have no FFN
     }
     if "delta" in pool:
         pool["delta"] = {name: a for name, a in pool["delta"].items() if name != "cross"}
@@ -162,17 +164,17 @@ def tie_encoder(
     """`share_encoder=True`: what both stacks have becomes the mean of the two, merged as in
     `replan` (Raffel et al. 2020, section 3.2.2). Cross-attention stays the decoder's own.
 
-    Raises ValueError where the stacks have other plans.
+    Raises ValueError where the stacks have other plans, deltas or mixtures.
     """
     plan = config.encoder_layer_plan
     tied = dataclasses.replace(config, share_encoder=True)
-    if not _agree(plan, config.layer_plan) or "delta" in plan:
-        raise ValueError("both stacks need one plan, without deltas; see replan")
+    if not _agree(plan, config.layer_plan) or "delta" in plan or mixtures(plan):
+        raise ValueError("both stacks need one plan, without deltas and mixtures; see replan")
     average = find("merge", merge, MERGES)
     layers = dict(params["layers"])
-    for part, count in plan.num_slots.items():
+    for part in (name for name in plan if name in layers):
         slots = []
-        for slot in range(count):
+        for slot in range(plan.num_slots[part]):
             pair = [_slot(params[stack][part], slot) for stack in ("layers", "encoder_layers")]
             slots.append(average(pair, part, config.heads)[1])
         layers[part] = _stacked(slots)
@@ -201,9 +203,9 @@ def detect(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     'ffn_only'
     """
     if config.kinds:
-        raise ValueError(
-            "several kinds of layer keep their plans: detect is for layers of one kind"
-        )
+        raise ValueError("several kinds of layer keep their plans: detect is for one kind")
+    if mixtures([*config.layer_plan, *config.encoder_layer_plan]):
+        raise ValueError("layers that mix slots have none whole; unshare first, then detect")
     both = config.kind == "encoder_decoder" and not config.share_encoder
     plan, pool = _shown(config.layer_plan, params["layers"])
     params = params | {"layers": pool}
@@ -212,7 +214,9 @@ def detect(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
         return dataclasses.replace(config, plan=name_of(plan) if fits else plan), params
     encoder, params["encoder_layers"] = _shown(config.encoder_layer_plan, params["encoder_layers"])
     config = dataclasses.replace(config, plan=plan, encoder_plan=encoder)
-    ours = {n: pool[n] for n in encoder} | {n: params[n] for n in OF_A_STACK if n in params}
+    ours = {n: pool[n] for n in encoder if n in pool} | {
+        n: params[n] for n in OF_A_STACK if n in params
+    }
     theirs = params["encoder_layers"] | {n: params.get(f"encoder_{n}") for n in ours if n in params}
     tied = _agree(encoder, plan) and "delta" not in encoder and config.encoder_heads is None
     tied = tied and _equal(ours, theirs)
@@ -221,12 +225,12 @@ def detect(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 def _shown(plan: Plan, pool: Params) -> tuple[Plan, Params]:
     """The plan in which every set of weights stands once, and its pool."""
-    parts, once = {}, {}
-    for part, slots in plan.items():
+    parts, once = dict(plan.items()), {}
+    for part, slots in ((name, plan[name]) for name in plan if name in pool):
         sets = [_slot(pool[part], slot) for slot in range(plan.num_slots[part])]
         first = [next(i for i, a in enumerate(sets) if _equal(a, w)) for w in sets]
         kept = sorted({*first})
-        parts[part] = [kept.index(first[s]) if isinstance(s, int) else s for s in slots]
+        parts[part] = tuple(kept.index(first[s]) if isinstance(s, int) else s for s in slots)
         once[part] = _stacked([sets[i] for i in kept])
     return Plan(**parts), once
 
@@ -248,7 +252,8 @@ def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -
     used = [applied(params, old, i) for i in range(old.num_layers)]
     layers: dict[str, Any] = {}
     wanted: list[Weights] = [{} for _ in used]
-    for part in (name for name in new if name != "delta"):
+    mixed, known = mixtures(new), {"kv", *used[0]}
+    for part in (name for name in new if name in known):
         slots = []
         for slot in range(new.num_slots[part]):
             users = [i for i, s in enumerate(new.indices(part)) if s == slot]
@@ -257,13 +262,15 @@ def _replan(params: Any, old: Plan, new: Plan, config: Any, average: Callable) -
             slots.append(merged)
             for i, w in zip(users, together, strict=True):
                 wanted[i][part] = w
-        layers[part] = _stacked(slots)
+        if part in mixed:
+            targets = [w[part] for w in wanted]
+            layers[part], layers[mixed[part]] = fit_mixture(targets, slots, new.indices(part))
+        else:
+            layers[part] = _stacked(slots)
     if "delta" in new:
         have = [applied(layers, new, i) for i in range(new.num_layers)]
-        deltas = [
-            fit_delta(target, w, config.delta_rank) for target, w in zip(wanted, have, strict=True)
-        ]
-        layers["delta"] = _stacked(deltas)
+        pairs = zip(wanted, have, strict=True)
+        layers["delta"] = _stacked([fit_delta(a, b, config.delta_rank) for a, b in pairs])
     return layers
 
 
@@ -275,8 +282,9 @@ def _check(old: Plan, new: Plan, average: Callable) -> None:
         )
     if average is _aligned and "kv" in new:
         raise ValueError("heads whose keys are a part of their own have no order; use merge='mean'")
-    if "delta" in new and new["delta"] != own(new.num_layers):
-        raise ValueError(f"each layer needs a delta of its own, in order; got {new['delta']}")
+    for part in {"delta", *mixtures(new).values()} & {*new}:
+        if new[part] != own(new.num_layers):
+            raise ValueError(f"each layer needs its own {part}, in order; got {new[part]}")
 
 
 def _slot(stacked: Any, slot: int) -> Any:
@@ -300,9 +308,9 @@ def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: A
 
     An encoder-decoder reads `tokens` [B, T] as both its texts.
     """
+    texts = lambda c: (tokens, tokens) if c.kind == "encoder_decoder" else (tokens,)
     one, two = (
-        np.asarray(_apply(c)({"params": p}, *_texts(c, tokens)), np.float64)
-        for c, p in (before, after)
+        np.asarray(_apply(c)({"params": p}, *texts(c)), np.float64) for c, p in (before, after)
     )
     return difference(two, one)
 
@@ -311,10 +319,6 @@ def output_difference(before: tuple[Any, Any], after: tuple[Any, Any], tokens: A
 def _apply(config: ModelConfig) -> Callable:
     """Compiled once for all weights that it is called with."""
     return jax.jit(config.build().apply)
-
-
-def _texts(config: Any, tokens: Any) -> tuple[Any, ...]:
-    return (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
 
 
 def align_heads(w: Weights, target: Weights, spec: HeadSpec) -> np.ndarray:

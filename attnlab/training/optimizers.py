@@ -45,9 +45,11 @@ makes. All before them number matrices that are apart. (0, n) is a vector."""
 
 
 def decays(params: Any) -> Any:
-    """True for matrices, False for biases, sinks and norm scales: by name, since slots are
-    stacked."""
-    return _by_name(params, lambda name: not name.endswith(("bias", "scale", "norm", "sink")))
+    """True for matrices, False for biases, sinks, norm scales and the coefficients of mixtures: by
+    name, since slots are stacked."""
+    matrices = _by_name(params, lambda name: not name.endswith(("bias", "scale", "norm", "sink")))
+    mixed = lambda path: any("_mixture" in jax.tree_util.keystr((key,)) for key in path)
+    return jax.tree_util.tree_map_with_path(lambda path, on: on and not mixed(path), matrices)
 
 
 def by_shape(params: Any) -> Any:

@@ -19,6 +19,7 @@ from attnlab.heads.cache import init_cache
 from attnlab.model.block import init_block, transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.layers import run_layers
+from attnlab.sharing.dictionary import taken
 from attnlab.sharing.named import plan_names
 from attnlab.sharing.stack import init_pool
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
@@ -127,7 +128,7 @@ def _loop(config: ModelConfig) -> Callable:
             empty = init_cache(config.heads, x.shape[0], x.shape[1], x.dtype)
             memory = {n: a for n, a in empty.items() if n != "length"}
         for i in range(plan.num_layers):
-            own = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], w[p]) for p in plan}
+            own = taken(w, {part: plan.indices(part)[i] for part in plan})
             ran = transformer_block(own, x, spec=config.block, memory=memory, reuse=plan.reuses[i])
             x, memory = ran.x, ran.memory
         return _loss(x)

@@ -1,18 +1,19 @@
 """Which layer uses which weights, from a plan alone.
 
 A column is a layer, a line a part; cells of one line with the same number and colour are the same
-set of weights. A dashed cell makes no keys and values: the arrow leads to those that it reads.
+set of weights; stripes are sets that are mixed. A dashed cell makes no keys and values: the arrow
+leads to those that it reads.
 """
 
 from attnlab.sharing.named import PLANS, named
-from attnlab.sharing.plan import Plan
+from attnlab.sharing.plan import Plan, mixtures
 from experiments.drawing.marks import COLOURS, box, drawing, word
 
-LAYERS, COUNT = 6, {"relaxed": 2}
+LAYERS, COUNT = 6, {"relaxed": 2, "dictionary": 2}
 BY_HAND = {"by_hand": "1/(2)x2/1"}
 LEFT, COLUMN, HEIGHT, GAP, TOP = 74, 40, 26, 8, 46
-ARCS = 30
-WORDS = {"kv": "keys, values"}
+ARCS, STRIPE = 30, 6
+WORDS = {"kv": "keys, values", "attention_mixture": "coefficients"}
 
 
 def drawn_plans() -> dict[str, str]:
@@ -38,6 +39,9 @@ def plan_drawing(name: str) -> str:
             marks += [_arrow(i, j, y + ARCS - 3) for i, j in enumerate(plan.reads) if i != j]
             y += ARCS
         marks += _line(plan, part, y)
+        if part in mixtures(plan):
+            marks += _stripes(plan, part, y + HEIGHT + 2)
+            y += STRIPE + 2
         y += HEIGHT + GAP
     return drawing(LEFT + COLUMN * LAYERS + 2, y, f"{name}: weights of six layers", marks)
 
@@ -66,6 +70,15 @@ def _line(plan: Plan, part: str, y: float) -> list[str]:
             look = f'fill="none" stroke="currentColor" stroke-dasharray="3 3" {about}'
             marks.append(box(x, y, COLUMN - 4, HEIGHT, look))
     return marks
+
+
+def _stripes(plan: Plan, part: str, y: float) -> list[str]:
+    """Below each cell the colours of all slots, which are mixed."""
+    count = plan.num_slots[part]
+    width = (COLUMN - 4) / count
+    look = lambda i: f'fill="{COLOURS[i % len(COLOURS)]}" data-mixed="{i}"'
+    starts = [LEFT + COLUMN * layer + 2 for layer in range(plan.num_layers)]
+    return [box(x + i * width, y, width, STRIPE, look(i)) for x in starts for i in range(count)]
 
 
 def _arrow(reader: int, source: int, y: float) -> str:

@@ -47,7 +47,9 @@ TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
 REAL = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
 POINTER = "attention=0,1,2 kv=0,1,@0 ffn=0,0,1"
 EVERY = [(f, layout, plan) for f in FAMILIES for layout in LAYOUTS for plan in ("albert", "cla:2")]
-EVERY += [(f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", POINTER)]
+EVERY += [
+    (f, "standard", plan) for f in FAMILIES for plan in ("relaxed:2", "dictionary:2", POINTER)
+]
 FAMILIES["gemma"] = dict(
     kind="decoder", norm="sandwich", norm_kind="rms_plus_one", norm_bias=False, positions="rotary",
     qk_norm="rms_plus_one",

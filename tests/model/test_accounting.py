@@ -193,6 +193,7 @@ OTHER_PARTS = [
     {"plan": "attention=0,0,0,1,1 kv=0,-,1,0,- ffn=0,1,2,3,4"},
     {"kind": "encoder_decoder", "plan": "relaxed:1", "encoder_plan": "cla:2", "norm_bias": False},
     {"kind": "encoder_decoder", "plan": "relaxed:2", "share_encoder": True},
+    {"kind": "encoder_decoder", "plan": "dictionary:2", "talking_heads": True},
 ]
 
 

@@ -65,6 +65,7 @@ def test_how_far_apart_heads_are():
     config = ModelConfig(num_heads=3, width=6, num_layers=1, head_dim=2, value_dim=1)
     q = jnp.array([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).reshape(1, 1, 3, 2)
     params = {"layers": {"attention": {"q": q}, "ffn": {"up": jnp.ones((1, 6, 7))}}}
+    params["layers"]["attention_mixture"] = {"q": jnp.array([[1.0, 0.0], [0.0, 5.0]])}  # no heads
     expected_ = np.sqrt((9 + 25) / 2) / np.sqrt(2 * 25 / 3)
     assert_close(alike.heads_apart(config, params), np.float32(expected_))
     moved = jax.tree.map(lambda a: a + 2, params)

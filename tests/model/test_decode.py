@@ -191,7 +191,7 @@ def test_an_encoder_generates_nothing():
 @pytest.mark.parametrize(
     ("plan", "positions"),
     diagonal(
-        ["cla:2", "relaxed:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"],
+        ["cla:2", "relaxed:2", "dictionary:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"],
         ["learned", "rotary", "relative"],
         of={"attention=0,0,0 kv=0,0,@0 ffn=0,1,0"},
     ),
@@ -204,7 +204,7 @@ def test_layers_that_share_more(plan, positions):
         run, params = make(config)
         got = jax.jit(lambda p, c=config, s=size: in_pieces(c, p, s))(params)
         assert_close(got, run(params, TOKENS), loosen=5)
-        count = 3 if plan == "relaxed:2" else 2
+        count = 3 if plan in ("relaxed:2", "dictionary:2") else 2
         assert config.empty_cache(2, 7)["k"].shape[0] == count
 
 

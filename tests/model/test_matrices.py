@@ -58,7 +58,7 @@ def test_by_hand():
     assert [standard[f"{part}.{name}"] for name in "qkvo"] == [(1, 2)] * 3 + [(2, 1)]
 
 
-@pytest.mark.parametrize("plan", ["albert", "cla:2", "relaxed:1"])
+@pytest.mark.parametrize("plan", ["albert", "cla:2", "relaxed:1", "dictionary:2"])
 @pytest.mark.parametrize("name", ["adafactor", "lamb", "muon"])
 def test_optimizers_that_ask_take_every_weight(name, plan):
     """Shapes come back as they were, under plans with parts of their own."""

@@ -71,7 +71,10 @@ def test_a_model_of_ours_is_written_where_a_format_can_say_it(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, params, params_again)
 
 
-@pytest.mark.parametrize("plan", deep(["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0"], "relaxed:1"))
+PARTS = ["relaxed:1", "attention=0,1 kv=0,1 ffn=0,0", "dictionary:2"]
+
+
+@pytest.mark.parametrize("plan", deep(PARTS, "relaxed:1"))
 def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
     """Deltas are not lost without a word; keys that layers reuse are refused."""
     config = dataclasses.replace(

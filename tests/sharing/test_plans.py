@@ -18,7 +18,7 @@ from attnlab.sharing.named import PLANS, named
 from attnlab.sharing.plan import inner_groups, one, own
 
 NAMES = [*PLANS, "inner_groups", "pointers"]
-FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers")
+FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers", "dictionary")
 
 
 def plan_of(name, depth):
@@ -43,6 +43,7 @@ def block_of(name):
         is_causal=True,
         kv_apart="kv" in plan,
         delta_rank=2 if "delta" in plan else None,
+        mixed=(("attention", 2),) if "attention_mixture" in plan else (),
     )
 
 
@@ -70,7 +71,7 @@ def pieces(spec):
             w = add_delta({p: a for p, a in w.items() if p != "delta"}, w["delta"])
         heads = w["attention"] | w.get("kv", {})
         whole = {"attention": heads, "ffn": w["ffn"]}
-        plain = spec._replace(kv_apart=False, delta_rank=None)
+        plain = spec._replace(kv_apart=False, delta_rank=None, mixed=())
         own = make_memory(heads, layer_norm(heads["norm"], x), spec=spec.heads)
         memory = own if memory is None else memory
         y = transformer_block(whole, x, spec=plain, memory=memory, reuse=True)[0]
@@ -85,14 +86,41 @@ def pieces(spec):
     return forward, backward
 
 
+def read(pool, plan, i):
+    """What layer i computes with: its slots or, of slots that are mixed, their sum."""
+    w = {p: jax.tree.map(lambda a, p=p: a[plan.indices(p)[i]], pool[p]) for p in plan}
+    if (c := w.pop("attention_mixture", None)) is not None:
+        sums = lambda c, atoms: sum(c[s] * atoms[s] for s in range(len(c)))
+        w["attention"] = jax.tree.map(sums, c, pool["attention"])
+    return w
+
+
+def add_gradients(grads, pool, plan, i, dw):
+    """Those of what layer i read, to where it came from."""
+    if "attention_mixture" in plan:
+        dw, d_sums = dict(dw), dw["attention"]
+        d_rows = lambda d, atoms: np.array([np.sum(np.asarray(d) * a) for a in atoms])
+        dw["attention_mixture"] = jax.tree.map(d_rows, d_sums, pool["attention"])
+        row = plan.indices("attention_mixture")[i]
+        c = jax.tree.map(lambda a: a[row], pool["attention_mixture"])
+        d_atoms = jax.tree.map(lambda c, d: np.multiply.outer(c, np.asarray(d)), c, d_sums)
+        grads["attention"] = jax.tree.map(np.add, grads["attention"], d_atoms)
+        del dw["attention"]
+    for part in dw:
+        slot = plan.indices(part)[i]
+        for total, more in zip(
+            jax.tree.leaves(grads[part]), jax.tree.leaves(dw[part]), strict=True
+        ):
+            total[slot] += more
+
+
 def unrolled(spec, plan, pool, x, seed):
     """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
     forward, backward = pieces(spec)
     taken, made = [], []
     for i, source in enumerate(plan.reads):
         memory = made[source] if plan.reuses[i] else None
-        w = {p: jax.tree.map(lambda a, p=p, i=i: a[plan.indices(p)[i]], pool[p]) for p in plan}
-        taken.append((w, x, memory))
+        taken.append((read(pool, plan, i), x, memory))
         x, memory = forward(*taken[-1])
         made.append(memory)
     dx, dmade = seed, [jax.tree.map(np.zeros_like, memory) for memory in made]
@@ -102,12 +130,7 @@ def unrolled(spec, plan, pool, x, seed):
         dw, dx, into = backward(w, before, memory, (dx, dmade[i]))
         if plan.reuses[i]:
             dmade[source] = jax.tree.map(np.add, dmade[source], into)
-        for part in plan:
-            slot = plan.indices(part)[i]
-            for total, more in zip(
-                jax.tree.leaves(grads[part]), jax.tree.leaves(dw[part]), strict=True
-            ):
-                total[slot] += more
+        add_gradients(grads, pool, plan, i, dw)
     return x, grads
 
 
@@ -160,7 +183,7 @@ def saved_for_backward(spec, plan, pool, x):
 
 
 @pytest.mark.parametrize("precision", [None, "highest"])
-@pytest.mark.parametrize("name", ["albert", "relaxed"])
+@pytest.mark.parametrize("name", ["albert", "relaxed", "dictionary"])
 def test_no_layer_keeps_a_copy_of_its_weights(name, precision):
     """Without remat the products of tokens are saved, once, and none that makes weights."""
     with jax.default_matmul_precision(precision):

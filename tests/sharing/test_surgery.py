@@ -229,7 +229,7 @@ def test_keys_of_neighbours_become_one():
     assert albert[0].layer_plan.memories == (0, 0, 1, 1)
     with pytest.raises(ValueError, match=r"reuses where the old one does, .0, None, 1, None."):
         unshare(*pairs)
-    with pytest.raises(ValueError, match=r"a delta of its own, in order; got .0, 0, 1, 1."):
+    with pytest.raises(ValueError, match=r"its own delta, in order; got .0, 0, 1, 1."):
         replan(DEEP, params, Plan(attention=four, ffn=four, delta=(0, 0, 1, 1)))
     with pytest.raises(ValueError, match="keys are a part of their own"):
         replan(DEEP, params, "cla:2", merge="aligned")
@@ -247,7 +247,9 @@ def both(config):
     return params, jax.jit(lambda p: model.apply({"params": p}, TOKENS[:, :5], TOKENS))
 
 
-@pytest.mark.parametrize("plan", deep(["albert", "cycle:2", "relaxed:2"], "relaxed:2"))
+@pytest.mark.parametrize(
+    "plan", deep(["albert", "cycle:2", "relaxed:2", "dictionary:2"], "relaxed:2")
+)
 def test_both_stacks_change_together(plan):
     config = dataclasses.replace(BOTH, plan=plan, delta_rank=3)
     params, run = both(config)
@@ -257,13 +259,15 @@ def test_both_stacks_change_together(plan):
         untie_encoder(config, params)
 
 
-@pytest.mark.parametrize("plan", deep(["separate", "cycle:2", "relaxed:2"], "cycle:2"))
+@pytest.mark.parametrize(
+    "plan", deep(["separate", "cycle:2", "relaxed:2", "dictionary:2"], "cycle:2")
+)
 def test_an_encoder_is_taken_apart_and_tied_again(plan):
     config = dataclasses.replace(BOTH, plan=plan, share_encoder=True)
     params, run = both(config)
     alone, copied = untie_encoder(config, params)
     assert_close(both(alone)[1](copied), run(params))
-    if plan != "relaxed:2":
+    if plan not in ("relaxed:2", "dictionary:2"):
         tied, again = tie_encoder(alone, copied)
         assert tied == config
         jax.tree.map(np.testing.assert_array_equal, again, params)
@@ -276,6 +280,20 @@ def test_an_encoder_is_taken_apart_and_tied_again(plan):
     apart, more = unshare(config, params)
     assert apart.share_encoder
     assert_close(both(apart)[1](more), run(params), loosen=10)
+
+
+@pytest.mark.slow
+def test_layers_without_a_feed_forward_part():
+    config = dataclasses.replace(BOTH, ffn_width=0, plan="cycle:2", share_encoder=True)
+    params, run = both(config)
+    alone, copied = untie_encoder(config, params)
+    assert_close(both(alone)[1](copied), run(params))
+    apart = unshare(alone, copied)
+    assert set(apart[1]["layers"]) == {"attention", "cross"}
+    found, once = detect(*apart)
+    assert found.share_encoder
+    assert found.layer_plan["attention"] == (0, 1, 0, 1)
+    jax.tree.map(np.testing.assert_array_equal, once, params)
 
 
 def test_tying_takes_the_mean_of_the_stacks():
