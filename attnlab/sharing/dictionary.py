@@ -22,7 +22,7 @@ Weights = dict[str, Any]
 
 
 @jax.custom_jvp
-def mix(c: Float[Array, " S"], atoms: Float[Array, "S ..."]) -> Array:
+def mix(c: Float[Array, " S"], atoms: Float[Array, "slots ..."]) -> Array:
     """sum_s c[s] atoms[s].
 
     What has the coefficient 0 takes no part in it, be it infinite, and what has 1 stands as it is:

@@ -16,6 +16,8 @@ words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budge
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
         --config.data.path=TEXT --workdir=runs/study
 
+With `--tune_from=runs/study` in place of --tune another text or budget takes the rates found there.
+
 `scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
 parameters an arm under match=parameters, products in bfloat16, 10 seeds in one program, 8.2 million
 bytes a seed. On one GPU, for each of three texts (without `data.path` Python's standard library),

@@ -255,9 +255,9 @@ def test_plans_that_mix_what_cannot_be(plan, message):
 
 
 def test_what_asks_for_whole_slots_is_refused():
-    for f in (remove_heads, scale_heads):
+    for f, heads in ((remove_heads, {0: [1]}), (scale_heads, {"heads": jnp.ones((3, 3))})):
         with pytest.raises(ValueError, match="replan without a part that ends in mixture"):
-            f(SMALL, {}, {0: [1]})
+            f(SMALL, {}, heads)
     with pytest.raises(ValueError, match="unshare first, then detect"):
         detect(SMALL, {})
     rows = Plan(**PARTS, attention_mixture=(0, 1, 2, 2, 1))
