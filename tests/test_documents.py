@@ -15,7 +15,8 @@ import attnlab
 from attnlab.inspect import STATISTICS
 from attnlab.observe import OF_LAYER
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 INSIDE = "((?:(?!```).)*)"
 SHOWN = {
     page.name: re.findall(f"```python\n{INSIDE}```\n```\n{INSIDE}```", page.read_text(), re.DOTALL)
