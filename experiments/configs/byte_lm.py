@@ -32,6 +32,9 @@ from attnlab.training.config import TrainConfig
 from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS
 
+MODELS = [name for name in PUBLISHED | TRANSFORMERS if published_config(name).images is None]
+"""Published models that read text: no row of `SOURCES` has images."""
+
 
 def get_config(arg: str = "") -> ConfigDict:
     """The base config with the words of `arg` applied in order."""
@@ -56,7 +59,7 @@ def words(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
         "a layout": LAYOUTS,
         "a plan": plan_names("COUNT"),
         "data": SOURCES,
-        "a published model": PUBLISHED | TRANSFORMERS,
+        "a published model": MODELS,
     }
     told = {kind: ", ".join(names) for kind, names in rows.items()}
     sets = lambda values: ", ".join(f"{path}={value}" for path, value in values.items())
@@ -123,14 +126,14 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
 def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -> None:
     if word in LAYOUTS:
         config.model.layout = word
-    elif word in PUBLISHED | TRANSFORMERS:
+    elif word in MODELS:
         set_model(config, published_config(word))
     elif word.partition(":")[0] in PLANS or word[:1].isdigit():
         config.model.plan = word
     elif word in SOURCES:
         set_source(config, word)
     else:
-        known = dict.fromkeys([*LAYOUTS, *PLANS, *SOURCES, *PUBLISHED, *TRANSFORMERS])
+        known = dict.fromkeys([*LAYOUTS, *PLANS, *SOURCES, *MODELS])
         for path, value in find("word", word, variants | known).items():
             config.update_from_flattened_dict({path: value})
 

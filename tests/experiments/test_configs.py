@@ -11,7 +11,7 @@ from commands import command
 from conftest import ROOT, assert_close
 
 from attnlab import unique_parameters
-from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
+from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
 from experiments import sweep
 from experiments.configs import albert_table4, byte_lm, t5_table2, takase, vaswani_table3
@@ -170,7 +170,7 @@ def test_t5_s_table_is_of_t5_s_functions(x64):
 LENGTHS = {"source": 5, "tokens": 6}
 
 
-@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
+@pytest.mark.parametrize("name", byte_lm.MODELS)
 def test_published_models_by_name(name):
     resolved = arm.resolve(byte_lm.get_config(name))
     expected = published_config(name)
