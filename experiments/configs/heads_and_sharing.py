@@ -82,8 +82,10 @@ def get_config(arg: str = "") -> ConfigDict:
         else:
             config.update_from_flattened_dict(SCALES[value])
     if any("=" in word for word in words):
-        # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give.
-        config.model.ffn_width = 8 * config.model.width
+        # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
+        # score and sum over D numbers a key, too, which no count of parameters knows.
+        counted = config.match.budget in ("", "parameters")
+        config.model.ffn_width = (8 if counted else 12) * config.model.width
     return config
 
 

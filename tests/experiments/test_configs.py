@@ -14,7 +14,14 @@ from attnlab import unique_parameters
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
 from experiments import sweep
-from experiments.configs import albert_table4, byte_lm, t5_table2, takase, vaswani_table3
+from experiments.configs import (
+    albert_table4,
+    byte_lm,
+    heads_and_sharing,
+    t5_table2,
+    takase,
+    vaswani_table3,
+)
 from experiments.running import arm, tables
 
 # file and its extra word -> its config file and table
@@ -168,6 +175,22 @@ def test_t5_s_table_is_of_t5_s_functions(x64):
 
 
 LENGTHS = {"source": 5, "tokens": 6}
+
+
+@pytest.mark.parametrize("words", ["match=parameters", "match=flops", "match=flops,scale=gpu"])
+def test_every_arm_of_the_study_has_a_feed_forward_part_left(words):
+    """At every budget wide heads leave the reference's FFN an eighth at least."""
+    base = heads_and_sharing.get_config(f"study,{words}")
+    widths = []
+
+    def add(**changes):
+        copy = base.copy_and_resolve_references()
+        copy.update_from_flattened_dict(changes)
+        widths.append(arm.resolve(copy).model.ffn_width)
+
+    heads_and_sharing.sweep(add, f"study,{words}")
+    assert len(widths) == 9
+    assert min(widths) > base.model.ffn_width / 8
 
 
 @pytest.mark.parametrize("name", byte_lm.MODELS)
