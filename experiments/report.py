@@ -14,7 +14,17 @@ from absl import flags
 
 from attnlab.heads.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
-from experiments.reporting import beside, claims, figures, heads, joint, ladder, pairs, rates
+from experiments.reporting import (
+    averages,
+    beside,
+    claims,
+    figures,
+    heads,
+    joint,
+    ladder,
+    pairs,
+    rates,
+)
 from experiments.reporting.document import (
     Block,
     Figures,
@@ -92,6 +102,12 @@ def document(panels: Sequence[Panel]) -> list[Block]:
         Paragraph(_subject(panels)),
     ]
     blocks += [Paragraph(line, "warning") for line in warnings(panels)]
+    whole = {_over_texts(some): some for some in averages.together(panels)}
+    blocks += [
+        Paragraph(f"{title}. {told}")
+        for title, some in whole.items()
+        if (told := averages.answer(some))
+    ]
     climbed = ladder.read(panels)
     blocks += [Paragraph(ladder.answer(one)) for one in climbed]
     for number, panel in enumerate(panels):
@@ -101,12 +117,18 @@ def document(panels: Sequence[Panel]) -> list[Block]:
         blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel)))
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
     blocks += joint.section(panels)
+    for title, some in whole.items():
+        blocks += averages.section(some, Heading(2, title))
     for number, one in enumerate(climbed):
         blocks += ladder.section(one, f"{number + 1}-ladder")
     several = len({(p.match, p.size) for p in panels}) < len(panels)
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, several)
     return blocks + heads.section(panels) + making(panels)
+
+
+def _over_texts(panels: Sequence[Panel]) -> str:
+    return f"{heading(panels[0])}, {len(panels)} texts together"
 
 
 def _title(panels: Sequence[Panel]) -> str:
@@ -159,7 +181,8 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
         blocks += [_all_rates(panel)]
     drawn = figures.of_panel(panel, _named(panel, number))
     blocks += [Figures(drawn)] if drawn else []
-    return blocks + pairs.section(panel) + rates.section(panel, _named(panel, number))
+    blocks += pairs.section(panel) + averages.section([panel])
+    return blocks + rates.section(panel, _named(panel, number))
 
 
 def _named(panel: Panel, number: int) -> str:

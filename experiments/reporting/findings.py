@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from experiments.reporting import averages
 from experiments.reporting.pairs import Pair, compare
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import CONFIDENCE
@@ -41,7 +42,8 @@ def answer(panel: Panel) -> str:
         f"{best.shown(second.rank - best.rank)} {less} than {second.name}, the next of {len(arms)}"
         f"{_at_cost(best, second)}."
     )
-    return f"{first} {_certainty(panel)}{ending}"
+    told = " ".join(filter(None, (_certainty(panel), averages.answer([panel]))))
+    return f"{first} {told}{ending}"
 
 
 def _at_cost(best: Run, second: Run) -> str:

@@ -1,9 +1,10 @@
 """Which of two arms is better, and how sure is that: the tests, the verdict in words, the table."""
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.reporting.document import Block, Heading, Paragraph, Table
 from experiments.reporting.results import Panel, Run
@@ -93,29 +94,37 @@ class Pair(NamedTuple):
 
 def compare(panel: Panel) -> list[Pair]:
     """Every two complete arms; those that the question names, where it does; in a published table
-    those that hold its base. Holm's family is what is returned.
+    those that hold its base. Holm's family is what is returned."""
+    asked = [set(pair) for pair in panel.question.get("pairs", ())]
+    return judged(
+        [
+            (a, b)
+            for a, b in combinations(panel.complete, 2)
+            if (not panel.base or panel.base in (a, b)) and (not asked or {a.name, b.name} in asked)
+        ],
+        panel.question,
+    )
+
+
+def judged(pairs: Sequence[tuple[Run, Run]], question: dict[str, Any]) -> list[Pair]:
+    """The tests of these pairs, the better one of each first; they are one family.
 
     Seeds pair: the same seed reads the same batches in the same order in every arm.
     """
-    asked = [set(pair) for pair in panel.question.get("pairs", ())]
-    pairs = []
-    for a, b in combinations(panel.complete, 2):
-        if panel.base and panel.base not in (a, b):
-            continue
-        if asked and {a.name, b.name} not in asked:
-            continue
+    tested = []
+    for a, b in (sorted(pair, key=lambda one: one.rank) for pair in pairs):
         both = [seed for seed in a.seeds if seed in b.seeds]
         of_a, of_b = (r.sign * r.heldout[[r.seeds.index(s) for s in both]] for r in (a, b))
         gap = Difference(0, b.rank - a.rank)
         tests = (paired_difference, sequential_difference)
         fixed, anytime = (test(of_a, of_b, CONFIDENCE) if both else gap for test in tests)
-        pairs.append((a, b, fixed, anytime))
-    of_fixed = _family([fixed.p for *_, fixed, _ in pairs])
-    of_anytime = _family([anytime.p for *_, anytime in pairs])
-    grows, smallest = panel.question.get("limit", 0) > 0, panel.question.get("smallest", 0.0)
+        tested.append((a, b, fixed, anytime))
+    of_fixed = _family([fixed.p for *_, fixed, _ in tested])
+    of_anytime = _family([anytime.p for *_, anytime in tested])
+    grows, smallest = question.get("limit", 0) > 0, question.get("smallest", 0.0)
     return [
-        Pair(a, b, fixed, p, anytime, q, grows, smallest, len(pairs))
-        for (a, b, fixed, anytime), p, q in zip(pairs, of_fixed, of_anytime, strict=True)
+        Pair(a, b, fixed, p, anytime, q, grows, smallest, len(tested))
+        for (a, b, fixed, anytime), p, q in zip(tested, of_fixed, of_anytime, strict=True)
     ]
 
 
