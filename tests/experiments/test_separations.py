@@ -344,6 +344,14 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
     assert not np.allclose(probs[0, 0, 0], uniform)
 
 
+def test_matrices_that_learn_may_be_asked_of_a_text_too():
+    planned, arms = expected("which_matrices_learn", "text,tiny")
+    assert {one.task for one in arms.values()} == {"causal_lm"}
+    assert {one.model.positions for one in arms.values()} == {"relative"}
+    named = {e[of] for e in planned.claim["expects"] for of in ("arm", "of")}
+    assert named == set(arms)
+
+
 @pytest.mark.slow
 def test_a_run_tells_how_far_its_heads_are_apart(tmp_path):
     """From step 0 on, beside every evaluation and in the result: the figure of the report."""
