@@ -48,6 +48,12 @@ from experiments.running import launch, workdir
 
 FIGURES = "figures"
 BUDGETS = ("unique_parameters", "applied_parameters", "flops_per_token")
+EQUAL = {
+    "parameters": ("feed-forward width", "unique parameters"),
+    "flops": ("feed-forward width", "FLOPs per token"),
+    "cache": ("number of heads", "cache bytes per token"),
+}
+"""Budget -> what was solved for, and what is equal: a key of result.json with spaces."""
 SHARED = {
     "separate": "each layer its own weights",
     "albert": "all layers one set of weights",
@@ -206,8 +212,8 @@ def _budget(panel: Panel) -> str:
         )
         budgets = ["unique parameters", "FLOPs per token"]
     elif panel.match:
-        name = "unique parameters" if panel.match == "parameters" else "FLOPs per token"
-        text = f"The feed-forward width of every arm is solved for equal {name}"
+        solved, name = EQUAL[panel.match]
+        text = f"The {solved} of every arm is solved for equal {name}"
         budgets = [name]
     elif panel.paper:
         text = "The arms are the rows of the table; their budgets differ"

@@ -23,14 +23,15 @@ from attnlab.sharing.plan import Plan, mixtures
 
 
 def model_cache_bytes(config: ModelConfig, bytes_per_number: int = 4) -> int:
-    """What decoding stores per token in all layers; those that reuse keys store none.
+    """What decoding stores per token in all layers; those that reuse keys store none, nor do
+    encoders.
 
     >>> from attnlab import ModelConfig
     >>> [model_cache_bytes(ModelConfig(num_layers=4, plan=p)) for p in ("separate", "cla:2")]
     [2048, 1024]
     """
     total = 0
-    for c in config.stacks.values():
+    for c in config.stacks.values() if config.kind != "encoder" else ():
         rotary, memories = POSITIONS[c.positions].rotary, max(c.layer_plan.memories) + 1
         total += memories * cache_bytes_per_token(c.heads, bytes_per_number, rotary)
     return total

@@ -19,6 +19,8 @@ BUDGETS: dict[str, Callable[[ModelConfig, int], int]] = {
 """Name -> (config, length of a text) -> what is to be equal."""
 
 SOLVED = ("ffn_width", "num_heads", "head_dim", "num_layers")
+USUAL = dict.fromkeys(BUDGETS, "ffn_width") | {"cache": "num_heads"}
+"""Budget -> the size that is solved for where none is told: a cache holds nothing of an FFN."""
 
 
 class Matched(NamedTuple):
@@ -36,7 +38,7 @@ def match(
     reference: ModelConfig,
     budget: str,
     *,
-    by: str = "ffn_width",
+    by: str | None = None,
     length: int = 1,
     multiple: int = 1,
 ) -> Matched:
@@ -46,7 +48,8 @@ def match(
       budget: a row of `BUDGETS`: "parameters" (unique), "flops" (per token at texts of `length`,
         forward) or "cache" (bytes per token).
       by: "ffn_width", "num_heads" (heads keep their width; those that share keys come in whole
-        groups), "head_dim" (all of a head that is not told follows it) or "num_layers".
+        groups), "head_dim" (all of a head that is not told follows it) or "num_layers"; left out,
+        the row of `USUAL`. What is equal already stays as it is.
       multiple: only multiples of it are tried, as 8 for the matrix units of a device.
 
     Raises: ValueError where even the smallest `by` is over the budget, where the budget does not
@@ -58,7 +61,11 @@ def match(
     (304, 192)
     """
     cost = find("budget", budget, BUDGETS)
+    by = by or USUAL[budget]
     find("size to solve for", by, dict.fromkeys(SOLVED))
+    wanted = cost(reference, length)
+    if multiple == 1 and cost(config, length) == wanted:
+        return Matched(config, wanted, 0)
     if by == "num_heads":
         config = _told(config)
         multiple = math.lcm(multiple, config.num_kv_heads or 1)
@@ -67,13 +74,13 @@ def match(
         **{by: count * multiple},  # type: ignore[arg-type]
     )
     of: Callable[[int], int] = lambda count: cost(made(count), length)
-    wanted, one, two = cost(reference, length), of(1), of(2)
+    one, two = of(1), of(2)
     if two <= one:
         raise ValueError(f"{budget} do not depend on {by}; solve for another size")
     if one - wanted > (two - one) / 2:
         raise ValueError(
             f"{config.layout}/{config.plan}: at {by} {multiple} it costs more {budget} ({one:,}) "
-            f"than the whole reference ({wanted:,}); give the reference a larger ffn_width"
+            f"than the whole reference ({wanted:,}); give the reference a larger {by}"
         )
     # Most costs are linear, all grow at least so: the line through two points ends high enough.
     high = 1 + max(1, math.ceil((wanted - one) / (two - one)))

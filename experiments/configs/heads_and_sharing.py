@@ -8,9 +8,11 @@ bits per byte (narrow, albert) on the Python 3.11 standard library.
 
 Words after the colon: `match=parameters`, `match=flops` or `match=seconds` (every arm gets the
 ffn_width that brings it to the budget of standard heads with separate layers; seconds of a step are
-measured before the first arm, see docs/verdicts.md), `lr` (three learning rates an
-arm), `study` (a plan between the two, and a validation part to choose learning rates by), and the
-words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and each text,
+measured before the first arm, see docs/verdicts.md), `match=cache` (the number of heads that does:
+what decoding keeps, one wide head for four others), `scores` (every arm again with scores divided
+by H, the width of a head, in place of sqrt(H)), `lr` (three learning rates an arm), `study` (a plan
+between the two, and a validation part to choose learning rates by), and the words of byte_lm.py
+(`tiny`, `masked`, ...). The study itself is, for each budget and each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --smallest=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
@@ -37,10 +39,13 @@ once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves
 8, which the units of a GPU like less.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from attnlab.model.config import ModelConfig
 from experiments.configs import byte_lm
 
 LAYOUTS = ("standard", "wide", "narrow")
@@ -62,13 +67,17 @@ SCALES = {
     }
 }
 """Word behind `scale=` -> fields."""
-BUDGETS = ("parameters", "flops", "seconds")
+OWN_WORDS = ("lr", "study", "scores")
+BY_WIDTH = " · scores / H"
+"""Ends the name of an arm whose scores are divided by the width of a head (Yang et al. 2022, arXiv
+2203.03466): with sqrt(H) those of wide heads grow with H once q and k are no longer random."""
+BUDGETS = ("parameters", "flops", "seconds", "cache")
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all arms have in common."""
     words = [w for w in arg.split(",") if w]
-    others = [w for w in words if w not in ("lr", "study") and "=" not in w]
+    others = [w for w in words if w not in OWN_WORDS and "=" not in w]
     config = byte_lm.get_config(",".join(others))
     if "study" in words:
         config.data.validation = 0.1
@@ -84,7 +93,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if any("=" in word for word in words):
         # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
         # score and sum over D numbers a key, too, which no count of parameters knows.
-        counted = config.match.budget in ("", "parameters")
+        counted = config.match.budget in ("", "parameters", "cache")
         config.model.ffn_width = (8 if counted else 12) * config.model.width
     return config
 
@@ -98,22 +107,32 @@ def pairs(arg: str = "") -> list[tuple[str, str]]:
         if layout != "standard"
     ]
     first, *others = _plans(arg)
-    return layouts + [
+    found = layouts + [
         (f"{layout} · {other}", f"{layout} · {first}") for other in others for layout in LAYOUTS
     ]
+    if "scores" in arg.split(","):
+        arms = [f"{layout} · {plan}" for layout in LAYOUTS for plan in _plans(arg)]
+        found += [(f"{a}{BY_WIDTH}", f"{b}{BY_WIDTH}") for a, b in layouts]
+        found += [(f"{name}{BY_WIDTH}", name) for name in arms]
+    return found
 
 
 def sweep(add: Callable, arg: str = "") -> None:
-    """One `add(**overrides)` per arm."""
-    for layout in LAYOUTS:
-        for plan in _plans(arg):
-            arm = {"model.layout": layout, "model.plan": plan}
-            if "lr" in arg.split(","):
-                for rate in LEARNING_RATES:
-                    final = rate / 10
-                    add(**arm, **{"train.learning_rate": rate, "train.final_learning_rate": final})
-            else:
-                add(**arm)
+    """One `add(name, **overrides)` per arm."""
+    words = arg.split(",")
+    base = ModelConfig(**get_config(arg).model)
+    rates: list[dict] = [{}]
+    if "lr" in words:
+        names = "train.learning_rate", "train.final_learning_rate"
+        rates = [dict(zip(names, (rate, rate / 10), strict=True)) for rate in LEARNING_RATES]
+    for layout, plan in itertools.product(LAYOUTS, _plans(arg)):
+        head = dataclasses.replace(base, layout=layout).heads.sizes["H"]
+        arm = {"model.layout": layout, "model.plan": plan}
+        for rate in rates:
+            add(**arm, **rate)
+            if "scores" in words:
+                name = f"{layout} · {plan}{BY_WIDTH}"
+                add(name, **arm, **{"model.attention_scale": 1 / head}, **rate)
 
 
 def _plans(arg: str) -> tuple[str, ...]:

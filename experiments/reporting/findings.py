@@ -14,6 +14,7 @@ TITLES = {
     "parameters": "At equal parameters",
     "flops": "At equal FLOPs",
     "seconds": "At equal seconds a step",
+    "cache": "At equal cache",
     "paper": "Row by row",
     "claim": "Arm by arm",
 }

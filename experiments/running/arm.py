@@ -230,6 +230,7 @@ def _run(
             "unique_parameters": accounting.unique_parameters(arm.model),
             "applied_parameters": accounting.applied_parameters(arm.model),
             "uses": accounting.parameters_by_uses(arm.model),
+            "cache_bytes_per_token": accounting.model_cache_bytes(arm.model),
             "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
             "yardsticks": source.yardsticks(),
             "curves": "held-out" if source.validation is None else "validation",

@@ -11,6 +11,7 @@ from commands import command
 from conftest import ROOT, assert_close
 
 from attnlab import unique_parameters
+from attnlab.model.accounting import model_cache_bytes
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
 from experiments import sweep
@@ -191,6 +192,29 @@ def test_every_arm_of_the_study_has_a_feed_forward_part_left(words):
     heads_and_sharing.sweep(add, f"study,{words}")
     assert len(widths) == 9
     assert min(widths) > base.model.ffn_width / 8
+
+
+def test_scores_divided_by_the_width_of_a_head_are_arms_of_their_own():
+    words = "scores,lr"
+    file = f"{ROOT}/experiments/configs/heads_and_sharing.py:{words}"
+    planned = sweep.read(file, {})
+    assert len(planned.arms) == 3 * 2 * 2 * 3
+    base = heads_and_sharing.get_config(words)
+    for folder, changes in planned.arms.items():
+        heads = arm.resolve(sweep.with_changes(base, changes)).model.heads
+        width = heads.sizes["H"]
+        by_width = folder in planned.titles
+        assert heads.score_scale == (1 / width if by_width else width**-0.5)
+    named = {name for pair in planned.pairs for name in pair}
+    assert set(planned.titles.values()) == {name for name in named if name.endswith("scores / H")}
+
+
+def test_at_equal_cache_one_wide_head_stands_for_four():
+    base = heads_and_sharing.get_config("match=cache")
+    arms = [arm.resolve(sweep.with_changes(base, {"model.layout": n})) for n in ("wide", "narrow")]
+    assert [one.model.num_heads for one in arms] == [1, 4]
+    assert {model_cache_bytes(one.model) for one in arms} == {4 * 2 * 64 * 4}
+    assert {one.model.ffn_width for one in arms} == {base.model.ffn_width}
 
 
 @pytest.mark.parametrize("name", byte_lm.MODELS)

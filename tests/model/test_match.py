@@ -112,13 +112,23 @@ def test_the_nearest_there_is(name):
     assert [getattr(found.config, f) for f in same] == [getattr(config, f) for f in same]
 
 
+def test_a_cache_is_matched_by_heads_where_nothing_is_told():
+    """Four heads of D / 4 keep keys and values of 2 D numbers a layer, so does one wide head."""
+    model = ModelConfig(width=64, num_heads=4, num_layers=3)
+    wide = match(dataclasses.replace(model, layout="wide"), model, "cache")
+    assert (wide.config.num_heads, wide.cost, wide.left) == (1, 3 * 2 * 64 * 4, 0)
+    narrow = dataclasses.replace(model, layout="narrow")
+    assert match(narrow, model, "cache").config == narrow
+    assert BUDGETS["cache"](dataclasses.replace(model, kind="encoder"), 1) == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "budget", "by", "message"),
     [
-        ({}, "cache", "ffn_width", "cache do not depend on ffn_width"),
+        (dict(num_kv_heads=1), "cache", "ffn_width", "cache do not depend on ffn_width"),
         (dict(plan="albert"), "parameters", "num_layers", "do not depend on num_layers"),
         (dict(layout="wide", num_heads=40), "flops", "ffn_width", "at ffn_width 1 it costs more"),
-        (dict(positions="rotary"), "flops", "head_dim", "head_dim 1 must be even"),
+        (dict(positions="rotary", num_kv_heads=1), "flops", "head_dim", "head_dim 1 must be even"),
         ({}, "flops", "width", "unknown size to solve for 'width'"),
         ({}, "time", "ffn_width", "unknown budget 'time'"),
     ],
