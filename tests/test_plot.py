@@ -107,11 +107,11 @@ def test_dots_stand_where_the_values_are_on_an_axis_around_them():
         plot.Bar("a", plot.style(0, 0), 2.65, 0.02),
         plot.Bar("b", plot.style(1, 0), 2.9, math.nan),
     ]
-    axes = plot.dots(rows, "bits").axes[0]
+    axes = plot.dots(rows, "bits", 2).axes[0]
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[2.65, 0]], [[2.9, 1]]]
     [spread] = axes.collections[0].get_segments()
     np.testing.assert_allclose(spread, [[2.63, 0], [2.67, 0]])
-    assert [t.get_text() for t in axes.texts] == ["2.650", "2.900"]
+    assert [t.get_text() for t in axes.texts] == ["2.65", "2.90"]
     low, high = axes.get_xlim()
     assert 2.5 < low < 2.63
     assert 2.9 < high < 3.1

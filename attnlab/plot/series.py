@@ -79,16 +79,16 @@ def intervals(rows: Sequence[Interval], xlabel: str) -> Any:
     return figure
 
 
-def dots(rows: Sequence[Bar], xlabel: str) -> Any:
-    """One dot a row with its spread, first row on top, its number behind it: values that lie close
-    together, on an axis that does not begin at zero."""
+def dots(rows: Sequence[Bar], xlabel: str, digits: int = 3) -> Any:
+    """One dot a row with its spread, first row on top, its number with so many `digits` behind it:
+    values that lie close together, on an axis that does not begin at zero."""
     figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.44 * len(rows)), 1, 1)
     for y, row in enumerate(rows):
         spread = float(np.nan_to_num(row.spread))
         look = dict(color=row.style.colour, linestyle="none", **marker_of(row.style, 7.0))
         axes.errorbar(row.value, y, xerr=spread or None, elinewidth=1.6, **look)
         axes.annotate(
-            f"{row.value:.3f}", (row.value + spread, y), (6, 0), textcoords="offset points",
+            f"{row.value:.{digits}f}", (row.value + spread, y), (6, 0), textcoords="offset points",
             va="center", fontsize=LETTERS, color=INK,
         )  # fmt: skip
     axes.margins(x=0.25)

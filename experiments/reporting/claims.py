@@ -98,7 +98,7 @@ def _dots(panel: Panel, told: dict[str, Any], label: str) -> Any:
         for run in panel.arms
         if run.complete
     ]
-    return plot.dots(rows, label)
+    return plot.dots(rows, label, panel.complete[0].metrics[0]["digits"])
 
 
 def _curves(panel: Panel, told: dict[str, Any], label: str) -> Any:
