@@ -48,7 +48,14 @@ def making(panels: Sequence[Panel]) -> list[Block]:
             f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
             f"{more}{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
         )
-        note("Attention", _computed(run.result))
+        layout = run.result["layout"]
+        for name, told in run.result["attention"].items():
+            where = "" if name == "self" else f" ({name})"
+            chosen, others = _backends(told["implementation"])
+            order = told["chosen"]["order"]
+            note("Attention", f"{layout} heads in the order {order}{where}, backend {chosen}")
+            for other in others:
+                note("Other backends", other)
         many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]
         note("Device", ", ".join([env["device"], env["machine"], *many]))
         versions = [f"{k} {env[k]}" for k in ("python", *machine.PACKAGES)]
@@ -77,17 +84,11 @@ def making(panels: Sequence[Panel]) -> list[Block]:
     ]
 
 
-def _computed(result: dict) -> str:
-    """Which order of contraction and which backend an arm ran, and why no other backend."""
-    parts = []
-    for name, told in result["attention"].items():
-        backends = told["implementation"]
-        chosen = next(name for name, why in backends.items() if why.startswith("chosen"))
-        others = [f"{n}: {why}" for n, why in backends.items() if n != chosen]
-        where = "" if name == "self" else f" ({name})"
-        order = told["chosen"]["order"]
-        parts.append(f"in the order {order}{where}, backend {chosen} ({', '.join(others)})")
-    return f"{result['layout']} heads {'; '.join(parts)}"
+def _backends(told: dict[str, str]) -> tuple[str, list[str]]:
+    """The one that ran, and why each of those that could not did not."""
+    chosen = next(name for name, why in told.items() if why.startswith("chosen"))
+    others = [(n, why) for n, why in told.items() if n != chosen and why != "could run"]
+    return chosen, [f"{name}: {why}" for name, why in others]
 
 
 def _scored(trains: dict) -> str:
