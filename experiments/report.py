@@ -116,18 +116,20 @@ def document(panels: Sequence[Panel]) -> list[Block]:
     ]
     climbed = ladder.read(panels)
     blocks += [Paragraph(ladder.answer(one)) for one in climbed]
+    several = len({(p.match, p.size) for p in panels}) < len(panels)
     for number, panel in enumerate(panels):
         if panel.claim:
             blocks += claims.section(panel, _named(panel, number))
             continue
-        blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel)))
+        title = _called(panel, several)
+        blocks.append(Paragraph(beside.answer(panel) if panel.paper else answer(panel, title)))
+        blocks += [Paragraph(told)] if (told := averages.answer([panel])) else []
     blocks += [Paragraph(line, "caution") for line in dict.fromkeys(map(caution, panels))]
     blocks += joint.section(panels)
     for title, some in whole.items():
         blocks += averages.section(some, Heading(2, title))
     for number, one in enumerate(climbed):
         blocks += ladder.section(one, f"{number + 1}-ladder")
-    several = len({(p.match, p.size) for p in panels}) < len(panels)
     for number, panel in enumerate(panels):
         blocks += _panel(panel, number, several)
     return blocks + heads.section(panels) + making(panels)
@@ -171,9 +173,8 @@ _UNITS = {
 
 
 def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
-    title = heading(panel) + (f" ({panel.folder.name})" if with_folder else "")
     blocks = beside.section(panel)
-    blocks += [Heading(2, title), Paragraph(_budget(panel)), _scores(panel)]
+    blocks += [Heading(2, _called(panel, with_folder)), Paragraph(_budget(panel)), _scores(panel)]
     blocks += [
         Paragraph(
             f"**{run.name}** at learning rate {run.result['learning_rate']:g} diverged: "
@@ -189,6 +190,10 @@ def _panel(panel: Panel, number: int, with_folder: bool) -> list[Block]:
     blocks += [Figures(drawn)] if drawn else []
     blocks += pairs.section(panel) + averages.section([panel])
     return blocks + rates.section(panel, _named(panel, number))
+
+
+def _called(panel: Panel, with_folder: bool) -> str:
+    return heading(panel) + (f" ({panel.folder.name})" if with_folder else "")
 
 
 def _named(panel: Panel, number: int) -> str:

@@ -69,13 +69,14 @@ def answer(panels: Sequence[Panel]) -> str:
     found = effects(panels)
     texts = []
     for over in dict.fromkeys(effect.over for effect in found):
-        sure: list[str] = []
-        others: list[str] = []
-        for pair in (effect.pair for effect in found if effect.over == over):
+        told = []
+        for pair in sorted(
+            (e.pair for e in found if e.over == over), key=lambda pair: not pair.sure
+        ):
             gap = f"{pair.a.shown(pair.fixed.mean)} ({span(pair.fixed)})"
-            text = f"{pair.a.name} over {pair.b.name} by {gap}"
-            (sure if pair.sure else others).append(text if pair.sure else f"{text}: {pair.verdict}")
-        texts.append(f"Averaged over {_over(panels, over)}, {'; '.join(sure + others)}.")
+            verdict = "clear" if pair.sure else pair.verdict
+            told.append(f"{pair.a.name} over {pair.b.name} by {gap}: {verdict}")
+        texts.append(f"Averaged over {_over(panels, over)}, {'; '.join(told)}.")
     return " ".join(texts)
 
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
+from collections import Counter
 
-from experiments.reporting import averages
 from experiments.reporting.pairs import Pair, compare
 from experiments.reporting.results import Panel, Run
 from experiments.reporting.statistics import CONFIDENCE
@@ -26,9 +26,9 @@ def heading(panel: Panel) -> str:
     return title if panel.size is None else f"{title}, size ×{panel.size:g}"
 
 
-def answer(panel: Panel) -> str:
+def answer(panel: Panel, title: str = "") -> str:
     """The best arm, by how much, and how sure that is."""
-    arms, title = panel.complete, heading(panel)
+    arms, title = panel.complete, title or heading(panel)
     gone = [run.name for run in panel.arms if not run.complete]
     ending = f" Diverged: {listed(gone, 'and')}." if gone else ""
     if not arms:
@@ -43,8 +43,7 @@ def answer(panel: Panel) -> str:
         f"{best.shown(second.rank - best.rank)} {less} than {second.name}, the next of {len(arms)}"
         f"{_at_cost(best, second)}."
     )
-    told = " ".join(filter(None, (_certainty(panel), averages.answer([panel]))))
-    return f"{first} {told}{ending}"
+    return f"{first} {_certainty(panel)}{ending}"
 
 
 def _at_cost(best: Run, second: Run) -> str:
@@ -117,13 +116,9 @@ def _asked(pairs: list[Pair]) -> str:
         f"{'is' if len(clear) == 1 else 'are'} clear ({percent(CONFIDENCE)} intervals, Holm's "
         f"correction){': ' if told else ''}{'; '.join(told)}."
     )
-    open_: dict[str, list[str]] = {}
-    for pair in pairs:
-        if not pair.sure:
-            open_.setdefault(pair.verdict, []).append(f"{pair.a.name} over {pair.b.name}")
-    for verdict, names in open_.items():
-        text += f" {verdict[0].upper()}{verdict[1:]}: {'; '.join(names)}."
-    return text
+    unclear = Counter(pair.verdict for pair in pairs if not pair.sure)
+    others = "; ".join(f"{verdict}, {count}" for verdict, count in unclear.items())
+    return f"{text} The others: {others}." if others else text
 
 
 def caution(panel: Panel) -> str:

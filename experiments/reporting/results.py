@@ -259,11 +259,13 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
     """What stands in the way of comparing: other texts, machines or settings."""
     runs = [run for panel in panels for run in panel.runs]
     lines = []
-    if _other_data(panels):
+    if any(_other_data([panel]) for panel in panels):
         lines.append(
             "**The arms were not trained on the same data** (the hashes differ, see below): "
             "their scores cannot be compared, whatever the tables say."
         )
+    elif _other_data(panels):
+        lines.append("Not all folders are of the same data: compare scores of one text alone.")
     if len(tasks := sorted({run.record["config"]["task"] for run in runs})) > 1:
         lines.append(
             f"**The arms answer different questions** ({', '.join(tasks)}): their scores cannot be "

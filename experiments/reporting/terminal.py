@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnlab.model import accounting
 from experiments.benchmarks.peaks import PEAKS
-from experiments.reporting import beside, claims, findings, ladder
+from experiments.reporting import averages, beside, claims, findings, ladder
 from experiments.reporting.results import Panel
 from experiments.reporting.wording import columns, score
 from experiments.running.arm import Arm
@@ -82,7 +82,7 @@ def _ranked(panel: Panel) -> list[tuple[str, ...]]:
 def _answer(panel: Panel) -> str:
     """As the report has it, without the marks of Markdown."""
     answer = claims.answer if panel.claim else beside.answer if panel.paper else findings.answer
-    return _plain(answer(panel))
+    return "\n".join(map(_plain, filter(None, (answer(panel), averages.answer([panel])))))
 
 
 def _plain(text: str) -> str:

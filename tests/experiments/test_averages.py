@@ -110,5 +110,6 @@ def test_the_report_says_it_of_a_text_and_of_all(tmp_path):
     for text in written(first, second):
         assert text.count("Averaged over 2 plans, standard over wide by 0.093") == 2
         assert text.count("At equal width, 2 texts together. Averaged over 2 plans and 2") == 1
+    assert "Not all folders are of the same data" in text
     row = "| standard | wide | 2 plans and 2 texts | **standard is better** | 0.093 |"
     assert row in written(first, second)[0]
