@@ -18,7 +18,11 @@ class Blocks(NamedTuple):
     """B, N, T, S, before padding to whole blocks"""
     sizes: tuple[int, int, int, int]
     """batch rows, heads, queries and keys of a block"""
-    scale: float
+    group: int
+    """heads that are never parted: they share key or value heads"""
+    scale_q: float
+    scale_scores: float
+    """The scale is a factor of q or, where q is too narrow to be rounded again, of the scores"""
     soft_cap: float | None
     dropout_rate: float
     rule: Visible
@@ -27,6 +31,13 @@ class Blocks(NamedTuple):
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(-(-a // b) for a, b in zip(self.shape, self.sizes, strict=True))
+
+    def together(self, queries: int) -> int:
+        """Heads of a piece with so many queries."""
+        rows, heads, _, s = self.sizes
+        if jax.default_backend() != "cpu":
+            return heads
+        return most_heads(heads, self.group, rows * queries * s, PIECE)
 
 
 class Extras(NamedTuple):
@@ -49,6 +60,8 @@ class Place(NamedTuple):
     sizes: tuple[int, ...]
     flip: bool
     """Are its scores kept as [S, T]?"""
+    head: int = 0
+    """Where its heads start in the chunk"""
     first: Any = None
     end: Any = None
     """query t sees the keys from first[b, 0, t, 0] to end[b, 0, t, 0]; None hides nothing"""
@@ -66,43 +79,61 @@ def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int,
     s = even(s, EDGE**2 // t)
     if jax.default_backend() != "cpu":
         return b, n, t, s
-    heads = max(
-        h for h in range(group, n + 1, group) if n % h == 0 and (h * t * s <= AREA or h == group)
-    )
+    heads = most_heads(n, group, t * s, AREA)
     rows = AREA // (heads * t * s) if heads == n else 1
     return max(c for c in range(1, b + 1) if b % c == 0 and c <= max(rows, 1)), heads, t, s
 
 
+def most_heads(heads: int, group: int, scores: int, area: int) -> int:
+    """That divide the heads in whole groups and have no more scores than the area, if any do."""
+    fit = lambda h: heads % h == 0 and (h * scores <= area or h == group)
+    return max(h for h in range(group, heads + 1, group) if fit(h))
+
+
 EDGE, AREA = 512, 2**19  # most queries (and keys beside them), most scores of a block
 STRIP, STRIPS = 64, 4  # least queries of a strip, most strips of a block
+PIECE = 2**16  # most scores of a piece of more than one head
 
 
-def over_chunks(blocks: Blocks, body: Callable, carry: Any, *arrays: Array) -> tuple[Any, Any]:
-    """body(carry, starts, *arrays of a chunk) -> (carry, arrays of the chunk), over all chunks.
+def over_chunks(
+    blocks: Blocks, body: Callable, carry: Any, arrays: tuple, kept: tuple = (), reuse: bool = False
+) -> tuple[Any, list[Array], tuple]:
+    """body(carry, starts, arrays, kept) -> (carry, made, kept) of a chunk, over all chunks.
 
-    From and to [B, T, N, H]; a chunk is [b, n, T, H], turned while it is in the cache.
+    Arrays and what is made of them are [B, T, N, H] here and [b, n, T, H] there, turned while they
+    are in the cache. What is kept [chunks, b, n, T, 1] comes back as it was in a later call.
+    `reuse`: what is made first takes the place of the first array, chunk by chunk.
     """
-    (b, n, _, _), (rows, heads, _, _) = blocks.shape, blocks.sizes
-    across = n // heads
-
-    def cut(a):
-        _, t, h, w = a.shape
-        a = a.reshape(b // rows, rows, t, across, h // across, w)
-        return a.transpose(0, 3, 1, 2, 4, 5).reshape(-1, rows, t, h // across, w)
-
-    def join(a):
-        _, _, t, h, w = a.shape
-        a = a.reshape(b // rows, across, rows, t, h, w)
-        return a.transpose(0, 2, 3, 1, 4, 5).reshape(b, t, across * h, w)
+    (rows, heads, _, _), across = blocks.sizes, blocks.counts[1]
 
     def step(carry, args):
-        i, *args = args
+        carry, place = carry
+        i, others, kept = args
+        own = [lax.dynamic_index_in_dim(a, i, keepdims=False) for a in place]
         starts = (i // across * rows, i % across * heads)
-        carry, made = body(carry, starts, *(a.swapaxes(1, 2) for a in args))
-        return carry, [a.swapaxes(1, 2) for a in made]
+        turned = [a.swapaxes(1, 2) for a in (*own, *others)]
+        carry, made, kept = body(carry, starts, turned, kept)
+        made = [a.swapaxes(1, 2) for a in made]
+        fill = lambda a, new: lax.dynamic_update_index_in_dim(a, new, i, 0)
+        return (carry, list(map(fill, place, made))), (made[len(place) :], kept)
 
-    carry, made = lax.scan(step, carry, (jnp.arange(b // rows * across), *map(cut, arrays)))
-    return carry, [join(a) for a in made]
+    cuts = [cut(blocks, a) for a in arrays]
+    xs = (jnp.arange(len(cuts[0])), cuts[reuse:], kept)
+    (carry, place), (made, kept) = lax.scan(step, (carry, cuts[:reuse]), xs)
+    return carry, [join(blocks, a) for a in (*place, *made)], kept
+
+
+def cut(blocks: Blocks, a: Array) -> Array:
+    """[B, T, N, H] -> [chunks, b, T, n, H]"""
+    (b, t, h, w), (rows, _, _, _), across = a.shape, blocks.sizes, blocks.counts[1]
+    a = a.reshape(b // rows, rows, t, across, h // across, w)
+    return a.transpose(0, 3, 1, 2, 4, 5).reshape(-1, rows, t, h // across, w)
+
+
+def join(blocks: Blocks, a: Array) -> Array:
+    (_, rows, t, h, w), across = a.shape, blocks.counts[1]
+    a = a.reshape(-1, across, rows, t, h, w).transpose(0, 2, 3, 1, 4, 5)
+    return a.reshape(-1, t, across * h, w)
 
 
 def split(a: Array, size: int) -> Array:
@@ -159,37 +190,50 @@ def over_keys(blocks: Blocks, extras: Extras, starts: tuple, flip: bool, step, c
     return lax.fori_loop(lower, upper, lambda j, carry: step(j, place(j), carry), carry)
 
 
-def strips(blocks: Blocks, extras: Extras, starts: tuple, flip: bool) -> list[Place]:
-    """The one block of a chunk as strips of queries, each with the keys that the rule leaves."""
-    rows, heads, t, s = blocks.sizes
+def pieces(blocks: Blocks, extras: Extras, starts: tuple, flip: bool) -> list[list[Place]]:
+    """The one block of a chunk, some heads at a time, each in strips of queries.
+
+    A strip has the keys alone that the rule leaves. XLA's products of many small matrices run on
+    one core of a CPU, so heads are cut too: each core works on pieces that stay in its own cache.
+    """
+    (rows, heads, t, s), (b, n) = blocks.sizes, starts
     rule = blocks.rule.ranges()
     size = t if rule is None else max(-(-t // STRIPS), min(STRIP, t))
+    some = blocks.together(size)
     places = []
-    for start in range(0, t, size):
-        count = min(size, t - start)
-        place = Place((*starts, start, 0), (rows, heads, count, s), flip)
-        if rule is not None:
-            first, end = (a[:, None, start : start + count, None] for a in rule)
-            lower, upper = int(first.min()), max(int(end.max()), int(first.min()))
-            place = Place(
-                (*starts, start, lower),
-                (rows, heads, count, upper - lower),
-                flip,
-                first if first.max() > lower else None,
-                end if end.min() < upper else None,
-            )
-        if extras.first is not None:  # lengths too
-            place = place._replace(first=take(extras.first, place), end=take(extras.end, place))
-        places.append(place)
+    for head in range(0, heads, some):
+        row = []
+        for start in range(0, t, size):
+            count = min(size, t - start)
+            lower, upper, first, end = 0, s, None, None
+            if rule is not None:
+                first, end = (a[:, None, start : start + count, None] for a in rule)
+                lower, upper = int(first.min()), max(int(end.max()), int(first.min()))
+                first = first if first.max() > lower else None
+                end = end if end.min() < upper else None
+            at = (b, n + head, start, lower), (rows, some, count, upper - lower)
+            place = Place(*at, flip, head, first, end)
+            if extras.first is not None:  # lengths too
+                place = place._replace(first=take(extras.first, place), end=take(extras.end, place))
+            row.append(place)
+        places.append(row)
     return places
 
 
-def keys_of(a: Array, at: Place) -> Array:
-    return lax.slice_in_dim(a, at.starts[3], at.starts[3] + at.sizes[3], axis=2)
+def put_together(made: list[list[Array]]) -> Array:
+    """What is made of `pieces`, as one array of the chunk."""
+    return jnp.concatenate([jnp.concatenate(row, axis=2) for row in made], axis=1)
+
+
+def keys_of(a: Array, at: Place, blocks: Blocks) -> Array:
+    share = blocks.sizes[1] // a.shape[1]
+    heads = slice(at.head // share, (at.head + at.sizes[1]) // share)
+    return a[:, heads, at.starts[3] : at.starts[3] + at.sizes[3]]
 
 
 def rows_of(a: Array, at: Place) -> Array:
-    return lax.slice_in_dim(a, at.starts[2], at.starts[2] + at.sizes[2], axis=2)
+    heads = slice(at.head, at.head + at.sizes[1])
+    return a[:, heads, at.starts[2] : at.starts[2] + at.sizes[2]]
 
 
 def among_keys(a: Array, at: Place, blocks: Blocks) -> Array:

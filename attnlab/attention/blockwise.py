@@ -5,8 +5,9 @@ when a later key block has a larger score (online softmax: Milakov & Gimelshein 
 1805.02867; attention in O(T) memory: Rabe & Staats 2021, arXiv 2112.05682). The backward pass
 computes the scores again, block by block (Dao et al. 2022, arXiv 2205.14135).
 
-Where one block holds all queries and keys of a chunk of heads, a causal rule or a window cuts it
-into strips of queries: each is a block with the keys alone that its queries may see.
+Where one block holds all queries and keys of a chunk of heads it is cut into pieces of fewer heads,
+and by a causal rule or a window into strips of queries: each is a block with the keys alone that
+its queries may see.
 """
 
 import functools
@@ -26,13 +27,16 @@ from attnlab.attention.blocks import (
     add_part,
     among_keys,
     block_sizes,
+    cut,
+    join,
     keys_of,
     over_chunks,
     over_keys,
     pad,
+    pieces,
+    put_together,
     rows_of,
     split,
-    strips,
     take,
     unsplit,
     vary_alike,
@@ -61,14 +65,17 @@ def blockwise(query, key, value, bias, visible: Visible, options: Options) -> di
     scale = options.scale
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
         query, scale = query.astype(wide_dtype(query, key)) * scale, 1.0
-    sizes = block_sizes(shape, math.lcm(n // k, n // kv))
+    group = math.lcm(n // k, n // kv)
+    sizes = block_sizes(shape, group)
+    scale_q, scale_scores = (scale, 1.0) if query.dtype == wide_dtype(query) else (1.0, scale)
     rule = Visible(t, s, is_causal=visible.is_causal, window=visible.window)
-    blocks = Blocks(shape, sizes, scale, options.logits_soft_cap, options.dropout_rate, rule)
+    options_of_all = options.logits_soft_cap, options.dropout_rate
+    blocks = Blocks(shape, sizes, group, scale_q, scale_scores, *options_of_all, rule)
     ranges, (more_t, more_s) = visible.ranges(), (-t % sizes[2], -s % sizes[3])
     if ranges is None and more_s:
         ranges = Visible(1, s + 1, key_lengths=jnp.full(1, s)).ranges()
     if blocks.counts[2:] == (1, 1) and ranges is not None and isinstance(ranges[0], np.ndarray):
-        ranges = None  # strips know the rule
+        ranges = None  # pieces know the rule
     first, end = (None, None) if ranges is None else (a[:, None, :, None] for a in ranges)
     longer = lambda a, more: jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
     arrays = (
@@ -102,7 +109,7 @@ def _block_scores(blocks: Blocks, q, k, extras: Extras, at: Place) -> tuple[Arra
     """Scores of one block, before and after hidden ones sank."""
     turn = lambda a: a.swapaxes(2, 3) if at.flip and a is not None else a
     bias = turn(take(extras.bias, at))
-    x = scores(*((k, q) if at.flip else (q, k)), bias, blocks.scale, blocks.soft_cap)
+    x = scores(*((k, q) if at.flip else (q, k)), bias, blocks.scale_scores, blocks.soft_cap)
     axes = (3, 2) if at.flip else (2, 3)
     key = at.starts[3] + lax.broadcasted_iota(
         jnp.int32, tuple(d if i == axes[1] else 1 for i, d in enumerate(x.shape)), axes[1]
@@ -156,26 +163,35 @@ def _forward(blocks: Blocks, query, key, value, extras: Extras):
 
         return over_keys(blocks, extras, starts, False, step, nothing(q, v))
 
-    def chunk(carry, starts, q, k, v):
+    def chunk(carry, starts, arrays, _):
+        q, k, v = arrays
+        q = q * blocks.scale_q
         if blocks.counts[2:] == (1, 1):
             made = [
-                block(rows_of(q, at), keys_of(k, at), keys_of(v, at), at)
-                if at.sizes[3]
-                else nothing(rows_of(q, at), v)
-                for at in strips(blocks, extras, starts, False)
+                [
+                    block(rows_of(q, at), keys_of(k, at, blocks), keys_of(v, at, blocks), at)
+                    if at.sizes[3]
+                    else nothing(rows_of(q, at), v)
+                    for at in row
+                ]
+                for row in pieces(blocks, extras, starts, False)
             ]
-            top, total, out = (jnp.concatenate(a, axis=2) for a in zip(*made, strict=True))
+            top, total, out = (
+                put_together([[a[i] for a in row] for row in made]) for i in range(3)
+            )
         else:
             k, v = split(k, sk), split(v, sk)
             one = lambda a: rows((*starts, a[0] * tq), k, v, a[1])
             made = lax.map(one, (jnp.arange(blocks.counts[2]), split(q, tq)))
             top, total, out = map(unsplit, made)
         some = jnp.where(total > 0, total, 1)
-        return carry, ((out / some).astype(v.dtype), top, jnp.where(total > 0, 1 / some, 0))
+        share = jnp.where(total > 0, 1 / some, 0)
+        return carry, [(out / some).astype(v.dtype)], (top, share)
 
-    _, made = over_chunks(blocks, chunk, None, query, key, value)
-    out, top, share = save_for_backward(made)
+    _, (out,), kept = over_chunks(blocks, chunk, None, (query, key, value))
+    out, top, share = save_for_backward((out, *kept))
     lse = jnp.where(share > 0, top - jnp.log(jnp.where(share > 0, share, 1)), -math.inf)
+    lse = join(blocks, lse.swapaxes(2, 3))
     return (out, lse), (query, key, value, extras, out, top, share)
 
 
@@ -207,18 +223,19 @@ def _backward(blocks: Blocks, saved, cotangents):
         dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
         return weighted(ds, k), dk, dv, ds
 
-    def in_strips(d_bias, starts, k, v, of_rows):
-        dq, dk, dv = [], jnp.zeros_like(k, wide), jnp.zeros_like(v, wide)
-        for at in strips(blocks, extras, starts, flip):
-            strip = [rows_of(a, at) for a in of_rows]
-            if not at.sizes[3]:
-                dq.append(jnp.zeros_like(strip[0], wide))
-                continue
-            new, more_k, more_v, ds = block(strip, keys_of(k, at), keys_of(v, at), at)
-            dq.append(new)
-            dk, dv = dk + among_keys(more_k, at, blocks), dv + among_keys(more_v, at, blocks)
-            d_bias = add_part(d_bias, at, ds)
-        return d_bias, jnp.concatenate(dq, axis=2), dk, dv
+    def in_pieces(d_bias, starts, k, v, of_rows):
+        made = []
+        for row in pieces(blocks, extras, starts, flip):
+            dq, dk, dv = [], [], []
+            for at in row:
+                of_keys = keys_of(k, at, blocks), keys_of(v, at, blocks)
+                new, more_k, more_v, ds = block([rows_of(a, at) for a in of_rows], *of_keys, at)
+                dq.append(new)
+                dk.append(among_keys(more_k, at, blocks))
+                dv.append(among_keys(more_v, at, blocks))
+                d_bias = add_part(d_bias, at, ds)
+            made.append((dq, [sum(dk)], [sum(dv)]))
+        return d_bias, *(put_together(list(a)) for a in zip(*made, strict=True))
 
     def in_loops(d_bias, starts, k, v, of_rows):
         k, v = split(k, sk), split(v, sk)
@@ -241,18 +258,20 @@ def _backward(blocks: Blocks, saved, cotangents):
         (dk, dv, d_bias), dq = lax.scan(rows, carry, xs)
         return d_bias, *map(unsplit, (dq, dk, dv))
 
-    def chunk(d_bias, starts, q, k, v, out, do, top, share, d_lse):
+    def chunk(d_bias, starts, arrays, kept):
+        (q, k, v, out, do), (top, share, d_lse) = arrays, kept
         delta = jnp.sum(do.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
         delta = (delta - jnp.where(share > 0, d_lse, 0)) * share  # an empty row's may be NaN
         do = (do * share).astype(do.dtype)
-        run = in_strips if blocks.counts[2:] == (1, 1) else in_loops
-        d_bias, dq, dk, dv = run(d_bias, starts, k, v, (q, do, delta, top))
-        dq, dk = (dq * blocks.scale).astype(q.dtype), (dk * blocks.scale).astype(k.dtype)
-        return d_bias, (dq, dk, dv.astype(v.dtype))
+        run = in_pieces if blocks.counts[2:] == (1, 1) else in_loops
+        d_bias, dq, dk, dv = run(d_bias, starts, k, v, (q * blocks.scale_q, do, delta, top))
+        dq, dk = dq * (blocks.scale_q * blocks.scale_scores), dk * blocks.scale_scores
+        return d_bias, [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)], ()
 
     d_bias = None if extras.bias is None else jnp.zeros_like(extras.bias, wide)
-    arrays = (query, key, value, out, d_out, top, share, d_lse)
-    d_bias, grads = over_chunks(blocks, chunk, d_bias, *arrays)
+    arrays = (query, key, value, out, d_out)
+    kept = (top, share, cut(blocks, d_lse).swapaxes(2, 3))
+    d_bias, grads, _ = over_chunks(blocks, chunk, d_bias, arrays, kept, reuse=True)
     if d_bias is not None:
         d_bias = d_bias.astype(extras.bias.dtype)
     return *grads, Extras(d_bias, None, None, None, None)

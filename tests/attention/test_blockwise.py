@@ -20,9 +20,10 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def small_strips(monkeypatch):
-    """One block for all queries and keys of a batch row, in strips of 2 queries."""
-    monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, group, *shape[2:]))
+    """One block for a batch row, in pieces of as few heads as may be and strips of 2 queries."""
+    monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, *shape[1:]))
     monkeypatch.setattr(blocks, "STRIP", 2)
+    monkeypatch.setattr(blocks, "PIECE", 1)
 
 
 def make(shapes, scale=2.0):
