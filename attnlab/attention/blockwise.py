@@ -69,8 +69,8 @@ def blockwise(query, key, value, bias, visible: Visible, options: Options) -> di
     sizes = block_sizes(shape, group)
     scale_q, scale_scores = (scale, 1.0) if query.dtype == wide_dtype(query) else (1.0, scale)
     rule = Visible(t, s, is_causal=visible.is_causal, window=visible.window)
-    options_of_all = options.logits_soft_cap, options.dropout_rate
-    blocks = Blocks(shape, sizes, group, scale_q, scale_scores, *options_of_all, rule)
+    cap, rate = options.logits_soft_cap, options.dropout_rate
+    blocks = Blocks(shape, sizes, group, scale_q, scale_scores, cap, rate, rule)
     ranges, (more_t, more_s) = visible.ranges(), (-t % sizes[2], -s % sizes[3])
     if ranges is None and more_s:
         ranges = Visible(1, s + 1, key_lengths=jnp.full(1, s)).ranges()
@@ -200,7 +200,7 @@ def _backward(blocks: Blocks, saved, cotangents):
     d_out, d_lse = cotangents
     (_, _, tq, sk), wide = blocks.sizes, top.dtype
     # Sums over the first axis of scores are slow on a CPU. Where every head has keys of its own
-    # the scores can be kept as [S, T]: then one gradient needs such a sum, not two.
+    # the scores can be kept as [S, T]: then no gradient needs such a sum.
     flip = query.shape[2] == key.shape[2] == value.shape[2]
 
     def block(rows, k, v, at):
@@ -219,7 +219,7 @@ def _backward(blocks: Blocks, saved, cotangents):
             ds = ds * (1 - jnp.square(x / blocks.soft_cap))
         weights = _drop(blocks, extras, at, weights)
         if flip:
-            return _transposed(ds, k, k.shape[1]), weighted(ds, q), weighted(weights, do), ds
+            return _of_flipped(ds, k), weighted(ds, q), weighted(weights, do), ds
         dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
         return weighted(ds, k), dk, dv, ds
 
@@ -271,10 +271,22 @@ def _backward(blocks: Blocks, saved, cotangents):
     d_bias = None if extras.bias is None else jnp.zeros_like(extras.bias, wide)
     arrays = (query, key, value, out, d_out)
     kept = (top, share, cut(blocks, d_lse).swapaxes(2, 3))
+    # One array less, so a program of 16 texts of 256 tokens stays below the 32 MiB from which on
+    # the C library gives its memory back after each call. A second one in place costs more waits.
     d_bias, grads, _ = over_chunks(blocks, chunk, d_bias, arrays, kept, reuse=True)
     if d_bias is not None:
         d_bias = d_bias.astype(extras.bias.dtype)
     return *grads, Extras(d_bias, None, None, None, None)
+
+
+def _of_flipped(ds: Array, k: Array) -> Array:
+    """[B, N, T, H] from [B, N, S, T] and [B, N, S, H], as (k^T ds)^T: both turns are small.
+
+    The barrier keeps XLA from turning ds itself, or from a product that is slow on a CPU.
+    """
+    k = lax.optimization_barrier(k.swapaxes(2, 3))
+    dq = jnp.einsum("BNHS,BNST->BNHT", k, ds.astype(k.dtype), preferred_element_type=ds.dtype)
+    return dq.swapaxes(2, 3)
 
 
 def _transposed(a: Array, b: Array, heads: int) -> Array:
