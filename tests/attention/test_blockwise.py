@@ -39,7 +39,9 @@ def loss(weights, out, residual):
 
 # B=2 T=5 S=7 N=12 K=2 Kv=3 H=4 V=8: heads come in groups of lcm(6, 4) = 12 query heads.
 QKV = [(2, 5, 12, 4), (2, 7, 2, 4), (2, 7, 3, 8)]
+SOME = [(2, 5, 12, 4), (2, 7, 4, 4), (2, 7, 6, 8)]  # in groups of lcm(3, 2) = 6
 OWN = [(2, 5, 12, 4), (2, 7, 12, 4), (2, 7, 12, 8)]  # keys of its own for every head
+HEADS = {"grouped": QKV, "some grouped": SOME, "own": OWN}
 MASK = np.random.default_rng(1).random((2, 12, 5, 7)) < 0.5
 MASK[0, :, 2] = False
 CASES = {
@@ -58,13 +60,13 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("case", "heads", "cut"),
-    diagonal(CASES, ["grouped", "own"], ["small_blocks", "small_strips"]),
+    diagonal(CASES, HEADS, ["small_blocks", "small_strips"]),
 )
 def test_every_gradient_equals_that_of_dense(case, heads, cut, x64, request):
     """In float64: of q, k, v, a bias of any shape, through the output and the residual."""
     request.getfixturevalue(cut)
     call, bias_shape = CASES[case]
-    arrays = make([*(QKV if heads == "grouped" else OWN), *([bias_shape] if bias_shape else [])])
+    arrays = make([*HEADS[heads], *([bias_shape] if bias_shape else [])])
     weights = make([(2, 5, 12, 8), (2, 5, 12)])
 
     def run(name, *arrays):
@@ -175,6 +177,18 @@ def test_a_strip_reads_only_the_keys_that_its_queries_may_see(monkeypatch):
     lengths = {"key_value_seq_lengths": np.array([3, 10]), "is_causal": True}
     assert scores_of(**lengths) == [(3, 3), (3, 6), (3, 9), (1, 10)]
     assert scores_of() == [(10, 10)]
+
+
+def test_a_piece_has_few_heads():
+    """8 heads of 256 tokens: one at a time, or four where a rule cuts them into strips."""
+    x = jax.ShapeDtypeStruct((1, 256, 8, 32), jnp.float32)
+
+    def scores_of(**call):
+        run = functools.partial(dot_product_attention, implementation="blockwise", **call)
+        return [shape for shape in dots(jax.make_jaxpr(run)(x, x, x).jaxpr) if shape[-1] != 32]
+
+    assert scores_of() == 8 * [(1, 1, 256, 256)]
+    assert scores_of(is_causal=True) == 2 * [(1, 4, 64, s) for s in (64, 128, 192, 256)]
 
 
 def largest(jaxpr):
