@@ -20,8 +20,8 @@ compared, which leaves the training as long as there),
     python -m experiments.sweep --config=experiments/configs/chunks.py:reviews \
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/chunks_reviews
 
-Not run yet. Estimated from the CPU seconds of single steps of the wide arm, the others by their
-FLOPs: 12 minutes on 2 quiet cores (all eleven arms: 17).
+Measured, three seeds, 13.6 minutes: 69.0 to 70.9 % right in every arm, no difference that can be
+told, and naive Bayes, without a model, 77.6.
 """
 
 import dataclasses

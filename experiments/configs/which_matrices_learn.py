@@ -19,6 +19,8 @@ the next byte of a text (then the words of byte_lm.py),
 
     python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py:text \
         --workdir=runs/frozen_text
+
+4 minutes, bits per byte: all 2.542, Q and K frozen 2.577, V and O 2.610, the fixed pattern 3.031.
 """
 
 from collections.abc import Callable
