@@ -18,7 +18,8 @@ seed on the validation part of the data, and more where the best is at an end; t
 trained at the minimum of a parabola through the best ones.
 With match=seconds the FFN of every arm is solved for equal seconds a step, measured before the
 first arm and kept; --calibrate_only measures and stops, on a machine as those of --launcher=slurm.
---tune_from=runs/first takes the rates that another sweep of the same arms chose.
+--tune_from=runs/first takes the rates that another sweep of the same arms chose, or those in the
+table of one (--tune_from=docs/results/heads_and_sharing.csv).
 --ladder=3 trains every arm at three sizes, each twice as wide as the one before (--ladder_by=depth:
 as deep), and says what an arm is worth at both ends. See docs/verdicts.md.
 """
@@ -59,7 +60,7 @@ _TUNE = flags.DEFINE_integer(
     "tune", 0, "Choose the learning rate of every arm among so many and more.", lower_bound=0
 )
 _TUNE_FROM = flags.DEFINE_string(
-    "tune_from", "", "A sweep of the same arms with --tune, whose learning rates are taken."
+    "tune_from", "", "A sweep of the same arms, or its results.csv, whose learning rates are taken."
 )
 _LADDER = flags.DEFINE_list(
     "ladder", [], "Every arm at so many sizes, 1, 2, 4, ...; or at these: 1,1.5,2."
@@ -295,20 +296,18 @@ def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any
     return {n: at_rate(c, found[n].chosen) for n, c in configs.items() if n in found}, ends
 
 
-def at_rates_of(plan: Sweep, configs: dict[str, Any], folder: Path) -> tuple[Sweep, dict[str, Any]]:
-    """Every arm at the rate that a sweep in `folder` chose for it, and what is told of that sweep.
+def at_rates_of(plan: Sweep, configs: dict[str, Any], source: Path) -> tuple[Sweep, dict[str, Any]]:
+    """Every arm at the rate that it has in `source`, and what `rates.elsewhere` tells of that.
 
     Raises ValueError where an arm has no rate there.
     """
-    found = rates.read(folder)
+    found, told = rates.elsewhere(source)
     if gone := [name for name in configs if name not in found]:
-        raise ValueError(f"{folder} chose no learning rate for {', '.join(gone)}")
+        raise ValueError(f"{source} has no learning rate for {', '.join(gone)}")
     arms = {}
     for name, config in configs.items():
-        chosen = at_rate(config, found[name].chosen)
+        chosen = at_rate(config, found[name])
         arms[name] = plan.arms[name] | launch.changes(config, chosen)
-    [first, *_] = results.read([folder])
-    told = {"data": first.runs[0].record["source"]["name"], "match": first.match}
     return plan._replace(arms=arms), told
 
 

@@ -18,7 +18,8 @@ between the two, and a validation part to choose learning rates by), and the wor
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
         --config.data.path=TEXT --workdir=runs/study
 
-With `--tune_from=runs/study` in place of --tune another text or budget takes the rates found there.
+With `--tune_from=runs/study` in place of --tune another text or budget takes the rates found there,
+with `--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
 
 `scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
 parameters an arm under match=parameters, products in bfloat16, 10 seeds in one program, 8.2 million

@@ -137,9 +137,9 @@ def caution(panel: Panel) -> str:
             "part with a seed that is not judged (see Learning rates)."
         )
     if before := panel.sweep.get("tuned_before"):
-        equal = TITLES[before["match"]]
+        equal = TITLES[before["match"]] if before["match"] is not None else "at several budgets"
         return (
-            "Each arm stands at a learning rate of its own, chosen beforehand in another sweep: on "
+            "Each arm stands at a learning rate of its own, chosen beforehand in another sweep: "
             f"{before['data']}, {equal[0].lower()}{equal[1:]}. Here another may suit it better."
         )
     if not panel.swept:

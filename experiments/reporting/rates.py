@@ -1,9 +1,10 @@
 """The learning rate of an arm: a parabola through what was tried, and what to try next."""
 
+import csv
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -164,6 +165,39 @@ def read(folder: Path) -> dict[str, Tuned]:
         seconds = old.seconds + run.result.get("wall_seconds", 0.0)
         found[arm] = old._replace(tried=tried, seconds=seconds)
     return found
+
+
+def elsewhere(source: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Arm -> the rate that it got before, and what a report tells of that: data and match.
+
+    source: the folder of a sweep that chose rates, or a table of one, as `results.csv` is.
+    Raises ValueError where that is neither, and where a table has two rates for one arm.
+    """
+    if source.is_dir():
+        chosen = {name: tuned.chosen for name, tuned in read(source).items()}
+        if not chosen:
+            raise ValueError(f"no learning rate was chosen in {source}; a sweep with --tune does")
+        [first, *_] = results.read([source])
+        data = first.runs[0].record["source"]["name"]
+        return chosen, {"data": f"on {data}", "match": first.match}
+    if not source.is_file():
+        raise ValueError(f"{source} is neither the folder of a sweep nor a results.csv")
+    with source.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows or not {"arm", "learning_rate"} <= rows[0].keys():
+        raise ValueError(f"{source} has no rows with the columns arm and learning_rate")
+    known: dict[str, set[str]] = {}
+    for row in rows:
+        known.setdefault(results.SEEDS.sub("", row["arm"]), set()).add(row["learning_rate"])
+    for name, some in known.items():
+        if len(some) > 1:
+            raise ValueError(
+                f"{source} has several learning rates for {name}: {', '.join(sorted(some))}; "
+                "keep the rows of one"
+            )
+    matches = {row.get("match", "") for row in rows}
+    told = {"data": f"as in {source.name}", "match": matches.pop() if len(matches) == 1 else None}
+    return {name: float(*some) for name, some in known.items()}, told
 
 
 def section(panel: Panel, name: str) -> list[Block]:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from commands import command
+from commands import ROOT, command
 from written_arms import write_arm, write_sweep, written
 
 from attnlab.training.sources import Text
@@ -100,10 +100,40 @@ def test_rates_of_another_sweep(tmp_path):
     later = dataclasses.replace(panel, sweep={"tuned_before": told})
     for run, rate in zip(later.runs, (0.001, 0.002, 0.003), strict=True):
         run.result["learning_rate"] = rate
-    said = f"in another sweep: on {told['data']}, at equal width"
+    said = f"in another sweep: {told['data']}, at equal width"
     assert said in findings.caution(later)
-    with pytest.raises(ValueError, match="chose no learning rate for narrow-albert"):
+    with pytest.raises(ValueError, match="has no learning rate for narrow-albert"):
         sweep.at_rates_of(plan, configs | {"narrow-albert": base}, tmp_path)
+    with pytest.raises(ValueError, match=r"no learning rate was chosen in .*; a sweep with --tune"):
+        rates.elsewhere(tmp_path / rates.FOLDER)
+
+
+def test_rates_of_a_table(tmp_path):
+    """Later seeds of an arm have its rate; a table of two rates for one arm is told to choose."""
+    table = tmp_path / "results.csv"
+    table.write_text(
+        "match,learning_rate,arm\nflops,0.004,wide-albert\n"
+        "flops,0.004,wide-albert-seeds3-5\nflops,0.009,narrow-albert\n"
+    )
+    found, told = rates.elsewhere(table)
+    assert found == {"wide-albert": 0.004, "narrow-albert": 0.009}
+    assert told == {"data": "as in results.csv", "match": "flops"}
+    table.write_text(table.read_text() + "parameters,0.005,narrow-albert\n")
+    with pytest.raises(ValueError, match=r"rates for narrow-albert: 0\.005, 0\.009; keep the rows"):
+        rates.elsewhere(table)
+    table.write_text("arm\nwide-albert\n")
+    with pytest.raises(ValueError, match="no rows with the columns arm and learning_rate"):
+        rates.elsewhere(table)
+    with pytest.raises(ValueError, match=r"neither the folder of a sweep nor a results\.csv"):
+        rates.elsewhere(tmp_path / "none")
+
+
+def test_the_published_rates_are_of_all_its_arms():
+    """What docs/results says can be repeated: every arm of the study has one rate in its table."""
+    found, told = rates.elsewhere(ROOT / "docs/results/heads_and_sharing.csv")
+    filename = f"{ROOT}/experiments/configs/heads_and_sharing.py:study,match=flops"
+    assert found.keys() == sweep.read(filename, {}).arms.keys()
+    assert told["match"] is None
 
 
 def test_the_report_shows_what_was_tried(tmp_path):
