@@ -11,8 +11,10 @@ ffn_width that brings it to the budget of standard heads with separate layers; s
 measured before the first arm, see docs/verdicts.md), `match=cache` (the number of heads that does:
 what decoding keeps, one wide head for four others), `scores` (every arm again with scores divided
 by H, the width of a head, in place of sqrt(H)), `lr` (three learning rates an arm), `study` (a plan
-between the two, and a validation part to choose learning rates by), and the words of byte_lm.py
-(`tiny`, `masked`, ...). The study itself is, for each budget and each text,
+between the two, and a validation part to choose learning rates by), `confirm` (standard and wide
+heads alone, so that their mean over plans is the one question; with seeds that were never looked
+at), and the words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and
+each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --smallest=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
@@ -68,7 +70,7 @@ SCALES = {
     }
 }
 """Word behind `scale=` -> fields."""
-OWN_WORDS = ("lr", "study", "scores")
+OWN_WORDS = ("lr", "study", "scores", "confirm")
 BY_WIDTH = " · scores / H"
 """Ends the name of an arm whose scores are divided by the width of a head (Yang et al. 2022, arXiv
 2203.03466): with sqrt(H) those of wide heads grow with H once q and k are no longer random."""
@@ -100,19 +102,24 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def pairs(arg: str = "") -> list[tuple[str, str]]:
-    """Layouts under each plan against standard heads; each layout's plans against its first."""
+    """Layouts under each plan against standard heads; each layout's plans against its first,
+    unless the question is of layouts alone."""
     layouts = [
         (f"{layout} · {plan}", f"standard · {plan}")
         for plan in _plans(arg)
-        for layout in LAYOUTS
+        for layout in _layouts(arg)
         if layout != "standard"
     ]
     first, *others = _plans(arg)
+    if "confirm" in arg.split(","):
+        others = []
     found = layouts + [
-        (f"{layout} · {other}", f"{layout} · {first}") for other in others for layout in LAYOUTS
+        (f"{layout} · {other}", f"{layout} · {first}")
+        for other in others
+        for layout in _layouts(arg)
     ]
     if "scores" in arg.split(","):
-        arms = [f"{layout} · {plan}" for layout in LAYOUTS for plan in _plans(arg)]
+        arms = [f"{layout} · {plan}" for layout in _layouts(arg) for plan in _plans(arg)]
         found += [(f"{a}{BY_WIDTH}", f"{b}{BY_WIDTH}") for a, b in layouts]
         found += [(f"{name}{BY_WIDTH}", name) for name in arms]
     return found
@@ -126,7 +133,7 @@ def sweep(add: Callable, arg: str = "") -> None:
     if "lr" in words:
         names = "train.learning_rate", "train.final_learning_rate"
         rates = [dict(zip(names, (rate, rate / 10), strict=True)) for rate in LEARNING_RATES]
-    for layout, plan in itertools.product(LAYOUTS, _plans(arg)):
+    for layout, plan in itertools.product(_layouts(arg), _plans(arg)):
         head = dataclasses.replace(base, layout=layout).heads.sizes["H"]
         arm = {"model.layout": layout, "model.plan": plan}
         for rate in rates:
@@ -138,3 +145,7 @@ def sweep(add: Callable, arg: str = "") -> None:
 
 def _plans(arg: str) -> tuple[str, ...]:
     return STUDY if "study" in arg.split(",") else PLANS
+
+
+def _layouts(arg: str) -> tuple[str, ...]:
+    return ("standard", "wide") if "confirm" in arg.split(",") else LAYOUTS
