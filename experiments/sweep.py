@@ -151,7 +151,7 @@ def main() -> None:
     def run(some: dict[str, Any], place: Path) -> dict[str, str]:
         """How these arms ended, in folders below `place`."""
         if _LAUNCHER.value == "local":
-            return jobs.run(some, place, room, waits=_BUSY.value == "wait")
+            return jobs.run(longest_first(some), place, room, waits=_BUSY.value == "wait")
         lines = {}
         for name, config in some.items():
             changes = overrides | plan.arms.get(name, {}) | launch.changes(base, config)
@@ -317,6 +317,12 @@ def at_rate(config: Any, rate: float, **changes: Any) -> Any:
     last = trains.final_learning_rate * rate / trains.learning_rate
     changes |= {"learning_rate": rate, "final_learning_rate": last}
     return with_changes(config, {f"train.{name}": value for name, value in changes.items()})
+
+
+def longest_first(configs: dict[str, Any]) -> dict[str, Any]:
+    """The arms as they are started: a long one that begins last leaves other cores idle."""
+    flops = {n: terminal.training_flops(arm.resolve(config)) for n, config in configs.items()}
+    return {name: configs[name] for name in sorted(configs, key=flops.__getitem__, reverse=True)}
 
 
 def later_seeds(folder: Path, configs: dict[str, Any], ends: dict[str, str]) -> dict[str, Any]:

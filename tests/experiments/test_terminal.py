@@ -1,9 +1,13 @@
 """What a sweep says before it begins and when it ends."""
 
+from typing import Any
+
 import pytest
 from written_arms import undrawn, write_arm, write_sweep
 
 from attnlab import flops_per_token, unique_parameters
+from experiments import sweep
+from experiments.configs import byte_lm
 from experiments.reporting import results, terminal
 from experiments.running import arm, launch
 from experiments.running.jobs import Room
@@ -32,6 +36,22 @@ def test_the_header_says_what_every_arm_costs():
     ]
     parameters = f"{unique_parameters(one.model):,}"
     assert lines[3].split() == ["bc", parameters, "2", "20", f"{tokens:,}", f"{flops:.2e}"]
+
+
+def test_the_longest_arm_begins_first():
+    """By FLOPs of all its seeds; arms that cost the same keep their order."""
+    base = byte_lm.get_config("tiny")
+    changes: dict[str, dict[str, Any]] = {
+        "narrow": {"model.layout": "narrow"},
+        "standard": {},
+        "wide": {"model.layout": "wide"},
+        "standard, six seeds": {"train.seeds": tuple(range(6))},
+        "standard, shared": {"model.plan": "albert"},
+    }
+    configs = {name: sweep.with_changes(base, some) for name, some in changes.items()}
+    assert list(sweep.longest_first(configs)) == [
+        "standard, six seeds", "wide", "standard", "standard, shared", "narrow"
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("undrawn")
