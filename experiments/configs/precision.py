@@ -1,6 +1,6 @@
 r"""Does training in bfloat16 cost anything? The same run in both, layout by layout, seed by seed.
 
-    python -m experiments.sweep --config=experiments/configs/precision.py:standard,wide,narrow \
+    python -m experiments.sweep --config=experiments/configs/precision.py:standard,wide \
         --workdir=runs/precision
 
 With `dtype=bfloat16` products and activations are in bfloat16; parameters, moments of the
