@@ -207,6 +207,15 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
         arms[folder] = changes
         titles.update({folder: name} if name else {})
 
+    plain = module.get_config
+
+    def with_flags(arg: str = "") -> Any:
+        """What arms are computed from: widths and scales that flags set reach them too."""
+        config = plain(arg)
+        config.update_from_flattened_dict(overrides)
+        return config
+
+    module.get_config = with_flags  # type: ignore[attr-defined]  # the module is ours alone
     module.sweep(add, words)
     varied = {field for changes in arms.values() for field in changes}
     for field in varied & overrides.keys():

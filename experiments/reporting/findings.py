@@ -74,6 +74,8 @@ def _certainty(panel: Panel) -> str:
         text = f"That lead is none: both are equal within {lead.smallest:g} ({interval})."
     elif d.holds_zero:
         text = f"Whether that lead is real, we cannot tell: its {interval} holds zero."
+    elif d.high < 0:
+        text = f"On the seeds of both the other is better ({interval}): cannot tell."
     else:
         text = (
             f"That lead stands clear of zero by itself ({interval}), but {d.pairs} seeds are too "

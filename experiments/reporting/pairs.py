@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.reporting.document import Block, Heading, Paragraph, Table
-from experiments.reporting.results import Panel, Run
+from experiments.reporting.results import SEEDS, Panel, Run
 from experiments.reporting.statistics import (
     CONFIDENCE,
     Difference,
@@ -56,8 +56,8 @@ class Pair(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Does the interval leave zero out, and does that hold after Holm's correction?"""
-        return not self.equal and not self.difference.holds_zero and self.p < 1 - CONFIDENCE
+        """Does the interval leave zero out on the side of `a`, after Holm's correction too?"""
+        return not self.equal and self.difference.low > 0 and self.p < 1 - CONFIDENCE
 
     @property
     def verdict(self) -> str:
@@ -73,6 +73,8 @@ class Pair(NamedTuple):
             return "cannot tell (too few seeds)"
         if d.holds_zero:
             return "cannot tell"
+        if d.high < 0:  # `a` is the better by seeds that `b` has not
+            return "cannot tell (on the seeds of both the other is better)"
         return f"cannot tell (too few seeds for {self.of} comparisons)"
 
     def may_be_decided(self, limit: int) -> bool:
@@ -96,13 +98,16 @@ def compare(panel: Panel) -> list[Pair]:
     """Every two complete arms; those that the question names, where it does; in a published table
     those that hold its base. Holm's family is what is returned."""
     asked = [set(pair) for pair in panel.question.get("pairs", ())]
+    question = dict(panel.question)
+    if any(SEEDS.search(later.folder.name) for run in panel.complete for later in run.more):
+        question["limit"] = max(1, question.get("limit", 0))  # seeds were added where it was open
     return judged(
         [
             (a, b)
             for a, b in combinations(panel.complete, 2)
             if (not panel.base or panel.base in (a, b)) and (not asked or {a.name, b.name} in asked)
         ],
-        panel.question,
+        question,
     )
 
 

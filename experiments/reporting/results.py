@@ -107,7 +107,7 @@ class Run:
         """With the seeds of another run of the same arm; rates of both together."""
         mine, theirs = self.result, other.result
         per_seed = [n for n in mine if n == "seeds" or n.startswith(("heldout_", "train_"))]
-        seconds = mine["wall_seconds"] + theirs["wall_seconds"]
+        seconds = sum(one.get("wall_seconds", 0.0) for one in (mine, theirs))  # diverged: none
         result = mine | {n: [*mine[n], *theirs[n]] for n in per_seed} | {"wall_seconds": seconds}
         return dataclasses.replace(self, result=result, more=(*self.more, other))
 
@@ -234,9 +234,11 @@ def _seeds_together(runs: list[Run]) -> list[Run]:
 
 
 def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str]:
-    """Layouts or plans that occur, in the order of their table; "cycle:3" stands with "cycle"."""
-    found = {run.result[field] for panel in panels for run in panel.runs}
-    return [name for row in table for name in sorted(found) if name.partition(":")[0] == row]
+    """Layouts or plans that occur, in the order of their table; "cycle:3" stands with "cycle", a
+    plan that was written by hand at the end."""
+    found = sorted({run.result[field] for panel in panels for run in panel.runs})
+    known = [name for row in table for name in found if name.partition(":")[0] == row]
+    return known + [name for name in found if name not in known]
 
 
 def unfinished(folder: Path) -> list[str]:

@@ -84,8 +84,9 @@ def changes(
                 raise ValueError(f"{name}: match=seconds is for all arms of a sweep, or for none")
             arm.resolve(_without_match(config))  # what is wrong is said before anything runs
         with workdir.own(folder, patience=60):
-            found = _elsewhere({"arms": asked, "threads": threads})
-            workdir.write_json(path, {"arms": asked} | found)
+            if not path.exists():  # another may have measured while this one waited
+                found = _elsewhere({"arms": asked, "threads": threads})
+                workdir.write_json(path, {"arms": asked} | found)
     told = workdir.read_json(path)
     if differ := workdir.differences(told["arms"], asked):
         rows = "\n".join(f"  {n}: there {a!r}, here {b!r}" for n, a, b in differ[: workdir.SHOWN])

@@ -57,6 +57,11 @@ def scaled(model: Any, by: str, size: float) -> dict[str, Any]:
             f"--ladder: model.kinds={model.kinds!r} has {own[0]} of its own, which would stay as "
             "it is; leave it out there, or use --ladder_by=depth"
         )
+    if by == "width" and model.attention_scale:
+        raise ValueError(
+            f"--ladder: model.attention_scale={model.attention_scale} would stay as it is while "
+            "heads grow wider; leave it out, or use --ladder_by=depth"
+        )
     changes: dict[str, Any] = {}
     for name in FIELDS[by]:
         value = model[name]

@@ -93,9 +93,9 @@ def _take(path: Path, mode: str) -> IO:
             except OSError:  # a disk without locks
                 locked = False
             sure = locked and owner.get("kernel") == _ourselves()["kernel"]
-            if owner and not sure and _age(path) < DEAD:
-                raise Busy(path.parent, _in_words(owner))
             with contextlib.suppress(FileNotFoundError):
+                if owner and not sure and _age(path) < DEAD:
+                    raise Busy(path.parent, _in_words(owner))
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     closes.pop_all()
                     return file

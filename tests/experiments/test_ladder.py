@@ -72,6 +72,9 @@ def test_what_is_no_ladder_is_refused():
     with pytest.raises(ValueError, match="has head_dim of its own, which would stay"):
         scaled(config.model, "width", 2.0)
     assert scaled(config.model, "depth", 2.0) == {"model.num_layers": 4}
+    config.model.kinds, config.model.attention_scale = "", 0.25
+    with pytest.raises(ValueError, match=r"attention_scale=0.25 would stay as it is while heads"):
+        scaled(config.model, "width", 2.0)
     for file, what in (("albert_table4", "published table"), ("same_start", "known answer")):
         plan = sweep.read(f"{CONFIGS}/{file}.py:tiny", {})
         with pytest.raises(ValueError, match=f"which are those of a {what} here"):

@@ -127,3 +127,33 @@ def test_a_sweep_adds_seeds_and_goes_on(tmp_path, nine_letters):
 
 def test_no_round_without_a_result(tmp_path):
     assert sweep.later_seeds(tmp_path, {"gone": None}, {}) == {}
+
+
+def test_seeds_that_one_arm_has_alone_turn_no_verdict(tmp_path):
+    """On the six seeds of both wide heads are better for sure; with six of their own, worse."""
+    write_arm(tmp_path / "standard", "standard", "albert", 2.82, 1000, seeds=list(range(6)))
+    write_arm(tmp_path / "wide", "wide", "albert", 2.80, 1000, seeds=list(range(6)))
+    [[pair]] = [pairs.compare(panel) for panel in results.read([tmp_path])]
+    assert (pair.a.result["layout"], pair.sure, pair.grows) == ("wide", True, False)
+    more = {"heldout_bits_per_byte": [2.90] * 6, "seeds": list(range(6, 12))}
+    write_arm(tmp_path / "wide-seeds6-11", "wide", "albert", 0, 1000, **more)
+    [[pair]] = [pairs.compare(panel) for panel in results.read([tmp_path])]
+    assert pair.difference.pairs == 6
+    assert (pair.a.result["layout"], pair.sure) == ("standard", False)
+    assert pair.verdict == "cannot tell (on the seeds of both the other is better)"
+    assert pair.grows  # seeds were added, whatever limit the last command gave
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_plan_written_by_hand_and_two_groups_that_diverged_are_reported(tmp_path):
+    write_arm(tmp_path / "hand", "wide", "0,1,1,0", 2.8, 1000)
+    write_arm(tmp_path / "wide", "wide", "albert", 2.9, 1000)
+    for seeds in ([3, 4], [5, 6]):
+        folder = tmp_path / f"wide-seeds{seeds[0]}-{seeds[1]}"
+        write_arm(
+            folder, "wide", "albert", 0, 1000, seeds=seeds, status="diverged", message="at step 3"
+        )
+        result = json.loads((folder / "result.json").read_text())
+        result.pop("wall_seconds", None)
+        (folder / "result.json").write_text(json.dumps(result))
+    assert "wide · 0,1,1,0" in written(tmp_path)[0]

@@ -179,3 +179,12 @@ def test_a_sweep_chooses_its_rates(tmp_path, nine_letters):
     assert trained["final_learning_rate"] == pytest.approx(found.chosen / 10)
     assert trained["seeds"] == [0, 1]
     assert "### Learning rates" in (tmp_path / "sweep/report.md").read_text()
+
+
+def test_flags_reach_what_arms_are_computed_from():
+    """Scores / H are of the heads that the flags ask for, equal parameters of their width."""
+    path = f"{ROOT}/experiments/configs/heads_and_sharing.py:scores"
+    arms = sweep.read(path, {"model.num_heads": 8}).arms
+    assert arms["standard-albert-scores-H"]["model.attention_scale"] == 1 / (64 // 8)
+    arms = sweep.read(f"{ROOT}/experiments/configs/chunks.py", {"model.width": 128}).arms
+    assert arms["one-for-all-chunks-small-scores"]["model.attention_scale"] == 128**-0.5
