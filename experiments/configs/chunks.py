@@ -20,9 +20,8 @@ a validation part, and rates from 0.003 to 0.012 to begin with: 0.003 alone suit
     python -m experiments.sweep --tune=3 --config=experiments/configs/chunks.py:tuned \
         --workdir=runs/chunks_tuned
 
-and `reviews` (the class of a review in place
-of the next byte, as `former` asks too; then those of reviews.py, and only the seven arms that are
-compared, which leaves the training as long as there),
+and `reviews` (the class of a review in place of the next byte, as `former` asks too; then those of
+reviews.py, and only the seven arms that are compared, which leaves the training as long as there),
 
     python -m experiments.sweep --config=experiments/configs/chunks.py:reviews \
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/chunks_reviews

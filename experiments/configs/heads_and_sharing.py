@@ -110,16 +110,14 @@ def pairs(arg: str = "") -> list[tuple[str, str]]:
         for layout in _layouts(arg)
         if layout != "standard"
     ]
-    first, *others = _plans(arg)
     if "confirm" in arg.split(","):
-        others = []
+        return layouts
+    first, *others = _plans(arg)
     found = layouts + [
-        (f"{layout} · {other}", f"{layout} · {first}")
-        for other in others
-        for layout in _layouts(arg)
+        (f"{layout} · {other}", f"{layout} · {first}") for other in others for layout in LAYOUTS
     ]
     if "scores" in arg.split(","):
-        arms = [f"{layout} · {plan}" for layout in _layouts(arg) for plan in _plans(arg)]
+        arms = [f"{layout} · {plan}" for layout in LAYOUTS for plan in _plans(arg)]
         found += [(f"{a}{BY_WIDTH}", f"{b}{BY_WIDTH}") for a, b in layouts]
         found += [(f"{name}{BY_WIDTH}", name) for name in arms]
     return found

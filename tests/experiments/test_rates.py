@@ -188,3 +188,12 @@ def test_flags_reach_what_arms_are_computed_from():
     assert arms["standard-albert-scores-H"]["model.attention_scale"] == 1 / (64 // 8)
     arms = sweep.read(f"{ROOT}/experiments/configs/chunks.py", {"model.width": 128}).arms
     assert arms["one-for-all-chunks-small-scores"]["model.attention_scale"] == 128**-0.5
+
+
+def test_a_question_that_is_put_alone():
+    """`confirm` has standard and wide heads, and no pair but these two under each plan."""
+    plan = sweep.read(f"{ROOT}/experiments/configs/heads_and_sharing.py:study,confirm", {})
+    plans = ("separate", "cycle:2", "albert")
+    assert list(plan.pairs) == [(f"wide · {p}", f"standard · {p}") for p in plans]
+    assert {one["model.layout"] for one in plan.arms.values()} == {"standard", "wide"}
+    assert len(plan.arms) == 2 * len(plans)
