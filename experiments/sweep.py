@@ -192,7 +192,7 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
     name.
     """
     path, _, words = filename.partition(":")
-    module, _ = launch.load(filename)
+    module, _ = launch.load(filename, overrides)
     if not hasattr(module, "sweep"):
         raise ValueError(f"{path} has no sweep(add, arg); use experiments.run for one run")
     arms: dict[str, dict[str, Any]] = {}
@@ -207,15 +207,6 @@ def read(filename: str, overrides: dict[str, Any]) -> Sweep:
         arms[folder] = changes
         titles.update({folder: name} if name else {})
 
-    plain = module.get_config
-
-    def with_flags(arg: str = "") -> Any:
-        """What arms are computed from: widths and scales that flags set reach them too."""
-        config = plain(arg)
-        config.update_from_flattened_dict(overrides)
-        return config
-
-    module.get_config = with_flags  # type: ignore[attr-defined]  # the module is ours alone
     module.sweep(add, words)
     varied = {field for changes in arms.values() for field in changes}
     for field in varied & overrides.keys():

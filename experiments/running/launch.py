@@ -4,7 +4,7 @@ import ast
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,8 +50,12 @@ def config() -> tuple[str, ConfigDict, dict[str, Any]]:
     return filename, found, overrides
 
 
-def load(filename: str) -> tuple[Any, ConfigDict]:
-    """`path.py:words` -> the module, and its config for these words."""
+def load(filename: str, overrides: Mapping[str, Any] = {}) -> tuple[Any, ConfigDict]:
+    """`path.py:words` -> the module, and its config for these words.
+
+    Every call makes the module anew. Its own functions read its config with the `overrides`, path
+    -> value, so what a sweep computes from widths is of those that flags set.
+    """
     path, *words = filename.split(":", 1)
     if not Path(path).is_file() or not path.endswith(".py"):
         raise ValueError(f"no config file {path!r}; --config is path.py or path.py:words")
@@ -62,7 +66,15 @@ def load(filename: str) -> tuple[Any, ConfigDict]:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(), which makes the config of a run")
-    return module, module.get_config(*words)
+    plain = module.get_config
+
+    def get_config(*words: str) -> ConfigDict:
+        config = plain(*words)
+        config.update_from_flattened_dict(overrides)
+        return config
+
+    module.__dict__["get_config"] = get_config
+    return module, get_config(*words)
 
 
 def fields(config: ConfigDict, prefix: str = "") -> dict[str, tuple[type, Any]]:

@@ -84,6 +84,24 @@ def test_it_is_measured_once_and_then_read(tmp_path, monkeypatch, configs):
         clock.changes(configs, tmp_path / "sweep", 1, measures=True)
 
 
+def test_who_waited_for_another_measurement_reads_it(tmp_path, monkeypatch, configs):
+    """Another sweep on the folder measures between our look at it and our lock."""
+    one = {"ffn_width": 77, "ratio": 1.0}
+    arms = {name: config.to_dict() for name, config in configs.items()}
+    theirs = {"arms": arms, "environment": {}, "found": dict.fromkeys(arms, one)}
+    own = workdir.own
+
+    def after_another(folder, **options):
+        workdir.write_json(folder / workdir.CALIBRATION, theirs)
+        return own(folder, **options)
+
+    (tmp_path / "sweep").mkdir()
+    monkeypatch.setattr(workdir, "own", after_another)
+    monkeypatch.setattr(clock, "_elsewhere", lambda asked: pytest.fail("measured again"))
+    found = clock.changes(configs, tmp_path / "sweep", 1, measures=True)
+    assert found["wide"]["model.ffn_width"] == 77
+
+
 def test_all_arms_of_a_sweep_ask_for_seconds_or_none(tmp_path, configs):
     configs["wide"].match.budget = "flops"
     with pytest.raises(ValueError, match="wide: match=seconds is for all arms"):

@@ -88,6 +88,20 @@ def test_another_host_lives_as_long_as_it_touches_its_file(tmp_path):
         pass
 
 
+def test_another_host_ends_while_we_look_at_its_file(tmp_path, monkeypatch):
+    """It is free then, and no file that is missing."""
+    strange(tmp_path, 30)
+    age = lock._age
+
+    def after_a_removal(path):
+        path.unlink(missing_ok=True)
+        return age(path)
+
+    monkeypatch.setattr(lock, "_age", after_a_removal)
+    with lock.own(tmp_path, 0):
+        assert f"process {os.getpid()} on" in lock.holder(tmp_path)
+
+
 def test_a_disk_without_locks(tmp_path, monkeypatch):
     def refuses(*args):
         raise OSError(errno.ENOLCK, "No locks available")
