@@ -66,15 +66,18 @@ def load(filename: str, overrides: Mapping[str, Any] = {}) -> tuple[Any, ConfigD
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(), which makes the config of a run")
-    plain = module.get_config
+    if overrides:
+        module.__dict__["get_config"] = _with(overrides, module.get_config)
+    return module, module.get_config(*words)
 
-    def get_config(*words: str) -> ConfigDict:
-        config = plain(*words)
+
+def _with(overrides: Mapping[str, Any], get_config: Callable) -> Callable:
+    def of_flags(*words: str) -> ConfigDict:
+        config = get_config(*words)
         config.update_from_flattened_dict(overrides)
         return config
 
-    module.__dict__["get_config"] = get_config
-    return module, get_config(*words)
+    return of_flags
 
 
 def fields(config: ConfigDict, prefix: str = "") -> dict[str, tuple[type, Any]]:
