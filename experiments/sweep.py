@@ -276,7 +276,9 @@ def rounds(configs: dict[str, Any], folder: Path, run: Run) -> dict[str, str]:
 
 
 def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any], dict[str, str]]:
-    """The configs with their best learning rates, and how the runs ended that tell them."""
+    """The configs with their best learning rates, and how the runs ended that tell them: but for
+    those that diverged, which tell enough. Without an arm one of whose rates was not tried to the
+    end, since the best may be there."""
     ends: dict[str, str] = {}
     found: dict[str, rates.Tuned] = {}
     place = folder / rates.FOLDER
@@ -291,9 +293,15 @@ def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any
         if f"{name}-lr{rate:.4g}" not in ends
     }:
         ends |= run(trials, place)
-        found = rates.read(folder)
+        broken = {
+            trial.rpartition("-lr")[0]
+            for trial, end in ends.items()
+            if end not in (arm.COMPLETE, arm.DIVERGED)
+        }
+        found = {n: t for n, t in rates.read(folder).items() if n not in broken}
         asked = {n: [t.wanted] for n, t in found.items() if t.wanted is not None}
-    return {n: at_rate(c, found[n].chosen) for n, c in configs.items() if n in found}, ends
+    told = {trial: end for trial, end in ends.items() if end != arm.DIVERGED}
+    return {n: at_rate(c, found[n].chosen) for n, c in configs.items() if n in found}, told
 
 
 def at_rates_of(plan: Sweep, configs: dict[str, Any], source: Path) -> tuple[Sweep, dict[str, Any]]:
@@ -333,6 +341,8 @@ def later_seeds(folder: Path, configs: dict[str, Any], ends: dict[str, str]) -> 
     more = {}
     for panel in results.read([folder]):
         for path, seeds in pairs.more_seeds(panel).items():
+            if path.name not in configs:  # its rate is not known this time
+                continue
             config = with_changes(configs[path.name], {"train.seeds": seeds})
             more[f"{path.name}-seeds{seeds[0]}-{seeds[-1]}"] = config
     return {name: config for name, config in more.items() if name not in ends}

@@ -9,6 +9,7 @@ from commands import command
 from written_arms import undrawn, write_arm, written
 
 from experiments import sweep
+from experiments.configs import byte_lm
 from experiments.reporting import pairs, results
 
 __all__ = ["undrawn"]
@@ -127,6 +128,12 @@ def test_a_sweep_adds_seeds_and_goes_on(tmp_path, nine_letters):
 
 def test_no_round_without_a_result(tmp_path):
     assert sweep.later_seeds(tmp_path, {"gone": None}, {}) == {}
+
+
+def test_no_round_of_an_arm_that_is_not_run_this_time(tmp_path):
+    write(tmp_path, [SAME])
+    config = byte_lm.get_config("tiny")
+    assert sweep.later_seeds(tmp_path, {"wide": config}, {}).keys() == {"wide-seeds6-11"}
 
 
 def test_seeds_that_one_arm_has_alone_turn_no_verdict(tmp_path):

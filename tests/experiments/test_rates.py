@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -157,6 +158,38 @@ def test_data_without_a_validation_part_are_refused(tmp_path):
         assert done.returncode == 1
         assert message in done.stderr
         assert not (tmp_path / "s").exists()
+
+
+def test_a_rate_that_was_not_tried_to_the_end_chooses_none(tmp_path, monkeypatch):
+    """The best may be there: the arm waits for it. One that diverged is known to be worse."""
+    rate = byte_lm.get_config("tiny").train.learning_rate
+    scores = {rate / 2: 2.0, rate: 1.9, 2 * rate: None, rate * math.sqrt(2): 2.2}
+    configs = {name: byte_lm.get_config("tiny") for name in ("wide", "narrow")}
+
+    def run(trials, place):
+        ends = {}
+        for name, config in trials.items():
+            tried = config.train.learning_rate
+            if broken and name == f"narrow-lr{rate:.4g}":
+                ends[name] = "killed by SIGKILL (out of memory?)"
+                continue
+            score = next(v for k, v in scores.items() if k == pytest.approx(tried))
+            known = {"seeds": [rates.SEED], "learning_rate": tried, "diverged": score is None}
+            if not (place / name).exists():
+                write_arm(place / name, name.partition("-")[0], "separate", score or 0, 1, **known)
+            ends[name] = "diverged" if score is None else "complete"
+        return ends
+
+    monkeypatch.setattr(sweep, "_TUNE", types.SimpleNamespace(value=3))
+    broken = True
+    chosen, ends = sweep.tune(configs, tmp_path, run)
+    assert chosen.keys() == {"wide"}
+    assert set(ends.values()) == {"complete", "killed by SIGKILL (out of memory?)"}
+    broken = False
+    chosen, ends = sweep.tune(configs, tmp_path, run)
+    assert chosen.keys() == {"wide", "narrow"}
+    assert set(ends.values()) == {"complete"}
+    assert chosen["narrow"].train.learning_rate == chosen["wide"].train.learning_rate
 
 
 @pytest.mark.slow
