@@ -53,7 +53,8 @@ def match(
       multiple: only multiples of it are tried, as 8 for the matrix units of a device.
 
     Raises: ValueError where even the smallest `by` is over the budget, where the budget does not
-      depend on it, and where the smallest is no model (an odd head under rotary positions).
+      depend on it or stops growing with it (layers that share their weights), and where the
+      smallest is no model (an odd head under rotary positions).
 
     >>> grouped = ModelConfig(num_kv_heads=1)
     >>> found = match(grouped, ModelConfig(), "parameters", multiple=8)
@@ -82,8 +83,14 @@ def match(
             f"{config.layout}/{config.plan}: at {by} {multiple} it costs more {budget} ({one:,}) "
             f"than the whole reference ({wanted:,}); give the reference a larger {by}"
         )
-    # Most costs are linear, all grow at least so: the line through two points ends high enough.
+    # Most costs are linear, all that go on grow at least so: the line through two points ends
+    # high enough.
     high = 1 + max(1, math.ceil((wanted - one) / (two - one)))
+    if of(high) < wanted:
+        raise ValueError(
+            f"{config.layout}/{config.plan}: {budget} stop growing with {by} at {of(high):,}, "
+            f"below the reference's {wanted:,}; solve for another size"
+        )
     low = high - 1 if of(high - 1) <= wanted else 1
     while high - low > 1:
         middle = (low + high) // 2

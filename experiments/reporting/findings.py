@@ -29,7 +29,7 @@ def heading(panel: Panel) -> str:
 def answer(panel: Panel, title: str = "") -> str:
     """The best arm, by how much, and how sure that is."""
     arms, title = panel.complete, title or heading(panel)
-    gone = [run.name for run in panel.arms if not run.complete]
+    gone = _diverged(panel)
     ending = f" Diverged: {listed(gone, 'and')}." if gone else ""
     if not arms:
         return f"{title}, there is nothing to compare: every arm diverged."
@@ -44,6 +44,19 @@ def answer(panel: Panel, title: str = "") -> str:
         f"{_at_cost(best, second)}."
     )
     return f"{first} {_certainty(panel)}{ending}"
+
+
+def _diverged(panel: Panel) -> list[str]:
+    """The arms that diverged at their best rate, and later seeds of an arm that did."""
+    names = []
+    for best in panel.arms:
+        rate = best.result["learning_rate"]
+        for run in panel.runs:
+            if run.complete or run.name != best.name or run.result["learning_rate"] != rate:
+                continue
+            seeds = f" with seeds {listed(list(map(str, run.seeds)), 'and')}"
+            names.append(run.name + (seeds if best.complete else ""))
+    return names
 
 
 def _at_cost(best: Run, second: Run) -> str:

@@ -224,12 +224,23 @@ def read(folders: Sequence[Path]) -> list[Panel]:
 
 
 def _seeds_together(runs: list[Run]) -> list[Run]:
-    """Runs that differ in their seeds alone are one."""
+    """Runs that differ in their seeds alone are one. Raises WorkdirError where a seed would count
+    twice."""
     together: dict[str, Run] = {}
     for run in sorted(runs, key=lambda r: min(r.seeds)):
         trains = run.record["config"]["train"] | {"seeds": None}
         alike = repr([run.name, run.size, run.complete, run.record["config"] | {"train": trains}])
-        together[alike] = together[alike].joined(run) if alike in together else run
+        if alike not in together:
+            together[alike] = run
+            continue
+        known = together[alike]
+        if twice := sorted(set(known.seeds) & set(run.seeds)):
+            here = next(r for r in (*known.more, known) if set(r.seeds) & set(run.seeds))
+            raise workdir.WorkdirError(
+                f"{here.folder} and {run.folder} are the same arm with the same seed {twice[0]}, "
+                "which would count twice; move one of them elsewhere"
+            )
+        together[alike] = known.joined(run)
     return list(together.values())
 
 

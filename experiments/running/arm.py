@@ -175,7 +175,8 @@ def _run(
     mesh = shard.data_mesh(model_parallel=model_parallel, **sizes)
     source = arm.data.load(arm.train.length, folder)
     # Rows that are scored may be longer than those that are learnt from.
-    _check_lengths(TASKS[arm.task].bind(source.sizes), source.heldout(1), arm.model)
+    for rows in filter(None, (source.heldout, source.validation)):
+        _check_lengths(TASKS[arm.task].bind(source.sizes), rows(1), arm.model)
     record = {
         "config": config.to_dict(),
         "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},

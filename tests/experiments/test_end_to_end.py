@@ -1,6 +1,7 @@
 """The commands as a user types them: results, resume after SIGKILL, refusals."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -281,6 +282,24 @@ def test_a_diverged_arm_is_said_and_kept(tmp_path, text):
     assert "is not finite at step" in result.stderr
     assert "lower train.learning_rate" in result.stderr
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "diverged"
+
+
+@pytest.mark.parametrize("part", ["heldout", "validation"])
+def test_rows_that_are_scored_alone_may_be_too_long(tmp_path, monkeypatch, nine_letters, part):
+    """Said before anything is written, not at the first evaluation."""
+    config, load = byte_lm.get_config("tiny"), Text.load
+    config.data.path, config.data.validation = str(nine_letters), 0.1
+
+    def longer(self, length, folder=None):
+        source = load(self, length, folder)
+        rows = getattr(source, part)
+        thrice = lambda count: {name: np.tile(a, (1, 3)) for name, a in rows(count).items()}
+        return dataclasses.replace(source, **{part: thrice})
+
+    monkeypatch.setattr(Text, "load", longer)
+    with pytest.raises(ValueError, match=r"longer than model\.max_len 16"):
+        arm.run(config, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.json"))
 
 
 SEQ2SEQ = ["--config.task=span_corruption", "--config.model.kind=encoder_decoder"]

@@ -9,7 +9,7 @@ import pytest
 from written_arms import undrawn, write_arm, write_sweep, written
 
 from experiments import report
-from experiments.reporting import results
+from experiments.reporting import findings, results
 from experiments.running.workdir import WorkdirError
 
 __all__ = ["undrawn"]
@@ -23,6 +23,26 @@ def test_a_diverged_arm_is_shown_as_such(tmp_path):
     markdown = (tmp_path / "report.md").read_text()
     assert "| ~~narrow · separate~~ | diverged | – | 90,000 |" in markdown
     assert "Diverged: narrow · separate." in markdown
+
+
+def test_later_seeds_that_diverged_are_said_too(tmp_path):
+    write_sweep(tmp_path)
+    folder = tmp_path / "narrow-albert-seeds3-4"
+    write_arm(folder, "narrow", "albert", 3.0, 60_000, seeds=[3, 4], diverged=True)
+    [panel] = results.read([tmp_path])
+    assert findings.answer(panel).endswith(" Diverged: narrow · albert with seeds 3 and 4.")
+
+
+def test_a_seed_counts_once(tmp_path):
+    """A copy of an arm among the arms is refused, and its other seeds are not."""
+    write_sweep(tmp_path)
+    write_arm(tmp_path / "more", "narrow", "albert", 3.1, 60_000, seeds=[3, 4])
+    [panel] = results.read([tmp_path])
+    assert {len(run.seeds) for run in panel.runs} == {3, 5}
+    write_arm(tmp_path / "other", "narrow", "albert", 3.1, 60_000, seeds=[4, 5])
+    message = r"more and .*other are the same arm with the same seed 4, .*; move one of them"
+    with pytest.raises(WorkdirError, match=message):
+        results.read([tmp_path])
 
 
 def test_all_arms_diverged(tmp_path):

@@ -127,6 +127,7 @@ def test_a_cache_is_matched_by_heads_where_nothing_is_told():
     [
         (dict(num_kv_heads=1), "cache", "ffn_width", "cache do not depend on ffn_width"),
         (dict(plan="albert"), "parameters", "num_layers", "do not depend on num_layers"),
+        (dict(plan="sandwich"), "parameters", "num_layers", "stop growing with num_layers at"),
         (dict(layout="wide", num_heads=40), "flops", "ffn_width", "at ffn_width 1 it costs more"),
         (dict(positions="rotary", num_kv_heads=1), "flops", "head_dim", "head_dim 1 must be even"),
         ({}, "flops", "width", "unknown size to solve for 'width'"),
