@@ -1,7 +1,7 @@
 r"""May an encoder and a decoder be one set of weights? T5's question on a task that fits here.
 
     python -m experiments.sweep --config=experiments/configs/shared_encoder_decoder.py \
-        --config.data.path=PATH/multi30k --workdir=runs/both
+        --config.data.path=PATH/multi30k --workdir=runs/stacks
 
 English to German on Multi30k (see translation.py). Raffel et al. 2020 (arXiv 1910.10683), Table 2:
 an encoder and a decoder that share all their weights score almost as two of their own (82.81
