@@ -7,7 +7,8 @@ With `dtype=bfloat16` products and activations are in bfloat16; parameters, mome
 optimizer, statistics of norms, softmax and loss stay in float32. Both arms of a layout start from
 the same weights and read the same batches, so a seed's two losses are a pair.
 
-    python -m experiments.sweep --config=experiments/configs/precision.py:small --workdir=runs/precision_small
+    python -m experiments.sweep --config=experiments/configs/precision.py:small \
+        --workdir=runs/precision_small
 
 asks it of every layout.
 
