@@ -287,14 +287,14 @@ def tune(configs: dict[str, Any], folder: Path, run: Run) -> tuple[dict[str, Any
         for name, config in configs.items()
     }
     while trials := {
-        f"{name}-lr{rate:.4g}": at_rate(configs[name], rate, seeds=(rates.SEED,))
+        rates.trial(name, rate): at_rate(configs[name], rate, seeds=(rates.SEED,))
         for name, some in asked.items()
         for rate in some
-        if f"{name}-lr{rate:.4g}" not in ends
+        if rates.trial(name, rate) not in ends
     }:
         ends |= run(trials, place)
         broken = {
-            trial.rpartition("-lr")[0]
+            rates.arm_of(trial)
             for trial, end in ends.items()
             if end not in (arm.COMPLETE, arm.DIVERGED)
         }

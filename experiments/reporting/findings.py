@@ -48,15 +48,15 @@ def answer(panel: Panel, title: str = "") -> str:
 
 def _diverged(panel: Panel) -> list[str]:
     """The arms that diverged at their best rate, and later seeds of an arm that did."""
-    names = []
-    for best in panel.arms:
-        rate = best.result["learning_rate"]
-        for run in panel.runs:
-            if run.complete or run.name != best.name or run.result["learning_rate"] != rate:
-                continue
-            seeds = f" with seeds {listed(list(map(str, run.seeds)), 'and')}"
-            names.append(run.name + (seeds if best.complete else ""))
-    return names
+    of = lambda run: (run.name, run.result["learning_rate"])
+    return [
+        f"{run.name} with seeds {listed([*map(str, run.seeds)], 'and')}"
+        if best.complete
+        else run.name
+        for best in panel.arms
+        for run in panel.runs
+        if not run.complete and of(run) == of(best)
+    ]
 
 
 def _at_cost(best: Run, second: Run) -> str:

@@ -50,6 +50,20 @@ def first_rates(middle: float, count: int) -> list[float]:
     return [middle * FACTOR**k for k in range(-(count // 2), count - count // 2)]
 
 
+def trial(arm: str, rate: float) -> str:
+    """The folder of the run that tries this rate for an arm; `arm_of` finds the arm again.
+
+    >>> trial("wide-albert", 0.003), arm_of("wide-albert-lr0.003")
+    ('wide-albert-lr0.003', 'wide-albert')
+    """
+    return f"{arm}-lr{rate:.4g}"
+
+
+def arm_of(trial: str) -> str:
+    """The arm that a `trial` is of."""
+    return trial.rpartition("-lr")[0]
+
+
 def next_rate(tried: Mapping[float, float]) -> float | None:
     """The rate to try next so that the best lies between two others; None where it does.
 
@@ -157,7 +171,7 @@ def read(folder: Path) -> dict[str, Tuned]:
     titles = results.sweep_of(folder).get("titles", {})
     found: dict[str, Tuned] = {}
     for path in sorted(folder.glob(f"{FOLDER}/*/{workdir.RESULT}")):
-        arm = path.parent.name.rpartition("-lr")[0]
+        arm = arm_of(path.parent.name)
         run = results.Run(path.parent, workdir.read_json(path), {}, titles.get(arm, ""))
         old = found.get(arm, Tuned(run.name, {}, 0.0, run.sign))
         score = run.sign * float(run.curve()[1][:, -1].mean()) if run.complete else math.inf

@@ -104,7 +104,14 @@ class Run:
         return float(self.heldout.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
     def joined(self, other: "Run") -> "Run":
-        """With the seeds of another run of the same arm; rates of both together."""
+        """With the seeds of another run of the same arm; rates of both together. Raises
+        WorkdirError where a seed would count twice."""
+        if twice := {*self.seeds} & {*other.seeds}:
+            here = next(run for run in (*self.more, self) if twice & {*run.seeds})
+            raise workdir.WorkdirError(
+                f"{here.folder} and {other.folder} are the same arm with the same seed "
+                f"{min(twice)}, which would count twice; move one of them elsewhere"
+            )
         mine, theirs = self.result, other.result
         per_seed = [n for n in mine if n == "seeds" or n.startswith(("heldout_", "train_"))]
         seconds = sum(one.get("wall_seconds", 0.0) for one in (mine, theirs))  # diverged: none
@@ -224,23 +231,12 @@ def read(folders: Sequence[Path]) -> list[Panel]:
 
 
 def _seeds_together(runs: list[Run]) -> list[Run]:
-    """Runs that differ in their seeds alone are one. Raises WorkdirError where a seed would count
-    twice."""
+    """Runs that differ in their seeds alone are one."""
     together: dict[str, Run] = {}
     for run in sorted(runs, key=lambda r: min(r.seeds)):
         trains = run.record["config"]["train"] | {"seeds": None}
         alike = repr([run.name, run.size, run.complete, run.record["config"] | {"train": trains}])
-        if alike not in together:
-            together[alike] = run
-            continue
-        known = together[alike]
-        if twice := sorted(set(known.seeds) & set(run.seeds)):
-            here = next(r for r in (*known.more, known) if set(r.seeds) & set(run.seeds))
-            raise workdir.WorkdirError(
-                f"{here.folder} and {run.folder} are the same arm with the same seed {twice[0]}, "
-                "which would count twice; move one of them elsewhere"
-            )
-        together[alike] = known.joined(run)
+        together[alike] = together[alike].joined(run) if alike in together else run
     return list(together.values())
 
 

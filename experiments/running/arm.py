@@ -174,9 +174,10 @@ def _run(
         sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
     mesh = shard.data_mesh(model_parallel=model_parallel, **sizes)
     source = arm.data.load(arm.train.length, folder)
+    task = TASKS[arm.task].bind(source.sizes)
     # Rows that are scored may be longer than those that are learnt from.
     for rows in filter(None, (source.heldout, source.validation)):
-        _check_lengths(TASKS[arm.task].bind(source.sizes), rows(1), arm.model)
+        _check_lengths(task, rows(1), arm.model)
     record = {
         "config": config.to_dict(),
         "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
@@ -213,7 +214,7 @@ def _run(
             recorder.say(longer)
         for line in changed:
             recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
-        model, task = arm.model.build(), TASKS[arm.task].bind(source.sizes)
+        model = arm.model.build()
         shapes = step_inputs(task, source.shapes(), arm.train)
         result = {
             "name": name,
