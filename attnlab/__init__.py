@@ -9,12 +9,12 @@ from attnlab.attention.core import BACKENDS, dot_product_attention, explain
 from attnlab.attention.edges import attention_over_edges
 from attnlab.conversion import convert, permute_heads, regauge, truncate
 from attnlab.heads import positions
-from attnlab.heads.cache import init_cache
-from attnlab.heads.layouts import LAYOUTS, Layout
-from attnlab.heads.multihead import explain_heads, multi_head_attention
-from attnlab.heads.orders import contraction_orders
-from attnlab.heads.project import init_heads, merge_heads, project_heads
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.cache import init_cache
+from attnlab.heads.old.layouts import LAYOUTS, Layout
+from attnlab.heads.old.multihead import explain_heads, multi_head_attention
+from attnlab.heads.old.orders import contraction_orders
+from attnlab.heads.old.project import init_heads, merge_heads, project_heads
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.accounting import applied_parameters, flops_per_token, unique_parameters
 from attnlab.model.block import transformer_block
 from attnlab.model.config import ModelConfig

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention.core import dot_product_attention
-from attnlab.heads import beside
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old import beside
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 FLAX_NAMES = {"query": "q", "key": "k", "value": "v", "out": "o"}
 FLAX_NORMS = {"query_ln": "q_norm", "key_ln": "k_norm"}
@@ -194,7 +194,7 @@ def heads_to_linen(w: Weights, spec: HeadSpec) -> dict[str, dict[str, Array]]:
       V != H, a scale of its own, no output map, "rms" norms.
 
     >>> import jax
-    >>> from attnlab.heads import init_heads
+    >>> from attnlab.heads.old import init_heads
     >>> spec = HeadSpec("standard", width=6, num_heads=2)
     >>> tree = heads_to_linen(init_heads(jax.random.key(0), spec), spec)
     >>> tree["query"]["kernel"].shape, tree["out"]["kernel"].shape

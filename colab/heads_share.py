@@ -44,7 +44,7 @@ import numpy as np
 
 from attnlab import HeadSpec, ModelConfig, convert, init_heads, multi_head_attention, training
 from attnlab import unique_parameters as count
-from attnlab.heads.cost import cache_bytes_per_token, head_parameters
+from attnlab.heads.old.cost import cache_bytes_per_token, head_parameters
 from attnlab.model.match import match
 from attnlab.pretrained import from_variables
 from attnlab.training import sources, tasks

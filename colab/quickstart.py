@@ -43,7 +43,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from attnlab import HeadSpec, ModelConfig, flops_per_token, training, unique_parameters
-from attnlab.heads.cost import head_flops, head_parameters
+from attnlab.heads.old.cost import head_flops, head_parameters
 from attnlab.training import sources, tasks
 
 print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())

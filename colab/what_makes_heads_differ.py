@@ -48,7 +48,7 @@ from attnlab import (
     training,
     unique_parameters,
 )
-from attnlab.heads.cost import head_parameters
+from attnlab.heads.old.cost import head_parameters
 from attnlab.model.alike import heads_apart, least_moved, same_heads
 from attnlab.model.match import match
 from attnlab.training import sources, tasks

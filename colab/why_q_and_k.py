@@ -53,7 +53,7 @@ from attnlab import (
     regauge,
     truncate,
 )
-from attnlab.heads.cost import cache_bytes_per_token, head_parameters
+from attnlab.heads.old.cost import cache_bytes_per_token, head_parameters
 
 jax.config.update("jax_default_matmul_precision", "highest")  # a TPU rounds products otherwise
 print("jax", jax.__version__, "on", jax.default_backend())

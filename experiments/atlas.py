@@ -19,10 +19,10 @@ import jax.numpy as jnp
 
 from attnlab.attention.core import BACKENDS, explain
 from attnlab.attention.wide import interpreted
-from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameters
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.project import project_heads
-from attnlab.heads.spec import HeadSpec, absorption, weight_axes
+from attnlab.heads.old.cost import cache_bytes_per_token, head_flops, head_parameters
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.project import project_heads
+from attnlab.heads.old.spec import HeadSpec, absorption, weight_axes
 from experiments.drawing.arrows import between_fields, fitting, maps, pairs
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.plans import drawn_plans, plan_drawing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
 from experiments.reporting import (
     averages,

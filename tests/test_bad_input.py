@@ -17,7 +17,7 @@ from attnlab import (
     init_heads,
     multi_head_attention,
 )
-from attnlab.heads.project import check_arrays
+from attnlab.heads.old.project import check_arrays
 from attnlab.model.decode import check_ids
 
 FIELDS = {

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from attnlab import LAYOUTS, PLANS, HeadSpec, init_heads, project_heads
-from attnlab.heads.cost import head_parameters
+from attnlab.heads.old.cost import head_parameters
 from attnlab.sharing.named import named
 from attnlab.sharing.plan import mixtures
 from experiments import atlas

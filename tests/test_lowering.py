@@ -24,7 +24,7 @@ from attnlab import (
     plan_names,
 )
 from attnlab.attention import fused
-from attnlab.heads.orders import contraction_orders
+from attnlab.heads.old.orders import contraction_orders
 from attnlab.model import decode
 from attnlab.training import TrainConfig, make_optimizer
 from attnlab.training.sources import Sizes

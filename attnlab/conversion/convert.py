@@ -16,9 +16,9 @@ from attnlab.conversion.search import Node, search
 from attnlab.conversion.specs import ending, settled
 from attnlab.conversion.weights import queries, rescale
 from attnlab.conversion.witness import prove
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec, absorption, weight_axes
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec, absorption, weight_axes
 
 
 class Certificate(NamedTuple):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnlab.heads.maps import Weights
+from attnlab.heads.old.maps import Weights
 
 
 class Refused(Exception):

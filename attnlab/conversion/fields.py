@@ -13,9 +13,9 @@ import numpy as np
 from attnlab.conversion.factors import Refused, same
 from attnlab.conversion.specs import all_but_last, ending, finish, has_norms, untied
 from attnlab.conversion.weights import add_zeros, keep
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 NEVER = -1e30
 """A sink whose share is 0 in every dtype, while the largest score of a row is above it by 1000."""

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from attnlab.conversion import fields, specs, ties, weights
-from attnlab.heads.absorb import FREE_SCORES
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.absorb import FREE_SCORES
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 
 class Map(NamedTuple):

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.heads.maps import Weights
-from attnlab.heads.multihead import multi_head_attention
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.multihead import multi_head_attention
 from attnlab.heads.positions import rotary_angles
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.spec import HeadSpec
 
 # Relative: above rounding, below anything that a user would call a difference.
 MEASURABLE = 1e-9

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attnlab.conversion.measure import Situation, outputs
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 
 class Witness(NamedTuple):

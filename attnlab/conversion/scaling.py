@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from attnlab.conversion.measure import MEASURABLE, difference, draw
 from attnlab.conversion.question import Question, Witness
 from attnlab.conversion.shares import shown
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.spec import HeadSpec
 
 
 def normed(spec: HeadSpec, *runs: str) -> bool:

@@ -10,8 +10,8 @@ from attnlab.conversion.factors import Refused
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.measure import Situation
 from attnlab.conversion.specs import settled
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 
 class Node:

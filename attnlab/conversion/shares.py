@@ -6,7 +6,7 @@ import numpy as np
 
 from attnlab.conversion.measure import MEASURABLE, difference, draw
 from attnlab.conversion.question import Question, Witness
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.spec import HeadSpec
 
 
 def shown(spec: HeadSpec) -> set[str]:

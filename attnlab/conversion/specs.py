@@ -9,9 +9,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from attnlab.heads.absorb import untie_maps
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import FIELDS, HeadSpec
+from attnlab.heads.old.absorb import untie_maps
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.spec import FIELDS, HeadSpec
 
 
 def letters_of(layout: str) -> str:

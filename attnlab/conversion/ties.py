@@ -16,9 +16,9 @@ from attnlab.conversion.measure import MEASURABLE
 from attnlab.conversion.question import Question, Witness
 from attnlab.conversion.specs import settled, untied
 from attnlab.conversion.weights import keep
-from attnlab.heads.absorb import untie_maps
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.absorb import untie_maps
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 
 def apart(spec, goal):

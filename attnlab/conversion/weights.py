@@ -1,7 +1,7 @@
 """The weights of each exact map: (w, spec, reached) -> weights of `reached`, in NumPy float64.
 
 A map that needs weights with a structure raises `Refused`, with the numbers that are missing. The
-letters of the axes stand at the top of `attnlab/heads/layouts.py`.
+letters of the axes stand at the top of `attnlab/heads/old/layouts.py`.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from attnlab.conversion.factors import (
     stacked_values,
 )
 from attnlab.conversion.specs import ending
-from attnlab.heads.absorb import block_diagonal
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec, weight_axes
+from attnlab.heads.old.absorb import block_diagonal
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec, weight_axes
 from attnlab.norms import STARTS
 
 

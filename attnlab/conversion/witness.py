@@ -18,7 +18,7 @@ from attnlab.conversion.question import Question, Witness
 from attnlab.conversion.scaling import key_scale, value_scale
 from attnlab.conversion.shares import gates, mass, shown
 from attnlab.conversion.ties import shared_basis, squares
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 
 # Weights up to which the degrees of freedom are counted: it takes a matrix of that size.
 COUNTED = 1000

@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from attnlab.conversion.measure import float64
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.project import merge_heads, query_alone, turning
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.project import merge_heads, query_alone, turning
 from attnlab.inspect.linear import linear_at
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import rotary_of

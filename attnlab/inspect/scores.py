@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.project import query_alone, turning
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.project import query_alone, turning
 from attnlab.inspect.linear import linear_at
 from attnlab.inspect.writes import (
     Stack,

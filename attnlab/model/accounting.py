@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import jax
 
-from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_flops
+from attnlab.heads.old.cost import cache_bytes_per_token, call_flops, head_flops
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import POSITIONS, count_outer

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from attnlab.heads.maps import Weights
-from attnlab.heads.multihead import attend_heads
-from attnlab.heads.project import init_heads, make_memory, split_memory
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.multihead import attend_heads
+from attnlab.heads.old.project import init_heads, make_memory, split_memory
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.pointwise import dropout, feed_forward, init_feed_forward
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS, init_norm

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from attnlab.attention.core import BACKENDS
-from attnlab.heads.cache import Cache, init_cache
-from attnlab.heads.cost import cache_shapes
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.orders import check_order, contraction_orders
-from attnlab.heads.project import memory_names
-from attnlab.heads.spec import FIELDS, HeadSpec, under_order
+from attnlab.heads.old.cache import Cache, init_cache
+from attnlab.heads.old.cost import cache_shapes
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.orders import check_order, contraction_orders
+from attnlab.heads.old.project import memory_names
+from attnlab.heads.old.spec import FIELDS, HeadSpec, under_order
 from attnlab.model import kinds
 from attnlab.model.block import DROPOUT_PLACES, NORMS, BlockSpec, check_scales
 from attnlab.model.encoder import CROSS, check_encoder

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from attnlab.heads.cache import Cache, stacked_size
+from attnlab.heads.old.cache import Cache, stacked_size
 from attnlab.model.config import Model
 from attnlab.model.draw import check_limits, choose
 from attnlab.model.kinds import by_stack

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from attnlab.heads.cache import Cache
+from attnlab.heads.old.cache import Cache
 from attnlab.model.outer import POSITIONS
 from attnlab.names import find
 from attnlab.sharing.named import name_of

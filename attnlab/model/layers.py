@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from attnlab.heads.cache import init_cache, with_own_lengths
+from attnlab.heads.old.cache import init_cache, with_own_lengths
 from attnlab.model.block import PROBS, BlockSpec, transformer_block, values_of
 from attnlab.observe import NOTHING, Given, Ran, Value, check_names
 from attnlab.sharing.plan import Plan
@@ -47,7 +47,7 @@ def run_layers(
     the cache of the layer that made them. What is shown is stacked [L, ...].
 
     >>> from attnlab.model.block import init_block
-    >>> from attnlab.heads import HeadSpec
+    >>> from attnlab.heads.old import HeadSpec
     >>> from attnlab.sharing.stack import init_pool
     >>> spec = BlockSpec(HeadSpec("standard", width=6, num_heads=2), ffn_width=8)
     >>> plan = Plan(attention=(0, 0, 0), ffn=(0, 1, 0))

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import FIELDS, HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.spec import FIELDS, HeadSpec
 from attnlab.model.accounting import flops_per_token, model_cache_bytes, unique_parameters
 from attnlab.model.config import ModelConfig
 from attnlab.names import find

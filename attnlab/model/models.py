@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.masks import Edges
-from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
+from attnlab.heads.old.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.model.block import values_of
 from attnlab.model.config import MODELS, ModelConfig
 from attnlab.model.decode import generate, stream

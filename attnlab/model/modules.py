@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
-from attnlab.heads.multihead import multi_head_attention
-from attnlab.heads.project import init_heads
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.multihead import multi_head_attention
+from attnlab.heads.old.project import init_heads
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.layers import run_layers
 from attnlab.model.pointwise import feed_forward, init_feed_forward

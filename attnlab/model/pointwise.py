@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.heads.maps import add_bias
+from attnlab.heads.old.maps import add_bias
 from attnlab.names import find
 from attnlab.remat import save_for_backward
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import parse
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import parse
 from attnlab.pretrained.tensors import Stored
 
 Path = tuple[str, ...]

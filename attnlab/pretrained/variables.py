@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.model.modules import MultiHeadAttention
 from attnlab.names import find

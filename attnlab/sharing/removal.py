@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.sharing.plan import Plan, mixtures

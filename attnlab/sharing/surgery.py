@@ -15,10 +15,10 @@ import numpy as np
 
 from attnlab.conversion import permute_heads
 from attnlab.conversion.measure import difference
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Weights
-from attnlab.heads.project import split_memory
-from attnlab.heads.spec import HeadSpec, absorption
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.project import split_memory
+from attnlab.heads.old.spec import HeadSpec, absorption
 from attnlab.model.config import ModelConfig
 from attnlab.model.kinds import read_kinds, write_kinds
 from attnlab.names import find

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 import attnlab
 from attnlab import training
-from attnlab.heads.multihead import explain_heads
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.multihead import explain_heads
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from experiments.benchmarks import train
 from experiments.benchmarks.attention import (

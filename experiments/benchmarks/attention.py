@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 import attnlab
-from attnlab.heads.multihead import explain_heads
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.multihead import explain_heads
+from attnlab.heads.old.spec import HeadSpec
 from experiments.benchmarks.flops import matmul_flops
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers import attention as peers

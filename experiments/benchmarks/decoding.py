@@ -15,12 +15,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attnlab.heads.cache import init_cache
-from attnlab.heads.cost import cache_bytes_per_token, cache_shapes
-from attnlab.heads.maps import Weights
-from attnlab.heads.multihead import multi_head_attention
-from attnlab.heads.project import init_heads
-from attnlab.heads.spec import HeadSpec, absorption
+from attnlab.heads.old.cache import init_cache
+from attnlab.heads.old.cost import cache_bytes_per_token, cache_shapes
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.multihead import multi_head_attention
+from attnlab.heads.old.project import init_heads
+from attnlab.heads.old.spec import HeadSpec, absorption
 from experiments.benchmarks.attention import Size, check_equal, quick_key, reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 

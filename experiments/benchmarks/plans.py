@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.heads.cache import init_cache
+from attnlab.heads.old.cache import init_cache
 from attnlab.model.block import init_block, transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.layers import run_layers

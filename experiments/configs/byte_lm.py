@@ -23,7 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from experiments.configs import byte_lm
 
 DTYPES = ("float32", "bfloat16")

@@ -11,9 +11,9 @@ import numpy as np
 from attnlab.conversion.convert import convert
 from attnlab.conversion.maps import MAPS
 from attnlab.conversion.question import Witness
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 
 SMALL = {layout: HeadSpec(layout, width=12, num_heads=4) for layout in LAYOUTS}
 

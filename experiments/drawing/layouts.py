@@ -7,9 +7,9 @@ set of weights: one for each head, or grey for a set that all heads use.
 
 import math
 
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Map
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Map
+from attnlab.heads.old.spec import HeadSpec
 from experiments.drawing.marks import COLOURS, FAINT, SHARED, box, drawing, word
 
 WIDTH, HEADS = 64, 4

@@ -6,7 +6,7 @@ from textwrap import fill
 import numpy as np
 
 from attnlab import plot
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import heading

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnlab import plot
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
 from experiments.reporting.document import Block, Code, Figure, Figures, Heading, Paragraph
 from experiments.reporting.figures import drawn, style_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlab import plot
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named import PLANS
 from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph
 from experiments.reporting.results import Panel, Run, names

@@ -9,7 +9,7 @@ from contract import DEFINITIONS, gated
 from attnlab import LAYOUTS, HeadSpec
 from attnlab.conversion.measure import Situation
 from attnlab.conversion.specs import settled
-from attnlab.heads.spec import FIELDS
+from attnlab.heads.old.spec import FIELDS
 
 
 def spec_of(layout, **fields):

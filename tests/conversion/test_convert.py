@@ -9,7 +9,7 @@ from heads_by_hand import apart, draw, function, inputs_of, spec_of
 from attnlab import HeadSpec, init_heads
 from attnlab.conversion.convert import Certificate, convert, permute_heads, regauge, truncate
 from attnlab.conversion.measure import Situation
-from attnlab.heads.spec import absorption
+from attnlab.heads.old.spec import absorption
 
 grouped, each = spec_of("standard"), spec_of("standard", num_kv_heads=None)
 ROTARY = Situation(rotary=True)

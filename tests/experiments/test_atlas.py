@@ -8,8 +8,8 @@ import pytest
 from conftest import ROOT
 
 from attnlab import LAYOUTS, HeadSpec, project_heads
-from attnlab.heads.cost import cache_bytes_per_token, head_flops, head_parameters
-from attnlab.heads.spec import FIELDS
+from attnlab.heads.old.cost import cache_bytes_per_token, head_flops, head_parameters
+from attnlab.heads.old.spec import FIELDS
 from experiments import atlas
 from experiments.drawing import arrows
 

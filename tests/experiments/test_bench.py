@@ -11,8 +11,8 @@ from commands import command
 from conftest import assert_close
 
 import attnlab
-from attnlab.heads.cost import head_flops
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.cost import head_flops
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.training.config import TrainConfig
 from experiments import bench
 from experiments.benchmarks import attention, figure, measure, train

@@ -24,7 +24,7 @@ from attnlab import (
     unique_parameters,
 )
 from attnlab.adapters import heads_to_linen
-from attnlab.heads.cost import cache_bytes_per_token, call_flops
+from attnlab.heads.old.cost import cache_bytes_per_token, call_flops
 from attnlab.model.accounting import model_cache_bytes
 
 FIELDS = {"gate": ("head", "element"), "sink": ("learnt", "one")}

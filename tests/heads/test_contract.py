@@ -20,15 +20,15 @@ from attnlab import (
     multi_head_attention,
     project_heads,
 )
-from attnlab.heads.cost import (
+from attnlab.heads.old.cost import (
     cache_bytes_per_token,
     call_flops,
     decode_flops,
     head_flops,
     head_parameters,
 )
-from attnlab.heads.project import make_memory
-from attnlab.heads.spec import absorption
+from attnlab.heads.old.project import make_memory
+from attnlab.heads.old.spec import absorption
 
 pytestmark = pytest.mark.usefixtures("outside_row")
 

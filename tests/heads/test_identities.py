@@ -9,7 +9,7 @@ from conftest import assert_close
 from contract import SPECS, attend, make
 
 from attnlab import HeadSpec
-from attnlab.heads.cost import head_flops, head_parameters
+from attnlab.heads.old.cost import head_flops, head_parameters
 
 
 def test_narrow_is_standard_with_block_diagonal_weights(x64):

@@ -10,8 +10,8 @@ from conftest import assert_close
 from contract import attend, make, norm
 
 from attnlab import HeadSpec, ModelConfig, contraction_orders, init_cache, positions
-from attnlab.heads.cost import cache_bytes_per_token, head_parameters
-from attnlab.heads.multihead import explain_heads, multi_head_attention
+from attnlab.heads.old.cost import cache_bytes_per_token, head_parameters
+from attnlab.heads.old.multihead import explain_heads, multi_head_attention
 from attnlab.model.accounting import flops_per_token, model_cache_bytes
 
 DEEPSEEK = functools.partial(

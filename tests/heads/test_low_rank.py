@@ -11,7 +11,7 @@ from conftest import assert_close
 from contract import SPECS, attend, by_hand, make, norm
 
 from attnlab import HeadSpec, ModelConfig, init_heads, positions
-from attnlab.heads.cost import cache_bytes_per_token, call_flops, head_parameters
+from attnlab.heads.old.cost import cache_bytes_per_token, call_flops, head_parameters
 from attnlab.model.accounting import model_cache_bytes
 
 ROWS = {

@@ -19,8 +19,8 @@ from attnlab import (
     multi_head_attention,
     positions,
 )
-from attnlab.heads.project import make_memory
-from attnlab.heads.spec import absorption
+from attnlab.heads.old.project import make_memory
+from attnlab.heads.old.spec import absorption
 
 pytestmark = pytest.mark.usefixtures("outside_row")
 

@@ -15,7 +15,7 @@ from conftest import ROOT, assert_close, deep
 from outside import OUTSIDE
 
 from attnlab import ModelConfig
-from attnlab.heads.layouts import Layout
+from attnlab.heads.old.layouts import Layout
 from attnlab.model.accounting import model_cache_bytes, unique_parameters
 from attnlab.model.decode import prefill
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from attnlab import LAYOUTS, HeadSpec, init_heads
-from attnlab.heads.spec import weight_axes
+from attnlab.heads.old.spec import weight_axes
 
 
 @pytest.mark.parametrize(

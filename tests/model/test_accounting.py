@@ -19,7 +19,7 @@ from attnlab import (
     plan_names,
     unique_parameters,
 )
-from attnlab.heads.cost import cache_bytes_per_token, call_flops
+from attnlab.heads.old.cost import cache_bytes_per_token, call_flops
 from attnlab.model.accounting import model_cache_bytes
 from attnlab.model.match import match
 from attnlab.model.outer import count_outer

@@ -12,7 +12,7 @@ import pytest
 from conftest import deep
 
 from attnlab import HeadSpec, ModelConfig, unique_parameters
-from attnlab.heads.cost import head_parameters
+from attnlab.heads.old.cost import head_parameters
 from attnlab.model.accounting import part_parameters
 from attnlab.pretrained import (
     FAMILIES,

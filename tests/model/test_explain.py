@@ -8,7 +8,7 @@ import pytest
 
 from attnlab import BACKENDS, ModelConfig, explain_model
 from attnlab.attention.masks import Edges
-from attnlab.heads import multihead
+from attnlab.heads.old import multihead
 
 WIDE = ModelConfig(width=32, num_heads=4, layout="wide", num_layers=4, max_len=2048)
 

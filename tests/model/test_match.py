@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from attnlab import ModelConfig, unique_parameters
-from attnlab.heads.cost import head_parameters
+from attnlab.heads.old.cost import head_parameters
 from attnlab.model.match import BUDGETS, SOLVED, match, under_layout
 
 MLRA = ModelConfig(

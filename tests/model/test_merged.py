@@ -10,7 +10,7 @@ from conftest import assert_close, deep
 from contract import SPECS
 
 from attnlab import HeadSpec, ModelConfig, pretrained, unique_parameters
-from attnlab.heads.multihead import attend_heads
+from attnlab.heads.old.multihead import attend_heads
 from attnlab.heads.positions import rotary_angles
 from attnlab.inspect import circuits, importance
 from attnlab.inspect.sides import side_of

@@ -19,7 +19,7 @@ from attnlab import (
     prefill,
     stream,
 )
-from attnlab.heads.project import memory_names
+from attnlab.heads.old.project import memory_names
 from attnlab.model.draw import limit_logits
 from attnlab.model.outer import POSITIONS
 

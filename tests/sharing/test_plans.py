@@ -10,7 +10,7 @@ import pytest
 from conftest import assert_close, deep, diagonal
 
 from attnlab import HeadSpec, Plan, run_layers, transformer_block
-from attnlab.heads.project import make_memory
+from attnlab.heads.old.project import make_memory
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.norms import layer_norm
 from attnlab.sharing.delta import add_delta

@@ -11,7 +11,7 @@ from conftest import assert_close, deep, diagonal
 from jax.sharding import PartitionSpec as P
 
 from attnlab import ModelConfig, training
-from attnlab.heads.layouts import LAYOUTS
+from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.model.splits import split_axes
 from attnlab.training import memory, shard, tasks
 from attnlab.training.checkpoint import Checkpoints

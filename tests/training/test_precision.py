@@ -10,7 +10,7 @@ import pytest
 from conftest import deep
 
 from attnlab import LAYOUTS, ModelConfig
-from attnlab.heads.maps import over_tokens
+from attnlab.heads.old.maps import over_tokens
 from attnlab.model.pointwise import linear
 from attnlab.training import TrainConfig, make_optimizer
 from attnlab.training.sources import Sizes

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.heads.maps import Weights
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.maps import Weights
+from attnlab.heads.old.spec import HeadSpec
 from experiments.benchmarks.peers import on_torch
 
 

@@ -6,9 +6,9 @@ applied, the scores, the value product over all keys (a causal mask saves none h
 
 import math
 
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import RUNS, Map
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import RUNS, Map
+from attnlab.heads.old.spec import HeadSpec
 
 
 def head_parameters(spec: HeadSpec) -> int:

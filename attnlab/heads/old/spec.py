@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from attnlab.heads import beside
-from attnlab.heads.absorb import Absorbed, untie_maps
-from attnlab.heads.layouts import LAYOUTS, Layout
-from attnlab.heads.maps import Map, parse
+from attnlab.heads.old import beside
+from attnlab.heads.old.absorb import Absorbed, untie_maps
+from attnlab.heads.old.layouts import LAYOUTS, Layout
+from attnlab.heads.old.maps import Map, parse
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from attnlab.heads.absorb import Absorbed
-from attnlab.heads.cost import cache_shapes, call_flops
-from attnlab.heads.spec import HeadSpec, absorption, bare
+from attnlab.heads.old.absorb import Absorbed
+from attnlab.heads.old.cost import cache_shapes, call_flops
+from attnlab.heads.old.spec import HeadSpec, absorption, bare
 from attnlab.names import find
 from attnlab.observe import OF_ORDER, Given
 

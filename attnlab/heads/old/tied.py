@@ -16,8 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.absorb import Absorbed
-from attnlab.heads.maps import Held, Weights, read_all
+from attnlab.heads.old.absorb import Absorbed
+from attnlab.heads.old.maps import Held, Weights, read_all
 
 # Half of a value each, P even; both round up.
 SIZES: dict[str, Callable] = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.maps import Weights
+from attnlab.heads.old.maps import Weights
 
 
 class Absorbed(NamedTuple):

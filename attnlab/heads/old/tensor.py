@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.maps import Held, Weights, read_all
+from attnlab.heads.old.maps import Held, Weights, read_all
 
 # The ranks of the paper's models: 6, 2 and 2.
 SIZES: dict[str, Callable] = {

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attnlab.attention.dense import Options, dropout_seed, kept, scores, weighted
-from attnlab.heads.maps import Weights, read_all
+from attnlab.heads.old.maps import Weights, read_all
 from attnlab.observe import Look
 
 MAPS = {

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads import absorb, bilinear, latent, tensor, tied
-from attnlab.heads.absorb import Absorbed
-from attnlab.heads.maps import (
+from attnlab.heads.old import absorb, bilinear, latent, tensor, tied
+from attnlab.heads.old.absorb import Absorbed
+from attnlab.heads.old.maps import (
     Held,
     Weights,
     biases,

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.maps import Held, Weights, add_bias, merge_all, read_all
+from attnlab.heads.old.maps import Held, Weights, add_bias, merge_all, read_all
 
 
 def query(w: Weights, x: Array, spec: Any, turn: Callable) -> Array:

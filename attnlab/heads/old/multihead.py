@@ -9,19 +9,19 @@ from jaxtyping import Array, Bool, Float, Num
 
 from attnlab.attention.core import Mix, Options, attend, trace
 from attnlab.attention.masks import Edges, combine, side_by_side, visible_alone
-from attnlab.heads import beside
-from attnlab.heads.cache import Cache, extend
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Held, Weights
-from attnlab.heads.orders import orders_of, steps_to
-from attnlab.heads.project import (
+from attnlab.heads.old import beside
+from attnlab.heads.old.cache import Cache, extend
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Held, Weights
+from attnlab.heads.old.orders import orders_of, steps_to
+from attnlab.heads.old.project import (
     check_arrays,
     make_memory,
     merge_heads,
     query_alone,
     query_and_store,
 )
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.observe import (
     OF_ORDER,
     Edit,

@@ -108,7 +108,7 @@ def parse(name: str, text: str) -> Map:
     if found is None:
         raise ValueError(
             f"map {name!r}: {text!r} is not of the form 'query: D -> N H'; the forms stand at the "
-            "top of attnlab/heads/maps.py"
+            "top of attnlab/heads/old/maps.py"
         )
     fields = (found["fields"] or "").split(" and ") if found["fields"] else ()
     part = {key: (value or "").replace(" ", "") for key, value in found.groupdict().items()}

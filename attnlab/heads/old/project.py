@@ -1,6 +1,6 @@
 """Heads: x -> q, k, v and heads -> output, for every row of `layouts.LAYOUTS`.
 
-The letters of the axes stand at the top of `attnlab/heads/layouts.py`.
+The letters of the axes stand at the top of `attnlab/heads/old/layouts.py`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from attnlab.heads import beside
-from attnlab.heads.layouts import LAYOUTS
-from attnlab.heads.maps import Held, Map, Weights
+from attnlab.heads.old import beside
+from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads.old.maps import Held, Map, Weights
 from attnlab.heads.positions import rotate
-from attnlab.heads.spec import HeadSpec
+from attnlab.heads.old.spec import HeadSpec
 from attnlab.norms import STARTS
 
 

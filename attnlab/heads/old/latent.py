@@ -18,8 +18,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.absorb import Absorbed
-from attnlab.heads.maps import Held, Weights, merge_all, normalise, read_all, read_chunk
+from attnlab.heads.old.absorb import Absorbed
+from attnlab.heads.old.maps import Held, Weights, merge_all, normalise, read_all, read_chunk
 
 # Left out, M and P are to H as in the paper (Table 1): 4 H and H/2, here made even.
 SIZES: dict[str, Callable] = {

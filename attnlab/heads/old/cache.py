@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
-from attnlab.heads.cost import cache_shapes
-from attnlab.heads.spec import HeadSpec, under_order
+from attnlab.heads.old.cost import cache_shapes
+from attnlab.heads.old.spec import HeadSpec, under_order
 
 Cache = dict[str, Array]
 
