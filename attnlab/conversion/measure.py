@@ -15,8 +15,8 @@ from jaxtyping import Array
 
 from attnlab.heads.old.maps import Weights
 from attnlab.heads.old.multihead import multi_head_attention
-from attnlab.heads.positions import rotary_angles
 from attnlab.heads.old.spec import HeadSpec
+from attnlab.heads.positions import rotary_angles
 
 # Relative: above rounding, below anything that a user would call a difference.
 MEASURABLE = 1e-9

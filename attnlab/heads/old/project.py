@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 from attnlab.heads.old import beside
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.heads.old.maps import Held, Map, Weights
-from attnlab.heads.positions import rotate
 from attnlab.heads.old.spec import HeadSpec
+from attnlab.heads.positions import rotate
 from attnlab.norms import STARTS
 
 
