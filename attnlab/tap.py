@@ -1,0 +1,119 @@
+"""Record or replace intermediate values of a call by name.
+
+Functions of attnlab that compute something worth looking at take an optional `tap`. They pass each
+named value through it: `q = tap("q", q)`. Without a tap nothing is recorded and no code is compiled.
+
+>>> from attnlab.tap import capture
+>>> def double(x, *, tap):
+...     return tap("twice", 2 * x) + 1
+>>> y, values = capture(double, jnp.ones(()), names=("twice",))
+>>> float(y), float(values["twice"])
+(3.0, 2.0)
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+Result = TypeVar("Result")
+Patch = Callable[[Array, ArrayLike], ArrayLike]
+"""(value, layer index) -> the value to continue with, of the same shape."""
+Patches = Mapping[str, Patch]
+
+
+class Tap:
+    """Records the values named in `capture` and replaces those named in `patch`.
+
+    `tap(name, value)` returns the value to continue with. Recorded values stand in `captured`.
+    A tap belongs to one call: under `jit` create it inside the jitted function and return
+    `captured`, or use `capture`.
+
+    Args:
+      capture: names of values to record.
+      patch: name -> f(value, layer), which replaces the value.
+      layer: index of the layer, counted from 0; may be traced.
+
+    Raises:
+      ValueError: a patch returned another shape than the value it replaces.
+
+    >>> tap = Tap(("q",), {"k": lambda value, layer: value + layer}, layer=2)
+    >>> float(tap("q", jnp.ones(()))), float(tap("k", jnp.ones(()))), sorted(tap.captured)
+    (1.0, 3.0, ['q'])
+    """
+
+    def __init__(
+        self, capture: Iterable[str] = (), patch: Patches | None = None, layer: ArrayLike = 0
+    ) -> None:
+        self.capture = frozenset(capture)
+        self.patch = dict(patch or {})
+        self.layer = layer
+        self.captured: dict[str, Array] = {}
+
+    def wants(self, name: str) -> bool:
+        """Is the value recorded or replaced?"""
+        return name in self.capture or name in self.patch
+
+    def __call__(self, name: str, value: Array) -> Array:
+        value = self.replace(name, value)
+        if name in self.capture:
+            self.captured[name] = value
+        return value
+
+    def replace(self, name: str, value: Array) -> Array:
+        """The value after its patch, if it has one."""
+        if name not in self.patch:
+            return value
+        new = jnp.asarray(self.patch[name](value, self.layer))
+        if new.shape != value.shape:
+            raise ValueError(
+                f"patch of {name!r} returned shape {new.shape}; the value has {value.shape}"
+            )
+        return new.astype(value.dtype)
+
+    def restricted(self, names: Iterable[str], prefix: str = "") -> "Tap":
+        """A new tap for a part of the call, whose value `name` is called `prefix + name` here."""
+        known = tuple(names)
+        return Tap(
+            (n for n in known if prefix + n in self.capture),
+            {n: self.patch[prefix + n] for n in known if prefix + n in self.patch},
+            self.layer,
+        )
+
+    def merge(self, other: "Tap", prefix: str = "") -> None:
+        """Adds what `other` recorded, each name behind `prefix`."""
+        self.captured |= {prefix + name: value for name, value in other.captured.items()}
+
+
+def capture(
+    function: Callable[..., Result],
+    *args: Any,
+    names: Iterable[str],
+    patch: Patches | None = None,
+    **kwargs: Any,
+) -> tuple[Result, dict[str, Array]]:
+    """`function(*args, tap=..., **kwargs)` and the values of these names.
+
+    Works under `jit`, `grad`, `vmap` and in the body of a scan, since the values are returned.
+
+    Args:
+      function: any function of attnlab that takes `tap`.
+      names: values to return; the function's documentation lists them.
+      patch: name -> f(value, layer index), which replaces the value.
+
+    Returns:
+      (what the function returns, name -> value).
+
+    Raises:
+      ValueError: the function has no value of one of these names.
+    """
+    tap = Tap(names, patch)
+    result = function(*args, tap=tap, **kwargs)
+    if missing := sorted(tap.capture - set(tap.captured)):
+        raise ValueError(
+            f"{getattr(function, '__name__', function)!s} has no value {missing[0]!r}; it has "
+            f"those that its documentation lists"
+        )
+    return result, tap.captured
