@@ -1,7 +1,7 @@
 """Record or replace intermediate values of a call by name.
 
-Functions of attnlab that compute something worth looking at take an optional `tap`. They pass each
-named value through it: `q = tap("q", q)`. Without a tap nothing is recorded and no code is compiled.
+Functions of attnlab with intermediate values take an optional `tap` and pass each named value
+through it: `q = tap("q", q)`. Without a tap nothing is recorded and no code is compiled for it.
 
 >>> from attnlab.tap import capture
 >>> def double(x, *, tap):
@@ -57,7 +57,10 @@ class Tap:
         return name in self.capture or name in self.patch
 
     def __call__(self, name: str, value: Array) -> Array:
-        value = self.replace(name, value)
+        return self.record(name, self.replace(name, value))
+
+    def record(self, name: str, value: Array) -> Array:
+        """The value itself, which is recorded if it is asked for."""
         if name in self.capture:
             self.captured[name] = value
         return value

@@ -1,0 +1,193 @@
+"""Heads whose keys, or keys and values, are the input itself: `Bilinear` and `Absorbed`."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.layout import (
+    Bias,
+    Blocked,
+    Entries,
+    Layout,
+    Rewrite,
+    Rotate,
+    register_layout,
+    with_biases,
+)
+from attnlab.heads.linear import add_bias, combine_heads, project_all
+from attnlab.heads.weights import Params, Weight
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputKeys(Layout):
+    """Base of layouts with one matrix A_n [D, E] for the scores of a head.
+
+    Attributes:
+      key_width, value_width: of the key and value input; None is `width`.
+    """
+
+    rank = "width, key_width"
+    key_width: int | None = None
+    value_width: int | None = None
+
+    @property
+    def default_key_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
+    @property
+    def default_value_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
+    @property
+    def input_widths(self) -> tuple[int, int, int]:
+        return self.width, self.size("key_width"), self.size("value_width")
+
+    def query_weights(self) -> dict[str, Weight]:
+        """The score matrix of each head."""
+        return {"qk": Weight("project_q", ("width",), ("num_heads", "key_width"))}
+
+    def query_bias(self) -> dict[str, Weight]:
+        """A vector per head, if "q" is in `biases`."""
+        bias = Weight("project_q", makes=("num_heads", "key_width"), constant=0.0)
+        return {"q_bias": bias} if "q" in self.biases else {}
+
+    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
+        return rotate(add_bias(params, "q", project_all(params, "qk", x)))
+
+
+@register_layout("bilinear")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bilinear(InputKeys):
+    """One matrix A_n for the scores of each head in place of W_Q and W_K; keys are the input.
+
+        q_n = x A_n,  k_n = y,  v_n = z V_n
+
+    The "general" score of Luong et al. 2015, section 3.1, arXiv 1508.04025.
+
+    Attributes:
+      num_kv_heads: of values; None is num_heads.
+      value_dim: V; None is D / N.
+    """
+
+    equation = "q_n = x A_n,  k_n = y,  v_n = z V_n"
+    source = "Luong et al. 2015, section 3.1 (general score), arXiv 1508.04025"
+    rotary_axis = "key_width"
+    bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
+
+    num_kv_heads: int | None = None
+    value_dim: int | None = None
+
+    @property
+    def default_num_kv_heads(self) -> int:
+        """A value head for each query head."""
+        return self.num_heads
+
+    @property
+    def default_value_dim(self) -> int:
+        """D / N."""
+        return self.slice_width
+
+    def check(self) -> None:
+        if self.num_heads % self.size("num_kv_heads"):
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
+            )
+
+    def weights(self) -> dict[str, Weight]:
+        values = {
+            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "o": Weight("project_out", ("num_heads", "value_dim"), ("out_width",)),
+        }
+        if not self.output_projection:
+            del values["o"]
+        return self.query_weights() | values | self.query_bias() | only_biases(self, values)
+
+    def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
+        return {"x": rotate(y), "v": project_all(params, "v", z)}
+
+    def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
+        return entries["x"][..., None, :], entries["v"]
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Absorbed: W_V,n W_O,n is one matrix per head, the value bias a vector per head."""
+        if rotary:
+            return Blocked("absorbed", "rotary positions cannot rotate the keys of 'absorbed'")
+        if not self.output_projection:
+            return Blocked("absorbed", "there is no W_O to multiply W_V with")
+        if extra := self.blocks("vo"):
+            return Blocked("absorbed", f"{extra} stands between W_V and W_O")
+        repeats = self.num_heads // self.size("num_kv_heads")
+
+        def params(weights: Params) -> Params:
+            v = jnp.repeat(weights["v"], repeats, axis=1)
+            made = {"vo": jnp.einsum("WNV,NVO->NWO", v, weights["o"])}
+            if "v_bias" in weights:
+                bias = jnp.repeat(weights["v_bias"], repeats, axis=0)
+                made["v_bias"] = jnp.einsum("NV,NVO->NO", bias, weights["o"])
+            kept = {n: a for n, a in weights.items() if n not in ("v", "o", "v_bias")}
+            return kept | made
+
+        width = self.size("value_width") * self.size("value_dim") * self.size("out_width")
+        return Rewrite(self.to(Absorbed), params, 2 * self.num_heads * width)
+
+
+@register_layout("absorbed")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Absorbed(InputKeys):
+    """One matrix for the scores and one for the values of each head; keys and values are the inputs.
+
+        q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n
+
+    The QK and OV matrices of Elhage et al. 2021, "A Mathematical Framework for Transformer
+    Circuits".
+    """
+
+    equation = "q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n"
+    source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)"
+    rotary_axis = None
+    bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
+
+    def check(self) -> None:
+        if not self.output_projection:
+            raise ValueError(f"{self._label} needs output_projection=True")
+
+    def weights(self) -> dict[str, Weight]:
+        value = Weight("project_out", ("num_heads", "value_width"), ("out_width",))
+        # It multiplies the mass of each row of probabilities, so it is a matrix [N, O].
+        v_bias = Weight("project_out", ("num_heads",), ("out_width",), constant=0.0)
+        o_bias = Weight("project_out", makes=("out_width",), constant=0.0)
+        made = self.query_weights() | {"vo": value} | self.query_bias()
+        made |= {"v_bias": v_bias} if "v" in self.biases else {}
+        return made | ({"o_bias": o_bias} if "o" in self.biases else {})
+
+    def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
+        return {"x": y} if y is z else {"x": y, "y": z}
+
+    def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
+        """The inputs. With a value bias a column of ones carries the mass of each row of
+        probabilities: less than 1 in rows without a key, under dropout and under talking heads."""
+        y, z = entries["x"], entries.get("y", entries["x"])
+        if "v" in self.biases:
+            z = jnp.concatenate([z, jnp.ones_like(z[..., :1])], axis=-1)
+        keys = y[..., None, :]
+        return keys, keys if z is y else z[..., None, :]  # one array stays one: see `attend`
+
+    def project_out(self, params: Params, heads: Array) -> Array:
+        kernel = params["vo"]
+        if "v" in self.biases:
+            bias = params["v_bias"][:, None].astype(kernel.dtype)
+            kernel = jnp.concatenate([kernel, bias], axis=1)
+        output = {"o": kernel}
+        if "o" in self.biases:
+            output["o_bias"] = params["o_bias"]
+        return combine_heads(output, heads)
+
+
+def only_biases(layout: Layout, weights: dict[str, Weight]) -> dict[str, Weight]:
+    """The biases of these projections that the layout has; the order is v, o."""
+    made = with_biases(layout, weights)
+    return {name: weight for name, weight in made.items() if name not in weights}

@@ -1,0 +1,70 @@
+"""What surrounds the heads in one call, as layouts and extras see it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Unpack
+
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from attnlab.attention import AttentionOptions, AttentionOutput, attend
+from attnlab.tap import Tap
+
+Wrapper = Callable[["Call", Array, Array, Array], Array]
+"""(inner call, q, k, v) -> heads: code around the softmax attention of a call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of attention: given to `Layout.attend` and to extras.
+
+    Attributes:
+      options: of `attnlab.attention.attend`: mask, bias, is_causal, dropout_rate, score_mods, ...
+      tap: takes named values.
+      layer: index of the layer, counted from 0; may be traced.
+      wrappers: code around the softmax attention, the last one outermost.
+      report: filled with what `explain` says of the backends, while JAX traces.
+    """
+
+    options: AttentionOptions
+    tap: Tap = dataclasses.field(default_factory=Tap)
+    layer: ArrayLike = 0
+    wrappers: tuple[Wrapper, ...] = ()
+    report: dict[str, str] | None = None
+
+    def attention(self, q: Array, k: Array, v: Array) -> Array:
+        """Softmax attention under the options of the call.
+
+        Args:
+          q: [B, T, N, H]. k: [B, S, K, H]. v: [B, S, Kv, V].
+
+        Returns:
+          [B, T, N, V].
+        """
+        if self.wrappers:
+            *inner, outermost = self.wrappers
+            return outermost(dataclasses.replace(self, wrappers=tuple(inner)), q, k, v)
+        return self.softmax(q, k, v).output
+
+    def softmax(
+        self, q: Array, k: Array, v: Array, *, return_residual: bool = False
+    ) -> AttentionOutput:
+        """The backend alone: output and, where asked for, log sum exp of the scores [B, T, N]."""
+        return attend(
+            q,
+            k,
+            v,
+            tap=self.tap,
+            return_residual=return_residual,
+            report=self.report,
+            **self.options,
+        )
+
+    def bind(self, **options: Unpack[AttentionOptions]) -> "Call":
+        """The call with other options."""
+        merged: AttentionOptions = {**self.options, **options}
+        return dataclasses.replace(self, options=merged)
+
+    def wrap(self, wrapper: Wrapper) -> "Call":
+        """The call with code around its softmax attention."""
+        return dataclasses.replace(self, wrappers=(*self.wrappers, wrapper))

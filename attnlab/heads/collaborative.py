@@ -1,0 +1,76 @@
+"""`Collaborative`: one query and one key projection for all heads, whose dimensions each weighs."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.layout import Blocked, Entries, Rewrite, Rotate, register_layout, with_biases
+from attnlab.heads.linear import over_tokens, project_all
+from attnlab.heads.standard import OUTPUT, Standard, Tie, as_bilinear, without
+from attnlab.heads.weights import Params, Weight
+
+
+@register_layout("collaborative")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collaborative(Standard):
+    """Every head weighs the same H query dimensions (Cordonnier et al. 2020, arXiv 2006.16362).
+
+        q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n
+
+    `head_dim` is the number of shared dimensions, by default D; `value_dim` is D / N by default,
+    and `num_kv_heads` counts value heads, since all heads have one key.
+    """
+
+    equation = "q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n"
+    rank = "width, head_dim"
+    source = "Cordonnier et al. 2020, arXiv 2006.16362"
+    can_tie: Tie = ""  # type: ignore[misc]
+
+    @property
+    def default_head_dim(self) -> int:
+        """D."""
+        return self.width
+
+    @property
+    def default_value_dim(self) -> int:
+        """D / N."""
+        return self.slice_width
+
+    def weights(self) -> dict[str, Weight]:
+        mixing = Weight("project_q", makes=("num_heads", "head_dim"), std=1.0)
+        made = {
+            "q": Weight("project_q", ("width",), ("head_dim",)),
+            "k": Weight("project_kv", ("key_width",), ("head_dim",)),
+            "mixing": mixing,
+            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "o": OUTPUT,
+        }
+        if not self.output_projection:
+            del made["o"]
+        norms = self.qk_norm.weights("head_dim") if self.qk_norm else {}
+        return with_biases(self, made) | norms
+
+    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
+        shared = project_all(params, "q", x)[..., None, :]
+        weighed = over_tokens(jnp.multiply, shared, params["mixing"])
+        return rotate(self.normalized(params, "q", weighed))
+
+    def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
+        return entries["k"][..., None, :], entries["v"]
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Bilinear: A_n = W_Q diag(m_n) W_K^T."""
+        if blocked := self.blocks_bilinear(rotary, shift_invariant):
+            return blocked
+
+        def params(weights: Params) -> Params:
+            keys = jnp.einsum("NR,ER->NER", weights["mixing"], weights["k"])
+            made = {"qk": jnp.einsum("DR,NER->DNE", weights["q"], keys)}
+            if "q_bias" in weights:
+                made["q_bias"] = jnp.einsum("R,NER->NE", weights["q_bias"], keys)
+            return without(weights, "q", "k", "mixing", "q_bias", "k_bias") | made
+
+        width, key_width = self.width, self.size("key_width")
+        flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
+        return Rewrite(as_bilinear(self), params, flops)

@@ -1,0 +1,189 @@
+"""Multi-head latent attention: `Latent`, and `LatentAbsorbed`, the same function for decoding."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.layout import (
+    Bias,
+    Blocked,
+    Entries,
+    Layout,
+    Rewrite,
+    Rotate,
+    register_layout,
+    score_scale,
+    with_biases,
+)
+from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
+from attnlab.heads.standard import OUTPUT
+from attnlab.heads.weights import Params, Weight
+
+
+@register_layout("latent")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Latent(Layout):
+    """Keys and values of all heads are read from one small latent, which is all a cache keeps.
+
+        c = norm(y W_DKV) [M],  r = rotate(y W_KR) [P],  k_n = [c W_UK,n ; r],  v_n = c W_UV,n
+        q_n = [u W_Q,n ; rotate(u W_QR,n)],  u = norm(x W_DQ) [Q], or x without query_latent_dim
+
+    DeepSeek-AI 2024, DeepSeek-V2, section 2.1, arXiv 2405.04434. Only P numbers of a head have
+    positions; their key is the same for all heads. Scores are scaled by 1/sqrt(H + P).
+
+    Attributes:
+      head_dim: H, the part without positions; None is D / N.
+      value_dim: V; None is H.
+      latent_dim: M; None is 4 H, as in the paper.
+      rotary_dim: P; None is H / 2, made even.
+      query_latent_dim: Q; None: queries read x.
+      latent_norm: RMS norms of the latents; published layouts all have them.
+    """
+
+    equation = (
+        "q_n = [u Q_n ; rotate(u P_n)],  k_n = [c(y) K_n ; rotate(y R)],  v_n = c(z) V_n,  "
+        "c(y) = norm(y C),  u = x or norm(x U)"
+    )
+    rank = "width, query_latent_dim, head_dim + rotary_dim"
+    source = "DeepSeek-AI 2024, DeepSeek-V2, section 2.1, arXiv 2405.04434"
+    rotary_axis = "rotary_dim"
+    bias_names: ClassVar[tuple[Bias, ...]] = ("o",)
+
+    head_dim: int | None = None
+    value_dim: int | None = None
+    latent_dim: int | None = None
+    rotary_dim: int | None = None
+    query_latent_dim: int | None = None
+    latent_norm: bool = True
+
+    @property
+    def default_head_dim(self) -> int:
+        """D / N."""
+        return self.slice_width
+
+    @property
+    def default_value_dim(self) -> int:
+        """As wide as the part of a key without positions."""
+        return self.size("head_dim")
+
+    @property
+    def default_latent_dim(self) -> int:
+        """4 H."""
+        return 4 * self.size("head_dim")
+
+    @property
+    def default_rotary_dim(self) -> int:
+        """H / 2, rounded up to an even number."""
+        return 2 * -(-self.size("head_dim") // 4)
+
+    @property
+    def default_query_latent_dim(self) -> int:
+        """Queries read x."""
+        return self.width
+
+    def latent_weights(self) -> dict[str, Weight]:
+        """What makes the latents and the parts with positions."""
+        made = {}
+        if self.query_latent_dim is not None:
+            made["q_down"] = Weight("project_q", ("width",), ("query_latent_dim",))
+            if self.latent_norm:
+                norm = Weight("project_q", makes=("query_latent_dim",), constant=1.0)
+                made["q_down_norm"] = norm
+        made["q"] = Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim"))
+        made["q_rotary"] = Weight("project_q", ("query_latent_dim",), ("num_heads", "rotary_dim"))
+        made["kv_down"] = Weight("project_kv", ("width",), ("latent_dim",))
+        if self.latent_norm:
+            made["kv_down_norm"] = Weight("project_kv", makes=("latent_dim",), constant=1.0)
+        made["k_rotary"] = Weight("project_kv", ("width",), ("rotary_dim",))
+        return made
+
+    def output_weights(self) -> dict[str, Weight]:
+        """The output projection and its bias, if the layout has them."""
+        output = with_biases(self, {"o": OUTPUT})
+        return {n: w for n, w in output.items() if n != "o" or self.output_projection}
+
+    def weights(self) -> dict[str, Weight]:
+        up = {
+            "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim")),
+            "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim")),
+        }
+        return self.latent_weights() | up | self.output_weights()
+
+    def compress(self, params: Params, name: str, x: Array) -> Array:
+        """x -> its latent."""
+        latent = project_all(params, name, x)
+        if not self.latent_norm:
+            return latent
+        return normalize(params, f"{name}_norm", latent, "rms", self.norm_eps)
+
+    def query_parts(self, params: Params, x: Array, rotate: Rotate) -> tuple[Array, Array]:
+        """Queries without positions, and their part with positions."""
+        u = x if self.query_latent_dim is None else self.compress(params, "q_down", x)
+        return project_all(params, "q", u), rotate(project_all(params, "q_rotary", u))
+
+    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
+        return jnp.concatenate(self.query_parts(params, x, rotate), axis=-1)
+
+    def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
+        """The latent "c", the key with positions "r"; "y" is the latent of another value input."""
+        entries = {
+            "c": self.compress(params, "kv_down", y),
+            "r": rotate(project_all(params, "k_rotary", y)),
+        }
+        return entries if y is z else entries | {"y": self.compress(params, "kv_down", z)}
+
+    def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
+        values = entries.get("y", entries["c"])
+        k = concat_shared(project_all(params, "k", entries["c"]), entries["r"])
+        return k, project_all(params, "v", values)
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """LatentAbsorbed: W_UK moves to the query and W_UV to the output."""
+        if extra := self.blocks("vo"):
+            return Blocked("latent_absorbed", f"{extra} stands between W_UV and W_O")
+
+        def params(weights: Params) -> Params:
+            k, v = weights["k"].transpose(1, 2, 0), weights["v"].transpose(1, 0, 2)
+            return {**weights, "k": k, "v": v}
+
+        return Rewrite(self.to(LatentAbsorbed, scale=score_scale(self)), params)
+
+
+@register_layout("latent_absorbed")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LatentAbsorbed(Latent):
+    """`Latent` with its up-projections applied to queries and outputs, the form that decodes.
+
+    Every head attends to [c ; r] and receives c. Cheaper than `Latent` where few queries read many
+    keys.
+    """
+
+    equation = (
+        "q_n = [u Q_n K_n ; rotate(u P_n)],  k_n = [c(y) ; rotate(y R)],  "
+        "v_n W_O,n = c(z) V_n O_n,  c(y) = norm(y C),  u = x or norm(x U)"
+    )
+    source = "DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434"
+
+    def weights(self) -> dict[str, Weight]:
+        per = ("num_heads",)
+        up = {
+            "k": Weight("project_q", ("head_dim",), ("latent_dim",), per=per),
+            "v": Weight("project_out", ("latent_dim",), ("value_dim",), per=per),
+        }
+        return self.latent_weights() | up | self.output_weights()
+
+    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
+        q, rotated = self.query_parts(params, x, rotate)
+        return jnp.concatenate([project_slices(params, "k", q), rotated], axis=-1)
+
+    def keys_values(self, params: Params, entries: Entries) -> tuple[Array, Array]:
+        key = jnp.concatenate([entries["c"], entries["r"]], axis=-1)
+        return key[..., None, :], entries.get("y", entries["c"])[..., None, :]
+
+    def project_out(self, params: Params, heads: Array) -> Array:
+        return super().project_out(params, project_slices(params, "v", heads))
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        return Layout.rewritten(self)

@@ -1,0 +1,84 @@
+"""`LowRankQuery`: queries through a narrow bottleneck, wide heads that share one key and value."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.layout import Blocked, Rewrite, Rotate, register_layout
+from attnlab.heads.linear import normalize, project_all
+from attnlab.heads.narrow import as_standard
+from attnlab.heads.standard import OUTPUT, Standard, Tie, without
+from attnlab.heads.weights import Params, Weight
+
+
+@register_layout("low_rank_query")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LowRankQuery(Standard):
+    """Queries from few numbers, so that heads may be wide (Hu et al. 2024, arXiv 2412.19255).
+
+        q_n = norm(x U) Q_n,  k_n = y K_n,  v_n = z V_n
+
+    Defaults: one key and value head, heads of 2 D / N, a bottleneck of D / 2.
+
+    Attributes:
+      query_latent_dim: width of the bottleneck.
+      latent_norm: RMS norm of the bottleneck.
+    """
+
+    equation = "q_n = norm(x U) Q_n,  k_n = y K_n,  v_n = z V_n"
+    rank = "width, query_latent_dim, head_dim"
+    source = "Hu et al. 2024, Multi-matrix Factorization Attention, arXiv 2412.19255"
+    can_tie: ClassVar[Tie] = "kv"
+
+    query_latent_dim: int | None = None
+    latent_norm: bool = True
+
+    @property
+    def default_num_kv_heads(self) -> int:
+        """One key and value head for all."""
+        return 1
+
+    @property
+    def default_head_dim(self) -> int:
+        """2 D / N."""
+        return 2 * self.slice_width
+
+    @property
+    def default_query_latent_dim(self) -> int:
+        """D / 2, rounded up."""
+        return -(-self.width // 2)
+
+    def weights(self) -> dict[str, Weight]:
+        norm = Weight("project_q", makes=("query_latent_dim",), constant=1.0)
+        made = {"q_down": Weight("project_q", ("width",), ("query_latent_dim",))}
+        made |= {"q_down_norm": norm} if self.latent_norm else {}
+        inner = {
+            "q": Weight("project_q", ("query_latent_dim",), ("num_heads", "head_dim")),
+            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
+            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "o": OUTPUT,
+        }
+        return self.finished(made | inner)
+
+    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
+        latent = project_all(params, "q_down", x)
+        if self.latent_norm:
+            latent = normalize(params, "q_down_norm", latent, "rms", self.norm_eps)
+        return rotate(self.normalized(params, "q", project_all(params, "q", latent)))
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Standard, where no norm stands between the two projections of the queries."""
+        if self.tie:
+            return self.untied()
+        if self.latent_norm:
+            return Blocked("standard", "a norm stands between the two projections of the queries")
+
+        def params(weights: Params) -> Params:
+            q = jnp.tensordot(weights["q_down"], weights["q"], 1)
+            return without(weights, "q_down") | {"q": q}
+
+        standard = dataclasses.replace(as_standard(self), num_kv_heads=self.size("num_kv_heads"))
+        heads = self.num_heads * self.size("head_dim")
+        return Rewrite(standard, params, 2 * self.width * self.size("query_latent_dim") * heads)

@@ -1,0 +1,142 @@
+"""Heads that read only their own slice of x: `Narrow`, `NarrowTied`, `Alt`."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.layout import Blocked, Rewrite, register_layout
+from attnlab.heads.linear import project_all, project_slices, project_tied_slices
+from attnlab.heads.standard import OUTPUT, Separate, Standard, without
+from attnlab.heads.weights import Axes, Method, Params, Weight
+
+
+@register_layout("narrow")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Narrow(Separate):
+    """Head n reads slice n of x alone, with projections of its own (peterbloem.nl, 2019 to 2023).
+
+        q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n
+
+    >>> from attnlab.heads import weight_shapes
+    >>> weight_shapes(Narrow(width=12, num_heads=3))["q"]
+    (3, 4, 4)
+    """
+
+    equation = "q_n = x_n Q_n,  k_n = y_n K_n,  v_n = z_n V_n"
+    rank = "slice_width, head_dim"
+    source = "peterbloem.nl/blog/transformers, text of 2019 to 2023"
+    per: ClassVar[Axes] = ("num_heads",)
+    applied_per: ClassVar[Axes] = ()
+
+    def head_weights(self) -> dict[str, Weight]:
+        """q, k and v, which read a slice, and the output projection."""
+
+        def reads_slice(method: Method, makes: str) -> Weight:
+            return Weight(
+                method, ("slice_width",), (makes,), per=self.per, applied_per=self.applied_per
+            )
+
+        return {
+            "q": reads_slice("project_q", "head_dim"),
+            "k": reads_slice("project_kv", "head_dim"),
+            "v": reads_slice("project_kv", "value_dim"),
+            "o": OUTPUT,
+        }
+
+    def weights(self) -> dict[str, Weight]:
+        return self.finished(self.head_weights())
+
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        return project_slices(params, name, x)
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Standard: the slices as block-diagonal matrices."""
+        if self.tie:
+            return self.untied()
+
+        def params(weights: Params) -> Params:
+            return {n: block_diagonal(a) if n in "qkv" else a for n, a in weights.items()}
+
+        return Rewrite(as_standard(self), params)
+
+
+@register_layout("narrow_tied")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NarrowTied(Narrow):
+    """One projection for the slices of all heads (pbloem/former, SelfAttentionNarrow).
+
+        q_n = x_n Q,  k_n = y_n K,  v_n = z_n V
+
+    Published with an output projection and scale 1/sqrt(D) in 2019 and without one in 2021; set
+    `output_projection` and `scale` for either.
+    """
+
+    equation = "q_n = x_n Q,  k_n = y_n K,  v_n = z_n V"
+    source = "pbloem/former, SelfAttentionNarrow"
+    per: ClassVar[Axes] = ()
+    applied_per: ClassVar[Axes] = ("num_heads",)
+
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        return project_tied_slices(params, name, x)
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Narrow: every head a copy of the one projection."""
+        if self.tie:
+            return self.untied()
+        tied = {f"{name}{end}" for name in "qkv" for end in ("", "_bias")}
+
+        def params(weights: Params) -> Params:
+            heads = self.num_heads
+            copies = {n: jnp.broadcast_to(a, (heads, *a.shape)) for n, a in weights.items()}
+            return {n: copies[n] if n in tied else a for n, a in weights.items()}
+
+        return Rewrite(self.to(Narrow), params)
+
+
+@register_layout("alt")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alt(Narrow):
+    """One D x D matrix for all heads, then slices (pbloem/former, SelfAttentionAlt).
+
+    q_n = (x M)_n Q_n,  k_n = (y M)_n K_n,  v_n = (z M)_n V_n
+    """
+
+    equation = "q_n = (x M)_n Q_n,  k_n = (y M)_n K_n,  v_n = (z M)_n V_n"
+    source = "pbloem/former, SelfAttentionAlt"
+
+    def weights(self) -> dict[str, Weight]:
+        shared = Weight("prepare", ("width",), ("num_heads", "slice_width"))
+        return self.finished({"mix": shared, **self.head_weights()})
+
+    def prepare(self, params: Params, x: Array) -> Array:
+        return project_all(params, "mix", x)
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Standard: head n reads x through its own columns of the shared matrix."""
+        if self.tie:
+            return self.untied()
+
+        def params(weights: Params) -> Params:
+            mix = weights["mix"]
+            folded = {n: jnp.einsum("DNC,NCH->DNH", mix, weights[n]) for n in "qkv"}
+            return without(weights, "mix") | folded
+
+        width = 2 * self.size("head_dim") + self.size("value_dim")
+        return Rewrite(as_standard(self), params, 2 * self.width**2 * width)
+
+
+def as_standard(layout: Separate) -> Standard:
+    """The standard layout with the sizes of this one."""
+    return layout.to(Standard, head_dim=layout.size("head_dim"), value_dim=layout.size("value_dim"))
+
+
+def block_diagonal(kernel: Array) -> Array:
+    """[N, C, H] -> [N*C, N, H]: head n keeps the rows of its slice, zeros elsewhere.
+
+    >>> block_diagonal(jnp.ones((2, 1, 1)))[:, :, 0].tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    n, _, h = kernel.shape
+    return (jnp.eye(n, dtype=kernel.dtype)[:, None, :, None] * kernel[:, :, None]).reshape(-1, n, h)

@@ -1,0 +1,350 @@
+"""Heads that read all of x: `Standard` (grouped and multi-query too), `Wide` and `TwoStage`."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.bilinear import Bilinear
+from attnlab.heads.layout import (
+    Blocked,
+    Entries,
+    Layout,
+    Rewrite,
+    Rotate,
+    register_layout,
+    score_scale,
+    with_biases,
+)
+from attnlab.heads.linear import normalize, project_all
+from attnlab.heads.weights import Axes, Method, Params, Weight
+from attnlab.norms import STARTS
+
+Tie = Literal["", "kv", "qk", "qkv"]
+OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
+UNTIED: dict[str, dict[str, str]] = {
+    "": {},
+    "kv": {"v": "k"},
+    "qk": {"k": "q"},
+    "qkv": {"k": "q", "v": "q"},
+}
+"""`tie` -> projection -> the projection whose weight it uses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadNorm:
+    """A norm of each query and key head, with a learnt scale, before rotary embedding.
+
+    Attributes:
+      kind: "layer" (Dehghani et al. 2023, arXiv 2302.05442; `normalize_qk` in Flax) or "rms".
+      bias: a learnt bias behind a layer norm.
+    """
+
+    kind: Literal["layer", "rms", "rms_plus_one"] = "rms"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in STARTS:
+            raise ValueError(f"unknown qk_norm {self.kind!r}; known: {', '.join(STARTS)}")
+        if self.bias and self.kind != "layer":
+            raise ValueError(f"an {self.kind} norm has no bias; use kind='layer' or bias=False")
+
+    def weights(self, axis: str, names: Axes = ("q", "k")) -> dict[str, Weight]:
+        """Scales, then biases, of the norms of queries and keys of this width."""
+        methods: dict[str, Method] = {"q": "project_q", "k": "project_kv"}
+        made = {}
+        for name, method in methods.items():
+            made[f"{name}_norm"] = Weight(method, makes=(axis,), constant=STARTS[self.kind])
+            if self.bias:
+                made[f"{name}_norm_bias"] = Weight(method, makes=(axis,), constant=0.0)
+        return made
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Separate(Layout):
+    """Base of layouts with a projection each for q, k and v, which `project` applies.
+
+    Attributes:
+      head_dim: H, of a query and key; None is D / N.
+      value_dim: V, of a value; None is `head_dim`.
+      qk_norm: norm of queries and keys per head.
+      tie: projections that use one weight: "kv" (a value is its key before norm and rotary, so
+        that a cache may hold one of them), "qk" or "qkv".
+    """
+
+    can_tie: ClassVar[Tie] = "qkv"
+
+    head_dim: int | None = None
+    value_dim: int | None = None
+    qk_norm: HeadNorm | None = None
+    tie: Tie = ""
+
+    @property
+    def default_head_dim(self) -> int:
+        """D / N."""
+        return self.slice_width
+
+    @property
+    def default_value_dim(self) -> int:
+        """As wide as a key."""
+        return self.size("head_dim")
+
+    def check(self) -> None:
+        """The projections that are tied have one shape."""
+        if self.tie not in UNTIED:
+            raise ValueError(f"unknown tie {self.tie!r}; known: {', '.join(map(repr, UNTIED))}")
+        if not set(self.tie) <= set(self.can_tie):
+            raise ValueError(f"{self._label} can tie {self.can_tie!r} only, not {self.tie!r}")
+        for bias in self.biases:
+            if bias in UNTIED[self.tie]:
+                raise ValueError(
+                    f"{self._label}: with tie={self.tie!r} {bias!r} uses the projection of "
+                    f"{UNTIED[self.tie][bias]!r} and its bias; leave {bias!r} out of biases"
+                )
+        widths = dict(zip("qkv", self.input_widths, strict=True))
+        for ours, theirs in UNTIED[self.tie].items():
+            one = (widths[ours], *self.head_shape(ours))
+            two = (widths[theirs], *self.head_shape(theirs))
+            if one != two:
+                raise ValueError(
+                    f"tie={self.tie!r} makes {ours} and {theirs} one projection, but they differ: "
+                    f"(input width, heads, width of a head) {one} and {two}"
+                )
+
+    def head_shape(self, name: str) -> tuple[int, int]:
+        """(number of heads, width of a head) of q, k or v."""
+        return self.num_heads, self.size("value_dim" if name == "v" else "head_dim")
+
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        """Applies projection `name` ("q", "k" or "v") to x."""
+        return project_all(params, name, x)
+
+    def tied(self, weights: dict[str, Weight]) -> dict[str, Weight]:
+        """The weights without those that another one stands for."""
+        for ours, theirs in UNTIED[self.tie].items():
+            method: Method = "project_kv"
+            for end in ("", "_outer"):
+                if f"{ours}{end}" in weights:
+                    gone, kept = weights.pop(f"{ours}{end}"), weights[f"{theirs}{end}"]
+                    if gone.methods[0] not in kept.methods:
+                        weights[f"{theirs}{end}"] = kept.also_in(method)
+        return weights
+
+    def finished(self, weights: dict[str, Weight]) -> dict[str, Weight]:
+        """The weights with ties, an optional output projection, biases and norms."""
+        if not self.output_projection:
+            weights.pop("o", None)
+        weights = with_biases(self, self.tied(weights))
+        return weights | (self.qk_norm.weights("head_dim") if self.qk_norm else {})
+
+    def normalized(self, params: Params, name: str, a: Array) -> Array:
+        """q or k after its norm, if it has one."""
+        if self.qk_norm is None:
+            return a
+        return normalize(params, f"{name}_norm", a, self.qk_norm.kind, self.norm_eps)
+
+    def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
+        return rotate(self.normalized(params, "q", self.project(params, "q", x)))
+
+    def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
+        by = {name: UNTIED[self.tie].get(name, name) for name in "kv"}
+        projected = self.project(params, by["k"], y)
+        same = by["v"] == by["k"] and z is y
+        v = projected if same else self.project(params, by["v"], z)
+        k = rotate(self.normalized(params, "k", projected))
+        return {"k": k} if k is v else {"k": k, "v": v}
+
+    def untied(self) -> Rewrite:
+        """The same layout with a weight for each projection."""
+        sources = UNTIED[self.tie]
+
+        def params(weights: Params) -> Params:
+            copies = {
+                f"{ours}{end}": weights[f"{theirs}{end}"]
+                for ours, theirs in sources.items()
+                for end in ("", "_outer", "_bias")
+                if f"{theirs}{end}" in weights
+            }
+            return {**weights, **copies}
+
+        more = tuple(ours for ours, theirs in sources.items() if theirs in self.biases)
+        return Rewrite(dataclasses.replace(self, tie="", biases=self.biases + more), params)
+
+    def blocks_bilinear(self, rotary: bool, shift_invariant: bool) -> Blocked | None:
+        """Why W_Q and W_K cannot be multiplied out; None if they can."""
+        extra = self.blocks("qk")
+        reason = None
+        if rotary:
+            reason = "rotary positions stand between W_Q and W_K"
+        elif self.qk_norm is not None:
+            reason = "qk_norm stands between W_Q and W_K"
+        elif extra is not None:
+            reason = f"{extra} stands between W_Q and W_K"
+        elif "k" in self.biases and not (
+            shift_invariant and all(e.shift_invariant for e in self.extras)
+        ):
+            reason = "a soft cap or a sink sees the key bias, which this form drops"
+        return reason and Blocked("bilinear", reason)  # type: ignore[return-value]
+
+
+@register_layout("standard")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standard(Separate):
+    """Every head reads all of x (Vaswani et al. 2017, section 3.2.2, arXiv 1706.03762).
+
+        q_n = x Q_n,  k_n = y K_n,  v_n = z V_n
+
+    Attributes:
+      num_kv_heads: K; fewer than num_heads is grouped-query attention (Ainslie et al. 2023, arXiv
+        2305.13245), 1 is multi-query attention (Shazeer 2019, arXiv 1911.02150). None is num_heads.
+      key_width, value_width: of the key and value input; None is `width`.
+
+    >>> Standard(width=512, num_heads=8, num_kv_heads=2).size("head_dim")
+    64
+    """
+
+    equation = "q_n = x Q_n,  k_n = y K_n,  v_n = z V_n"
+    rank = "width, head_dim"
+    source = "Vaswani et al. 2017, section 3.2.2, arXiv 1706.03762"
+
+    num_kv_heads: int | None = None
+    key_width: int | None = None
+    value_width: int | None = None
+
+    @property
+    def default_num_kv_heads(self) -> int:
+        """A key head for each query head."""
+        return self.num_heads
+
+    @property
+    def default_key_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
+    @property
+    def default_value_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
+    @property
+    def input_widths(self) -> tuple[int, int, int]:
+        return self.width, self.size("key_width"), self.size("value_width")
+
+    def check(self) -> None:
+        if self.num_heads % self.size("num_kv_heads"):
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
+            )
+        super().check()
+
+    def head_shape(self, name: str) -> tuple[int, int]:
+        heads = self.num_heads if name == "q" else self.size("num_kv_heads")
+        return heads, self.size("value_dim" if name == "v" else "head_dim")
+
+    def weights(self) -> dict[str, Weight]:
+        return self.finished(
+            {
+                "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
+                "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
+                "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+                "o": OUTPUT,
+            }
+        )
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Bilinear: A_n = W_Q,n W_K,n^T. The key bias cancels in the softmax, the query bias
+        becomes a vector per head."""
+        if self.tie:
+            return self.untied()
+        if blocked := self.blocks_bilinear(rotary, shift_invariant):
+            return blocked
+        repeats = self.num_heads // self.size("num_kv_heads")
+
+        def params(weights: Params) -> Params:
+            k = jnp.repeat(weights["k"], repeats, axis=1)
+            made = {"qk": jnp.einsum("DNH,ENH->DNE", weights["q"], k)}
+            if "q_bias" in weights:
+                made["q_bias"] = jnp.einsum("NH,ENH->NE", weights["q_bias"], k)
+            return without(weights, "q", "k", "q_bias", "k_bias") | made
+
+        width, key_width = self.width, self.size("key_width")
+        flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
+        return Rewrite(as_bilinear(self), params, flops)
+
+
+def without(params: Params, *names: str) -> dict[str, Array]:
+    """The parameters but for these."""
+    return {name: a for name, a in params.items() if name not in names}
+
+
+def as_bilinear(layout: Separate) -> Bilinear:
+    """The bilinear layout of the same function."""
+    return layout.to(
+        Bilinear,
+        scale=score_scale(layout),
+        biases=tuple(b for b in layout.biases if b != "k"),
+        value_dim=layout.size("value_dim"),
+    )
+
+
+@register_layout("wide")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wide(Standard):
+    """`Standard` with every head as wide as the model, H = V = D (pbloem/former).
+
+    >>> Wide(width=512, num_heads=8).size("head_dim")
+    512
+    """
+
+    equation = "q_n = x Q_n,  k_n = y K_n,  v_n = z V_n,  H = V = D"
+    source = "pbloem/former, SelfAttentionWide"
+
+    @property
+    def default_head_dim(self) -> int:
+        """D."""
+        return self.width
+
+
+@register_layout("two_stage")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoStage(Standard):
+    """W^Q, W^K, W^V before the projections of each head, as one reads the paper's Q W_i^Q.
+
+    q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n
+    """
+
+    equation = "q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n"
+    source = "Vaswani et al. 2017, section 3.2.2, with Q = X W^Q read into it"
+
+    def weights(self) -> dict[str, Weight]:
+        outer = {
+            "q_outer": Weight("project_q", ("width",), (self.size("width"),)),
+            "k_outer": Weight("project_kv", ("key_width",), (self.size("key_width"),)),
+            "v_outer": Weight("project_kv", ("value_width",), (self.size("value_width"),)),
+        }
+        inner = {
+            "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
+            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
+            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
+            "o": OUTPUT,
+        }
+        return self.finished(outer | inner)
+
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        return project_all(params, name, project_all(params, f"{name}_outer", x))
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        """Standard: W^Q W_i^Q is one matrix per head."""
+        if self.tie:
+            return self.untied()
+
+        def params(weights: Params) -> Params:
+            folded = {n: jnp.tensordot(weights[f"{n}_outer"], weights[n], 1) for n in "qkv"}
+            return without(weights, "q_outer", "k_outer", "v_outer") | folded
+
+        heads, kv = self.num_heads * self.size("head_dim"), self.size("num_kv_heads")
+        flops = self.width**2 * heads
+        flops += kv * self.size("key_width") ** 2 * self.size("head_dim")
+        flops += kv * self.size("value_width") ** 2 * self.size("value_dim")
+        return Rewrite(self.to(Standard), params, 2 * flops)

@@ -1,0 +1,68 @@
+"""What a weight of attention heads is: which method uses it, its axes and its initial values.
+
+Shapes, fan-in, initial scale, FLOPs and sharding axes of a layout all follow from its `Weight`s.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from jax import Array
+
+Params = Mapping[str, Array]
+"""Weights of one set of heads by name."""
+
+Method = Literal["prepare", "project_q", "project_kv", "keys_values", "attend", "project_out"]
+"""The methods of `Layout` that use weights."""
+
+Axes = tuple[str | int, ...]
+"""Axes of a weight: names of fields or properties of the layout, or sizes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """One weight. Its shape is [*per, *reads, *makes].
+
+    Attributes:
+      used_in: the method that applies it; several where one matrix makes queries and keys.
+      reads: axes that one output sums over, the fan-in. Empty for biases and scales.
+      makes: axes of one output.
+      per: axes with a matrix of their own each, as heads that read their own slice of x.
+      applied_per: axes that apply the same matrix, which counts for FLOPs only.
+      constant: all initial values are this number.
+      identity: a square matrix that is initially the identity.
+      std: initial standard deviation; None is 1/sqrt(fan-in).
+      averaged_over: axes that a later mean is taken over; the initial standard deviation is larger
+        by the root of their size, so that the mean has the usual scale.
+
+    >>> Weight("project_q", reads=("width",), makes=("num_heads", "head_dim")).axes
+    ('width', 'num_heads', 'head_dim')
+    """
+
+    used_in: Method | tuple[Method, ...]
+    reads: Axes = ()
+    makes: Axes = ()
+    per: Axes = ()
+    applied_per: Axes = ()
+    constant: float | None = None
+    identity: bool = False
+    std: float | None = None
+    averaged_over: Axes = ()
+
+    @property
+    def axes(self) -> Axes:
+        """Axes of the array."""
+        return self.per + self.reads + self.makes
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """`used_in` as a tuple."""
+        return self.used_in if isinstance(self.used_in, tuple) else (self.used_in,)
+
+    def bias(self) -> "Weight":
+        """The bias added to what this weight makes; initially zero."""
+        return Weight(self.used_in, makes=self.per + self.makes, constant=0.0)
+
+    def also_in(self, method: Method) -> "Weight":
+        """The same weight, applied in one more method."""
+        return dataclasses.replace(self, used_in=(*self.methods, method))
