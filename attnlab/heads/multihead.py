@@ -273,9 +273,9 @@ def _heads(
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = (call.tap(name, a) for name, a in zip("qkv", qkv, strict=True))
-    heads = layout.attend(params, q, k, v, inner)
+    heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     for extra in layout.extras:
-        heads = extra.after_attention(params, x, heads, call)
+        heads = extra.after_attention(params, x, heads, call).astype(v.dtype)
     return heads
 
 
