@@ -21,11 +21,12 @@ FLOORS = (
     {"pretrained", "adapters"},
 )
 # Not on the stairs: `training` takes its model as an argument, `plot` takes arrays,
-# `runs` needs what trained to read what was trained.
+# `runs` needs what trained to read what was trained, `lab` runs many trainings.
 APART = {
     "training": {"names", "attention", "extras", "tokenizer"},
     "plot": {"extras"},
     "runs": {"training", "model", "sharing.plan"},
+    "lab": {"training", "model", "names"},
 }
 # Who alone may import a package.
 ONLY = {
