@@ -4,7 +4,8 @@
         --data=DATA --rows=docs/results/head_width/runs.csv --workdir=WORK
 
 Runs whose rows are in --rows are skipped; a run that was stopped goes on from its checkpoint in
---workdir. SIGTERM saves and ends with exit code 75. --status prints how far the study is.
+--workdir. SIGTERM saves and ends with exit code 75. --status prints how far the study is, --pages
+writes its tables.
 """
 
 import functools
@@ -24,6 +25,7 @@ from attnlab.lab.spec import RunSpec, model_config, reference_parameters
 from attnlab.lab.texts import load_text
 from attnlab.model.accounting import flops_per_token
 from experiments.configs import head_width
+from experiments.reporting.study_tables import write_pages
 
 CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/head_width.py")
 DATA = flags.DEFINE_string("data", "../shared/data", "folder of the texts")
@@ -32,6 +34,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "folder of unfinished runs")
 JOBS = flags.DEFINE_integer("jobs", 2, "worker processes, one thread each", lower_bound=1)
 ACCEPT = flags.DEFINE_list("accept_commit", [], "other commits whose rows may stand beside ours")
 STATUS = flags.DEFINE_bool("status", False, "print how far the study is, and end")
+PAGES = flags.DEFINE_string("pages", None, "write the pages of --rows to this folder, and end")
 
 AGAIN = 75
 GUESS = 45e9
@@ -123,6 +126,9 @@ def main(argv: Sequence[str]) -> None:
     rows = read_rows(path)
     if STATUS.value:
         print("\n".join(status(stages, rows, JOBS.value)))
+        return
+    if PAGES.value:
+        print("\n".join(map(str, write_pages(rows, Path(PAGES.value)))))
         return
     if not WORKDIR.value:
         raise app.UsageError("--workdir is needed: the folder of unfinished runs")

@@ -188,7 +188,8 @@ def by_fan_in(base: int, axes: Callable) -> optax.GradientTransformation:
     After Adam this is a learning rate of `base` / fan-in per matrix: the change of a matrix's
     output in one step then does not grow with its fan-in (Yang et al. 2022, arXiv 2203.03466,
     table 8). Embeddings, LM head, positions, norms and biases keep the learning rate; Adam's
-    epsilon is not scaled.
+    epsilon is not scaled. Embeddings start at 1/sqrt(D), not at muP's 1, so their own change
+    relative to their size still grows with D.
     """
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

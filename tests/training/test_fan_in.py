@@ -65,12 +65,19 @@ def test_other_optimizers_are_refused():
 def residual_changes(width, base, steps):
     """Root mean square change of the residual stream of the last layer after each of `steps`."""
     config = ModelConfig(
-        width=width, num_heads=width // 16, ffn_width=4 * width, num_layers=2, max_len=16
+        width=width,
+        num_heads=width // 16,
+        ffn_width=4 * width,
+        num_layers=1,
+        max_len=16,
+        remat=False,
     )
     model, tokens = config.build(), jax.random.randint(jax.random.key(1), (4, 17), 0, 256)
-    train = TrainConfig(**TRAIN | dict(learning_rate=0.002), base_fan_in=base, weight_decay=0.0)
+    train = TrainConfig(**TRAIN | dict(learning_rate=0.0003), base_fan_in=base, weight_decay=0.0)
     transform = make_optimizer(train, weight_axes(config)).transform
     params = model.init(jax.random.key(0), tokens[:, :-1])["params"]
+    for table in ("embedding", "positions"):  # coordinates of 1 at every width
+        params[table] = params[table] * width**0.5
 
     def loss(params):
         logits = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]))
@@ -98,11 +105,15 @@ def residual_changes(width, base, steps):
     "widths", [(32, 128), pytest.param((32, 64, 128, 256, 512), marks=pytest.mark.slow)]
 )
 def test_coordinate_check(widths):
-    """With 1/fan-in the residual stream changes no more in a wider model; without, it does."""
+    """With 1/fan-in the residual stream changes no more in a wider model; without, it does.
+
+    The embeddings have coordinates of variance 1 here, as in muP. With attnlab's initial scale of
+    1/sqrt(D) the change with the option grows by a factor of 1.6 from D = 32 to 512.
+    """
     steps = (1, 5, 10)
     scaled = np.array([residual_changes(d, 32, steps) for d in widths])
     plain = np.array([residual_changes(d, None, steps) for d in widths])
     slope = lambda changes: np.polyfit(np.log(widths), np.log(changes), 1)[0]
-    print(scaled, plain, slope(scaled), slope(plain))
-    assert np.all(slope(scaled) < 0.1)
-    assert np.all(slope(plain) > 0.3)
+
+    assert np.all(np.abs(slope(scaled)) < 0.05)
+    assert np.all(slope(plain) > 0.8)
