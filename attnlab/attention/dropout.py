@@ -1,0 +1,46 @@
+"""Dropout on probabilities: one key drops the same ones in every backend.
+
+Each probability has its own draw: Threefry (Salmon et al. 2011) of (row, key position).
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.random import threefry_2x32
+
+
+def dropout_seed(rate: float, key: Array | None) -> Array | None:
+    """Two words from a key of any kind; None without dropout."""
+    if not rate or key is None:
+        return None
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def keep_mask(
+    seed: Array,
+    rate: float,
+    starts: tuple[Array | int, ...],
+    sizes: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Array:
+    """Which probabilities of a block dropout keeps.
+
+    Args:
+      seed: of `dropout_seed`.
+      starts, sizes: of the block, along [B, N, T, S].
+      shape: (B, N, T, S) of the whole call.
+
+    Returns:
+      Booleans of shape `sizes`.
+    """
+    b, n, t, s = (
+        jnp.asarray(start, jnp.uint32) + jax.lax.broadcasted_iota(jnp.uint32, sizes, axis)
+        for axis, start in enumerate(starts)
+    )
+    return keep_at(seed, rate, (b * shape[1] + n) * shape[2] + t, s)
+
+
+def keep_at(seed: Array, rate: float, row: Array, key: Array) -> Array:
+    """`keep_mask` of single probabilities: row (b N + n) T + t and key position, both uint32."""
+    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, key]))[0]
+    return jnp.greater_equal(bits, jnp.uint32(min(round(rate * 2**32), 2**32 - 1)))

@@ -1,0 +1,75 @@
+"""The steps of softmax attention that several backends share. Arrays are [B, N, T, H] here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array
+from jax.typing import ArrayLike
+
+
+def accumulation_dtype(*arrays: Array | None) -> jnp.dtype:
+    """The dtype of scores and sums: that of the arrays, float32 at least."""
+    return jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
+
+
+def scaled_scores(
+    query: Array, key: Array, bias: Array | None, scale: ArrayLike, soft_cap: float | None
+) -> Array:
+    """cap tanh((scale q k^T + bias) / cap), in the accumulation dtype and before any mask.
+
+    Args:
+      query: [B, N, T, H]; key: [B, K, S, H]. Query head n uses key head n // (N/K).
+      bias: broadcasts to [B, N, T, S], or None.
+      soft_cap: cap, or None for no cap.
+
+    Returns:
+      [B, N, T, S].
+    """
+    (b, n, t, h), (_, k, s, _) = query.shape, key.shape
+    dtype = accumulation_dtype(query, key)
+    # The query heads of a key head are rows of one product.
+    rows = query.reshape(b, k, n // k * t, h)
+    x = jnp.einsum("BKRH,BKSH->BKRS", rows, key, preferred_element_type=dtype)
+    x = x.reshape(b, n, t, s) * jnp.asarray(scale, dtype)
+    if bias is not None:
+        x = x + bias.astype(dtype)
+    return x if soft_cap is None else soft_cap * jnp.tanh(x / soft_cap)
+
+
+def hide(scores: Array, allowed: Array | None) -> Array:
+    """The scores, `lowest` where they are hidden: finite, and below all that `row_max` returns."""
+    return scores if allowed is None else jnp.where(allowed, scores, lowest(scores.dtype))
+
+
+def lowest(dtype: npt.DTypeLike) -> float:
+    """The value of a hidden score."""
+    return -float(np.finfo(np.dtype(dtype)).max) / 2
+
+
+def row_max(scores: Array) -> Array:
+    """The largest score of a row, at least lowest / 2, so that exp(hidden - max) is always 0.
+
+    A constant for the gradient: the softmax does not depend on it.
+    """
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    return jax.lax.stop_gradient(jnp.maximum(top, lowest(scores.dtype) / 2))
+
+
+def weighted_sum(weights: Array, value: Array) -> Array:
+    """[B, N, T, V] from [B, N, T, S] and [B, Kv, S, V], summed in the dtype of the weights."""
+    (b, n, t, s), (_, kv, _, v) = weights.shape, value.shape
+    rows = weights.astype(value.dtype).reshape(b, kv, n // kv * t, s)
+    out = jnp.einsum("BKRS,BKSV->BKRV", rows, value, preferred_element_type=weights.dtype)
+    return out.reshape(b, n, t, v)
+
+
+def add_sink(output: Array, residual: Array, sink: Array) -> tuple[Array, Array]:
+    """Output and log sum exp with a sink in the softmax, from those of the keys alone.
+
+    Args:
+      output: [B, T, N, V]; residual: [B, T, N]; sink: broadcasts to [B, N, T, 1].
+    """
+    sink = jnp.squeeze(sink, -1).swapaxes(1, 2).astype(residual.dtype)
+    share = jax.nn.sigmoid(residual - sink)[..., None]
+    return (output * share).astype(output.dtype), jnp.logaddexp(residual, sink)
