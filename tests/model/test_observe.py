@@ -15,7 +15,7 @@ from attnlab import (
     ModelConfig,
     init_cache,
     init_heads,
-    init_pool,
+    init_stacked,
     multi_head_attention,
     run_layers,
     transformer_block,
@@ -137,7 +137,7 @@ def levels():
     parts = {part: make(key) for part, make in init_block(BLOCK).items()}
     yield "heads", lambda w, **o: multi_head_attention(w, X, spec=SPEC, **o), init_heads(key, SPEC)
     yield "layer", lambda w, **o: transformer_block(w, X, spec=BLOCK, **o), parts
-    pool = init_pool(init_block(BLOCK), key, PLAN)
+    pool = init_stacked(init_block(BLOCK), key, PLAN)
     yield "stack", lambda w, **o: run_layers(w, PLAN, X, spec=BLOCK, **o), pool
     for kind in TEXTS:
         encoder = 2 if kind == "encoder_decoder" else None
