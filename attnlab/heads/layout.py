@@ -109,7 +109,7 @@ class Layout:
     `dataclasses.replace(layout, width=32)` does what it says.
 
     Attributes:
-      width: D, of the query input.
+      width: D, of the query input. 0: not known yet; a model config fills in its own.
       num_heads: N.
       out_width: O, of the output; None is `width`.
       scale: multiplies q k^T; None is 1/sqrt(width of q).
@@ -137,7 +137,7 @@ class Layout:
     values: ClassVar[Mapping[str, str]] = {}
     """Names of values of its own that can be captured or patched -> their axes."""
 
-    width: int
+    width: int = 0
     num_heads: int
     out_width: int | None = None
     scale: float | None = None
@@ -155,6 +155,8 @@ class Layout:
         object.__setattr__(self, "biases", tuple(self.biases))
         object.__setattr__(self, "extras", tuple(self.extras))
         self._check_fields()
+        if not self.width:
+            return  # sizes are checked when the width is known
         self.check()
         self._check_extras()
         for name, weight in all_weights(self).items():
@@ -175,6 +177,8 @@ class Layout:
         """
         if isinstance(axis, int):
             return axis
+        if not self.width:
+            raise ValueError(f"{self._label} has no width; set width=...")
         value = getattr(self, axis)
         resolved: int = getattr(self, f"default_{axis}") if value is None else value
         return resolved
@@ -182,6 +186,19 @@ class Layout:
     def shape(self, weight: Weight) -> tuple[int, ...]:
         """Shape of a weight."""
         return tuple(self.size(axis) for axis in weight.axes)
+
+    def with_width(self, width: int) -> Self:
+        """The layout in a model of this width.
+
+        Raises:
+          ValueError: it has another width already.
+        """
+        if self.width not in (0, width):
+            raise ValueError(
+                f"{self._label} has width {self.width}, the model has {width}; leave width out of "
+                "the layout"
+            )
+        return dataclasses.replace(self, width=width)
 
     @property
     def slice_width(self) -> int:
@@ -293,6 +310,8 @@ class Layout:
     def _check_fields(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "width" and value == 0:
+                continue
             if field.type in (int, int | None, "int", "int | None") and value is not None:
                 check_size(field.name, value)
         for bias in self.biases:
