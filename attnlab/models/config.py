@@ -4,12 +4,11 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from attnlab.sharing.mixing import check_mixtures
-from attnlab.sharing.named_plans import as_plan, plan_name
+import jax.numpy as jnp
 
-from attnlab.heads import Layout, Standard, kv_weight_names
+from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layout import check_size
 from attnlab.heads.rewrites import CallSizes, choose, form
@@ -20,24 +19,32 @@ from attnlab.models.specs import (
     Dropout,
     Embedding,
     Init,
+    LayerSpec,
     Learned,
     Norm,
     OutputHead,
     Positions,
+    Rotary,
+    Spec,
 )
-from attnlab.sharing.plan import MIXTURE, Plan, mixtures
+from attnlab.sharing.mixing import check_mixtures
+from attnlab.sharing.named_plans import as_plan, plan_name
+from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
+
+if TYPE_CHECKING:
+    from attnlab.models.transformer import Transformer
 
 Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
 MIXED = ("attention", "ffn", "cross")
 """Sublayers whose parameter groups a plan may mix."""
-CROSS = ("cross", f"cross{MIXTURE}")
+CROSS = ("cross", f"cross{MIXTURE_SUFFIX}")
 """Sublayers of a decoder that its encoder does not have."""
 
 __all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerOverrides:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LayerOverrides(Spec):
     """What one type of layer has in the place of the config's own; None: as the config.
 
     Attributes:
@@ -64,8 +71,8 @@ LayerType: TypeAlias = tuple[int, LayerOverrides]
 """So many layers in a row, and what they override."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoder:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Encoder(Spec):
     """The encoder beside a decoder.
 
     Attributes:
@@ -94,39 +101,11 @@ class Encoder:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerSpec:
-    """What one layer computes, apart from its weights.
-
-    Attributes:
-      heads: of self-attention, with their width.
-      cross: heads of cross-attention; None: no cross-attention.
-      ffn, norm, attention, dropout: as in `ModelConfig`.
-      is_causal: tokens attend to themselves and the past alone.
-      merged: self-attention reads a second text in the same softmax.
-      separate_kv: the projections to keys and values are a sublayer "kv" of their own.
-      delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
-      mixed: (sublayer, number of groups) of those that are mixed (`attnlab.sharing.mixing`).
-    """
-
-    heads: Layout
-    cross: Layout | None = None
-    ffn: FFN = FFN()
-    norm: Norm = Norm()
-    attention: Attention = Attention()
-    dropout: Dropout = Dropout()
-    is_causal: bool = False
-    merged: bool = False
-    separate_kv: bool = False
-    delta_rank: int | None = None
-    mixed: tuple[tuple[str, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ModelConfig(Spec):
     """Everything that makes a model. Frozen, hashable, and valid once it exists.
 
-        config = ModelConfig(width=64, num_layers=4, heads=heads.Wide(num_heads=4), sharing="albert")
+        config = ModelConfig(width=64, heads=heads.Wide(num_heads=4), sharing="albert")
         model = config.build()
 
     It has more than 12 fields because each is a part of a model that users name; the parts group
@@ -176,6 +155,33 @@ class ModelConfig:
     encoder: Encoder | None = None
     init: Init = Init()
     compute: Compute = Compute()
+
+    def build(self) -> "Transformer":
+        """The Flax module: `Decoder`, `Encoder` or `EncoderDecoder`."""
+        from attnlab.models.transformer import MODELS
+
+        return MODELS[self.kind](self)
+
+    def init_cache(
+        self, batch: int, size: int, piece: int | None = None
+    ) -> Cache | dict[str, Cache]:
+        """An empty cache for decoding.
+
+        Args:
+          batch, size: B, and the number of tokens that fit.
+          piece: layers with a window keep a window and a piece only, in a ring; then no call may
+            have more than `piece` tokens.
+
+        Returns:
+          Name -> arrays [K, B, size, ...], one of K for each layer that makes keys and values; with
+          `layer_types` one such dict for each type, by the names of `stacks`.
+
+        >>> cache = ModelConfig(num_layers=2).init_cache(batch=1, size=5)
+        >>> {name: a.shape for name, a in cache.items()}
+        {'k': (2, 1, 5, 4, 16), 'v': (2, 1, 5, 4, 16), 'length': (2,)}
+        """
+        made = {name: _init_cache(c, batch, size, piece) for name, c in self.stacks.items()}
+        return made if self.layer_types else made["layers"]
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "max_len", "width", "num_layers", "delta_rank"):
@@ -298,8 +304,8 @@ class ModelConfig:
     @property
     def rotary_size(self) -> int:
         """How many numbers of a query and key are rotated: the first ones."""
-        fraction = getattr(self.positions, "fraction", 1.0)
-        return int((self.layout.rotary_size or 0) * fraction) if self.positions.is_rotary else 0
+        rotary = self.positions
+        return rotary.rotated_size(self.layout) if isinstance(rotary, Rotary) else 0
 
     @property
     def plan(self) -> Plan:
@@ -369,13 +375,22 @@ class ModelConfig:
         """The name of the weights of every layer, in order."""
         return layer_names(self)
 
-    def __repr__(self) -> str:
-        changed = ", ".join(
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        )
-        return f"ModelConfig({changed})"
+
+def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
+    """The empty cache of the layers of one type."""
+    window = config.attention.window
+    if piece is not None and window is not None:
+        size = min(size, window + piece)
+    one = init_cache(
+        config.layout,
+        batch,
+        size,
+        jnp.dtype(config.compute.dtype),
+        order=config.attention.order or "factored",
+        rotary=config.positions.is_rotary,
+    )
+    count = max(config.plan.kv_indices) + 1
+    return {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
 
 
 def _layer_type(given: object) -> LayerType:

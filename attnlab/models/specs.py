@@ -5,11 +5,11 @@ composes them.
 """
 
 import dataclasses
-import math
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from attnlab.heads import positions
-from attnlab.heads.layout import check_size
+from attnlab.heads.layout import Layout, check_size
+from attnlab.models.checks import check_bool, check_choice, check_count, check_number
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
 
@@ -17,15 +17,28 @@ Activation: TypeAlias = Literal[
     "gelu", "gelu_tanh", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh", "gated_relu",
     "gated_silu", "gated_tanh",
 ]  # fmt: skip
-ACTIVATION_NAMES: tuple[str, ...] = Activation.__args__  # type: ignore[attr-defined]
+ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
 NormPosition: TypeAlias = Literal["pre", "post", "post_final", "pre_open", "sandwich", "parallel"]
 Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FFN:
+class Spec:
+    """Base of the parts of a config: prints the fields that differ from their defaults."""
+
+    def __repr__(self) -> str:
+        assert dataclasses.is_dataclass(self)
+        changed = ", ".join(
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        )
+        return f"{type(self).__name__}({changed})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class FFN(Spec):
     """Position-wise feed-forward network: act(x W_up + b) W_down + b.
 
     Attributes:
@@ -41,14 +54,14 @@ class FFN:
     residual_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_count("ffn.width", self.width, 0)
-        _check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
-        _check_bool("ffn.bias", self.bias)
-        _check_number("ffn.residual_scale", self.residual_scale)
+        check_count("ffn.width", self.width, 0)
+        check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
+        check_bool("ffn.bias", self.bias)
+        check_number("ffn.residual_scale", self.residual_scale)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Norm:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Norm(Spec):
     """Norms of the residual stream.
 
     Attributes:
@@ -68,8 +81,8 @@ class Norm:
 
     def __post_init__(self) -> None:
         find("norm.kind", self.kind, NORM_KINDS)
-        _check_choice("norm.position", self.position, NormPosition.__args__)  # type: ignore[attr-defined]
-        _check_number("norm.eps", self.eps, least=0.0)
+        check_choice("norm.position", self.position, get_args(NormPosition))
+        check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
             raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
 
@@ -89,8 +102,8 @@ class Norm:
         return ("norm", "norm_after") if self.position == "sandwich" else ("norm",)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Attention:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Attention(Spec):
     """What surrounds the heads of every self-attention.
 
     Attributes:
@@ -109,16 +122,16 @@ class Attention:
 
     def __post_init__(self) -> None:
         if self.window is not None:
-            _check_count("attention.window", self.window, 0)
+            check_count("attention.window", self.window, 0)
         if self.layer_scales is not None:
             object.__setattr__(self, "layer_scales", tuple(self.layer_scales))
             for scale in self.layer_scales:
-                _check_number("attention.layer_scales", scale, above=0.0)
-        _check_number("attention.output_scale", self.output_scale)
+                check_number("attention.layer_scales", scale, above=0.0)
+        check_number("attention.output_scale", self.output_scale)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dropout:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Dropout(Spec):
     """Dropout rates.
 
     Attributes:
@@ -139,10 +152,10 @@ class Dropout:
         for name in ("rate", "embedding", "attention", "ffn"):
             value = getattr(self, name)
             if value is not None:
-                _check_number(f"dropout.{name}", value, least=0.0, below=1.0)
+                check_number(f"dropout.{name}", value, least=0.0, below=1.0)
         object.__setattr__(self, "places", tuple(self.places))
         for place in self.places:
-            _check_choice("dropout.places", place, DropoutPlace.__args__)  # type: ignore[attr-defined]
+            check_choice("dropout.places", place, get_args(DropoutPlace))
 
     @property
     def is_active(self) -> bool:
@@ -153,8 +166,8 @@ class Dropout:
 # Positions ----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Positions:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Positions(Spec):
     """Base of position schemes: how a model knows where a token is."""
 
     name: ClassVar[str] = ""
@@ -166,14 +179,14 @@ class Positions:
     """Is a learnt number per head and distance added to the scores?"""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class NoPositions(Positions):
     """No positions at all."""
 
     name: ClassVar[str] = "none"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Learned(Positions):
     """A trained table [max_len, E], added to the embedding.
 
@@ -188,10 +201,10 @@ class Learned(Positions):
 
     def __post_init__(self) -> None:
         if self.pad_token is not None:
-            _check_count("positions.pad_token", self.pad_token, 0)
+            check_count("positions.pad_token", self.pad_token, 0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Sinusoidal(Positions):
     """A fixed table of sines and cosines (Vaswani et al. 2017, section 3.5).
 
@@ -203,7 +216,7 @@ class Sinusoidal(Positions):
     halves: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Rotary(Positions):
     """Rotary embedding of queries and keys (Su et al. 2021, arXiv 2104.09864).
 
@@ -220,13 +233,17 @@ class Rotary(Positions):
     scaling: str | None = None
 
     def __post_init__(self) -> None:
-        _check_number("positions.base", self.base, above=0.0)
-        _check_number("positions.fraction", self.fraction, above=0.0, most=1.0)
+        check_number("positions.base", self.base, above=0.0)
+        check_number("positions.fraction", self.fraction, above=0.0, most=1.0)
         if self.scaling is not None:
             positions.read_scaling(self.scaling)
 
+    def rotated_size(self, layout: Layout) -> int:
+        """How many numbers of a query and key are rotated: the first ones."""
+        return int((layout.rotary_size or 0) * self.fraction)
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Relative(Positions):
     """A learnt number per head and bucket of distances, added to the scores (T5, arXiv 1910.10683).
 
@@ -241,8 +258,8 @@ class Relative(Positions):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        _check_count("positions.buckets", self.buckets, 4)
-        _check_count("positions.max_distance", self.max_distance, 1)
+        check_count("positions.buckets", self.buckets, 4)
+        check_count("positions.max_distance", self.max_distance, 1)
         if self.buckets % 4 or self.max_distance <= self.buckets // 2:
             raise ValueError(
                 f"positions: buckets {self.buckets} must be a multiple of 4 and max_distance "
@@ -259,8 +276,8 @@ POSITIONS: dict[str, type[Positions]] = {
 # Input and output ---------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Images:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Images(Spec):
     """Images in the place of tokens (Dosovitskiy et al. 2021, arXiv 2010.11929).
 
     A class token, then the patches from left to right and from top to bottom.
@@ -278,7 +295,7 @@ class Images:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_count(f"images.{field.name}", getattr(self, field.name), 1)
+            check_count(f"images.{field.name}", getattr(self, field.name), 1)
         if self.height % self.patch_height or self.width % self.patch_width:
             raise ValueError(
                 f"images: {self.height} x {self.width} does not divide into patches of "
@@ -301,8 +318,8 @@ class Images:
         return self.patch_height * self.patch_width * self.channels + 2
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Embedding:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Embedding(Spec):
     """What the first layer reads: map(norm(scale * word + position + type)).
 
     Attributes:
@@ -325,15 +342,15 @@ class Embedding:
     def __post_init__(self) -> None:
         if self.width is not None:
             check_size("embedding.width", self.width)
-        _check_number("embedding.scale", self.scale)
-        _check_count("embedding.token_types", self.token_types, 0)
-        _check_bool("embedding.norm", self.norm)
+        check_number("embedding.scale", self.scale)
+        check_count("embedding.token_types", self.token_types, 0)
+        check_bool("embedding.norm", self.norm)
         if self.zero_token is not None:
-            _check_count("embedding.zero_token", self.zero_token, 0)
+            check_count("embedding.zero_token", self.zero_token, 0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OutputHead:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class OutputHead(Spec):
     """LM head and classifier head.
 
     Attributes:
@@ -355,23 +372,23 @@ class OutputHead:
     num_classes: int = 0
 
     def __post_init__(self) -> None:
-        _check_choice("output.kind", self.kind, ("tied", "own", "none"))
-        _check_bool("output.bias", self.bias)
-        _check_number("output.scale", self.scale)
+        check_choice("output.kind", self.kind, ("tied", "own", "none"))
+        check_bool("output.bias", self.bias)
+        check_number("output.scale", self.scale)
         if self.transform is not None:
             plain = [name for name in ACTIVATION_NAMES if not name.startswith("gated_")]
-            _check_choice("output.transform", self.transform, plain)
+            check_choice("output.transform", self.transform, plain)
         if self.kind == "none" and (self.bias or self.transform):
             raise ValueError("output.kind='none' has no logits; leave bias and transform out")
         if self.pooler is not None:
-            _check_choice("output.pooler", self.pooler, Pooler.__args__)  # type: ignore[attr-defined]
-        _check_count("output.num_classes", self.num_classes, 0)
+            check_choice("output.pooler", self.pooler, get_args(Pooler))
+        check_count("output.num_classes", self.num_classes, 0)
         if self.num_classes and self.pooler is None:
             raise ValueError("output.num_classes are read from the pooler; set pooler='first'")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Init:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Init(Spec):
     """Initial weights.
 
     Attributes:
@@ -385,12 +402,12 @@ class Init:
 
     def __post_init__(self) -> None:
         if self.std is not None:
-            _check_number("init.std", self.std, above=0.0)
-        _check_choice("init.residual", self.residual, ("plain", "depth"))
+            check_number("init.std", self.std, above=0.0)
+        check_choice("init.residual", self.residual, ("plain", "depth"))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compute:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Compute(Spec):
     """Precision and memory.
 
     Weights, softmax, statistics of norms, logits and loss are float32 at least.
@@ -409,52 +426,36 @@ class Compute:
                 "compute.dtype 'float16' ends at 65,504 and at 6e-8, and no loss is scaled here to "
                 "keep gradients between; use 'bfloat16', which has the range of float32"
             )
-        _check_choice("compute.dtype", self.dtype, Dtype.__args__)  # type: ignore[attr-defined]
-        _check_bool("compute.remat", self.remat)
+        check_choice("compute.dtype", self.dtype, get_args(Dtype))
+        check_bool("compute.remat", self.remat)
 
 
-# Checks -------------------------------------------------------------------------------------------
+# Layers -------------------------------------------------------------------------------------------
 
 
-def _check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:
-    if not isinstance(value, str):
-        raise ValueError(f"{field} must be one of {', '.join(known)}, not {value!r}")
-    find(field, value, dict.fromkeys(known))
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LayerSpec(Spec):
+    """What one layer computes, apart from its weights.
 
+    Attributes:
+      heads: of self-attention, with their width.
+      cross: heads of cross-attention; None: no cross-attention.
+      ffn, norm, attention, dropout: as in `ModelConfig`.
+      is_causal: tokens attend to themselves and the past alone.
+      merged: self-attention reads a second text in the same softmax.
+      separate_kv: the projections to keys and values are a sublayer "kv" of their own.
+      delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
+      mixed: (sublayer, number of groups) of those that are mixed (`attnlab.sharing.mixing`).
+    """
 
-def _check_count(field: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")
-
-
-def _check_bool(field: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{field} must be True or False, not {value!r}")
-
-
-def _check_number(
-    field: str,
-    value: object,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-) -> None:
-    """Raises ValueError for what is no finite number within these bounds."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    bounds = []
-    for limit, word in ((least, "at least"), (above, "above"), (below, "below"), (most, "at most")):
-        if limit is not None:
-            bounds.append(f"{word} {limit:g}")
-    if good:
-        assert isinstance(value, int | float)
-        good = not (
-            (least is not None and value < least)
-            or (above is not None and value <= above)
-            or (below is not None and value >= below)
-            or (most is not None and value > most)
-        )
-    if not good:
-        told = f" {' and '.join(bounds)}" if bounds else ""
-        raise ValueError(f"{field} must be a finite number{told}, not {value!r}")
+    heads: Layout
+    cross: Layout | None = None
+    ffn: FFN = FFN()
+    norm: Norm = Norm()
+    attention: Attention = Attention()
+    dropout: Dropout = Dropout()
+    is_causal: bool = False
+    merged: bool = False
+    separate_kv: bool = False
+    delta_rank: int | None = None
+    mixed: tuple[tuple[str, int], ...] = ()
