@@ -15,8 +15,9 @@ LAYERS = (
     {"norms", "attention", "sharing"},
     {"heads"},
     {"model", "models"},
-    {"conversion", "transforms", "sharing.removal"},
-    {"sharing.surgery", "inspect", "interpret"},
+    {"conversion"},
+    {"transforms"},
+    {"inspect", "interpret"},
     {"pretrained", "adapters"},
 )
 # `training` and `data` take a model as an argument, `plot` takes arrays, `lab` runs everything.

@@ -18,7 +18,7 @@ from attnlab import (
     explain,
     init_cache,
     init_heads,
-    init_pool,
+    init_stacked,
     multi_head_attention,
     run_layers,
     transformer_block,
@@ -143,7 +143,7 @@ def levels():
     yield "function", lambda w, **o: dot_product_attention(*w, **o), heads
     yield "heads", lambda w, **o: multi_head_attention(w, X, spec=SPEC, **o), init_heads(key, SPEC)
     yield "layer", lambda w, **o: transformer_block(w, X, spec=BLOCK, **o), parts
-    pool = init_pool(init_block(BLOCK), key, PLAN)
+    pool = init_stacked(init_block(BLOCK), key, PLAN)
     yield "stack", lambda w, **o: run_layers(w, PLAN, X, spec=BLOCK, **o), pool
     for kind in TEXTS:
         encoder = 2 if kind == "encoder_decoder" else None

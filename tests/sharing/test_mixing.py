@@ -21,11 +21,18 @@ from attnlab import (
 )
 from attnlab.inspect import gates_of
 from attnlab.model.accounting import making_flops, parameters_by_uses
-from attnlab.sharing.dictionary import fit_mixture, mix
-from attnlab.sharing.named import name_of, named
-from attnlab.sharing.removal import remove_heads, scale_heads
-from attnlab.sharing.surgery import detect, output_difference, replan, tie_encoder, unshare
+from attnlab.sharing.mixing import fit_mixture, mix
+from attnlab.sharing.named_plans import parse_plan, plan_name
 from attnlab.training.optimizers import decays
+from attnlab.transforms import (
+    change_plan,
+    detect_sharing,
+    output_difference,
+    remove_heads,
+    scale_heads,
+    tie_encoder,
+    unshare,
+)
 
 SMALL = ModelConfig(
     vocab_size=11, max_len=6, width=6, num_layers=5, num_heads=3, head_dim=4, num_kv_heads=1,
@@ -58,7 +65,7 @@ def test_a_mixture_is_the_sum(x64):
     assert_close(value, sum(c[s] * atoms[s] for s in range(4)))
     expected = np.array([np.sum(seed * a) for a in atoms]), np.multiply.outer(c, seed)
     assert_close(pull(jnp.asarray(seed)), expected)
-    with pytest.raises(ValueError, match="3 coefficients for 4 slots"):
+    with pytest.raises(ValueError, match="3 coefficients for 4 parameter groups"):
         mix(jnp.ones(3), jnp.ones((4, 2)))
 
 
@@ -173,12 +180,12 @@ def test_to_another_plan_and_back(x64):
     coefficients, atoms = (params["layers"][f"attention{end}"] for end in ("_mixture", ""))
     for c, slots, got in zip(*map(jax.tree.leaves, (coefficients, atoms, apart)), strict=True):
         assert_close(got, np.tensordot(c, slots, 1))
-    cycle = replan(config, params, "attention=0,1,2,0,1 ffn=0..4")
-    layers = replan(*cycle, "dictionary:3")[1]["layers"]
+    cycle = change_plan(config, params, "attention=0,1,2,0,1 ffn=0..4")
+    layers = change_plan(*cycle, "dictionary:3")[1]["layers"]
     for c in jax.tree.leaves(layers.pop("attention_mixture")):
         np.testing.assert_array_equal(c, np.eye(3)[[0, 1, 2, 0, 1]])
     jax.tree.map(np.testing.assert_array_equal, layers, cycle[1]["layers"])
-    few = replan(config, params, "dictionary:2")[1]["layers"]
+    few = change_plan(config, params, "dictionary:2")[1]["layers"]
     near = np.tensordot(few["attention_mixture"]["q"], few["attention"]["q"], 1)
     sizes = np.linalg.svd(np.reshape(apart["q"], (5, -1)), compute_uv=False)
     np.testing.assert_allclose(np.sum((near - apart["q"]) ** 2), np.sum(sizes[2:] ** 2))
@@ -189,17 +196,17 @@ def test_the_function_stays_where_sums_can_say_it(x64):
     config = dataclasses.replace(SMALL, dtype="float64", delta_rank=99)
     params = draw(config, "float64")
     alone = unshare(config, params)
-    cycle = replan(*alone, "attention=0,1,2,0,1 ffn=0..4")
+    cycle = change_plan(*alone, "attention=0,1,2,0,1 ffn=0..4")
     deltas = "attention=0,0,1,1,1 attention_mixture=0..4 ffn=0..4 delta=0..4"
     for before, plan in ((alone, "dictionary:3"), (alone, "dictionary:5"), (alone, deltas)):
-        assert output_difference(before, replan(*before, plan), TOKENS) < 1e-10
+        assert output_difference(before, change_plan(*before, plan), TOKENS) < 1e-10
     assert output_difference((config, params), alone, TOKENS) == 0
-    assert output_difference(cycle, replan(*cycle, "dictionary:3"), TOKENS) == 0
-    assert output_difference(alone, replan(*alone, "dictionary:2"), TOKENS) > 0.1
+    assert output_difference(cycle, change_plan(*cycle, "dictionary:3"), TOKENS) == 0
+    assert output_difference(alone, change_plan(*alone, "dictionary:2"), TOKENS) > 0.1
     mixed, keys = "attention=0,1,2,0,1 attention_mixture=0..4", "kv=0,-,1,@0,2 ffn=0..4"
     config = dataclasses.replace(config, plan=f"{mixed} {keys}")
     reads = config, draw(config, "float64")
-    assert output_difference(reads, replan(*reads, f"attention=0..4 {keys}"), TOKENS) < 1e-10
+    assert output_difference(reads, change_plan(*reads, f"attention=0..4 {keys}"), TOKENS) < 1e-10
 
 
 def test_atoms_that_say_the_same_are_turned_towards_the_slots(x64):
@@ -233,7 +240,7 @@ def test_both_texts_and_kinds():
 
 
 def test_layers_that_mix_share_nothing_but_coefficients():
-    assert gates_of(SMALL, by="slot").rows == (0, 1, 2, 3, 4)
+    assert gates_of(SMALL, by="group").rows == (0, 1, 2, 3, 4)
     matrices = jax.tree_util.tree_leaves_with_path(decays(shapes_of(SMALL)["layers"]))
     assert {path[-1].key for path, on in matrices if on} == {*"qkvo", "up", "down"}
     assert not any(on for path, on in matrices if path[0].key == "attention_mixture")
@@ -242,10 +249,10 @@ def test_layers_that_mix_share_nothing_but_coefficients():
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("attention=0..4 kv=0..4 ffn=0..4 kv_mixture=0..4", "kv_mixture: mixed are attention, ffn"),
-        ("attention=0..4 ffn=0..4 delta=0..4 delta_mixture=0..4", "delta_mixture: mixed are"),
-        ("attention=0..4 ffn=0..4 cross_mixture=0..4", "the plan has no 'cross' to mix"),
-        ("attention=0,1,0,1,0 ffn=0..4 attention_mixture=0,0,1,1,1", "slots 0 and 1 of"),
+        ("attention=0..4 kv=0..4 ffn=0..4 kv_mixture=0..4", "kv_mixture: 'kv' cannot be mixed"),
+        ("attention=0..4 ffn=0..4 delta=0..4 delta_mixture=0..4", "'delta' cannot be mixed"),
+        ("attention=0..4 ffn=0..4 cross_mixture=0..4", "the plan has no sublayer 'cross' to mix"),
+        ("attention=0,1,0,1,0 ffn=0..4 attention_mixture=0,0,1,1,1", "groups 0 and 1 of"),
         ("dictionary:6", "from 1 to the 5 layers"),
     ],
 )  # fmt: skip
@@ -256,19 +263,19 @@ def test_plans_that_mix_what_cannot_be(plan, message):
 
 def test_what_asks_for_whole_slots_is_refused():
     for f, heads in ((remove_heads, {0: [1]}), (scale_heads, {"heads": jnp.ones((3, 3))})):
-        with pytest.raises(ValueError, match="replan without a part that ends in mixture"):
+        with pytest.raises(ValueError, match="to a plan without a mixture first"):
             f(SMALL, {}, heads)
-    with pytest.raises(ValueError, match="unshare first, then detect"):
-        detect(SMALL, {})
+    with pytest.raises(ValueError, match="unshare the model first"):
+        detect_sharing(SMALL, {})
     rows = Plan(**PARTS, attention_mixture=(0, 1, 2, 2, 1))
     with pytest.raises(ValueError, match="needs its own attention_mixture, in order"):
-        replan(dataclasses.replace(SMALL, plan="separate"), {"layers": {}}, rows)
+        change_plan(dataclasses.replace(SMALL, plan="separate"), {"layers": {}}, rows)
 
 
 def test_names():
-    plan = named("dictionary:2", 4)
+    plan = parse_plan("dictionary:2", 4)
     assert plan == Plan(attention=(0, 1, 0, 1), ffn=range(4), attention_mixture=range(4))
-    assert (name_of(plan), plan.num_slots["attention_mixture"]) == ("dictionary:2", 4)
+    assert (plan_name(plan), plan.num_groups["attention_mixture"]) == ("dictionary:2", 4)
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ from contract import make as make_heads
 from test_models import SMALL, TOKENS, make
 
 from attnlab import Plan, multi_head_attention
-from attnlab.sharing.named import named
-from attnlab.sharing.surgery import (
+from attnlab.sharing.named_plans import parse_plan
+from attnlab.transforms import (
     align_heads,
-    detect,
+    change_plan,
+    detect_sharing,
     output_difference,
     reorder_heads,
-    replan,
     share,
     tie_encoder,
     unshare,
@@ -36,7 +36,7 @@ def test_unshared_weights_give_the_same_logits(plan):
     after = unshare(before, params)
     assert after[0].plan == "separate"
     assert output_difference((before, params), after, TOKENS) == 0
-    again = replan(*after, plan)
+    again = change_plan(*after, plan)
     jax.tree.map(np.testing.assert_array_equal, again[1], params)
 
 
@@ -45,14 +45,14 @@ def test_sharing_is_found_in_weights_that_were_copied():
     for plan in SHARING:
         before = dataclasses.replace(DEEP, plan=plan)
         _, params = make(before)
-        found, once = detect(*unshare(before, params))
+        found, once = detect_sharing(*unshare(before, params))
         assert found == before
         jax.tree.map(np.testing.assert_array_equal, once, params)
     alone, copied = unshare(before, params)  # cycle_rev:3, which is 0 1 2 2
     up = np.array(copied["layers"]["ffn"]["up"])
     up[3, 1, 2] = np.nextafter(up[3, 1, 2], 9, dtype=np.float32)
     copied["layers"]["ffn"]["up"] = jnp.asarray(up)
-    found, once = detect(alone, copied)
+    found, once = detect_sharing(alone, copied)
     assert found.plan == "attention=0,1,2,2 ffn=0,1,2,3"
     assert output_difference((alone, copied), (found, once), TOKENS) == 0
 
@@ -62,13 +62,13 @@ def test_sharing_is_found_beside_pointers_to_keys():
     _, params = make(config)
     for part in ("attention", "ffn"):
         params["layers"][part] = jax.tree.map(lambda a: a.at[3].set(a[1]), params["layers"][part])
-    found, once = detect(config, params)
+    found, once = detect_sharing(config, params)
     assert found.plan == "attention=0,1,2,1 kv=0,1,@0,- ffn=0,1,2,1"
     assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
 @pytest.mark.parametrize("plan", deep(SHARING, "cycle:2"))
-def test_the_gradient_of_a_slot_is_the_sum_over_its_uses(plan, x64):
+def test_the_gradient_of_a_group_is_the_sum_over_its_layers(plan, x64):
     config = dataclasses.replace(DEEP, plan=plan, dtype="float64")
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), make(config)[1])
     alone, copied = unshare(config, params)
@@ -78,7 +78,7 @@ def test_the_gradient_of_a_slot_is_the_sum_over_its_uses(plan, x64):
         return jax.jit(jax.grad(loss))(params)
 
     shared, separate = grad(config, params), grad(alone, copied)
-    for part, slots in named(plan, 4).items():
+    for part, slots in parse_plan(plan, 4).items():
         for slot in set(slots):
             uses = [i for i, s in enumerate(slots) if s == slot]
             total = jax.tree.map(lambda a, u=uses: a[np.array(u)].sum(0), separate["layers"][part])
@@ -87,7 +87,7 @@ def test_the_gradient_of_a_slot_is_the_sum_over_its_uses(plan, x64):
 
 def test_sharing_takes_the_mean_and_says_what_it_changed():
     _, params = make(DEEP)
-    config, shared = replan(DEEP, params, "cycle:2")
+    config, shared = change_plan(DEEP, params, "cycle:2")
     up = params["layers"]["ffn"]["up"]
     assert_close(
         shared["layers"]["ffn"]["up"], jnp.stack([(up[0] + up[2]) / 2, (up[1] + up[3]) / 2])
@@ -97,7 +97,7 @@ def test_sharing_takes_the_mean_and_says_what_it_changed():
     assert told[0] == config
     assert told[2] == output_difference((DEEP, params), (config, shared), TOKENS)
     by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 1, 1, 2))
-    config, shared = replan(DEEP, params, by_hand)
+    config, shared = change_plan(DEEP, params, by_hand)
     assert config.layer_plan == by_hand
     assert shared["layers"]["ffn"]["up"].shape[0] == 3
 
@@ -112,7 +112,7 @@ def test_three_equal_layers_merge_without_a_changed_bit():
     config = dataclasses.replace(SMALL, num_layers=3, plan="albert")
     _, params = make(config)
     jax.tree.map(
-        np.testing.assert_array_equal, replan(*unshare(config, params), "albert")[1], params
+        np.testing.assert_array_equal, change_plan(*unshare(config, params), "albert")[1], params
     )
 
 
@@ -125,13 +125,13 @@ def test_layers_with_renamed_heads_merge_without_loss_once_aligned():
     both = jax.tree.map(lambda *a: jnp.stack(a), attention, renamed)
     ffn = jax.tree.map(lambda a: jnp.stack([a[0], a[0]]), params["layers"]["ffn"])
     params = params | {"layers": {"attention": both, "ffn": ffn}}
-    aligned = replan(config, params, "albert", merge="aligned")
+    aligned = change_plan(config, params, "albert", merge="aligned")
     assert output_difference((config, params), aligned, TOKENS) < 1e-5
-    plain = replan(config, params, "albert")
+    plain = change_plan(config, params, "albert")
     assert output_difference((config, params), plain, TOKENS) > 0.1
     # Nothing is left over for a delta, once the layers are written in one order.
     low = dataclasses.replace(config, delta_rank=1)
-    aligned = replan(low, params, "relaxed:1", merge="aligned")
+    aligned = change_plan(low, params, "relaxed:1", merge="aligned")
     assert output_difference((config, params), aligned, TOKENS) < 1e-5
 
 
@@ -167,30 +167,30 @@ def test_heads_that_look_alike_are_told_apart_by_what_they_write():
 def test_what_cannot_be_done_says_why():
     _, params = make(SMALL)
     with pytest.raises(ValueError, match="a plan has the parts"):
-        replan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
+        change_plan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
     normed = dataclasses.replace(SMALL, qk_norm="rms")
-    with pytest.raises(ValueError, match="q/k norms have no such order"):
-        replan(normed, make(normed)[1], "albert", merge="aligned")
+    with pytest.raises(ValueError, match="q/k norms do not allow"):
+        change_plan(normed, make(normed)[1], "albert", merge="aligned")
     with pytest.raises(ValueError, match="they must be the same"):
-        replan(SMALL, params, named("albert", 2))
+        change_plan(SMALL, params, parse_plan("albert", 2))
     with pytest.raises(ValueError, match="unknown merge 'median'"):
-        replan(SMALL, params, "albert", merge="median")
+        change_plan(SMALL, params, "albert", merge="median")
     narrow = dataclasses.replace(SMALL, layout="narrow")
-    with pytest.raises(ValueError, match="reads its own chunk of x"):
-        replan(narrow, make(narrow)[1], "albert", merge="aligned")
+    with pytest.raises(ValueError, match="reads its own slice of x"):
+        change_plan(narrow, make(narrow)[1], "albert", merge="aligned")
     narrow_heads = SPECS["narrow"].spec()
     with pytest.raises(ValueError, match="its chunk of x"):
         reorder_heads(make_heads(narrow_heads)[0], [1, 0, 2], narrow_heads)
     grouped = dataclasses.replace(SMALL, num_kv_heads=1)
-    with pytest.raises(ValueError, match="groups of heads that share keys"):
-        replan(grouped, make(grouped)[1], "albert", merge="aligned")
+    with pytest.raises(ValueError, match="heads that share keys"):
+        change_plan(grouped, make(grouped)[1], "albert", merge="aligned")
 
 
 @pytest.mark.parametrize("merge", deep(["mean", "aligned"], "aligned"))
 def test_a_delta_of_full_rank_takes_any_layers_up_without_loss(merge, x64):
     config = dataclasses.replace(DEEP, delta_rank=99, dtype="float64")
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), make(config)[1])
-    relaxed = replan(config, params, "relaxed:2", merge=merge)
+    relaxed = change_plan(config, params, "relaxed:2", merge=merge)
     assert relaxed[1]["layers"]["attention"]["q"].shape[0] == 2
     assert output_difference((config, params), relaxed, TOKENS) < 1e-10
     alone = unshare(*relaxed)
@@ -204,7 +204,7 @@ def test_more_rank_is_nearer():
     errors = []
     for rank in (1, 4, 8):
         config = dataclasses.replace(DEEP, delta_rank=rank)
-        relaxed = replan(config, params, "relaxed:1")
+        relaxed = change_plan(config, params, "relaxed:1")
         apart = unshare(*relaxed)[1]["layers"]["ffn"]["up"] - params["layers"]["ffn"]["up"]
         errors.append(float(jnp.sum(jnp.square(apart))))
     assert errors == sorted(errors, reverse=True)
@@ -216,23 +216,23 @@ def test_keys_of_neighbours_become_one():
     """Cut into parts and joined again is exact; taken from a neighbour it is another function."""
     _, params = make(DEEP)
     four = (0, 1, 2, 3)
-    apart = replan(DEEP, params, Plan(attention=four, kv=four, ffn=four))
+    apart = change_plan(DEEP, params, Plan(attention=four, kv=four, ffn=four))
     assert output_difference((DEEP, params), apart, TOKENS) == 0
     jax.tree.map(np.testing.assert_array_equal, unshare(*apart)[1], params)
-    pairs = replan(DEEP, params, "cla:2")
+    pairs = change_plan(DEEP, params, "cla:2")
     keys = params["layers"]["attention"]["k"]
     assert_close(
         pairs[1]["layers"]["kv"]["k"], jnp.stack([(keys[0] + keys[1]), (keys[2] + keys[3])]) / 2
     )
     assert output_difference((DEEP, params), pairs, TOKENS) > 0.1
-    albert = replan(*pairs, "attention=0,0,0,0 kv=0,-,0,- ffn=0,0,0,0")
-    assert albert[0].layer_plan.memories == (0, 0, 1, 1)
-    with pytest.raises(ValueError, match=r"reuses where the old one does, .0, None, 1, None."):
+    albert = change_plan(*pairs, "attention=0,0,0,0 kv=0,-,0,- ffn=0,0,0,0")
+    assert albert[0].layer_plan.kv_indices == (0, 0, 1, 1)
+    with pytest.raises(ValueError, match=r"needs the same sublayer kv, .0, None, 1, None."):
         unshare(*pairs)
     with pytest.raises(ValueError, match=r"its own delta, in order; got .0, 0, 1, 1."):
-        replan(DEEP, params, Plan(attention=four, ffn=four, delta=(0, 0, 1, 1)))
-    with pytest.raises(ValueError, match="keys are a part of their own"):
-        replan(DEEP, params, "cla:2", merge="aligned")
+        change_plan(DEEP, params, Plan(attention=four, ffn=four, delta=(0, 0, 1, 1)))
+    with pytest.raises(ValueError, match="under a plan with the sublayer kv"):
+        change_plan(DEEP, params, "cla:2", merge="aligned")
 
 
 BOTH = dataclasses.replace(DEEP, kind="encoder_decoder", encoder_layers=4, positions="relative")
@@ -255,7 +255,7 @@ def test_both_stacks_change_together(plan):
     params, run = both(config)
     alone, copied = unshare(config, params)
     assert_close(both(alone)[1](copied), run(params), loosen=10)
-    with pytest.raises(ValueError, match="nothing to take apart"):
+    with pytest.raises(ValueError, match="its own parameters already"):
         untie_encoder(config, params)
 
 
@@ -271,7 +271,7 @@ def test_an_encoder_is_taken_apart_and_tied_again(plan):
         tied, again = tie_encoder(alone, copied)
         assert tied == config
         jax.tree.map(np.testing.assert_array_equal, again, params)
-        found, once = detect(*unshare(alone, copied))
+        found, once = detect_sharing(*unshare(alone, copied))
         assert found.share_encoder
         assert (found.layer_plan, found.encoder_layer_plan) == (
             config.layer_plan, config.encoder_layer_plan,
@@ -290,7 +290,7 @@ def test_layers_without_a_feed_forward_part():
     assert_close(both(alone)[1](copied), run(params))
     apart = unshare(alone, copied)
     assert set(apart[1]["layers"]) == {"attention", "cross"}
-    found, once = detect(*apart)
+    found, once = detect_sharing(*apart)
     assert found.share_encoder
     assert found.layer_plan["attention"] == (0, 1, 0, 1)
     jax.tree.map(np.testing.assert_array_equal, once, params)
@@ -309,5 +309,5 @@ def test_tying_takes_the_mean_of_the_stacks():
     np.testing.assert_array_equal(merged["layers"]["cross"]["q"], params["layers"]["cross"]["q"])
     assert jax.tree.structure(merged) == jax.tree.structure(both(tied)[0])
     other = dataclasses.replace(BOTH, encoder_plan="albert")
-    with pytest.raises(ValueError, match="both stacks need one plan"):
+    with pytest.raises(ValueError, match="encoder and decoder need the same plan"):
         tie_encoder(other, both(other)[0])

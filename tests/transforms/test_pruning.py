@@ -10,7 +10,7 @@ from conftest import assert_close, deep
 
 from attnlab import LAYOUTS, ModelConfig, unique_parameters
 from attnlab.inspect import gates_of
-from attnlab.sharing.surgery import remove_heads
+from attnlab.transforms import remove_heads
 
 pytestmark = pytest.mark.usefixtures("x64")
 BASE = dict(
@@ -33,7 +33,7 @@ def draw(config):
     return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 0.5), shapes)
 
 
-def check(config, heads, *, left, by="slot", idle=None, **others):
+def check(config, heads, *, left, by="group", idle=None, **others):
     """Both models give the same logits to 1e-12, of gates by `head_gate` where they are of layers;
     returns the small one's config."""
     params = draw(config)
@@ -70,19 +70,19 @@ def test_the_same_function_in_every_layout(layout):
     check(config, {0: lost}, left=6 - len(lost))
 
 
-def test_slots_that_keep_fewer_are_filled_up():
-    """Per layer of cycle:2, of which layers 0 and 2 share a slot; and per slot the same weights."""
+def test_groups_that_keep_fewer_are_filled_up():
+    """Per layer of cycle:2, of which layers 0 and 2 share a group; the same per group."""
     config = ModelConfig(**BASE | dict(plan="cycle:2"))
     lost, filled = {0: [1, 5], 1: [0, 2, 3], 2: [1, 5]}, {"heads": {1: (0,)}}
     small = check(config, lost, by="layer", left=4, idle=filled)
     assert small.head_dim == 2
-    by_layer, by_slot = (
+    by_layer, by_group = (
         remove_heads(config, draw(config), heads, by=by)
-        for by, heads in (("layer", lost), ("slot", {0: lost[0], 1: lost[1]}))
+        for by, heads in (("layer", lost), ("group", {0: lost[0], 1: lost[1]}))
     )
-    assert by_layer[::2] == by_slot[::2] == (small, filled)
-    assert all(map(np.array_equal, *map(jax.tree.leaves, (by_layer[1], by_slot[1]))))
-    with pytest.raises(ValueError, match="layers 0, 2 share slot 0 and would lose different"):
+    assert by_layer[::2] == by_group[::2] == (small, filled)
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (by_layer[1], by_group[1]))))
+    with pytest.raises(ValueError, match="layers 0, 2 share group 0 and would lose different"):
         remove_heads(config, draw(config), {0: [1, 5], 1: [0, 2]}, by="layer")
 
 
@@ -93,7 +93,7 @@ def test_heads_that_share_keys():
     assert small.num_kv_heads == 2
     fewer = remove_heads(config, draw(config), {0: [0, 2, 5], 1: [0, 1, 3, 4]})
     assert (fewer[0].num_heads, fewer[0].num_kv_heads, fewer[2]) == (3, 3, {"heads": {1: (0,)}})
-    with pytest.raises(ValueError, match="fullest group"):
+    with pytest.raises(ValueError, match="nothing would be saved"):
         remove_heads(config, draw(config), {0: [0], 1: [0, 2]})
 
 
@@ -104,27 +104,27 @@ def test_both_stacks_and_what_reads_across():
     )  # fmt: skip
     lost = dict(cross={0: [0]}, encoder={0: [1], 1: [1]})
     check(config, {0: [2]}, left=2, **lost)
-    with pytest.raises(ValueError, match="take the same heads of every slot"):
+    with pytest.raises(ValueError, match="remove the same heads of every group"):
         remove_heads(config, draw(config), {0: [2]}, cross={0: [0]}, encoder={0: [1], 1: [0]})
     with pytest.raises(ValueError, match="nothing would be saved"):
         remove_heads(config, draw(config), {0: [2]})
 
 
-def test_layers_that_look_at_one_set_of_keys():
+def test_layers_that_attend_to_the_same_keys():
     config = ModelConfig(**BASE | dict(num_layers=2, plan="cla:1"))
     check(config, {0: [1, 2], 1: [1, 2]}, left=4)
-    with pytest.raises(ValueError, match="one set of keys"):
+    with pytest.raises(ValueError, match="attend to the same keys"):
         remove_heads(config, draw(config), {0: [1, 2], 1: [1, 3]})
 
 
 REFUSED = {
-    "chunks": (dict(layout="narrow"), {0: [1]}, "each head reads its own chunk"),
+    "chunks": (dict(layout="narrow"), {0: [1]}, "each head reads its own slice"),
     "no output": (dict(attention_output=False, value_dim=2), {0: [1]}, "a part of the output"),
-    "mixed": (dict(talking_heads=True), {0: [1]}, "talking heads mix"),
-    "deltas": (dict(plan="relaxed:1"), {0: [1]}, "replan without"),
-    "one slot alone": ({}, {0: [1]}, "nothing would be saved"),
-    "no such slot": (dict(plan="albert"), {1: [1]}, "no slot 1; there are 1"),
-    "no such head": (dict(plan="albert"), {0: [6]}, "slot 0 has no head 6; it has 6"),
+    "mixed": (dict(talking_heads=True), {0: [1]}, "talking_heads mixes"),
+    "deltas": (dict(plan="relaxed:1"), {0: [1]}, "without a delta first"),
+    "one group alone": ({}, {0: [1]}, "nothing would be saved"),
+    "no such group": (dict(plan="albert"), {1: [1]}, "no group 1; there are 1"),
+    "no such head": (dict(plan="albert"), {0: [6]}, "group 0 has no head 6; it has 6"),
 }
 
 

@@ -1,0 +1,27 @@
+"""Functions on (config, params) of a model: change its sharing plan, remove heads."""
+
+from attnlab.transforms.head_alignment import align_heads, reorder_heads
+from attnlab.transforms.pruning import remove_heads, scale_heads
+from attnlab.transforms.resharing import (
+    change_plan,
+    detect_sharing,
+    output_difference,
+    share,
+    tie_encoder,
+    unshare,
+    untie_encoder,
+)
+
+__all__ = [
+    "align_heads",
+    "change_plan",
+    "detect_sharing",
+    "output_difference",
+    "remove_heads",
+    "reorder_heads",
+    "scale_heads",
+    "share",
+    "tie_encoder",
+    "unshare",
+    "untie_encoder",
+]
