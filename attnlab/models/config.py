@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
@@ -396,7 +396,7 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
 def _layer_type(given: object) -> LayerType:
     """(count, overrides), with overrides as a dict made a record."""
     try:
-        count, overrides = given  # type: ignore[misc]
+        count, overrides = cast(tuple[int, object], given)
     except (TypeError, ValueError):
         raise ValueError(
             f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}"
