@@ -7,20 +7,20 @@ LM head and token classifier. Left out are biases, norms, softmax and embedding 
 """
 
 import collections
+import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeAlias, Union
+from typing import NamedTuple
+
+import jax
 
 from attnlab import heads
-from attnlab.heads import Layout
-from attnlab.models.config import LayerSpec, ModelConfig
-from attnlab.models.specs import Norm
-from attnlab.sharing.low_rank_delta import delta_shapes
-from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
-
-Shape: TypeAlias = tuple[int, ...]
-Shapes: TypeAlias = Mapping[str, Union[Shape, "Shapes"]]
-"""Names -> shapes, nested."""
+from attnlab.models.config import ModelConfig
+from attnlab.models.ffn import ffn_shapes
+from attnlab.models.layer import init_layer
+from attnlab.models.parameters import num_outer_parameters
+from attnlab.models.specs import LayerSpec
+from attnlab.sharing import Params, Plan, PyTree, mixtures
 
 
 class Stack(NamedTuple):
@@ -59,7 +59,7 @@ def num_parameters(config: ModelConfig) -> int:
     True
     """
     owned = [stack for stack in stacks(config) if stack.owns_weights]
-    return outer_parameters(config) + sum(
+    return num_outer_parameters(config) + sum(
         _weighted(stack.layer, stack.plan.num_groups) for stack in owned
     )
 
@@ -73,7 +73,7 @@ def applied_parameters(config: ModelConfig) -> int:
     >>> applied_parameters(shared) == num_parameters(alone)
     True
     """
-    return outer_parameters(config) + sum(
+    return num_outer_parameters(config) + sum(
         _weighted(stack.layer, stack.plan.num_applications) for stack in stacks(config)
     )
 
@@ -114,101 +114,18 @@ def sublayer_parameters(layer: LayerSpec) -> dict[str, int]:
     return {name: _size(shapes) for name, shapes in sublayer_shapes(layer).items()}
 
 
-def sublayer_shapes(layer: LayerSpec) -> dict[str, Shapes]:
-    """Sublayer -> shapes of the weights of one of its groups.
-
-    >>> from attnlab.heads import Standard
-    >>> shapes = sublayer_shapes(LayerSpec(heads=Standard(width=6, num_heads=2)))
-    >>> shapes["ffn"]["up"], shapes["attention"]["norm"]
-    ((6, 256), {'scale': (6,), 'bias': (6,)})
-    """
-    width = layer.heads.width
-    norms = {name: _norm_shapes(layer.norm, width) for name in layer.norm.names}
-    attention = heads.weight_shapes(layer.heads)
-    made: dict[str, Shapes] = {"attention": {**attention, **norms}, "ffn": {}}
-    if layer.ffn.width:
-        made["ffn"] = {**_ffn_shapes(layer), **norms}
-    if layer.cross is not None:
-        made["cross"] = {**heads.weight_shapes(layer.cross), **norms}
-    if layer.separate_kv:
-        kv = heads.kv_weight_names(layer.heads)
-        made["attention"] = {n: s for n, s in made["attention"].items() if n not in kv}
-        made["kv"] = {name: attention[name] for name in kv}
-    if layer.delta_rank is not None:
-        made["delta"] = _delta(made, layer.delta_rank)
-    for name, count in layer.mixed:
-        made[name + MIXTURE_SUFFIX] = _coefficients(made[name], count)
-    return made
-
-
-def _ffn_shapes(layer: LayerSpec) -> dict[str, Shape]:
-    width, hidden = layer.heads.width, layer.ffn.width
-    shapes: dict[str, Shape] = {"up": (width, hidden), "down": (hidden, width)}
-    if layer.ffn.activation.startswith("gated_"):
-        shapes["gate"] = (width, hidden)
-    biases = {f"{name}_bias": shape[1:] for name, shape in shapes.items()}
-    return shapes | (biases if layer.ffn.bias else {})
-
-
-def _norm_shapes(norm: Norm, width: int) -> dict[str, Shape]:
-    return dict.fromkeys(("scale", "bias") if norm.has_bias else ("scale",), (width,))
-
-
-def _delta(shapes: Shapes, rank: int) -> dict[str, Shape | Shapes]:
-    made: dict[str, Shape | Shapes] = {}
-    for name, shape in shapes.items():
-        if not isinstance(shape, tuple):
-            made[name] = _delta(shape, rank)
-        else:
-            own = delta_shapes(name, shape, rank)
-            made[name] = own.get("whole", own)
-    return made
-
-
-def _coefficients(shapes: Shapes, count: int) -> dict[str, Shape | Shapes]:
-    return {
-        name: (count,) if isinstance(shape, tuple) else _coefficients(shape, count)
-        for name, shape in shapes.items()
-    }
-
-
-def outer_parameters(config: ModelConfig) -> int:
-    """Parameters outside the layers: embeddings, final norms, output heads.
-
-    >>> outer_parameters(ModelConfig(vocab_size=7, max_len=5, width=4)) == 7 * 4 + 5 * 4 + 2 * 4
-    True
-    """
-    c, e, d = config, config.embedding.width or config.width, config.width
-    norm = 2 if c.norm.has_bias else 1  # scale, bias
-    two_stacks = c.encoder is not None and not c.encoder.shares_decoder
-    counts = [
-        c.vocab_size * e,
-        c.max_len * e if c.positions.is_learned else 0,
-        c.embedding.token_types * e,
-        norm * e if c.embedding.norm else 0,
-        (e + 1) * d if c.embedding.width is not None else 0,
-        _relative_bias_parameters(c, two_stacks),
-        norm * d * (1 + two_stacks) if c.norm.has_final else 0,
-        (d + 1) * e + norm * e if c.output.transform else 0,
-        (e if c.output.transform else d) * c.vocab_size if c.output.kind == "own" else 0,
-        c.vocab_size if c.output.bias else 0,
-        (d + 1) * d if c.output.pooler == "first" else 0,
-        (d + 1) * c.output.num_classes,
-    ]
-    return sum(counts)
-
-
-def _relative_bias_parameters(config: ModelConfig, two_stacks: bool) -> int:
-    """A number per bucket and head, for all layers of a stack."""
-    buckets = getattr(config.positions, "buckets", 0)
-    layouts: list[Layout] = [config.heads] + ([config.encoder_layout] if two_stacks else [])
-    return sum(buckets * layout.num_heads for layout in layouts)
-
-
-def _size(shapes: Shapes) -> int:
-    return sum(
-        math.prod(shape) if isinstance(shape, tuple) else _size(shape) for shape in shapes.values()
+@functools.lru_cache(maxsize=512)
+def sublayer_shapes(layer: LayerSpec) -> Params:
+    """Sublayer -> shapes of the weights of one of its groups, as `init_layer` makes them."""
+    inits = init_layer(layer)
+    shapes: Params = jax.eval_shape(
+        lambda key: {name: init(key) for name, init in inits.items()}, jax.random.key(0)
     )
+    return shapes
+
+
+def _size(shapes: PyTree) -> int:
+    return sum(a.size for a in jax.tree.leaves(shapes))
 
 
 def _weighted(layer: LayerSpec, counts: Mapping[str, int]) -> int:
@@ -256,7 +173,8 @@ def sublayer_flops(stack: Stack, length: int) -> dict[str, int]:
     total = attention(length) * (plan.num_layers - reusing) + attention(0) * reusing
     flops = {"attention": total // length, "ffn": 0}
     if layer.ffn.width:
-        matrices = (shape for shape in _ffn_shapes(layer).values() if len(shape) == 2)
+        shapes = ffn_shapes(layer.heads.width, layer.ffn).values()
+        matrices = (shape for shape in shapes if len(shape) == 2)
         flops["ffn"] = plan.num_layers * 2 * sum(map(math.prod, matrices))
     if layer.cross is not None:
         cross = heads.call_flops(layer.cross, 1, length, length, cross=True)
@@ -307,14 +225,14 @@ def weight_flops(config: ModelConfig) -> int:
     return total
 
 
-def _delta_products(shapes: Shapes) -> int:
+def _delta_products(delta: PyTree) -> int:
     """Multiply-adds of all products down [rows, r] up [r, columns]."""
-    if set(shapes) == {"down", "up"} and all(isinstance(s, tuple) for s in shapes.values()):
-        down, up = shapes["down"], shapes["up"]
-        assert isinstance(down, tuple)
-        assert isinstance(up, tuple)
-        return math.prod(down) * up[1]
-    return sum(_delta_products(s) for s in shapes.values() if not isinstance(s, tuple))
+    if not isinstance(delta, dict):
+        return 0
+    down, up = delta.get("down"), delta.get("up")
+    if isinstance(down, jax.ShapeDtypeStruct) and isinstance(up, jax.ShapeDtypeStruct):
+        return int(down.size) * int(up.shape[1])
+    return sum(map(_delta_products, delta.values()))
 
 
 # Cache --------------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ import pytest
 import test_counts
 from conftest import deep, diagonal, product_flops
 from new_configs import new_config
-from test_accounting import OPTIONS, OTHER_PARTS, TRACED, tree_of, with_layout
+from test_accounting import OPTIONS, OTHER_PARTS, TRACED, with_layout
 
 from attnlab import LAYOUTS, plan_names
 from attnlab.heads import Narrow, Standard, TalkingHeads, Wide
 from attnlab.model import accounting as old
 from attnlab.models import cost, specs
 from attnlab.models.config import ModelConfig
+from attnlab.models.parameters import param_shapes
 
 PUBLISHED = test_counts.ROWS | {name: (name, count) for name, count in test_counts.NAMED.items()}
 
@@ -50,16 +51,18 @@ def test_main_table(layout, parameters, shared, flops):
         assert cost.flops_per_token(config, 64) == flops
 
 
+def size_of(tree):
+    return sum(a.size for a in jax.tree.leaves(tree))
+
+
 @pytest.mark.parametrize(
     ("layout", "plan", "i"), diagonal(LAYOUTS, plan_names(), range(len(OPTIONS)))
 )
 def test_parameters_equal_the_initialised_weights(layout, plan, i):
-    before = with_layout(layout, plan=plan, **OPTIONS[i])
-    config = new_config(before)
-    assert cost.num_parameters(config) == sum(a.size for a in jax.tree.leaves(tree_of(before)))
-    assert cost.applied_parameters(config) == old.applied_parameters(before)
+    config = new_config(with_layout(layout, plan=plan, **OPTIONS[i]))
+    assert cost.num_parameters(config) == size_of(param_shapes(config))
     assert sum(n * uses for uses, n in cost.parameters_by_uses(config).items()) == (
-        cost.applied_parameters(config) - cost.outer_parameters(config)
+        cost.applied_parameters(config) - cost.num_outer_parameters(config)
     )
 
 
@@ -76,6 +79,7 @@ def test_shared_keys_and_deltas(layout):
         before = with_layout(layout, **options)
         config = new_config(before)
         assert cost.num_parameters(config) == old.unique_parameters(before)
+        assert cost.num_parameters(config) == size_of(param_shapes(config))
         assert cost.weight_flops(config) == old.making_flops(before)
 
 
@@ -83,13 +87,16 @@ def test_shared_keys_and_deltas(layout):
 def test_flops_equal_the_traced_products(layout, plan):
     for options in TRACED if plan == "attention_only" else TRACED[:1]:
         fields = {"order": "factored", "talking_heads": plan == "albert"} | options
-        before = with_layout(layout, plan=plan, **fields)
-        tokens = jnp.zeros((2, 7), jnp.int32)
-        texts = (tokens, tokens) if before.kind == "encoder_decoder" else (tokens,)
-        run = lambda p, c=before, t=texts: c.build().apply({"params": p}, *t)
-        traced = jax.make_jaxpr(run)(tree_of(before))
-        flops = cost.flops_per_token(new_config(before), 7)
-        assert product_flops(traced.jaxpr) == 2 * 7 * flops
+        config = new_config(with_layout(layout, plan=plan, **fields))
+        assert traced_flops(config) == 2 * 7 * cost.flops_per_token(config, 7)
+
+
+def traced_flops(config):
+    """FLOPs of the products in the forward pass of 2 texts of 7 tokens."""
+    tokens = jnp.zeros((2, 7), jnp.int32)
+    inputs = {"source": tokens} if config.kind == "encoder_decoder" else {}
+    run = lambda p: config.build().apply({"params": p}, tokens, **inputs)
+    return product_flops(jax.make_jaxpr(run)(param_shapes(config)).jaxpr)
 
 
 def test_classes_of_every_token_count():
@@ -99,6 +106,7 @@ def test_classes_of_every_token_count():
     classes = dataclasses.replace(config, output=output)
     more = cost.flops_per_token(classes, 8) - cost.flops_per_token(config, 8)
     assert more == 2 * config.width * 5
+    assert traced_flops(classes) == 2 * 7 * cost.flops_per_token(classes, 7)
     first = dataclasses.replace(output, pooler="first")
     once = dataclasses.replace(config, output=first)
     assert cost.flops_per_token(once, 8) == cost.flops_per_token(config, 8)
