@@ -1,4 +1,4 @@
-"""Forms of a layout: the same function with neighbouring matrices multiplied out.
+"""Forms of a layout: the same function with adjacent matrices multiplied out.
 
 The scores are a product of four matrices, x W_Q W_K^T x^T, and the values of two, W_V W_O.
 `Layout.rewritten` multiplies one pair out and so reaches another layout that is the same function:
@@ -49,7 +49,7 @@ def form(layout: Layout, order: str) -> Layout:
 
 def order_name(layout: Layout) -> str:
     """Name of the order of contraction that computes with this layout."""
-    return layout.name or type(layout).__name__
+    return layout.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class CallSizes:
         needs = cache_shapes(layout, rotary=self.rotary)
         if set(needs) == self.entries:
             return None
-        rotary = ", rotary=True" if self.rotary and getattr(layout, "tie", "") else ""
+        rotary = ", rotary=True" if self.rotary and getattr(layout, "tie", None) else ""
         return (
             f"the cache holds {', '.join(sorted(self.entries))}; this form needs "
             f"{', '.join(needs)}; make the cache with init_cache(layout, ..., order=...) of this "

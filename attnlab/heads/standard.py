@@ -8,22 +8,24 @@ from jaxtyping import Array
 
 from attnlab.heads.bilinear import Bilinear
 from attnlab.heads.layout import (
+    Bias,
     Blocked,
     Entries,
     Layout,
     Rewrite,
     Rotate,
-    register_layout,
-    score_scale,
+    short_repr,
     with_biases,
 )
 from attnlab.heads.linear import normalize, project_all
+from attnlab.heads.registry import register_layout
+from attnlab.heads.shapes import score_scale
 from attnlab.heads.weights import Axes, Method, Params, Weight
 from attnlab.norms import STARTS
 
 Tie = Literal["", "kv", "qk", "qkv"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
-UNTIED: dict[str, dict[str, str]] = {
+UNTIED: dict[str, dict[Bias, Bias]] = {
     "": {},
     "kv": {"v": "k"},
     "qk": {"k": "q"},
@@ -36,6 +38,9 @@ UNTIED: dict[str, dict[str, str]] = {
 class HeadNorm:
     """A norm of each query and key head, with a learnt scale, before rotary embedding.
 
+    >>> HeadNorm("layer", bias=True)
+    HeadNorm(kind='layer', bias=True)
+
     Attributes:
       kind: "layer" (Dehghani et al. 2023, arXiv 2302.05442; `normalize_qk` in Flax) or "rms".
       bias: a learnt bias behind a layer norm.
@@ -46,9 +51,16 @@ class HeadNorm:
 
     def __post_init__(self) -> None:
         if self.kind not in STARTS:
-            raise ValueError(f"unknown qk_norm {self.kind!r}; known: {', '.join(STARTS)}")
+            raise ValueError(
+                f"kind of HeadNorm must be one of {', '.join(map(repr, STARTS))}, not {self.kind!r}"
+            )
         if self.bias and self.kind != "layer":
-            raise ValueError(f"an {self.kind} norm has no bias; use kind='layer' or bias=False")
+            raise ValueError(
+                f"a norm of kind {self.kind!r} has no bias; use kind='layer' or bias=False"
+            )
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def weights(self, axis: str, names: Axes = ("q", "k")) -> dict[str, Weight]:
         """Scales, then biases, of the norms of queries and keys of this width."""
@@ -92,10 +104,15 @@ class Separate(Layout):
 
     def check(self) -> None:
         """The projections that are tied have one shape."""
-        if self.tie not in UNTIED:
-            raise ValueError(f"unknown tie {self.tie!r}; known: {', '.join(map(repr, UNTIED))}")
-        if not set(self.tie) <= set(self.can_tie):
-            raise ValueError(f"{self._label} can tie {self.can_tie!r} only, not {self.tie!r}")
+        if self.qk_norm is not None and not isinstance(self.qk_norm, HeadNorm):
+            raise TypeError(
+                f"qk_norm must be a HeadNorm such as HeadNorm('rms'), or None, not {self.qk_norm!r}"
+            )
+        known = [tie for tie in UNTIED if set(tie) <= set(self.can_tie)]
+        if self.tie not in known:
+            raise ValueError(
+                f"{self._label}: tie must be one of {', '.join(map(repr, known))}, not {self.tie!r}"
+            )
         for bias in self.biases:
             if bias in UNTIED[self.tie]:
                 raise ValueError(
@@ -148,7 +165,7 @@ class Separate(Layout):
         return rotate(self.normalized(params, "q", self.project(params, "q", x)))
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
-        by = {name: UNTIED[self.tie].get(name, name) for name in "kv"}
+        by = {"k": "k", "v": "v", **UNTIED[self.tie]}
         projected = self.project(params, by["k"], y)
         same = by["v"] == by["k"] and z is y
         v = projected if same else self.project(params, by["v"], z)
@@ -173,8 +190,7 @@ class Separate(Layout):
 
     def blocks_bilinear(self, rotary: bool, shift_invariant: bool) -> Blocked | None:
         """Why W_Q and W_K cannot be multiplied out; None if they can."""
-        extra = self.blocks("qk")
-        reason = None
+        extra, reason = self.blocks("qk"), None
         if rotary:
             reason = "rotary positions stand between W_Q and W_K"
         elif self.qk_norm is not None:
@@ -185,7 +201,7 @@ class Separate(Layout):
             shift_invariant and all(e.shift_invariant for e in self.extras)
         ):
             reason = "a soft cap or a sink sees the key bias, which this form drops"
-        return reason and Blocked("bilinear", reason)  # type: ignore[return-value]
+        return None if reason is None else Blocked("bilinear", reason)
 
 
 @register_layout("standard")
