@@ -4,9 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from attnlab import adapters
-from attnlab.attention import masks
-from attnlab.attention.core import BACKENDS, dot_product_attention, explain
-from attnlab.attention.edges import attention_over_edges
+from attnlab.attention import (
+    BACKENDS,
+    attention_over_edges,
+    dot_product_attention,
+    explain,
+    masks,
+)
 from attnlab.conversion import convert, permute_heads, regauge, truncate
 from attnlab.heads import positions
 from attnlab.heads.old.cache import init_cache

@@ -13,6 +13,7 @@ from jax import Array
 
 import attnlab
 from attnlab import HeadSpec, ModelConfig, Plan, pretrained, transforms
+from attnlab.attention import AttentionOutput, attend
 from attnlab.conversion import Certificate, Truncation, Witness
 from attnlab.model.config import Model
 
@@ -30,7 +31,8 @@ assert_type(attnlab.layer_norm(w, x), Array)
 assert_type(attnlab.multi_head_attention(w, x, spec=spec, is_causal=True), Array)
 assert_type(attnlab.dot_product_attention(x, x, x, is_causal=True), Array)
 assert_type(attnlab.multi_head_attention(w, x, spec=spec, return_probs=True), Any)
-assert_type(attnlab.dot_product_attention(x, x, x, show=("probs",)), Any)
+assert_type(attnlab.dot_product_attention(x, x, x, return_residual=True), tuple[Array, Array])
+assert_type(attend(x, x, x, is_causal=True), AttentionOutput)
 assert_type(attnlab.feed_forward(w, x), Array)
 
 config = ModelConfig(plan="cycle:2")
@@ -62,4 +64,5 @@ attnlab.init_heads(spec, key)  # type: ignore[arg-type]
 attnlab.unique_parameters("bert_base")  # type: ignore[arg-type]
 attnlab.generate(config.build(), {}, "To be", 3)  # type: ignore[arg-type]
 attnlab.dot_product_attention(x, x)  # type: ignore[call-overload]
+attend(x, x, x, causal=True)  # type: ignore[call-arg]
 attnlab.multihead_attention(w, x, spec=spec)  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ APART = {
     "plot": {"extras"},
     "runs": {"training", "model", "sharing"},
     "lab": {"extras", "names", "model", "models", "training", "sharing", "heads"},
-    "contrib": {"names", "extras", "attention"},
+    "contrib": {"extras", "remat", "attention"},
 }
 # Who alone may import a package.
 ONLY = {

@@ -179,12 +179,15 @@ def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Ar
             "talking_heads and score_mods; leave one out"
         )
 
+    scale = options["scale"]
+    assert scale is not None
+
     def per_row(name: str) -> Array:
         a = params[name].astype(q.dtype if name == "extra_k" else v.dtype).swapaxes(0, 1)
         return jnp.broadcast_to(a, (q.shape[0], *a.shape))
 
     extra = scaled_scores(
-        q.swapaxes(1, 2), per_row("extra_k"), None, options["scale"], options.get("logits_soft_cap")
+        q.swapaxes(1, 2), per_row("extra_k"), None, scale, options.get("logits_soft_cap")
     )
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
     sink = options.get("sink")

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import AttentionOptions
+from attnlab.attention import AttentionOptions, masks
 from attnlab.attention.keywords import check_keywords
-from attnlab.attention.masks import combine, side_by_side, visible_alone
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
 from attnlab.heads.inputs import NO_INPUTS, OF_FORM, Context, HeadInputs, Rotary, check_inputs
@@ -224,7 +223,7 @@ def _record_factored(
 
 def barrier(values: T) -> T:
     """The values. The compiler merges nothing computed from them with the rest of the call."""
-    result: T = jax.lax.optimization_barrier(values)  # type: ignore[no-untyped-call]
+    result: T = jax.lax.optimization_barrier(values)
     return result
 
 
@@ -251,8 +250,7 @@ def _attend(
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(entries, x, inputs, options)
     elif inputs.padding_mask is not None:
-        mask = combine(options.get("mask"), inputs.padding_mask[:, None, None, :])
-        options = {**options, "mask": mask}
+        options = _with_mask(options, inputs.padding_mask[:, None, None, :])
     if inputs.source is not None and inputs.source.shape[1]:
         entries, options = _with_source(params, x, layout, inputs, entries, options)
     k, v = layout.keys_values(params, entries)
@@ -273,9 +271,9 @@ def _heads(
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = (call.tap(name, a) for name, a in zip("qkv", qkv, strict=True))
-    heads = layout.attend(params, q, k, v, inner)
+    heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     for extra in layout.extras:
-        heads = extra.after_attention(params, x, heads, call)
+        heads = extra.after_attention(params, x, heads, call).astype(v.dtype)
     return heads
 
 
@@ -318,10 +316,21 @@ def _with_cache(
         is_causal=options.get("is_causal", False),
         window=window[0] if isinstance(window, tuple) else window,
     )
-    options = {**options, "mask": combine(options.get("mask"), extended.allowed)}
-    options["is_causal"], options["local_window_size"] = False, None
+    options = _with_mask(options, extended.allowed)
+    options = {**options, "is_causal": False, "local_window_size": None}
     held = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
     return held, extended.cache, extended.fits, options
+
+
+def _with_mask(options: AttentionOptions, allowed: Array | None) -> AttentionOptions:
+    """The options with one more boolean mask."""
+    mask = options.get("mask")
+    if isinstance(mask, masks.Edges):
+        raise TypeError(
+            "masks.Edges do not combine with a cache, a padding_mask or a source; pass a boolean mask"
+        )
+    given = None if mask is None else jnp.asarray(mask)
+    return {**options, "mask": masks.combine(given, allowed)}
 
 
 def _with_source(
@@ -345,9 +354,10 @@ def _with_source(
     joined = {n: jnp.concatenate([a, more[n].astype(a.dtype)], axis=1) for n, a in entries.items()}
     both = own, source.shape[1]
     window = options.get("local_window_size")
-    mask = visible_alone(x.shape[1], own, options.get("is_causal", False), window)
-    mask = combine(options.get("mask"), mask)
-    mask = side_by_side(mask, inputs.source_mask, x.shape[1], both)
+    mask = masks.causal_window(x.shape[1], own, options.get("is_causal", False), window)
+    first = _with_mask(options, mask).get("mask")
+    assert first is None or isinstance(first, Array)
+    mask = masks.concatenate(first, inputs.source_mask, x.shape[1], both)
     options = {**options, "mask": mask, "is_causal": False, "local_window_size": None}
     bias = options.get("bias")
     if bias is not None:

@@ -196,5 +196,5 @@ def partition_specs(layout: Layout, mesh_axes: Mapping[str, str]) -> dict[str, P
         for axis in weight.axes:
             over = mesh_axes.get(axis) if isinstance(axis, str) else None
             axes.append(None if over in axes else over)
-        specs[name] = PartitionSpec(*axes)  # type: ignore[no-untyped-call]
+        specs[name] = PartitionSpec(*axes)
     return specs

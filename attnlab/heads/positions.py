@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attnlab.attention.score_mods import relative_buckets as relative_buckets
 from attnlab.names import find
 
 
@@ -35,32 +36,6 @@ def sinusoidal_halves(
     angles = jnp.arange(num_positions, dtype=dtype)[:, None] * rates
     table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return jnp.pad(table, [(0, 0), (0, width % 2)])
-
-
-def relative_buckets(
-    distance: Int[Array, "..."], *, num_buckets: int, max_distance: int, two_sided: bool
-) -> Int[Array, "..."]:
-    """Key position - query position -> a bucket (T5: Raffel et al. 2020, arXiv 1910.10683).
-
-    Half the buckets hold one distance each, the other half grow as its logarithm up to
-    `max_distance`. `two_sided` gives keys ahead a half of their own; else they are all at 0.
-
-    >>> relative_buckets(jnp.arange(-4, 3), num_buckets=8, max_distance=20, two_sided=True).tolist()
-    [2, 2, 2, 1, 0, 5, 6]
-    """
-    ahead = jnp.zeros_like(distance)
-    if two_sided:
-        num_buckets //= 2
-        ahead = num_buckets * (distance > 0)
-        far = jnp.abs(distance)
-    else:
-        far = jnp.maximum(-distance, 0)
-    exact = num_buckets // 2
-    # In float32 whatever the model's precision: the edges are those of the published code.
-    steps = jnp.log(jnp.maximum(far, 1).astype(jnp.float32) / exact)
-    steps = steps / math.log(max_distance / exact) * (num_buckets - exact)
-    grown = jnp.minimum(exact + steps.astype(distance.dtype), num_buckets - 1)
-    return ahead + jnp.where(far < exact, far, grown)
 
 
 def rotary_angles(

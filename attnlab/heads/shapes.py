@@ -62,7 +62,7 @@ def token_shapes(layout: "Layout", rotary: bool = False) -> TokenShapes:
 
 def array(shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
     """An array without values, for tracing."""
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def score_scale(layout: "Layout") -> float:

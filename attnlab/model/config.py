@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from attnlab.attention.core import BACKENDS
+from attnlab.attention.dispatch import check_implementation
 from attnlab.heads.old.cache import Cache, init_cache
 from attnlab.heads.old.cost import cache_shapes
 from attnlab.heads.old.layouts import LAYOUTS
@@ -210,7 +210,7 @@ class ModelConfig:
         for place in self.dropout_places:
             find("place of dropout", place, dict.fromkeys(DROPOUT_PLACES))
         if self.implementation is not None:
-            find("implementation", self.implementation, BACKENDS)
+            check_implementation(self.implementation)
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
         check_outer(self)

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlab import HeadSpec, dot_product_attention, explain, init_heads, multi_head_attention
-from attnlab.attention import wide_kernels
-from attnlab.attention.visible import Visible
-from attnlab.attention.wide import interpreted, place_of
-from attnlab.attention.wide_kernels import Cut
+from attnlab.attention import SoftCap
+from attnlab.attention.mask_spec import MaskSpec
+from attnlab.contrib import interpreted, pallas_wide_kernels
+from attnlab.contrib.pallas_wide import place_of
+from attnlab.contrib.pallas_wide_kernels import Tiling
+from attnlab.tap import Tap
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +32,8 @@ def anywhere(request):
 @pytest.fixture
 def small(monkeypatch):
     """Blocks of 16 rows, steps of 8, 32 columns: several of all, and padded, at small sizes."""
-    cut = Cut(1024, block=16, step=8, chunk=32, own=2, warps=4, stages=2)
-    monkeypatch.setattr(wide_kernels, "CUTS", {2: (cut,), 4: (cut,)})
+    cut = Tiling(1024, block=16, step=8, chunk=32, own=2, warps=4, stages=2)
+    monkeypatch.setattr(pallas_wide_kernels, "TILINGS", {2: (cut,), 4: (cut,)})
 
 
 def make(*shapes, dtype=jnp.float32, seed=5):
@@ -64,7 +66,7 @@ def values_and_gradients(name, arrays, bias=None, **call):
 
 def compare(arrays, bias=None, loosen=0.5, **call):
     """One program for both; to 1e-5 in float32."""
-    both = lambda *a: [values_and_gradients(name, *a, **call) for name in ("wide", "dense")]
+    both = lambda *a: [values_and_gradients(name, *a, **call) for name in ("pallas_wide", "dense")]
     got, expected = jax.jit(both)(arrays, bias)
     assert_close(got, expected, loosen=loosen)
     assert all(np.asarray(a).any() for a in jax.tree.leaves(expected))
@@ -138,7 +140,9 @@ def test_bfloat16_sums_in_float32(small):
     @jax.jit
     def both(arrays):
         widened = [a.astype(jnp.float32) for a in arrays]
-        return [values_and_gradients(n, a) for n, a in (("wide", arrays), ("dense", widened))]
+        return [
+            values_and_gradients(n, a) for n, a in (("pallas_wide", arrays), ("dense", widened))
+        ]
 
     (made, (got, _)), (expected_made, (expected, _)) = both(arrays)
     assert [a.dtype for a in got] == [jnp.bfloat16] * 3
@@ -146,7 +150,9 @@ def test_bfloat16_sums_in_float32(small):
     assert_close(made[1], expected_made[1])  # which is not rounded at the end
     assert_close(got, expected)
     # On a CPU XLA may leave out a rounding that the program asks for.
-    products = equations("dot_general", functools.partial(values_and_gradients, "wide"), arrays)
+    products = equations(
+        "dot_general", functools.partial(values_and_gradients, "pallas_wide"), arrays
+    )
     assert {str(e.outvars[0].aval.dtype) for e in products} == {"float32"}
 
 
@@ -164,7 +170,7 @@ def test_any_shape(data):
     v = draw(st.one_of(st.none(), st.integers(1, 200)))
     rows = st.sampled_from([8, 16, 32])
     block, step, chunk = draw(rows), draw(rows), draw(st.sampled_from([32, 64]))
-    cut = Cut(1024, block, step, chunk, own=draw(st.integers(1, 3)), warps=4, stages=2)
+    cut = Tiling(1024, block, step, chunk, own=draw(st.integers(1, 3)), warps=4, stages=2)
     call = {"is_causal": draw(st.booleans())}
     if draw(st.booleans()):
         call["local_window_size"] = (draw(sizes), draw(sizes))
@@ -175,8 +181,10 @@ def test_any_shape(data):
     bias = draw(st.sampled_from([None, (1, 1, 1, s), (2, k * group, 1, s), (2, 1, 1, 1)]))
     arrays = qkv((k * group, k, k), (t, s), (h, v), seed=draw(st.integers(0, 9)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wide_kernels, "CUTS", {4: (cut,)})
-        run = jax.jit(lambda *a: [values_and_gradients(n, *a, **call) for n in ("wide", "dense")])
+        patch.setattr(pallas_wide_kernels, "TILINGS", {4: (cut,)})
+        run = jax.jit(
+            lambda *a: [values_and_gradients(n, *a, **call) for n in ("pallas_wide", "dense")]
+        )
         got, expected = run(arrays, bias and make(bias)[0])
     # What is 0 in `dense` may be rounding here: one scale for outputs and one for gradients.
     for a, b in zip(got, expected, strict=True):
@@ -191,7 +199,7 @@ def test_wide_heads_without_keys_of_their_own_are_read_once():
 
     def operands(order, **call):
         run = functools.partial(
-            multi_head_attention, spec=spec, order=order, implementation="wide", **call
+            multi_head_attention, spec=spec, order=order, implementation="pallas_wide", **call
         )
         gradient = jax.grad(lambda w, x: jnp.sum(run(w, x)), (0, 1))
         return [len(e.invars) for e in equations("pallas_call", gradient, w, x)]
@@ -205,17 +213,17 @@ def test_wide_heads_without_keys_of_their_own_are_read_once():
 @pytest.mark.parametrize(
     ("visible", "shape"),
     [
-        (Visible(21, 37), (3, 5)),
-        (Visible(21, 37, is_causal=True), (3, 5)),
-        (Visible(37, 21, window=(3, 2)), (5, 3)),
-        (Visible(37, 37, is_causal=True, window=(9, 0)), (5, 5)),
-        (Visible(21, 37, key_lengths=jnp.array([9, 0]), query_lengths=jnp.array([21, 4])), (3, 5)),
+        (MaskSpec(21, 37), (3, 5)),
+        (MaskSpec(21, 37, is_causal=True), (3, 5)),
+        (MaskSpec(37, 21, window=(3, 2)), (5, 3)),
+        (MaskSpec(37, 37, is_causal=True, window=(9, 0)), (5, 5)),
+        (MaskSpec(21, 37, key_lengths=jnp.array([9, 0]), query_lengths=jnp.array([21, 4])), (3, 5)),
     ],
 )
 def test_a_block_meets_the_steps_that_it_sees_and_no_other(visible, shape):
     """T and S in blocks of 8 and steps of 4, by the whole matrix."""
     t, s = 8 * shape[0], 8 * shape[1]
-    cut = Cut(1024, block=8, step=4, chunk=32, own=2, warps=4, stages=2)
+    cut = Tiling(1024, block=8, step=4, chunk=32, own=2, warps=4, stages=2)
     place = place_of(visible, jnp.zeros((1, 1, s)), cut, t - visible.num_queries)
     allowed = np.ones((1, visible.num_queries, visible.num_keys), bool)
     if visible.ranges() is not None:
@@ -235,7 +243,7 @@ def test_no_array_of_all_scores_exists():
     from test_blockwise import largest
 
     x = jax.ShapeDtypeStruct((1, 4096, 2, 64), jnp.float32)
-    run = functools.partial(dot_product_attention, implementation="wide", is_causal=True)
+    run = functools.partial(dot_product_attention, implementation="pallas_wide", is_causal=True)
     gradient = jax.grad(lambda *a: jnp.sum(run(*a)), (0, 1, 2))
     assert largest(jax.make_jaxpr(gradient)(x, x, x).jaxpr) == 4096 * 2 * 64
 
@@ -252,9 +260,10 @@ BOOLEANS = jnp.ones((1, 1, 5, 7), bool)
         ({"bias": jnp.ones((5, 1))}, r"a bias that is the same for all queries, not \(1, 1, 5, 1"),
         ({"logits_soft_cap": 2.0}, "it has no logits_soft_cap"),
         ({"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "it has no dropout_rate"),
-        ({"mix": (jnp.eye(2), None)}, "it has no mix"),
+        ({"talking_heads": (jnp.eye(2), None)}, "it has no talking_heads"),
+        ({"score_mods": [SoftCap(2.0)]}, "it has no score_mods"),
         ({"scale": jnp.float32(0.3)}, "its scale must be a Python number"),
-        ({"edit": {"probs": lambda a, layer: a}}, "it has no probs to edit"),
+        ({"tap": Tap(patch={"probs": lambda a, layer: a})}, "it has no probs to patch"),
         ({"key": jnp.bfloat16}, "one dtype of float32, bfloat16 and float16, not float32, bfl"),
     ],
 )
@@ -264,18 +273,20 @@ def test_what_it_refuses(changes, reason):
     q, k, v = qkv((2, 1, 1), (5, 7), widths)
     k = k.astype(changes.pop("key", k.dtype))
     with pytest.raises(ValueError, match=reason):
-        dot_product_attention(q, k, v, implementation="wide", **changes)
+        dot_product_attention(q, k, v, implementation="pallas_wide", **changes)
 
 
 def test_it_is_for_a_gpu(monkeypatch):
     x = jax.ShapeDtypeStruct((1, 6, 2, 512), jnp.bfloat16)
-    assert explain(x, x, x)["wide"].startswith("it is written for a GPU, this is a cpu")
+    assert explain(x, x, x)["pallas_wide"].startswith("it is written for a GPU, this is a cpu")
     with interpreted():
-        assert explain(x, x, x)["wide"] == "could run"
+        assert explain(x, x, x)["pallas_wide"] == "could run"
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert explain(x, x, x)["wide"].startswith("it is written for a GPU, this is a tpu")
+    assert explain(x, x, x)["pallas_wide"].startswith("it is written for a GPU, this is a tpu")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert explain(x, x, x)["wide"] == "could run"  # and is never chosen before it is measured
+    assert (
+        explain(x, x, x)["pallas_wide"] == "could run"
+    )  # and is never chosen before it is measured
 
 
 @pytest.mark.slow
@@ -288,7 +299,7 @@ def test_transforms(small):
         call = {"key_value_seq_lengths": lengths, "implementation": name}
         return jnp.sum(jnp.sin(dot_product_attention(q, k, v, bias, **call)))
 
-    gradient = jax.grad(functools.partial(total, "wide"), (0, 1, 2, 3))
+    gradient = jax.grad(functools.partial(total, "pallas_wide"), (0, 1, 2, 3))
     expected = jax.jit(jax.grad(functools.partial(total, "dense"), (0, 1, 2, 3)))(
         q, k, v, bias, lengths
     )
@@ -296,7 +307,7 @@ def test_transforms(small):
     assert_close((*mapped, jnp.sum(mapped_bias, axis=0)), expected)
 
     def scanned(q, k, v, bias, lengths):
-        body = jax.checkpoint(lambda c, x: (c + total("wide", *x[:3], bias, x[3]), None))
+        body = jax.checkpoint(lambda c, x: (c + total("pallas_wide", *x[:3], bias, x[3]), None))
         xs = (q[:, None], k[:, None], v[:, None], lengths[:, None])
         return jax.lax.scan(body, 0.0, xs)[0]
 

@@ -1,4 +1,4 @@
-"""The rows of other libraries that no device chooses: tokamax, and JAX's kernel for TPUs."""
+"""Backends of other libraries that no device chooses: tokamax, and JAX's kernel for TPUs."""
 
 import functools
 import importlib.util
@@ -11,8 +11,10 @@ import pytest
 from conftest import assert_close
 from test_attention import make, some_mask
 
+import attnlab.contrib  # noqa: F401
 from attnlab import dot_product_attention, explain
-from attnlab.attention import core
+from attnlab.attention import SoftCap, dispatch
+from attnlab.tap import Tap
 
 Q = jnp.ones((1, 4, 2, 4))
 
@@ -45,9 +47,10 @@ BOTH = {
         {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "has no dropout_rate",
     ),
     "sink": ({"sink": 0.0}, "has no sink"),
-    "mix": ({"mix": (jnp.eye(2), None)}, "has no mix"),
+    "talking heads": ({"talking_heads": (jnp.eye(2), None)}, "has no talking_heads"),
     "residual": ({"return_residual": True}, "has no return_residual"),
-    "edit": ({"edit": {"scores": lambda a, layer: a}}, "it has no scores to edit"),
+    "patch": ({"tap": Tap(patch={"scores": lambda a, layer: a})}, "it has no scores to patch"),
+    "score mods": ({"score_mods": [SoftCap(2.0)]}, "has no score_mods"),
     "value heads": ({"value": Q[:, :, :1]}, r"as many key heads \(2\) as value heads \(1\)"),
     "two dtypes": ({"value": Q.astype(jnp.bfloat16)}, "one dtype, not float32, float32, bfloat16"),
 }  # fmt: skip
@@ -92,7 +95,8 @@ def test_tokamax_needs_a_scale_that_is_known(installed):
 
 
 def test_no_device_chooses_them():
-    assert not {"tokamax", "splash"} & {r.backend for rows in core.CHOICES.values() for r in rows}
+    chosen = {entry.backend for entries in dispatch.CHOICES.values() for entry in entries}
+    assert not chosen & set(dispatch.CONTRIB)
 
 
 def both(implementation, arrays, **call):
@@ -160,3 +164,26 @@ def test_splash_in_bfloat16_and_wider_than_a_tile():
     v = jnp.asarray(np.random.default_rng(0).normal(size=(2, 140, 1, 200)), jnp.bfloat16)
     grads, expected = both("splash", (q, k, v), is_causal=True)
     assert_close(grads, expected, loosen=2)
+
+
+@pytest.mark.parametrize("lengths", [[300, 141], [200, 3]])
+def test_splash_takes_lengths_above_the_axis_as_the_whole_axis(lengths):
+    """140 keys are padded to 256: a length above 140 must not let a query attend to the padding."""
+    q, k, v = make(t=5, s=140, heads=(2, 1, 1))
+    call = {"key_value_seq_lengths": jnp.array(lengths), "query_seq_lengths": jnp.array([9, 400])}
+    run = functools.partial(dot_product_attention, **call)
+    assert_close(run(q, k, v, implementation="splash"), run(q, k, v, implementation="dense"))
+
+
+def test_splash_in_shard_map():
+    """With the check of varying axes the kernel fails in JAX; refused, and right without it."""
+    q, k, v = make(t=5, s=7, heads=(2, 1, 1))
+    devices, auto = jax.devices()[:2], jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(auto,), devices=devices)
+    spec = jax.sharding.PartitionSpec("data")
+    run = functools.partial(dot_product_attention, implementation="splash")
+    share = functools.partial(jax.shard_map, run, mesh=mesh, in_specs=spec, out_specs=spec)
+    with pytest.raises(ValueError, match=r"only in jax.shard_map\(..., check_vma=False\)"):
+        jax.eval_shape(share(), q, k, v)
+    got = jax.jit(share(check_vma=False))(q, k, v)
+    assert_close(got, dot_product_attention(q, k, v))

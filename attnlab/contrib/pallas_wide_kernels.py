@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array
 
-from attnlab.attention.dense import lowest
+from attnlab.attention.scores import lowest
 
 
-class Cut(NamedTuple):
-    """How calls of heads up to a width are cut into programs, and what Triton is told of them."""
+class Tiling(NamedTuple):
+    """Kernel calls of heads up to a width are divided into programs, and options of Triton."""
 
     width: int
     block: int
@@ -36,9 +35,9 @@ class Cut(NamedTuple):
     stages: int
 
 
-CUTS = {
-    2: (Cut(256, 64, 64, 64, 4, 8, 2), Cut(1024, 64, 32, 64, 8, 8, 2)),
-    4: (Cut(1024, 64, 32, 32, 8, 8, 2),),
+TILINGS = {
+    2: (Tiling(256, 64, 64, 64, 4, 8, 2), Tiling(1024, 64, 32, 64, 8, 8, 2)),
+    4: (Tiling(1024, 64, 32, 32, 8, 8, 2),),
 }
 """Bytes of a number -> cuts; the first that is as wide as the heads is taken.
 
@@ -56,11 +55,16 @@ class Width(NamedTuple):
     own: int
     """chunks whose sums one program keeps; divides `total`"""
 
+    @property
+    def size(self) -> int:
+        """Columns, with padding."""
+        return self.chunk * self.total
 
-class How(NamedTuple):
+
+class Kernel(NamedTuple):
     """What is known of a call before any array is."""
 
-    cut: Cut
+    tiling: Tiling
     h: Width
     v: Width
     scale: float
@@ -82,50 +86,55 @@ class Place(NamedTuple):
     of_keys: Any
 
 
-def cut_of(size: int, dtype: Any) -> Cut:
+def tiling_of(size: int, dtype: Any) -> Tiling:
     """Of heads that are so wide."""
-    return next(cut for cut in CUTS[jnp.dtype(dtype).itemsize] if size <= cut.width)
+    return next(t for t in TILINGS[jnp.dtype(dtype).itemsize] if size <= t.width)
 
 
-def width(size: int, cut: Cut) -> Width:
+def width(size: int, tiling: Tiling) -> Width:
     """As few programs side by side as can be, and as little padding.
 
-    >>> cut = Cut(1024, block=64, step=32, chunk=64, own=8, warps=8, stages=2)
-    >>> [tuple(width(size, cut)) for size in (96, 320, 576, 1024)]
+    >>> tiling = Tiling(1024, block=64, step=32, chunk=64, own=8, warps=8, stages=2)
+    >>> [tuple(width(size, tiling)) for size in (96, 320, 576, 1024)]
     [(64, 2, 2), (64, 5, 5), (64, 10, 5), (64, 16, 8)]
     """
-    chunks = -(-size // cut.chunk)
-    beside = -(-chunks // cut.own)
+    chunks = -(-size // tiling.chunk)
+    beside = -(-chunks // tiling.own)
     own = -(-chunks // beside)
-    return Width(cut.chunk, beside * own, own)
+    return Width(tiling.chunk, beside * own, own)
 
 
-def forward(how: How, q, k, v, place: Place) -> Any:
+def forward(spec: Kernel, q: Array, k: Array, v: Array | None, place: Place) -> Any:
     """Output [B, T, N, V], and of each row the largest score and 1 / the sum of exp, [B, N, T].
 
     v None: the values are the keys.
     """
-    made = _like(q, (*q.shape[:3], how.v.chunk * how.v.total), k.dtype)
+    made = _like(q, (*q.shape[:3], spec.v.chunk * spec.v.total), k.dtype)
     number = _like(q, (q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
-    kernel = functools.partial(_forward, how)
-    return _over_queries(how, kernel, how.v, (q, k, v, place), (), (made, number, number))
+    kernel = functools.partial(_forward, spec)
+    return _over_queries(spec, kernel, spec.v, (q, k, v, place), (), (made, number, number))
 
 
-def gradients(how: How, q, k, v, place: Place, *of_rows: Array) -> tuple[Any, ...]:
+def gradients(
+    spec: Kernel, q: Array, k: Array, v: Array | None, place: Place, *of_rows: Array
+) -> tuple[Any, ...]:
     """Those of q, k, v and, where it has one, of the row: [B, N, S].
 
     `of_rows`: the output's gradient, and top, share and delta [B, N, T]. v None: the gradient of
     k is that of the one array, and there is none of v.
     """
     call = q, k, v, place
-    kernel = functools.partial(_of_queries, how, v is None)
-    [d_q] = _over_queries(how, kernel, how.h, call, of_rows, (_like(q, q.shape, q.dtype),))
-    d_k, *d_row = _over_keys(how, "k" if v is not None else "kv", call, of_rows)
-    d_v = None if v is None else _over_keys(how, "v", call, of_rows)[0]
+    kernel = functools.partial(_of_queries, spec, v is None)
+    [d_q] = _over_queries(spec, kernel, spec.h, call, of_rows, (_like(q, q.shape, q.dtype),))
+    d_k, *d_row = _over_keys(spec, "k" if v is not None else "kv", call, of_rows)
+    d_v = None if v is None else _over_keys(spec, "v", call, of_rows)[0]
     return d_q, d_k, d_v, d_row[0] if d_row else None
 
 
-def _forward(how: How, q, k, v, row, ranges, reach, out, top_out, share_out):
+def _forward(
+    spec: Kernel, q: Any, k: Any, v: Any, row: Any, ranges: Any, reach: Any, out: Any, top_out: Any,
+    share_out: Any,
+) -> None:  # fmt: skip
     """o = softmax(x) v with x = scale q k^T + row.
 
     Over the steps of keys, with the sums so far (online softmax): top' = max(top, max_s x),
@@ -133,97 +142,103 @@ def _forward(how: How, q, k, v, row, ranges, reach, out, top_out, share_out):
     """
     mine, seen = pl.program_id(1), _seen(ranges)
 
-    def step(j, carry):
+    def step(j: Any, carry: Any) -> Any:
         sums, top, total = carry
-        at = pl.ds(j * how.cut.step, how.cut.step)
-        [x] = _products(how, how.h, (_rows(q), _rows(k, at)))
-        x = _hidden(x * how.scale + row[at][None], seen, j * how.cut.step, 1)
+        at = pl.ds(j * spec.tiling.step, spec.tiling.step)
+        [x] = _products(spec, spec.h, (_rows(q), _rows(k, at)))
+        x = _hidden(x * spec.scale + row[at][None], seen, j * spec.tiling.step, 1)
         new = jnp.maximum(top, jnp.max(x, axis=1))
         fade, p = jnp.exp(top - new), jnp.exp(x - new[:, None])
-        values = _own(_rows(v, at), how.v, mine)
+        values = _own(_rows(v, at), spec.v, mine)
         sums = _add([a * fade[:, None] for a in sums], p, values)
         return sums, new, total * fade + jnp.sum(p, axis=1)
 
-    number = lambda value: jnp.full(how.cut.block, value, jnp.float32)
-    carry = _zeros(how, how.v), number(lowest(jnp.float32) / 2), number(0)
+    number: Callable[..., Any] = lambda value: jnp.full(spec.tiling.block, value, jnp.float32)
+    carry = _zeros(spec, spec.v), number(lowest(jnp.float32) / 2), number(0)
     sums, top, total = lax.fori_loop(reach[0], reach[1], step, carry)
     share = jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1), 0)
-    _write(out, how.v, [a * share[:, None] for a in sums])
+    _write(out, spec.v, [a * share[:, None] for a in sums])
 
     @pl.when(mine == 0)
-    def _():
+    def _() -> None:
         top_out[...] = top
         share_out[...] = share
 
 
-def _of_queries(how: How, same: bool, q, k, v, row, ranges, reach, d_out, top, share, delta, d_q):
+def _of_queries(
+    spec: Kernel, same: bool, q: Any, k: Any, v: Any, row: Any, ranges: Any, reach: Any, d_out: Any,
+    top: Any, share: Any, delta: Any, d_q: Any,
+) -> None:  # fmt: skip
     """dq = scale sum_s dx k, where p = exp(x - top) share, dp = do v^T, dx = p (dp - delta)."""
     mine, seen = pl.program_id(1), _seen(ranges)
     top, share, delta = (a[...][:, None] for a in (top, share, delta))
 
-    def step(j, sums):
-        at = pl.ds(j * how.cut.step, how.cut.step)
+    def step(j: Any, sums: Any) -> Any:
+        at = pl.ds(j * spec.tiling.step, spec.tiling.step)
         keys = _rows(k, at)
         if same:
-            [x, dp] = _products(how, how.h, (_rows(q), keys), (_rows(d_out), keys))
+            [x, dp] = _products(spec, spec.h, (_rows(q), keys), (_rows(d_out), keys))
         else:
-            [x] = _products(how, how.h, (_rows(q), keys))
-            [dp] = _products(how, how.v, (_rows(d_out), _rows(v, at)))
-        x = _hidden(x * how.scale + row[at][None], seen, j * how.cut.step, 1)
+            [x] = _products(spec, spec.h, (_rows(q), keys))
+            [dp] = _products(spec, spec.v, (_rows(d_out), _rows(v, at)))
+        x = _hidden(x * spec.scale + row[at][None], seen, j * spec.tiling.step, 1)
         dx = jnp.exp(x - top) * share * (dp - delta)
-        return _add(sums, dx, _own(keys, how.h, mine))
+        return _add(sums, dx, _own(keys, spec.h, mine))
 
-    sums = lax.fori_loop(reach[0], reach[1], step, _zeros(how, how.h))
-    _write(d_q, how.h, [a * how.scale for a in sums])
+    sums = lax.fori_loop(reach[0], reach[1], step, _zeros(spec, spec.h))
+    _write(d_q, spec.h, [a * spec.scale for a in sums])
 
 
-def _of_keys(how: How, of: str, q, k, v, row, ranges, reach, d_out, top, share, delta, d, *d_row):
+def _of_keys(
+    spec: Kernel, of: str, q: Any, k: Any, v: Any, row: Any, ranges: Any, reach: Any, d_out: Any,
+    top: Any, share: Any, delta: Any, d: Any, *d_row: Any,
+) -> None:  # fmt: skip
     """`of` "k": dk = scale sum_t dx q; "v": dv = sum_t p do; "kv": both, of the one array.
 
     Over all query heads of a key head; the scores lie as [keys, queries]. Where dx is at hand its
     sum over the queries is the gradient of the row, of each query head.
     """
     mine, head, heads = pl.program_id(1), pl.program_id(2), q.shape[1]
-    kept, group = how.v if of == "v" else how.h, heads // (v if of == "v" else k).shape[1]
-    start = pl.program_id(0) * how.cut.block
+    kept, group = spec.v if of == "v" else spec.h, heads // (v if of == "v" else k).shape[1]
+    start = pl.program_id(0) * spec.tiling.block
 
-    def of_head(r, sums):
+    def of_head(r: Any, sums: Any) -> Any:
         n = head * group + r
         k_rows, v_rows = (_rows(a, head=lax.div(n, heads // a.shape[1])) for a in (k, v))
         of_row = row[lax.min(n, row.shape[0] - 1), :][:, None]
 
-        def step(i, carry):
+        def step(i: Any, carry: Any) -> Any:
             sums, d_bias = carry
-            at = pl.ds(i * how.cut.step, how.cut.step)
+            at = pl.ds(i * spec.tiling.step, spec.tiling.step)
             of_q, of_out = _rows(q, at, n), _rows(d_out, at, n)
             if of == "kv":
-                [x, dp] = _products(how, how.h, (k_rows, of_q), (k_rows, of_out))
+                [x, dp] = _products(spec, spec.h, (k_rows, of_q), (k_rows, of_out))
             else:
-                [x] = _products(how, how.h, (k_rows, of_q))
+                [x] = _products(spec, spec.h, (k_rows, of_q))
             seen = ranges[0, at][None], ranges[1, at][None]
-            x = _hidden(x * how.scale + of_row, seen, start, 0)
+            x = _hidden(x * spec.scale + of_row, seen, start, 0)
             p = jnp.exp(x - top[n, at][None]) * share[n, at][None]
             if of != "k":
-                sums = _add(sums, p, _own(of_out, how.v, mine))
+                sums = _add(sums, p, _own(of_out, spec.v, mine))
             if of == "v":
                 return sums, d_bias
             if of == "k":
-                [dp] = _products(how, how.v, (v_rows, of_out))
+                [dp] = _products(spec, spec.v, (v_rows, of_out))
             dx = p * (dp - delta[n, at][None])
-            sums = _add(sums, dx * how.scale, _own(of_q, how.h, mine))
+            sums = _add(sums, dx * spec.scale, _own(of_q, spec.h, mine))
             return sums, d_bias + jnp.sum(dx, axis=1)
 
-        carry = sums, jnp.zeros(how.cut.block, jnp.float32)
+        carry = sums, jnp.zeros(spec.tiling.block, jnp.float32)
         sums, d_bias = lax.fori_loop(reach[0], reach[1], step, carry)
         for ref in d_row:
 
             @pl.when(mine == 0)
-            def _(ref=ref):
+            def _(ref: Any = ref) -> None:
                 ref[r, :] = d_bias
 
         return sums
 
-    _write(d, kept, lax.fori_loop(0, group, of_head, _zeros(how, kept)))
+    _write(d, kept, lax.fori_loop(0, group, of_head, _zeros(spec, kept)))
 
 
 Rows = Callable[[Any], Array]
@@ -234,18 +249,18 @@ def _rows(ref: Any, at: Any = slice(None), head: Any = None) -> Rows:
     return lambda columns: ref[at, columns] if head is None else ref[at, head, columns]
 
 
-def _products(how: How, width: Width, *pairs: tuple[Rows, Rows]) -> Any:
+def _products(spec: Kernel, width: Width, *pairs: tuple[Rows, Rows]) -> Any:
     """a b^T of each pair [block, step], summed over the whole width, chunk by chunk.
 
     What stands in two pairs is read once.
     """
 
-    def add(i, totals):
+    def add(i: Any, totals: Any) -> Any:
         columns = _columns(width, i)
         read = {rows: rows(columns) for pair in pairs for rows in pair}
         return tuple(x + _dot(read[a], read[b], 1) for x, (a, b) in zip(totals, pairs, strict=True))
 
-    nothing = jnp.zeros((how.cut.block, how.cut.step), jnp.float32)
+    nothing = jnp.zeros((spec.tiling.block, spec.tiling.step), jnp.float32)
     return lax.fori_loop(0, width.total, add, (nothing,) * len(pairs))
 
 
@@ -262,8 +277,8 @@ def _own(b: Rows, width: Width, mine: Any) -> list[Array]:
     return [b(_columns(width, mine * width.own + i)) for i in range(width.own)]
 
 
-def _zeros(how: How, width: Width) -> tuple[Array, ...]:
-    return tuple(jnp.zeros((how.cut.block, width.chunk), jnp.float32) for _ in range(width.own))
+def _zeros(spec: Kernel, width: Width) -> tuple[Array, ...]:
+    return tuple(jnp.zeros((spec.tiling.block, width.chunk), jnp.float32) for _ in range(width.own))
 
 
 def _add(sums: Any, weights: Array, rows: list[Array]) -> tuple[Array, ...]:
@@ -289,26 +304,38 @@ def _hidden(x: Array, seen: tuple[Array, Array], start: Any, axis: int) -> Array
 
 def _like(a: Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Inside `shard_map` an output says over which axes of the mesh it varies: here as `a`."""
-    return jax.eval_shape(lambda a: jnp.broadcast_to(jnp.ravel(a)[0], shape).astype(dtype), a)
+    made: jax.ShapeDtypeStruct = jax.eval_shape(
+        lambda a: jnp.broadcast_to(jnp.ravel(a)[0], shape).astype(dtype), a
+    )
+    return made
 
 
 # The grid: (blocks of rows, programs side by side, heads, batch rows); `i, m, n, b` in the maps.
 # Programs that run at once read the same keys, and mostly find them in the cache.
 
 
-def _of_batch(a: Any, shape: tuple, index: Callable) -> Any:
+def _of_batch(a: Any, shape: tuple[Any, ...], index: Callable[..., tuple[Any, ...]]) -> Any:
     """A block of `a`, whose batch axis may be 1."""
     return pl.BlockSpec(
         (None, *shape), lambda i, m, n, b: (b if a.shape[0] > 1 else 0, *index(i, m, n))
     )
 
 
-def _over_queries(how: How, kernel, kept: Width, call, of_rows, made) -> Any:
+def _over_queries(
+    spec: Kernel,
+    kernel: Any,
+    kept: Width,
+    call: tuple[Any, ...],
+    of_rows: tuple[Any, ...],
+    made: tuple[Any, ...],
+) -> Any:
     q, k, v, place = call
-    block, heads = how.cut.block, q.shape[2]
-    mine = lambda a: _of_batch(a, (block, None, a.shape[3]), lambda i, m, n: (i, n, 0))
-    number = lambda a: _of_batch(a, (None, block), lambda i, m, n: (n, i))
-    of_keys = lambda a: _of_batch(
+    block, heads = spec.tiling.block, q.shape[2]
+    mine: Callable[..., Any] = lambda a: _of_batch(
+        a, (block, None, a.shape[3]), lambda i, m, n: (i, n, 0)
+    )
+    number: Callable[..., Any] = lambda a: _of_batch(a, (None, block), lambda i, m, n: (n, i))
+    of_keys: Callable[..., Any] = lambda a: _of_batch(
         a, (a.shape[1], None, a.shape[3]), lambda i, m, n: (0, n // (heads // a.shape[2]), 0)
     )
     out = _of_batch(made[0], (block, None, kept.chunk * kept.own), lambda i, m, n: (i, n, m))
@@ -327,14 +354,18 @@ def _over_queries(how: How, kernel, kept: Width, call, of_rows, made) -> Any:
     ]
     outputs = [(a, out if a.ndim == 4 else number(a)) for a in made]
     grid = q.shape[1] // block, kept.total // kept.own, heads, q.shape[0]
-    return _run(how, kernel, v is None, grid, inputs, outputs)
+    return _run(spec, kernel, v is None, grid, inputs, outputs)
 
 
-def _over_keys(how: How, of: str, call, of_rows) -> Any:
+def _over_keys(spec: Kernel, of: str, call: tuple[Any, ...], of_rows: tuple[Any, ...]) -> Any:
     q, k, v, place = call
-    block, like, kept = how.cut.block, v if of == "v" else k, how.v if of == "v" else how.h
-    whole = lambda a: _of_batch(a, a.shape[1:], lambda i, m, n: (0,) * (a.ndim - 1))
-    mine = lambda a: _of_batch(a, (block, *a.shape[2:]), lambda i, m, n: (i, 0, 0))
+    block, like, kept = spec.tiling.block, v if of == "v" else k, spec.v if of == "v" else spec.h
+    whole: Callable[..., Any] = lambda a: _of_batch(
+        a, a.shape[1:], lambda i, m, n: (0,) * (a.ndim - 1)
+    )
+    mine: Callable[..., Any] = lambda a: _of_batch(
+        a, (block, *a.shape[2:]), lambda i, m, n: (i, 0, 0)
+    )
     row, ranges, reach = place.row, place.ranges, place.of_keys
     inputs = [
         (q, whole(q)),
@@ -347,20 +378,27 @@ def _over_keys(how: How, of: str, call, of_rows) -> Any:
     made = _like(like, like.shape, like.dtype)
     columns = block, None, kept.chunk * kept.own
     outputs = [(made, _of_batch(made, columns, lambda i, m, n: (i, n, m)))]
-    if how.bias and of != "v":
+    if spec.bias and of != "v":
         sums = _like(q, (q.shape[0], q.shape[2], k.shape[1]), jnp.float32)
         group = q.shape[2] // k.shape[2]
         outputs.append((sums, _of_batch(sums, (group, block), lambda i, m, n: (n, i))))
     grid = like.shape[1] // block, kept.total // kept.own, like.shape[2], q.shape[0]
-    kernel = functools.partial(_of_keys, how, of)
-    return _run(how, kernel, v is None, grid, inputs, outputs)
+    kernel = functools.partial(_of_keys, spec, of)
+    return _run(spec, kernel, v is None, grid, inputs, outputs)
 
 
-def _run(how: How, kernel, same: bool, grid, inputs, outputs) -> Any:
+def _run(
+    spec: Kernel,
+    kernel: Any,
+    same: bool,
+    grid: tuple[int, ...],
+    inputs: list[Any],
+    outputs: list[Any],
+) -> Any:
     arrays, in_specs = zip(*inputs, strict=True)
     shapes, out_specs = zip(*outputs, strict=True)
 
-    def program(q, k, *refs):
+    def program(q: Any, k: Any, *refs: Any) -> None:
         kernel(q, k, *((k,) if same else ()), *refs)
 
     return pl.pallas_call(
@@ -369,7 +407,9 @@ def _run(how: How, kernel, same: bool, grid, inputs, outputs) -> Any:
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=shapes,
-        interpret=how.interpret,
-        compiler_params=triton.CompilerParams(num_warps=how.cut.warps, num_stages=how.cut.stages),
+        interpret=spec.interpret,
+        compiler_params=triton.CompilerParams(
+            num_warps=spec.tiling.warps, num_stages=spec.tiling.stages
+        ),
         name=f"wide_{kernel.func.__name__.strip('_')}",
     )(*arrays)
