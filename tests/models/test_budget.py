@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 from conftest import diagonal
-from new_configs import new_config
 from test_accounting import SMALL as OLD_SMALL
 from test_accounting import with_layout as old_with_layout
 from test_match import ARMS, HEADS, MLRA, SMALL, WIDTHS
 
 from attnlab import LAYOUTS, plan_names
 from attnlab.heads import Bilinear, ExtraKeys, Gate, Latent, Standard, TensorProduct, Wide
+from attnlab.model.as_models import as_config
 from attnlab.model.match import match
 from attnlab.models import budget, specs
 from attnlab.models.budget import match_budget, with_layout
@@ -28,8 +28,8 @@ SIZES = {
 def test_published_widths(name):
     """Zhang et al. 2026, arXiv 2603.02188: FFNs beside heads of seven layouts."""
     fields, width = WIDTHS[name]
-    reference = new_config(MLRA)
-    config = new_config(dataclasses.replace(MLRA, **fields))
+    reference = as_config(MLRA)
+    config = as_config(dataclasses.replace(MLRA, **fields))
     found = match_budget(config, reference, "parameters", multiple=8)
     assert found.config.ffn.width == width
     assert found.cost + found.remainder == budget.num_parameters(reference)
@@ -52,12 +52,12 @@ def test_same_sizes_as_the_old_solver(name):
     fields, what, by = ARMS[name]
     before = dataclasses.replace(SMALL, **fields)
     old = match(before, SMALL, what, by=by, length=7)
-    new = match_budget(new_config(before), new_config(SMALL), what, size=SIZES[by], length=7)
+    new = match_budget(as_config(before), as_config(SMALL), what, size=SIZES[by], length=7)
     assert (new.cost, new.remainder) == (old.cost, old.left)
-    assert new.config.ffn == new_config(old.config).ffn
+    assert new.config.ffn == as_config(old.config).ffn
     assert new.config.num_layers == old.config.num_layers
     assert new.config.heads.num_heads == old.config.num_heads
-    assert new.config.layout.size("value_dim") == new_config(old.config).layout.size("value_dim")
+    assert new.config.layout.size("value_dim") == as_config(old.config).layout.size("value_dim")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_same_widths_as_the_old_solver(layout, plan, what):
     reference = dataclasses.replace(OLD_SMALL, ffn_width=300)
     before = old_with_layout(layout, plan=plan)
     old = match(before, reference, what, length=11)
-    new = match_budget(new_config(before), new_config(reference), what, length=11)
-    assert (new.config, new.remainder) == (new_config(old.config), old.left)
+    new = match_budget(as_config(before), as_config(reference), what, length=11)
+    assert (new.config, new.remainder) == (as_config(old.config), old.left)
 
 
 def test_a_cache_is_matched_by_heads_by_default():

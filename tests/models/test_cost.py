@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 import test_counts
 from conftest import deep, diagonal, product_flops
-from new_configs import new_config
 from test_accounting import OPTIONS, OTHER_PARTS, TRACED, with_layout
 
 from attnlab import LAYOUTS, plan_names
 from attnlab.heads import Narrow, Standard, TalkingHeads, Wide
 from attnlab.model import accounting as old
+from attnlab.model.as_models import as_config
 from attnlab.models import cost, specs
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
@@ -24,7 +24,7 @@ PUBLISHED = test_counts.ROWS | {name: (name, count) for name, count in test_coun
 def test_published_counts_and_old_numbers(name):
     before, count = PUBLISHED[name]
     before = test_counts.published_config(before) if isinstance(before, str) else before
-    config, length = new_config(before), min(64, before.max_len)
+    config, length = as_config(before), min(64, before.max_len)
     assert cost.num_parameters(config) == count
     assert cost.applied_parameters(config) == old.applied_parameters(before)
     assert cost.parameters_by_uses(config) == old.parameters_by_uses(before)
@@ -59,7 +59,7 @@ def size_of(tree):
     ("layout", "plan", "i"), diagonal(LAYOUTS, plan_names(), range(len(OPTIONS)))
 )
 def test_parameters_equal_the_initialised_weights(layout, plan, i):
-    config = new_config(with_layout(layout, plan=plan, **OPTIONS[i]))
+    config = as_config(with_layout(layout, plan=plan, **OPTIONS[i]))
     assert cost.num_parameters(config) == size_of(param_shapes(config))
     assert sum(n * uses for uses, n in cost.parameters_by_uses(config).items()) == (
         cost.applied_parameters(config) - cost.num_outer_parameters(config)
@@ -77,7 +77,7 @@ def test_shared_keys_and_deltas(layout):
         if options.get("kind") == "encoder_decoder":
             options = {name: value for name, value in options.items() if name != "talking_heads"}
         before = with_layout(layout, **options)
-        config = new_config(before)
+        config = as_config(before)
         assert cost.num_parameters(config) == old.unique_parameters(before)
         assert cost.num_parameters(config) == size_of(param_shapes(config))
         assert cost.weight_flops(config) == old.making_flops(before)
@@ -87,7 +87,7 @@ def test_shared_keys_and_deltas(layout):
 def test_flops_equal_the_traced_products(layout, plan):
     for options in TRACED if plan == "attention_only" else TRACED[:1]:
         fields = {"order": "factored", "talking_heads": plan == "albert"} | options
-        config = new_config(with_layout(layout, plan=plan, **fields))
+        config = as_config(with_layout(layout, plan=plan, **fields))
         assert traced_flops(config) == 2 * 7 * cost.flops_per_token(config, 7)
 
 
