@@ -183,7 +183,7 @@ def _sublayers(spec: HeadSpec, params: dict[str, Any]) -> dict[str, Any]:
             made[name] = weights
         else:
             mix = weights.get("mix")
-            rest = {n: a for n, a in as_params(spec, weights).items() if n != "mix"}
+            rest = as_params(spec, {n: a for n, a in weights.items() if n != "mix"})
             named = {} if mix is None else {f"mix_{n}": mix[o] for o, n in MIX.items()}
             made[name] = rest | named
     return made

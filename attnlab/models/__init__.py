@@ -2,6 +2,7 @@
 
 from attnlab.models.config import Encoder as EncoderConfig
 from attnlab.models.config import LayerOverrides, LayerSpec, ModelConfig
+from attnlab.models.explain import explain_model
 from attnlab.models.ffn import feed_forward
 from attnlab.models.forward import ModelInputs, Outputs, model_values, run_model
 from attnlab.models.layer import (
@@ -45,6 +46,6 @@ __all__ = [
     "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "ModelConfig",
     "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead", "Outputs", "Relative",
     "Rotary", "Sinusoidal", "StackInputs", "StackOutputs", "TextInputs", "captured_per_layer",
-    "check_params", "feed_forward", "init_layer", "layer_values", "model_values", "param_shapes",
-    "run_layers", "run_model", "transformer_layer",
+    "check_params", "explain_model", "feed_forward", "init_layer", "layer_values", "model_values",
+    "param_shapes", "run_layers", "run_model", "transformer_layer",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
@@ -395,9 +395,12 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
 
 def _layer_type(given: object, width: int) -> LayerType:
     """(count, overrides), with overrides as a dict made a record."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}")
-    count, overrides = given
+    try:
+        count, overrides = cast(tuple[int, object], given)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}"
+        ) from None
     check_size("layer_types: number of layers", count)
     if isinstance(overrides, Mapping):
         known = [f.name for f in dataclasses.fields(LayerOverrides)]

@@ -56,8 +56,8 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
     (1, 3)
     """
     is_list = isinstance(tokens, str | list | tuple)
-    first = np.ravel(np.asarray(tokens, object))[:1] if is_list else ()
-    if len(first) and isinstance(first[0], str | bytes):
+    first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
+    if any(isinstance(token, str | bytes) for token in first):
         raise ValueError(
             f"tokens are ids, not the text {str(first[0])[:30]!r}; encode it, for a model of bytes "
             "with jnp.array([list(text.encode())])"

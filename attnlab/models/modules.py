@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from attnlab.attention import AttentionOptions
 from attnlab.heads import Layout, multi_head_attention
 from attnlab.heads import init as init_heads
-from attnlab.heads.multihead import Context
+from attnlab.heads.inputs import Context
 from attnlab.models.ffn import feed_forward, init_ffn
 from attnlab.models.layer import NO_TEXT_INPUTS, TextInputs
 from attnlab.models.parameters import empty_sublayers, init_sublayers

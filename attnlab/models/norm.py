@@ -27,4 +27,5 @@ def init_normalize(width: int, norm: Norm) -> dict[str, Array]:
 
 def norm_shapes(width: int, norm: Norm) -> dict[str, tuple[int, ...]]:
     """Shape of every weight of one norm by name."""
-    return {"scale": (width,)} | ({"bias": (width,)} if norm.has_bias else {})
+    names = ("scale", "bias") if norm.has_bias else ("scale",)
+    return dict.fromkeys(names, (width,))

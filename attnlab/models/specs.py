@@ -85,6 +85,8 @@ class Norm(Spec):
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
             raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
+        if self.bias == (self.kind == "layer"):
+            object.__setattr__(self, "bias", None)  # one way to write the same thing
 
     @property
     def has_bias(self) -> bool:

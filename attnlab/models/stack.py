@@ -234,7 +234,7 @@ def _check_head_mask(
                 f"layers have {' or '.join(map(str, heads))} heads: give head_mask as {num_layers} "
                 "arrays, one for each layer"
             )
-        shape = jnp.shape(head_mask)
+        shape = jnp.asarray(head_mask).shape
         if len(shape) not in (2, 3) or (shape[0], shape[-1]) != (num_layers, heads[0]):
             raise ValueError(
                 f"head_mask {shape} must be [{num_layers}, {heads[0]}] or [{num_layers}, batch, "

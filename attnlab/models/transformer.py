@@ -6,6 +6,7 @@ outputs = model.apply({"params": params}, tokens, capture=("probs",))
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import flax.linen as nn
 from jax.typing import ArrayLike
@@ -17,7 +18,7 @@ from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
 from attnlab.models.modules import StackedParams
 from attnlab.models.parameters import check_params, init_outer, residual_scale, stack_specs
 from attnlab.models.stack import HeadMask
-from attnlab.sharing import Params
+from attnlab.sharing import Params, PyTree
 from attnlab.tap import Patches
 
 
@@ -25,6 +26,19 @@ class Transformer(nn.Module):
     """Embeddings, layers and output heads: `run_model` with parameters of its own."""
 
     config: ModelConfig
+
+    @nn.nowrap
+    def apply(self, variables: Mapping[str, PyTree], *args: Any, **kwargs: Any) -> Any:
+        """`flax.linen.Module.apply`: `Outputs` for {"params": params} and the arguments of a call.
+
+        Raises:
+          ValueError: `variables` are params without {"params": ...} around them.
+        """
+        if "params" not in variables and "embedding" in variables:
+            raise ValueError(
+                "apply takes {'params': params} as its first argument, not params alone"
+            )
+        return super().apply(variables, *args, **kwargs)
 
     @nn.compact
     def __call__(
