@@ -14,10 +14,12 @@ V width of a value, O output width.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
+import jax
 from jaxtyping import Array, Float
 
 from attnlab.heads.call import Call
@@ -488,9 +490,15 @@ def all_weights(layout: Layout) -> dict[str, Weight]:
     Raises:
       ValueError: two of them have one name.
     """
-    made = dict(layout.weights())
-    for extra in layout.extras:
-        more = extra.weights(layout)
+    return dict(_all_weights(layout))
+
+
+@functools.cache
+def _all_weights(layout: Layout) -> dict[str, Weight]:
+    with jax.ensure_compile_time_eval():  # initial values may be computed with JAX, under jit too
+        made = dict(layout.weights())
+        of_extras = [(extra, extra.weights(layout)) for extra in layout.extras]
+    for extra, more in of_extras:
         if twice := sorted(made.keys() & more.keys()):
             raise ValueError(
                 f"extra {extra.name!r} adds a second weight {twice[0]!r}; choose another name"

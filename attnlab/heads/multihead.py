@@ -327,7 +327,7 @@ def _with_mask(options: AttentionOptions, allowed: Array | None) -> AttentionOpt
     mask = options.get("mask")
     if isinstance(mask, masks.Edges):
         raise TypeError(
-            "masks.Edges do not combine with a cache, a padding_mask or a source; pass a boolean mask"
+            "masks.Edges do not combine with a cache, padding_mask or source; pass a boolean mask"
         )
     given = None if mask is None else jnp.asarray(mask)
     return {**options, "mask": masks.combine(given, allowed)}

@@ -129,18 +129,17 @@ CASES: dict[str, heads.Layout] = {
     "mixture of heads": heads.Standard(
         width=12, num_heads=6, head_dim=5, extras=(outside.MixtureOfHeads(top=3, shared=2),)
     ),
+    "learnt soft cap": heads.Standard(
+        width=12, num_heads=6, num_kv_heads=2, head_dim=4, biases=("k",),
+        extras=(outside.LearntSoftCap(),),
+    ),
+    "differential with a learnt soft cap": outside.Differential(
+        width=16, num_heads=4, num_kv_heads=2, extras=(outside.LearntSoftCap(), Sink())
+    ),
     "mixture of wide heads": heads.Wide(
         width=6, num_heads=5, extras=(outside.MixtureOfHeads(),)
     ),
 }  # fmt: skip
-if hasattr(outside, "LearntSoftCap"):
-    CASES["learnt soft cap"] = heads.Standard(
-        width=12, num_heads=6, num_kv_heads=2, head_dim=4, extras=(outside.LearntSoftCap(),)
-    )
-    CASES["differential with a learnt soft cap"] = outside.Differential(
-        width=16, num_heads=4, num_kv_heads=2, extras=(outside.LearntSoftCap(), Sink())
-    )
-
 # The first case of every class of layouts.
 FIRST = list({type(layout): name for name, layout in reversed(CASES.items())}.values())
 # Queries, keys and values may be of one text.

@@ -124,20 +124,18 @@ class MixtureOfHeads(Extra):
         return heads * call.tap("head_gates", gates)[..., None]
 
 
-if hasattr(attention, "SoftCap"):
+@register_extra("learnt_soft_cap")
+@dataclasses.dataclass(frozen=True)
+class LearntSoftCap(Extra):
+    """c_n tanh(scores / c_n) with a learnt c_n = exp(log_soft_cap_n) for each head."""
 
-    @register_extra("learnt_soft_cap")
-    @dataclasses.dataclass(frozen=True)
-    class LearntSoftCap(Extra):
-        """c_n tanh(scores / c_n) with a learnt c_n = exp(log_soft_cap_n) for each head."""
+    shift_invariant: ClassVar[bool] = False
+    start: float = 3.0
 
-        shift_invariant: ClassVar[bool] = False
-        start: float = 3.0
+    def weights(self, layout: Layout) -> dict[str, Weight]:
+        start = float(jnp.log(self.start))
+        return {"log_soft_cap": Weight("attend", makes=("num_score_maps",), constant=start)}
 
-        def weights(self, layout: Layout) -> dict[str, Weight]:
-            start = float(jnp.log(self.start))
-            return {"log_soft_cap": Weight("attend", makes=("num_score_maps",), constant=start)}
-
-        def before_attention(self, params: Params, call: Call) -> Call:
-            cap = attention.SoftCap(jnp.exp(params["log_soft_cap"]))
-            return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
+    def before_attention(self, params: Params, call: Call) -> Call:
+        cap = attention.SoftCap(jnp.exp(params["log_soft_cap"]))
+        return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
