@@ -194,7 +194,7 @@ class ModelConfig(Spec):
         # One way to write the same thing, so that equal configs are equal.
         if self.heads.width == self.width:
             self._set("heads", dataclasses.replace(self.heads, width=0))
-        self._set("layer_types", tuple(map(_layer_type, self.layer_types)))
+        self._set("layer_types", tuple(_layer_type(pair, self.width) for pair in self.layer_types))
         if self.kind == "encoder_decoder":
             self._set("encoder", self.encoder or Encoder())
         elif self.encoder is not None:
@@ -393,7 +393,7 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
     return {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
 
 
-def _layer_type(given: object) -> LayerType:
+def _layer_type(given: object, width: int) -> LayerType:
     """(count, overrides), with overrides as a dict made a record."""
     try:
         count, overrides = cast(tuple[int, object], given)
@@ -409,6 +409,9 @@ def _layer_type(given: object) -> LayerType:
         overrides = LayerOverrides(**overrides)
     if not isinstance(overrides, LayerOverrides):
         raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}")
+    if overrides.heads is not None and overrides.heads.width == width:
+        heads = dataclasses.replace(overrides.heads, width=0)
+        overrides = dataclasses.replace(overrides, heads=heads)
     return count, overrides
 
 
