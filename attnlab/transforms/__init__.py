@@ -1,0 +1,1 @@
+"""Functions on (layout, params) and (config, params): conversion, sharing, pruning, merging."""
