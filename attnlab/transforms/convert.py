@@ -14,7 +14,7 @@ from jaxtyping import Array
 from attnlab.heads import Absorbed, Layout, Params, weight_shapes
 from attnlab.heads.rewrites import order_name
 from attnlab.transforms import steps_options, steps_structured
-from attnlab.transforms.dtypes import common_dtype, in_float64
+from attnlab.transforms.dtypes import common_dtype, eps, in_float64
 from attnlab.transforms.forms import Goal, canonical, untied
 from attnlab.transforms.measure import CallOptions, Weights, compare, float64
 from attnlab.transforms.obstructions import NotEquivalent, Question, prove
@@ -73,7 +73,7 @@ def error_bound(dtype: np.dtype[np.floating] | type) -> float:
     >>> error_bound(np.float64)
     1e-09
     """
-    return max(EXACT, ROUNDED * float(jax.numpy.finfo(dtype).eps))
+    return max(EXACT, ROUNDED * eps(np.dtype(dtype)))
 
 
 def convert(
@@ -89,10 +89,10 @@ def convert(
     """The weights of `target` that are the same function as `params`, or why there are none.
 
     Searches for the shortest chain of exact steps (`steps.STEPS`), those that need weights of some
-    structure last, in float64. A chain is returned only if its measured forward and gradient errors
-    are finite and below a bound: 1e-9 relative, for weights of ordinary size, before weights are
-    cast to the dtype of `params`, and `error_bound(dtype)` for the weights as returned. Both layouts
-    are called as black boxes, so this holds for layouts from outside the package too.
+    structure last, in float64. A chain is returned only if its measured forward and gradient
+    errors are finite and below a bound: 1e-9 relative, for weights of ordinary size, before
+    weights are cast to the dtype of `params`, and `error_bound(dtype)` for the weights as
+    returned. Both layouts are called as black boxes, so this holds for layouts from outside too.
 
     The conversion is of these very weights: a float32 product of two matrices has full rank, since
     its rounding has; `truncate` takes the rank and states its error.
@@ -133,8 +133,10 @@ def convert(
             proof = prove(Question(w, layout, target, call, rng, common_dtype(params), absorb))
             if proof is not None:
                 return proof
-            return Undecided(f"no chain of steps leads from {layout} to {target}, and no proof that "
-                             "none exists is known")  # fmt: skip
+            return Undecided(
+                f"no chain of steps leads from {layout} to {target}, and no proof that there is no "
+                "conversion holds"
+            )
         made = {name: found.params[name] for name in weight_shapes(target)}
         exact = compare(made, target, w, layout, call, rng)
         if not exact.below(EXACT):
@@ -191,9 +193,11 @@ def absorbed(
 ) -> Weights | None:
     """The same function as `absorbed` weights whose scores need no scale; None if there is none."""
     biases = tuple(b for b in ("o", "q", "v") if b in untied(canonical(layout)).biases)
-    widths = zip(("width", "key_width", "value_width"), layout.input_widths, strict=True)
-    fields = {"out_width": layout.size("out_width"), "num_heads": layout.num_heads, **dict(widths)}
-    target = Absorbed(**fields, biases=biases, scale=1.0, extras=layout.extras)
+    width, key_width, value_width = layout.input_widths
+    target = Absorbed(
+        width=width, key_width=key_width, value_width=value_width, num_heads=layout.num_heads,
+        out_width=layout.size("out_width"), biases=biases, scale=1.0, extras=layout.extras,
+    )  # fmt: skip
     found = search(w, layout, Goal(canonical(target), canonical(target), call))
     if found is None or not compare(found.params, target, w, layout, call, rng).below(EXACT):
         return None

@@ -25,12 +25,12 @@ def in_float64(params: Params, layout: Layout) -> tuple[dict[str, Floats], Resto
     for name, a in params.items():
         if not jnp.issubdtype(a.dtype, jnp.floating):
             raise TypeError(
-                f"weight {name!r} has dtype {a.dtype}, which cannot hold the result; convert params "
-                "to a float dtype first"
+                f"weight {name!r} has dtype {a.dtype}, which cannot hold the result; convert "
+                "params to a float dtype first"
             )
     w = {name: np.asarray(a).astype(np.float64) for name, a in params.items()}
-    for name, a in w.items():
-        if not np.all(np.isfinite(a)):
+    for name, wide in w.items():
+        if not np.all(np.isfinite(wide)):
             raise ValueError(f"weight {name!r} holds NaN or inf; conversion needs finite weights")
     numpy = all(isinstance(a, np.ndarray) for a in params.values())
     dtype = common_dtype(params)
@@ -53,3 +53,8 @@ def common_dtype(params: Params) -> np.dtype[np.floating]:
     with float64():
         found: np.dtype[np.floating] = jnp.result_type(*params.values())
     return found
+
+
+def eps(dtype: np.dtype[np.floating]) -> float:
+    """The distance from 1 to the next number of this dtype."""
+    return float(jnp.finfo(dtype).eps)  # type: ignore[no-untyped-call]

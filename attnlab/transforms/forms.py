@@ -57,7 +57,7 @@ def canonical(layout: Layout) -> Layout:
     """
     if type(layout) not in BUILT_IN:
         return layout
-    sizes = {}
+    sizes: dict[str, Any] = {}
     for field in dataclasses.fields(layout):
         given = getattr(layout, field.name) is not None
         if given or not hasattr(layout, f"default_{field.name}"):

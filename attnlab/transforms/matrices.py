@@ -6,8 +6,8 @@ from numpy.typing import ArrayLike
 from attnlab.transforms.measure import Floats, Weights
 
 ROUNDING = 1e-12
-"""Relative to the largest number: what is smaller is taken for rounding. A wrong guess does no harm:
-it shows in the measured conversion error."""
+"""Relative to the largest number: what is smaller is taken for rounding. A wrong guess does no
+harm: it shows in the measured conversion error."""
 
 
 def same(a: ArrayLike, b: ArrayLike) -> bool:

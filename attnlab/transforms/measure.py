@@ -118,8 +118,9 @@ def forward(
 
 @functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
 def _run(
-    params: Any, inputs: Any, mask: Any, cotangent: Any, mods: Any, layout: Any, rotary: Any, cap: Any
-) -> Any:
+    params: Any, inputs: Any, mask: Any, cotangent: Any, mods: Any, layout: Layout, rotary: bool,
+    cap: float | None,
+) -> Any:  # fmt: skip
     call = CallOptions(rotary, cap, mods)
     output, pull = jax.vjp(lambda *a: forward(params, a, mask, layout, call), *inputs)
     return output, pull(cotangent)

@@ -18,11 +18,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from attnlab.heads import (
     Alt,
+    Bilinear,
     Collaborative,
     ExtraKeys,
     Gate,
@@ -31,14 +31,13 @@ from attnlab.heads import (
     Layout,
     LowRankQuery,
     Narrow,
-    NarrowTied,
     Sink,
     Standard,
     TalkingHeads,
     TensorProduct,
 )
-from attnlab.heads.layout import score_scale
 from attnlab.heads.standard import Separate
+from attnlab.transforms.dtypes import eps
 from attnlab.transforms.forms import canonical, extra_of, is_known, untied
 from attnlab.transforms.matrices import rank_at_least, stacked_scores
 from attnlab.transforms.measure import (
@@ -58,7 +57,7 @@ LARGE = 0.05
 GAP = 0.01
 """Singular values below this share of the largest are not counted."""
 
-Kind = Literal["bias", "one_key", "slices", "scaling", "rank", "heads", "symmetry"]
+Kind = Literal["bias", "one_key", "slices", "scaling", "rank", "heads"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +67,8 @@ class NotEquivalent:
     Attributes:
       kind: what differs. "bias": an output that only a bias could make. "one_key": what a query
         gets that attends to one key, which gates, sinks and extra keys change. "slices": heads that
-        read more than a slice of x. "scaling": inputs of another size. "rank": ranks of scores or
-        values. "heads": the number of different heads. "symmetry": scores x W W^T y.
+        read more than a slice of x. "scaling": inputs of another size. "rank": the rank of the
+        scores of a head, or of heads that share keys and values. "heads": their number.
       reason: the fact, and by how much these weights break it.
       found: what was measured.
       allowed: what the target can have.
@@ -110,7 +109,7 @@ class Question:
     @functools.cached_property
     def nearby(self) -> list[Weights]:
         """The weights with other last digits."""
-        size = max(1e-10, float(jnp.finfo(self.dtype).eps))
+        size = max(1e-10, eps(self.dtype))
         return [
             {n: a * (1 + size * self.rng.normal(size=a.shape)) for n, a in self.w.items()}
             for _ in range(3)
@@ -119,7 +118,7 @@ class Question:
     @functools.cached_property
     def far(self) -> float:
         """The smallest difference that counts, relative to the largest output."""
-        return max(FAR, NOISE * float(jnp.finfo(self.dtype).eps))
+        return max(FAR, NOISE * eps(self.dtype))
 
     def output(self, w: Weights, inputs: Inputs, seen: int | None = None) -> Floats:
         """The output of the source, where queries attend to the first `seen` keys."""
@@ -191,8 +190,10 @@ def equations(
     if linear or powers:
         times = 4 if powers else 2
         words = f"twice the value input does not change values other than by a factor of {times}"
-        yield "scaling", words, lambda w: (
-            f(w, twice) - times * f(w, one) + (times - 1) * f(w, no_values)
+        yield (
+            "scaling",
+            words,
+            lambda w: f(w, twice) - times * f(w, one) + (times - 1) * f(w, no_values),
         )
     norm = getattr(ask.free, "qk_norm", None)
     if linear and norm is None and not {"q", "k"} & set(biases) and not ask.has(Gate, ExtraKeys):
@@ -311,7 +312,8 @@ def forms(ask: Question) -> Iterator[NotEquivalent]:
             largest,
         )
     yield from count_heads(target, found)
-    yield from compare_heads(ask, found)
+    if len(found.scores) == target.num_heads and not found.others:
+        yield from groups(target, found)
 
 
 def _singular_value(a: Floats, index: int) -> float:
@@ -346,71 +348,23 @@ def count_heads(target: Layout, found: Forms) -> Iterator[NotEquivalent]:
         )
 
 
-def compare_heads(ask: Question, found: Forms) -> Iterator[NotEquivalent]:
-    """What heads of the target read and share, where each is one of the source's."""
-    target, width, all_heads = ask.target, ask.free.width, len(found.scores)
-    scores = found.scores[:, :width]
-    if isinstance(target, Collaborative):
-        shared = target.size("head_dim")
-        beside = np.concatenate(list(found.scores), axis=1), np.concatenate(list(found.scores))
-        most = max(map(rank, beside))
-        if most > shared:
-            reason = f"all heads read {most} directions, in the target at most {shared}"
-            yield NotEquivalent("rank", reason, most, shared)
-    tie = target.tie if isinstance(target, Separate) else ""
-    if "q" in tie:
-        yield from symmetry(scores * np.sign(score_scale(target)))
-    if all_heads != target.num_heads or found.others:
-        return
-    values = found.values / _norms(found.values)[:, None, None]
-    unit = scores / _norms(scores)[:, None, None]
-    reads: list[tuple[str, int, list[Floats]]] = []
-    if "v" in tie:
-        both = [[a.T, b] for a, b in zip(unit, values, strict=True)]
-        reads.append(("keys and values", target.size("head_dim"), [np.hstack(b) for b in both]))
-    if isinstance(target, Alt):
-        three = [[a, a.T, b] for a, b in zip(unit, values, strict=True)]
-        reads.append(("q, k and v", target.slice_width, [np.hstack(a) for a in three]))
-    for words, allowed, matrices in reads:
-        most = max(rank_at_least(a, LARGE) for a in matrices)
-        if most > allowed:
-            reason = f"{words} of a head read {most} directions, in the target at most {allowed}"
-            yield NotEquivalent("rank", reason, most, allowed)
-    yield from groups(target, found)
-
-
-def symmetry(scores: Floats) -> Iterator[NotEquivalent]:
-    """Queries that are keys: every score matrix is W W^T."""
-    for n, a in enumerate(scores):
-        odd = float(np.linalg.norm(a - a.T, 2))
-        least = float(np.linalg.eigvalsh((a + a.T) / 2)[0])
-        if odd > LARGE or least < -LARGE:
-            what = f"asymmetric by {odd:.2g}" if odd > LARGE else f"of eigenvalue {least:.2g}"
-            found = odd if odd > LARGE else least
-            reason = f"queries are keys in the target, so scores are x W W^T y; head {n} is {what}"
-            yield NotEquivalent("symmetry", reason, found, 0.0)
-
-
 def groups(target: Layout, found: Forms) -> Iterator[NotEquivalent]:
     """Heads that share keys and values: a head that fits to no other cannot be in a group."""
     heads = target.num_heads
-    if not hasattr(target, "num_kv_heads") or target.size("num_kv_heads") == heads:
+    if not isinstance(target, Standard | Bilinear) or target.size("num_kv_heads") == heads:
         return
     shares_keys = isinstance(target, Standard) and not isinstance(target, Collaborative)
-    value_dim = target.size("value_dim")
     units = found.values / _norms(found.values)[:, None, None]
 
     def fit(n: int, m: int) -> bool:
         pair = np.concatenate([found.scores[n], found.scores[m]])
         keys = not shares_keys or rank(pair) <= target.size("head_dim")
         together = np.concatenate([units[n], units[m]], axis=1)
-        return keys and rank_at_least(together, LARGE) <= value_dim
+        return keys and rank_at_least(together, LARGE) <= target.size("value_dim")
 
-    if isinstance(target, GroupedTied):
-        return
     for n in range(heads):
         if not any(fit(n, m) for m in range(heads) if m != n):
-            reason = (f"heads of the target share keys and values in groups of "
-                      f"{heads // target.size('num_kv_heads')}; head {n} fits to no other")  # fmt: skip
+            size = heads // target.size("num_kv_heads")
+            reason = f"{size} heads of the target share keys and values; head {n} fits to no other"
             yield NotEquivalent("rank", reason, 1, 0)
             return

@@ -115,9 +115,9 @@ def pad(w: Weights, layout: Layout, goal: Goal) -> Made:
     }
     changes = {}
     for name, allowed in grows.items():
-        if allowed and hasattr(layout, name) and hasattr(to, name):
-            if to.size(name) > layout.size(name):
-                changes[name] = to.size(name)
+        known = allowed and hasattr(layout, name) and hasattr(to, name)
+        if known and to.size(name) > layout.size(name):
+            changes[name] = to.size(name)
     if "num_heads" in changes:
         changes["num_kv_heads"] = changes["num_heads"]
     return pad_to(w, changed(layout, **changes)) if changes else None
@@ -213,7 +213,7 @@ def share_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
     each = [np.moveaxis(w[n], names[n].index("num_kv_heads"), 0) for n in shared]
 
     def fit(members: list[int]) -> bool:
-        return all(same(a[members], np.broadcast_to(a[members[:1]], a[members].shape)) for a in each)
+        return all(equal(a[members]) for a in each)
 
     order = grouped(heads, wanted, fit)
     fixed = not layout.output_projection or layout.num_heads != heads
@@ -226,8 +226,13 @@ def share_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, changed(layout, num_kv_heads=wanted), **made)
 
 
+def equal(heads: Floats) -> bool:
+    """Are all heads [N, ...] as the first?"""
+    return same(heads, np.broadcast_to(heads[:1], heads.shape))
+
+
 def grouped(count: int, groups: int, fit: Callable[[list[int]], bool]) -> list[int] | None:
-    """An order of heads in which each of `groups` neighbours fits together: 0, 1, 2, ... if it can."""
+    """An order of heads in which neighbours fit together, 0, 1, 2, ... if possible; else None."""
     size = count // groups
     if all(fit(list(range(i, i + size))) for i in range(0, count, size)):
         return list(range(count))
@@ -288,7 +293,7 @@ def identity_keys(w: Weights, layout: Layout, goal: Goal) -> Made:
 
 @step("identity_values")
 def identity_values(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Absorbed to bilinear with value_dim = width of the value input, one more with value biases."""
+    """Absorbed to bilinear: value_dim = width of the value input, one more with value biases."""
     to, both = goal.untied, stacked_values(w) if isinstance(layout, Absorbed) else None
     if both is None or isinstance(to, Absorbed) or "extra_v" in w or not hasattr(to, "value_dim"):
         return None

@@ -1,11 +1,10 @@
-"""Conversion steps for what any layout may have: biases, scale, gates, sinks, extra keys, norms, ties.
+"""Conversion steps for biases, scale, gates, sinks, extra keys, norms and ties.
 
 What an option adds is added last, when all else is as in the goal; where one is lost, the weights
 decide.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
@@ -14,14 +13,13 @@ from attnlab.heads import (
     Collaborative,
     ExtraKeys,
     Gate,
-    GroupedTied,
     HeadNorm,
     Layout,
     Sink,
     TalkingHeads,
     weight_shapes,
 )
-from attnlab.heads.layout import Extra
+from attnlab.heads.layout import score_scale
 from attnlab.heads.standard import UNTIED, Separate, Tie
 from attnlab.norms import STARTS
 from attnlab.transforms.forms import (
@@ -31,10 +29,9 @@ from attnlab.transforms.forms import (
     changed,
     extra_of,
     has_norms,
-    untied,
     with_extra,
 )
-from attnlab.transforms.matrices import same, split, zero
+from attnlab.transforms.matrices import same, split
 from attnlab.transforms.measure import Floats, Weights
 from attnlab.transforms.steps import Made, finish, step
 
@@ -86,15 +83,16 @@ def rescale(w: Weights, layout: Layout, goal: Goal) -> Made:
     """The ratio of the scales goes into q, or into its norm where q is normalized."""
     if not goal.nearly(layout) or layout.scale == goal.untied.scale:
         return None
-    assert layout.scale is not None and goal.untied.scale is not None
-    ratio, made = layout.scale / goal.untied.scale, dict(w)
+    ratio, made = score_scale(layout) / score_scale(goal.untied), dict(w)
     norm = getattr(layout, "qk_norm", None)
     if norm is not None:
         start = 1 - STARTS[norm.kind]  # some norms count their scale from 1
         made["q_norm"] = w["q_norm"] * ratio + (ratio - 1) * start
         names: tuple[str, ...] = ("q_norm_bias",)
     else:
-        names = ("mixing",) if isinstance(layout, Collaborative) else ("qk", "q", "q_bias", "q_rotary")
+        names = (
+            ("mixing",) if isinstance(layout, Collaborative) else ("qk", "q", "q_bias", "q_rotary")
+        )
     made |= {name: w[name] * ratio for name in names if name in w}
     return finish(made, changed(layout, scale=goal.untied.scale))
 
@@ -102,11 +100,11 @@ def rescale(w: Weights, layout: Layout, goal: Goal) -> Made:
 # Gates --------------------------------------------------------------------------------------------
 
 
-def scale_output(w: Weights, layout: Layout, factor: float) -> dict[str, Floats] | None:
+def scale_output(w: Weights, factor: float) -> dict[str, Floats] | None:
     """What heads return, times a number: in the output projection, or in the values without one."""
-    groups = ("o",), ("vo", "v_bias"), ("v", "v_bias", "extra_v")
-    names = next((g for g in groups if g[0] in w), None)
-    if names is None or (names[0] == "v" and getattr(layout, "tie", "")):
+    choices: tuple[tuple[str, ...], ...] = ("o",), ("vo", "v_bias"), ("v", "v_bias", "extra_v")
+    names = next((choice for choice in choices if choice[0] in w), None)
+    if names is None:
         return None
     return {n: a * factor if n in names else a for n, a in w.items()}
 
@@ -114,7 +112,7 @@ def scale_output(w: Weights, layout: Layout, factor: float) -> dict[str, Floats]
 @step("half_gate")
 def half_gate(w: Weights, layout: Layout, goal: Goal) -> Made:
     """A gate of weights 0, which is 1/2, and an output twice as large."""
-    gate, scaled = extra_of(goal.untied, Gate), scale_output(w, layout, 2.0)
+    gate, scaled = extra_of(goal.untied, Gate), scale_output(w, 2.0)
     if not goal.nearly(layout) or gate is None or extra_of(layout, Gate) or scaled is None:
         return None
     return with_zeros(scaled, with_extra(layout, Gate, gate))
@@ -123,7 +121,7 @@ def half_gate(w: Weights, layout: Layout, goal: Goal) -> Made:
 @step("drop_gate", structured=True)
 def drop_gate(w: Weights, layout: Layout, goal: Goal) -> Made:
     """A gate of weights 0, and an output half as large."""
-    gate, scaled = extra_of(layout, Gate), scale_output(w, layout, 0.5)
+    gate, scaled = extra_of(layout, Gate), scale_output(w, 0.5)
     if gate is None or extra_of(goal.untied, Gate) or scaled is None:
         return None
     name = "head_gate" if gate.by == "head" else "gate"
@@ -272,7 +270,7 @@ def add_norm_bias(w: Weights, layout: Layout, goal: Goal) -> Made:
 
 @step("drop_norm_bias", structured=True)
 def drop_norm_bias(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Norm biases of zeros; that of k may be any where it adds the same to all scores of a query."""
+    """Norm biases of zeros; that of k may be any where it adds the same to all of a query."""
     one, two = head_norm(layout), head_norm(goal.untied)
     if not (one and two and one.bias and not two.bias):
         return None
@@ -297,9 +295,9 @@ def rescale_norms(w: Weights, layout: Layout, goal: Goal) -> Made:
 
 # Ties ---------------------------------------------------------------------------------------------
 #
-# A = scale W_Q W_K^T and B = W_V W_O are settled by the function, the projections are not. A tie of
-# k and v asks for one W with A^T and B between its columns: rank [A^T B] <= H. A tie of q and k asks
-# for A = W W^T: symmetric and without a negative eigenvalue.
+# A = scale W_Q W_K^T and B = W_V W_O are settled by the function, the projections are not. A tie
+# of k and v asks for one W with A^T and B in the span of its columns: rank [A^T B] <= H. A tie of q
+# and k asks for A = W W^T: symmetric and without a negative eigenvalue.
 
 
 def tied(layout: Layout, goal: Goal, before: Tie, after: Tie) -> Separate | None:
@@ -329,7 +327,7 @@ def head_axis(layout: Layout, name: str) -> int | None:
 
 
 def by_head(w: Weights, layout: Layout, name: str, bias: bool = True) -> Floats:
-    """A projection by its heads, what stands before it multiplied in, its bias below: [K, D (+1), H]."""
+    """A projection by its heads, times what stands before it, its bias below: [K, D (+1), H]."""
     at, a = head_axis(layout, name), w[name]
     a = a[None] if at is None else np.moveaxis(a, at, 0)
     if f"{name}_outer" in w:
@@ -341,7 +339,7 @@ def by_head(w: Weights, layout: Layout, name: str, bias: bool = True) -> Floats:
 
 def from_heads(rows: Floats, w: Weights, layout: Layout, name: str) -> dict[str, Floats]:
     """`by_head` backwards; what stood before the projection is the identity."""
-    at, made = head_axis(layout, name), {}
+    at, made = head_axis(layout, name), dict[str, Floats]()
     if f"{name}_bias" in w:
         rows, last = rows[:, :-1], rows[:, -1]
         made[f"{name}_bias"] = last.reshape(w[f"{name}_bias"].shape)
@@ -352,7 +350,7 @@ def from_heads(rows: Floats, w: Weights, layout: Layout, name: str) -> dict[str,
 
 @step("tie_queries", structured=True)
 def tie_queries(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """q = c k with c > 0 for each number of a head, or for each pair that rotary embedding rotates."""
+    """q = c k with c > 0 for each number of a head, or for each pair that is rotated."""
     found = tied(layout, goal, "", "qk")
     if found is None:
         return None
@@ -432,7 +430,9 @@ def tie_values(w: Weights, layout: Layout, goal: Goal, before: Tie, after: Tie) 
     o = w["o"].reshape(len(k), -1, *w["o"].shape[1:])
     wanted = v[:, None] @ o
     made = np.linalg.pinv(k, rcond=1e-10)[:, None] @ wanted
-    return finish(w, found, o=made.reshape(w["o"].shape)) if close(k[:, None] @ made, wanted) else None
+    return (
+        finish(w, found, o=made.reshape(w["o"].shape)) if close(k[:, None] @ made, wanted) else None
+    )
 
 
 @step("tie_values", structured=True)
@@ -452,7 +452,9 @@ def tie_ranges(w: Weights, layout: Layout, goal: Goal) -> Made:
     """One basis for [A^T, W_V W_O] of each key head, of rank at most head_dim (SVD). A key bias is
     free, so it is the one that adds no rank."""
     found, gate = tied(layout, goal, "", "kv"), extra_of(layout, Gate)
-    sees = goal.call.rotary or head_norm(layout) or "extra_k" in w or (gate and gate.by == "element")
+    sees = (
+        goal.call.rotary or head_norm(layout) or "extra_k" in w or (gate and gate.by == "element")
+    )
     if found is None or sees or not layout.output_projection or not goal.call.shift_invariant:
         return None
     k, v = by_head(w, layout, "k", bias=False), by_head(w, layout, "v")

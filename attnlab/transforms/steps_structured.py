@@ -30,8 +30,7 @@ from attnlab.transforms.matrices import (
 )
 from attnlab.transforms.measure import Floats, Weights
 from attnlab.transforms.permute import take_heads
-from attnlab.transforms.steps import Made, finish, grouped, step
-
+from attnlab.transforms.steps import Made, equal, finish, grouped, step
 
 
 @step("factor_keys", structured=True)
@@ -198,7 +197,7 @@ def cut_slices(w: Weights, layout: Layout, goal: Goal) -> Made:
     parts = {n: a.reshape(heads, -1, heads, a.shape[-1]) for n, a in made.items()}
     reads = np.zeros((heads, heads), bool)  # does head n read slice s?
     for a in parts.values():
-        reads |= np.max(np.abs(a), axis=(1, 3)).T > ROUNDING * np.max(np.abs(a))
+        reads |= ROUNDING * np.max(np.abs(a)) < np.max(np.abs(a), axis=(1, 3)).T
     misfit = reads.sum(axis=1, keepdims=True) > reads  # it reads another slice
     order = np.arange(heads)  # head n reads slice order[n]
     if misfit[order, order].any():
@@ -212,11 +211,6 @@ def cut_slices(w: Weights, layout: Layout, goal: Goal) -> Made:
                      for s in range(heads)]) for n in "qkv"
     }  # fmt: skip
     return finish(moved, layout.to(Narrow), **blocks)
-
-
-def equal(heads: Floats) -> bool:
-    """Are all heads [N, ...] as the first?"""
-    return same(heads, np.broadcast_to(heads[:1], heads.shape))
 
 
 TIED = ("q", "k", "v", "q_bias", "k_bias", "v_bias")
@@ -313,4 +307,5 @@ def drop_output(w: Weights, layout: Layout, goal: Goal) -> Made:
             b = b.reshape(len(b), *[1] * (a.ndim - 3), *b.shape[1:]) if at is not None else b
             a = (a[:, None] @ b)[:, 0] if at is not None and a.ndim == 2 else a @ b
             made[name] = a if at is None else np.moveaxis(a, 0, at)
-    return finish(w, changed(layout, output_projection=False, out_width=None, value_dim=new), **made)
+    without = changed(layout, output_projection=False, out_width=None, value_dim=new)
+    return finish(w, without, **made)
