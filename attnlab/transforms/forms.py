@@ -25,7 +25,8 @@ from attnlab.heads import (
     TwoStage,
     Wide,
 )
-from attnlab.heads.layout import Extra, all_weights, score_scale
+from attnlab.heads.layout import Extra, all_weights
+from attnlab.heads.shapes import score_scale
 from attnlab.heads.standard import Separate
 from attnlab.transforms.measure import CallOptions
 

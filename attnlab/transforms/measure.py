@@ -18,6 +18,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from attnlab.attention import AttentionOptions
+from attnlab.attention.score_mods import ScoreMod
 from attnlab.heads.layout import Layout
 from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.positions import rotary_angles
@@ -44,7 +45,7 @@ class CallOptions:
 
     rotary: bool = False
     logits_soft_cap: float | None = None
-    score_mods: Sequence[object] = ()
+    score_mods: Sequence[ScoreMod] = ()
 
     @property
     def shift_invariant(self) -> bool:

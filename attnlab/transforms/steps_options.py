@@ -19,7 +19,7 @@ from attnlab.heads import (
     TalkingHeads,
     weight_shapes,
 )
-from attnlab.heads.layout import score_scale
+from attnlab.heads.shapes import score_scale
 from attnlab.heads.standard import UNTIED, Separate, Tie
 from attnlab.norms import STARTS
 from attnlab.transforms.forms import (

@@ -1,8 +1,8 @@
 """Conversions whose answer is known by construction: no false "exact", no false "not equivalent".
 
-Each case is a pair (source, target), most of them made from weights of the target. A `Conversion` is
-checked on inputs that `convert` has not seen; a `NotEquivalent` of a source that was made from the
-target is an error.
+Each case is a pair (source, target), most of them made from weights of the target. A `Conversion`
+is checked on inputs that `convert` has not seen; a `NotEquivalent` of a source that was made from
+the target is an error.
 """
 
 import dataclasses
@@ -212,8 +212,11 @@ def outside(rng):
     """Layouts that the steps do not know: their norms see what a step would add or drop."""
     kind = [OutputNorm, QueryNorm][rng.integers(2)]
     source = kind(width=6, num_heads=2, head_dim=3, value_dim=3)
-    change = [dict(value_dim=5), dict(extras=(Gate(),)), dict(scale=0.3), dict(head_dim=4),
-              dict(num_heads=3), dict(biases=("v",)), dict(extras=(Sink(),))][rng.integers(7)]  # fmt: skip
+    changes = (
+        dict(value_dim=5), dict(extras=(Gate(),)), dict(scale=0.3), dict(head_dim=4),
+        dict(num_heads=3), dict(biases=("v",)), dict(extras=(Sink(),)),
+    )  # fmt: skip
+    change = changes[rng.integers(7)]
     target = dataclasses.replace(source, **change)
     if rng.random() < 0.3:
         target = Standard(width=6, num_heads=2, value_dim=4)
