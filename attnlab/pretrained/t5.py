@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numpy as np
-
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import activation, their_activation
+from attnlab.sharing.bits import same_bits
 
 SETTINGS = {
     "vocab_size": 32128,
@@ -55,7 +54,7 @@ def _own_readout(tensors: Tensors) -> bool:
     own, table = tensors.get("lm_head.weight"), tensors.get("shared.weight")
     if own is None or table is None:
         return "lm_head.weight" in tensors
-    return not np.array_equal(own, table)
+    return not same_bits(own, table)
 
 
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
