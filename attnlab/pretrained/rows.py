@@ -1,15 +1,17 @@
 """A name table: which tensor of a file is which weight of ours, and how one becomes the other."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.heads.old.maps import parse
-from attnlab.pretrained.tensors import Stored
+from attnlab.pretrained.tensors import CHUNK, Stored
 
 Path = tuple[str, ...]
 
@@ -122,7 +124,8 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
     shapes = {path: a.shape for path, a in leaves.items()}
     tensors = {}
     for row in rows:
-        tensor = np.empty(_stored_shape(row, shapes), leaves[row.paths[0]].dtype)
+        dtype = functools.reduce(jnp.promote_types, [leaves[path].dtype for path in row.paths])
+        tensor = np.empty(_stored_shape(row, shapes), dtype)
         for path, columns in _columns(row, shapes).items():
             a = leaves[path] if row.slot is None else leaves[path][row.slot]
             folded = a.reshape(_fold(row, path, shapes))
@@ -132,10 +135,6 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
                 _as_ours(row, tensor)[..., columns] = folded
         tensors[row.name] = tensor
     return tensors
-
-
-CHUNK = 2**20
-"""Numbers of a tensor that are read at once."""
 
 
 def _copy(row: Row, path: Path, shapes: dict[Path, Any], tensor: Any, weight: np.ndarray) -> None:

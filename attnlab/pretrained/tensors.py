@@ -24,6 +24,15 @@ PICKLES = (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+CHUNK = 2**20
+"""Numbers of a tensor that are read, or checked, at once."""
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a dtype is a real floating one, bfloat16 included."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """One tensor of a file, of which only what is asked for is read; nothing is kept or mapped."""
@@ -137,12 +146,16 @@ def read_file(path: Path) -> Stored:
 
 
 def write_file(path: Path, tensors: Mapping[str, Any]) -> None:
-    """The inverse of `read_file`."""
+    """The inverse of `read_file`. Raises OSError where the file cannot be written."""
     with extra("pretrained"):
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
     # The library writes the bytes as they lie, whatever the strides.
     whole = {name: np.asarray(a, order="C") for name, a in tensors.items()}
-    save_file(whole, path, metadata={"format": "pt"})  # transformers asks for the format
+    try:
+        save_file(whole, path, metadata={"format": "pt"})  # transformers asks for the format
+    except SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
