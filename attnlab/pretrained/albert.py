@@ -13,7 +13,7 @@ from attnlab.pretrained.bert import (
 )
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense
-from attnlab.pretrained.settings import activation
+from attnlab.pretrained.settings import MAX_LAYERS, activation
 from attnlab.sharing.plan import Plan, inner_groups
 
 SETTINGS = OF_BERT | {
@@ -52,7 +52,13 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
             f"config.json: num_hidden_groups = {groups} is more than num_hidden_layers = {calls}: "
             f"only {calls} groups are ever run; keep their tensors, renumbered, and say {calls}"
         )
-    slots = inner_groups(calls, groups, s["inner_group_num"])
+    inner = s["inner_group_num"]
+    if calls * inner > MAX_LAYERS:
+        raise ValueError(
+            f"config.json: num_hidden_layers = {calls} times inner_group_num = {inner} is more "
+            f"than {MAX_LAYERS:,} layers"
+        )
+    slots = inner_groups(calls, groups, inner)
     needs = ARCHITECTURES.get(architecture, (False,) * 3)
     mlm = needs[0] or "predictions.dense.weight" in tensors
     pooler = "pooler.weight" in tensors or needs[2]

@@ -13,7 +13,7 @@ from attnlab.pretrained.llama import (
 )
 from attnlab.pretrained.rope import read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, same
-from attnlab.pretrained.settings import OrNull
+from attnlab.pretrained.settings import Null, OrNull
 
 EXPERTS = """
 moe_intermediate_size n_shared_experts n_routed_experts output_router_logits n_group topk_group
@@ -36,8 +36,8 @@ SETTINGS = {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
-    "qk_head_dim": None,
-    "head_dim": None,
+    "qk_head_dim": Null(int),
+    "head_dim": Null(int),
     "first_k_dense_replace": 3,
     "rope_interleave": True,
 }

@@ -4,7 +4,7 @@ from typing import Any
 
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import activation, their_activation
+from attnlab.pretrained.settings import Null, activation, their_activation
 
 SETTINGS = {
     "vocab_size": 50257,
@@ -12,7 +12,7 @@ SETTINGS = {
     "n_embd": 768,
     "n_layer": 12,
     "n_head": 12,
-    "n_inner": None,
+    "n_inner": Null(int),
     "activation_function": "gelu_new",
     "resid_pdrop": 0.1,
     "embd_pdrop": 0.1,

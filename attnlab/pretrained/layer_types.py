@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.pretrained.settings import shown
 from attnlab.sharing.stack import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -21,14 +22,14 @@ def read_types(s: dict[str, Any], types: list[str], fields: dict[str, dict[str, 
 
     Raises ValueError for a type that is none, or another number of them than of layers.
     """
-    if not isinstance(types, list) or set(types) - {SLIDING, FULL} or not types:
+    if not isinstance(types, list) or not types or any(t not in (SLIDING, FULL) for t in types):
         raise ValueError(
-            f"config.json: layer_types = {types!r} is not supported, only a list of {SLIDING!r} "
-            f"and {FULL!r}"
+            f"config.json: layer_types = {shown(types)} is not supported, only a list of "
+            f"{SLIDING!r} and {FULL!r}"
         )
     if len(types) != s["num_hidden_layers"]:
         raise ValueError(
-            f"config.json: layer_types = {types!r} are {len(types)}, num_hidden_layers is "
+            f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
             f"{s['num_hidden_layers']}"
         )
     if SLIDING in types and s["sliding_window"] is None:

@@ -10,8 +10,10 @@ from attnlab.pretrained.layer_types import FULL, SLIDING, of_type, read_types, w
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import (
+    Null,
     OrNull,
     activation,
+    shown,
     size_fields,
     size_settings,
     their_activation,
@@ -23,8 +25,8 @@ SETTINGS = ROPE | {
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
+    "num_key_value_heads": Null(int),
+    "head_dim": Null(int),
     "hidden_act": "silu",
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
@@ -171,7 +173,9 @@ def _qwen_windows(s: dict[str, Any]) -> dict[str, Any]:
         first = s["max_window_layers"] if slides else count
         types = [FULL if i < first else SLIDING for i in range(count)]
     if isinstance(types, list) and SLIDING in types and not s["use_sliding_window"]:
-        raise ValueError(f"config.json: layer_types = {types!r} need use_sliding_window = true")
+        raise ValueError(
+            f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
+        )
     return _windows(s, types)
 
 
@@ -241,7 +245,7 @@ OF_MISTRAL = without("attention_bias", "mlp_bias") | {
 }
 MISTRAL = family("mistral", OF_MISTRAL, _mistral, _describe_mistral, _rows)
 MINISTRAL = family(
-    "ministral", OF_MISTRAL | {"layer_types": None}, _ministral, _describe_ministral, _rows
+    "ministral", OF_MISTRAL | {"layer_types": Null(list)}, _ministral, _describe_ministral, _rows
 )
 OF_QWEN = without("attention_bias", "mlp_bias") | {
     "vocab_size": 151936,
@@ -251,7 +255,7 @@ OF_QWEN = without("attention_bias", "mlp_bias") | {
     "use_sliding_window": False,
     "sliding_window": OrNull(4096),
     "max_window_layers": 28,
-    "layer_types": None,
+    "layer_types": Null(list),
 }
 QWEN2 = family("qwen2", OF_QWEN, _qwen2, _describe_qwen2, _rows)
 QWEN3 = family(

@@ -2,27 +2,29 @@
 
 import dataclasses
 import fnmatch
+import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array
 
 from attnlab.model.config import Model, ModelConfig
 from attnlab.names import find
 from attnlab.pretrained.families import Family
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.rows import fill
-from attnlab.pretrained.settings import read_settings
+from attnlab.pretrained.settings import DEPTHS, read_settings, shown
 from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
+Path_ = tuple[str, ...]
+"""Names of a weight in the tree, from the outermost on."""
 PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -32,53 +34,71 @@ def load(
     ignore: tuple[str, ...] = (),
     param_dtype: str = "float32",
     detect_sharing: bool = False,
-    sharding: Callable[[tuple[str, ...], tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
+    allow_nonfinite: bool = False,
+    sharding: Callable[[Path_, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[Model, dict[str, Any]]:
-    """(model, params) of a folder with config.json and safetensors, as transformers saves it.
+    """Read a folder with config.json and safetensors, as transformers saves it.
 
-    Weights are `param_dtype`, "float32" or "bfloat16", whatever the file holds. Readout, pooler and
-    classes are those that the file or its architecture has. `fields` replace fields of the
-    `ModelConfig` that change no weight (dtype, which is what products run in, remat, order, ...).
+    The LM head, pooler and classes are those that the file or its architecture has. Weights are
+    read one by one: the peak of memory is the result and the part of a tensor that is being read.
+    Every tensor must be used or known to hold nothing, and every weight filled.
 
-    Weights are read one by one, so that the peak of memory is the result and the part of a tensor
-    that is being read. With `sharding` each is put where it says before the next one is read: a
-    tree of shardings like that of the params, or a function ((name, name, ...), shape) -> sharding;
-    no device holds more than its part. With `detect_sharing` layers whose weights are equal bit for
-    bit share one set (see `transforms.detect_sharing`), where the file says nothing of it.
+    Args:
+      folder: holds config.json and model.safetensors, or several files and their index. Nothing in
+        it is run or unpickled.
+      ignore: patterns of further tensors, or of attributes in config.json, to leave out.
+      param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
+        its range is refused.
+      detect_sharing: share layers whose weights have the same bits (see `transforms.detect_sharing`), where
+        the file does not say that they are shared.
+      allow_nonfinite: accept weights that are NaN or infinite.
+      sharding: where each weight is put before the next one is read, so that no device holds more
+        than its shard: a tree like that of the params, or (path, shape) -> sharding.
+      **fields: fields of the `ModelConfig` to replace, which change no weight (dtype, remat, ...).
 
-    Strict both ways: every tensor is used or known to hold nothing, every weight is filled.
-    `ignore` are patterns of further tensors, or of attributes in config.json, to leave out.
+    Returns:
+      (model, params).
 
-    Raises ValueError, naming the tensor, the attribute or the file, and never runs or unpickles
-    anything that it finds.
+    Raises:
+      ValueError: names the file, the tensor or attribute, and its value.
     """
     dtype = find("param_dtype", param_dtype, PARAM_DTYPES)
     family, settings, tensors, config = _read(Path(folder), ignore)
     dataclasses.replace(config, **fields)  # its errors, before anything is read
     rows = family.rows(config, settings)
-    known = {row.name for row in rows}
-    patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
-    unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
-    if unknown:
-        raise ValueError(
-            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
-            f"the first is {unknown[0]!r}; if they do not matter, pass ignore=({unknown[0]!r},)"
-        )
-
-    def put(path: tuple[str, ...], weight: np.ndarray) -> Array:
-        where: Any = sharding
-        if callable(sharding):
-            where = sharding(path, weight.shape)
-        elif sharding is not None:
-            for step in path:
-                where = where[step]
-        return jax.device_put(weight, where)
-
-    params = fill(param_shapes(config), rows, tensors, dtype=dtype, put=put)
+    _check_all_used(tensors, {row.name for row in rows}, family, config, ignore)
+    params = fill(
+        param_shapes(config),
+        rows,
+        tensors,
+        dtype=dtype,
+        put=lambda path, weight: jax.device_put(weight, _sharding_of(sharding, path, weight.shape)),
+        allow_nonfinite=allow_nonfinite,
+    )
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
+
+
+def _check_all_used(
+    tensors: Stored, known: set[str], family: Family, config: ModelConfig, ignore: tuple[str, ...]
+) -> None:
+    patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
+    unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
+    if unknown:
+        first = shown(unknown[0])
+        raise ValueError(
+            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
+            f"the first is {first}; if they do not matter, pass ignore=({first},)"
+        )
+
+
+def _sharding_of(sharding: Any, path: Path_, shape: tuple[int, ...]) -> Any:
+    """The sharding of one weight; None where there is none."""
+    if callable(sharding):
+        return sharding(path, shape)
+    return sharding and functools.reduce(operator.getitem, path, sharding)
 
 
 def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:
@@ -107,19 +127,48 @@ def tokenizer(folder: str | Path) -> Tokenizer:
 def _read(
     folder: Path, ignore: tuple[str, ...]
 ) -> tuple[Family, dict[str, Any], Stored, ModelConfig]:
+    """All but the weights: (family, settings, tensors not read yet, config)."""
     raw = read_json(folder / "config.json")
-    if "model_type" not in raw:
-        raise ValueError(
-            f"{folder / 'config.json'} has no model_type; known: {', '.join(FAMILIES)}"
-        )
-    if raw["model_type"] in REFUSED:
-        reason = REFUSED[raw["model_type"]]
-        raise ValueError(f"config.json: model_type = {raw['model_type']!r}: {reason}")
-    family: Family = find("model_type", raw["model_type"], FAMILIES)
+    family = _family(raw, folder / "config.json")
     settings = read_settings(raw, family.settings, family.fixed, ignore)
     tensors = _ours(family, read_folder(folder), ignore)
-    architecture = (raw.get("architectures") or [""])[0]
-    return family, settings, tensors, ModelConfig(**family.fields(settings, tensors, architecture))
+    for name in DEPTHS & {*settings}:  # layers that share their weights are counted by the family
+        if "num_hidden_groups" not in settings and (settings[name] or 0) > len(tensors):
+            raise ValueError(
+                f"config.json: {name} = {settings[name]} is more than the {len(tensors)} tensors "
+                "in the folder"
+            )
+    fields = family.fields(settings, tensors, _architecture(raw))
+    try:
+        return family, settings, tensors, ModelConfig(**fields)
+    except ValueError as error:
+        raise ValueError(f"config.json describes no model of attnlab: {error}") from None
+
+
+def _family(raw: dict[str, Any], path: Path) -> Family:
+    if "model_type" not in raw:
+        raise ValueError(f"{path} has no model_type; known: {', '.join(FAMILIES)}")
+    name = raw["model_type"]
+    if not isinstance(name, str) or len(name) > 100:
+        raise ValueError(
+            f"config.json: model_type = {shown(name)} is not supported; known: "
+            f"{', '.join(FAMILIES)}"
+        )
+    if name in REFUSED:
+        raise ValueError(f"config.json: model_type = {name!r}: {REFUSED[name]}")
+    return find("model_type", name, FAMILIES)  # type: ignore[no-any-return]
+
+
+def _architecture(raw: dict[str, Any]) -> str:
+    """The first of `architectures`; "" where there is none."""
+    names = raw.get("architectures")
+    if names is None:
+        return ""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"config.json: architectures = {shown(names)} should be a list of names, or null"
+        )
+    return names[0] if names else ""
 
 
 def _ours(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
@@ -132,7 +181,7 @@ def _ours(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
         for old, new in family.renamed:
             short = short.removesuffix(old) + new if short.endswith(old) else short
         if short in found:
-            raise ValueError(f"the tensor {name!r} is there twice, under another name as well")
+            raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
         found[short] = name
     return tensors.renamed(found)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import activation, their_activation
+from attnlab.pretrained.settings import Null, activation, their_activation
 from attnlab.sharing.bits import same_bits
 
 SETTINGS = {
@@ -13,17 +13,17 @@ SETTINGS = {
     "d_kv": 64,
     "d_ff": 2048,
     "num_layers": 6,
-    "num_decoder_layers": None,
+    "num_decoder_layers": Null(int),
     "num_heads": 8,
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     "dropout_rate": 0.1,
     "layer_norm_epsilon": 1e-6,
     "feed_forward_proj": "relu",
-    "is_gated_act": None,
-    "dense_act_fn": None,
+    "is_gated_act": Null(bool),
+    "dense_act_fn": Null(str),
     "tie_word_embeddings": True,
-    "scale_decoder_outputs": None,
+    "scale_decoder_outputs": Null(bool),
     "is_encoder_decoder": True,
     "n_positions": 512,  # of the training data; relative positions go on
 }

@@ -6,7 +6,7 @@ from attnlab.model.images import Images, read_images
 from attnlab.pretrained.bert import layer_rows
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm
-from attnlab.pretrained.settings import SIZES, activation, their_activation
+from attnlab.pretrained.settings import SIZES, Null, activation, shown, their_activation
 
 OF_VIT = {ours: theirs for ours, theirs in SIZES.items() if ours not in ("vocab_size", "max_len")}
 SETTINGS = {
@@ -22,9 +22,9 @@ SETTINGS = {
     "patch_size": None,
     "num_channels": 3,
     "qkv_bias": True,
-    "pooler_output_size": None,
+    "pooler_output_size": Null(int),
     "encoder_stride": None,  # of a readout that gives pixels back, which has no place here
-    "id2label": None,
+    "id2label": Null(dict),
 }
 CLASSIFIER = "ViTForImageClassification"
 
@@ -33,8 +33,11 @@ def _sides(s: dict[str, Any], name: str, default: int) -> list[int]:
     """Height and width, which may be one number."""
     said = default if s[name] is None else s[name]
     sides = said if isinstance(said, list) else [said, said]
-    if len(sides) != 2 or not all(type(side) is int for side in sides):
-        raise ValueError(f"config.json: {name} = {said!r} should be a number, or height and width")
+    if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
+        raise ValueError(
+            f"config.json: {name} = {shown(said)} should be a whole number, or height and width, "
+            "from 1 to 65,535"
+        )
     return sides
 
 
@@ -117,7 +120,7 @@ NAMES = {
 
 def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
     images, at, table = read_images(c.images), "embeddings.", (("embedding",),)
-    *_, whole, bias = range(c.vocab_size)
+    whole, bias = c.vocab_size - 2, c.vocab_size - 1
     window = (c.width, images.channels, *images.patch)
     rows = [
         Row(
