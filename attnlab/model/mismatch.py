@@ -35,7 +35,8 @@ def describe_mismatch(expected_shapes: Mapping[str, Any], params: Any) -> str | 
     several types, another family of models.
 
     Args:
-      expected_shapes: the tree of the model's weights; leaves have a `shape`.
+      expected_shapes: the tree of the model's weights; leaves have a `shape`. Or this tree in
+        {"params": ...}, as Flax's `apply` takes it.
       params: the tree that was given.
 
     Returns:
@@ -50,14 +51,14 @@ def describe_mismatch(expected_shapes: Mapping[str, Any], params: Any) -> str | 
         return f"params are a {type(params).__name__}; pass a dict of weights, by name"
     if (wrapped := _describe_wrapping(expected_shapes, params)) is not None:
         return wrapped
+    if "params" in expected_shapes:  # beside other collections of variables
+        return describe_mismatch(expected_shapes["params"], params["params"])
     try:
         expected, given = _shapes(expected_shapes), _shapes(params)
     except ValueError as error:
         return str(error)
     if expected == given:
         return None
-    if {*expected, *given} and all(path[0] == "params" for path in {*expected, *given}):
-        expected, given = ({path[1:]: s for path, s in a.items()} for a in (expected, given))
     reason = (
         _describe_other_files(expected, given)
         or _describe_plan(expected, given)
@@ -159,9 +160,9 @@ def _describe_layout(expected: Shapes, given: Shapes) -> str | None:
             continue
         width = _width(expected, given)
         names = [_layout_of(w, width) for w in (ours, theirs)]
+        if {*ours} == {*theirs} and (None in names or names[0] == names[1]):
+            return "The sizes of the heads differ: width, num_heads, num_kv_heads or head_dim"
         if names[0] == names[1]:
-            if {*ours} == {*theirs}:
-                return "The sizes of the heads differ: width, num_heads, num_kv_heads or head_dim"
             odd = ", ".join(sorted({*ours} ^ {*theirs}))
             return f"The heads differ in {odd}: in biases, norms, a gate or a sink"
         like = f"layout {names[1]!r}" if names[1] else "another layout or other sizes"
