@@ -19,6 +19,7 @@ from attnlab.model.modules import Pool
 from attnlab.model.outer import (
     DTYPES,
     POOLERS,
+    check_range,
     check_tokens,
     embed,
     init_outer,
@@ -152,6 +153,9 @@ class Transformer(LanguageModel):
     ) -> Any:
         """tokens -> logits [B, T, vocab_size] in float32 at least.
 
+        Raises ValueError for a token id or type outside its table; within `jax.jit`, where values
+        are not known, it makes the outputs of its text NaN. Padding may hold any id.
+
         `show` are names of `observe.OF_LAYER`, returned last as a dict name -> [L, ...]; the logits
         are the same bits. `edit` puts f(value, layer) in the place of values, name -> f. With
         `return_probs` also the attention probabilities [L, B, N, T, T]; with `return_outputs` all
@@ -279,7 +283,7 @@ class EncoderDecoder(LanguageModel):
         outputs: dict[str, Any] = {}
         shown: dict[str, Any] = {}
         if encoded is None:
-            text = _Text(self, w, c, source, None, None, (None, None), deterministic)
+            text = _Text(self, w, c, source, None, None, (None, in_source), deterministic)
             ran = run_layers(
                 pools[f"{own}layers"],
                 c.encoder_layer_plan,
@@ -342,6 +346,8 @@ class _Text:
         if length > c.max_len:
             raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
         cache, padding_mask = behind
+        check_range("token id", tokens, c.vocab_size, padding_mask)
+        check_range("token type", token_types, c.token_types or c.vocab_size, padding_mask)
         self.w, self.config = w, c
         self.keys = module.make_rng if not deterministic else lambda stream: None
         self.behind = None
