@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.bert import SETTINGS as OF_BERT
 from attnlab.pretrained.bert import (
     block_rows,
@@ -87,7 +88,7 @@ def _groups(plan: Plan) -> tuple[int, int, int]:
     return length, length, 1
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     calls, groups, inner = _groups(c.layer_plan)
     settings = encoder_settings(c) | dict(
         embedding_size=c.embedding_width,
@@ -100,7 +101,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     return settings, "AlbertForPreTraining" if c.pooled_classes else "AlbertForMaskedLM"
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types)
     rows += dense("encoder.embedding_hidden_mapping_in", "embedding_map")
     calls, groups, inner = (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Tensors
 from attnlab.pretrained.layer_types import (
     FULL,
@@ -87,7 +88,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings, one = decoder_settings(c), of_type(c, FULL)
     settings["hidden_activation"] = settings.pop("hidden_act")
     del settings["mlp_bias"]
@@ -114,7 +115,7 @@ NORMS = {
 }
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     return decoder_rows(c, plain_heads(c), NORMS)
 
 

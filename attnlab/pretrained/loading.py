@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from attnlab.model.config import Model, ModelConfig
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.pretrained.families import Family
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.rows import fill
@@ -23,7 +23,7 @@ from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
-Path_ = tuple[str, ...]
+WeightPath = tuple[str, ...]
 """Names of a weight in the tree, from the outermost on."""
 PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -35,7 +35,7 @@ def load(
     param_dtype: str = "float32",
     detect_sharing: bool = False,
     allow_nonfinite: bool = False,
-    sharding: Callable[[Path_, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
+    sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[Model, dict[str, Any]]:
     """Read a folder with config.json and safetensors, as transformers saves it.
@@ -50,8 +50,8 @@ def load(
       ignore: patterns of further tensors, or of attributes in config.json, to leave out.
       param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
         its range is refused.
-      detect_sharing: share layers whose weights have the same bits (see `transforms.detect_sharing`), where
-        the file does not say that they are shared.
+      detect_sharing: share layers whose weights have the same bits, where the file does not say
+        that they are shared (see `transforms.detect_sharing`).
       allow_nonfinite: accept weights that are NaN or infinite.
       sharding: where each weight is put before the next one is read, so that no device holds more
         than its shard: a tree like that of the params, or (path, shape) -> sharding.
@@ -63,19 +63,14 @@ def load(
     Raises:
       ValueError: names the file, the tensor or attribute, and its value.
     """
-    dtype = find("param_dtype", param_dtype, PARAM_DTYPES)
+    dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
     family, settings, tensors, config = _read(Path(folder), ignore)
     dataclasses.replace(config, **fields)  # its errors, before anything is read
     rows = family.rows(config, settings)
     _check_all_used(tensors, {row.name for row in rows}, family, config, ignore)
-    params = fill(
-        param_shapes(config),
-        rows,
-        tensors,
-        dtype=dtype,
-        put=lambda path, weight: jax.device_put(weight, _sharding_of(sharding, path, weight.shape)),
-        allow_nonfinite=allow_nonfinite,
-    )
+    put = lambda path, a: jax.device_put(a, _sharding_of(sharding, path, a.shape))
+    options: dict[str, Any] = dict(dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
+    params = fill(param_shapes(config), rows, tensors, **options)
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
@@ -94,7 +89,7 @@ def _check_all_used(
         )
 
 
-def _sharding_of(sharding: Any, path: Path_, shape: tuple[int, ...]) -> Any:
+def _sharding_of(sharding: Any, path: WeightPath, shape: tuple[int, ...]) -> Any:
     """The sharding of one weight; None where there is none."""
     if callable(sharding):
         return sharding(path, shape)
@@ -156,7 +151,7 @@ def _family(raw: dict[str, Any], path: Path) -> Family:
         )
     if name in REFUSED:
         raise ValueError(f"config.json: model_type = {name!r}: {REFUSED[name]}")
-    return find("model_type", name, FAMILIES)  # type: ignore[no-any-return]
+    return lookup(FAMILIES, name, what="model_type")
 
 
 def _architecture(raw: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from attnlab.heads.positions import SCALINGS, read_scaling
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.settings import LARGEST_NUMBER, Null, shown
 
 ROPE: dict[str, Any] = {
@@ -89,7 +90,7 @@ def _numbers(said: dict[str, Any], known: tuple[str, ...], kind: str) -> dict[st
 
 
 def write_rope(
-    c: Any, *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
+    c: ModelConfig, *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
 ) -> dict[str, Any]:
     """The inverse, for readers of today and of before."""
     scaled: dict[str, Any] = {}

@@ -255,7 +255,8 @@ def _stored_shape(row: Row, shapes: dict[Path, Any]) -> tuple[int, ...]:
 def _slot_shape(row: Row, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
     if isinstance(row.slot, slice):
         return len(_places([row.slot], shapes[path][0])), *shapes[path][1:]
-    return shapes[path] if row.slot is None else shapes[path][1:]
+    shape: tuple[int, ...] = shapes[path]
+    return shape if row.slot is None else shape[1:]
 
 
 def _places(slots: Iterable[Any], count: int) -> list[int]:
@@ -281,4 +282,5 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64
-    return room[start : start + size].view(dtype).reshape(shape)
+    empty: np.ndarray = room[start : start + size].view(dtype).reshape(shape)
+    return empty

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnlab.model.config import Model, ModelConfig
 from attnlab.model.outer import POSITIONS
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.pretrained.families import Family
 from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.registry import FAMILIES
@@ -67,9 +67,13 @@ def save(
         config, params = unshare(config, params)
     chosen = _choose_family(config, family)
     check_params(config, params, allow_nonfinite=allow_nonfinite)
-    settings, architecture = chosen.describe(config)
-    tensors = _tensors(chosen, config, settings, architecture, params)
-    about: dict[str, Any] = {"architectures": [architecture], "model_type": chosen.name}
+    _write(folder, chosen, config, params)
+
+
+def _write(folder: str | Path, family: Family, config: ModelConfig, params: dict[str, Any]) -> None:
+    settings, architecture = family.describe(config)
+    tensors = _tensors(family, config, settings, architecture, params)
+    about: dict[str, Any] = {"architectures": [architecture], "model_type": family.name}
     dtypes = {str(a.dtype) for a in tensors.values()}
     about |= {"dtype": dtypes.pop()} if len(dtypes) == 1 else {}
     text = json.dumps(settings | about, indent=2, sort_keys=True, allow_nan=False)
@@ -83,7 +87,7 @@ def save(
 
 def _choose_family(config: ModelConfig, family: str) -> Family:
     """The family of this name, or the first, that can describe the model."""
-    families = [find("family", family, FAMILIES)] if family else list(FAMILIES.values())
+    families = [lookup(FAMILIES, family, what="family")] if family else list(FAMILIES.values())
     reasons: dict[str, str] = {}
     for one in families:
         if (reason := _cannot(one, config)) is None:

@@ -2,7 +2,10 @@
 
 import fnmatch
 import reprlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from attnlab.model.config import ModelConfig
 
 
 class OrNull(NamedTuple):
@@ -14,7 +17,7 @@ class OrNull(NamedTuple):
 class Null(NamedTuple):
     """Type of an attribute that is null by default."""
 
-    type: type
+    type: type[Any]
 
 
 LARGEST_COUNT = 2**31 - 1
@@ -120,7 +123,7 @@ def size_fields(settings: dict[str, Any]) -> dict[str, Any]:
     return {ours: settings[theirs] for ours, theirs in SIZES.items()}
 
 
-def size_settings(config: Any) -> dict[str, Any]:
+def size_settings(config: "ModelConfig") -> dict[str, Any]:
     """The inverse of `size_fields`."""
     return {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
 
@@ -157,7 +160,7 @@ def _check(name: str, value: Any, default: Any) -> None:
     if isinstance(default, OrNull | Null) and value is None:
         return
     default = default.default if isinstance(default, OrNull) else default
-    kind = default.type if isinstance(default, Null) else type(default)
+    kind: type[Any] = default.type if isinstance(default, Null) else type(default)
     if kind is type(None):  # the family checks it
         return
     allowed = (int, float) if kind is float else kind

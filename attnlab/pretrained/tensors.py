@@ -168,7 +168,8 @@ def read_file(path: Path) -> Stored:
         length = int.from_bytes(file.read(8), "little")
         header = _parse(file.read(length).decode(), path)
     found = {}
-    for name in mapped.keys():  # noqa: SIM118
+    names: list[str] = list(mapped.keys())  # type: ignore[no-untyped-call]
+    for name in names:
         said = header[name]
         if said["dtype"] not in DTYPES:
             raise ValueError(f"{path}: {shown(name)} has the unknown dtype {said['dtype']!r}")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.model.images import Images, read_images
 from attnlab.pretrained.bert import layer_rows
 from attnlab.pretrained.families import Family, Tensors
@@ -80,15 +81,19 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _short(height: int, width: int) -> int | list[int]:
+    """One number for a square."""
+    return height if height == width else [height, width]
+
+
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     if c.images is None:
         raise ValueError("it reads images, and this model has none")
     images = read_images(c.images)
-    short = lambda sides: sides[0] if sides[0] == sides[1] else list(sides)
     settings = dict(
         **{theirs: getattr(c, ours) for ours, theirs in OF_VIT.items()},
-        image_size=short((images.height, images.width)),
-        patch_size=short(images.patch),
+        image_size=_short(images.height, images.width),
+        patch_size=_short(*images.patch),
         num_channels=images.channels,
         qkv_bias="q" in c.attention_biases,
         layer_norm_eps=c.norm_eps,
@@ -118,8 +123,8 @@ NAMES = {
 }
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
-    images, at, table = read_images(c.images), "embeddings.", (("embedding",),)
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
+    images, at, table = read_images(c.images or ""), "embeddings.", (("embedding",),)
     whole, bias = c.vocab_size - 2, c.vocab_size - 1
     window = (c.width, images.channels, *images.patch)
     rows = [
