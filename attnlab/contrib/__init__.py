@@ -2,7 +2,7 @@
 
 Importing this package registers the backends "pallas_wide", "splash" and "tokamax":
 
->>> import attnlab.contrib
+>>> import jax, attnlab.contrib
 >>> from attnlab import explain
 >>> x = jax.ShapeDtypeStruct((1, 3, 2, 4), "float32")
 >>> explain(x, x, x)["pallas_wide"]

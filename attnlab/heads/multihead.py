@@ -153,7 +153,12 @@ def attend_heads(
     sizes = call_sizes(x, inputs, options)
     wanted = inputs.order
     of_form = (*OF_FORM, *layout.values)
-    if wanted is None and any(name in tap.patch for name in of_form):
+    if patched := [name for name in of_form if name in tap.patch]:
+        if wanted not in (None, FACTORED):
+            raise ValueError(
+                f"order {wanted!r} cannot run: a patch of {patched[0]!r} means the value of the "
+                "layout as it is; use order='factored' or None"
+            )
         wanted = FACTORED
     order, steps = choose(layout, sizes, wanted)
     if report is not None:

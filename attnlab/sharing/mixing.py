@@ -60,8 +60,9 @@ def mix(coefficients: Float[Array, " G"], groups: Float[Array, "G ..."]) -> Arra
 @mix.defjvp
 def _mix_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     (c, groups), (dc, d_groups) = primals, tangents
+    value = mix(c, groups)
     terms = _as_column(dc, groups) * groups + _as_column(c, groups) * d_groups
-    return mix(c, groups), jnp.sum(terms, axis=0)
+    return value, jnp.sum(terms, axis=0)
 
 
 def _as_column(coefficients: Array, groups: Array) -> Array:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from attnlab.names import find
+from attnlab.names import nearest
 from attnlab.sharing.plan import (
     Group,
     Groups,
@@ -142,9 +142,12 @@ def parse_plan(text: str, num_layers: int) -> Plan:
     name, colon, count = text.partition(":")
     entry = PLANS.get(name)
     if entry is None or (colon and not entry.takes_count):
-        problem = f"plan {name!r} takes no count" if entry else f"unknown plan {text!r}"
         known = ", ".join([*plan_names("COUNT"), "'attention=0,0,1 ffn=0,1,2'", "'0,1,1,2'"])
-        raise ValueError(f"{problem}; known: {known}")
+        if entry:
+            raise ValueError(f"plan {name!r} takes no count; known: {known}")
+        near = nearest(name, PLANS)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(f"unknown plan {text!r}: {hint}known: {known}")
     if not entry.takes_count:
         return entry.build(num_layers, 0)
     if not count.isdigit() or not 1 <= int(count) <= num_layers:
@@ -159,16 +162,12 @@ def as_plan(plan: str | Plan, num_layers: int) -> Plan:
     """A `Plan` unchanged, a string parsed by `parse_plan`.
 
     Raises:
-      ValueError: as `parse_plan`; an unknown name is reported with the nearest known one.
+      ValueError: as `parse_plan`.
 
     >>> as_plan("albert", 2)
     Plan(attention=(0, 0), ffn=(0, 0))
     """
-    if isinstance(plan, Plan):
-        return plan
-    if plan[:1].isalpha() and "=" not in plan:
-        find("plan", plan.partition(":")[0], PLANS)
-    return parse_plan(plan, num_layers)
+    return plan if isinstance(plan, Plan) else parse_plan(plan, num_layers)
 
 
 def plan_name(plan: Plan | str) -> str:

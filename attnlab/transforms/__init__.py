@@ -1,4 +1,4 @@
-"""Functions on (config, params) of a model: change its sharing plan, remove heads."""
+"""Functions on (layout, params) and (config, params): convert, change the sharing plan, prune."""
 
 from attnlab.transforms.head_alignment import align_heads, reorder_heads
 from attnlab.transforms.pruning import remove_heads, scale_heads

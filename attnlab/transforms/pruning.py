@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.sharing.mixing import Params
 from attnlab.sharing.plan import Plan, mixtures
 
@@ -134,7 +134,7 @@ def scale_heads(
     _check_plain_groups(config)
     spec, made = config.heads, dict(params)
     for name, factors in gate.items():
-        stack, sublayer = find("heads", name, LOCATIONS)
+        stack, sublayer = lookup(LOCATIONS, name, what="heads")
         layers = dict(made[stack])
         stacked = dict(layers[sublayer])
         for weight, axes in _output_weights(spec, stacked).items():
@@ -227,7 +227,7 @@ def _by_group(
     name: str, plan: Plan, removed: Removed, by: By, spec: HeadSpec
 ) -> list[frozenset[int]]:
     """The heads to remove, of every parameter group."""
-    find("by", by, {"group": 1, "layer": 1})
+    lookup({"group": 1, "layer": 1}, by, what="by")
     sublayer = LOCATIONS[name][1]
     groups, num_groups = plan.indices(sublayer), plan.num_groups[sublayer]
     count = plan.num_layers if by == "layer" else num_groups

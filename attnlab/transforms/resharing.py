@@ -19,10 +19,10 @@ from attnlab.heads.old.project import split_memory
 from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.model.kinds import read_kinds, write_kinds
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.sharing.low_rank_delta import fit_delta, layer_params
 from attnlab.sharing.mixing import Params, PyTree, fit_mixture
-from attnlab.sharing.named_plans import parse_plan, plan_name
+from attnlab.sharing.named_plans import as_plan, plan_name
 from attnlab.sharing.plan import Plan, mixtures, separate
 from attnlab.transforms.head_alignment import align_heads, reorder_heads
 
@@ -96,10 +96,10 @@ def change_plan(
       ValueError: the plan has another number of layers, or cannot be reached from the old one; or
         merge="aligned" and heads of this layout cannot be permuted.
     """
-    merge_groups = find("merge", merge, MERGES)
+    merge_groups = lookup(MERGES, merge, what="merge")
     if config.kinds:
         return _change_layer_types(config, params, plan, merge_groups)
-    given = parse_plan(plan, config.num_layers) if isinstance(plan, str) else plan
+    given = as_plan(plan, config.num_layers)
     if given.num_layers != config.num_layers:
         raise ValueError(
             f"the new plan has {given.num_layers} layers, the model has {config.num_layers}; they "
@@ -174,7 +174,7 @@ def tie_encoder(
         raise ValueError(
             "encoder and decoder need the same plan, without deltas and mixtures; see change_plan"
         )
-    merge_groups = find("merge", merge, MERGES)
+    merge_groups = lookup(MERGES, merge, what="merge")
     layers = dict(params["layers"])
     for name in (name for name in plan if name in layers):
         groups = []

@@ -180,7 +180,7 @@ def test_inner_groups():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cycel:2", "unknown plan 'cycel:2'; known: separate, "),
+        ("cycel:2", "unknown plan 'cycel:2': did you mean 'cycle'. known: separate, "),
         ("albert:2", "plan 'albert' takes no count"),
         ("cycle", "needs a number of groups from 1 to the 6 layers, as in 'cycle:2'"),
         ("cycle:7", "from 1 to the 6 layers"),
