@@ -329,7 +329,7 @@ def _check(
     params = params_of(params)
     check_params(config, params)
     keys = jax.random.split(jax.random.key(0) if key is None else key, num_tokens)
-    programs = _programs(config, size, sampling.top_k, ends)
+    programs = _programs(_Settings(config, size, sampling.top_k, ends))
     return _Request(programs, _Arrays(params, ids, mask, source, sampling.limits), keys, ends)
 
 
@@ -397,72 +397,101 @@ class _Programs(NamedTuple):
     whole: Callable[..., Array]
 
 
+class _Settings(NamedTuple):
+    """What is compiled into the programs."""
+
+    config: ModelConfig
+    cache_size: int
+    top_k: int | None
+    ends: tuple[int, ...]
+
+    @property
+    def fill(self) -> int:
+        """What a row holds behind its end."""
+        return self.ends[0] if self.ends else 0
+
+    def is_end(self, token: Int[Array, " B"]) -> Bool[Array, " B"]:
+        """Which rows end with this token."""
+        return jnp.isin(token, jnp.asarray(self.ends, jnp.int32))
+
+
 @functools.lru_cache(maxsize=32)
-def _programs(
-    config: ModelConfig, size: int, top_k: int | None, ends: tuple[int, ...]
-) -> _Programs:
+def _programs(settings: _Settings) -> _Programs:
     """Those of one model and cache; the number of tokens is the number of keys."""
-    fill = ends[0] if ends else 0
-
-    def is_end(token: Array) -> Array:
-        return jnp.isin(token, jnp.asarray(ends, jnp.int32))
-
-    def first(
-        params: Params,
-        prompt: Array,
-        mask: Array | None,
-        source: _Source | None,
-        limits: SamplingArrays,
-        key: Array,
-    ) -> _State:
-        if source is not None:
-            source = _encode(params, prompt, config, source)
-        windows = [c.attention.window for c in config.stacks.values()]
-        least = min((w for w in windows if w is not None), default=0)
-        cache = config.init_cache(prompt.shape[0], size, least + 1)
-        inputs = source.inputs() if source is not None else SourceInputs()
-        logits, cache = prefill(params, prompt, config, cache, padding_mask=mask, **inputs)
-        last = logits[:, -1]
-        if mask is not None:
-            end = mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
-            last = jnp.take_along_axis(logits, end[:, None, None], axis=1)[:, 0]
-        token = next_token(last, key, limits, top_k)
-        return _State(token, is_end(token), cache, source)
-
-    def next_(
-        params: Params, cache: ModelCache, state: _State, limits: SamplingArrays, key: Array
-    ) -> _State:
-        inputs = state.source.inputs() if state.source is not None else SourceInputs()
-        logits, cache = _next_logits(params, state.token[:, None], config, cache, **inputs)
-        token = jnp.where(state.ended, fill, next_token(logits[:, -1], key, limits, top_k))
-        return _State(token, state.ended | is_end(token), cache, state.source)
-
-    def whole(
-        params: Params,
-        prompt: Array,
-        mask: Array | None,
-        source: _Source | None,
-        limits: SamplingArrays,
-        keys: Array,
-    ) -> Array:
-        state = first(params, prompt, mask, source, limits, keys[0])
-        written = jnp.full((prompt.shape[0], len(keys)), fill, jnp.int32)
-        encoded = state.source  # the same in every step
-
-        def goes_on(carry: tuple[Array, Array, _State]) -> Array:
-            return (carry[0] < len(keys)) & ~jnp.all(carry[2].ended)
-
-        def step(carry: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
-            i, written, state = carry
-            state = next_(params, state.cache, state._replace(source=encoded), limits, keys[i])
-            return i + 1, written.at[:, i].set(state.token), state._replace(source=None)
-
-        start = jnp.array(1), written.at[:, 0].set(state.token), state._replace(source=None)
-        text: Array = jax.lax.while_loop(goes_on, step, start)[1]
-        return text
-
+    first, next_, whole = (functools.partial(f, settings) for f in (_first, _next, _whole))
     # The cache alone is donated: the caller of `stream` keeps the tokens.
     return _Programs(jax.jit(first), jax.jit(next_, donate_argnums=1), jax.jit(whole))
+
+
+def _first(
+    settings: _Settings,
+    params: Params,
+    prompt: Array,
+    mask: Array | None,
+    source: _Source | None,
+    limits: SamplingArrays,
+    key: Array,
+) -> _State:
+    """The prompt and the first token behind it."""
+    config = settings.config
+    if source is not None:
+        source = _encode(params, prompt, config, source)
+    windows = [c.attention.window for c in config.stacks.values()]
+    least = min((w for w in windows if w is not None), default=0)
+    cache = config.init_cache(prompt.shape[0], settings.cache_size, least + 1)
+    inputs = source.inputs() if source is not None else SourceInputs()
+    logits, cache = prefill(params, prompt, config, cache, padding_mask=mask, **inputs)
+    last = logits[:, -1]
+    if mask is not None:
+        end = mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
+        last = jnp.take_along_axis(logits, end[:, None, None], axis=1)[:, 0]
+    token = next_token(last, key, limits, settings.top_k)
+    return _State(token, settings.is_end(token), cache, source)
+
+
+def _next(
+    settings: _Settings,
+    params: Params,
+    cache: ModelCache,
+    state: _State,
+    limits: SamplingArrays,
+    key: Array,
+) -> _State:
+    """One more token; `cache` is that of the state."""
+    inputs = state.source.inputs() if state.source is not None else SourceInputs()
+    token = state.token[:, None]
+    logits, cache = _next_logits(params, token, settings.config, cache, **inputs)
+    chosen = next_token(logits[:, -1], key, limits, settings.top_k)
+    token = jnp.where(state.ended, settings.fill, chosen)
+    return _State(token, state.ended | settings.is_end(token), cache, state.source)
+
+
+def _whole(
+    settings: _Settings,
+    params: Params,
+    prompt: Array,
+    mask: Array | None,
+    source: _Source | None,
+    limits: SamplingArrays,
+    keys: Array,
+) -> Int[Array, "B new"]:
+    """One token for each key, in one loop that stops when all rows have ended."""
+    state = _first(settings, params, prompt, mask, source, limits, keys[0])
+    written = jnp.full((prompt.shape[0], len(keys)), settings.fill, jnp.int32)
+    encoded = state.source  # the same in every step
+
+    def goes_on(carry: tuple[Array, Array, _State]) -> Array:
+        return (carry[0] < len(keys)) & ~jnp.all(carry[2].ended)
+
+    def step(carry: tuple[Array, Array, _State]) -> tuple[Array, Array, _State]:
+        i, written, state = carry
+        with_source = state._replace(source=encoded)
+        state = _next(settings, params, state.cache, with_source, limits, keys[i])
+        return i + 1, written.at[:, i].set(state.token), state._replace(source=None)
+
+    start = jnp.array(1), written.at[:, 0].set(state.token), state._replace(source=None)
+    text: Array = jax.lax.while_loop(goes_on, step, start)[1]
+    return text
 
 
 def _encode(params: Params, prompt: Array, config: ModelConfig, source: _Source) -> _Source:

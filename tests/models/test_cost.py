@@ -99,6 +99,18 @@ def traced_flops(config):
     return product_flops(jax.make_jaxpr(run)(param_shapes(config)).jaxpr)
 
 
+def test_layers_that_share_keys_spend_nothing_on_them():
+    layout = Standard(num_heads=3, num_kv_heads=1, head_dim=4, value_dim=5)
+    alone = ModelConfig(width=12, heads=layout, num_layers=5)
+    shared = dataclasses.replace(alone, sharing="cla:2")  # 3 layers reuse keys
+    more = cost.flops_per_token(alone, 7) - cost.flops_per_token(shared, 7)
+    assert more == 3 * 2 * 12 * (4 + 5)
+    assert cost.num_parameters(alone) - cost.num_parameters(shared) == 3 * 12 * (4 + 5)
+    cache = shared.init_cache(1, 7)
+    held = sum(a.nbytes for name, a in cache.items() if name != "length")
+    assert cost.cache_bytes_per_token(shared) == held / 7
+
+
 def test_classes_of_every_token_count():
     """Defect D5: pooler "each" multiplies every token with the classes."""
     config = ModelConfig(kind="encoder")
