@@ -16,5 +16,5 @@ def same_bits(one: Any, other: Any) -> bool:
     a, b = np.asarray(one), np.asarray(other)
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    flat = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b)]
-    return np.array_equal(*flat)
+    ours, theirs = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (a, b))
+    return bool(np.array_equal(ours, theirs))
