@@ -121,6 +121,9 @@ def convert(
     _check_widths(layout, target)
     call = CallOptions(rotary, logits_soft_cap, tuple(score_mods))
     w, restore = in_float64(params, layout)
+    for which in (layout, target):
+        if rotary and which.rotary_size is None:
+            return Undecided(f"rotary positions cannot rotate the keys of {which}")
     rng = np.random.default_rng(0 if key is None else _seed(key))
     goal = Goal(canonical(target), untied(canonical(target)), call)
     with float64():
