@@ -72,11 +72,10 @@ def test_proofs(name):
 def test_the_singular_value_that_is_too_many():
     layout, params = small(Wide, value_dim=3), random_params(small(Wide, value_dim=3))
     found = refused(layout, small(), params)
-    values = [
-        np.linalg.svd(params["q"][:, n] @ params["k"][:, n].T * 12**-0.5)[1] for n in range(4)
-    ]
+    products = np.einsum("dnh,enh->nde", params["q"], params["k"]) * 12**-0.5
     assert found.allowed == 3
-    assert f"{values[0][3]:.2g}" in found.reason
+    values = np.linalg.svd(products, compute_uv=False)[:, 3]
+    assert any(f"{value:.2g}" in found.reason for value in values)
 
 
 def test_one_head_of_high_rank_among_low_ones():
