@@ -4,9 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from attnlab import adapters
-from attnlab.attention import masks
-from attnlab.attention.core import BACKENDS, dot_product_attention, explain
-from attnlab.attention.edges import attention_over_edges
+from attnlab.attention import (
+    BACKENDS,
+    attention_over_edges,
+    dot_product_attention,
+    explain,
+    masks,
+)
 from attnlab.conversion import convert, permute_heads, regauge, truncate
 from attnlab.heads import positions
 from attnlab.heads.old.cache import init_cache
@@ -25,9 +29,9 @@ from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
 from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
 from attnlab.model.pointwise import feed_forward
 from attnlab.norms import layer_norm, rms_norm
-from attnlab.sharing.named import PLANS, plan_names
+from attnlab.sharing.named_plans import PLANS, plan_names
 from attnlab.sharing.plan import Plan
-from attnlab.sharing.stack import init_pool, run_stack
+from attnlab.sharing.stack import init_stacked, run_stack
 
 __version__ = "0.1.0"
 
@@ -60,7 +64,7 @@ __all__ = [
     "generate",
     "init_cache",
     "init_heads",
-    "init_pool",
+    "init_stacked",
     "layer_norm",
     "masks",
     "merge_heads",
@@ -80,9 +84,8 @@ __all__ = [
     "unique_parameters",
 ]
 
-ROOMS = {n: n for n in ("inspect", "plot", "pretrained", "training")}
-ROOMS["surgery"] = "sharing.surgery"
-"""Imported where they are first used, as `attnlab.inspect`."""
+LAZY_PACKAGES = ("inspect", "plot", "pretrained", "training", "transforms")
+"""Imported on first use, as `attnlab.inspect`."""
 
 
 if TYPE_CHECKING:
@@ -90,8 +93,8 @@ if TYPE_CHECKING:
 else:  # a checker shall go on to find names that are none
 
     def __getattr__(name: str) -> Any:
-        if name in ROOMS:
-            return importlib.import_module(f"attnlab.{ROOMS[name]}")
+        if name in LAZY_PACKAGES:
+            return importlib.import_module(f"attnlab.{name}")
         if name == "load_run":
             return importlib.import_module("attnlab.runs").load_run
         raise AttributeError(f"module 'attnlab' has no attribute {name!r}")

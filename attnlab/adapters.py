@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.attention.core import dot_product_attention
+from attnlab.attention import dot_product_attention
 from attnlab.heads.old import beside
 from attnlab.heads.old.maps import Weights
 from attnlab.heads.old.spec import HeadSpec
+from attnlab.tap import Tap
 
 FLAX_NAMES = {"query": "q", "key": "k", "value": "v", "out": "o"}
 FLAX_NORMS = {"query_ln": "q_norm", "key_ln": "k_norm"}
@@ -93,7 +94,8 @@ def attention_fn(
     looks = module is not None
 
     def attend(q, k, v, bias, mask, key):
-        result = dot_product_attention(
+        tap = Tap(("probs",)) if looks else None
+        out = dot_product_attention(
             q,
             k,
             v,
@@ -104,10 +106,10 @@ def attention_fn(
             logits_soft_cap=logits_soft_cap,
             dropout_rate=dropout_rate if drops else 0.0,
             dropout_key=key,
-            return_probs=looks,
             implementation=implementation,
+            tap=tap,
         )
-        return result if looks else (result, None)
+        return out, None if tap is None else tap.captured["probs"]
 
     if drops and broadcast_dropout:
         attend = _one_dropout_mask(attend)

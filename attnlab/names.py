@@ -1,22 +1,62 @@
 """Looking a name up in a table, with an error that helps."""
 
-import difflib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-def find(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    """`table[name]`, or a ValueError that names the nearest known name.
+def lookup(table: Mapping[str, T], name: str, *, what: str) -> T:
+    """`table[name]`, or a ValueError that lists the known names.
 
-    >>> find("fruit", "aple", {"apple": 1, "pear": 2})
+    Args:
+      table: name -> entry.
+      name: the name to look up.
+      what: what the names are of, for the error.
+
+    >>> lookup({"apple": 1, "pear": 2}, "aple", what="fruit")
     Traceback (most recent call last):
     ValueError: unknown fruit 'aple': did you mean 'apple'? known: apple, pear
     """
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
-    near = difflib.get_close_matches(str(name), table, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown {kind} {name!r}: {hint}known: {', '.join(table)}")
+    near = nearest(str(name), table)
+    hint = f"did you mean {near!r}? " if near else ""
+    raise ValueError(f"unknown {what} {name!r}: {hint}known: {', '.join(table)}")
+
+
+def find(kind: str, name: str, table: Mapping[str, Any]) -> Any:
+    """`lookup` as the code before November 2026 calls it.
+
+    >>> find("fruit", "pear", {"apple": 1, "pear": 2})
+    2
+    """
+    return lookup(table, name, what=kind)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name at an edit distance of at most 2, closest first; None if there is none.
+
+    >>> nearest("wid", ["standard", "wide"]), nearest("cos", ["cosine", "linear"])
+    ('wide', None)
+    """
+    close = [(edit_distance(name, other), other) for other in known]
+    close = [(d, other) for d, other in close if d <= 2 and d < max(len(name), len(other))]
+    return min(close)[1] if close else None
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Fewest insertions, deletions and replacements of a letter that make b of a.
+
+    >>> edit_distance("albrt", "albert"), edit_distance("wide", "narrow")
+    (1, 6)
+    """
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, row = row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (x != y)))
+    return row[-1]
 
 
 def check_count(field: str, value: Any, least: int) -> None:

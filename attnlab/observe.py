@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.names import find
+from attnlab.tap import Tap
 
 Edit = Mapping[str, Callable[[Array, Any], Any]]
 """name -> function of the value and the number of the layer (0 outside a stack)."""
@@ -118,9 +119,14 @@ class Look:
             )
         return new.astype(value.dtype)
 
-    def replacing(self, *names: str) -> dict[str, Callable[[Array], Array]]:
-        """name -> `replace` of that name, for those of `names` that are edited."""
-        return {n: functools.partial(self.replace, n) for n in names if n in self.edit}
+    def tap(self, *names: str) -> Tap:
+        """A tap that records and replaces the same of these names."""
+
+        def replace(name: str, value: Array, layer: Any) -> Array:
+            return self.replace(name, value)
+
+        patch = {n: functools.partial(replace, n) for n in names if n in self.edit}
+        return Tap((n for n in names if n in self.show), patch, self.layer)
 
 
 class Given(NamedTuple):

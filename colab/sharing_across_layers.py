@@ -47,8 +47,8 @@ from attnlab import ModelConfig, flops_per_token, pretrained, training, unique_p
 from attnlab.model.accounting import model_cache_bytes
 from attnlab.model.match import match
 from attnlab.pretrained import published_config
-from attnlab.sharing.surgery import unshare
 from attnlab.training import sources, tasks
+from attnlab.transforms import unshare
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -146,7 +146,7 @@ def count_sets(config):
     if config.kind == "encoder_decoder":
         plans.append(config.encoder_layer_plan)
     own = plans[:1] if config.share_encoder else plans
-    return sum(p.num_layers for p in plans), sum(p.num_slots["attention"] for p in own)
+    return sum(p.num_layers for p in plans), sum(p.num_groups["attention"] for p in own)
 
 
 print(f"{'model':30}{'layers':>7}{'sets':>6}{'parameters':>14}")

@@ -10,15 +10,14 @@ import functools
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
-from attnlab.attention.core import BACKENDS, explain
-from attnlab.attention.wide import interpreted
+from attnlab.attention import BACKENDS, explain
+from attnlab.attention.jax_nn import assume_device
+from attnlab.contrib import interpreted
 from attnlab.heads.old.cost import cache_bytes_per_token, head_flops, head_parameters
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.heads.old.project import project_heads
@@ -229,7 +228,7 @@ def backends() -> str:
     return (
         "## Backends\n\nWhat can run q, k and v of these sizes, forward and backward, without "
         "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (asked are compute "
-        "capabilities 8.0 and 9.0), `wide` a GPU.\n\n"
+        "capabilities 8.0 and 9.0), `pallas_wide` a GPU.\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 
@@ -242,10 +241,7 @@ def can_run(spec: HeadSpec, backend: str) -> str:
     q, k, v = jax.eval_shape(functools.partial(project_heads, spec=spec), w, x)
     answers = {}
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
-        device = SimpleNamespace(platform="gpu", compute_capability=capability)
-        asked = mock.patch("jax.devices", return_value=[device])
-        gpu = mock.patch("attnlab.attention.fused._trouble", return_value=None)
-        with asked, gpu, interpreted():
+        with assume_device("gpu", float(capability or 0)), interpreted():
             answer = explain(q, k, v, implementation="dense")[backend]  # traced, so one that runs
         answers[capability] = "yes" if answer.startswith(("chosen", "could run")) else answer
     if len(set(answers.values())) == 1:

@@ -23,8 +23,9 @@ from typing import Any
 import jax
 from absl import flags
 
+import attnlab.contrib  # noqa: F401  (its backends are rows too)
 from attnlab import plot
-from attnlab.attention.core import BACKENDS
+from attnlab.attention import BACKENDS
 from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.ledger import Ledger, go_through

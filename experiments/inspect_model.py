@@ -24,7 +24,7 @@ from attnlab.model import accounting
 from attnlab.model.config import ModelConfig
 from attnlab.model.explain import explain_model
 from attnlab.model.outer import count_outer
-from attnlab.sharing.named import name_of
+from attnlab.sharing.named_plans import plan_name
 from attnlab.sharing.plan import Plan
 from attnlab.training.tasks import TASKS
 from experiments.reporting.wording import columns
@@ -58,7 +58,7 @@ def describe(
 
     Attention is that of a training step on `inputs`, where given, else of a call on such texts.
     """
-    plan = name_of(config.plan)
+    plan = plan_name(config.plan)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
     heads = [f"{c.num_heads} {c.layout} heads" for c in config.stacks.values()]
     if config.encoder_heads:
@@ -175,7 +175,7 @@ def _parts(config: ModelConfig) -> str:
     for stack, its, plan in stacks:
         its = its.as_encoder if stack == "encoder" else its
         for part, size in accounting.part_parameters(its, plan).items():
-            count, uses = plan.num_slots[part], plan.num_applied[part]
+            count, uses = plan.num_groups[part], plan.num_applications[part]
             own = 0 if stack == "encoder" and config.share_encoder else count
             numbers = (f"{size:,}", f"{size * own:,}", f"{size * uses:,}")
             rows.append((f"{stack} {part}", str(own), *numbers))

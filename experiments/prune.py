@@ -5,8 +5,8 @@
 One training for each pressure: what all heads together cost, in the unit of the loss. Gates and
 weights go on from the run's newest checkpoint with its task, data and optimizer, at the learning
 rate that it ended with; --frozen trains the gates alone, --fresh begins with fresh weights. By
-"layer" every application of shared weights has gates of its own, by "slot" a set of weights has one
-for each head, in all layers that use it. Beside it, as many heads as the gates closed, chosen
+"layer" every application of shared weights has gates of its own, by "group" a parameter group has
+one for each head, in all layers that use it. Beside it, as many heads as the gates closed, chosen
 otherwise: by the gates' gradients (Michel et al. 2019), by taking each head away alone, by chance;
 in the model as it was, and after the same training without these heads. All are chosen on rows of
 the training part and judged on rows that are held out.
@@ -270,11 +270,14 @@ def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: 
         line = [f"{row.pressure:g}", f"{row.kept}", f"{row.between}", f"{row.loss:.4f}", saved]
         lines.append(line + [f"{x:.4f}" for x in (*row.before.values(), *row.after.values())])
     was = "" if whole is None else f" The model as it was has all of them, and loss {whole:.4f}."
-    each = {"layer": "one for each use of a head", "slot": "one for each head of a slot"}[by]
+    each = {
+        "layer": "one for each use of a head",
+        "group": "one for each head of a parameter group",
+    }[by]
     note = (
         f"Of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
         f"All heads: {unique_parameters(config):,} parameters; –: no head is closed in all uses of "
-        "its weights in every slot.\n"
+        "its weights in every parameter group.\n"
         "before: these heads, or as many chosen otherwise, in the model as it was;\n"
         "after: after the same training without the others. chance: the mean of "
         f"{DRAWS} draws before, one after."
@@ -286,7 +289,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "The folder of a run.", required=True)
     flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
     flags.DEFINE_list("pressures", ["0.1", "0.3", "1"], "What all heads together cost.")
-    flags.DEFINE_enum("by", "layer", ["layer", "slot"], "What has a gate of its own.")
+    flags.DEFINE_enum("by", "layer", ["layer", "group"], "What has a gate of its own.")
     flags.DEFINE_integer("steps", 400, "Of each training.", lower_bound=1)
     flags.DEFINE_bool("frozen", False, "Train the gates alone.")
     flags.DEFINE_bool("fresh", False, "Begin with fresh weights.")

@@ -22,8 +22,8 @@ import optax
 from absl import flags
 from jaxtyping import Float
 
-from attnlab import plot
-from attnlab.attention.core import dot_product_attention
+from attnlab import dot_product_attention, plot
+from attnlab.tap import capture
 from experiments.running import launch
 
 Matrix = Float[np.ndarray, "n n"]
@@ -83,8 +83,8 @@ def attention_of(
 ) -> Float[Any, "n n"]:
     """The attention matrix that attnlab computes from these weights."""
     q, k = (jnp.asarray(X @ w)[:, None] for w in (w_q, w_k))
-    _, probs = dot_product_attention(q, k, jnp.zeros_like(k), return_probs=True)
-    return probs[0]
+    _, values = capture(dot_product_attention, q, k, jnp.zeros_like(k), names=("probs",))
+    return values["probs"][0]
 
 
 @functools.partial(jax.jit, static_argnames=("head_dims", "steps"))

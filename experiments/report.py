@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.sharing.named import PLANS
+from attnlab.sharing.named_plans import PLANS
 from experiments.reporting import (
     averages,
     beside,

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from attnlab import LAYOUTS, PLANS, HeadSpec, init_heads, project_heads
 from attnlab.heads.old.cost import head_parameters
-from attnlab.sharing.named import named
+from attnlab.sharing.named_plans import parse_plan
 from attnlab.sharing.plan import mixtures
 from experiments import atlas
 from experiments.drawing.layouts import layout_drawing
@@ -73,7 +73,7 @@ def test_a_head_reads_what_is_filled():
 
 @pytest.mark.parametrize("file", drawn_plans())
 def test_cells_have_the_slots_and_arrows_lead_to_what_is_read(file):
-    plan = named(drawn_plans()[file], 6)
+    plan = parse_plan(drawn_plans()[file], 6)
     svg = plan_drawing(drawn_plans()[file])
     slots, colours = defaultdict(dict), defaultdict(set)
     for m in marks(svg, "slot"):
@@ -82,20 +82,20 @@ def test_cells_have_the_slots_and_arrows_lead_to_what_is_read(file):
     for part in plan:
         own = {i: s for i, s in enumerate(plan[part]) if isinstance(s, int)}
         assert slots[part] == own
-        assert len(colours[part]) == plan.num_slots[part]
+        assert len(colours[part]) == plan.num_groups[part]
     mixed = mixtures(plan)
     stripes = [0, 1] * plan.num_layers if mixed else []
     assert [int(m["data-mixed"]) for m in marks(svg, "mixed")] == stripes
     assert list(mixed) == (["attention"] if file == "dictionary" else [])
     arrows = {int(m["data-reader"]): int(m["data-source"]) for m in marks(svg, "reader")}
-    assert arrows == {i: j for i, j in enumerate(plan.reads) if i != j}
+    assert arrows == {i: j for i, j in enumerate(plan.kv_sources) if i != j}
 
 
 def test_every_plan_that_differs_is_drawn():
-    drawn = {named(text, 6) for text in drawn_plans().values()}
+    drawn = {parse_plan(text, 6) for text in drawn_plans().values()}
     few = {"relaxed": 2, "dictionary": 2}
-    counted = [f"{n}:{few.get(n, 3)}" if r.counted else n for n, r in PLANS.items()]
-    assert {named(name, 6) for name in counted} < drawn
+    counted = [f"{n}:{few.get(n, 3)}" if r.takes_count else n for n, r in PLANS.items()]
+    assert {parse_plan(name, 6) for name in counted} < drawn
     assert len(drawn) == len(drawn_plans())
 
 

@@ -15,8 +15,9 @@ LAYERS = (
     {"norms", "attention", "sharing"},
     {"heads"},
     {"model", "models"},
-    {"conversion", "transforms", "sharing.removal"},
-    {"sharing.surgery", "inspect", "interpret"},
+    {"conversion"},
+    {"transforms"},
+    {"inspect", "interpret"},
     {"pretrained", "adapters"},
 )
 # `training` and `data` take a model as an argument, `plot` takes arrays, `lab` runs everything.
@@ -25,7 +26,7 @@ APART = {
     "plot": {"extras"},
     "runs": {"training", "model", "sharing"},
     "lab": {"extras", "names", "model", "models", "training", "sharing", "heads"},
-    "contrib": {"names", "extras", "attention"},
+    "contrib": {"extras", "remat", "attention"},
 }
 # Who alone may import a package.
 ONLY = {

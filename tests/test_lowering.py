@@ -1,5 +1,6 @@
 """Every backend, order, plan and decoding lowers for GPUs and TPUs, or says why not: no device."""
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 
+import attnlab.contrib  # noqa: F401
 from attnlab import (
     BACKENDS,
     LAYOUTS,
@@ -23,7 +25,7 @@ from attnlab import (
     multi_head_attention,
     plan_names,
 )
-from attnlab.attention import fused
+from attnlab.attention.jax_nn import assume_device
 from attnlab.heads.old.orders import contraction_orders
 from attnlab.model import decode
 from attnlab.training import TrainConfig, make_optimizer
@@ -50,7 +52,7 @@ def seen_from(monkeypatch):
     def pretend(device):
         platform, backend, capability = DEVICES[device]
         monkeypatch.setattr(jax, "default_backend", lambda: backend)
-        monkeypatch.setattr(fused, "_gpu", lambda: (backend, capability))
+        assumed.enter_context(assume_device(backend, capability))
         # What jax.nn asks before it calls cuDNN: here of 9.10.
         for question, answer in {
             "check_cudnn_version": lambda: 91000,
@@ -61,7 +63,8 @@ def seen_from(monkeypatch):
         return platform
 
     decode._programs.cache_clear()  # what was traced for one device is not for the next
-    yield pretend
+    with contextlib.ExitStack() as assumed:
+        yield pretend
     decode._programs.cache_clear()
 
 
@@ -118,7 +121,7 @@ CALLS = {
     "residual": Call(options={"return_residual": True}),
     "dropout": Call({"dropout_key": shape(2, dtype="uint32")}, {"dropout_rate": 0.2}),
     "sink": Call({"sink": shape(4, 1, 1)}),
-    "talking heads": Call({"mix": (shape(4, 4), shape(4, 4))}),
+    "talking heads": Call({"talking_heads": (shape(4, 4), shape(4, 4))}),
     "edges": Call({"mask": masks.Edges(shape(9, dtype="int32"), shape(9, dtype="int32"))}),
     "blocks": Call(options={"is_causal": True}, lengths=(1100, 1300)),
 }  # fmt: skip
@@ -149,29 +152,17 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
     told = explain(*qkv, **case.arrays, **case.options)
     can = [name for name in BACKENDS if told[name].startswith(("chosen", "could run"))]
     if jax.__version_info__ >= (0, 11):  # lowering compiles Triton, which needs a GPU
-        can = [name for name in can if name != "wide"]
+        can = [name for name in can if name != "pallas_wide"]
     text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
     assert (CUDNN in text) == ("cudnn" in can)
     assert ("tpu_custom_call" in text) == ("splash" in can)
-    assert (TRITON in text) == ("wide" in can)
+    assert (TRITON in text) == ("pallas_wide" in can)
     assert can[0] == "dense"
     for name in set(BACKENDS) - set(can):
         if told[name] == "could run":
             continue
         with pytest.raises(ValueError, match=re.escape(told[name])):
             jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
-
-
-def test_cudnn_takes_unequal_widths_as_they_are_where_it_lists_them(seen_from):
-    """192 and 128 on a Hopper GPU, with cuDNN 9.10; others are padded to one width."""
-    platform = seen_from("hopper")
-    run = functools.partial(dot_product_attention, implementation="cudnn")
-    for h, v, given in ((192, 128, {192, 128}), (128, 192, {192}), (192, 120, {192})):
-        q, value = shape(2, 6, 4, h, dtype="bfloat16"), shape(2, 6, 4, v, dtype="bfloat16")
-        text = lowered(platform, run, q, q, value)
-        (call,) = [line for line in text.splitlines() if CUDNN in line]
-        arrays = call.rpartition(" : ")[2].partition("->")[0]
-        assert {int(size) for size in re.findall(r"x(\d+)xbf16>", arrays)} == given
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,45 @@
-"""q, k, v -> output: one call, several backends, and who may see whom."""
+"""Softmax attention on q, k and v: one function, several backends, masks, score modifications."""
 
 from attnlab.attention import masks
-from attnlab.attention.core import BACKENDS, dot_product_attention, explain
+from attnlab.attention.api import attend, dot_product_attention, explain
+from attnlab.attention.dispatch import BACKENDS, Backend, register_backend
 from attnlab.attention.edges import attention_over_edges
+from attnlab.attention.masks import Edges
+from attnlab.attention.options import (
+    AttentionOptions,
+    AttentionOutput,
+    Call,
+    Implementation,
+    Settings,
+)
+from attnlab.attention.score_mods import (
+    ALiBi,
+    RelativeBias,
+    ScoreMod,
+    SoftCap,
+    alibi_slopes,
+    relative_buckets,
+)
 
-__all__ = ["BACKENDS", "attention_over_edges", "dot_product_attention", "explain", "masks"]
-from attnlab.attention._temporary import AttentionOptions, AttentionOutput, attend
+__all__ = [
+    "BACKENDS",
+    "ALiBi",
+    "AttentionOptions",
+    "AttentionOutput",
+    "Backend",
+    "Call",
+    "Edges",
+    "Implementation",
+    "RelativeBias",
+    "ScoreMod",
+    "Settings",
+    "SoftCap",
+    "alibi_slopes",
+    "attend",
+    "attention_over_edges",
+    "dot_product_attention",
+    "explain",
+    "masks",
+    "register_backend",
+    "relative_buckets",
+]

@@ -1,49 +1,64 @@
-"""How blockwise attention is cut: chunks of batch rows and heads, blocks of queries and keys."""
+"""The division of a call into chunks of batch rows and heads, and blocks of queries and keys."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array
+from jax import Array, lax
 
-from attnlab.attention.visible import Visible
+from attnlab.attention.mask_spec import Indices, MaskSpec
+
+Tree = TypeVar("Tree")
+Index: TypeAlias = Array | int
+Starts: TypeAlias = tuple[Index, ...]
+
+EDGE, AREA = 512, 2**19  # most queries (and keys beside them), most scores of a block
+STRIP, STRIPS = 64, 4  # least queries of a strip, most strips of a block
+PIECE = 2**16  # most scores of a piece of more than one head
 
 
 class Blocks(NamedTuple):
-    """How one call is cut: what is known before any array is."""
+    """How one call is divided: static, known before any array is."""
 
     shape: tuple[int, int, int, int]
     """B, N, T, S, before padding to whole blocks"""
     sizes: tuple[int, int, int, int]
     """batch rows, heads, queries and keys of a block"""
     group: int
-    """heads that are never parted: they share key or value heads"""
+    """heads that share key or value heads and stay in one block"""
     scale_q: float
     scale_scores: float
     """The scale is a factor of q or, where q is too narrow to be rounded again, of the scores"""
     soft_cap: float | None
     dropout_rate: float
-    rule: Visible
+    rule: MaskSpec
     """the causal rule and the window alone"""
+    mods: jax.tree_util.PyTreeDef | None = None
+    """the structure of the score modifications"""
 
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(-(-a // b) for a, b in zip(self.shape, self.sizes, strict=True))
 
-    def together(self, queries: int) -> int:
-        """Heads of a piece with so many queries."""
+    @property
+    def is_one_block(self) -> bool:
+        """Does one block hold all queries and keys?"""
+        return self.counts[2:] == (1, 1)
+
+    def heads_of_piece(self, queries: int) -> int:
+        """Heads of a piece with this number of queries."""
         rows, heads, _, s = self.sizes
         if jax.default_backend() != "cpu":
             return heads
         return most_heads(heads, self.group, rows * queries * s, PIECE)
 
 
-class Extras(NamedTuple):
-    """Arrays that broadcast to [B, N, T, S], or None: a block takes its part of the axes not 1.
+class ScoreInputs(NamedTuple):
+    """What scores depend on besides q and k.
 
-    And the two words of the dropout's seed, or None.
+    Arrays that broadcast to [B, N, T, S], or None: a block takes its part of the axes that are not
+    1. And the seed of dropout, or None, and the leaves of the score modifications.
     """
 
     bias: Any
@@ -51,20 +66,21 @@ class Extras(NamedTuple):
     first: Any
     end: Any
     seed: Any
+    mods: tuple[Any, ...] = ()
 
 
 class Place(NamedTuple):
-    """A block of [B, N, T, S], and which of its keys each of its queries may see at most."""
+    """A block of [B, N, T, S], and which of its keys each of its queries may attend to at most."""
 
-    starts: tuple
+    starts: Starts
     sizes: tuple[int, ...]
     flip: bool
     """Are its scores kept as [S, T]?"""
     head: int = 0
-    """Where its heads start in the chunk"""
+    """where its heads start in the chunk"""
     first: Any = None
     end: Any = None
-    """query t sees the keys from first[b, 0, t, 0] to end[b, 0, t, 0]; None hides nothing"""
+    """query t attends to keys first[b, 0, t, 0] <= s < end[b, 0, t, 0]; None hides nothing"""
 
 
 def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int, int, int]:
@@ -74,9 +90,8 @@ def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int,
     of L2 per core; an accelerator takes all batch rows and heads at once (not measured).
     """
     b, n, t, s = shape
-    even = lambda length, most: -(-length // -(-length // most))  # the least padding
-    t = even(t, EDGE)
-    s = even(s, EDGE**2 // t)
+    t = _even(t, EDGE)
+    s = _even(s, EDGE**2 // t)
     if jax.default_backend() != "cpu":
         return b, n, t, s
     heads = most_heads(n, group, t * s, AREA)
@@ -84,53 +99,65 @@ def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int,
     return max(c for c in range(1, b + 1) if b % c == 0 and c <= max(rows, 1)), heads, t, s
 
 
+def _even(length: int, most: int) -> int:
+    """The block of at most `most` that needs the least padding."""
+    return -(-length // -(-length // most))
+
+
 def most_heads(heads: int, group: int, scores: int, area: int) -> int:
-    """That divide the heads in whole groups and have no more scores than the area, if any do."""
-    fit = lambda h: heads % h == 0 and (h * scores <= area or h == group)
-    return max(h for h in range(group, heads + 1, group) if fit(h))
-
-
-EDGE, AREA = 512, 2**19  # most queries (and keys beside them), most scores of a block
-STRIP, STRIPS = 64, 4  # least queries of a strip, most strips of a block
-PIECE = 2**16  # most scores of a piece of more than one head
+    """The most heads that divide all heads in whole groups and have at most `area` scores."""
+    return max(
+        h
+        for h in range(group, heads + 1, group)
+        if heads % h == 0 and (h * scores <= area or h == group)
+    )
 
 
 def over_chunks(
-    blocks: Blocks, body: Callable, carry: Any, arrays: tuple, kept: tuple = (), reuse: bool = False
-) -> tuple[Any, list[Array], tuple]:
+    blocks: Blocks,
+    body: Callable[[Any, Starts, list[Array], Any], tuple[Any, list[Array], Any]],
+    carry: Any,
+    arrays: tuple[Array, ...],
+    kept: tuple[Array, ...] = (),
+    reuse: bool = False,
+) -> tuple[Any, list[Array], tuple[Array, ...]]:
     """body(carry, starts, arrays, kept) -> (carry, made, kept) of a chunk, over all chunks.
 
-    Arrays and what is made of them are [B, T, N, H] here and [b, n, T, H] there, turned while they
-    are in the cache. What is kept [chunks, b, n, T, 1] comes back as it was in a later call.
+    Arrays and what is made of them are [B, T, N, H] here and [b, n, T, H] there, transposed while
+    they are in the cache. What is kept [chunks, b, n, T, 1] comes back as it was in a later call.
     `reuse`: what is made first takes the place of the first array, chunk by chunk.
     """
     (rows, heads, _, _), across = blocks.sizes, blocks.counts[1]
 
-    def step(carry, args):
+    def step(carry: Any, args: Any) -> Any:
         carry, place = carry
         i, others, kept = args
         own = [lax.dynamic_index_in_dim(a, i, keepdims=False) for a in place]
         starts = (i // across * rows, i % across * heads)
-        turned = [a.swapaxes(1, 2) for a in (*own, *others)]
-        carry, made, kept = body(carry, starts, turned, kept)
+        transposed = [a.swapaxes(1, 2) for a in (*own, *others)]
+        carry, made, kept = body(carry, starts, transposed, kept)
         made = [a.swapaxes(1, 2) for a in made]
-        fill = lambda a, new: lax.dynamic_update_index_in_dim(a, new, i, 0)
-        return (carry, list(map(fill, place, made))), (made[len(place) :], kept)
+        place = [
+            lax.dynamic_update_index_in_dim(a, new, i, 0)
+            for a, new in zip(place, made, strict=False)
+        ]
+        return (carry, place), (made[len(place) :], kept)
 
-    cuts = [cut(blocks, a) for a in arrays]
+    cuts = [to_chunks(blocks, a) for a in arrays]
     xs = (jnp.arange(len(cuts[0])), cuts[reuse:], kept)
     (carry, place), (made, kept) = lax.scan(step, (carry, cuts[:reuse]), xs)
-    return carry, [join(blocks, a) for a in (*place, *made)], kept
+    return carry, [from_chunks(blocks, a) for a in (*place, *made)], kept
 
 
-def cut(blocks: Blocks, a: Array) -> Array:
+def to_chunks(blocks: Blocks, a: Array) -> Array:
     """[B, T, N, H] -> [chunks, b, T, n, H]"""
     (b, t, h, w), (rows, _, _, _), across = a.shape, blocks.sizes, blocks.counts[1]
     a = a.reshape(b // rows, rows, t, across, h // across, w)
     return a.transpose(0, 3, 1, 2, 4, 5).reshape(-1, rows, t, h // across, w)
 
 
-def join(blocks: Blocks, a: Array) -> Array:
+def from_chunks(blocks: Blocks, a: Array) -> Array:
+    """[chunks, b, T, n, H] -> [B, T, N, H]"""
     (_, rows, t, h, w), across = a.shape, blocks.counts[1]
     a = a.reshape(-1, across, rows, t, h, w).transpose(0, 2, 3, 1, 4, 5)
     return a.reshape(-1, t, across * h, w)
@@ -143,30 +170,27 @@ def split(a: Array, size: int) -> Array:
 
 
 def unsplit(a: Array) -> Array:
+    """[T / size, b, n, size, H] -> [b, n, T, H]"""
     count, b, n, size, h = a.shape
     return a.transpose(1, 2, 0, 3, 4).reshape(b, n, count * size, h)
 
 
-def pad(a: Any, t: int, s: int) -> Array | None:
+def pad(a: Array | Indices | None, t: int, s: int) -> Array | None:
     """Zeros at the end of the last two axes, where these are not 1."""
     if a is None:
         return None
-    pads = [
-        (0, 0),
-        (0, 0),
-        *((0, p if d > 1 else 0) for d, p in zip(a.shape[2:], (t, s), strict=True)),
-    ]
-    return jnp.pad(a, pads)
+    last = [(0, p if d > 1 else 0) for d, p in zip(a.shape[2:], (t, s), strict=True)]
+    return jnp.pad(a, [(0, 0), (0, 0), *last])
 
 
-def corner(a: Array, starts: tuple) -> tuple:
+def corner(a: Array, starts: Starts) -> tuple[Array, ...]:
     """`starts`, 0 on the axes where `a` has size 1."""
     return tuple(
         jnp.asarray(0 if d == 1 else i, jnp.int32) for d, i in zip(a.shape, starts, strict=True)
     )
 
 
-def take(a: Any, at: Place) -> Any:
+def take(a: Array | None, at: Place) -> Array | None:
     """The block of `a` at `at`; axes of size 1 stay."""
     if a is None:
         return None
@@ -174,32 +198,43 @@ def take(a: Any, at: Place) -> Any:
     return lax.dynamic_slice(a, corner(a, at.starts), sizes)
 
 
-def key_blocks(blocks: Blocks, first, end) -> tuple[Any, Any]:
-    """The key blocks from..to (exclusive) that any row of these ranges sees."""
+def key_blocks(blocks: Blocks, first: Array, end: Array) -> tuple[Array, Array]:
+    """The key blocks from..to (exclusive) that any row of these ranges attends to."""
     return jnp.min(first) // blocks.sizes[3], -(-jnp.max(end) // blocks.sizes[3])
 
 
-def over_keys(blocks: Blocks, extras: Extras, starts: tuple, flip: bool, step, carry):
-    """carry = step(key block, place, carry) over the key blocks that these queries may see."""
+def over_keys(
+    blocks: Blocks,
+    inputs: ScoreInputs,
+    starts: Starts,
+    flip: bool,
+    step: Callable[[Array, Place, Any], Any],
+    carry: Any,
+) -> Any:
+    """carry = step(key block, place, carry) over the key blocks that these queries attend to."""
     rows = Place((*starts, 0), blocks.sizes, flip)
-    rows = rows._replace(first=take(extras.first, rows), end=take(extras.end, rows))
-    lower, upper = 0, blocks.counts[3]
-    if extras.first is not None and upper > 1:
+    rows = rows._replace(first=take(inputs.first, rows), end=take(inputs.end, rows))
+    lower: Index = 0
+    upper: Index = blocks.counts[3]
+    if inputs.first is not None and blocks.counts[3] > 1:
         lower, upper = key_blocks(blocks, rows.first, rows.end)
-    place = lambda j: rows._replace(starts=(*starts, j * blocks.sizes[3]))
-    return lax.fori_loop(lower, upper, lambda j, carry: step(j, place(j), carry), carry)
+
+    def body(j: Array, carry: Any) -> Any:
+        return step(j, rows._replace(starts=(*starts, j * blocks.sizes[3])), carry)
+
+    return lax.fori_loop(lower, upper, body, carry)
 
 
-def pieces(blocks: Blocks, extras: Extras, starts: tuple, flip: bool) -> list[list[Place]]:
+def pieces(blocks: Blocks, inputs: ScoreInputs, starts: Starts, flip: bool) -> list[list[Place]]:
     """The one block of a chunk, some heads at a time, each in strips of queries.
 
-    A strip has the keys alone that the rule leaves. XLA's products of many small matrices run on
-    one core of a CPU, so heads are cut too: each core works on pieces that stay in its own cache.
+    A strip has only the keys that the rule leaves. XLA's products of many small matrices run on
+    one core of a CPU, so heads are divided too: each core works on pieces that stay in its cache.
     """
     (rows, heads, t, s), (b, n) = blocks.sizes, starts
     rule = blocks.rule.ranges()
     size = t if rule is None else max(-(-t // STRIPS), min(STRIP, t))
-    some = blocks.together(size)
+    some = blocks.heads_of_piece(size)
     places = []
     for head in range(0, heads, some):
         row = []
@@ -213,37 +248,39 @@ def pieces(blocks: Blocks, extras: Extras, starts: tuple, flip: bool) -> list[li
                 end = end if end.min() < upper else None
             at = (b, n + head, start, lower), (rows, some, count, upper - lower)
             place = Place(*at, flip, head, first, end)
-            if extras.first is not None:  # lengths too
-                place = place._replace(first=take(extras.first, place), end=take(extras.end, place))
+            if inputs.first is not None:  # lengths too
+                place = place._replace(first=take(inputs.first, place), end=take(inputs.end, place))
             row.append(place)
         places.append(row)
     return places
 
 
-def put_together(made: list[list[Array]]) -> Array:
+def concatenate_pieces(made: list[list[Array]]) -> Array:
     """What is made of `pieces`, as one array of the chunk."""
     return jnp.concatenate([jnp.concatenate(row, axis=2) for row in made], axis=1)
 
 
-def keys_of(a: Array, at: Place, blocks: Blocks) -> Array:
+def keys_at(a: Array, at: Place, blocks: Blocks) -> Array:
+    """The keys (or values) of a piece."""
     share = blocks.sizes[1] // a.shape[1]
     heads = slice(at.head // share, (at.head + at.sizes[1]) // share)
     return a[:, heads, at.starts[3] : at.starts[3] + at.sizes[3]]
 
 
-def rows_of(a: Array, at: Place) -> Array:
+def rows_at(a: Array, at: Place) -> Array:
+    """The queries of a piece."""
     heads = slice(at.head, at.head + at.sizes[1])
     return a[:, heads, at.starts[2] : at.starts[2] + at.sizes[2]]
 
 
-def among_keys(a: Array, at: Place, blocks: Blocks) -> Array:
+def among_all_keys(a: Array, at: Place, blocks: Blocks) -> Array:
     """The gradient of a strip's keys among zeros for the others."""
     before = at.starts[3]
     after = blocks.sizes[3] - before - at.sizes[3]
     return jnp.pad(a, ((0, 0), (0, 0), (before, after), (0, 0)))
 
 
-def add_part(total: Any, at: Place, part: Array) -> Any:
+def add_part(total: Array | None, at: Place, part: Array) -> Array | None:
     """Adds a block of a [B, N, T, S] array, summed over the axes where `total` has size 1."""
     if total is None:
         return None
@@ -251,11 +288,12 @@ def add_part(total: Any, at: Place, part: Array) -> Any:
     axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
     part = jnp.sum(part, axis=axes, keepdims=True)
     old = take(total, at._replace(sizes=part.shape))
+    assert old is not None
     return lax.dynamic_update_slice(total, old + part, corner(total, at.starts))
 
 
-def vary_alike(arrays: Any) -> Any:
-    """Inside `shard_map` a loop wants one set of mesh axes for all that it carries.
+def same_varying_axes(arrays: Tree) -> Tree:
+    """Inside `shard_map` a loop needs one set of mesh axes for all that it carries.
 
     A choice between an array and itself, by a False that varies over all of these axes; the
     compiler drops it. It stands outside the custom derivative, so JAX itself sums the gradient
@@ -264,4 +302,6 @@ def vary_alike(arrays: Any) -> Any:
     false = jnp.zeros((), bool)
     for a in jax.tree.leaves(arrays):
         false |= jnp.zeros_like(a, bool)[(0,) * a.ndim]
-    return jax.tree.map(lambda a: jnp.where(false, a, a), arrays)
+    leaves, tree = jax.tree.flatten(arrays)
+    result: Tree = jax.tree.unflatten(tree, [jnp.where(false, a, a) for a in leaves])
+    return result

@@ -5,284 +5,469 @@ when a later key block has a larger score (online softmax: Milakov & Gimelshein 
 1805.02867; attention in O(T) memory: Rabe & Staats 2021, arXiv 2112.05682). The backward pass
 computes the scores again, block by block (Dao et al. 2022, arXiv 2205.14135).
 
-Where one block holds all queries and keys of a chunk of heads it is cut into pieces of fewer heads,
-and by a causal rule or a window into strips of queries: each is a block with the keys alone that
-its queries may see.
+Where one block holds all queries and keys of a chunk of heads it is divided into pieces of fewer
+heads, and by a causal rule or a window into strips of queries: each is a block with only the keys
+that its queries may attend to.
 """
 
 import functools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array
+from jax import Array, lax
 
 from attnlab.attention import masks
 from attnlab.attention.blocks import (
     Blocks,
-    Extras,
     Place,
+    ScoreInputs,
+    Starts,
     add_part,
-    among_keys,
+    among_all_keys,
     block_sizes,
-    cut,
-    join,
-    keys_of,
+    concatenate_pieces,
+    from_chunks,
+    keys_at,
     over_chunks,
     over_keys,
     pad,
     pieces,
-    put_together,
-    rows_of,
+    rows_at,
+    same_varying_axes,
     split,
     take,
+    to_chunks,
     unsplit,
-    vary_alike,
 )
-from attnlab.attention.dense import (
-    Options,
-    beside_sink,
-    dropout_seed,
+from attnlab.attention.dropout import dropout_seed, keep_mask
+from attnlab.attention.jax_nn import refuse_patch
+from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.options import AttentionOutput, Call
+from attnlab.attention.score_mods import apply_score_mods
+from attnlab.attention.scores import (
+    accumulation_dtype,
+    add_sink,
     hide,
-    kept,
     lowest,
-    refuse_edit,
-    row_top,
-    scores,
-    weighted,
-    wide_dtype,
+    row_max,
+    scaled_scores,
+    weighted_sum,
 )
-from attnlab.attention.visible import Visible
 from attnlab.remat import save_for_backward
 
 
-def blockwise(query, key, value, bias, visible: Visible, options: Options) -> dict[str, Array]:
+def blockwise(call: Call) -> AttentionOutput:
     """Attention without a [T, S] array. No second or forward-mode derivatives: see `dense`."""
-    (b, t, n, _), (_, s, k, _), kv = query.shape, key.shape, value.shape[2]
-    shape = (b, n, t, s)
-    scale = options.scale
+    query, scale, settings = call.query, call.settings.scale, call.settings
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
-        query, scale = query.astype(wide_dtype(query, key)) * scale, 1.0
-    group = math.lcm(n // k, n // kv)
-    sizes = block_sizes(shape, group)
-    scale_q, scale_scores = (scale, 1.0) if query.dtype == wide_dtype(query) else (1.0, scale)
-    rule = Visible(t, s, is_causal=visible.is_causal, window=visible.window)
-    cap, rate = options.logits_soft_cap, options.dropout_rate
-    blocks = Blocks(shape, sizes, group, scale_q, scale_scores, cap, rate, rule)
-    ranges, (more_t, more_s) = visible.ranges(), (-t % sizes[2], -s % sizes[3])
-    if ranges is None and more_s:
-        ranges = Visible(1, s + 1, key_lengths=jnp.full(1, s)).ranges()
-    if blocks.counts[2:] == (1, 1) and ranges is not None and isinstance(ranges[0], np.ndarray):
-        ranges = None  # pieces know the rule
-    first, end = (None, None) if ranges is None else (a[:, None, :, None] for a in ranges)
-    longer = lambda a, more: jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
+        query, scale = query.astype(accumulation_dtype(query, call.key)) * scale, 1.0
+    blocks, leaves = _divide(call, query, float(scale))
+    t = query.shape[1]
+    more_t, more_s = (-a % b for a, b in zip(blocks.shape[2:], blocks.sizes[2:], strict=True))
+    first, end = _ranges(blocks, call.mask, more_s)
     arrays = (
-        longer(query, more_t),
-        longer(key, more_s),
-        longer(value, more_s),
-        Extras(
-            pad(bias, more_t, more_s),
-            pad(visible.mask, more_t, more_s),
+        _longer(query, more_t),
+        _longer(call.key, more_s),
+        _longer(call.value, more_s),
+        ScoreInputs(
+            pad(call.bias, more_t, more_s),
+            pad(call.mask.mask, more_t, more_s),
             pad(first, more_t, more_s),
             pad(end, more_t, more_s),
-            dropout_seed(options),
+            dropout_seed(settings.dropout_rate, settings.dropout_key),
+            leaves,
         ),
     )
-    out, residual = _attend(blocks, *vary_alike(arrays))
-    out, residual = out[:, :t], residual[:, :t, :, 0]
-    if options.sink is not None:
-        out, residual = beside_sink(out, residual, options.sink)
-    return {"out": out} | ({"residual": residual} if options.return_residual else {})
+    output, residual = _attend(blocks, *same_varying_axes(arrays))
+    output, residual = output[:, :t], residual[:, :t, :, 0]
+    if settings.sink is not None:
+        output, residual = add_sink(output, residual, settings.sink)
+    return AttentionOutput(output, residual if settings.return_residual else None)
 
 
-def refuse_blockwise(query, key, value, bias, visible, options: Options) -> str | None:
-    if options.mix != (None, None):
-        return "mix needs the scores of all heads at once"
-    if visible.edges is not None:
+def refuse_blockwise(call: Call) -> str | None:
+    """Why the call needs all scores at once."""
+    if call.settings.talking_heads != (None, None):
+        return "talking_heads needs the scores of all heads at once"
+    if call.mask.edges is not None:
         return "edges lie anywhere, not in blocks"
-    return refuse_edit(options)
+    return refuse_patch(call.settings)
 
 
-def _block_scores(blocks: Blocks, q, k, extras: Extras, at: Place) -> tuple[Array, Array]:
-    """Scores of one block, before and after hidden ones sank."""
-    turn = lambda a: a.swapaxes(2, 3) if at.flip and a is not None else a
-    bias = turn(take(extras.bias, at))
-    x = scores(*((k, q) if at.flip else (q, k)), bias, blocks.scale_scores, blocks.soft_cap)
-    axes = (3, 2) if at.flip else (2, 3)
-    key = at.starts[3] + lax.broadcasted_iota(
-        jnp.int32, tuple(d if i == axes[1] else 1 for i, d in enumerate(x.shape)), axes[1]
+def _divide(call: Call, query: Array, scale: float) -> tuple[Blocks, tuple[Array, ...]]:
+    """The blocks of a call, and the arrays of its score modifications."""
+    shape, mask, settings = call.scores_shape, call.mask, call.settings
+    n = shape[1]
+    group = math.lcm(n // call.key.shape[2], n // call.value.shape[2])
+    leaves, mods = jax.tree.flatten(settings.score_mods)
+    in_query = query.dtype == accumulation_dtype(query)
+    blocks = Blocks(
+        shape,
+        block_sizes(shape, group),
+        group,
+        scale if in_query else 1.0,
+        1.0 if in_query else scale,
+        settings.logits_soft_cap,
+        settings.dropout_rate,
+        MaskSpec(*shape[2:], is_causal=mask.is_causal, window=mask.window),
+        mods if settings.score_mods else None,
     )
+    return blocks, tuple(leaves)
+
+
+def _ranges(blocks: Blocks, mask: MaskSpec, more_s: int) -> tuple[Any, Any]:
+    """first and end of the keys that a query attends to, [B or 1, 1, T, 1], or None twice."""
+    ranges, s = mask.ranges(), mask.num_keys
+    if ranges is None and more_s:
+        ranges = MaskSpec(1, s + 1, key_lengths=jnp.full(1, s)).ranges()
+    if ranges is None or (blocks.is_one_block and isinstance(ranges[0], np.ndarray)):
+        return None, None  # pieces know the rule
+    first, end = (a[:, None, :, None] for a in ranges)
+    return first, end
+
+
+def _longer(a: Array, more: int) -> Array:
+    return jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0)))
+
+
+# One block
+
+
+def _block_scores(blocks: Blocks, q: Array, k: Array, inputs: ScoreInputs, at: Place) -> Array:
+    """Scores of one block, before score modifications and the mask."""
+    bias = _flipped(take(inputs.bias, at), at.flip)
+    pair = (k, q) if at.flip else (q, k)
+    return scaled_scores(*pair, bias, blocks.scale_scores, blocks.soft_cap)
+
+
+def _hidden(x: Array, inputs: ScoreInputs, at: Place) -> Array:
+    """The scores of a block, `lowest` where they are hidden."""
+    axis = 2 if at.flip else 3
+    shape = tuple(d if i == axis else 1 for i, d in enumerate(x.shape))
+    key = at.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
+    first, end = _flipped(at.first, at.flip), _flipped(at.end, at.flip)
     allowed = masks.combine(
-        turn(take(extras.mask, at)),
-        None if at.first is None else turn(at.first) <= key,
-        None if at.end is None else key < turn(at.end),
+        _flipped(take(inputs.mask, at), at.flip),
+        None if first is None else first <= key,
+        None if end is None else key < end,
     )
-    return x, hide(x, allowed)
+    return hide(x, allowed)
 
 
-def _drop(blocks: Blocks, extras: Extras, at: Place, p: Array) -> Array:
+def _flipped(a: Any, flip: bool) -> Any:
+    return a.swapaxes(2, 3) if flip and a is not None else a
+
+
+def _modified(blocks: Blocks, at: Place, x: Array, leaves: Sequence[Array]) -> Array:
+    """The scores of a block after the score modifications."""
+    if blocks.mods is None:
+        return x
+    head, query, key = (
+        jnp.minimum(start + jnp.arange(size), most - 1)  # padding has no index of its own
+        for start, size, most in zip(at.starts[1:], x.shape[1:], blocks.shape[1:], strict=True)
+    )
+    return apply_score_mods(
+        jax.tree.unflatten(blocks.mods, leaves),
+        x,
+        head=head[:, None, None],
+        query=query[:, None],
+        key=key[None],
+    )
+
+
+def _drop(blocks: Blocks, inputs: ScoreInputs, at: Place, p: Array) -> Array:
     if not blocks.dropout_rate:
         return p
-    drawn = kept(extras.seed, blocks.dropout_rate, at.starts, at.sizes, blocks.shape)
-    return jnp.where(drawn.swapaxes(2, 3) if at.flip else drawn, p / (1 - blocks.dropout_rate), 0)
+    kept = keep_mask(inputs.seed, blocks.dropout_rate, at.starts, at.sizes, blocks.shape)
+    return jnp.where(_flipped(kept, at.flip), p / (1 - blocks.dropout_rate), 0)
+
+
+# Forward
+
+
+class _Sums(NamedTuple):
+    """The softmax of some rows so far: [b, n, t, 1] and [b, n, t, V]."""
+
+    top: Array
+    total: Array
+    output: Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(blocks: Blocks, query, key, value, extras: Extras):
+def _attend(
+    blocks: Blocks, query: Array, key: Array, value: Array, inputs: ScoreInputs
+) -> tuple[Array, Array]:
     """Output and log sum exp, in blocks."""
-    return _forward(blocks, query, key, value, extras)[0]
+    return _forward(blocks, query, key, value, inputs)[0]
 
 
-def _forward(blocks: Blocks, query, key, value, extras: Extras):
-    """Beside both, for the backward pass: the largest score of a row and 1 / the sum of exp."""
+def _forward(
+    blocks: Blocks, query: Array, key: Array, value: Array, inputs: ScoreInputs
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+    """In addition, for the backward pass: the largest score of a row and 1 / the sum of exp."""
+    chunk = functools.partial(_forward_chunk, blocks, inputs)
+    _, (output,), kept = over_chunks(blocks, chunk, None, (query, key, value))
+    output, top, share = save_for_backward((output, *kept))
+    lse = jnp.where(share > 0, top - jnp.log(jnp.where(share > 0, share, 1)), -math.inf)
+    lse = from_chunks(blocks, lse.swapaxes(2, 3))
+    return (output, lse), (query, key, value, inputs, output, top, share)
+
+
+def _forward_chunk(
+    blocks: Blocks, inputs: ScoreInputs, carry: None, starts: Starts, arrays: list[Array], _: Any
+) -> tuple[None, list[Array], tuple[Array, Array]]:
+    q, k, v = arrays
+    q = q * blocks.scale_q
+    run = _forward_pieces if blocks.is_one_block else _forward_loops
+    top, total, output = run(blocks, inputs, starts, q, k, v)
+    divisor = jnp.where(total > 0, total, 1)
+    share = jnp.where(total > 0, 1 / divisor, 0)
+    return carry, [(output / divisor).astype(v.dtype)], (top, share)
+
+
+def _forward_pieces(
+    blocks: Blocks, inputs: ScoreInputs, starts: Starts, q: Array, k: Array, v: Array
+) -> _Sums:
+    def piece(at: Place) -> _Sums:
+        rows = rows_at(q, at)
+        if not at.sizes[3]:
+            return _nothing(rows, k, v)
+        keys, values = keys_at(k, at, blocks), keys_at(v, at, blocks)
+        return _block_sums(blocks, inputs, rows, keys, values, at)
+
+    made = [[piece(at) for at in row] for row in pieces(blocks, inputs, starts, False)]
+    return _Sums(*(concatenate_pieces([[a[i] for a in row] for row in made]) for i in range(3)))
+
+
+def _forward_loops(
+    blocks: Blocks, inputs: ScoreInputs, starts: Starts, q: Array, k: Array, v: Array
+) -> _Sums:
     tq, sk = blocks.sizes[2:]
+    k, v = split(k, sk), split(v, sk)
 
-    def block(q, k, v, at):
-        x = _block_scores(blocks, q, k, extras, at)[1]
-        top = row_top(x)
-        weights = jnp.exp(x - top)
-        total = jnp.sum(weights, axis=-1, keepdims=True)
-        return top, total, weighted(_drop(blocks, extras, at, weights), v)
+    def rows(args: tuple[Array, Array]) -> _Sums:
+        i, q = args
 
-    def nothing(q, v):
-        zero = jnp.zeros_like(q, jnp.result_type(q, key, jnp.float32))[..., :1]
-        return (
-            zero + lowest(zero.dtype) / 2,
-            zero,
-            jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1])),
-        )
-
-    def rows(starts, k, v, q):
-        def step(j, at, carry):
-            new = block(q, k[j], v[j], at)
+        def step(j: Array, at: Place, carry: _Sums) -> _Sums:
+            new = _block_sums(blocks, inputs, q, k[j], v[j], at)
             top = jnp.maximum(carry[0], new[0])
             fade, grow = jnp.exp(carry[0] - top), jnp.exp(new[0] - top)
-            return top, *(a * fade + b * grow for a, b in zip(carry[1:], new[1:], strict=True))
-
-        return over_keys(blocks, extras, starts, False, step, nothing(q, v))
-
-    def chunk(carry, starts, arrays, _):
-        q, k, v = arrays
-        q = q * blocks.scale_q
-        if blocks.counts[2:] == (1, 1):
-            made = [
-                [
-                    block(rows_of(q, at), keys_of(k, at, blocks), keys_of(v, at, blocks), at)
-                    if at.sizes[3]
-                    else nothing(rows_of(q, at), v)
-                    for at in row
-                ]
-                for row in pieces(blocks, extras, starts, False)
-            ]
-            top, total, out = (
-                put_together([[a[i] for a in row] for row in made]) for i in range(3)
+            return _Sums(
+                top, *(a * fade + b * grow for a, b in zip(carry[1:], new[1:], strict=True))
             )
-        else:
-            k, v = split(k, sk), split(v, sk)
-            one = lambda a: rows((*starts, a[0] * tq), k, v, a[1])
-            made = lax.map(one, (jnp.arange(blocks.counts[2]), split(q, tq)))
-            top, total, out = map(unsplit, made)
-        some = jnp.where(total > 0, total, 1)
-        share = jnp.where(total > 0, 1 / some, 0)
-        return carry, [(out / some).astype(v.dtype)], (top, share)
 
-    _, (out,), kept = over_chunks(blocks, chunk, None, (query, key, value))
-    out, top, share = save_for_backward((out, *kept))
-    lse = jnp.where(share > 0, top - jnp.log(jnp.where(share > 0, share, 1)), -math.inf)
-    lse = join(blocks, lse.swapaxes(2, 3))
-    return (out, lse), (query, key, value, extras, out, top, share)
+        at = (*starts, i * tq)
+        made: _Sums = over_keys(blocks, inputs, at, False, step, _nothing(q, k, v))
+        return made
+
+    made = lax.map(rows, (jnp.arange(blocks.counts[2]), split(q, tq)))
+    return _Sums(*map(unsplit, made))
 
 
-def _backward(blocks: Blocks, saved, cotangents):
-    query, key, value, extras, out, top, share = saved
-    d_out, d_lse = cotangents
-    (_, _, tq, sk), wide = blocks.sizes, top.dtype
+def _block_sums(
+    blocks: Blocks, inputs: ScoreInputs, q: Array, k: Array, v: Array, at: Place
+) -> _Sums:
+    x = _modified(blocks, at, _block_scores(blocks, q, k, inputs, at), inputs.mods)
+    x = _hidden(x, inputs, at)
+    top = row_max(x)
+    weights = jnp.exp(x - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return _Sums(top, total, weighted_sum(_drop(blocks, inputs, at, weights), v))
+
+
+def _nothing(q: Array, k: Array, v: Array) -> _Sums:
+    """Of rows that have met no key yet."""
+    zero = jnp.zeros_like(q, accumulation_dtype(q, k))[..., :1]
+    output = jnp.broadcast_to(zero, (*zero.shape[:-1], v.shape[-1]))
+    return _Sums(zero + lowest(zero.dtype) / 2, zero, output)
+
+
+# Backward
+
+Sums: TypeAlias = tuple[Array | None, tuple[Array, ...]]
+"""The gradients of the bias and of the arrays of the score modifications so far."""
+
+
+class _Grads(NamedTuple):
+    """The gradients of one block."""
+
+    query: Array
+    """before the scale"""
+    key: Array
+    value: Array
+    bias: Array
+    """of the scores before score modifications; all of [b, n, t, s], or [b, n, s, t] if flipped"""
+    mods: tuple[Array, ...]
+    """of the floating-point leaves"""
+
+
+def _backward(blocks: Blocks, saved: tuple[Any, ...], cotangents: tuple[Array, Array]) -> Any:
+    query, key, value, inputs, output, top, share = saved
+    d_output, d_lse = cotangents
     # Sums over the first axis of scores are slow on a CPU. Where every head has keys of its own
-    # the scores can be kept as [S, T]: then no gradient needs such a sum.
-    flip = query.shape[2] == key.shape[2] == value.shape[2]
-
-    def block(rows, k, v, at):
-        """Gradients of q and k (before `scale`) and of v, and of the scores.
-
-        `do` and `delta` come multiplied by `share`: what is left of the probabilities is
-        exp(scores - top).
-        """
-        q, do, delta, top = rows
-        turn = lambda a: a.swapaxes(2, 3) if flip else a
-        x, hidden = _block_scores(blocks, q, k, extras, at)
-        weights = jnp.exp(hidden - turn(top))
-        dp = _drop(blocks, extras, at, scores(*((v, do) if flip else (do, v)), None, 1.0, None))
-        ds = weights * (dp - turn(delta))
-        if blocks.soft_cap is not None:
-            ds = ds * (1 - jnp.square(x / blocks.soft_cap))
-        weights = _drop(blocks, extras, at, weights)
-        if flip:
-            return _of_flipped(ds, k), weighted(ds, q), weighted(weights, do), ds
-        dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
-        return weighted(ds, k), dk, dv, ds
-
-    def in_pieces(d_bias, starts, k, v, of_rows):
-        made = []
-        for row in pieces(blocks, extras, starts, flip):
-            dq, dk, dv = [], [], []
-            for at in row:
-                of_keys = keys_of(k, at, blocks), keys_of(v, at, blocks)
-                new, more_k, more_v, ds = block([rows_of(a, at) for a in of_rows], *of_keys, at)
-                dq.append(new)
-                dk.append(among_keys(more_k, at, blocks))
-                dv.append(among_keys(more_v, at, blocks))
-                d_bias = add_part(d_bias, at, ds)
-            made.append((dq, [sum(dk)], [sum(dv)]))
-        return d_bias, *(put_together(list(a)) for a in zip(*made, strict=True))
-
-    def in_loops(d_bias, starts, k, v, of_rows):
-        k, v = split(k, sk), split(v, sk)
-
-        def rows(carry, args):
-            i, of_block = args
-
-            def step(j, at, carry):
-                dq, dk, dv, d_bias = carry
-                new, more_k, more_v, ds = block(of_block, k[j], v[j], at)
-                dk, dv = dk.at[j].add(more_k), dv.at[j].add(more_v)
-                return dq + new, dk, dv, add_part(d_bias, at, ds)
-
-            carry = (jnp.zeros_like(of_block[0], wide), *carry)
-            dq, *carry = over_keys(blocks, extras, (*starts, i * tq), flip, step, carry)
-            return tuple(carry), dq
-
-        carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), d_bias)
-        xs = (jnp.arange(blocks.counts[2]), [split(a, tq) for a in of_rows])
-        (dk, dv, d_bias), dq = lax.scan(rows, carry, xs)
-        return d_bias, *map(unsplit, (dq, dk, dv))
-
-    def chunk(d_bias, starts, arrays, kept):
-        (q, k, v, out, do), (top, share, d_lse) = arrays, kept
-        delta = jnp.sum(do.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
-        delta = (delta - jnp.where(share > 0, d_lse, 0)) * share  # an empty row's may be NaN
-        do = (do * share).astype(do.dtype)
-        run = in_pieces if blocks.counts[2:] == (1, 1) else in_loops
-        d_bias, dq, dk, dv = run(d_bias, starts, k, v, (q * blocks.scale_q, do, delta, top))
-        dq, dk = dq * (blocks.scale_q * blocks.scale_scores), dk * blocks.scale_scores
-        return d_bias, [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)], ()
-
-    d_bias = None if extras.bias is None else jnp.zeros_like(extras.bias, wide)
-    arrays = (query, key, value, out, d_out)
-    kept = (top, share, cut(blocks, d_lse).swapaxes(2, 3))
+    # the scores can be kept as [S, T]: then no gradient needs such a sum. Score modifications are
+    # promised [T, S].
+    flip = query.shape[2] == key.shape[2] == value.shape[2] and blocks.mods is None
+    floats = [a for a in inputs.mods if _is_float(a)]
+    sums = (
+        None if inputs.bias is None else jnp.zeros_like(inputs.bias, top.dtype),
+        tuple(jnp.zeros_like(a, top.dtype) for a in floats),
+    )
+    chunk = functools.partial(_backward_chunk, blocks, inputs, flip)
+    arrays = (query, key, value, output, d_output)
+    kept = (top, share, to_chunks(blocks, d_lse).swapaxes(2, 3))
     # One array less, so a program of 16 texts of 256 tokens stays below the 32 MiB from which on
     # the C library gives its memory back after each call. A second one in place costs more waits.
-    d_bias, grads, _ = over_chunks(blocks, chunk, d_bias, arrays, kept, reuse=True)
+    (d_bias, d_mods), grads, _ = over_chunks(blocks, chunk, sums, arrays, kept, reuse=True)
     if d_bias is not None:
-        d_bias = d_bias.astype(extras.bias.dtype)
-    return *grads, Extras(d_bias, None, None, None, None)
+        d_bias = d_bias.astype(inputs.bias.dtype)
+    rest = iter(d_mods)
+    of_mods = tuple(next(rest).astype(a.dtype) if _is_float(a) else None for a in inputs.mods)
+    return *grads, ScoreInputs(d_bias, None, None, None, None, of_mods)
 
 
-def _of_flipped(ds: Array, k: Array) -> Array:
-    """[B, N, T, H] from [B, N, S, T] and [B, N, S, H], as (k^T ds)^T: both turns are small.
+def _is_float(a: Array) -> bool:
+    return bool(jnp.issubdtype(a.dtype, jnp.floating))
 
-    The barrier keeps XLA from turning ds itself, or from a product that is slow on a CPU.
+
+def _backward_chunk(
+    blocks: Blocks,
+    inputs: ScoreInputs,
+    flip: bool,
+    sums: Sums,
+    starts: Starts,
+    arrays: list[Array],
+    kept: tuple[Array, Array, Array],
+) -> tuple[Sums, list[Array], tuple[()]]:
+    (q, k, v, output, do), (top, share, d_lse) = arrays, kept
+    wide = top.dtype
+    delta = jnp.sum(do.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
+    delta = (delta - jnp.where(share > 0, d_lse, 0)) * share  # an empty row's may be NaN
+    do = (do * share).astype(do.dtype)
+    run = _backward_pieces if blocks.is_one_block else _backward_loops
+    rows = (q * blocks.scale_q, do, delta, top)
+    sums, dq, dk, dv = run(blocks, inputs, flip, sums, starts, rows, k, v)
+    dq, dk = dq * (blocks.scale_q * blocks.scale_scores), dk * blocks.scale_scores
+    return sums, [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)], ()
+
+
+def _backward_pieces(
+    blocks: Blocks,
+    inputs: ScoreInputs,
+    flip: bool,
+    sums: Sums,
+    starts: Starts,
+    rows: tuple[Array, ...],
+    k: Array,
+    v: Array,
+) -> tuple[Sums, Array, Array, Array]:
+    made = []
+    for row in pieces(blocks, inputs, starts, flip):
+        dq, dk, dv = [], [], []
+        for at in row:
+            own = [rows_at(a, at) for a in rows]
+            keys, values = keys_at(k, at, blocks), keys_at(v, at, blocks)
+            new = _block_gradients(blocks, inputs, own, keys, values, at)
+            dq.append(new.query)
+            dk.append(among_all_keys(new.key, at, blocks))
+            dv.append(among_all_keys(new.value, at, blocks))
+            sums = _add(sums, at, new)
+        made.append((dq, [_sum(dk)], [_sum(dv)]))
+    of_q, of_k, of_v = (concatenate_pieces(list(a)) for a in zip(*made, strict=True))
+    return sums, of_q, of_k, of_v
+
+
+def _backward_loops(
+    blocks: Blocks,
+    inputs: ScoreInputs,
+    flip: bool,
+    sums: Sums,
+    starts: Starts,
+    rows: tuple[Array, ...],
+    k: Array,
+    v: Array,
+) -> tuple[Sums, Array, Array, Array]:
+    tq, sk = blocks.sizes[2:]
+    k, v, wide = split(k, sk), split(v, sk), rows[3].dtype
+
+    def query_block(carry: Any, args: Any) -> Any:
+        i, own = args
+
+        def step(j: Array, at: Place, carry: Any) -> Any:
+            dq, dk, dv, sums = carry
+            new = _block_gradients(blocks, inputs, own, k[j], v[j], at)
+            dk, dv = dk.at[j].add(new.key), dv.at[j].add(new.value)
+            return dq + new.query, dk, dv, _add(sums, at, new)
+
+        carry = (jnp.zeros_like(own[0], wide), *carry)
+        dq, *carry = over_keys(blocks, inputs, (*starts, i * tq), flip, step, carry)
+        return tuple(carry), dq
+
+    carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), sums)
+    xs = (jnp.arange(blocks.counts[2]), [split(a, tq) for a in rows])
+    (dk, dv, sums), dq = lax.scan(query_block, carry, xs)
+    return sums, unsplit(dq), unsplit(dk), unsplit(dv)
+
+
+def _add(sums: Sums, at: Place, new: _Grads) -> Sums:
+    d_bias, d_mods = sums
+    more = tuple(a + b.astype(a.dtype) for a, b in zip(d_mods, new.mods, strict=True))
+    return add_part(d_bias, at, new.bias), more
+
+
+def _sum(parts: list[Array]) -> Array:
+    return functools.reduce(jnp.add, parts)
+
+
+def _block_gradients(
+    blocks: Blocks, inputs: ScoreInputs, rows: Sequence[Array], k: Array, v: Array, at: Place
+) -> _Grads:
+    """The gradients of q, k, v and the scores of one block.
+
+    `do` and `delta` come multiplied by `share`: what is left of the probabilities is
+    exp(scores - top).
+    """
+    q, do, delta, top = rows
+    x = _block_scores(blocks, q, k, inputs, at)
+    modified, pull = _modified_and_vjp(blocks, inputs, at, x)
+    weights = jnp.exp(_hidden(modified, inputs, at) - _flipped(top, at.flip))
+    pair = (v, do) if at.flip else (do, v)
+    dp = _drop(blocks, inputs, at, scaled_scores(*pair, None, 1.0, None))
+    ds, d_mods = pull(weights * (dp - _flipped(delta, at.flip)))
+    if blocks.soft_cap is not None:
+        ds = ds * (1 - jnp.square(x / blocks.soft_cap))
+    weights = _drop(blocks, inputs, at, weights)
+    if at.flip:
+        dq = _product_with_flipped(ds, k)
+        return _Grads(dq, weighted_sum(ds, q), weighted_sum(weights, do), ds, d_mods)
+    dk, dv = _transposed(ds, q, k.shape[1]), _transposed(weights, do, v.shape[1])
+    return _Grads(weighted_sum(ds, k), dk, dv, ds, d_mods)
+
+
+def _modified_and_vjp(
+    blocks: Blocks, inputs: ScoreInputs, at: Place, x: Array
+) -> tuple[Array, Callable[[Array], tuple[Array, tuple[Array, ...]]]]:
+    """`_modified`, and its gradients of the scores and of the floating-point leaves."""
+    if blocks.mods is None:
+        return x, lambda ds: (ds, ())
+
+    def run(x: Array, floats: tuple[Array, ...]) -> Array:
+        rest = iter(floats)
+        leaves = [next(rest) if _is_float(a) else a for a in inputs.mods]
+        return _modified(blocks, at, x, leaves)
+
+    modified, pull = jax.vjp(run, x, tuple(a for a in inputs.mods if _is_float(a)))
+    return modified, pull
+
+
+def _product_with_flipped(ds: Array, k: Array) -> Array:
+    """[B, N, T, H] from [B, N, S, T] and [B, N, S, H], as (k^T ds)^T: both transposes are small.
+
+    The barrier keeps XLA from transposing ds itself, or from a product that is slow on a CPU.
     """
     k = lax.optimization_barrier(k.swapaxes(2, 3))
     dq = jnp.einsum("BNHS,BNST->BNHT", k, ds.astype(k.dtype), preferred_element_type=ds.dtype)

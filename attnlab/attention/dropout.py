@@ -43,4 +43,4 @@ def keep_mask(
 def keep_at(seed: Array, rate: float, row: Array, key: Array) -> Array:
     """`keep_mask` of single probabilities: row (b N + n) T + t and key position, both uint32."""
     bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, key]))[0]
-    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    return jnp.greater_equal(bits, jnp.uint32(min(round(rate * 2**32), 2**32 - 1)))

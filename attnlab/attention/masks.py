@@ -1,22 +1,23 @@
 """Masks: booleans, True = may attend, broadcastable to [B, N, T, S], combined with AND."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Integer
+from jax import Array
+from jaxtyping import Bool, Int, Integer
 
 Nodes = Integer[Array | np.ndarray, " edges"]
 """One end of each edge."""
 
 
 class Edges(NamedTuple):
-    """The neighbourhoods of a graph as a list: `from_edges` without the matrix.
+    """A graph as a list of edges: `from_edges` without the matrix.
 
-    It goes where a mask goes (`dot_product_attention`, a layer, a model) and costs O(edges) there.
-    Each edge is listed once; lists are padded as in `edge_ends`.
+    Pass it as `mask` to `dot_product_attention`, a layer or a model; the cost is then O(edges).
+    List each edge once; pad the lists as in `edge_ends`.
 
     >>> edges = Edges(jnp.array([1, 2, 2]), jnp.array([0, 0, 1]))
     >>> bool((edges.matrix(3)[0] == from_edges(*edges, 3)).all())
@@ -24,25 +25,25 @@ class Edges(NamedTuple):
     """
 
     senders: Any
-    """[edges], or [B, edges] where every row of the batch is a graph of its own"""
+    """[edges], or [B, edges] where every batch row is a graph of its own"""
     receivers: Any
 
     def matrix(self, num_nodes: int, num_keys: int | None = None) -> Bool[Array, "*B 1 T S"]:
-        """The mask, with an axis for the heads."""
-        make = lambda senders, receivers: from_edges(senders, receivers, num_nodes, num_keys)
+        """The boolean mask, with an axis for the heads."""
+        make = functools.partial(from_edges, num_nodes=num_nodes, num_keys=num_keys)
         for _ in range(jnp.ndim(self.senders) - 1):
             make = jax.vmap(make)
         return jnp.expand_dims(make(self.senders, self.receivers), -3)
 
     def checked(self, batch: int, num_nodes: int, num_keys: int) -> "Edges":
-        """[B or 1, edges] each, as `edge_ends` gives them; raises what that raises."""
+        """[B or 1, edges] each, as `edge_ends` returns them; raises what that raises."""
         shapes = {jnp.shape(self.senders), jnp.shape(self.receivers)}
         leading = {shape[:-1] for shape in shapes}
         if () in shapes or not leading <= {(), (1,), (batch,)}:
             raise ValueError(
                 f"edges {sorted(shapes)} must be [edges], or [B, edges] with B = {batch}"
             )
-        # NumPy stays NumPy: what a program holds from the start can be looked at.
+        # NumPy stays NumPy: indices that are known while JAX traces can be checked.
         senders, receivers = (
             jnp.ravel(a) if isinstance(a, jax.Array) else np.ravel(a) for a in self
         )
@@ -52,7 +53,15 @@ class Edges(NamedTuple):
 
 
 def causal(num_queries: int, num_keys: int | None = None, *, offset: int = 0) -> Bool[Array, "T S"]:
-    """Query t sees keys up to t + offset (top-left aligned, as in `jax.nn`).
+    """Query t attends to keys up to t + offset (top-left aligned, as in `jax.nn`).
+
+    Args:
+      num_queries: T.
+      num_keys: S; None is T.
+      offset: added to the last key.
+
+    Returns:
+      [T, S].
 
     >>> causal(2, 3).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0]]
@@ -64,7 +73,18 @@ def causal(num_queries: int, num_keys: int | None = None, *, offset: int = 0) ->
 def window(
     num_queries: int, num_keys: int | None = None, *, left: int, right: int
 ) -> Bool[Array, "T S"]:
-    """Query t sees keys t - left to t + right, both ends included.
+    """Query t attends to keys t - left to t + right, both ends included.
+
+    Args:
+      num_queries: T.
+      num_keys: S; None is T.
+      left, right: at least 0.
+
+    Returns:
+      [T, S].
+
+    Raises:
+      ValueError: left or right is negative.
 
     >>> window(3, left=1, right=0).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
@@ -76,7 +96,14 @@ def window(
 
 
 def padding(lengths: Int[Array, " B"], num_keys: int) -> Bool[Array, "B 1 1 S"]:
-    """Every query of batch row b sees the first lengths[b] keys.
+    """Every query of batch row b attends to the first lengths[b] keys.
+
+    Args:
+      lengths: [B].
+      num_keys: S.
+
+    Returns:
+      [B, 1, 1, S].
 
     >>> padding(jnp.array([1, 2]), 2)[:, 0, 0].tolist()
     [[True, False], [True, True]]
@@ -87,7 +114,14 @@ def padding(lengths: Int[Array, " B"], num_keys: int) -> Bool[Array, "B 1 1 S"]:
 def segments(
     query_segments: Int[Array, "B T"], key_segments: Int[Array, "B S"] | None = None
 ) -> Bool[Array, "B 1 T S"]:
-    """Positions of one segment see each other: several texts packed into one row.
+    """Positions of one segment attend to each other: several texts packed into one row.
+
+    Args:
+      query_segments: [B, T], a number per segment.
+      key_segments: [B, S]; None is `query_segments`.
+
+    Returns:
+      [B, 1, T, S].
 
     >>> segments(jnp.array([[0, 0, 1]]))[0, 0].astype(int).tolist()
     [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
@@ -99,11 +133,18 @@ def segments(
 def from_edges(
     senders: Nodes, receivers: Nodes, num_nodes: int, num_keys: int | None = None
 ) -> Bool[Array, "T S"]:
-    """Node receivers[i] sees node senders[i]: the neighbourhoods of a graph.
+    """Node receivers[i] attends to node senders[i], for every edge i of a graph.
 
     An edge is directed (list both directions of an undirected one), listing it twice changes
-    nothing, and a node sees itself only where a self-loop is listed. Two kinds of nodes have
-    num_nodes receivers and num_keys senders. Edges that only pad the list: see `edge_ends`.
+    nothing, and a node attends to itself only where a self-loop is listed.
+
+    Args:
+      senders, receivers: [edges]; pad them as in `edge_ends`.
+      num_nodes: T, the nodes that receive.
+      num_keys: S, the nodes that send; None is T.
+
+    Returns:
+      [T, S].
 
     >>> import jax.numpy as jnp
     >>> from_edges(jnp.array([1, 2, 2]), jnp.array([0, 0, 1]), 3).astype(int).tolist()
@@ -121,10 +162,11 @@ def edge_ends(
 
     Pad an edge list to a fixed length with senders = num_keys and receivers = num_nodes: such an
     edge is dropped. Any other index outside the nodes is a ValueError; under `jit`, where indices
-    cannot be looked at, its edge is dropped too (JAX by itself would move the index or wrap it).
+    cannot be checked, its edge is dropped too (JAX by itself would clip or wrap the index).
 
-    Raises: TypeError for indices that are not integers; ValueError for two lists of different
-      lengths and for indices outside the nodes.
+    Raises:
+      TypeError: indices that are not integers.
+      ValueError: two lists of different lengths, or indices outside the nodes.
     """
     ends = {"senders": (senders, num_keys), "receivers": (receivers, num_nodes)}
     for name, (index, size) in ends.items():
@@ -148,26 +190,39 @@ def edge_ends(
     return jnp.where(real, senders, num_keys), jnp.where(real, receivers, num_nodes)
 
 
-def combine(*masks: Bool[Array, "..."] | Edges | None) -> Any:
+@overload
+def combine(*masks: Bool[Array, "..."] | None) -> Bool[Array, "..."] | None: ...
+@overload
+def combine(
+    *masks: Bool[Array, "..."] | Edges | None,
+) -> Bool[Array, "..."] | Edges | None: ...
+def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | Edges | None:
     """AND of the masks that are not None; None where there is none.
+
+    Raises:
+      TypeError: `Edges` together with another mask.
 
     >>> combine(causal(2), None, window(2, left=0, right=0)).astype(int).tolist()
     [[1, 0], [0, 1]]
     """
-    given: list[Any] = [m for m in masks if m is not None]
-    if len(given) > 1 and any(isinstance(m, Edges) for m in given):
-        raise TypeError(
-            "Edges are combined with no other mask; leave out the edges of what must not be seen"
-        )
-    return functools.reduce(jnp.logical_and, given) if given else None
+    given = [m for m in masks if m is not None]
+    arrays = [m for m in given if not isinstance(m, Edges)]
+    if len(arrays) == len(given):
+        return functools.reduce(jnp.logical_and, arrays) if arrays else None
+    if len(given) > 1:
+        raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")
+    return given[0]
 
 
-def visible_alone(
-    num_queries: int, num_keys: int, is_causal: bool, local_window_size: Any
+def causal_window(
+    num_queries: int,
+    num_keys: int,
+    is_causal: bool,
+    local_window_size: int | tuple[int, int] | None,
 ) -> Bool[Array, "T S"] | None:
-    """What a causal call, or one with a window (an int, or left and right), may see; else None.
+    """The mask of a causal call, or of one with a window w or (left, right); else None.
 
-    >>> visible_alone(3, 3, True, 1).astype(int).tolist()
+    >>> causal_window(3, 3, True, 1).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
     near = None
@@ -178,20 +233,28 @@ def visible_alone(
     return combine(causal(num_queries, num_keys) if is_causal else None, near)
 
 
-def side_by_side(
-    own: Bool[Array, "..."] | Edges | None,
-    other: Bool[Array, "..."] | None,
+def concatenate(
+    first: Bool[Array, "..."] | Edges | None,
+    second: Bool[Array, "..."] | None,
     num_queries: int,
     num_keys: tuple[int, int],
 ) -> Bool[Array, "... T S"]:
-    """`own` for the first keys, `other` for those behind them; None hides nothing.
+    """One mask of two key sequences: `first` for the first keys, `second` for those after them.
 
-    >>> side_by_side(causal(2), jnp.array([True, False]), 2, (2, 2)).astype(int).tolist()
+    Args:
+      first, second: masks; None hides nothing.
+      num_queries: T.
+      num_keys: of the first and of the second sequence.
+
+    Raises:
+      TypeError: `Edges`.
+
+    >>> concatenate(causal(2), jnp.array([True, False]), 2, (2, 2)).astype(int).tolist()
     [[1, 0, 1, 0], [1, 1, 1, 0]]
     """
-    if isinstance(own, Edges):
-        raise TypeError("Edges are of one text; give a boolean mask where two are read at once")
-    parts = [jnp.ones((1, 1), bool) if m is None else jnp.asarray(m) for m in (own, other)]
+    if isinstance(first, Edges):
+        raise TypeError("Edges cannot mask two sequences at once; pass a boolean mask")
+    parts = [jnp.ones((1, 1), bool) if m is None else jnp.asarray(m) for m in (first, second)]
     leading = jnp.broadcast_shapes(*(m.shape[:-1] for m in parts), (num_queries,))
     sizes = zip(parts, num_keys, strict=True)
     return jnp.concatenate([jnp.broadcast_to(m, (*leading, n)) for m, n in sizes], axis=-1)

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 
 def accumulation_dtype(*arrays: Array | None) -> jnp.dtype:
@@ -40,9 +42,9 @@ def hide(scores: Array, allowed: Array | None) -> Array:
     return scores if allowed is None else jnp.where(allowed, scores, lowest(scores.dtype))
 
 
-def lowest(dtype: DTypeLike) -> float:
+def lowest(dtype: npt.DTypeLike) -> float:
     """The value of a hidden score."""
-    return -float(jnp.finfo(dtype).max) / 2
+    return -float(np.finfo(np.dtype(dtype)).max) / 2
 
 
 def row_max(scores: Array) -> Array:

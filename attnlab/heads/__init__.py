@@ -1,10 +1,14 @@
 """Attention heads: how q, k and v are computed and how heads become one output.
 
-from attnlab.heads import Wide, init, multi_head_attention
+>>> from attnlab.heads import Wide, init, multi_head_attention
+>>> layout = Wide(width=64, num_heads=4)
+>>> params = init(jax.random.key(0), layout)
+>>> multi_head_attention(params, jnp.ones((1, 5, 64)), layout, is_causal=True).shape
+(1, 5, 64)
 
-layout = Wide(width=64, num_heads=4)
-params = init(jax.random.key(0), layout)
-y = multi_head_attention(params, x, layout, is_causal=True)
+A layout is a frozen dataclass (`layout_table()` lists them), parameters are a dict of arrays, and
+all functions are pure. A new layout is a subclass of `Layout` or of one of the layouts, an option
+for all layouts a subclass of `Extra`.
 """
 
 from attnlab.heads import positions
@@ -22,52 +26,48 @@ from attnlab.heads.cost import (
 )
 from attnlab.heads.extras import ExtraKeys, Gate, Sink, SoftCap, TalkingHeads
 from attnlab.heads.grouped_tied import GroupedTied
+from attnlab.heads.head_norm import HeadNorm
+from attnlab.heads.identical import identical_heads
+from attnlab.heads.inputs import HEAD_VALUES, HeadInputs, head_values
 from attnlab.heads.latent import Latent, LatentAbsorbed
-from attnlab.heads.layout import (
-    EXTRAS,
-    LAYOUTS,
-    Blocked,
-    Extra,
-    Layout,
-    Rewrite,
-    all_weights,
-    init,
-    kv_weight_names,
-    loss_names,
-    make_layout,
-    register_extra,
-    register_layout,
-    score_scale,
-    weight_shapes,
-)
+from attnlab.heads.layout import Blocked, Extra, Layout, Rewrite, all_weights
 from attnlab.heads.low_rank import LowRankQuery
 from attnlab.heads.multihead import (
-    HEAD_VALUES,
-    HeadInputs,
     HeadOutputs,
     attend_heads,
     decode,
     explain_heads,
-    head_values,
     make_entries,
     multi_head_attention,
     project_heads,
 )
 from attnlab.heads.narrow import Alt, Narrow, NarrowTied
+from attnlab.heads.params import init, kv_weight_names, loss_names, partition_specs, weight_shapes
+from attnlab.heads.registry import (
+    EXTRAS,
+    LAYOUTS,
+    LayoutRow,
+    layout_table,
+    make_layout,
+    register_extra,
+    register_layout,
+)
 from attnlab.heads.rewrites import CallSizes, chain, contraction_orders
-from attnlab.heads.standard import HeadNorm, Standard, TwoStage, Wide
+from attnlab.heads.shapes import TokenShapes, score_scale, token_shapes
+from attnlab.heads.standard import Standard, Wide
 from attnlab.heads.tensor_product import TensorProduct
+from attnlab.heads.two_stage import TwoStage
 from attnlab.heads.weights import Params, Weight
 
 __all__ = [
     "EXTRAS", "HEAD_VALUES", "LAYOUTS", "Absorbed", "Alt", "Bilinear", "Blocked", "Cache", "Call",
     "CallSizes", "Collaborative", "Extra", "ExtraKeys", "Gate", "GroupedTied", "HeadInputs",
-    "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout", "LowRankQuery", "Narrow",
-    "NarrowTied", "Params", "Rewrite", "Sink", "SoftCap", "Standard", "TalkingHeads",
-    "TensorProduct", "TwoStage", "Weight", "Wide", "all_weights", "attend_heads",
+    "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout", "LayoutRow", "LowRankQuery",
+    "Narrow", "NarrowTied", "Params", "Rewrite", "Sink", "SoftCap", "Standard", "TalkingHeads",
+    "TensorProduct", "TokenShapes", "TwoStage", "Weight", "Wide", "all_weights", "attend_heads",
     "cache_bytes_per_token", "cache_shapes", "call_flops", "chain", "contraction_orders", "decode",
-    "decode_flops", "explain_heads", "flops_per_token", "head_values", "init", "init_cache",
-    "kv_weight_names", "loss_names", "make_entries", "make_layout", "multi_head_attention",
-    "num_parameters", "positions", "project_heads", "register_extra", "register_layout",
-    "score_scale", "weight_shapes",
+    "decode_flops", "explain_heads", "flops_per_token", "head_values", "identical_heads", "init",
+    "init_cache", "kv_weight_names", "layout_table", "loss_names", "make_entries", "make_layout",
+    "multi_head_attention", "num_parameters", "partition_specs", "positions", "project_heads",
+    "register_extra", "register_layout", "score_scale", "token_shapes", "weight_shapes",
 ]  # fmt: skip

@@ -6,17 +6,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import (
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    register_layout,
-    with_biases,
-)
+from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import add_bias, combine_heads, project_all
+from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight
 
 
@@ -138,7 +130,7 @@ class Bilinear(InputKeys):
 @register_layout("absorbed")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Absorbed(InputKeys):
-    """One matrix for the scores and one for the values of each head; keys and values are the inputs.
+    """One matrix per head for scores and one for values; keys and values are the inputs.
 
         q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n
 
@@ -149,6 +141,7 @@ class Absorbed(InputKeys):
     equation = "q_n = x A_n,  k_n = y,  v_n W_O,n = z B_n"
     source = "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits (QK and OV)"
     rotary_axis = None
+    merges_values = True
     bias_names: ClassVar[tuple[Bias, ...]] = ("q", "v", "o")
 
     def check(self) -> None:

@@ -65,6 +65,20 @@ class Call:
         merged: AttentionOptions = {**self.options, **options}
         return dataclasses.replace(self, options=merged)
 
+    def with_new(self, **options: Unpack[AttentionOptions]) -> "Call":
+        """The call with options that it does not have yet.
+
+        Raises:
+          ValueError: the call has one of them, which would be replaced silently.
+        """
+        for name in options:
+            if self.options.get(name) is not None:
+                raise ValueError(
+                    f"{name} is given twice, as an option of the call and by an extra of the "
+                    "layout; leave one out"
+                )
+        return self.bind(**options)
+
     def wrap(self, wrapper: Wrapper) -> "Call":
         """The call with code around its softmax attention."""
         return dataclasses.replace(self, wrappers=(*self.wrappers, wrapper))

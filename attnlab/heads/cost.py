@@ -8,7 +8,9 @@ They equal the multiply-adds of the traced program, which the tests count.
 import math
 from typing import get_args
 
-from attnlab.heads.layout import Layout, all_weights, token_shapes, weight_shapes
+from attnlab.heads.layout import Layout, all_weights
+from attnlab.heads.params import weight_shapes
+from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Method, Weight
 
 
@@ -74,7 +76,9 @@ def call_flops(
         total -= min(num_queries, new) * _of_queries_and_keys(layout)
     token = token_shapes(layout)
     attended = num_keys + num_source + sum(extra.num_keys for extra in layout.extras)
-    total += num_queries * attended * token.q[0] * (token.q[-1] + token.v[-1])
+    per_score = token.q[0] * (token.q[-1] + token.v[-1])
+    per_score += sum(_multiply_adds(layout, w) for w in all_weights(layout).values() if w.per_score)
+    total += num_queries * attended * per_score
     return 2 * batch * total
 
 
@@ -95,12 +99,12 @@ def multiply_adds(layout: Layout) -> dict[str, int]:
     >>> multiply_adds(Standard(width=512, num_heads=8))["project_out"] == 512**2
     True
     """
-    counts = dict.fromkeys(get_args(Method), 0)
+    counts: dict[str, int] = dict.fromkeys(get_args(Method), 0)
     for weight in all_weights(layout).values():
-        for method in weight.methods:
+        for method in () if weight.per_score else weight.methods:
             counts[method] += _multiply_adds(layout, weight)
-    for method, count in layout.extra_multiply_adds().items():
-        counts[method] += count
+    for name, count in layout.extra_multiply_adds().items():
+        counts[name] += count
     return counts
 
 

@@ -10,8 +10,9 @@ from jaxtyping import Array, Float
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
 from attnlab.heads.call import Call
-from attnlab.heads.layout import Extra, Layout, register_extra, token_shapes
+from attnlab.heads.layout import Extra, Layout, check_size
 from attnlab.heads.linear import project_all
+from attnlab.heads.registry import register_extra
 from attnlab.heads.weights import Params, Weight
 
 
@@ -28,28 +29,23 @@ class Gate(Extra):
 
     def __post_init__(self) -> None:
         if self.by not in ("head", "element"):
-            raise ValueError(f"a gate is by 'head' or by 'element', not by {self.by!r}")
+            raise ValueError(f"by must be 'head' or 'element', not {self.by!r}")
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:
         return "vo" if self.by == "element" else ""
 
     def check(self, layout: Layout) -> None:
-        if self.by == "element" and not hasattr(layout, "value_dim"):
+        if self.by == "element" and layout.merges_values:
             raise ValueError(
-                f"layout {layout.name!r} merges W_V and W_O, so no gate per element stands between "
-                "them; use Gate(by='head')"
-            )
-        if self.by == "element" and layout.name == "latent_absorbed":
-            raise ValueError(
-                "layout 'latent_absorbed' merges W_UV and W_O, so no gate per element stands "
-                "between them; use Gate(by='head') or layout 'latent'"
+                f"layout {layout.name!r} multiplies W_V and W_O out, so it cannot have a gate per "
+                "element between them; use Gate(by='head')"
             )
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
         if self.by == "head":
             return {"head_gate": Weight("attend", ("width",), ("num_heads",))}
-        return {"gate": Weight("attend", ("width",), ("num_heads", "value_dim"))}
+        return {"gate": Weight("attend", ("width",), ("num_heads", "head_width"))}
 
     def values(self, layout: Layout) -> dict[str, str]:
         return {"gate": "B T N 1" if self.by == "head" else "B T N V"}
@@ -87,7 +83,7 @@ class Sink(Extra):
 
     def before_attention(self, params: Params, call: Call) -> Call:
         sink = params["sink"][:, None, None] if self.learnt else jnp.zeros((1, 1, 1))
-        return call.bind(sink=sink)
+        return call.with_new(sink=sink)
 
 
 @register_extra("soft_cap")
@@ -103,11 +99,11 @@ class SoftCap(Extra):
     cap: float = 50.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.cap < float("inf"):
-            raise ValueError(f"cap must be above 0 and finite, not {self.cap}")
+        if not isinstance(self.cap, int | float) or not 0 < self.cap < float("inf"):
+            raise ValueError(f"cap must be a finite number above 0, not {self.cap!r}")
 
     def before_attention(self, params: Params, call: Call) -> Call:
-        return call.bind(logits_soft_cap=self.cap)
+        return call.with_new(logits_soft_cap=self.cap)
 
 
 @register_extra("talking_heads")
@@ -122,14 +118,12 @@ class TalkingHeads(Extra):
     excludes: ClassVar[tuple[str, ...]] = ("extra_keys",)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        axes = ("num_score_maps", "num_score_maps")
-        return {
-            "mix_scores": Weight("attend", makes=axes, identity=True),
-            "mix_probs": Weight("attend", makes=axes, identity=True),
-        }
+        heads = ("num_score_maps",)
+        mix = Weight("attend", reads=heads, makes=heads, identity=True, per_score=True)
+        return {"mix_scores": mix, "mix_probs": mix}
 
     def before_attention(self, params: Params, call: Call) -> Call:
-        return call.bind(talking_heads=(params["mix_scores"], params["mix_probs"]))
+        return call.with_new(talking_heads=(params["mix_scores"], params["mix_probs"]))
 
 
 @register_extra("extra_keys")
@@ -148,8 +142,7 @@ class ExtraKeys(Extra):
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.count, int) or self.count < 1:
-            raise ValueError(f"count must be a whole number of at least 1, not {self.count!r}")
+        check_size("count", self.count)
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:
@@ -160,10 +153,10 @@ class ExtraKeys(Extra):
         return self.count
 
     def weights(self, layout: Layout) -> dict[str, Weight]:
-        token = token_shapes(dataclasses.replace(layout, extras=()))
+        k_axes, v_axes = ("num_key_heads", "score_width"), ("num_value_heads", "head_width")
         return {
-            "extra_k": Weight("attend", makes=(self.count, *token.k), std=1.0),
-            "extra_v": Weight("attend", makes=(self.count, *token.v), std=1.0),
+            "extra_k": Weight("attend", makes=(self.count, *k_axes), std=1.0),
+            "extra_v": Weight("attend", makes=(self.count, *v_axes), std=1.0),
         }
 
     def before_attention(self, params: Params, call: Call) -> Call:
@@ -181,15 +174,20 @@ def attend_with_extra_keys(params: Params, call: Call, q: Array, k: Array, v: Ar
     """
     options = call.options
     if options.get("talking_heads") is not None or options.get("score_mods"):
-        raise ValueError("talking heads and score_mods need the scores of all keys at once; "
-                         "leave extra_keys out")  # fmt: skip
+        raise ValueError(
+            "extra_keys are computed apart from the other keys, so they do not combine with "
+            "talking_heads and score_mods; leave one out"
+        )
+
+    scale = options["scale"]
+    assert scale is not None
 
     def per_row(name: str) -> Array:
         a = params[name].astype(q.dtype if name == "extra_k" else v.dtype).swapaxes(0, 1)
         return jnp.broadcast_to(a, (q.shape[0], *a.shape))
 
     extra = scaled_scores(
-        q.swapaxes(1, 2), per_row("extra_k"), None, options["scale"], options.get("logits_soft_cap")
+        q.swapaxes(1, 2), per_row("extra_k"), None, scale, options.get("logits_soft_cap")
     )
     total = jax.nn.logsumexp(extra, axis=-1, keepdims=True)
     sink = options.get("sink")

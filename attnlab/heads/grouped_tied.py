@@ -6,17 +6,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import (
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    register_layout,
-    with_biases,
-)
+from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import concat_shared, project_all
+from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import OUTPUT, Standard
 from attnlab.heads.weights import Params, Weight
 

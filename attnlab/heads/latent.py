@@ -6,18 +6,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import (
-    Bias,
-    Blocked,
-    Entries,
-    Layout,
-    Rewrite,
-    Rotate,
-    register_layout,
-    score_scale,
-    with_biases,
-)
+from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
+from attnlab.heads.registry import register_layout
+from attnlab.heads.shapes import score_scale
 from attnlab.heads.standard import OUTPUT
 from attnlab.heads.weights import Params, Weight
 
@@ -164,6 +156,7 @@ class LatentAbsorbed(Latent):
         "q_n = [u Q_n K_n ; rotate(u P_n)],  k_n = [c(y) ; rotate(y R)],  "
         "v_n W_O,n = c(z) V_n O_n,  c(y) = norm(y C),  u = x or norm(x U)"
     )
+    merges_values = True
     source = "DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2, arXiv 2405.04434"
 
     def weights(self) -> dict[str, Weight]:

@@ -6,78 +6,35 @@
 Named values that a tap can record or replace: those of `HEAD_VALUES` and of the layout's own.
 """
 
-import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
-from attnlab.attention import AttentionOptions
-from attnlab.attention.masks import combine, side_by_side, visible_alone
+from attnlab.attention import AttentionOptions, masks
+from attnlab.attention.keywords import check_keywords
 from attnlab.heads.cache import Cache, extend
 from attnlab.heads.call import Call
-from attnlab.heads.layout import Entries, Layout, Rotate, check_params, score_scale
+from attnlab.heads.inputs import NO_INPUTS, OF_FORM, Context, HeadInputs, Rotary, check_inputs
+from attnlab.heads.layout import Entries, Layout, Rotate
+from attnlab.heads.params import weight_shapes
 from attnlab.heads.positions import rotate
 from attnlab.heads.rewrites import FACTORED, CallSizes, choose, contraction_orders
+from attnlab.heads.shapes import array, score_scale
 from attnlab.heads.weights import Params
 from attnlab.tap import Tap
 
-HEAD_VALUES = {
-    "q": "B T N H",
-    "k": "B S K H",
-    "v": "B S Kv V",
-    "scores": "B N T S",
-    "probs": "B N T S",
-    "heads": "B T N V",
-    "outputs": "B N T O",
+T = TypeVar("T")
+
+HEAD_KEYWORDS = {
+    "multi_head_attention": ("context", "rotary", "layer", "order", "tap"),
+    "decode": ("rotary", "layer", "padding_mask", "tap"),
+    "attend_heads": ("inputs", "tap", "report"),
 }
-"""Value -> axes: queries and keys as the scores use them (normalized, rotated), with a cache all
-that it holds; values; scores before the mask; probabilities before dropout; what each head returns
-after its gate; and what each head adds to the output, without the bias."""
-
-OF_FORM = ("q", "k", "v", "scores", "heads")
-"""Values that differ between forms of a layout; their names mean the layout as it is."""
-
-Rotary = Array | tuple[Array, Array]
-"""Angles of `positions.rotary_angles` for queries and keys, or a pair (for queries, for keys)."""
-Context = Array | tuple[Array, Array]
-"""Key/value input, or a pair (key input, value input)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadInputs:
-    """What a call of heads receives beside params, x and the options of attention.
-
-    Attributes:
-      context: key/value input [B, S, E], or a pair (key input, value input); None is x.
-      rotary: angles for queries and keys, or a pair.
-      cache: of `init_cache`; x are the next tokens.
-      padding_mask: [B, T], True = a token. Padding is attended to by none, is not kept in a cache
-        and has no position there, so batch rows have lengths of their own.
-      source: a second text [B, S2, D] attended to in the same softmax, without positions.
-      source_mask: as `mask`, of the second text.
-      shared_kv: cache entries of an earlier layer to attend to in place of those of x (cross-layer
-        attention; Brandon et al. 2024, arXiv 2405.12981).
-      head_mask: multiplies each head, [N] or [B, N]; 0 removes a head.
-      query_scale: multiplies q.
-      layer: index of the layer, counted from 0; may be traced.
-      order: form of the layout to compute with, see `multi_head_attention`.
-    """
-
-    context: Context | None = None
-    rotary: Rotary | None = None
-    cache: Cache | None = None
-    padding_mask: Bool[Array, "B T"] | None = None
-    source: Float[Array, "B S2 D"] | None = None
-    source_mask: Array | None = None
-    shared_kv: Entries | None = None
-    head_mask: Float[Array, "*B N"] | None = None
-    query_scale: ArrayLike | None = None
-    layer: ArrayLike = 0
-    order: str | None = None
+"""Keywords beside those of `AttentionOptions`, for messages."""
 
 
 class HeadOutputs(NamedTuple):
@@ -88,9 +45,6 @@ class HeadOutputs(NamedTuple):
     """The cache with the new tokens, if one was given."""
     entries: Entries
     """The cache entries of this call, which a later layer may share."""
-
-
-NO_INPUTS = HeadInputs()
 
 
 def multi_head_attention(
@@ -133,6 +87,7 @@ def multi_head_attention(
     >>> multi_head_attention(params, jnp.ones((1, 5, 6)), layout, is_causal=True).shape
     (1, 5, 6)
     """
+    _check_options("multi_head_attention", options)
     inputs = HeadInputs(context=context, rotary=rotary, layer=layer, order=order)
     return attend_heads(params, x, layout, inputs, tap=tap, **options).output
 
@@ -164,6 +119,7 @@ def decode(
     >>> y.shape, int(cache["length"])
     ((1, 2, 6), 2)
     """
+    _check_options("decode", options)
     options = {"is_causal": True, **options}
     inputs = HeadInputs(cache=cache, rotary=rotary, layer=layer, padding_mask=padding_mask)
     outputs = attend_heads(params, x, layout, inputs, tap=tap, **options)
@@ -191,17 +147,24 @@ def attend_heads(
       **options: of `attnlab.dot_product_attention`.
     """
     check_inputs(params, x, layout, inputs)
+    _check_options("attend_heads", options)
     tap = tap or Tap()
     tap.layer = inputs.layer
     sizes = call_sizes(x, inputs, options)
     wanted = inputs.order
-    if wanted is None and any(name in tap.patch for name in OF_FORM):
+    of_form = (*OF_FORM, *layout.values)
+    if patched := [name for name in of_form if name in tap.patch]:
+        if wanted not in (None, FACTORED):
+            raise ValueError(
+                f"order {wanted!r} cannot run: a patch of {patched[0]!r} means the value of the "
+                "layout as it is; use order='factored' or None"
+            )
         wanted = FACTORED
     order, steps = choose(layout, sizes, wanted)
     if report is not None:
         report["order"] = dict(contraction_orders(layout, sizes))
         report["chosen"] = {"order": order}
-    aside = tuple(name for name in OF_FORM if name in tap.capture)
+    aside = tuple(name for name in of_form if name in tap.capture)
     if steps and aside:
         _record_factored(params, x, layout, inputs, tap, aside, options)
         tap_here = Tap(tap.capture - set(aside), tap.patch, tap.layer)
@@ -213,6 +176,16 @@ def attend_heads(
     if tap_here is not tap:
         tap.merge(tap_here)
     return outputs
+
+
+def _check_options(function: str, options: AttentionOptions) -> None:
+    known = AttentionOptions.__annotations__
+    check_keywords(function, options, [*known, *HEAD_KEYWORDS.get(function, ())])
+    if options.get("scale") is not None:
+        raise ValueError(
+            "scale is a field of the layout: use dataclasses.replace(layout, scale="
+            f"{options['scale']!r})"
+        )
 
 
 def call_sizes(x: Array, inputs: HeadInputs, options: AttentionOptions) -> CallSizes:
@@ -247,16 +220,16 @@ def _record_factored(
 ) -> None:
     """Records these values of the layout as it is, aside: the barrier keeps the compiler from
     merging this call with the other one, so the output keeps its bits."""
-    params, x, inputs = _barrier((params, x, inputs))
+    params, x, inputs = barrier((dict(params), x, inputs))
     alone = Tap(names, tap.patch, tap.layer)
     _attend(params, x, layout, inputs, alone, None, options)
     tap.merge(alone)
 
 
-def _barrier(values: tuple[Params, Array, HeadInputs]) -> tuple[Params, Array, HeadInputs]:
-    params, x, inputs = values
-    params, x, context = jax.lax.optimization_barrier((dict(params), x, inputs.context))
-    return params, x, dataclasses.replace(inputs, context=context)
+def barrier(values: T) -> T:
+    """The values. The compiler merges nothing computed from them with the rest of the call."""
+    result: T = jax.lax.optimization_barrier(values)
+    return result
 
 
 def _attend(
@@ -269,11 +242,6 @@ def _attend(
     options: AttentionOptions,
 ) -> HeadOutputs:
     """The call in the form that was chosen."""
-    if inputs.cache is not None and inputs.rotary is not None and layout.rotary_axis is None:
-        raise ValueError(
-            f"rotary positions cannot rotate inputs that are cached, as those of {layout.name!r} "
-            "are; use 'bilinear'"
-        )
     rotate_q, rotate_k = rotations(inputs.rotary)
     ready = layout.prepare(params, x)
     q = layout.project_q(params, ready, rotate_q)
@@ -287,8 +255,7 @@ def _attend(
     if inputs.cache is not None:
         entries, cache, fits, options = _with_cache(entries, x, inputs, options)
     elif inputs.padding_mask is not None:
-        mask = combine(options.get("mask"), inputs.padding_mask[:, None, None, :])
-        options = {**options, "mask": mask}
+        options = _with_mask(options, inputs.padding_mask[:, None, None, :])
     if inputs.source is not None and inputs.source.shape[1]:
         entries, options = _with_source(params, x, layout, inputs, entries, options)
     k, v = layout.keys_values(params, entries)
@@ -309,9 +276,9 @@ def _heads(
     for extra in layout.extras:
         inner = extra.before_attention(params, inner)
     q, k, v = (call.tap(name, a) for name, a in zip("qkv", qkv, strict=True))
-    heads = layout.attend(params, q, k, v, inner)
+    heads = layout.attend(params, q, k, v, inner).astype(v.dtype)
     for extra in layout.extras:
-        heads = extra.after_attention(params, x, heads, call)
+        heads = extra.after_attention(params, x, heads, call).astype(v.dtype)
     return heads
 
 
@@ -328,7 +295,7 @@ def _output(params: Params, layout: Layout, heads: Array, tap: Tap) -> Array:
     if not tap.wants("outputs"):
         return output
     if "outputs" not in tap.patch:  # aside: `output` keeps its bits
-        params, heads = jax.lax.optimization_barrier((dict(params), heads))
+        params, heads = barrier((dict(params), heads))
     # Linear in the heads but for a bias, which is the output of heads that are zero.
     bias = layout.project_out(params, jnp.zeros_like(heads))
 
@@ -354,10 +321,21 @@ def _with_cache(
         is_causal=options.get("is_causal", False),
         window=window[0] if isinstance(window, tuple) else window,
     )
-    options = {**options, "mask": combine(options.get("mask"), extended.allowed)}
-    options["is_causal"], options["local_window_size"] = False, None
+    options = _with_mask(options, extended.allowed)
+    options = {**options, "is_causal": False, "local_window_size": None}
     held = {name: a.astype(x.dtype) for name, a in extended.entries.items()}
     return held, extended.cache, extended.fits, options
+
+
+def _with_mask(options: AttentionOptions, allowed: Array | None) -> AttentionOptions:
+    """The options with one more boolean mask."""
+    mask = options.get("mask")
+    if isinstance(mask, masks.Edges):
+        raise TypeError(
+            "masks.Edges do not combine with a cache, padding_mask or source; pass a boolean mask"
+        )
+    given = None if mask is None else jnp.asarray(mask)
+    return {**options, "mask": masks.combine(given, allowed)}
 
 
 def _with_source(
@@ -381,9 +359,10 @@ def _with_source(
     joined = {n: jnp.concatenate([a, more[n].astype(a.dtype)], axis=1) for n, a in entries.items()}
     both = own, source.shape[1]
     window = options.get("local_window_size")
-    mask = visible_alone(x.shape[1], own, options.get("is_causal", False), window)
-    mask = combine(options.get("mask"), mask)
-    mask = side_by_side(mask, inputs.source_mask, x.shape[1], both)
+    mask = masks.causal_window(x.shape[1], own, options.get("is_causal", False), window)
+    first = _with_mask(options, mask).get("mask")
+    assert first is None or isinstance(first, Array)
+    mask = masks.concatenate(first, inputs.source_mask, x.shape[1], both)
     options = {**options, "mask": mask, "is_causal": False, "local_window_size": None}
     bias = options.get("bias")
     if bias is not None:
@@ -459,52 +438,6 @@ def project_heads(
     return layout.project_q(params, ready, rotate_q), *layout.keys_values(params, entries)
 
 
-def head_values(layout: Layout) -> dict[str, str]:
-    """Names of the values that heads of this layout have -> their axes."""
-    values = HEAD_VALUES | dict(layout.values)
-    for extra in layout.extras:
-        values |= extra.values(layout)
-    return values
-
-
-def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -> None:
-    """Raises TypeError or ValueError naming the array, its shape and what is needed."""
-    if not isinstance(layout, Layout):
-        raise TypeError(
-            f"layout is a {type(layout).__name__}; the order is (params, x, layout), with a layout "
-            "such as attnlab.heads.Standard(width=64, num_heads=4)"
-        )
-    check_params(params, layout)
-    y, z = inputs.context if isinstance(inputs.context, tuple) else (inputs.context,) * 2
-    keys = x if y is None else y
-    values = keys if z is None else z
-    names = ("x", "context", "value context")
-    for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
-        _check_input(name, a, width, x)
-    if inputs.source is not None:
-        _check_input("source", inputs.source, layout.input_widths[1], x)
-    if values.shape[1] != keys.shape[1]:
-        raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
-    if inputs.shared_kv is not None and inputs.context is not None:
-        raise ValueError("shared_kv replaces the keys and values of x; leave context out")
-    if inputs.cache is not None and inputs.context is not None:
-        raise ValueError("a cache is for self-attention; leave context out")
-    if inputs.padding_mask is not None and inputs.context is not None:
-        raise ValueError("padding_mask is of x; hide padding of the context by mask")
-
-
-def _check_input(name: str, a: Array, width: int, x: Array) -> None:
-    if not hasattr(a, "shape") or not jnp.issubdtype(a.dtype, jnp.floating):
-        kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
-        raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
-    if len(a.shape) != 3:
-        raise ValueError(f"{name} {a.shape} must be [batch, length, {width}]")
-    if a.shape[2] != width:
-        raise ValueError(f"{name} {a.shape} must end in width {width}, that of the layout")
-    if a.shape[0] != x.shape[0]:
-        raise ValueError(f"{name} {a.shape} and x {x.shape} must have one batch size")
-
-
 def explain_heads(
     layout: Layout,
     x: ArrayLike | jax.ShapeDtypeStruct,
@@ -526,18 +459,12 @@ def explain_heads(
     >>> explain_heads(Wide(width=256, num_heads=8), x)["chosen"]
     {'order': 'absorbed'}
     """
-    from attnlab.heads.layout import weight_shapes
-
     report: dict[str, dict[str, object]] = {}
-    shapes = weight_shapes(layout)
     dtype = getattr(x, "dtype", jnp.float32)
-    params = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
-    arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-    traced = {n: a for n, a in arrays.items() if n not in ("layer", "order")}
+    params = {n: array(shape, dtype) for n, shape in weight_shapes(layout).items()}
 
-    def call(params: Params, x: Array, traced: dict[str, Array]) -> None:
-        given = dataclasses.replace(inputs, **traced)  # type: ignore[arg-type]
-        attend_heads(params, x, layout, given, tap=Tap(capture), report=report, **options)
+    def call(params: Params, x: Array, inputs: HeadInputs) -> None:
+        attend_heads(params, x, layout, inputs, tap=Tap(capture), report=report, **options)
 
-    jax.eval_shape(call, params, x, traced)
+    jax.eval_shape(call, params, x, inputs)
     return report

@@ -1,4 +1,4 @@
-"""Forms of a layout: the same function with neighbouring matrices multiplied out.
+"""Forms of a layout: the same function with adjacent matrices multiplied out.
 
 The scores are a product of four matrices, x W_Q W_K^T x^T, and the values of two, W_V W_O.
 `Layout.rewritten` multiplies one pair out and so reaches another layout that is the same function:
@@ -10,7 +10,7 @@ import dataclasses
 
 from attnlab.heads.cost import cache_shapes, call_flops
 from attnlab.heads.layout import Blocked, Layout, Rewrite
-from attnlab.names import find
+from attnlab.names import lookup
 
 FACTORED = "factored"
 """The order of contraction that uses the weights as they are."""
@@ -43,13 +43,12 @@ def form(layout: Layout, order: str) -> Layout:
     """
     steps, _ = chain(layout)
     known = {FACTORED: layout} | {order_name(step.layout): step.layout for step in steps}
-    found: Layout = find(f"order of layout {layout.name!r}", order, known)
-    return found
+    return lookup(known, order, what=f"order of layout {layout.name!r}")
 
 
 def order_name(layout: Layout) -> str:
     """Name of the order of contraction that computes with this layout."""
-    return layout.name or type(layout).__name__
+    return layout.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +94,7 @@ class CallSizes:
         needs = cache_shapes(layout, rotary=self.rotary)
         if set(needs) == self.entries:
             return None
-        rotary = ", rotary=True" if self.rotary and getattr(layout, "tie", "") else ""
+        rotary = ", rotary=True" if self.rotary and getattr(layout, "tie", None) else ""
         return (
             f"the cache holds {', '.join(sorted(self.entries))}; this form needs "
             f"{', '.join(needs)}; make the cache with init_cache(layout, ..., order=...) of this "
@@ -135,7 +134,7 @@ def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, li
     if order is None:
         costs = [(cost, i) for i, cost in enumerate(orders.values()) if isinstance(cost, int)]
         order = list(orders)[min(costs)[1]] if costs else FACTORED
-    cost = find(f"order of layout {layout.name!r}", order, orders)
+    cost = lookup(orders, order, what=f"order of layout {layout.name!r}")
     if isinstance(cost, str):
         raise ValueError(f"order {order!r} cannot run: {cost}; use 'factored' or None")
     steps, _ = chain(layout, rotary=sizes.rotary, shift_invariant=sizes.shift_invariant)

@@ -1,4 +1,4 @@
-"""Heads that read all of x: `Standard` (grouped and multi-query too), `Wide` and `TwoStage`."""
+"""Heads that read all of x: `Standard` (grouped and multi-query too) and `Wide`."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -7,58 +7,30 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads.bilinear import Bilinear
+from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.layout import (
+    Bias,
     Blocked,
     Entries,
     Layout,
     Rewrite,
     Rotate,
-    register_layout,
-    score_scale,
     with_biases,
 )
 from attnlab.heads.linear import normalize, project_all
-from attnlab.heads.weights import Axes, Method, Params, Weight
-from attnlab.norms import STARTS
+from attnlab.heads.registry import register_layout
+from attnlab.heads.shapes import score_scale
+from attnlab.heads.weights import Method, Params, Weight
 
 Tie = Literal["", "kv", "qk", "qkv"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
-UNTIED: dict[str, dict[str, str]] = {
+UNTIED: dict[str, dict[Bias, Bias]] = {
     "": {},
     "kv": {"v": "k"},
     "qk": {"k": "q"},
     "qkv": {"k": "q", "v": "q"},
 }
 """`tie` -> projection -> the projection whose weight it uses."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadNorm:
-    """A norm of each query and key head, with a learnt scale, before rotary embedding.
-
-    Attributes:
-      kind: "layer" (Dehghani et al. 2023, arXiv 2302.05442; `normalize_qk` in Flax) or "rms".
-      bias: a learnt bias behind a layer norm.
-    """
-
-    kind: Literal["layer", "rms", "rms_plus_one"] = "rms"
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in STARTS:
-            raise ValueError(f"unknown qk_norm {self.kind!r}; known: {', '.join(STARTS)}")
-        if self.bias and self.kind != "layer":
-            raise ValueError(f"an {self.kind} norm has no bias; use kind='layer' or bias=False")
-
-    def weights(self, axis: str, names: Axes = ("q", "k")) -> dict[str, Weight]:
-        """Scales, then biases, of the norms of queries and keys of this width."""
-        methods: dict[str, Method] = {"q": "project_q", "k": "project_kv"}
-        made = {}
-        for name, method in methods.items():
-            made[f"{name}_norm"] = Weight(method, makes=(axis,), constant=STARTS[self.kind])
-            if self.bias:
-                made[f"{name}_norm_bias"] = Weight(method, makes=(axis,), constant=0.0)
-        return made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,10 +64,15 @@ class Separate(Layout):
 
     def check(self) -> None:
         """The projections that are tied have one shape."""
-        if self.tie not in UNTIED:
-            raise ValueError(f"unknown tie {self.tie!r}; known: {', '.join(map(repr, UNTIED))}")
-        if not set(self.tie) <= set(self.can_tie):
-            raise ValueError(f"{self._label} can tie {self.can_tie!r} only, not {self.tie!r}")
+        if self.qk_norm is not None and not isinstance(self.qk_norm, HeadNorm):
+            raise TypeError(
+                f"qk_norm must be a HeadNorm such as HeadNorm('rms'), or None, not {self.qk_norm!r}"
+            )
+        known = [tie for tie in UNTIED if set(tie) <= set(self.can_tie)]
+        if self.tie not in known:
+            raise ValueError(
+                f"{self._label}: tie must be one of {', '.join(map(repr, known))}, not {self.tie!r}"
+            )
         for bias in self.biases:
             if bias in UNTIED[self.tie]:
                 raise ValueError(
@@ -148,7 +125,7 @@ class Separate(Layout):
         return rotate(self.normalized(params, "q", self.project(params, "q", x)))
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
-        by = {name: UNTIED[self.tie].get(name, name) for name in "kv"}
+        by = {"k": "k", "v": "v", **UNTIED[self.tie]}
         projected = self.project(params, by["k"], y)
         same = by["v"] == by["k"] and z is y
         v = projected if same else self.project(params, by["v"], z)
@@ -173,8 +150,7 @@ class Separate(Layout):
 
     def blocks_bilinear(self, rotary: bool, shift_invariant: bool) -> Blocked | None:
         """Why W_Q and W_K cannot be multiplied out; None if they can."""
-        extra = self.blocks("qk")
-        reason = None
+        extra, reason = self.blocks("qk"), None
         if rotary:
             reason = "rotary positions stand between W_Q and W_K"
         elif self.qk_norm is not None:
@@ -185,7 +161,7 @@ class Separate(Layout):
             shift_invariant and all(e.shift_invariant for e in self.extras)
         ):
             reason = "a soft cap or a sink sees the key bias, which this form drops"
-        return reason and Blocked("bilinear", reason)  # type: ignore[return-value]
+        return None if reason is None else Blocked("bilinear", reason)
 
 
 @register_layout("standard")
@@ -304,47 +280,3 @@ class Wide(Standard):
     def default_head_dim(self) -> int:
         """D."""
         return self.width
-
-
-@register_layout("two_stage")
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TwoStage(Standard):
-    """W^Q, W^K, W^V before the projections of each head, as one reads the paper's Q W_i^Q.
-
-    q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n
-    """
-
-    equation = "q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n"
-    source = "Vaswani et al. 2017, section 3.2.2, with Q = X W^Q read into it"
-
-    def weights(self) -> dict[str, Weight]:
-        outer = {
-            "q_outer": Weight("project_q", ("width",), (self.size("width"),)),
-            "k_outer": Weight("project_kv", ("key_width",), (self.size("key_width"),)),
-            "v_outer": Weight("project_kv", ("value_width",), (self.size("value_width"),)),
-        }
-        inner = {
-            "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
-            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
-            "o": OUTPUT,
-        }
-        return self.finished(outer | inner)
-
-    def project(self, params: Params, name: str, x: Array) -> Array:
-        return project_all(params, name, project_all(params, f"{name}_outer", x))
-
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """Standard: W^Q W_i^Q is one matrix per head."""
-        if self.tie:
-            return self.untied()
-
-        def params(weights: Params) -> Params:
-            folded = {n: jnp.tensordot(weights[f"{n}_outer"], weights[n], 1) for n in "qkv"}
-            return without(weights, "q_outer", "k_outer", "v_outer") | folded
-
-        heads, kv = self.num_heads * self.size("head_dim"), self.size("num_kv_heads")
-        flops = self.width**2 * heads
-        flops += kv * self.size("key_width") ** 2 * self.size("head_dim")
-        flops += kv * self.size("value_width") ** 2 * self.size("value_dim")
-        return Rewrite(self.to(Standard), params, 2 * flops)

@@ -6,8 +6,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Bias, Entries, Layout, Rotate, register_layout, with_biases
+from attnlab.heads.layout import Bias, Entries, Layout, Rotate, with_biases
 from attnlab.heads.linear import project_all
+from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import OUTPUT
 from attnlab.heads.weights import Method, Params, Weight
 

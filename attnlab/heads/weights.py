@@ -34,6 +34,7 @@ class Weight:
       std: initial standard deviation; None is 1/sqrt(fan-in).
       averaged_over: axes that a later mean is taken over; the initial standard deviation is larger
         by the root of their size, so that the mean has the usual scale.
+      per_score: it is applied to every pair of a query and a key, not to every token.
 
     >>> Weight("project_q", reads=("width",), makes=("num_heads", "head_dim")).axes
     ('width', 'num_heads', 'head_dim')
@@ -48,6 +49,7 @@ class Weight:
     identity: bool = False
     std: float | None = None
     averaged_over: Axes = ()
+    per_score: bool = False
 
     @property
     def axes(self) -> Axes:

@@ -25,7 +25,7 @@ from attnlab.model.config import ModelConfig
 from attnlab.model.outer import rotary_of
 from attnlab.names import find
 from attnlab.norms import CENTRES, STARTS
-from attnlab.sharing.delta import applied
+from attnlab.sharing.low_rank_delta import layer_params
 from attnlab.sharing.plan import Plan
 
 CIRCUITS = ("qk", "ov")
@@ -168,12 +168,12 @@ class _Weights:
         own = "" if config.share_encoder or not both else "encoder_"
         self.plan: Plan = config.encoder_layer_plan if encoder else config.layer_plan
         pool = params[f"{own}layers" if encoder else "layers"]
-        self.layers = [applied(pool, self.plan, i) for i in range(self.plan.num_layers)]
+        self.layers = [layer_params(pool, self.plan, i) for i in range(self.plan.num_layers)]
         self.parts = ["attention", *(["cross"] if "cross" in self.plan else [])]
         self.parts += ["ffn"] if config.ffn_width else []
         self.encoded = params.get(f"{own}final_norm") if cross else None
         every = tuple(range(self.plan.num_layers))
-        self.makers = every if cross else self.plan.reads
+        self.makers = every if cross else self.plan.kv_sources
 
     def qk(self, distance: int) -> tuple[np.ndarray, np.ndarray]:
         """scale W_Q [L, N, D, r], W_K^T [L, N, r, E]"""

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from attnlab.inspect.importance import HEADS, Gates, gates_of
 from attnlab.model.config import ModelConfig
 from attnlab.observe import Edit
-from attnlab.sharing.removal import remove_heads, scale_heads
+from attnlab.transforms import remove_heads, scale_heads
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 """Temperature, and the ends to which the gate is stretched (Louizos et al. 2018, section 4.1)."""
@@ -87,11 +87,11 @@ class Gated:
 
     Its weights are {"model": those of the model, "gates": name -> log_alpha [R, N]}. A call draws
     every gate once for all texts when it is not `deterministic`, from the stream "dropout", and
-    takes `gate_values` when it is. Where the rows of `gates` are slots, a slot's head has one gate
-    in all its uses. It has what `attnlab.training` asks of a model.
+    takes `gate_values` when it is. Where the rows of `gates` are parameter groups, a head of a
+    group has one gate in all its layers. It has what `attnlab.training` asks of a model.
 
     >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="albert")
-    >>> gated = Gated(config.build(), every_gate(config, by="slot"))
+    >>> gated = Gated(config.build(), every_gate(config, by="group"))
     >>> params = gated.init(jax.random.key(0), jnp.ones((1, 4), int))["params"]
     >>> params["gates"]["heads"].tolist()
     [[2.0, 2.0]]
@@ -212,25 +212,26 @@ def close_gates(
     """The model without the heads whose gate is 0 in every use; `values` are numbers, name ->
     [R, N], not traced.
 
-    A gate that is the same in all uses of a slot's head goes into its output map; what layers that
-    share a slot have different gates for stays an edit. Raises ValueError where `remove_heads`
-    does (nothing would be saved, ...), and where encoder and decoder share their layers.
+    A gate that is the same in all layers of a parameter group goes into the output map; where
+    layers of a group have different gates, these stay an edit. Raises ValueError where
+    `remove_heads` does (nothing would be saved, ...), and where encoder and decoder share their
+    layers.
     """
     if config.share_encoder:
         raise ValueError(
-            "encoder and decoder share their heads; untie_encoder of attnlab.surgery first, or "
+            "encoder and decoder share their heads; use attnlab.transforms.untie_encoder first, or "
             "keep the gates"
         )
-    of_layer, slots, lost = {}, {}, {}
+    of_layer, groups, lost = {}, {}, {}
     for one in gates:
         name = one.name.removesuffix(".heads")  # as remove_heads calls them
         encoder, part = HEADS[one.name]
         plan = config.encoder_layer_plan if encoder else config.layer_plan
         of_layer[name] = np.asarray(values[one.name])[list(one.rows)]
-        slots[name] = np.array(plan.indices(part))
+        groups[name] = np.array(plan.indices(part))
         shut = of_layer[name] == 0
-        in_all = [shut[slots[name] == slot].all(0) for slot in range(plan.num_slots[part])]
-        lost[name] = {slot: np.flatnonzero(gone).tolist() for slot, gone in enumerate(in_all)}
+        in_all = [shut[groups[name] == group].all(0) for group in range(plan.num_groups[part])]
+        lost[name] = {group: np.flatnonzero(gone).tolist() for group, gone in enumerate(in_all)}
     small, weights, idle = remove_heads(
         config, params, lost.get("heads", {}), cross=lost.get("cross"), encoder=lost.get("encoder")
     )
@@ -238,11 +239,11 @@ def close_gates(
     edit: dict[str, Any] = {}
     for name, gone in lost.items():
         every, filled = set(range(config.num_heads)), idle.get(name, {})
-        stays = [sorted(every - set(gone[slot]) | set(filled.get(slot, ()))) for slot in gone]
-        rows = zip(of_layer[name], slots[name], strict=True)
-        left = jnp.stack([row[stays[slot]] for row, slot in rows])
-        first = left[np.array([list(slots[name]).index(slot) for slot in gone])]
-        if (left == first[slots[name]]).all():
+        stays = [sorted(every - set(gone[group]) | set(filled.get(group, ()))) for group in gone]
+        rows = zip(of_layer[name], groups[name], strict=True)
+        left = jnp.stack([row[stays[group]] for row, group in rows])
+        first = left[np.array([list(groups[name]).index(group) for group in gone])]
+        if (left == first[groups[name]]).all():
             into[name] = first
         else:
             own = "heads" if name == "heads" else f"{name}.heads"

@@ -2,7 +2,7 @@
 
 A loss here is a function of an edit (`observe.Edit`) that gives one number for each text:
 `token_loss` makes one of a model and its texts, any other will do. `Gates` says which heads are
-meant: of every application, or of every slot, whose head goes in all layers that use it.
+meant: of every application, or of every parameter group, whose head goes in all its layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class Gates(NamedTuple):
 
     name: str
     rows: tuple[int, ...]
-    """The row of every layer: its number, or that of its slot"""
+    """The row of every layer: its number, or that of its parameter group"""
     num_heads: int
 
     @property
@@ -54,17 +54,17 @@ class Gates(NamedTuple):
 
 
 def gates_of(config: ModelConfig, name: str = "heads", *, by: str = "layer") -> Gates:
-    """The heads of a model: by "layer" (every application of its own) or by "slot" (a set of shared
-    weights is one, in all layers that use it). `name` "cross.heads" or "encoder.heads" are the
-    others of an encoder-decoder.
+    """The heads of a model: by "layer" (every application of its own) or by "group" (a group of
+    shared weights is one, in all layers that use it). `name` "cross.heads" or "encoder.heads" are
+    the others of an encoder-decoder.
 
     >>> from attnlab import ModelConfig
     >>> config = ModelConfig(num_layers=4, num_heads=2, plan="cycle:2")
-    >>> gates_of(config).shape, gates_of(config, by="slot")
+    >>> gates_of(config).shape, gates_of(config, by="group")
     ((4, 2), Gates(name='heads', rows=(0, 1, 0, 1), num_heads=2))
     """
     encoder, part = find("heads", name, HEADS)
-    find("way to count", by, {"layer": 1, "slot": 1})
+    find("way to count", by, {"layer": 1, "group": 1})
     if name != "heads" and config.kind != "encoder_decoder":
         raise ValueError(f"a {config.kind} has no {name!r}")
     plan = config.encoder_layer_plan if encoder else config.layer_plan
@@ -72,7 +72,7 @@ def gates_of(config: ModelConfig, name: str = "heads", *, by: str = "layer") -> 
         raise ValueError(
             f"a model with cross={config.cross!r} has no {name!r}: its 'heads' read both texts"
         )
-    rows = plan.sets(part) if by == "slot" else tuple(range(plan.num_layers))
+    rows = plan.distinct_parameters(part) if by == "group" else tuple(range(plan.num_layers))
     both = config.kind == "encoder_decoder"
     own = config.as_encoder if encoder else config
     return Gates(name, rows, own.num_heads if both else heads_in_a_layer(config))
@@ -218,7 +218,7 @@ def greedy_order(
 
 
 def weakest(importance: Float[Array, "R N"], count: int) -> dict[int, list[int]]:
-    """Row -> its `count` least important heads, as `sharing.surgery.remove_heads` takes them.
+    """Row -> its `count` least important heads, as `transforms.remove_heads` takes them.
 
     >>> weakest(jnp.array([[0.3, 0.1, 0.2], [0.0, 0.2, 0.1]]), 2)
     {0: [1, 2], 1: [0, 2]}

@@ -77,7 +77,7 @@ def split_scores(
     w = asks.weights(layer)
     maker = layer
     if part == "attention":
-        maker = asks.plan.reads[layer]
+        maker = asks.plan.kv_sources[layer]
         weights = asks.weights(maker)
         w = {
             "q": w["attention"] | w.get("kv", {}),

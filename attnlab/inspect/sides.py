@@ -15,8 +15,8 @@ from attnlab.inspect.statistics import STATISTICS, head_statistics
 from attnlab.inspect.viewer import Maps, Side
 from attnlab.model.config import Model, ModelConfig
 from attnlab.model.kinds import heads_in_a_layer
-from attnlab.sharing.named import name_of
-from attnlab.sharing.plan import Plan, Slots, mixtures
+from attnlab.sharing.named_plans import plan_name
+from attnlab.sharing.plan import Groups, Plan, mixtures
 
 
 class Attention(NamedTuple):
@@ -125,7 +125,7 @@ def side_of(
     return Side(tuple(maps), name=name, about=about(config))
 
 
-def _sets(plan: Plan, parts: Iterable[str]) -> dict[str, Slots]:
+def _sets(plan: Plan, parts: Iterable[str]) -> dict[str, Groups]:
     """What layers share of these parts: slots or, where they mix them, nothing but coefficients."""
     mixed = mixtures(plan)
     return {part: plan[mixed.get(part, part)] for part in parts if part in plan}
@@ -145,7 +145,7 @@ def about(config: ModelConfig) -> str:
     shared = ", one pool of weights for both stacks" if config.share_encoder else ""
     return (
         f"{config.kind.replace('_', '-')} of {depth} layers of width {config.width}, "
-        f"{' or '.join(dict.fromkeys(heads))}, plan {name_of(config.plan)}{shared}{kinds}"
+        f"{' or '.join(dict.fromkeys(heads))}, plan {plan_name(config.plan)}{shared}{kinds}"
     )
 
 
@@ -207,7 +207,7 @@ def _lost(
     gates = {
         (prefix, by): gates_of(config, f"{prefix}heads", by=by)
         for prefix in prefixes
-        for by in ("layer", "slot")
+        for by in ("layer", "group")
     }
     gates = {key: g for key, g in gates.items() if key[1] == "layer" or g.shape[0] < len(g.rows)}
 

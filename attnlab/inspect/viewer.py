@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab.sharing.plan import Slot, followed
+from attnlab.sharing.plan import Group, resolve_kv_sources
 
 HERE = Path(__file__).parent
 SCRIPTS = ("drawing.js", "forms.js", "side.js", "viewer.js")
@@ -36,7 +36,7 @@ class Maps(NamedTuple):
     """The S tokens that are looked at; None: the same"""
     statistics: Mapping[str, Any] = {}
     """Name -> [L, N], NaN where a head has none"""
-    plan: Mapping[str, Sequence[Slot]] = {}
+    plan: Mapping[str, Sequence[Group]] = {}
     """Part -> its slot in every layer, as in `Plan`; the first is the one that lights up"""
     meanings: Mapping[str, str] = {}
     """Name of a statistic -> what it is"""
@@ -78,7 +78,7 @@ def view(
     *,
     keys: Sequence[str] | None = None,
     statistics: Mapping[str, Any] | None = None,
-    plan: Mapping[str, Sequence[Slot]] | None = None,
+    plan: Mapping[str, Sequence[Group]] | None = None,
     title: str = "Attention heads",
     about: str = "",
 ) -> Page:
@@ -214,9 +214,9 @@ def _describe(maps: Maps, shape: tuple[int, ...], lower: bool, signed: bool) -> 
     }
 
 
-def _slots(slots: Sequence[Slot]) -> list[int | str]:
+def _slots(slots: Sequence[Group]) -> list[int | str]:
     """Those that read what another layer made name it: "@0"."""
-    makers = enumerate(followed(tuple(slots)))
+    makers = enumerate(resolve_kv_sources(tuple(slots)))
     return [int(slots[i] or 0) if maker == i else f"@{maker}" for i, maker in makers]
 
 

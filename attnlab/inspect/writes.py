@@ -23,7 +23,7 @@ from attnlab.model.config import ModelConfig
 from attnlab.model.outer import check_tokens, number_positions, read_out
 from attnlab.names import find
 from attnlab.norms import NORM_KINDS
-from attnlab.sharing.delta import applied
+from attnlab.sharing.low_rank_delta import layer_params
 from attnlab.sharing.plan import Plan
 
 Terms = dict[str, Array]
@@ -115,7 +115,7 @@ class Stack(NamedTuple):
 
     def weights(self, layer: int) -> Any:
         """part -> what this layer computes with, its delta added."""
-        return applied(self.pool, self.plan, layer)
+        return layer_params(self.pool, self.plan, layer)
 
 
 def stack_of(seen: Watched, *, encoder: bool = False) -> Stack:

@@ -18,7 +18,7 @@ from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.outer import POSITIONS, count_outer
 from attnlab.model.pointwise import feed_forward_shapes
-from attnlab.sharing.delta import delta_shapes
+from attnlab.sharing.low_rank_delta import delta_shapes
 from attnlab.sharing.plan import Plan, mixtures
 
 
@@ -32,7 +32,7 @@ def model_cache_bytes(config: ModelConfig, bytes_per_number: int = 4) -> int:
     """
     total = 0
     for c in config.stacks.values() if config.kind != "encoder" else ():
-        rotary, memories = POSITIONS[c.positions].rotary, max(c.layer_plan.memories) + 1
+        rotary, memories = POSITIONS[c.positions].rotary, max(c.layer_plan.kv_indices) + 1
         total += memories * cache_bytes_per_token(c.heads, bytes_per_number, rotary)
     return total
 
@@ -70,7 +70,7 @@ def unique_parameters(config: ModelConfig) -> int:
     total = count_outer(config)
     for c in config.stacks.values():
         pools = [(c, c.layer_plan)] if c.share_encoder else _plans(c)
-        total += sum(_total(one, plan, plan.num_slots) for one, plan in pools)
+        total += sum(_total(one, plan, plan.num_groups) for one, plan in pools)
     return total
 
 
@@ -84,7 +84,7 @@ def applied_parameters(config: ModelConfig) -> int:
     True
     """
     stacks = [one for c in config.stacks.values() for one in _plans(c)]
-    return count_outer(config) + sum(_total(c, plan, plan.num_applied) for c, plan in stacks)
+    return count_outer(config) + sum(_total(c, plan, plan.num_applications) for c, plan in stacks)
 
 
 def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
@@ -151,7 +151,7 @@ def _stack_flops(c: ModelConfig, plan: Plan, length: int) -> int:
         "cross": cross,
     }
     total = sum(plan.num_layers * flops.get(part, 0) for part in plan)
-    return total - stored * sum(plan.reuses)
+    return total - stored * sum(plan.reuses_kv)
 
 
 def _mix_flops(c: ModelConfig, length: int) -> int:
@@ -173,7 +173,7 @@ def making_flops(config: ModelConfig) -> int:
     total = 0
     for c in config.stacks.values():
         for its, plan in _plans(c):
-            block, count = its.block_under(plan), plan.num_slots
+            block, count = its.block_under(plan), plan.num_groups
             sums = sum(count[part] * slot_sizes(block)[part] for part in mixtures(plan))
             total += plan.num_layers * 2 * (sums + _products(block))
     return total

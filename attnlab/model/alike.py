@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.model.config import ModelConfig
-from attnlab.sharing.plan import MIXTURE
+from attnlab.sharing.plan import MIXTURE_SUFFIX
 
 LETTERS = "qkvo"
 GOES_WITH = {
@@ -29,7 +29,7 @@ def head_axes(config: ModelConfig, params: Any) -> list[tuple[str, Array, int | 
     def of(path: Any, a: Any) -> tuple[str, Array, int | None]:
         names = [str(getattr(key, "key", key)) for key in path]
         name, maps = names[-1], kinds.get(names[0]) or next(iter(kinds.values()))
-        others = {"ffn", "delta"} & set(names) or any(n.endswith(MIXTURE) for n in names)
+        others = {"ffn", "delta"} & set(names) or any(n.endswith(MIXTURE_SUFFIX) for n in names)
         axes = maps[name].axes if name in maps and not others else ""
         found = [i - len(axes) for i, letter in enumerate(axes) if letter in "NK"]
         return name, a, found[0] if found and a.shape[found[0]] > 1 else None

@@ -29,8 +29,8 @@ from attnlab.observe import (
     values_of_heads,
 )
 from attnlab.remat import save_for_backward
-from attnlab.sharing.delta import add_delta, init_delta
-from attnlab.sharing.plan import MIXTURE
+from attnlab.sharing.low_rank_delta import add_delta, init_delta
+from attnlab.sharing.plan import MIXTURE_SUFFIX
 
 DROPOUT_PLACES = ("embeddings", "attention", "ffn", "final")
 Sublayer = tuple[Weights, Callable, float]
@@ -47,8 +47,8 @@ class BlockSpec(NamedTuple):
     heads of the layer read it beside their own, in one softmax.
     With `kv_apart` the maps to keys and values are a part `kv` of their own; with `delta_rank`
     there is a part `delta`, a difference of that rank to each matrix of the other parts
-    (`sharing.delta`). `mixed` names the parts whose slots are mixed, each with their number: there
-    is a part of coefficients beside each (`sharing.dictionary`).
+    (`sharing.low_rank_delta`). `mixed` names the parts whose groups are mixed, each with their
+    number: there is a part of coefficients beside each (`sharing.mixing`).
     """
 
     heads: HeadSpec
@@ -146,7 +146,7 @@ def init_block(
         like = lambda key: {name: make(key) for name, make in others.items()}
         parts["delta"] = lambda key: init_delta(key, jax.eval_shape(like, key), rank)
     for name, count in spec.mixed:
-        parts[name + MIXTURE] = functools.partial(_coefficients, parts[name], count)
+        parts[name + MIXTURE_SUFFIX] = functools.partial(_coefficients, parts[name], count)
     return parts
 
 

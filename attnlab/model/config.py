@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from attnlab.attention.core import BACKENDS
+from attnlab.attention.dispatch import check_implementation
 from attnlab.heads.old.cache import Cache, init_cache
 from attnlab.heads.old.cost import cache_shapes
 from attnlab.heads.old.layouts import LAYOUTS
@@ -21,9 +21,9 @@ from attnlab.model.outer import DTYPES, POSITIONS, READOUTS, check_dtype, check_
 from attnlab.model.pointwise import ACTIVATIONS
 from attnlab.names import check_count, find
 from attnlab.norms import NORM_KINDS
-from attnlab.sharing.dictionary import check_mixtures
-from attnlab.sharing.named import as_data
-from attnlab.sharing.plan import MIXTURE, Plan, mixtures
+from attnlab.sharing.mixing import check_mixtures
+from attnlab.sharing.named_plans import as_plan
+from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
 
 MODELS: dict[str, Callable[..., Any]] = {}
 """kind -> its Flax module; `models.py` fills it, so that this file needs no Flax."""
@@ -31,7 +31,7 @@ MODELS: dict[str, Callable[..., Any]] = {}
 
 MIXED = ("attention", "ffn", "cross")
 """Parts whose slots a plan may mix."""
-CROSSES = ("cross", f"cross{MIXTURE}")
+CROSSES = ("cross", f"cross{MIXTURE_SUFFIX}")
 """Parts of a decoder that an encoder beside it has not."""
 
 
@@ -64,7 +64,7 @@ class ModelConfig:
     With `window` a token sees so many tokens back (an encoder also ahead). `talking_heads` mixes
     the heads' scores and probabilities by learnt matrices that start as the identity (Shazeer et
     al. 2020, arXiv 2003.02436). `order` is that of `multi_head_attention`. `plan` is a name of
-    `sharing.named` ("albert", "cycle:3") or a `Plan`, `delta_rank` the rank of the differences
+    `sharing.parse_plan` ("albert", "cycle:3") or a `Plan`, `delta_rank` the rank of the differences
     between layers where it has a part `delta`; `init_std` None means 1/sqrt(fan in), and
     `init_residual="depth"` divides the two matrices that write into the residual stream (o, down)
     by sqrt(2 L), as GPT-2 does.
@@ -210,7 +210,7 @@ class ModelConfig:
         for place in self.dropout_places:
             find("place of dropout", place, dict.fromkeys(DROPOUT_PLACES))
         if self.implementation is not None:
-            find("implementation", self.implementation, BACKENDS)
+            check_implementation(self.implementation)
         if self.window is not None and self.window < 0:
             raise ValueError(f"window must be at least 0 tokens back, not {self.window}")
         check_outer(self)
@@ -248,7 +248,7 @@ class ModelConfig:
                 f"layout {self.layout!r} has the inputs{self.ties and ' or the queries'} for keys, "
                 "which layers cannot share; use layout 'bilinear' or a plan without 'kv'"
             )
-        if any(plan.reuses) and self.order is not None:
+        if any(plan.reuses_kv) and self.order is not None:
             rotary = POSITIONS[self.positions].rotary
             orders = under_order(self.heads, self.order), self.heads
             held = [cache_shapes(one, rotary) for one in orders]
@@ -328,7 +328,7 @@ class ModelConfig:
         """The plan as data; of the decoder, where there is an encoder too; of all `kinds`."""
         if self.kinds:
             return kinds.whole_plan(self)
-        plan = as_data(self.plan, self.num_layers)
+        plan = as_plan(self.plan, self.num_layers)
         if self.kind != "encoder_decoder" or "cross" in plan or self.cross == "merged":
             return plan
         names = {part.replace("attention", "cross", 1): part for part in plan}
@@ -339,7 +339,7 @@ class ModelConfig:
     def encoder_layer_plan(self) -> Plan:
         """The plan of the encoder beside the decoder."""
         plan = self.plan if self.encoder_plan is None else self.encoder_plan
-        plan = as_data(plan, self.encoder_layers or self.num_layers)
+        plan = as_plan(plan, self.encoder_layers or self.num_layers)
         return Plan(**{part: slots for part, slots in plan.items() if part not in CROSSES})
 
     @property
@@ -370,7 +370,7 @@ class ModelConfig:
             merged=self.cross == "merged",
             kv_apart="kv" in plan,
             delta_rank=self.delta_rank if "delta" in plan else None,
-            mixed=tuple((part, plan.num_slots[part]) for part in mixtures(plan)),
+            mixed=tuple((part, plan.num_groups[part]) for part in mixtures(plan)),
             **{f: getattr(self, f) for f in BlockSpec._fields if f not in own},
         )
 
@@ -390,6 +390,6 @@ class ModelConfig:
             room = size if piece is None or c.window is None else min(size, c.window + piece)
             order, rotary = c.order or "factored", POSITIONS[c.positions].rotary
             one = init_cache(c.heads, batch, room, DTYPES[c.dtype], order=order, rotary=rotary)
-            shape = (max(c.layer_plan.memories) + 1,)
+            shape = (max(c.layer_plan.kv_indices) + 1,)
             made[name] = jax.tree.map(lambda a, n=shape: jnp.zeros((*n, *a.shape), a.dtype), one)
         return made if self.kinds else made["layers"]

@@ -41,7 +41,7 @@ def check_encoder(config: Any) -> None:
             config.as_encoder  # noqa: B018, which checks them
         except ValueError as error:
             raise ValueError(f"encoder_heads={config.encoder_heads}: {error}") from None
-    ours, encoder = config.layer_plan.num_slots, config.encoder_layer_plan
+    ours, encoder = config.layer_plan.num_groups, config.encoder_layer_plan
     if encoder.num_layers != (config.encoder_layers or config.num_layers):
         raise ValueError(
             f"encoder_plan has {encoder.num_layers} layers, encoder_layers is "
@@ -55,12 +55,12 @@ def check_encoder(config: Any) -> None:
     if config.pooler:
         raise ValueError("an encoder_decoder has no pooler; leave it out")
     for part, mixture in mixtures(encoder).items():
-        if config.share_encoder and encoder.num_slots[part] != ours.get(part):
+        if config.share_encoder and encoder.num_groups[part] != ours.get(part):
             raise ValueError(
                 f"share_encoder: {mixture} has a coefficient for each slot of {part!r}, so both "
                 "stacks need equally many; give encoder_plan as many as plan has"
             )
-    for part, count in encoder.num_slots.items():
+    for part, count in encoder.num_groups.items():
         if config.share_encoder and count > ours.get(part, 0):
             raise ValueError(
                 f"share_encoder: the encoder uses {count} slots of {part!r}, the decoder has "

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from attnlab.attention.core import trace
+from attnlab.attention.api import trace
 from attnlab.model.config import ModelConfig
 
 
@@ -23,7 +23,7 @@ def explain_model(
     >>> config = ModelConfig(width=8, num_heads=2, talking_heads=True, max_len=2048)
     >>> inputs = {"tokens": jax.ShapeDtypeStruct((64, 2048), "int32")}
     >>> explain_model(config, inputs)["self"]["implementation"]["blockwise"]
-    'mix needs the scores of all heads at once'
+    'talking_heads needs the scores of all heads at once'
     """
     model, told = config.build(), dict[str, Any]()
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from attnlab.heads.old.cache import Cache
 from attnlab.model.outer import POSITIONS
 from attnlab.names import find
-from attnlab.sharing.named import name_of
-from attnlab.sharing.plan import Plan, Slot
+from attnlab.sharing.named_plans import plan_name
+from attnlab.sharing.plan import Group, Plan
 
 # What a model has once, whatever its layers are.
 OF_THE_MODEL = frozenset(
@@ -107,7 +107,7 @@ def write_kinds(runs: list[Run]) -> str:
     >>> write_kinds([Run(2, {"window": 511, "plan": Plan(attention=(0, 0), ffn=(0, 1))})])
     '2(window=511; plan=attention_only)'
     """
-    word = lambda value: name_of(value) if isinstance(value, Plan) else str(value)
+    word = lambda value: plan_name(value) if isinstance(value, Plan) else str(value)
     told = lambda fields: "; ".join(f"{name}={word(value)}" for name, value in fields.items())
     return " ".join(f"{count}({told(fields)})" for count, fields in runs)
 
@@ -171,13 +171,13 @@ def whole_plan(config: Any) -> Plan:
     """
     parts = [{*c.layer_plan} | {"kv"} for c in stacks_of(config).values()]
     shared = set.intersection(*parts) - (set() if _keys_apart(config) else {"kv"})
-    made: dict[str, list[Slot]] = {part: [None] * config.num_layers for part in sorted(shared)}
+    made: dict[str, list[Group]] = {part: [None] * config.num_layers for part in sorted(shared)}
     used = dict.fromkeys(made, 0)
     for name, layers in layers_of(config).items():
         plan = stacks_of(config)[name].layer_plan
         for part, slots in made.items():
             own = plan[part] if part in plan else plan["attention"]
-            for i, slot, source in zip(layers, own, plan.reads, strict=True):
+            for i, slot, source in zip(layers, own, plan.kv_sources, strict=True):
                 slots[i] = slot + used[part] if isinstance(slot, int) else f"@{layers[source]}"
             used[part] += 1 + max(slot for slot in own if isinstance(slot, int))
     return Plan(**made)

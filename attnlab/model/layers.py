@@ -48,10 +48,10 @@ def run_layers(
 
     >>> from attnlab.model.block import init_block
     >>> from attnlab.heads.old import HeadSpec
-    >>> from attnlab.sharing.stack import init_pool
+    >>> from attnlab.sharing.stack import init_stacked
     >>> spec = BlockSpec(HeadSpec("standard", width=6, num_heads=2), ffn_width=8)
     >>> plan = Plan(attention=(0, 0, 0), ffn=(0, 1, 0))
-    >>> pool = init_pool(init_block(spec), jax.random.key(0), plan)
+    >>> pool = init_stacked(init_block(spec), jax.random.key(0), plan)
     >>> run_layers(pool, plan, jax.numpy.ones((1, 5, 6)), spec=spec).x.shape
     (1, 5, 6)
     """
@@ -99,7 +99,7 @@ def run_kinds(
         own = {
             "head_gate": _rows(given.head_gate, mine, len(order)),
             "dropout_key": _rows(keys, mine, len(order)),
-            "reuse": np.array(kind.plan.reuses),
+            "reuse": np.array(kind.plan.reuses_kv),
         }
         own |= {"scale": np.array(kind.spec.layer_scales)} if kind.spec.layer_scales else {}
         own |= {"layer": mine} if given.edit else {}
@@ -121,12 +121,12 @@ def _stack(kind: Kind, x: Array, context: Any, given: Given, own: dict[str, Any]
     if given.cache is not None and given.padding_mask is not None:
         given = given._replace(cache=with_own_lengths(given.cache, x.shape[0]))
     kept = None  # the keys and values that layers still to come read again, each in its place
-    if any(plan.reuses):
+    if any(plan.reuses_kv):
         batch, length = x.shape[:2]
         turned = given.rotary is not None
         one = init_cache(spec.heads, batch, length, x.dtype, rotary=turned)
         del one["length"]
-        kept = jax.tree.map(lambda a: jnp.zeros((max(plan.places) + 1, *a.shape), a.dtype), one)
+        kept = jax.tree.map(lambda a: jnp.zeros((max(plan.kv_buffers) + 1, *a.shape), a.dtype), one)
     lengths = {} if given.cache is None else {"length": given.cache["length"]}
 
     def block(w, x, state, own, _):
@@ -143,7 +143,7 @@ def _stack(kind: Kind, x: Array, context: Any, given: Given, own: dict[str, Any]
         kept = jax.tree.map(lambda a, new: a.at[place].set(new), kept, ran.memory)
         return ran.x, (caches, kept), ran.shown
 
-    layer = np.array(plan.memories), np.array(plan.places), own
+    layer = np.array(plan.kv_indices), np.array(plan.kv_buffers), own
     return Stack(block, kind.pool, plan, layer), (given.cache, kept)
 
 

@@ -13,8 +13,8 @@ from attnlab.model.block import BlockSpec, init_block
 from attnlab.model.layers import run_layers
 from attnlab.model.pointwise import feed_forward, init_feed_forward
 from attnlab.observe import NOTHING, Given, Ran
-from attnlab.sharing.plan import MIXTURE, Plan
-from attnlab.sharing.stack import init_part
+from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan
+from attnlab.sharing.stack import init_sublayer
 
 
 class MultiHeadAttention(nn.Module):
@@ -117,11 +117,13 @@ def init_stack(
 ) -> dict[str, Any]:
     """The pool of `plan` as parameters of `module`: part -> [G, ...]."""
     makers = init_block(block, std=std, residual_scale=residual_scale)
-    empty: dict[str, Any] = {} if block.ffn_width else {"ffn": {}, f"ffn{MIXTURE}": {}}
+    empty: dict[str, Any] = {} if block.ffn_width else {"ffn": {}, f"ffn{MIXTURE_SUFFIX}": {}}
     return empty | {
         part: module.param(
             part,
-            lambda key, part=part: init_part(makers[part], jax.random.split(key, 1)[0], plan, part),
+            lambda key, part=part: init_sublayer(
+                makers[part], jax.random.split(key, 1)[0], plan, part
+            ),
         )
         for part in plan
         if part not in empty

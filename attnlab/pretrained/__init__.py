@@ -37,8 +37,8 @@ from attnlab.pretrained.tensors import ONE_FILE, Stored, read_folder, read_json,
 from attnlab.pretrained.variables import SYSTEMS, from_variables
 from attnlab.pretrained.vit import VIT
 from attnlab.sharing.plan import mixtures
-from attnlab.sharing.surgery import detect, unshare
 from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
+from attnlab.transforms import resharing, unshare
 
 __all__ = [
     "FAMILIES",
@@ -89,7 +89,7 @@ def load(
     that is being read. With `sharding` each is put where it says before the next one is read: a
     tree of shardings like that of the params, or a function ((name, name, ...), shape) -> sharding;
     no device holds more than its part. With `detect_sharing` layers whose weights are equal bit for
-    bit share one set (see `surgery.detect`), where the file says nothing of it.
+    bit share one set (see `transforms.detect_sharing`), where the file says nothing of it.
 
     Strict both ways: every tensor is used or known to hold nothing, every weight is filled.
     `ignore` are patterns of further tensors, or of attributes in config.json, to leave out.
@@ -120,7 +120,8 @@ def load(
         return jax.device_put(weight, where)
 
     params = fill(param_shapes(config), rows, tensors, dtype=dtype, put=put)
-    config, params = detect(config, params) if detect_sharing else (config, params)
+    if detect_sharing:
+        config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
 
 

@@ -73,7 +73,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
 
 def _groups(plan: Plan) -> tuple[int, int, int]:
     """(calls, groups, inner) of a plan; where no groups make it, every layer is a group."""
-    length, count = plan.num_layers, max(plan.num_slots.values())
+    length, count = plan.num_layers, max(plan.num_groups.values())
     for inner in (n for n in range(1, count + 1) if length % n == count % n == 0):
         slots = inner_groups(length // inner, count // inner, inner)
         if plan == Plan(attention=slots, ffn=slots):

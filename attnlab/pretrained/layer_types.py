@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attnlab.sharing.stack import turns
+from attnlab.sharing.stack import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -37,7 +37,7 @@ def read_types(s: dict[str, Any], types: list[str], fields: dict[str, dict[str, 
     if len(set(types)) == 1:
         return base
     own = {name: value for name, value in fields[SLIDING].items() if base.get(name) != value}
-    runs = turns(types)[0][0]
+    runs = repeating_pattern(types)[0][0]
     return base | dict(kinds=[(count, own if name == SLIDING else {}) for name, count in runs])
 
 

@@ -1,16 +1,98 @@
-"""Which layer uses which weights? Plans, one scan that runs any of them; `surgery` changes a
-model that has its weights already (it knows models, so it is imported by its own name)."""
+"""Sharing parameters across layers: plans, and one scan that runs a stack of layers under any plan.
 
-from attnlab.sharing.named import PLANS, name_of, named, plan_names
-from attnlab.sharing.plan import Plan
-from attnlab.sharing.stack import init_pool, run_stack
+`attnlab.transforms` changes the plan of a model that has its parameters already.
+"""
+
+from attnlab.sharing.low_rank_delta import (
+    add_delta,
+    delta_shapes,
+    fit_delta,
+    init_delta,
+    layer_params,
+)
+from attnlab.sharing.mixing import (
+    Params,
+    PyTree,
+    check_mixtures,
+    fit_mixture,
+    mix,
+    one_hot_coefficients,
+    select_params,
+)
+from attnlab.sharing.named_plans import (
+    PLANS,
+    NamedPlan,
+    as_plan,
+    parse_plan,
+    plan_name,
+    plan_names,
+)
+from attnlab.sharing.plan import (
+    GROUP_RULES,
+    MIXTURE_SUFFIX,
+    Group,
+    Groups,
+    Plan,
+    all_shared,
+    cycled,
+    cycled_reversed,
+    grouped,
+    inner_groups,
+    kv_sharing,
+    mixtures,
+    renumber,
+    resolve_kv_sources,
+    sandwich,
+    separate,
+)
+from attnlab.sharing.stack import (
+    Stack,
+    init_stacked,
+    init_sublayer,
+    repeating_pattern,
+    run_stack,
+    run_stacks,
+)
 
 __all__ = [
+    "GROUP_RULES",
+    "MIXTURE_SUFFIX",
     "PLANS",
+    "Group",
+    "Groups",
+    "NamedPlan",
+    "Params",
     "Plan",
-    "init_pool",
-    "name_of",
-    "named",
+    "PyTree",
+    "Stack",
+    "add_delta",
+    "all_shared",
+    "as_plan",
+    "check_mixtures",
+    "cycled",
+    "cycled_reversed",
+    "delta_shapes",
+    "fit_delta",
+    "fit_mixture",
+    "grouped",
+    "init_delta",
+    "init_stacked",
+    "init_sublayer",
+    "inner_groups",
+    "kv_sharing",
+    "layer_params",
+    "mix",
+    "mixtures",
+    "one_hot_coefficients",
+    "parse_plan",
+    "plan_name",
     "plan_names",
+    "renumber",
+    "repeating_pattern",
+    "resolve_kv_sources",
     "run_stack",
+    "run_stacks",
+    "sandwich",
+    "select_params",
+    "separate",
 ]

@@ -1,196 +1,264 @@
-"""Which layer uses which weights. A plan is data: one slot number per application of a part."""
+"""Sharing plans: which layers share which parameters, one group index per layer and sublayer."""
 
+import operator
 from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator
+from typing import Literal, SupportsIndex
 
-Slot = int | str | None
-Slots = tuple[Slot, ...]
-MIXTURE = "_mixture"
-"""The end of the name of a part that holds coefficients."""
+Group = int | str | None
+"""The parameter group that a layer uses; in the sublayer "kv" also "@j" or None (see `Plan`)."""
+
+Groups = tuple[Group, ...]
+
+MIXTURE_SUFFIX = "_mixture"
+"""The sublayer "ffn_mixture" holds the mixing coefficients of the sublayer "ffn"."""
 
 
 class Plan:
-    """part -> slot per application, e.g. `Plan(attention=(0, 0, 0), ffn=(0, 1, 2))`.
+    """A sharing plan: sublayer -> the parameter group of each layer.
 
-    A hashable read-only mapping. Slots count from 0 without gaps, so the slots of a part stack
-    to [G, ...]. Checked here because JAX clamps an index that is out of range in silence.
+    A hashable, read-only mapping. Layers with the same number share their parameters. Groups count
+    from 0 without gaps, so the parameters of a sublayer stack to arrays [G, ...]. Everything is
+    validated here because JAX clamps an index out of range without an error.
 
-    The part `kv` (the maps to keys and values, apart from the rest of attention) may hold "@j":
-    that application makes none and reads the keys and values of application j, or those that j
-    itself reads; None stands for the last application before it that makes its own.
+    Sublayers of a transformer are "attention", "ffn", "cross" (cross-attention), and:
 
-    A part "attention_mixture" beside "attention" (so of any part) holds coefficients: an
-    application reads no slot but a sum of all, weight by weight; its own slot is where it begins.
+    - "kv": the projections to keys and values, apart from the rest of attention. Besides a group it
+      may hold "@j": this layer has no such projections and attends to the keys and values of layer
+      j (cross-layer attention), or to those that j itself attends to. None stands for the last
+      layer before it that computes its own.
+    - "attention_mixture", "ffn_mixture", ...: mixing coefficients. The parameters of the layer are
+      a weighted sum over all groups of "attention" (see `attnlab.sharing.mixing`); the layer's
+      own group has coefficient 1 at initialisation.
+    - "delta": a low-rank difference added to the shared parameters (see
+      `attnlab.sharing.low_rank_delta`).
 
-    >>> Plan(attention=(0, 0), ffn=(0, 1)).num_slots
-    {'attention': 1, 'ffn': 2}
-    >>> Plan(attention=(0, 1, 2, 3), kv=(0, 1, "@0", "@1"), ffn=(0, 1, 2, 3)).num_applied["kv"]
-    2
-    >>> Plan(attention=(0, 1, 2), kv=(0, "@0", "@1"))
-    Plan(attention=(0, 1, 2), kv=(0, None, None))
+    Args:
+      **sublayers: sublayer -> one group per layer; all of equal length.
+
+    Raises:
+      ValueError: lengths differ, groups have gaps, "@j" points to no earlier layer, or a mixture
+        names no sublayer of the plan.
+
+    Example:
+      ALBERT's attention-only sharing (Lan et al. 2019, arXiv 1909.11942):
+
+      >>> Plan(attention=(0, 0), ffn=(0, 1)).num_groups
+      {'attention': 1, 'ffn': 2}
+
+      Cross-layer attention (Brandon et al. 2024, arXiv 2405.12981):
+
+      >>> Plan(attention=(0, 1, 2), kv=(0, "@0", "@1"))
+      Plan(attention=(0, 1, 2), kv=(0, None, None))
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_groups",)
 
-    def __init__(self, **parts: Iterable[Slot]):
-        self._parts: dict[str, Slots] = {name: tuple(slots) for name, slots in parts.items()}
-        lengths = {name: len(slots) for name, slots in self.items()}
+    def __init__(self, **sublayers: Iterable[SupportsIndex | str | None]):
+        self._groups: dict[str, Groups] = {
+            name: tuple(_as_group(name, group) for group in groups)
+            for name, groups in sublayers.items()
+        }
+        lengths = {name: len(groups) for name, groups in self.items()}
         if len(set(lengths.values())) != 1 or 0 in lengths.values():
-            raise ValueError(f"every part needs one slot per application; got {lengths}")
+            raise ValueError(
+                f"every sublayer of a plan needs one parameter group per layer; got {lengths}"
+            )
         if "kv" in self:
-            self._parts["kv"] = _shortest(self["kv"])
-        for name, slots in self.items():
-            used = {slot for slot in slots if isinstance(slot, int)}
-            if name != "kv" and len(used | {*slots}) != len(used):
-                raise ValueError(f"{name}: reuse is for the part 'kv' alone; got {slots}")
-            if used != set(range(max(used) + 1)):
-                raise ValueError(f"{name}: slots must be 0, 1, 2, ... without gaps; got {slots}")
-            if name.endswith(MIXTURE) and name.removesuffix(MIXTURE) not in self:
-                raise ValueError(f"{name}: the plan has no {name.removesuffix(MIXTURE)!r} to mix")
+            self._groups["kv"] = _canonical_kv(self["kv"])
+        for name, groups in self.items():
+            _check_groups(name, groups)
+            base = name.removesuffix(MIXTURE_SUFFIX)
+            if base not in self:
+                raise ValueError(f"{name}: the plan has no sublayer {base!r} to mix")
 
-    def __getitem__(self, part: str) -> Slots:
-        return self._parts[part]
+    def __getitem__(self, sublayer: str) -> Groups:
+        return self._groups[sublayer]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
+        return iter(self._groups)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._groups)
 
-    def items(self) -> ItemsView[str, Slots]:
-        """(part, slots) pairs, as of a dict."""
-        return self._parts.items()
+    def items(self) -> ItemsView[str, Groups]:
+        """(sublayer, groups) pairs, like those of a dict."""
+        return self._groups.items()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self._parts == other._parts
+        return isinstance(other, Plan) and self._groups == other._groups
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.items())))
 
     def __repr__(self) -> str:
-        return f"Plan({', '.join(f'{part}={slots}' for part, slots in self.items())})"
+        return f"Plan({', '.join(f'{name}={groups}' for name, groups in self.items())})"
 
     @property
     def num_layers(self) -> int:
-        """Applications of each part."""
-        return len(next(iter(self._parts.values())))
+        """Number of layers."""
+        return len(next(iter(self._groups.values())))
 
     @property
-    def num_slots(self) -> dict[str, int]:
-        """part -> number of weight sets."""
+    def num_groups(self) -> dict[str, int]:
+        """sublayer -> number of parameter groups, the leading axis G of its stacked parameters."""
         return {name: max(self.indices(name)) + 1 for name in self}
 
     @property
-    def num_applied(self) -> dict[str, int]:
-        """part -> how often its weights are applied: by all applications but those that reuse."""
-        return {name: sum(isinstance(slot, int) for slot in slots) for name, slots in self.items()}
+    def num_applications(self) -> dict[str, int]:
+        """sublayer -> number of layers that apply its parameters.
+
+        All layers, except for "kv", which a layer that attends to the keys and values of an
+        earlier layer does not apply.
+
+        >>> Plan(attention=(0, 1, 2, 3), kv=(0, 1, "@0", "@1")).num_applications["kv"]
+        2
+        """
+        return {name: sum(isinstance(g, int) for g in groups) for name, groups in self.items()}
 
     @property
-    def reads(self) -> tuple[int, ...]:
-        """The application whose keys and values each application reads: its own, if it makes any.
+    def kv_sources(self) -> tuple[int, ...]:
+        """For each layer, the layer whose keys and values it attends to: itself, or an earlier one.
 
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).reads
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).kv_sources
         (0, 1, 1, 0)
         """
-        return followed(self._parts.get("kv", own(self.num_layers)))
+        return resolve_kv_sources(self._groups.get("kv", separate(self.num_layers)))
 
     @property
-    def reuses(self) -> tuple[bool, ...]:
-        """Does an application read keys and values that one before it made? One bool each."""
-        return tuple(source != i for i, source in enumerate(self.reads))
+    def reuses_kv(self) -> tuple[bool, ...]:
+        """For each layer, whether it attends to the keys and values of an earlier layer."""
+        return tuple(source != i for i, source in enumerate(self.kv_sources))
 
-    def indices(self, part: str) -> tuple[int, ...]:
-        """The slot that each application can read; where it reuses, that of the one it reads.
+    @property
+    def kv_indices(self) -> tuple[int, ...]:
+        """For each layer, the index of its keys and values in the order in which they are computed.
+
+        A cache for decoding has one entry per index.
+
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, "@0")).kv_indices
+        (0, 0, 1, 0)
+        """
+        return renumber(self.kv_sources)
+
+    @property
+    def kv_buffers(self) -> tuple[int, ...]:
+        """For each layer, the buffer that holds its keys and values until their last use.
+
+        Buffers are reused: there are as many as are needed at one time.
+
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 1, None)).kv_buffers
+        (0, 0, 0, 0)
+        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).kv_buffers
+        (0, 1, 1, 0)
+        """
+        sources = self.kv_sources
+        last_use = {source: i for i, source in enumerate(sources)}
+        buffer: dict[int, int] = {}
+        for i in dict.fromkeys(sources):
+            in_use = {buffer[j] for j in buffer if last_use[j] >= i}
+            buffer[i] = min(set(range(len(in_use) + 1)) - in_use)
+        return tuple(buffer[source] for source in sources)
+
+    def indices(self, sublayer: str) -> tuple[int, ...]:
+        """The group of each layer as integers, for indexing the stacked parameters.
+
+        A layer that attends to the keys and values of an earlier layer gets the group of that one.
 
         >>> Plan(attention=(0, 1, 2), kv=(0, None, 1)).indices("kv")
         (0, 0, 1)
         """
-        slots = self[part]
-        sources = self.reads if part == "kv" else own(self.num_layers)
-        return tuple(int(slots[source]) for source in sources)  # type: ignore[arg-type]
+        groups = self[sublayer]
+        sources = self.kv_sources if sublayer == "kv" else separate(self.num_layers)
+        # A layer that others attend to has a group of its own: none is filtered out.
+        return tuple(group for i in sources if isinstance(group := groups[i], int))
 
-    def sets(self, part: str) -> tuple[int, ...]:
-        """Numbers that are equal where applications compute with equal weights: of its slots or,
-        where these are mixed, of its coefficients.
+    def distinct_parameters(self, sublayer: str) -> tuple[int, ...]:
+        """For each layer, a number; layers have equal parameters if they have equal numbers.
 
-        >>> Plan(attention=(0, 1, 0), attention_mixture=(0, 1, 2)).sets("attention")
+        The group or, if the groups are mixed, the index of the mixing coefficients.
+
+        >>> Plan(attention=(0, 1, 0), attention_mixture=(0, 1, 2)).distinct_parameters("attention")
         (0, 1, 2)
         """
-        return self.indices(mixtures(self).get(part, part))
-
-    @property
-    def memories(self) -> tuple[int, ...]:
-        """Which keys and values each application reads, counted in the order of their making.
-
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 0, "@0")).memories
-        (0, 0, 1, 0)
-        """
-        return gapless(self.reads)
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """Where the keys and values that each application reads lie until the last has read them:
-        in as few places as hold all that is still to be read.
-
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, None, 1, None)).places
-        (0, 0, 0, 0)
-        >>> Plan(attention=(0, 0, 0, 0), kv=(0, 1, None, "@0")).places
-        (0, 1, 1, 0)
-        """
-        sources = self.reads
-        last = {source: i for i, source in enumerate(sources)}
-        place: dict[int, int] = {}
-        for i in dict.fromkeys(sources):
-            taken = {place[j] for j in place if last[j] >= i}
-            place[i] = min(set(range(len(taken) + 1)) - taken)
-        return tuple(place[source] for source in sources)
+        return self.indices(mixtures(self).get(sublayer, sublayer))
 
 
-def mixtures(parts: Iterable[str]) -> dict[str, str]:
-    """part whose slots are mixed -> the part that holds the coefficients.
+def _as_group(sublayer: str, group: SupportsIndex | str | None) -> Group:
+    """A group as `Plan` stores it; NumPy integers become int."""
+    if group is None or isinstance(group, str):
+        return group
+    try:
+        if isinstance(group, bool):
+            raise TypeError
+        return operator.index(group)
+    except TypeError:
+        raise ValueError(f"{sublayer}: a group is an integer from 0, not {group!r}") from None
+
+
+def _check_groups(sublayer: str, groups: Groups) -> None:
+    used = {group for group in groups if isinstance(group, int)}
+    if sublayer != "kv" and any(not isinstance(group, int) for group in groups):
+        raise ValueError(
+            f"{sublayer}: groups are integers; '@j' and None are for the sublayer 'kv' alone; "
+            f"got {groups}"
+        )
+    if used != set(range(len(used))):
+        raise ValueError(f"{sublayer}: groups must be 0, 1, 2, ... without gaps; got {groups}")
+
+
+def mixtures(sublayers: Iterable[str]) -> dict[str, str]:
+    """sublayer whose groups are mixed -> the sublayer that holds its coefficients.
 
     >>> mixtures(["attention", "ffn", "attention_mixture"])
     {'attention': 'attention_mixture'}
     """
-    names = set(parts)
-    return {part: part + MIXTURE for part in parts if part + MIXTURE in names}
+    names = list(sublayers)
+    return {name: name + MIXTURE_SUFFIX for name in names if name + MIXTURE_SUFFIX in names}
 
 
-def followed(slots: Slots) -> tuple[int, ...]:
-    """The application that makes what each reads. Raises ValueError for a pointer to nothing.
+def resolve_kv_sources(groups: Groups) -> tuple[int, ...]:
+    """For each layer, the layer that computes the keys and values it attends to.
 
-    >>> followed((0, 1, "@0", None, "@2"))
+    Args:
+      groups: of the sublayer "kv", one per layer: an integer, "@j" or None.
+
+    Raises:
+      ValueError: "@j" names no earlier layer, or the first layer has no group.
+
+    >>> resolve_kv_sources((0, 1, "@0", None, "@2"))
     (0, 1, 0, 1, 0)
     """
-    reads: list[int] = []
-    for i, slot in enumerate(slots):
-        if isinstance(slot, int):
-            reads.append(i)
+    sources: list[int] = []
+    for i, group in enumerate(groups):
+        if isinstance(group, int):
+            sources.append(i)
             continue
-        if slot is None and not reads:
+        if group is None and i == 0:
             raise ValueError(
-                "kv: the first application reuses keys and values that none has made; give it a "
-                f"slot; got {slots}"
+                "kv: the first layer has no earlier keys and values to attend to; give it a group; "
+                f"got {groups}"
             )
-        made = [j for j, source in enumerate(reads) if source == j]
-        number = str(made[-1] if slot is None else slot.removeprefix("@"))
-        if not number.isdigit() or int(number) >= len(slots):
+        computing = [j for j, source in enumerate(sources) if source == j]
+        number = str(computing[-1] if group is None else group.removeprefix("@"))
+        if not number.isdigit() or int(number) >= len(groups):
             raise ValueError(
-                f"kv: {slot!r} is no application; write '@0' to '@{i - 1}' or a slot; got {slots}"
+                f"kv: {group!r} names no layer; layer {i} takes a group, or '@j' with j < {i}; got "
+                f"{groups}"
             )
         if int(number) >= i:
             raise ValueError(
-                f"kv: application {i} reads the keys and values of {number}, which are not made "
-                "yet: that takes several passes over a text (arXiv 2405.10637), run_stack makes "
-                "one; point to an earlier application"
+                f"kv: layer {i} cannot attend to the keys and values of layer {number}, which are "
+                "computed later (that takes several passes over the tokens, arXiv 2405.10637); "
+                "name an earlier layer"
             )
-        reads.append(reads[int(number)])
-    return tuple(reads)
+        sources.append(sources[int(number)])
+    return tuple(sources)
 
 
-def _shortest(slots: Slots) -> Slots:
-    """Each pointer to what makes the keys and values; None where that is the last one before."""
-    reads, short, last = followed(slots), list(slots), 0
-    for i, source in enumerate(reads):
+def _canonical_kv(groups: Groups) -> Groups:
+    """Each "@j" with the layer that computes the keys; None if that is the last one to do so."""
+    sources, short, last = resolve_kv_sources(groups), list(groups), 0
+    for i, source in enumerate(sources):
         if source == i:
             last = i
         else:
@@ -198,105 +266,172 @@ def _shortest(slots: Slots) -> Slots:
     return tuple(short)
 
 
-def own(num_layers: int) -> tuple[int, ...]:
-    """Each layer its own slot: 0, 1, 2, ..."""
+def separate(num_layers: int) -> tuple[int, ...]:
+    """No sharing: every layer has its own group.
+
+    >>> separate(3)
+    (0, 1, 2)
+    """
     return tuple(range(num_layers))
 
 
-def one(num_layers: int) -> tuple[int, ...]:
-    """All layers one slot: 0, 0, 0, ..."""
+def all_shared(num_layers: int) -> tuple[int, ...]:
+    """All layers in one group (ALBERT).
+
+    >>> all_shared(3)
+    (0, 0, 0)
+    """
     return (0,) * num_layers
 
 
-def groups(num_layers: int, count: int, rule: str = "exact") -> tuple[int, ...]:
-    """`count` groups of neighbours: 0, 0, 1, 1, 2, 2; the group of layer i by a row of GROUP_RULES.
+GroupRule = Literal["exact", "hf", "google"]
 
-    >>> groups(6, 3)
+
+def grouped(num_layers: int, num_groups: int, rule: GroupRule = "exact") -> tuple[int, ...]:
+    """Consecutive layers share: `num_groups` blocks of layers.
+
+    "sequence" in Takase and Kiyono 2021 (arXiv 2104.06022). `rule` selects the formula of
+    GROUP_RULES; a formula that skips a group gives fewer of them.
+
+    >>> grouped(6, 3)
     (0, 0, 1, 1, 2, 2)
     """
-    return gapless(GROUP_RULES[rule](i, num_layers, count) for i in range(num_layers))
+    group_of = GROUP_RULES[rule]
+    return renumber(group_of(i, num_layers, num_groups) for i in range(num_layers))
 
 
-def cycle(num_layers: int, count: int) -> tuple[int, ...]:
-    """One round of `count` slots after another: 0, 1, 2, 0, 1, 2."""
-    return tuple(i % count for i in range(num_layers))
+def cycled(num_layers: int, num_groups: int) -> tuple[int, ...]:
+    """The groups in turn, over and over ("cycle" in Takase and Kiyono 2021, arXiv 2104.06022).
+
+    >>> cycled(6, 3)
+    (0, 1, 2, 0, 1, 2)
+    """
+    return tuple(i % num_groups for i in range(num_layers))
 
 
-def cycle_rev(num_layers: int, count: int) -> tuple[int, ...]:
-    """`cycle` with the last round backwards: 0, 1, 2, 2, 1, 0."""
-    last = (num_layers - 1) // count * count
-    return tuple(i % count if i < last else count - 1 - i % count for i in range(num_layers))
+def cycled_reversed(num_layers: int, num_groups: int) -> tuple[int, ...]:
+    """`cycled`, the last cycle in reverse order ("cycle (rev)", arXiv 2104.06022).
+
+    >>> cycled_reversed(6, 3)
+    (0, 1, 2, 2, 1, 0)
+    """
+    last = (num_layers - 1) // num_groups * num_groups
+    return tuple(
+        i % num_groups if i < last else num_groups - 1 - i % num_groups for i in range(num_layers)
+    )
 
 
 def sandwich(num_layers: int) -> tuple[int, ...]:
-    """The first and the last layer own, one slot for all between: 0, 1, 1, 2."""
-    return gapless({0: -2, num_layers - 1: -1}.get(i, 0) for i in range(num_layers))
+    """First and last layer separate, all others shared (Subformer, arXiv 2101.00234).
+
+    >>> sandwich(4)
+    (0, 1, 1, 2)
+    """
+    return renumber({0: "first", num_layers - 1: "last"}.get(i, "inner") for i in range(num_layers))
 
 
-def inner_groups(num_calls: int, num_groups: int, inner: int, rule: str = "hf") -> tuple[int, ...]:
-    """ALBERT's stack: each of `num_calls` group calls applies all `inner` blocks of its group.
+def inner_groups(
+    num_calls: int, num_groups: int, inner_group_num: int, rule: GroupRule = "hf"
+) -> tuple[int, ...]:
+    """ALBERT's `inner_group_num`: each call of a group applies all `inner_group_num` of its layers.
 
-    Applications are num_calls * inner, slots num_groups * inner. Groups keep their numbers: a
-    rule that leaves one out leaves a gap, which a `Plan` refuses.
+    Groups keep their numbers: if `rule` skips one, the result has a gap, which `Plan` rejects.
+
+    Args:
+      num_calls: `num_hidden_layers` in ALBERT's config.
+      num_groups: `num_hidden_groups` in ALBERT's config.
+      inner_group_num: layers in each group.
+      rule: formula of GROUP_RULES.
+
+    Returns:
+      `num_calls * inner_group_num` indices of `num_groups * inner_group_num` parameter groups.
 
     >>> inner_groups(3, 2, 2, rule="exact")
     (0, 1, 0, 1, 2, 3)
     """
     calls = (GROUP_RULES[rule](i, num_calls, num_groups) for i in range(num_calls))
-    return tuple(group * inner + k for group in calls for k in range(inner))
+    return tuple(group * inner_group_num + k for group in calls for k in range(inner_group_num))
 
 
-def kv_map(partition: str, target: str, num_layers: int, count: int) -> Slots:
-    """The part `kv` where `count` layers make keys and values, one of the nine maps of Wu et al.
-    2024 (arXiv 2410.14442).
+def kv_sharing(partition: str, target: str, num_layers: int, num_kv_layers: int) -> Groups:
+    """The sublayer "kv" of one of the nine configurations of Wu et al. 2024 (arXiv 2410.14442).
 
-    Neighbours share: the layers behind the others ("pizza"), between them ("sandwich"), or all, in
-    `count` groups ("lasagna"). Those of a group read what its first ("bottom"), middle or last
-    layer ("top") makes; a `Plan` refuses a map in which a layer reads a later one. Pizza bottom
-    is YOCO, and Gemma's last layers that read the last one with keys of its own; lasagna bottom
-    is CLA and MLKV, sandwich top LCKV.
+    A block of consecutive layers attends to the keys and values of one of its layers. Pizza bottom
+    is YOCO (arXiv 2405.05254), lasagna bottom is CLA (arXiv 2405.12981) and MLKV, sandwich top is
+    LCKV (arXiv 2405.10637). A `Plan` rejects those where a layer attends to a later one.
 
-    >>> kv_map("pizza", "bottom", 6, 3), kv_map("sandwich", "top", 6, 3)
+    Args:
+      partition: which layers form a block: the last ones ("pizza"), those in the middle
+        ("sandwich"), or all, in `num_kv_layers` blocks ("lasagna").
+      target: the layer of a block that computes keys and values: its first ("bottom"), "middle" or
+        last ("top").
+      num_layers: number of layers.
+      num_kv_layers: how many of them compute keys and values.
+
+    Raises:
+      ValueError: unknown partition or target, or `num_kv_layers` not in [1, num_layers].
+
+    >>> kv_sharing("pizza", "bottom", 6, 3), kv_sharing("sandwich", "top", 6, 3)
     ((0, 1, 2, '@2', '@2', '@2'), (0, '@4', '@4', '@4', 1, 2))
     """
-    starts = {"pizza": count - 1, "sandwich": count // 2, "lasagna": 0}
-    targets = {"bottom": lambda n: 0, "middle": lambda n: (n - 1) // 2, "top": lambda n: n - 1}
+    starts = {"pizza": num_kv_layers - 1, "sandwich": num_kv_layers // 2, "lasagna": 0}
+    targets = ("bottom", "middle", "top")
     if partition not in starts or target not in targets:
         raise ValueError(
-            f"no map {partition!r} {target!r}; known: {', '.join(starts)}, each with "
-            f"{', '.join(targets)}"
+            f"unknown KV sharing {partition!r} {target!r}; the partition is one of "
+            f"{', '.join(starts)}, the target one of {', '.join(targets)}"
         )
-    if not 1 <= count <= num_layers:
-        raise ValueError(f"from 1 to {num_layers} layers make keys and values, not {count}")
+    if not 1 <= num_kv_layers <= num_layers:
+        raise ValueError(
+            f"num_kv_layers must be from 1 to the {num_layers} layers, not {num_kv_layers}"
+        )
     if partition == "lasagna":
-        group = groups(num_layers, count)
+        block = grouped(num_layers, num_kv_layers)
     else:
-        start, end = starts[partition], starts[partition] + num_layers - count
-        group = tuple(start if start <= i <= end else i for i in range(num_layers))
-    made: list[int] = []
-    for name in dict.fromkeys(group):
-        members = [i for i, its in enumerate(group) if its == name]
-        made += [members[targets[target](len(members))]] * len(members)
-    makers = sorted(set(made))
+        start, end = starts[partition], starts[partition] + num_layers - num_kv_layers
+        block = tuple(start if start <= i <= end else i for i in range(num_layers))
+    sources: list[int] = []
+    for number in dict.fromkeys(block):
+        members = [i for i, other in enumerate(block) if other == number]
+        position = {"bottom": 0, "middle": (len(members) - 1) // 2, "top": -1}[target]
+        sources += [members[position]] * len(members)
+    computing = sorted(set(sources))
     return tuple(
-        makers.index(source) if source == i else f"@{source}" for i, source in enumerate(made)
+        computing.index(source) if source == i else f"@{source}" for i, source in enumerate(sources)
     )
 
 
-def gapless(slots: Iterable[Hashable]) -> tuple[int, ...]:
-    """Slots renamed to 0, 1, 2, ... in the order in which they are first used.
+def renumber(labels: Iterable[Hashable]) -> tuple[int, ...]:
+    """Labels as groups 0, 1, 2, ... in the order of their first use.
 
-    >>> gapless([4, 4, 0, 7])
+    >>> renumber([4, 4, 0, 7])
     (0, 0, 1, 2)
     """
-    names: dict[Hashable, int] = {}
-    return tuple(names.setdefault(slot, len(names)) for slot in slots)
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
 
 
-# Layer i of L in N groups. Floats make them differ (L = N = 22, i = 15: google's gives group 14, so
-# two layers share by accident); to match a peer, take its formula.
-GROUP_RULES: dict[str, Callable[[int, int, int], int]] = {
-    "exact": lambda i, layers, count: i * count // layers,
-    "hf": lambda i, layers, count: int(i / (layers / count)),  # transformers, modeling_albert.py
-    "google": lambda i, layers, count: int(i / layers * count),  # google-research/albert
+def _exact_group(layer: int, num_layers: int, num_groups: int) -> int:
+    return layer * num_groups // num_layers
+
+
+def _hf_group(layer: int, num_layers: int, num_groups: int) -> int:
+    """transformers, modeling_albert.py"""
+    return int(layer / (num_layers / num_groups))
+
+
+def _google_group(layer: int, num_layers: int, num_groups: int) -> int:
+    """google-research/albert, modeling.py"""
+    return int(layer / num_layers * num_groups)
+
+
+GROUP_RULES: dict[GroupRule, Callable[[int, int, int], int]] = {
+    "exact": _exact_group,
+    "hf": _hf_group,
+    "google": _google_group,
 }
+"""Name -> (layer, num_layers, num_groups) -> group.
+
+They differ by rounding of floats (of 22 layers in 22 groups, google-research puts layer 15 into
+group 14, so two layers share). To reproduce a published model, use the rule of its code.
+"""

@@ -1,215 +1,346 @@
-"""Runs L layers under any sharing plan in one compiled scan; layers of several kinds in turn."""
+"""Runs L layers under any sharing plan in one compiled scan, also layers of several types."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array
 
 from attnlab.remat import SAVED
-from attnlab.sharing.dictionary import one_hot, taken
-from attnlab.sharing.plan import MIXTURE, Plan
+from attnlab.sharing.mixing import Params, PyTree, one_hot_coefficients, select_params
+from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan
+
+X = TypeVar("X")
+State = TypeVar("State")
+Captured = TypeVar("Captured")
+Label = TypeVar("Label", bound=Hashable)
+
+Init = Callable[[Array], PyTree]
+"""key -> the parameters of one group"""
+
+Block = Callable[[Params, X, State, Any, Any], tuple[X, State, Captured]]
+"""(params, x, state, per_layer, shared) -> (x, state, captured); see `run_stack`"""
 
 
-def init_pool(init: dict[str, Callable], key: jax.Array, plan: Plan) -> dict[str, Any]:
-    """part -> its weights stacked [G, ...]; `init[part](key)` makes one slot.
+def init_stacked(init: Mapping[str, Init], key: Array, plan: Plan) -> Params:
+    """Initial stacked parameters for a plan.
 
-    >>> make = {"scale": lambda key: jax.random.normal(key, (3,))}
-    >>> init_pool(make, jax.random.key(0), Plan(scale=(0, 1, 0)))["scale"].shape
+    Args:
+      init: sublayer -> (key -> the parameters of one group).
+      key: random key.
+      plan: the sharing plan.
+
+    Returns:
+      sublayer -> parameters [G, ...], every group with its own random key.
+
+    >>> init = {"scale": lambda key: jax.random.normal(key, (3,))}
+    >>> init_stacked(init, jax.random.key(0), Plan(scale=(0, 1, 0)))["scale"].shape
     (2, 3)
     """
     keys = dict(zip(plan, jax.random.split(key, len(plan)), strict=True))
-    return {part: init_part(init[part], keys[part], plan, part) for part in plan}
+    return {name: init_sublayer(init[name], keys[name], plan, name) for name in plan}
 
 
-def init_part(init: Callable, key: jax.Array, plan: Plan, part: str) -> Any:
-    """The weights of one part, stacked [G, ...]; coefficients of a mixture begin `one_hot`."""
-    made = jax.vmap(init)(jax.random.split(key, plan.num_slots[part]))
-    return one_hot(made, plan, part.removesuffix(MIXTURE)) if part.endswith(MIXTURE) else made
+def init_sublayer(init: Init, key: Array, plan: Plan, sublayer: str) -> PyTree:
+    """Initial stacked parameters of one sublayer.
+
+    Args:
+      init: key -> the parameters of one group.
+      key: random key.
+      plan: the sharing plan.
+      sublayer: a sublayer of the plan. Mixing coefficients ("attention_mixture") take only their
+        shapes from `init`; see `one_hot_coefficients`.
+
+    Returns:
+      Parameters [G, ...].
+
+    >>> init_sublayer(lambda key: jnp.ones(3), jax.random.key(0), Plan(a=(0, 1, 0)), "a").shape
+    (2, 3)
+    """
+    stacked = jax.vmap(init)(jax.random.split(key, plan.num_groups[sublayer]))
+    if sublayer.endswith(MIXTURE_SUFFIX):
+        return one_hot_coefficients(stacked, plan, sublayer.removesuffix(MIXTURE_SUFFIX))
+    return stacked
 
 
-class Stack(NamedTuple):
-    """Layers of one kind, in the order in which they are applied; see `run_stack`."""
+class Stack(NamedTuple, Generic[X, State, Captured]):
+    """Layers of one type, in the order of their application; fields as in `run_stack`."""
 
-    block: Callable
-    pool: dict[str, Any]
+    block: Block[X, State, Captured]
+    stacked: Params
     plan: Plan
-    layer: Any = None
+    per_layer: PyTree = None
 
 
 def run_stack(
-    block: Callable,
-    pool: dict[str, Any],
+    block: Block[X, State, Captured],
+    stacked: Params,
     plan: Plan,
-    x: Any,
+    x: X,
     *,
-    layer: Any = None,
-    shared: Any = None,
-    state: Any = None,
+    per_layer: PyTree = None,
+    shared: PyTree = None,
+    state: State = None,  # type: ignore[assignment]  # a caller without state has State = None
     remat: bool = True,
-) -> tuple[tuple[Any, Any], Any]:
-    """x after every application of `block`, in the order of `plan`.
+) -> tuple[tuple[X, State], Captured]:
+    """Applies `block` once per layer, with the parameters that the plan gives to that layer.
+
+    Size and time of compilation do not depend on the number of layers.
 
     Args:
-      block: (w, x, state, own, shared) -> (x, state, seen), where w[part] is the slot of `part`,
-        or the mixture of all its slots where the plan has coefficients for it.
-      pool: part -> weights stacked [G, ...]; several stacks may read one.
-      plan: part -> slot per application.
-      layer: a tree with a leading [L] axis; each application gets its own row (gates, keys).
-      shared: given whole to every application (masks, rotary angles).
-      state: threaded through the applications.
-      remat: compute all activations again in the backward pass; else all but those that the
-        block marked with `remat.save_for_backward`. Both times the slots are sliced
-        again: saved, they would cost one copy of the weights per layer.
+      block: (params, x, state, per_layer, shared) -> (x, state, captured), for one layer.
+        `params[sublayer]` are the parameters of its group, without the axis G, or the mixture of
+        all groups if the plan has coefficients for it. `captured` is any tree of arrays:
+        intermediate values, auxiliary losses such as a load-balancing loss, or None.
+      stacked: sublayer -> parameters [G, ...]; G may exceed what the plan uses.
+      plan: sublayer -> group of each layer.
+      x: input of the first layer, any tree of arrays.
+      per_layer: a tree of arrays [L, ...]; layer i gets row i, traced (random keys, gates). With
+        `np.arange(L)` a block knows the index of its layer.
+      shared: given unchanged to every layer (masks, rotary angles).
+      state: carried from layer to layer next to x (a cache).
+      remat: recompute all activations in the backward pass; if False, all but those that the block
+        marks with `remat.save_for_backward`. In both cases parameters are sliced again in the
+        backward pass: saving them would cost one copy of the parameters per layer.
 
-    Returns: ((x, state), seen), `seen` stacked [L, ...]. Size and time of compilation do not
-      depend on L. Raises ValueError where plan and pool do not fit.
+    Returns:
+      ((x, state) after the last layer, captured stacked [L, ...]). Captured values and auxiliary
+      losses leave the scan in this way, one row per layer; sum over the axis L to add losses up.
 
-    >>> plan = Plan(scale=(0, 1, 0))
-    >>> block = lambda w, x, state, own, shared: (x * w["scale"], state, None)
-    >>> float(run_stack(block, {"scale": jnp.array([2.0, 3.0])}, plan, jnp.ones(()))[0][0])
-    12.0
+    Raises:
+      ValueError: a sublayer of the plan has no parameters, or fewer groups than the plan uses.
+
+    Sources: the plans of ALBERT (Lan et al. 2019, arXiv 1909.11942), Takase and Kiyono 2021
+    (arXiv 2104.06022), Subformer (Reid et al. 2021, arXiv 2101.00234), relaxed recursive
+    transformers (Bae et al. 2024, arXiv 2410.20672) and cross-layer attention (Brandon et al. 2024,
+    arXiv 2405.12981) all run here.
+
+    Example, with the layer index and an auxiliary loss:
+
+    >>> def block(params, x, state, layer, shared):
+    ...     x = x * params["scale"] + layer
+    ...     return x, state, {"loss": x**2}
+    >>> plan, stacked = Plan(scale=(0, 1, 0)), {"scale": jnp.array([2.0, 3.0])}
+    >>> (x, _), captured = run_stack(block, stacked, plan, jnp.ones(()), per_layer=np.arange(3))
+    >>> float(x), captured["loss"].tolist()
+    (16.0, [4.0, 49.0, 256.0])
     """
-    (x, states), seen = run_stacks(
-        {"": Stack(block, pool, plan, layer)},
+    (x, states), captured = run_stacks(
+        {"": Stack(block, stacked, plan, per_layer)},
         [""] * plan.num_layers,
         x,
         shared=shared,
         state={"": state},
         remat=remat,
     )
-    return (x, states[""]), seen[""]
+    return (x, states[""]), captured[""]
 
 
 def run_stacks(
-    stacks: Mapping[str, Stack],
+    stacks: Mapping[str, Stack[X, State, Captured]],
     order: Sequence[str],
-    x: Any,
+    x: X,
     *,
-    shared: Any = None,
-    state: Mapping[str, Any],
+    shared: PyTree = None,
+    state: Mapping[str, State],
     remat: bool = True,
-) -> tuple[tuple[Any, dict[str, Any]], dict[str, Any]]:
-    """x after the layers of several stacks that take turns: `order` names the stack of each layer.
+) -> tuple[tuple[X, dict[str, State]], dict[str, Captured]]:
+    """Applies layers of several types: `run_stack` for several stacks that alternate.
 
-    A run of neighbours of one stack is one scan, and what comes again and again is one scan over
-    such runs (see `turns`): what is compiled depends on the pattern, not on the depth. `state` and
-    what is seen stand by the name of their stack, and are otherwise as in `run_stack`.
+    Consecutive layers of one stack are one scan, and a repeating pattern of them is one scan over
+    these (see `repeating_pattern`). The size of the compiled program depends on the pattern, not
+    on the number of layers.
 
-    >>> add = lambda w, x, state, own, shared: (x + w["a"], state, x)
-    >>> double = lambda w, x, state, own, shared: (x * w["a"], state, x)
+    Args:
+      stacks: name -> the layers of one type.
+      order: the name of the stack of each layer; a stack has as many layers here as in its plan.
+      x: input of the first layer.
+      shared: given unchanged to every layer.
+      state: name of a stack -> what its layers carry from one to the next.
+      remat: as in `run_stack`.
+
+    Returns:
+      ((x, state), captured) as in `run_stack`, state and captured by the name of the stack.
+
+    Raises:
+      ValueError: as `run_stack`.
+
+    >>> add = lambda params, x, state, per_layer, shared: (x + params["a"], state, x)
+    >>> double = lambda params, x, state, per_layer, shared: (x * params["a"], state, x)
     >>> stacks = {
     ...     "add": Stack(add, {"a": jnp.ones(1)}, Plan(a=(0, 0, 0, 0))),
     ...     "double": Stack(double, {"a": jnp.full(1, 2.0)}, Plan(a=(0, 0))),
     ... }
     >>> order = ["add", "add", "double"] * 2
-    >>> (x, _), seen = run_stacks(stacks, order, jnp.ones(()), state={"add": None, "double": None})
-    >>> float(x), seen["add"].tolist(), seen["double"].tolist()
+    >>> (x, _), captured = run_stacks(stacks, order, jnp.ones(()), state=dict.fromkeys(stacks))
+    >>> float(x), captured["add"].tolist(), captured["double"].tolist()
     (16.0, [1.0, 2.0, 6.0, 7.0], [3.0, 8.0])
     """
-    bodies = {name: _body(stack, shared, remat) for name, stack in stacks.items()}
-    steps = {
-        name: ({p: np.asarray(s.plan.indices(p)) for p in s.plan}, s.layer)
-        for name, s in stacks.items()
-    }
-    done = dict.fromkeys(stacks, 0)
-    pieces: dict[str, list[tuple[np.ndarray, Any]]] = {name: [] for name in stacks}
+    layers = {name: _scan_body(stack, shared, remat) for name, stack in stacks.items()}
+    inputs = {name: _scan_inputs(stack) for name, stack in stacks.items()}
+    captured: dict[str, list[_Captured]] = {name: [] for name in stacks}
     carry = x, dict(state)
-    for runs, times in turns(order):
-        numbers = _numbers(runs, times, done)
-        given = [
-            jax.tree.map(lambda a, n=n: _rows(a, n), steps[name])
-            for (name, _), n in zip(runs, numbers, strict=True)
-        ]
-
-        def turn(carry: Any, given: Any, runs: Any = runs) -> Any:
-            (x, state), shown = carry, []
-            for (name, _), step in zip(runs, given, strict=True):
-                body, own = bodies[name], (x, state[name])
-                (x, after), seen = body(own, step) if _alone(runs) else lax.scan(body, own, step)
-                state = state | {name: after}
-                shown.append(seen)
-            return (x, state), shown
-
-        carry, shown = lax.scan(turn, carry, given)
-        for (name, _), n, seen in zip(runs, numbers, shown, strict=True):
-            flat = lambda a, n=n: a.reshape(n.size, *a.shape[n.ndim :])
-            pieces[name].append((n.reshape(-1), jax.tree.map(flat, seen)))
-    return carry, {name: _in_order(found) for name, found in pieces.items()}
+    first_layer = dict.fromkeys(stacks, 0)
+    for runs, repeats in repeating_pattern(order):
+        segment = _Segment(runs, repeats, _layers_of_runs(runs, repeats, first_layer))
+        for name, count in runs:
+            first_layer[name] += repeats * count
+        carry, values = _scan_segment(segment, layers, inputs, carry)
+        for (name, _), numbers, value in zip(runs, segment.layers, values, strict=True):
+            captured[name].append(_Captured(numbers, value))
+    return carry, {name: _by_layer(found) for name, found in captured.items()}
 
 
-Runs = tuple[tuple[str, int], ...]
+Runs = tuple[tuple[Label, int], ...]
+"""((name of a stack, number of consecutive layers), ...)"""
 
 
-def turns(order: Sequence[str]) -> list[tuple[Runs, int]]:
-    """((name, number of neighbours), ...) of the shortest pattern that comes again and again, and
-    how often it comes; then what is left of it at the end.
+def repeating_pattern(order: Sequence[Label]) -> list[tuple[Runs[Label], int]]:
+    """The shortest pattern that repeats through all layers, as (runs, number of repetitions).
 
-    >>> turns("aabaabaab")
+    A second entry holds the incomplete pattern at the end, if there is one.
+
+    >>> repeating_pattern("aabaabaab")
     [((('a', 2), ('b', 1)), 3)]
-    >>> turns("aabaaba")
+    >>> repeating_pattern("aabaaba")
     [((('a', 2), ('b', 1)), 2), ((('a', 1),), 1)]
-    >>> turns("aaa")
+    >>> repeating_pattern("aaa")
     [((('a', 1),), 3)]
     """
-    order = list(order)
-    repeats = lambda p: all(a == b for a, b in zip(order[p:], order, strict=False))
-    period = next(p for p in range(1, len(order) + 1) if repeats(p))
-    runs = lambda part: tuple((name, len([*same])) for name, same in itertools.groupby(part))
-    times, left = divmod(len(order), period)
-    found = [(runs(order[:period]), times)]
-    return found + ([(runs(order[-left:]), 1)] if left else [])
+    labels = list(order)
+    length = len(labels)
+    period = next(p for p in range(1, length + 1) if labels[p:] == labels[: length - p])
+    repeats, rest = divmod(length, period)
+    found = [(_runs(labels[:period]), repeats)]
+    return found + ([(_runs(labels[-rest:]), 1)] if rest else [])
 
 
-def _body(stack: Stack, shared: Any, remat: bool) -> Callable:
-    """One application: (x, state), (slots, what is the layer's own) -> (x, state), seen."""
-    plan, pool = stack.plan, stack.pool
-    for part, count in plan.num_slots.items():
-        if part not in pool:
-            raise ValueError(f"the plan names part {part!r}, the pool holds {sorted(pool)}")
-        sizes = {a.shape[0] for a in jax.tree.leaves(pool[part])}
-        if min(sizes, default=count) < count:
-            raise ValueError(f"part {part!r}: the plan uses {count} slots, there are {min(sizes)}")
+def _runs(labels: Sequence[Label]) -> Runs[Label]:
+    return tuple((label, len(list(same))) for label, same in itertools.groupby(labels))
 
-    def body(carry, step):
-        index, own = step
-        x, state, seen = stack.block(taken(pool, index), *carry, own, shared)
-        return (x, state), seen
+
+class _Segment(NamedTuple):
+    """A pattern of runs that repeats, compiled as one scan over the repetitions."""
+
+    runs: Runs[str]
+    repeats: int
+    layers: list[np.ndarray]
+    """For each run, which layers of its stack: [repeats, count]; [repeats] of a single layer"""
+
+
+class _Captured(NamedTuple):
+    """What the layers of one run captured: arrays with the leading axes of `layers`."""
+
+    layers: np.ndarray
+    values: PyTree
+
+
+_Carry = tuple[X, dict[str, State]]
+_Step = tuple[PyTree, PyTree]
+"""One layer's (sublayer -> group index, row of per_layer)"""
+_Body = Callable[[tuple[X, State], _Step], tuple[tuple[X, State], Captured]]
+
+
+def _scan_segment(
+    segment: _Segment,
+    layers: Mapping[str, _Body[X, State, Captured]],
+    inputs: Mapping[str, _Step],
+    carry: _Carry[X, State],
+) -> tuple[_Carry[X, State], list[Captured]]:
+    """Applies a repeating pattern; returns the carry, and for each run what its layers captured."""
+    rows = [
+        jax.tree.map(lambda a, n=numbers: _take(a, n), inputs[name])
+        for (name, _), numbers in zip(segment.runs, segment.layers, strict=True)
+    ]
+    single_layer = _is_single_layer(segment.runs)
+
+    def pattern(
+        carry: _Carry[X, State], rows: list[_Step]
+    ) -> tuple[_Carry[X, State], list[Captured]]:
+        (x, states), captured = carry, []
+        for (name, _), row in zip(segment.runs, rows, strict=True):
+            before = x, states[name]
+            if single_layer:
+                (x, state), values = layers[name](before, row)
+            else:
+                (x, state), values = lax.scan(layers[name], before, row)
+            states = states | {name: state}
+            captured.append(values)
+        return (x, states), captured
+
+    return lax.scan(pattern, carry, rows)
+
+
+def _scan_inputs(stack: Stack[X, State, Captured]) -> _Step:
+    """The group indices [L] of every sublayer, and the per-layer rows."""
+    return {name: np.asarray(stack.plan.indices(name)) for name in stack.plan}, stack.per_layer
+
+
+def _scan_body(
+    stack: Stack[X, State, Captured], shared: PyTree, remat: bool
+) -> _Body[X, State, Captured]:
+    """One layer as a scan takes it."""
+    _check_stacked(stack.stacked, stack.plan)
+
+    def layer(carry: tuple[X, State], step: _Step) -> tuple[tuple[X, State], Captured]:
+        (x, state), (indices, per_layer) = carry, step
+        params = select_params(stack.stacked, indices)
+        x, state, captured = stack.block(params, x, state, per_layer, shared)
+        return (x, state), captured
 
     policy = None if remat else jax.checkpoint_policies.save_only_these_names(SAVED)
-    return jax.checkpoint(body, prevent_cse=False, policy=policy)
+    body: _Body[X, State, Captured] = jax.checkpoint(layer, prevent_cse=False, policy=policy)
+    return body
 
 
-def _alone(runs: Runs) -> bool:
-    """Are the turns layers, one after the other?"""
+def _check_stacked(stacked: Params, plan: Plan) -> None:
+    for name, count in plan.num_groups.items():
+        if name not in stacked:
+            raise ValueError(
+                f"the plan has the sublayer {name!r}, the stacked parameters have "
+                f"{', '.join(sorted(stacked))}; initialise them with this plan"
+            )
+        sizes = {a.shape[0] for a in jax.tree.leaves(stacked[name])}
+        if min(sizes, default=count) < count:
+            raise ValueError(
+                f"sublayer {name!r}: the plan uses {count} parameter groups, the stacked "
+                f"parameters have {min(sizes)}; initialise them with this plan"
+            )
+
+
+def _is_single_layer(runs: Runs[str]) -> bool:
+    """Whether the pattern is one layer, which needs no scan inside the scan over repetitions."""
     return len(runs) == 1 and runs[0][1] == 1
 
 
-def _numbers(runs: Runs, times: int, done: dict[str, int]) -> list[np.ndarray]:
-    """Which layers of its stack each run is, [times, count]; [times] where these are layers.
-    `done` counts them."""
-    each = {name: sum(count for n, count in runs if n == name) for name, _ in runs}
-    numbers, before = [], dict.fromkeys(each, 0)
+def _layers_of_runs(
+    runs: Runs[str], repeats: int, first_layer: Mapping[str, int]
+) -> list[np.ndarray]:
+    """`_Segment.layers`; `first_layer` is the number of layers of each stack before the segment."""
+    per_repeat = {name: sum(count for n, count in runs if n == name) for name, _ in runs}
+    layers, before = [], dict.fromkeys(per_repeat, 0)
     for name, count in runs:
-        first = done[name] + before[name] + each[name] * np.arange(times)
-        numbers.append(first if _alone(runs) else first[:, None] + np.arange(count))
+        first = first_layer[name] + before[name] + per_repeat[name] * np.arange(repeats)
+        layers.append(first if _is_single_layer(runs) else first[:, None] + np.arange(count))
         before[name] += count
-    done.update({name: done[name] + times * count for name, count in each.items()})
-    return numbers
+    return layers
 
 
-def _rows(a: Any, numbers: np.ndarray) -> Any:
-    """Of [L, ...] those of these layers; all of them as they stand, without a copy."""
-    return a if np.array_equal(numbers, np.arange(len(a))) else a[numbers]
+def _take(a: Any, layers: np.ndarray) -> Any:
+    """a[layers] of a [L, ...]; `a` itself if these are all layers in order, without a copy."""
+    return a if np.array_equal(layers, np.arange(len(a))) else a[layers]
 
 
-def _in_order(pieces: list[tuple[np.ndarray, Any]]) -> Any:
-    """What the layers of a stack showed, [L, ...]."""
-    order = np.argsort(np.concatenate([numbers for numbers, _ in pieces]))
-    joined = jax.tree.map(
-        lambda *a: a[0] if len(a) == 1 else jnp.concatenate(a), *(seen for _, seen in pieces)
-    )
-    return jax.tree.map(lambda a: _rows(a, order), joined)
+def _by_layer(found: list[_Captured]) -> PyTree:
+    """What the layers of one stack captured, [L, ...] in the order of its layers."""
+    flat = [
+        jax.tree.map(lambda a, n=c.layers: a.reshape(n.size, *a.shape[n.ndim :]), c.values)
+        for c in found
+    ]
+    joined = jax.tree.map(lambda *a: a[0] if len(a) == 1 else jnp.concatenate(a), *flat)
+    order = np.argsort(np.concatenate([c.layers.reshape(-1) for c in found]))
+    return jax.tree.map(lambda a: _take(a, order), joined)

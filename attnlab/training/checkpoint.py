@@ -37,8 +37,9 @@ PLANS_WERE = {"layer_plan": "slots", "encoder_layer_plan": "encoder_slots"}
 def describe_model(model: Any) -> dict[str, Any]:
     """The config of a model as JSON can say it: its fields, and its plans as data.
 
-    `plans` are the layers' and an encoder's beside a decoder, part -> slot per layer, so that two
-    names of one plan are the same. Empty for a model without a dataclass `config`.
+    `plans` are the layers' and an encoder's beside a decoder, sublayer -> parameter group of each
+    layer, so that two names of one plan are the same. Empty for a model without a dataclass
+    `config`.
 
     >>> from attnlab import ModelConfig
     >>> describe_model(ModelConfig(plan="cycle:2").build())["plans"]["layer_plan"]["ffn"]

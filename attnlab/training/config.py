@@ -17,6 +17,12 @@ class TrainConfig:
     `optimizer` and `schedule` are rows of `OPTIMIZERS` and `SCHEDULES`, which read the fields from
     `learning_rate` to `clip_norm` (0: no clipping). `length` is that of a row of the source,
     `eval_windows` and `curve_windows` how many rows are scored at the end and before (0: all).
+
+    `base_fan_in` (adamw only; None: off) sets the learning rate of each matrix of attention and FFN
+    to `learning_rate` x base_fan_in / fan-in. Embeddings, LM head, positions, norms and biases keep
+    `learning_rate`. Epsilon is not scaled. Weight decay is not scaled either: every matrix shrinks
+    by `learning_rate` x `weight_decay` a step, so the number of steps that it averages over does
+    not depend on its fan-in.
     """
 
     steps: int = 800
@@ -34,6 +40,7 @@ class TrainConfig:
     beta2: float = 0.99
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    base_fan_in: int | None = None
     clip_norm: float = 1.0
     frozen: str = ""
     label_smoothing: float = 0.0
@@ -48,6 +55,8 @@ class TrainConfig:
         for field in dataclasses.fields(self):
             value, zero_is_fine = getattr(self, field.name), field.name in _MAY_BE_ZERO
             if field.name in ("seeds", "optimizer", "schedule", "frozen"):
+                continue
+            if field.name == "base_fan_in" and value is None:
                 continue
             if isinstance(value, bool) or value < 0 or (value == 0 and not zero_is_fine):
                 least = "0 or more" if zero_is_fine else "more than 0"

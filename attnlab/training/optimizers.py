@@ -63,7 +63,14 @@ LOOKED_UP = ("embedding", "positions", "token_types", "relative_bias", "readout"
 
 
 def adamw(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
-    """Loshchilov and Hutter 2017, arXiv 1711.05101."""
+    """Loshchilov and Hutter 2017, arXiv 1711.05101. Reads `base_fan_in` (see `by_fan_in`)."""
+    if config.base_fan_in is not None:
+        return optax.chain(
+            optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon),
+            by_fan_in(config.base_fan_in, axes),
+            optax.add_decayed_weights(config.weight_decay, decays),
+            optax.scale_by_learning_rate(rate),
+        )
     return optax.adamw(
         rate,
         b1=config.beta1,
@@ -128,12 +135,7 @@ def muon(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformatio
 
     from optax import contrib
 
-    inside = lambda params: jax.tree.map(
-        lambda named, on, pair: named and on and pair[0] > 0,
-        _by_name(params, lambda name: not name.endswith(LOOKED_UP)),
-        decays(params),
-        axes(params),
-    )
+    inside = functools.partial(hidden_matrices, axes)
     outside = lambda params: jax.tree.map(lambda on: not on, inside(params))
     dimensions = contrib.MuonDimensionNumbers(0, 1)
     orthogonal = optax.chain(
@@ -156,6 +158,50 @@ def sgd(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation
         optax.add_decayed_weights(config.weight_decay, decays),
         optax.scale_by_learning_rate(rate),
     )
+
+
+def hidden_matrices(axes: Callable, params: Any) -> Any:
+    """True for the matrices of attention and FFN; False for embeddings, positions, the LM head,
+    norms, biases and mixture coefficients."""
+    return jax.tree.map(
+        lambda named, on, pair: named and on and pair[0] > 0,
+        _by_name(params, lambda name: not name.endswith(LOOKED_UP)),
+        decays(params),
+        axes(params),
+    )
+
+
+def fan_in(shape: tuple[int, ...], pair: Axes) -> int:
+    """How many numbers a matrix sums over.
+
+    >>> fan_in((3, 4, 16, 64), (2, 1))  # W_O [G, N, V, D] of 4 heads of 16
+    64
+    """
+    reads, makes = pair
+    end = len(shape) - makes
+    return math.prod(shape[end - reads : end])
+
+
+def by_fan_in(base: int, axes: Callable) -> optax.GradientTransformation:
+    """Multiply the update of every hidden matrix by `base` / fan-in (`hidden_matrices`, `fan_in`).
+
+    After Adam this is a learning rate of `base` / fan-in per matrix: the change of a matrix's
+    output in one step then does not grow with its fan-in (Yang et al. 2022, arXiv 2203.03466,
+    table 8). Embeddings, LM head, positions, norms and biases keep the learning rate; Adam's
+    epsilon is not scaled. Embeddings start at 1/sqrt(D), not at muP's 1, so their own change
+    relative to their size still grows with D.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        factors = jax.tree.map(
+            lambda a, pair, hidden: base / fan_in(a.shape, pair) if hidden else 1.0,
+            params,
+            axes(params),
+            hidden_matrices(axes, params),
+        )
+        return jax.tree.map(lambda u, factor: u * factor, updates, factors), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def each_matrix(
@@ -231,6 +277,11 @@ def make_optimizer(config: Any, axes: Callable[[Any], Any] = by_shape) -> Optimi
 
     `axes` (params -> a tree of `Axes`) says what the matrices are, for the rows that ask.
     """
+    if config.base_fan_in is not None and config.optimizer != "adamw":
+        raise ValueError(
+            f"base_fan_in={config.base_fan_in} needs optimizer='adamw', not "
+            f"{config.optimizer!r}; set base_fan_in=None"
+        )
     schedule = find("schedule", config.schedule, SCHEDULES)(config)
     transform = find("optimizer", config.optimizer, OPTIMIZERS).make(config, schedule, axes)
     if config.clip_norm:

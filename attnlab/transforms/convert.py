@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from attnlab.attention import ScoreMod
 from attnlab.heads import Absorbed, Layout, Params, weight_shapes
 from attnlab.heads.rewrites import order_name
 from attnlab.transforms import steps_options, steps_structured
@@ -83,7 +84,7 @@ def convert(
     *,
     rotary: bool = False,
     logits_soft_cap: float | None = None,
-    score_mods: Sequence[object] = (),
+    score_mods: Sequence[ScoreMod] = (),
     key: Array | None = None,
 ) -> Conversion | NotEquivalent | Undecided:
     """The weights of `target` that are the same function as `params`, or why there are none.

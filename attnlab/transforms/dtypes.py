@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.heads import Layout, Params
-from attnlab.heads.layout import check_params
+from attnlab.heads.params import check_params
 from attnlab.transforms.measure import Floats, Weights, float64
 
 Restore = Callable[[Weights], dict[str, Array]]

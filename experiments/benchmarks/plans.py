@@ -19,9 +19,9 @@ from attnlab.heads.old.cache import init_cache
 from attnlab.model.block import init_block, transformer_block
 from attnlab.model.config import ModelConfig
 from attnlab.model.layers import run_layers
-from attnlab.sharing.dictionary import taken
-from attnlab.sharing.named import plan_names
-from attnlab.sharing.stack import init_pool
+from attnlab.sharing.mixing import select_params
+from attnlab.sharing.named_plans import plan_names
+from attnlab.sharing.stack import init_stacked
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers.decoders import LinenBlock, linen_layers
 
@@ -62,7 +62,7 @@ def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
         return dataclasses.replace(config, num_layers=depth, plan=sized_plan)
 
     def pool_of(config: ModelConfig) -> Any:
-        return init_pool(init_block(config.block), jax.random.key(0), config.layer_plan)
+        return init_stacked(init_block(config.block), jax.random.key(0), config.layer_plan)
 
     whole = sized(config.num_layers)
     shape = (batch, config.max_len, config.width)
@@ -124,12 +124,14 @@ def _loop(config: ModelConfig) -> Callable:
 
     def loss(w: Any, x: Any) -> Any:
         plan, memory = config.layer_plan, None
-        if any(plan.reuses):
+        if any(plan.reuses_kv):
             empty = init_cache(config.heads, x.shape[0], x.shape[1], x.dtype)
             memory = {n: a for n, a in empty.items() if n != "length"}
         for i in range(plan.num_layers):
-            own = taken(w, {part: plan.indices(part)[i] for part in plan})
-            ran = transformer_block(own, x, spec=config.block, memory=memory, reuse=plan.reuses[i])
+            own = select_params(w, {part: plan.indices(part)[i] for part in plan})
+            ran = transformer_block(
+                own, x, spec=config.block, memory=memory, reuse=plan.reuses_kv[i]
+            )
             x, memory = ran.x, ran.memory
         return _loss(x)
 

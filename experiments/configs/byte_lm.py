@@ -27,7 +27,7 @@ from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.model.config import ModelConfig
 from attnlab.names import find
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
-from attnlab.sharing.named import PLANS, name_of, plan_names
+from attnlab.sharing.named_plans import PLANS, plan_name, plan_names
 from attnlab.training.config import TrainConfig
 from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS
@@ -117,7 +117,7 @@ def set_source(config: ConfigDict, name: str, **values: Any) -> None:
 
 def set_model(config: ConfigDict, model: ModelConfig) -> None:
     """Every field of `model`, its plan by name, and the first task for its kind."""
-    plan = name_of(model.plan)
+    plan = plan_name(model.plan)
     for field in dataclasses.fields(model):
         config.model[field.name] = plan if field.name == "plan" else getattr(model, field.name)
     config.task = next(name for name, task in TASKS.items() if model.kind in task.kinds)

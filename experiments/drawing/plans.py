@@ -5,7 +5,7 @@ set of weights; stripes are sets that are mixed. A dashed cell makes no keys and
 leads to those that it reads.
 """
 
-from attnlab.sharing.named import PLANS, named
+from attnlab.sharing.named_plans import PLANS, parse_plan
 from attnlab.sharing.plan import Plan, mixtures
 from experiments.drawing.marks import COLOURS, box, drawing, word
 
@@ -17,26 +17,27 @@ WORDS = {"kv": "keys, values", "attention_mixture": "coefficients"}
 
 
 def drawn_plans() -> dict[str, str]:
-    """File name -> what `named` reads: every row of PLANS but those that draw the same, one by
+    """File name -> what `parse_plan` reads: every row of PLANS but those that draw the same, one by
     hand."""
     counted = {
-        name: f"{name}:{COUNT.get(name, 3)}" if row.counted else name for name, row in PLANS.items()
+        name: f"{name}:{COUNT.get(name, 3)}" if row.takes_count else name
+        for name, row in PLANS.items()
     }
     found: dict[Plan, str] = {}
     for file, text in (counted | BY_HAND).items():
-        found.setdefault(named(text, LAYERS), file)
+        found.setdefault(parse_plan(text, LAYERS), file)
     return {file: (counted | BY_HAND)[file] for file in found.values()}
 
 
 def plan_drawing(name: str) -> str:
     """The drawing of a plan of six layers."""
-    plan = named(name, LAYERS)
+    plan = parse_plan(name, LAYERS)
     marks = [word(0, 16, name, more=' font-weight="600"')]
     marks += [_number(i) for i in range(plan.num_layers)]
     y: float = TOP
     for part in plan:
-        if part == "kv" and any(plan.reuses):
-            marks += [_arrow(i, j, y + ARCS - 3) for i, j in enumerate(plan.reads) if i != j]
+        if part == "kv" and any(plan.reuses_kv):
+            marks += [_arrow(i, j, y + ARCS - 3) for i, j in enumerate(plan.kv_sources) if i != j]
             y += ARCS
         marks += _line(plan, part, y)
         if part in mixtures(plan):
@@ -74,7 +75,7 @@ def _line(plan: Plan, part: str, y: float) -> list[str]:
 
 def _stripes(plan: Plan, part: str, y: float) -> list[str]:
     """Below each cell the colours of all slots, which are mixed."""
-    count = plan.num_slots[part]
+    count = plan.num_groups[part]
     width = (COLUMN - 4) / count
     look = lambda i: f'fill="{COLOURS[i % len(COLOURS)]}" data-mixed="{i}"'
     starts = [LEFT + COLUMN * layer + 2 for layer in range(plan.num_layers)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.sharing.named import PLANS
+from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Heading, Paragraph, Table
 from experiments.reporting.pairs import Pair, judged
 from experiments.reporting.results import Panel, Run, names

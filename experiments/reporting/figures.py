@@ -7,7 +7,7 @@ import numpy as np
 
 from attnlab import plot
 from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.sharing.named import PLANS
+from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import heading
 from experiments.reporting.pairs import compare

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnlab import plot
 from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.sharing.named import PLANS
+from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Code, Figure, Figures, Heading, Paragraph
 from experiments.reporting.figures import drawn, style_of
 from experiments.reporting.results import Panel, Run, names

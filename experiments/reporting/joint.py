@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from attnlab import plot
 from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.sharing.named import PLANS
+from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph
 from experiments.reporting.results import Panel, Run, names
 from experiments.reporting.wording import listed

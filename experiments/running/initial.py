@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import pretrained, runs
+from attnlab import pretrained, runs, transforms
 from attnlab.model.alike import same_heads
 from attnlab.model.config import ModelConfig
-from attnlab.sharing import surgery
-from attnlab.sharing.named import name_of
+from attnlab.sharing.named_plans import plan_name
 from attnlab.training.checkpoint import digest
 
 
@@ -193,19 +192,19 @@ def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, s
     config, params = stored.config, stored.params
     changes = []
     if config.share_encoder and not model.share_encoder:
-        config, params = surgery.untie_encoder(config, params)
+        config, params = transforms.untie_encoder(config, params)
         changes.append("encoder and decoder part")
     ranked = dataclasses.replace(config, delta_rank=model.delta_rank)
     if model.layer_plan != config.layer_plan or ("delta" in model.layer_plan and ranked != config):
-        changes.append(f"plan {name_of(config.plan)} -> {name_of(model.plan)}")
+        changes.append(f"plan {plan_name(config.plan)} -> {plan_name(model.plan)}")
         # A name is the plan of both stacks; an encoder that has a plan of its own keeps it.
         plan = model.plan if config.encoder_plan is None else model.layer_plan
-        config, params = surgery.replan(ranked, params, plan)
+        config, params = transforms.change_plan(ranked, params, plan)
     if model.share_encoder and not config.share_encoder:
-        config, params = surgery.tie_encoder(config, params)
+        config, params = transforms.tie_encoder(config, params)
         changes.append("encoder and decoder become one")
     if not changes:
-        return params, f"its plan, {name_of(config.plan)}, is kept"
+        return params, f"its plan, {plan_name(config.plan)}, is kept"
     before, after = (stored.config, stored.params), (config, params)
-    difference = surgery.output_difference(before, after, np.asarray(tokens))
+    difference = transforms.output_difference(before, after, np.asarray(tokens))
     return params, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"

@@ -144,7 +144,7 @@ def of_fitted(
         **{name: np.asarray(a, np.int32) for name, a in texts.items()},
         **{f"written_{name}": written(task, source, a.tolist()) for name, a in texts.items()},
         **{f"pieces_{n}": np.array([piece(t) for t in a.tolist()]) for n, a in texts.items()},
-        "sets": np.array(plan.sets(part)),
+        "sets": np.array(plan.distinct_parameters(part)),
         "step": np.array(fitted.step),
         "seed": np.array(seed),
         **statistics,

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep
 
-from attnlab import BACKENDS, dot_product_attention
+from attnlab import dot_product_attention
 from attnlab.attention import blockwise
+from attnlab.tap import capture
 
 # B=2 T=5 S=7 N=6 K=3 H=4 V=8
-# edges: test_edges.py; wide: test_wide.py; splash: test_rows.py, too slow to interpret for all this
-RUNNABLE = [n for n in BACKENDS if n not in ("cudnn", "edges", "splash", "wide")]
-RUNNABLE.remove("tokamax") if find_spec("tokamax") is None else None
+# edges: test_edges.py; cudnn: test_cudnn.py; attnlab.contrib: tests/contrib
+RUNNABLE = ["dense", "blockwise", "xla"]
+if find_spec("tokamax"):
+    import attnlab.contrib  # noqa: F401
+
+    RUNNABLE.append("tokamax")
 OURS = ["dense", "blockwise"]
 
 
@@ -35,6 +39,13 @@ def make(dtype=jnp.float32, heads=(6, 3, 3), t=5, s=7, scale=2.0):
 def attend(*arrays, **options):
     """`dot_product_attention` under jit; arrays among the options are constants of it."""
     return jax.jit(functools.partial(dot_product_attention, **options))(*arrays)
+
+
+def probs_of(*arrays, **options):
+    """(what `dot_product_attention` returns, probabilities) under jit."""
+    run = functools.partial(capture, dot_product_attention, names=("probs",), **options)
+    result, values = jax.jit(run)(*arrays)
+    return result, values["probs"]
 
 
 def by_hand(q, k, v, bias=0.0, allowed=True, cap=None):
@@ -201,17 +212,18 @@ def test_hidden_positions_reach_nothing(implementation, hider):
 
 @pytest.mark.parametrize("implementation", RUNNABLE)
 @pytest.mark.parametrize("dtype", deep([jnp.float32, jnp.bfloat16], jnp.bfloat16))
-def test_looking_changes_no_bit(implementation, dtype, optimized):
+def test_capture_changes_no_bit(implementation, dtype, optimized):
     """Also where q and k come out of other operations that could be fused anew."""
     call, (q, k, v) = "all of it", make(dtype)
 
-    def run(looks, q, k, v):
+    def run(names, q, k, v):
         q, k = q * jnp.cos(q) + q[..., ::-1] * jnp.sin(q), k * 1.1 + jnp.sin(k)
         call_ = {"implementation": implementation, **CALLS[call]}
-        return (dot_product_attention(q, k, v, return_probs=looks, **call_), q, k)
+        return capture(dot_product_attention, q, k, v, names=names, **call_), q, k
 
-    (out, probs), q_, k_ = jax.jit(functools.partial(run, True))(q, k, v)
-    np.testing.assert_array_equal(out, jax.jit(functools.partial(run, False))(q, k, v)[0])
+    (out, values), q_, k_ = jax.jit(functools.partial(run, ("probs", "scores")))(q, k, v)
+    probs = values["probs"]
+    np.testing.assert_array_equal(out, jax.jit(functools.partial(run, ()))(q, k, v)[0][0])
     _, expected = by_hand(q_, k_, v, CALLS[call]["bias"], allowed_of(CALLS[call]))
     loosen = 1 if dtype == jnp.float32 else 0.1
     assert probs.dtype == jnp.float32
@@ -296,7 +308,7 @@ def test_two_keys_by_hand():
     q = jnp.array([1.0]).reshape(1, 1, 1)
     k = jnp.array([0.0, np.log(3.0)]).reshape(2, 1, 1)
     v = jnp.array([[4.0, 0.0], [8.0, 4.0]]).reshape(2, 1, 2)
-    out, probs, residual = attend(q, k, v, return_probs=True, return_residual=True)
+    (out, residual), probs = probs_of(q, k, v, return_residual=True)
     assert_close(out, jnp.array([[[7.0, 3.0]]]))
     assert_close(probs, jnp.array([[[0.25, 0.75]]]))
     assert_close(residual, jnp.log(jnp.array([[4.0]])))
@@ -320,14 +332,14 @@ def test_soft_cap_and_scale(implementation, x64):
 def test_talking_heads_mix_before_and_after(x64):
     q, k, v = make(jnp.float64, heads=(6, 6, 6))
     before, after = jax.random.normal(jax.random.key(1), (2, 6, 6), jnp.float64)
-    got, probs = attend(q, k, v, mix=(before, after), return_probs=True)
+    got, probs = probs_of(q, k, v, talking_heads=(before, after))
     scores = jnp.einsum("btnh,bsnh->bnts", q, k) / 2
     expected = jnp.einsum("bnts,nm->bmts", scores, before)
     expected = jnp.einsum("bmts,mn->bnts", jax.nn.softmax(expected), after)
     assert_close(probs, expected)
     assert_close(got, jnp.einsum("bnts,bsnv->btnv", expected, v))
     permuted = jnp.eye(6, dtype=jnp.float64)
-    assert_close(attend(q, k, v, mix=(permuted, None)), attend(q, k, v))
+    assert_close(attend(q, k, v, talking_heads=(permuted, None)), attend(q, k, v))
 
 
 def test_dropout_falls_on_probabilities():
@@ -347,9 +359,9 @@ def test_one_key_drops_the_same_in_every_backend(kind, x64):
     """The identity as values shows the probabilities; neighbours are drawn independently."""
     q, k, _ = make(jnp.float64, heads=(6, 2, 3), t=50, s=70)
     eye = jnp.broadcast_to(jnp.eye(70)[:, None], (2, 70, 3, 70))
-    call = {"dropout_rate": 0.3, "dropout_key": jax.random.key(0, impl=kind), "return_probs": True}
-    out, probs = attend(q, k, eye, **call, implementation="dense")
-    assert_close(attend(q, k, eye, **call, implementation="blockwise"), (out, probs))
+    call = {"dropout_rate": 0.3, "dropout_key": jax.random.key(0, impl=kind)}
+    out, probs = probs_of(q, k, eye, **call, implementation="dense")
+    assert_close(probs_of(q, k, eye, **call, implementation="blockwise"), (out, probs))
     kept = np.asarray(out.swapaxes(1, 2)) > 0
     assert_close(out.swapaxes(1, 2), jnp.where(kept, probs / 0.7, 0))
     assert len(np.unique(kept.reshape(600, 70), axis=0)) == 600
@@ -381,3 +393,17 @@ def test_causal_by_gradient():
     )(v)
     moved = np.abs(np.asarray(jacobian[:, 0])).sum((2, 3)) > 0
     np.testing.assert_array_equal(moved, np.tril(np.ones((5, 5), bool)))
+
+
+@pytest.mark.parametrize("implementation", RUNNABLE)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 2, 1, 1), (1, 1, 3, 1), (2, 2, 1, 4)])
+def test_bfloat16_with_axes_of_size_one(implementation, shape):
+    """On a CPU XLA cannot compile products of such axes at the precision that jax.nn asks for."""
+    (b, t, s, h), rng = shape, np.random.default_rng(0)
+    shapes = (b, t, 2, h), (b, s, 1, h), (b, s, 1, h)
+    q, k, v = (jnp.asarray(rng.normal(size=a), jnp.bfloat16) for a in shapes)
+    run = lambda *a: dot_product_attention(*a, implementation=implementation).astype(jnp.float32)
+    loss = lambda *a: (jnp.sum(jnp.sin(run(*a))), run(*a))
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+    assert_close(out, jnp.asarray(by_hand(q, k, v)[0], jnp.bfloat16))
+    assert all(np.isfinite(g).all() for g in grads)

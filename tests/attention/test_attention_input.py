@@ -1,28 +1,27 @@
 """Bad input, refusals of backends, what `explain` says, and any call: right or refused by name."""
 
+import functools
+import inspect
+import subprocess
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close, deep
+from conftest import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import (
-    CALLS,
     RUNNABLE,
-    allowed_of,
     by_hand,
     make,
     small_blocks,  # noqa: F401 (autouse: blocks of 2 queries and 3 keys here too)
 )
 
 from attnlab import BACKENDS, dot_product_attention, explain, masks
-from attnlab.attention import core, fused
-from attnlab.attention.call import checked
-from attnlab.attention.visible import Visible
+from attnlab.attention import AttentionOptions, SoftCap, attend, dispatch, register_backend
+from attnlab.tap import Tap, capture
 
 BAD = {
     "query of integers": (
@@ -51,7 +50,7 @@ BAD = {
     "padding mask": (
         {"mask": jnp.ones((2, 7), bool)},
         ValueError,
-        r"which keys are no filling is mask\[:, None, None\], or masks.padding",
+        r"a padding mask of keys is mask\[:, None, None\], or use masks.padding",
     ),
     "bias shape": ({"bias": jnp.ones((5, 1, 6, 5, 7))}, ValueError, "bias .* must broadcast"),
     "bias of integers": ({"bias": jnp.ones((5, 7), int)}, TypeError, "bias must be a float array"),
@@ -73,23 +72,36 @@ BAD = {
     "rate": ({"dropout_rate": 1.0}, ValueError, "dropout_rate must be at least 0 and below 1"),
     "no key": ({"dropout_rate": 0.1}, ValueError, "needs a dropout_key"),
     "seed": ({"dropout_rate": 0.1, "dropout_key": 3}, TypeError, "as of jax.random.key"),
-    "mix": ({"mix": np.ones((6, 6))}, TypeError, "mix must be two matrices"),
-    "mix shape": ({"mix": (np.ones((6, 4)), None)}, ValueError, r"mix \(\(6, 4\), None\) must be"),
+    "talking heads": (
+        {"talking_heads": np.ones((6, 6))},
+        TypeError,
+        "talking_heads must be two matrices",
+    ),
+    "talking heads shape": (
+        {"talking_heads": (np.ones((6, 4)), None)},
+        ValueError,
+        r"talking_heads \(\(6, 4\), None\) must be",
+    ),
+    "near keyword": ({"biass": 0}, TypeError, "unknown keyword 'biass': did you mean 'bias'"),
+    "keyword inside": ({"causal": 1}, TypeError, "unknown keyword 'causal': did you mean 'is_caus"),
+    "keyword": ({"heads": 4}, TypeError, "did you mean 'talking_heads'"),
+    "far keyword": ({"xyz": 4}, TypeError, "unknown keyword 'xyz'; known: .*score_mods"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_calls_say_what_to_do(case):
-    """Asked of the check itself: in the tests jaxtyping refuses some calls even earlier."""
     changes, error, message = BAD[case]
     good = dict(zip(("query", "key", "value"), make(), strict=True))
-    with pytest.raises(error, match=message):
-        checked(**(good | changes))
+    for function in (dot_product_attention, attend, explain):
+        with pytest.raises(error, match=message):
+            function(**(good | changes))
 
 
-def test_the_check_is_asked_before_anything_runs():
-    with pytest.raises(ValueError, match="do not fit together"):
-        dot_product_attention(*make()[:2], make(s=3)[2])
+def test_options_are_the_keywords():
+    names = set(inspect.signature(dot_product_attention).parameters)
+    others = {"query", "key", "value", "return_residual", "tap"}
+    assert set(AttentionOptions.__annotations__) == names - others
 
 
 @pytest.mark.parametrize(
@@ -100,7 +112,12 @@ def test_the_check_is_asked_before_anything_runs():
         ({"implementation": "xla", "return_residual": True}, "jax.nn has no return_residual"),
         ({"implementation": "xla", "float16": True}, "jax.nn has no float16 on a CPU"),
         ({"implementation": "cudnn"}, r"query \(2, 5, 6, 4\).*needs an NVIDIA GPU, this is a cpu"),
-        ({"implementation": "blockwise", "mix": (jnp.eye(6), None)}, "mix needs the scores of all"),
+        (
+            {"implementation": "blockwise", "talking_heads": (jnp.eye(6), None)},
+            "talking_heads needs the scores of all",
+        ),
+        ({"implementation": "xla", "score_mods": [SoftCap(2.0)]}, "jax.nn has no score_mods"),
+        ({"implementation": "densse"}, "did you mean 'dense'"),
     ],
 )
 def test_a_backend_that_cannot_says_why(changes, message):
@@ -108,11 +125,11 @@ def test_a_backend_that_cannot_says_why(changes, message):
     changes = {n: a for n, a in changes.items() if n != "float16"}
     with pytest.raises(ValueError, match=message) as error:
         dot_product_attention(*arrays, **changes)
-    assert changes["implementation"] == "flash" or "use implementation='dense'" in str(error.value)
+    known = changes["implementation"] in BACKENDS
+    assert ("use implementation='dense'" in str(error.value)) == known
 
 
-def test_explain_names_the_choice_and_the_reasons(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokamax", None)
+def test_explain_names_the_choice_and_the_reasons():
     q, k, v = make()
     expected = {
         "dense": "chosen: measured on 2 CPU cores with 1 MiB of L2 each",
@@ -120,19 +137,17 @@ def test_explain_names_the_choice_and_the_reasons(monkeypatch):
         "xla": "could run",
         "cudnn": "cuDNN needs an NVIDIA GPU, this is a cpu",
         "edges": "it needs a mask that is masks.Edges, and nothing else that hides",
-        "tokamax": 'tokamax is missing: pip install "attnlab[tokamax]"',
-        "splash": "could run",
-        "wide": "it is for heads 64 to 1024 wide, not 8",
     }
-    assert explain(q, k, v) == expected
-    assert explain(q, k, v, return_probs=True) == expected  # looking never changes the choice
+    assert explain(q, k, v).items() >= expected.items()
+    captured = explain(q, k, v, tap=Tap(("probs",)))
+    assert captured.items() >= expected.items()  # recording never changes the choice
     mixed = explain(
-        q, k, v, mix=(jnp.eye(6), None), dropout_rate=0.1, dropout_key=jax.random.key(0)
+        q, k, v, talking_heads=(jnp.eye(6), None), dropout_rate=0.1, dropout_key=jax.random.key(0)
     )
-    assert mixed["blockwise"] == "mix needs the scores of all heads at once"
+    assert mixed["blockwise"] == "talking_heads needs the scores of all heads at once"
     assert mixed["xla"] == "jax.nn has no dropout_rate"
     assert explain(q, k, v, implementation="xla")["xla"] == "chosen: asked for"
-    with pytest.raises(TypeError, match=r"unknown keywords \['causal'\]; known: .*is_causal"):
+    with pytest.raises(TypeError, match=r"explain\(\) got an unknown keyword 'causal': did you m"):
         explain(q, k, v, causal=True)
     with pytest.raises(TypeError, match="mask must be boolean"):
         explain(q, k, v, mask=jnp.ones((5, 7)))
@@ -144,9 +159,9 @@ def test_explain_says_where_the_choice_was_measured(monkeypatch):
     for device, words in {"cpu": "measured on 2", "gpu": "not measured", "x": "not mea"}.items():
         monkeypatch.setattr(jax, "default_backend", lambda device=device: device)
         assert explain(shape, shape, shape)["dense"].startswith(f"chosen: {words}")
-    for rows in core.CHOICES.values():
-        assert {row.backend for row in rows} <= set(BACKENDS)
-        assert rows[-1][0] == "dense"  # which refuses nothing
+    for entries in dispatch.CHOICES.values():
+        assert {entry.backend for entry in entries} <= set(BACKENDS)
+        assert entries[-1].backend == "dense"  # which refuses nothing
 
 
 def test_explain_needs_shapes_alone():
@@ -155,132 +170,84 @@ def test_explain_needs_shapes_alone():
     lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
     call = {"is_causal": True, "query_seq_lengths": lengths}
     assert explain(shape, shape, shape, **call)["blockwise"].startswith("chosen: measured on")
-    mix = (jax.ShapeDtypeStruct((8, 8), jnp.float32), None)
-    assert explain(shape, shape, shape, mix=mix)["dense"].startswith("chosen")
+    matrices = (jax.ShapeDtypeStruct((8, 8), jnp.float32), None)
+    assert explain(shape, shape, shape, talking_heads=matrices)["dense"].startswith("chosen")
 
 
-CUDNN = [
-    ({}, None),
-    ({"is_causal": True, "local_window_size": (2, 0)}, None),
-    ({"key_value_seq_lengths": jnp.array([3, 0])}, None),
-    ({"query": jnp.float32}, "cuDNN needs float16 or bfloat16, not float32"),
-    ({"mask": jnp.ones((1, 8), bool)}, None),
-    ({"local_window_size": (2, 1)}, None),
-    ({"lengths": (5, 8)}, "the gradient of cuDNN needs even lengths, not T=5 and S=8"),
-    ({"lengths": (6, 7), "is_causal": True}, "even lengths, not T=6 and S=7"),
-    ({"bias": jnp.ones((6, 6, 8))}, r"bias has shape \(1, 6, 6, 8\)"),
-    ({"wide": 129}, "head widths of at most 128, not 129"),
-    ({"return_residual": True}, "jax.nn has no return_residual"),
-]
+def test_a_registered_backend_runs_by_name_and_is_never_chosen(monkeypatch):
+    calls = []
 
+    def run(call):
+        calls.append(call.scores_shape)
+        return BACKENDS["dense"].run(call)
 
-@pytest.mark.parametrize(("call", "reason"), CUDNN)
-def test_what_cudnn_refuses(call, reason, monkeypatch):
-    """On an A100 as seen from here; on a Hopper GPU heads may be twice as wide."""
-    call = dict(call)
-    t, s = call.pop("lengths", (6, 8))
-    q, k, v = make(call.pop("query", jnp.bfloat16), t=t, s=s)
-    if wide := call.pop("wide", None):
-        v = jnp.ones((*v.shape[:3], wide), v.dtype)
-    monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 8.0))
-    got = fused.refuse_cudnn(*checked(q, k, v, **call)[0])
-    assert (got is None) == (reason is None)
-    if reason:
-        with pytest.raises(ValueError, match=reason):
-            dot_product_attention(q, k, v, implementation="cudnn", **call)
-    if wide:
-        monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
-        assert fused.refuse_cudnn(*checked(q, k, v, **call)[0]) is None
+    def refuse(call):
+        return "it has no bias" if call.bias is not None else None
 
-
-def test_a_gpu_without_cudnn(monkeypatch):
-    """JAX says so only where it is asked to run; here it really has none."""
-    gpu = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
-    monkeypatch.setattr(jax, "devices", lambda: [gpu])
-    q, k, v = make(jnp.bfloat16, t=6, s=8)
-    with pytest.raises(ValueError, match=r"a GPU of which jax.nn says 'cuDNN is not detected"):
-        dot_product_attention(q, k, v, implementation="cudnn")
-
-
-WORDS = [
-    "plain",
-    "causal, fewer queries",
-    "lengths of keys alone",
-    "lengths of queries alone",
-    "causal window",
-    "window",
-    "mask with an empty row",
-]
-
-
-@pytest.mark.parametrize("call", WORDS)
-def test_what_cudnn_is_told_means_the_same(call, monkeypatch):
-    """Causal, lengths and windows in its own words, widths padded to 8: run by jax.nn's XLA."""
-    plain = jax.nn.dot_product_attention
-
-    def as_xla(q, k, v, *, implementation, **asked):
-        assert implementation == "cudnn"
-        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 8
-        assert "mask" not in asked or asked["mask"].shape[2:] == (5, 7)
-        for name in ("query_seq_lengths", "key_value_seq_lengths"):  # NaN where one is 0
-            assert asked.get(name) is None or (np.asarray(asked[name]) > 0).all()
-        return plain(q, k, v, implementation="xla", **asked)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", as_xla)
-    monkeypatch.setitem(BACKENDS, "cudnn", core.Backend(fused.cudnn, lambda *call: None))
+    monkeypatch.setattr(dispatch, "BACKENDS", dict(BACKENDS))
+    register_backend("mine", run, refuse)
     q, k, v = make()
-    got = dot_product_attention(q, k, v[..., :7], implementation="cudnn", **CALLS[call])
-    expected, _ = by_hand(q, k, v[..., :7], allowed=allowed_of(CALLS[call]))
-    assert_close(got, jnp.asarray(expected, jnp.float32))
+    assert_close(dot_product_attention(q, k, v, implementation="mine"), by_hand(q, k, v)[0])
+    assert calls == [(2, 6, 5, 7)]
+    dot_product_attention(q, k, v)
+    assert len(calls) == 1
+    with pytest.raises(ValueError, match="it has no bias; use implementation='dense'"):
+        dot_product_attention(q, k, v, jnp.ones(7), implementation="mine")
+    with pytest.raises(ValueError, match="'dense' is registered already"):
+        register_backend("dense", run)
 
 
-@pytest.mark.parametrize("call", deep(WORDS, "lengths of keys alone"))
-def test_what_cudnn_is_told_of_unequal_widths_means_the_same(call, monkeypatch):
-    """No padding for what cuDNN lists: the words of the function below jax.nn, run by `dense`."""
-    from jax._src.cudnn import fused_attention_stablehlo as of_jax
-
-    def as_dense(q, k, v, bias, mask, q_lengths, k_lengths, *, scale, mask_type, **window):
-        assert (q.shape[-1], v.shape[-1], bias) == (4, 8, None)
-        kinds, size = of_jax.MaskType, window["sliding_window_length"]
-        padded = mask_type in (kinds.PADDING, kinds.PADDING_CAUSAL)
-        assert padded == (q_lengths is not None) == (k_lengths is not None)
-        told = {
-            "mask": mask, "query_seq_lengths": q_lengths, "key_value_seq_lengths": k_lengths,
-            "is_causal": mask_type in (kinds.CAUSAL, kinds.PADDING_CAUSAL),
-            "local_window_size": size and (size - 1, 0),
-        }  # fmt: skip
-        return dot_product_attention(q, k, v, scale=scale, implementation="dense", **told)
-
-    monkeypatch.setattr(of_jax, "dot_product_attention", as_dense)
-    monkeypatch.setattr(of_jax, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
-    monkeypatch.setattr(fused, "UNEQUAL", {(4, 8)})
-    monkeypatch.setitem(BACKENDS, "cudnn", core.Backend(fused.cudnn, lambda *call: None))
-    got = dot_product_attention(*make(), implementation="cudnn", **CALLS[call])
-    assert_close(got, jnp.asarray(by_hand(*make(), allowed=allowed_of(CALLS[call]))[0], got.dtype))
+def test_backends_of_contrib_need_an_import():
+    """In a process of its own: other tests may have imported them."""
+    code = """
+import jax.numpy as jnp, attnlab
+x = jnp.ones((1, 3, 2, 4))
+try:
+    attnlab.dot_product_attention(x, x, x, implementation="splash")
+except ValueError as error:
+    print(error)
+import attnlab.contrib
+print(attnlab.explain(x, x, x)["splash"])
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    error, after = out.stdout.splitlines()
+    assert "implementation 'splash' is in attnlab.contrib: import attnlab.contrib" in error
+    assert after == "could run"
 
 
-def test_when_cudnn_needs_padding(monkeypatch):
-    """Any other widths, an older GPU, an older cuDNN, or a JAX without that function."""
-    from jax._src.cudnn import fused_attention_stablehlo as of_jax
+def test_patched_values_reach_the_output_or_are_refused():
+    q, k, v = make(heads=(6, 6, 6))
+    uniform = {"probs": lambda probs, layer: jnp.full_like(probs, 1 / 7)}
+    for name in ("dense", None):
+        got, _ = capture(
+            dot_product_attention, q, k, v, names=(), patch=uniform, implementation=name
+        )
+        assert_close(got, jnp.broadcast_to(v.mean(1, keepdims=True), got.shape))
+    for name in ("blockwise", "xla"):
+        with pytest.raises(ValueError, match=r"query \(2, 5, 6, 4\).* has no probs to patch; use"):
+            dot_product_attention(q, k, v, tap=Tap(patch=uniform), implementation=name)
+    long = jax.ShapeDtypeStruct((64, 2048, 4, 8), "float32")
+    assert explain(long, long, long, tap=Tap(("probs",)))["blockwise"].startswith("chosen")
+    reasons = explain(long, long, long, tap=Tap(patch=uniform))
+    assert reasons["dense"].startswith("chosen")
+    assert reasons["blockwise"] == "it has no probs to patch"
 
-    monkeypatch.setattr(of_jax, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(fused, "_gpu", lambda: ("gpu", 9.0))
-    assert fused._cudnn_of_jax(192, 128) is of_jax
-    assert fused._cudnn_of_jax(128, 192) is None
-    with monkeypatch.context() as older:
-        older.setattr(fused, "_gpu", lambda: ("gpu", 8.0))
-        assert fused._cudnn_of_jax(192, 128) is None
-    monkeypatch.setattr(of_jax, "check_cudnn_version", lambda: 90900)
-    assert fused._cudnn_of_jax(192, 128) is None
-    monkeypatch.delattr(of_jax, "check_cudnn_version")
-    assert fused._cudnn_of_jax(192, 128) is None
 
-
-def test_cudnn_gets_a_mask_where_rows_are_empty():
-    """Causal, one key back, 8 queries and 3 keys: the last rows see nothing."""
-    assert fused.native(Visible(8, 3, is_causal=True, window=(1, 0))) is None
-    assert fused.native(Visible(4, 3, is_causal=True, window=(1, 0))) is not None
+def test_the_mask_hides_from_patched_scores():
+    """And a call without a batch axis has values without one."""
+    q, k, v = make(heads=(6, 6, 6), s=5)
+    patch = {"scores": lambda scores, layer: scores.at[..., 4].set(50.0)}
+    run = functools.partial(
+        capture, dot_product_attention, names=("scores", "probs"), patch=patch, is_causal=True
+    )
+    out, values = run(q, k, v)
+    assert not np.triu(values["probs"], 1).any()
+    assert (values["scores"][..., 4] == 50).all()
+    assert_close(out[:, 4], v[:, 4])
+    one, of_one = run(q[0], k[0], v[0])
+    assert_close((one, of_one), (out[0], {name: a[0] for name, a in values.items()}))
+    with pytest.raises(ValueError, match="patch of 'probs' returned shape"):
+        capture(dot_product_attention, q, k, v, names=(), patch={"probs": lambda a, layer: a[0]})
 
 
 small = st.integers(1, 3)

@@ -1,5 +1,6 @@
 """Blocks: every gradient, what is skipped, and that no [T, S] array exists."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from conftest import assert_close, diagonal
 
 from attnlab import dot_product_attention
-from attnlab.attention import blocks, blockwise
+from attnlab.attention import ScoreMod, blocks, blockwise
 
 
 @pytest.fixture
@@ -132,17 +133,22 @@ def test_huge_scores_keep_exact_gradients(small_blocks):
         ({"key_value_seq_lengths": np.array([0])}, 0),
     ],
 )
-def test_blocks_that_no_one_sees_are_skipped(call, visited, small_blocks, monkeypatch):
+def test_blocks_that_no_query_attends_to_are_skipped(call, visited, small_blocks):
     """Counted as they run, forward and backward: T = S = 8 in blocks of 2 queries, 3 keys."""
-    count, plain = [], blockwise._block_scores
+    count = []
 
-    def counted(*args):
-        jax.debug.callback(lambda: count.append(1))
-        return plain(*args)
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Counted(ScoreMod):
+        factor: jax.Array
 
-    monkeypatch.setattr(blockwise, "_block_scores", counted)
+        def apply(self, scores, *, head, query, key):
+            jax.debug.callback(lambda: count.append(1))
+            return self.factor * scores
+
     q, k, v = (a.astype(jnp.float32) for a in make([(1, 8, 1, 4)] * 3))
-    run = functools.partial(dot_product_attention, implementation="blockwise", **call)
+    call = {"implementation": "blockwise", "score_mods": [Counted(jnp.float32(1))], **call}
+    run = functools.partial(dot_product_attention, **call)
     jax.block_until_ready(jax.jit(run)(q, k, v))
     jax.effects_barrier()
     assert len(count) == visited

@@ -10,8 +10,8 @@ import pytest
 from conftest import assert_close, deep
 
 from attnlab import ModelConfig, dot_product_attention, explain, masks
-from attnlab.attention import edges
-from attnlab.attention.edges import attention_over_edges
+from attnlab.attention import attention_over_edges
+from attnlab.tap import capture
 
 # B=2 nodes: T=5 receive, S=7 send; N=6 K=3 H=4 Kv=2 V=8
 
@@ -110,13 +110,17 @@ def test_as_a_mask(options, own, x64):
     by = lambda mask: lambda q, k, v, bias: dot_product_attention(q, k, v, bias, mask, **rest)
     got, expected = (value_and_grads(by(mask), q, k, v, bias) for mask in (edges, matrix))
     assert_close(got, expected)
-    told = explain(q, k, v, bias, edges, **rest)
+    told = explain(q, k, v, bias=bias, mask=edges, **rest)
     alone = "is_causal" not in rest
     assert told["edges" if alone else "dense"].startswith("chosen")
     assert "nothing else that hides" in told["edges"] or alone
-    assert explain(q, k, v, bias, matrix)["edges"].startswith("it needs a mask that is masks.Edges")
-    _, probs = dot_product_attention(q, k, v, bias, edges, return_probs=True, **rest)
-    assert_close(probs, dot_product_attention(q, k, v, bias, matrix, return_probs=True, **rest)[1])
+    assert explain(q, k, v, bias=bias, mask=matrix)["edges"].startswith(
+        "it needs a mask that is masks.Edges"
+    )
+    probs = functools.partial(
+        capture, dot_product_attention, q, k, v, bias, names=("probs",), **rest
+    )
+    assert_close(probs(mask=edges)[1], probs(mask=matrix)[1])
 
 
 def test_through_a_model():
@@ -183,22 +187,25 @@ def test_an_edge_listed_twice_counts_twice(x64):
     q, v = jnp.zeros((1, 1, 2)), jnp.array([[[3.0]], [[9.0]]])
     twice = np.array([0, 1, 1]), np.array([0, 0, 0])
     ends = dict(zip(("senders", "receivers"), twice, strict=True))
-    out, probs = attend(q, jnp.zeros((2, 1, 2)), v, **ends, return_probs=True)
+    run = functools.partial(attention_over_edges, **ends)
+    out, values = capture(run, q, jnp.zeros((2, 1, 2)), v, names=("probs",))
+    probs = values["probs"]
     assert_close(out, jnp.array([[[7.0]]]))
     assert_close(probs, jnp.full((3, 1), 1 / 3))
     once = dot_product_attention(q, jnp.zeros((2, 1, 2)), v, mask=masks.from_edges(*twice, 1, 2))
     assert_close(once, jnp.array([[[6.0]]]))
 
 
-def test_looking_shows_the_probabilities_and_changes_no_bit(optimized):
+def test_capture_returns_the_probabilities_and_changes_no_bit(optimized):
     q, k, v = make(np.float32)
     senders, receivers = np.append(graph(), [[7], [5]], axis=1)
     run = functools.partial(attention_over_edges, senders=senders, receivers=receivers)
-    out, probs = jax.jit(functools.partial(run, return_probs=True))(q, k, v)
+    out, values = jax.jit(functools.partial(capture, run, names=("probs",)))(q, k, v)
+    probs = values["probs"]
     np.testing.assert_array_equal(out, jax.jit(run)(q, k, v))
     mask = masks.from_edges(senders, receivers, 5, 7)
-    _, dense = dot_product_attention(q, k, v, mask=mask, return_probs=True)
-    expected = dense[:, :, receivers[:-1], senders[:-1]].swapaxes(1, 2)
+    _, dense = capture(dot_product_attention, q, k, v, mask=mask, names=("probs",))
+    expected = dense["probs"][:, :, receivers[:-1], senders[:-1]].swapaxes(1, 2)
     assert_close(probs[:, :-1], expected)
     assert not np.asarray(probs[:, -1]).any()
 
@@ -272,9 +279,8 @@ def test_no_array_of_all_pairs():
     ],
 )
 def test_bad_shapes(shapes, message):
-    """Asked of the check itself: in the tests jaxtyping refuses most of them even earlier."""
     with pytest.raises(ValueError, match=message):
-        edges._check(*(jnp.ones(shape) for shape in shapes))
+        attention_over_edges(*map(jnp.ones, shapes), jnp.array([0]), jnp.array([0]))
 
 
 def test_bad_indices():

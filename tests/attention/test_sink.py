@@ -7,6 +7,7 @@ import pytest
 from conftest import assert_close
 
 from attnlab import dot_product_attention, explain, masks
+from attnlab.tap import capture
 
 B, T, S, N, K, H, V = 2, 5, 7, 4, 2, 3, 6
 RNG = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def test_every_backend_equals_the_definition(x64):
         assert_close(attend(mask, name), expected, loosen=10)
 
 
-def test_what_is_shown_edited_and_dropped(x64):
+def test_what_is_captured_patched_and_dropped(x64):
     """Probs sum to less than one; in blocks dropout takes the same ones; no sink is no change."""
     q, k, v, sink, mask = map(jnp.asarray, (QUERY, KEY, VALUE, SINK, SEEN))
     key = jax.random.key(1)
@@ -69,16 +70,16 @@ def test_what_is_shown_edited_and_dropped(x64):
             call(sink=sink, dropout_rate=0.4, dropout_key=key, implementation=name)
             for name in ("dense", "blockwise")
         ]
-        probs = call(sink=sink, return_probs=True)[1]
-        edited = call(sink=sink, edit={"probs": lambda p, layer: 2 * p})
-        mixed = call(sink=sink, mix=(jnp.eye(N)[::-1], jnp.eye(N)[::-1]))
-        return dropped, probs, edited, mixed, call(sink=-jnp.inf), call()
+        probs = capture(call, names=("probs",), sink=sink)[1]["probs"]
+        patched, _ = capture(call, names=(), patch={"probs": lambda p, layer: 2 * p}, sink=sink)
+        mixed = call(sink=sink, talking_heads=(jnp.eye(N)[::-1], jnp.eye(N)[::-1]))
+        return dropped, probs, patched, mixed, call(sink=-jnp.inf), call()
 
-    dropped, probs, edited, mixed, nothing, plain = run(q, k, v, sink)
+    dropped, probs, patched, mixed, nothing, plain = run(q, k, v, sink)
     out, expected, _ = by_hand(SEEN)
     assert_close(*dropped)
     assert_close(probs, expected)
-    assert_close(edited, 2 * out)
+    assert_close(patched, 2 * out)
     # The heads turn over before the softmax and back after: each meets another's sink.
     turned = dot_product_attention(q, k, v, mask=mask, sink=sink[::-1])
     assert_close(mixed, turned)

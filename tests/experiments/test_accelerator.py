@@ -13,7 +13,7 @@ from conftest import ROOT
 
 import attnlab
 from attnlab import unique_parameters
-from attnlab.attention import core
+from attnlab.attention import BACKENDS, Backend
 from experiments import sweep
 from experiments.benchmarks import accelerator, attention, fastest, ledger
 from experiments.benchmarks.accelerator import FULL, TINY
@@ -127,12 +127,12 @@ def test_it_stops_in_time_and_takes_no_other_numbers(tmp_path, monkeypatch):
 
 def test_every_backend_is_a_row(monkeypatch):
     """Also one that is new, and one that fails or computes something else when it runs."""
-    refuses = core.Backend(core.dense, lambda *call: "not on this device")
-    monkeypatch.setitem(core.BACKENDS, "new", refuses)
+    refuses = Backend(BACKENDS["dense"].run, lambda call: "not on this device")
+    monkeypatch.setitem(BACKENDS, "new", refuses)
     q = jnp.ones((1, 2, 3, 4))
     would = attnlab.explain(q, q, q)
     own, refused = accelerator.by_backend(would, attnlab.dot_product_attention)
-    assert [f"attnlab {n}" for n in sorted(core.BACKENDS)] == sorted(
+    assert [f"attnlab {n}" for n in sorted(BACKENDS)] == sorted(
         [*own, *(e.name for e in refused)]
     )
     assert next(iter(own)) == f"attnlab {attention.chosen_in(would)}"
@@ -269,6 +269,6 @@ def test_the_whole_suite_in_small(tmp_path):
         assert one["rows"][0]["seconds"], one["name"]
         if one["about"]["word"] in ("function", "layer"):
             found = [e["name"].split()[-1] for e in one["rows"] if e["ours"]]
-            assert set(core.BACKENDS) <= set(found)
+            assert set(BACKENDS) <= set(found)
     for name in ("accelerator.html", "accelerator.md", "choices.md", "cases.csv"):
         assert (tmp_path / name).stat().st_size > 500

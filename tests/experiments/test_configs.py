@@ -75,7 +75,7 @@ def test_tiny_keeps_the_ratios(name):
         )
         assert {one.train.steps} == {table.tiny["train.steps"]}
     for row in tiny:
-        share = [p[row].model.layer_plan.num_slots["ffn"] / p[row].model.num_layers
+        share = [p[row].model.layer_plan.num_groups["ffn"] / p[row].model.num_layers
                  for p in (full, tiny)]  # fmt: skip
         assert share[0] == share[1] or full[row].model.plan == "albert"
 

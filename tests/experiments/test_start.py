@@ -11,8 +11,8 @@ from commands import command
 from conftest import ROOT, deep
 
 import attnlab
-from attnlab.sharing.surgery import output_difference, replan
 from attnlab.training.checkpoint import Checkpoints, describe_model
+from attnlab.transforms import change_plan, output_difference
 from experiments import report
 from experiments.configs import byte_lm
 from experiments.running import arm, initial
@@ -66,7 +66,7 @@ def test_untying_and_tying_equal_layers_change_no_bit(tied, plan):
     for seed, params in zip((1, 3), each, strict=True):  # in the order that is asked for
         old, weights = attnlab.load_run(tied[0], seed)
         assert output_difference((old.config, weights), (model, params), TOKENS) == 0
-        back = replan(model, params, "albert")[1]  # layers that are equal become one again
+        back = change_plan(model, params, "albert")[1]  # layers that are equal become one again
         assert jax.tree.all(jax.tree.map(np.array_equal, back, weights))
 
 

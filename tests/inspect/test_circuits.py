@@ -14,7 +14,7 @@ from attnlab import LAYOUTS, ModelConfig, regauge
 from attnlab.inspect import circuit, composition, logits_by_term, split_scores, watch
 from attnlab.inspect.circuits import STANDS
 from attnlab.model.block import NORMS
-from attnlab.sharing.delta import applied
+from attnlab.sharing.low_rank_delta import layer_params
 
 BASE = dict(vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=3, ffn_width=10)
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
@@ -47,7 +47,7 @@ def test_matrices_and_how_they_fit_are_those_of_elhage(order):
         num_kv_heads=1, attention_gain=0.5,
     )  # fmt: skip
     params = jax.tree.map(np.asarray, draw(config))
-    layers = [applied(params["layers"], config.layer_plan, i) for i in range(3)]
+    layers = [layer_params(params["layers"], config.layer_plan, i) for i in range(3)]
     pairs = [
         by_hand(w["attention"], None if norm == "post" else w["attention"]["norm"], kind)
         for w in layers

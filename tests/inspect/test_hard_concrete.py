@@ -88,11 +88,14 @@ class Heads:
         return [edit["heads"](ones, i)[..., 0] for i in range(self.config.num_layers)]
 
 
-@pytest.mark.parametrize("by", ["layer", "slot"])
+@pytest.mark.parametrize("by", ["layer", "group"])
 def test_one_gate_in_all_uses_of_a_head(by):
     config = ModelConfig(num_layers=5, num_heads=16, width=16, plan="cycle:2")
     gated = Gated(Heads(config), every_gate(config, by=by))
-    params = {"model": None, "gates": {"heads": jnp.zeros({"layer": (5, 16), "slot": (2, 16)}[by])}}
+    params = {
+        "model": None,
+        "gates": {"heads": jnp.zeros({"layer": (5, 16), "group": (2, 16)}[by])},
+    }
     key = lambda n: {"dropout": jax.random.key(n)}
     texts = jnp.ones((3, 2))
     whole = jax.jit(lambda **o: gated.apply({"params": params}, texts, **o), static_argnames=SAID)
@@ -101,7 +104,7 @@ def test_one_gate_in_all_uses_of_a_head(by):
     assert (drawn == drawn[:, :1, :1]).all()  # one draw for all texts and tokens
     of_layer = drawn[:, 0, 0]
     same = [[np.array_equal(a, b) for b in of_layer] for a in of_layer]
-    slots = np.arange(5) % 2 if by == "slot" else np.arange(5)
+    slots = np.arange(5) % 2 if by == "group" else np.arange(5)
     assert np.array_equal(same, slots[:, None] == slots)
     assert not np.array_equal(drawn, run(deterministic=False, rngs=key(1)))
     assert (run() == 0.5).all()
@@ -143,14 +146,14 @@ ROW = [SHUT, OPEN, HALF, SHUT, OPEN, SHUT]
 OTHER = [HALF, SHUT, OPEN, SHUT, HALF, SHUT]
 CLOSED = {
     # Every use of a slot's head has one gate, which goes into its map: nothing is left beside it.
-    "slot": (dict(plan="albert"), "slot", {"heads": [ROW]}, 3, ()),
+    "group": (dict(plan="albert"), "group", {"heads": [ROW]}, 3, ()),
     "layer": (dict(plan="separate"), "layer", {"heads": [ROW, OTHER]}, 3, ()),
-    "absorbed": (dict(layout="latent_absorbed"), "slot", {"heads": [ROW] * 2}, 3, ()),
+    "absorbed": (dict(layout="latent_absorbed"), "group", {"heads": [ROW] * 2}, 3, ()),
     # An application's own: what is closed in all of a slot's goes, the rest stays an edit; a slot
     # that keeps fewer is filled up.
     "uses": (dict(plan="cycle:2", num_layers=3), "layer",
              {"heads": [ROW, [SHUT] * 5 + [OPEN], OTHER]}, 4, ("heads",)),
-    "groups": (dict(plan="albert", num_kv_heads=3), "slot", {"heads": [[SHUT] * 2 + ROW[2:]]}, 2,
+    "groups": (dict(plan="albert", num_kv_heads=3), "group", {"heads": [[SHUT] * 2 + ROW[2:]]}, 2,
                ()),
     "three": (
         dict(kind="encoder_decoder", encoder_layers=2, plan="albert"),

@@ -53,11 +53,11 @@ def spread(by, gate):
     return np.asarray(gate)[list(gates_of(CONFIG, by=by).rows)]
 
 
-@pytest.mark.parametrize("by", deep(["layer", "slot"], "slot"))
+@pytest.mark.parametrize("by", deep(["layer", "group"], "group"))
 def test_one_head_at_a_time(by):
     _, loss, by_hand = case()
     gates = gates_of(CONFIG, by=by)
-    assert gates.shape == {"layer": (3, 2), "slot": (2, 2)}[by]
+    assert gates.shape == {"layer": (3, 2), "group": (2, 2)}[by]
     whole, got = by_hand(np.ones((3, 2))).mean(), jax.jit(lambda: ablations(loss, gates))()
     felt = jax.jit(lambda: gate_gradients(loss, gates))()
     for place in np.ndindex(gates.shape):
@@ -102,7 +102,7 @@ def test_what_stands_in_the_place_of_a_head():
 
 def test_curves_beside_random_orders():
     _, loss, by_hand = case()
-    gates = gates_of(CONFIG, by="slot")
+    gates = gates_of(CONFIG, by="group")
 
     @jax.jit
     def run():
@@ -118,9 +118,9 @@ def test_curves_beside_random_orders():
     gate = np.ones(4)
     for step, head in enumerate(np.asarray(greedy)):
         np.testing.assert_allclose(
-            curve[step], by_hand(spread("slot", gate.reshape(2, 2))).mean(), rtol=1e-5
+            curve[step], by_hand(spread("group", gate.reshape(2, 2))).mean(), rtol=1e-5
         )
-        left = {n: by_hand(spread("slot", (gate - np.eye(4)[n]).reshape(2, 2))).mean()
+        left = {n: by_hand(spread("group", (gate - np.eye(4)[n]).reshape(2, 2))).mean()
                 for n in np.flatnonzero(gate)}  # fmt: skip
         assert min(left, key=left.get) == head
         gate[head] = 0
@@ -142,7 +142,7 @@ def test_heads_of_an_encoder_decoder():
         kind="encoder_decoder", num_layers=3, encoder_layers=2, num_heads=2, plan="albert",
         encoder_plan="separate",
     )  # fmt: skip
-    assert gates_of(config, "cross.heads", by="slot") == Gates("cross.heads", (0, 0, 0), 2)
-    assert gates_of(config, "encoder.heads", by="slot") == Gates("encoder.heads", (0, 1), 2)
+    assert gates_of(config, "cross.heads", by="group") == Gates("cross.heads", (0, 0, 0), 2)
+    assert gates_of(config, "encoder.heads", by="group") == Gates("encoder.heads", (0, 1), 2)
     with pytest.raises(ValueError, match=r"a decoder has no 'cross\.heads'"):
         gates_of(CONFIG, "cross.heads")

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from conftest import assert_close, product_flops
 
-from attnlab import ModelConfig, flops_per_token, unique_parameters
+from attnlab import ModelConfig, flops_per_token, transforms, unique_parameters
 from attnlab.inspect import circuit, gates_of, side_of, split_scores, watch
-from attnlab.sharing import surgery
 
 BOTH = ModelConfig(
     kind="encoder_decoder",
@@ -70,10 +69,10 @@ def test_what_is_counted_and_listed():
     assert gates_of(BOTH, "encoder.heads").shape == (2, 4)
     assert gates_of(BOTH, "cross.heads").shape == (1, 3)
     assert circuit(BOTH, params, "ov", encoder=True).sizes.shape == (2, 4, 6)
-    found, again = surgery.detect(BOTH, params)
+    found, again = transforms.detect_sharing(BOTH, params)
     assert found.encoder_heads == 4
     assert unique_parameters(found) == sum(a.size for a in jax.tree.leaves(again))
-    shared, fewer = surgery.replan(BOTH, params, "albert", merge="aligned")
+    shared, fewer = transforms.change_plan(BOTH, params, "albert", merge="aligned")
     assert fewer["encoder_layers"]["attention"]["q"].shape == (1, 12, 4, 6)
     assert unique_parameters(shared) == sum(a.size for a in jax.tree.leaves(fewer))
     assert dataclasses.replace(BOTH, encoder_heads=3) == dataclasses.replace(
@@ -87,7 +86,7 @@ def test_what_needs_one_number_says_so():
     with pytest.raises(ValueError, match=r"3 or 4 heads \(decoder and encoder\)"):
         side_of(BOTH.build(), params, texts, {"source": "abcdefg", "tokens": "abcdefg"})
     with pytest.raises(ValueError, match=r"encoder has 4 heads, the decoder 3, .* use head gates"):
-        surgery.remove_heads(BOTH, params, {0: [1]})
+        transforms.remove_heads(BOTH, params, {0: [1]})
     for fields, message in (
         (dict(share_encoder=True), "both stacks have the same heads; leave encoder_heads out"),
         (dict(encoder_heads=5, head_dim=None), r"encoder_heads=5: .*not divisible by 5"),

@@ -21,7 +21,7 @@ def ran(monkeypatch, config, inputs):
     """(what is told, [(order, backend) of every call of attention that JAX traces])."""
     told, calls, orders = explain_model(config, inputs, training=True), [], []
     for name, row in BACKENDS.items():
-        run = lambda *call, name=name, run=row.run: calls.append(name) or run(*call)
+        run = lambda call, name=name, run=row.run: calls.append(name) or run(call)
         monkeypatch.setitem(BACKENDS, name, row._replace(run=run))
     plain = multihead.merge_heads
     taken = lambda w, heads, *, spec: orders.append(spec.layout) or plain(w, heads, spec=spec)
@@ -88,6 +88,6 @@ def test_edges_and_what_is_asked_for_and_cannot_run(monkeypatch):
     config = dataclasses.replace(WIDE, talking_heads=True, implementation="blockwise")
     told = explain_model(config, {"tokens": shape(1, 9)})
     assert said(told["self"]) == ("factored",)
-    assert "mix" in told["self"]["implementation"]["blockwise"]
+    assert "talking_heads" in told["self"]["implementation"]["blockwise"]
     with pytest.raises(ValueError, match="longer than max_len"):
         explain_model(config, {"tokens": jnp.zeros((1, 4096), int)})

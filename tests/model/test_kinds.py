@@ -20,7 +20,7 @@ from attnlab.model.decode import prefill
 from attnlab.model.explain import explain_model
 from attnlab.model.matrices import weight_axes
 from attnlab.norms import layer_norm
-from attnlab.sharing.surgery import remove_heads, replan, unshare
+from attnlab.transforms import change_plan, remove_heads, unshare
 
 SMALL = ModelConfig(
     width=6,
@@ -220,7 +220,7 @@ def test_plans_of_kinds_are_taken_apart():
     )
     assert_close(got, expected)
     with pytest.raises(ValueError, match="give the name of a plan"):
-        replan(config, params, config.layer_plan)
+        change_plan(config, params, config.layer_plan)
 
 
 @pytest.mark.slow

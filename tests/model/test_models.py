@@ -24,7 +24,7 @@ from attnlab import (
 )
 from attnlab.model.block import DROPOUT_PLACES
 from attnlab.model.outer import POSITIONS
-from attnlab.sharing.named import named
+from attnlab.sharing.named_plans import parse_plan
 
 SMALL = ModelConfig(vocab_size=19, max_len=9, width=12, num_layers=3, num_heads=3, ffn_width=10)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
@@ -228,7 +228,7 @@ def test_standard_equals_flax_attention():
         (dict(dropout_rate=1.0), r"in \[0, 1\)"),
         (dict(init_std=0.0), "init_std must be positive"),
         (dict(width=13), "width 13 is not divisible by 3 heads"),
-        (dict(plan=named("albert", 2)), "the plan has 2 layers, num_layers is 3"),
+        (dict(plan=parse_plan("albert", 2)), "the plan has 2 layers, num_layers is 3"),
         (dict(init_residual="deep"), "unknown init_residual"),
         (dict(token_types=-1), "token_types must be"),
         (dict(norm_kind="rms"), "an RMS norm has no bias; set norm_bias=False"),

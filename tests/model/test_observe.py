@@ -11,19 +11,15 @@ import pytest
 from conftest import assert_close, deep
 
 from attnlab import (
-    BACKENDS,
     HeadSpec,
     ModelConfig,
-    dot_product_attention,
-    explain,
     init_cache,
     init_heads,
-    init_pool,
+    init_stacked,
     multi_head_attention,
     run_layers,
     transformer_block,
 )
-from attnlab.attention.masks import Edges
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.observe import NAMES, OF_CROSS, OF_ENCODER, OF_HEADS, OF_LAYER, check_names
 from attnlab.sharing.plan import Plan
@@ -138,19 +134,17 @@ X = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 12)), jnp.float32)
 def levels():
     """name -> (function of weights and options, weights)"""
     key = jax.random.key(0)
-    heads = jnp.stack([X.reshape(2, 5, 4, 3)] * 3)
     parts = {part: make(key) for part, make in init_block(BLOCK).items()}
-    yield "function", lambda w, **o: dot_product_attention(*w, **o), heads
     yield "heads", lambda w, **o: multi_head_attention(w, X, spec=SPEC, **o), init_heads(key, SPEC)
     yield "layer", lambda w, **o: transformer_block(w, X, spec=BLOCK, **o), parts
-    pool = init_pool(init_block(BLOCK), key, PLAN)
+    pool = init_stacked(init_block(BLOCK), key, PLAN)
     yield "stack", lambda w, **o: run_layers(w, PLAN, X, spec=BLOCK, **o), pool
     for kind in TEXTS:
         encoder = 2 if kind == "encoder_decoder" else None
         yield kind, *make(dataclasses.replace(CONFIG, kind=kind, encoder_layers=encoder))
 
 
-KNOWN = {"function": ("scores", "probs"), "heads": OF_HEADS, "encoder_decoder": NAMES}
+KNOWN = {"heads": OF_HEADS, "encoder_decoder": NAMES}
 
 
 def test_nothing_asked_is_the_same_program():
@@ -290,48 +284,6 @@ def test_patching_a_layer_makes_the_rest_of_the_run():
     assert_close(got, logits)
     assert_close(heads["heads"][2], expected[2])
     assert np.abs(heads["heads"][:2] - expected[:2]).max() > 0.1
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_edited_probs_reach_the_output_of_every_backend_or_are_refused(name):
-    q = k = v = X.reshape(2, 5, 4, 3)
-    edges = Edges(jnp.array([0, 1, 2, 2]), jnp.array([0, 1, 1, 2]))
-    mask = edges if name == "edges" else None
-    uniform = {"probs": lambda probs, layer: jnp.full_like(probs, 0.2)}
-    edit = {"probs": uniform["probs"]} if name != "edges" else {"scores": lambda a, layer: 0 * a}
-    reason = "has no probs to edit|needs an NVIDIA|has no scores to edit|tokamax is missing"
-    if name == "dense":
-        got = dot_product_attention(q, k, v, edit=edit, implementation=name)
-        assert_close(got, jnp.broadcast_to(v.mean(1, keepdims=True), v.shape))
-    else:
-        with pytest.raises(ValueError, match=rf"query \(2, 5, 4, 3\).*({reason}).*; use impl"):
-            dot_product_attention(q, k, v, mask=mask, edit=edit, implementation=name)
-    # Left to itself another backend takes the call.
-    got = dot_product_attention(q, k, v, mask=mask, edit=edit)
-    plain = dot_product_attention(q, k, v, mask=mask)
-    assert np.abs(got - plain).max() > 0.01
-
-
-def test_a_long_call_leaves_the_blocks_for_an_edit():
-    shape = jax.ShapeDtypeStruct((64, 2048, 4, 8), "float32")
-    assert explain(shape, shape, shape)["blockwise"].startswith("chosen")
-    assert explain(shape, shape, shape, show=("probs", "scores"))["blockwise"].startswith("chosen")
-    told = explain(shape, shape, shape, edit={"scores": lambda a, layer: a})
-    assert told["dense"].startswith("chosen")
-    assert told["blockwise"] == "it has no scores to edit"
-
-
-def test_the_mask_hides_from_edited_scores():
-    q = k = v = X.reshape(2, 5, 4, 3)
-    edit = {"scores": lambda scores, layer: scores.at[..., 4].set(50.0)}
-    out, shown = dot_product_attention(
-        q, k, v, is_causal=True, edit=edit, show=("probs", "scores"), dropout_rate=0.0
-    )
-    assert not np.triu(shown["probs"], 1).any()
-    assert (shown["scores"][..., 4] == 50).all()
-    assert_close(out[:, 4], v[:, 4])
-    one = dot_product_attention(q[0], k[0], v[0], is_causal=True, edit=edit, show=("scores",))
-    assert_close(one, (out[0], {"scores": shown["scores"][0]}))
 
 
 def test_decoding_shows_and_edits_what_the_whole_call_does():

@@ -39,7 +39,7 @@ def init_block(key):
 
 
 def init_layers(key):
-    return attnlab.init_pool(block.init_block(BLOCK), key, PLAN)
+    return attnlab.init_stacked(block.init_block(BLOCK), key, PLAN)
 
 
 def stack(w, x):
@@ -134,7 +134,7 @@ FUNCTIONS = {
 NOT_OF_ARRAYS = {  # tables, specs, counts; what makes weights; what takes tokens (below)
     "BACKENDS", "LAYOUTS", "PLANS", "HeadSpec", "Layout", "ModelConfig", "Plan", "masks",
     "positions", "explain", "applied_parameters", "unique_parameters", "flops_per_token",
-    "init_heads", "init_pool", "Decoder", "Encoder", "contraction_orders", "explain_heads",
+    "init_heads", "init_stacked", "Decoder", "Encoder", "contraction_orders", "explain_heads",
     "init_cache", "prefill", "generate", "stream", "adapters", "convert", "plan_names",
     "explain_model", "permute_heads", "regauge", "truncate", "EncoderDecoder", "Outputs",
 }  # fmt: skip

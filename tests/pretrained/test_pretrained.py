@@ -344,7 +344,7 @@ def test_weights_may_stay_bfloat16(family, tmp_path):
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["dtype"] == "bfloat16"
     again = pretrained.load(tmp_path / "saved", param_dtype="bfloat16")[1]
     jax.tree.map(np.testing.assert_array_equal, params, again)
-    with pytest.raises(ValueError, match="unknown param_dtype 'bf16': did you mean 'bfloat16'"):
+    with pytest.raises(ValueError, match=r"unknown param_dtype 'bf16': known: .*bfloat16"):
         pretrained.load(folder, param_dtype="bf16")
 
 

@@ -21,7 +21,7 @@ def test_a_shared_model_is_written_unshared(family, tmp_path):
     model, params = pretrained.load(write(tmp_path / "theirs", config, tensors))
     apart = {"encoder_plan": "separate"} if family == "t5" else {}
     shared = dataclasses.replace(model.config, plan="ffn_only", **apart).build()
-    sizes = shared.config.layer_plan.num_slots
+    sizes = shared.config.layer_plan.num_groups
     layers = {
         part: jax.tree.map(lambda a, n=n: jnp.concatenate([a] * 2)[:n], params["layers"][part])
         for part, n in sizes.items()

@@ -13,9 +13,9 @@ from attnlab import HeadSpec, Plan, run_layers, transformer_block
 from attnlab.heads.old.project import make_memory
 from attnlab.model.block import BlockSpec, init_block
 from attnlab.norms import layer_norm
-from attnlab.sharing.delta import add_delta
-from attnlab.sharing.named import PLANS, named
-from attnlab.sharing.plan import inner_groups, one, own
+from attnlab.sharing.low_rank_delta import add_delta
+from attnlab.sharing.named_plans import PLANS, parse_plan
+from attnlab.sharing.plan import all_shared, inner_groups, separate
 
 NAMES = [*PLANS, "inner_groups", "pointers"]
 FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers", "dictionary")
@@ -24,14 +24,14 @@ FEW = ("albert", "cla", "relaxed", "inner_groups", "pointers", "dictionary")
 def plan_of(name, depth):
     if name == "pointers":  # 0 1 0 3 ... : the first layer's keys are read all the way up
         reads = ("@0", None)
-        slots = [reads[i // 2 % 2] if i % 2 else i // 2 for i in range(depth)]
-        return Plan(attention=own(depth), kv=slots, ffn=one(depth))
+        groups = [reads[i // 2 % 2] if i % 2 else i // 2 for i in range(depth)]
+        return Plan(attention=separate(depth), kv=groups, ffn=all_shared(depth))
     if name == "inner_groups":
-        slots = inner_groups(depth // 2, 1, 2)
-        return Plan(attention=slots, ffn=slots)
-    if PLANS[name].counted:
+        groups = inner_groups(depth // 2, 1, 2)
+        return Plan(attention=groups, ffn=groups)
+    if PLANS[name].takes_count:
         name += f":{depth // 2}" if name == "cla" else ":2"  # neighbours share keys, two by two
-    return named(name, depth)
+    return parse_plan(name, depth)
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def make(name, depth):
     shapes = {p: jax.eval_shape(parts[p], jax.random.key(0)) for p in plan}
     pool = {
         part: jax.tree.map(
-            lambda a, part=part: rng.normal(size=(plan.num_slots[part], *a.shape)) * 0.5, tree
+            lambda a, part=part: rng.normal(size=(plan.num_groups[part], *a.shape)) * 0.5, tree
         )
         for part, tree in shapes.items()
     }
@@ -118,17 +118,17 @@ def unrolled(spec, plan, pool, x, seed):
     """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
     forward, backward = pieces(spec)
     taken, made = [], []
-    for i, source in enumerate(plan.reads):
-        memory = made[source] if plan.reuses[i] else None
+    for i, source in enumerate(plan.kv_sources):
+        memory = made[source] if plan.reuses_kv[i] else None
         taken.append((read(pool, plan, i), x, memory))
         x, memory = forward(*taken[-1])
         made.append(memory)
     dx, dmade = seed, [jax.tree.map(np.zeros_like, memory) for memory in made]
     grads = jax.tree.map(np.zeros_like, pool)
-    for i, source in reversed(list(enumerate(plan.reads))):
+    for i, source in reversed(list(enumerate(plan.kv_sources))):
         w, before, memory = taken[i]
         dw, dx, into = backward(w, before, memory, (dx, dmade[i]))
-        if plan.reuses[i]:
+        if plan.reuses_kv[i]:
             dmade[source] = jax.tree.map(np.add, dmade[source], into)
         add_gradients(grads, pool, plan, i, dw)
     return x, grads

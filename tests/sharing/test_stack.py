@@ -6,81 +6,138 @@ import numpy as np
 import pytest
 from conftest import assert_close, diagonal
 
-from attnlab import Plan, init_pool, plan_names, run_stack
-from attnlab.sharing.named import named
+from attnlab import Plan, init_stacked, plan_names, run_stack
+from attnlab.sharing import Stack, parse_plan, run_stacks
 
-ALL_PLANS = {name: named(name, 5) for name in [*plan_names(), "cycle_rev:2"]} | {
+ALL_PLANS = {name: parse_plan(name, 5) for name in [*plan_names(), "cycle_rev:2"]} | {
     "by hand": Plan(attention=(0, 1, 0, 2, 1), ffn=(0, 0, 1, 1, 0)),
 }
 
 
-def block(w, x, state, own, shared):
-    """A small block that uses everything: state, own row, shared value, and shows something."""
-    h = jnp.tanh(x @ w["attention"]["a"]) * own["gate"]
-    x = x + h + jnp.sin(x @ w["ffn"]["b"]) * shared
+def block(params, x, state, per_layer, shared):
+    """A small block that uses every input, and captures a value."""
+    h = jnp.tanh(x @ params["attention"]["a"]) * per_layer["gate"]
+    x = x + h + jnp.sin(x @ params["ffn"]["b"]) * shared
     return x, state + jnp.sum(x), jnp.mean(h)
 
 
 def make(plan):
     rng = np.random.default_rng(0)
-    counts = plan.num_slots
-    pool = {
+    counts = plan.num_groups
+    stacked = {
         "attention": {"a": jnp.asarray(rng.normal(size=(counts["attention"], 3, 3)))},
         "ffn": {"b": jnp.asarray(rng.normal(size=(counts["ffn"], 3, 3)))},
     }
     x, gate = jnp.asarray(rng.normal(size=(2, 3))), jnp.asarray(rng.normal(size=5))
-    return pool, x, {"gate": gate}
+    return stacked, x, {"gate": gate}
 
 
 @pytest.mark.parametrize(("name", "remat"), diagonal(ALL_PLANS, [True, False]))
 def test_equals_the_unrolled_model(name, remat, x64):
     plan = ALL_PLANS[name]
-    pool, x, layer = make(plan)
+    stacked, x, per_layer = make(plan)
 
-    def scanned(pool):
-        options = {"layer": layer, "shared": 0.7, "state": jnp.zeros(()), "remat": remat}
-        (y, state), seen = run_stack(block, pool, plan, x, **options)
-        return jnp.sum(jnp.square(y)) + state, (y, seen)
+    def scanned(stacked):
+        options = {"per_layer": per_layer, "shared": 0.7, "state": jnp.zeros(()), "remat": remat}
+        (y, state), captured = run_stack(block, stacked, plan, x, **options)
+        return jnp.sum(jnp.square(y)) + state, (y, captured)
 
-    def unrolled(pool):
-        y, state, seen = x, jnp.zeros(()), []
+    def unrolled(stacked):
+        y, state, captured = x, jnp.zeros(()), []
         for i in range(5):
-            w = {p: jax.tree.map(lambda a: a[plan[p][i]], pool[p]) for p in plan}  # noqa: B023
-            y, state, shown = block(w, y, state, {"gate": layer["gate"][i]}, 0.7)
-            seen.append(shown)
-        return jnp.sum(jnp.square(y)) + state, (y, jnp.stack(seen))
+            w = {p: jax.tree.map(lambda a: a[plan[p][i]], stacked[p]) for p in plan}  # noqa: B023
+            y, state, value = block(w, y, state, {"gate": per_layer["gate"][i]}, 0.7)
+            captured.append(value)
+        return jnp.sum(jnp.square(y)) + state, (y, jnp.stack(captured))
 
-    got = jax.jit(jax.value_and_grad(scanned, has_aux=True))(pool)
-    assert_close(got, jax.jit(jax.value_and_grad(unrolled, has_aux=True))(pool))
+    got = jax.jit(jax.value_and_grad(scanned, has_aux=True))(stacked)
+    assert_close(got, jax.jit(jax.value_and_grad(unrolled, has_aux=True))(stacked))
 
 
 def test_shared_gradient_is_the_sum_of_the_copies(x64):
-    plan = named("albert", 5)
-    pool, x, layer = make(plan)
-    copies = jax.tree.map(lambda a: jnp.repeat(a, 5, axis=0), pool)
+    plan = parse_plan("albert", 5)
+    stacked, x, per_layer = make(plan)
+    copies = jax.tree.map(lambda a: jnp.repeat(a, 5, axis=0), stacked)
 
-    def loss(pool, plan):
-        options = {"layer": layer, "shared": 0.7, "state": jnp.zeros(())}
-        return jnp.sum(jnp.square(run_stack(block, pool, plan, x, **options)[0][0]))
+    def loss(stacked, plan):
+        options = {"per_layer": per_layer, "shared": 0.7, "state": jnp.zeros(())}
+        return jnp.sum(jnp.square(run_stack(block, stacked, plan, x, **options)[0][0]))
 
-    shared = jax.jit(lambda s: jax.grad(loss)(s, plan))(pool)
-    separate = jax.jit(lambda s: jax.grad(loss)(s, named("separate", 5)))(copies)
+    shared = jax.jit(lambda s: jax.grad(loss)(s, plan))(stacked)
+    separate = jax.jit(lambda s: jax.grad(loss)(s, parse_plan("separate", 5)))(copies)
     assert_close(shared, jax.tree.map(lambda a: a.sum(axis=0, keepdims=True), separate))
 
 
-def test_slots_are_drawn_one_by_one():
+def test_every_group_has_its_own_random_key():
     plan = Plan(attention=(0, 1, 0), ffn=(0, 1, 2))
     init = {p: lambda key: {"w": jax.random.normal(key, (4,))} for p in plan}
-    pool = jax.jit(lambda key: init_pool(init, key, plan))(jax.random.key(0))
-    assert (pool["attention"]["w"].shape, pool["ffn"]["w"].shape) == ((2, 4), (3, 4))
-    rows = np.concatenate([pool["attention"]["w"], pool["ffn"]["w"]])
+    stacked = jax.jit(lambda key: init_stacked(init, key, plan))(jax.random.key(0))
+    assert (stacked["attention"]["w"].shape, stacked["ffn"]["w"].shape) == ((2, 4), (3, 4))
+    rows = np.concatenate([stacked["attention"]["w"], stacked["ffn"]["w"]])
     assert len(np.unique(rows)) == rows.size
 
 
-def test_plans_that_do_not_fit_the_pool():
-    plan = named("separate", 5)
-    pool, x, layer = make(named("albert", 5))
-    with pytest.raises(ValueError, match="'attention': the plan uses 5 slots, there are 1"):
-        run_stack(block, pool, plan, x, layer=layer)
-    with pytest.raises(ValueError, match="names part 'ffn', the pool holds"):
-        run_stack(block, {"attention": pool["attention"]}, named("albert", 5), x, layer=layer)
+def test_plans_that_do_not_fit_the_parameters():
+    plan = parse_plan("separate", 5)
+    stacked, x, per_layer = make(parse_plan("albert", 5))
+    with pytest.raises(
+        ValueError, match="'attention': the plan uses 5 parameter groups, the stacked"
+    ):
+        run_stack(block, stacked, plan, x, per_layer=per_layer)
+    with pytest.raises(
+        ValueError, match="the plan has the sublayer 'ffn', the stacked parameters have att"
+    ):
+        run_stack(
+            block,
+            {"attention": stacked["attention"]},
+            parse_plan("albert", 5),
+            x,
+            per_layer=per_layer,
+        )
+
+
+def indexed(params, x, state, layer, shared):
+    """Captures its layer index, and an auxiliary loss that depends on its parameters."""
+    x = x * params["scale"]
+    return x, state, {"index": layer, "loss": jnp.sum(x**2) * layer}
+
+
+def test_a_block_gets_its_traced_layer_index_and_its_losses_leave_the_scan(x64):
+    plan, scale = Plan(scale=(0, 1, 0, 1)), jnp.asarray([2.0, 3.0])
+
+    def total(scale):
+        _, captured = run_stack(
+            indexed, {"scale": scale}, plan, jnp.ones(2), per_layer=np.arange(4)
+        )
+        return jnp.sum(captured["loss"]), captured
+
+    (loss, captured), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(scale)
+    np.testing.assert_array_equal(captured["index"], [0, 1, 2, 3])
+    np.testing.assert_array_equal(captured["loss"], [0, 72, 2 * 288, 3 * 2592])
+    assert loss == 72 + 576 + 7776
+    # 2 a^2 b^2 + 4 a^4 b^2 + 6 a^4 b^4 at a = 2, b = 3
+    expected = [
+        4 * 2 * 9 + 16 * 8 * 9 + 24 * 8 * 81,
+        4 * 4 * 3 + 8 * 16 * 3 + 24 * 16 * 27,
+    ]
+    assert_close(gradient, jnp.asarray(expected, jnp.float64))
+
+
+def test_layer_types_that_alternate_capture_by_their_own_layers():
+    """Runs of two, one and a rest: rows of each stack stay in the order of its layers."""
+    order = ["a", "a", "b", "a", "a", "b", "a"]
+    add = lambda params, x, state, layer, shared: (x + params["w"], state + 1, (layer, x))
+    double = lambda params, x, state, layer, shared: (x * params["w"], state + 10, (layer, x))
+    stacks = {
+        "a": Stack(add, {"w": jnp.ones(1)}, Plan(w=(0,) * 5), np.arange(5)),
+        "b": Stack(double, {"w": jnp.full(1, 2.0)}, Plan(w=(0, 0)), np.arange(2)),
+    }
+    state = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+    (x, state), captured = jax.jit(lambda x: run_stacks(stacks, order, x, state=state))(
+        jnp.ones(())
+    )
+    assert (float(x), float(state["a"]), float(state["b"])) == (17.0, 5.0, 20.0)
+    np.testing.assert_array_equal(captured["a"][0], range(5))
+    np.testing.assert_array_equal(captured["a"][1], [1, 2, 6, 7, 16])
+    np.testing.assert_array_equal(captured["b"][0], range(2))
+    np.testing.assert_array_equal(captured["b"][1], [3, 8])

@@ -237,7 +237,7 @@ def test_clipping_is_by_the_norm_of_all():
     ("fields", "message"),
     [
         (dict(optimizer="adamm"), "unknown optimizer 'adamm': did you mean 'adam'"),
-        (dict(schedule="cos"), "unknown schedule 'cos': did you mean 'cosine'"),
+        (dict(schedule="cosin"), "unknown schedule 'cosin': did you mean 'cosine'"),
         (dict(optimizer="adam"), "adam has no weight decay; set weight_decay=0, or optimizer="),
         (dict(decay_share=1.5), "decay_share must be at most 1"),
         (dict(epsilon=0.0), "epsilon must be more than 0"),

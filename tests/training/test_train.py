@@ -16,7 +16,7 @@ from conftest import assert_close, deep
 from jax.flatten_util import ravel_pytree
 
 from attnlab import ModelConfig, training
-from attnlab.sharing.named import plan_names
+from attnlab.sharing.named_plans import plan_names
 from attnlab.sharing.plan import Plan
 from attnlab.training import optimizers, shard, tasks
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model

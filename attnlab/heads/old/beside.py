@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attnlab.attention.dense import Options, dropout_seed, kept, scores, weighted
+from attnlab.attention.dropout import dropout_seed, keep_mask
+from attnlab.attention.scores import scaled_scores, weighted_sum
 from attnlab.heads.old.maps import Weights, read_all
 from attnlab.observe import Look
 
@@ -67,7 +68,7 @@ def extra_scores(
         return None
     keys = w["extra_k"].astype(q.dtype).swapaxes(0, 1)
     keys = jnp.broadcast_to(keys, (q.shape[0], *keys.shape))
-    return scores(q.swapaxes(1, 2), keys, None, spec.score_scale, soft_cap)
+    return scaled_scores(q.swapaxes(1, 2), keys, None, spec.score_scale, soft_cap)
 
 
 def beside_extra(
@@ -83,15 +84,17 @@ def of_extra(
     extra: Float[Array, "B N T A"],
     residual: Float[Array, "B T N"],
     num_keys: int,
-    drop: Options,
+    rate: float,
+    key: Any,
 ) -> Float[Array, "B T N V"]:
     """What extra keys give, where `residual` is log sum exp of all scores; dropout takes them as if
     they stood behind the `num_keys` others."""
     probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])
-    if drop.dropout_rate:
+    if rate:
         shape = (*extra.shape[:3], num_keys)
-        drawn = kept(dropout_seed(drop), drop.dropout_rate, (0, 0, 0, num_keys), extra.shape, shape)
-        probs = jnp.where(drawn, probs / (1 - drop.dropout_rate), 0)
+        seed = dropout_seed(rate, key)
+        drawn = keep_mask(seed, rate, (0, 0, 0, num_keys), extra.shape, shape)
+        probs = jnp.where(drawn, probs / (1 - rate), 0)
     values = w["extra_v"].astype(probs.dtype).swapaxes(0, 1)
     values = jnp.broadcast_to(values, (extra.shape[0], *values.shape))
-    return weighted(probs, values).swapaxes(1, 2)
+    return weighted_sum(probs, values).swapaxes(1, 2)

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
-from attnlab.attention.core import Mix, Options, attend, trace
-from attnlab.attention.masks import Edges, combine, side_by_side, visible_alone
+from attnlab.attention import attend
+from attnlab.attention.api import trace
+from attnlab.attention.masks import Edges, causal_window, combine, concatenate
+from attnlab.attention.options import TalkingHeads as Mix
 from attnlab.heads.old import beside
 from attnlab.heads.old.cache import Cache, extend
 from attnlab.heads.old.layouts import LAYOUTS
@@ -238,9 +240,9 @@ def attend_heads(
         mask = combine(mask, given.padding_mask[:, None, None, :])
     bias = given.bias
     if source is not None:
-        mask = combine(mask, visible_alone(x.shape[1], own, is_causal, local_window_size))
+        mask = combine(mask, causal_window(x.shape[1], own, is_causal, local_window_size))
         sizes = own, k.shape[1] - own
-        mask = side_by_side(mask, given.context_mask, x.shape[1], sizes)
+        mask = concatenate(mask, given.context_mask, x.shape[1], sizes)
         is_causal, local_window_size = False, None
         if bias is not None:
             bias = jnp.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, sizes[1])])
@@ -250,28 +252,31 @@ def attend_heads(
         if mix is not None:
             raise ValueError("mix needs the scores of all heads at once; leave extra_keys out")
         sink = beside.beside_extra(extra, sink)
+    told = None if given.told is None else given.told.setdefault("implementation", {})
+    tap = look.tap("scores", "probs")
     heads, residual = attend(
-        look,
         q,
         look("k", k),
         look("v", v),
-        bias,
-        mask,
+        bias=bias,
+        mask=mask,
         scale=spec.score_scale,
         is_causal=is_causal,
         local_window_size=local_window_size,
         logits_soft_cap=logits_soft_cap,
-        mix=mix,
+        talking_heads=mix,
         sink=sink,
         return_residual=extra is not None,
         dropout_rate=dropout_rate,
         dropout_key=given.dropout_key,
         implementation=implementation,
-        told=given.told,
+        report=told,
+        tap=tap,
     )
+    look.seen |= tap.captured
     if extra is not None:
-        drop = Options(None, dropout_rate=dropout_rate, dropout_key=given.dropout_key)
-        more = beside.of_extra(w, extra, residual, k.shape[1], drop)
+        drop = dropout_rate, given.dropout_key
+        more = beside.of_extra(w, extra, residual, k.shape[1], *drop)
         heads = heads + more.astype(heads.dtype)
     out = _merged(look, w, look("heads", beside.gate(look, w, x, heads, spec)), spec)
     if seen is not None:

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 import attnlab
+import attnlab.contrib
 from attnlab import adapters
+from attnlab.tap import capture
 
 
 class System(NamedTuple):
@@ -66,7 +68,7 @@ def ours() -> Iterator[tuple[str, System]]:
         if name == "splash" and jax.default_backend() != "tpu":  # interpreted: minutes
             continue
         attend = functools.partial(attnlab.dot_product_attention, implementation=name)
-        looks = lambda *a, attend=attend: attend(*a, return_probs=True)[0]
+        looks = lambda *a, attend=attend: capture(attend, *a, names=("probs",))[0]
         try:
             jax.eval_shape(attend, q, q, q)
         except ValueError:  # not on this device

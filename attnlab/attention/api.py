@@ -1,0 +1,298 @@
+"""The public functions: `dot_product_attention`, `attend`, `explain`.
+
+They settle what a mask means before any backend runs, so no backend can differ.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from attnlab.attention import dispatch
+from attnlab.attention.dense import scores_and_probs
+from attnlab.attention.keywords import check_keywords, checks_keywords
+from attnlab.attention.mask_spec import Booleans
+from attnlab.attention.masks import Edges
+from attnlab.attention.options import (
+    AttentionOptions,
+    AttentionOutput,
+    Call,
+    Implementation,
+    TalkingHeads,
+)
+from attnlab.attention.score_mods import ScoreMod
+from attnlab.attention.validate import validate
+from attnlab.remat import save_for_backward
+from attnlab.tap import Tap
+
+TAPPED = ("scores", "probs")
+"""The values that a tap can record or replace."""
+
+
+# fmt: off
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | Edges | None = None, *, scale: ArrayLike | None = None,
+    is_causal: bool = False, query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
+    score_mods: Sequence[ScoreMod] = (), dropout_rate: float = 0.0,
+    dropout_key: Array | None = None, talking_heads: TalkingHeads | None = None,
+    sink: ArrayLike | None = None, return_residual: Literal[False] = False,
+    implementation: Implementation | None = None, tap: Tap | None = None,
+) -> Array: ...
+@overload
+def dot_product_attention(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
+    mask: ArrayLike | Edges | None = None, *, scale: ArrayLike | None = None,
+    is_causal: bool = False, query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
+    score_mods: Sequence[ScoreMod] = (), dropout_rate: float = 0.0,
+    dropout_key: Array | None = None, talking_heads: TalkingHeads | None = None,
+    sink: ArrayLike | None = None, return_residual: Literal[True],
+    implementation: Implementation | None = None, tap: Tap | None = None,
+) -> tuple[Array, Array]: ...
+# fmt: on
+
+
+@checks_keywords
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Edges | None = None,
+    *,
+    scale: ArrayLike | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    logits_soft_cap: float | None = None,
+    score_mods: Sequence[ScoreMod] = (),
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+    talking_heads: TalkingHeads | None = None,
+    sink: ArrayLike | None = None,
+    return_residual: bool = False,
+    implementation: Implementation | None = None,
+    tap: Tap | None = None,
+) -> Array | tuple[Array, Array]:
+    """softmax(scale q k^T + bias) v, per head (Vaswani et al. 2017, section 3.2.1).
+
+    Names and axes are those of `jax.nn.dot_product_attention`.
+
+    Args:
+      query: [B, T, N, H]; B may be left out.
+      key: [B, S, K, H]. K divides N: query head n uses key head n // (N/K).
+      value: [B, S, Kv, V]. V may differ from H, and Kv from K; Kv divides N.
+      bias: added to the scores, broadcastable to [B, N, T, S].
+      mask: boolean, True = may attend, broadcastable to [B, N, T, S]; or `masks.Edges`.
+      scale: multiplies q k^T; None is 1/sqrt(H).
+      is_causal: query t attends to keys 0..t (top-left aligned where T != S, as in jax.nn).
+      query_seq_lengths, key_value_seq_lengths: valid positions per batch row [B]; each works alone.
+        A length above the axis means the whole axis.
+      local_window_size: (left, right): query t attends to keys t-left..t+right; w means (w, w).
+      logits_soft_cap: c tanh(scores / c), after scale and bias, before the mask.
+      score_mods: modifications of the scores, such as `ALiBi`; applied in order after
+        `logits_soft_cap`, before talking heads and the mask. Gradients flow to their arrays.
+      dropout_rate, dropout_key: dropout on the probabilities. One key drops the same ones in
+        every backend.
+      talking_heads: matrices [N, M] and [M, N] that mix heads before and after the softmax; either
+        may be None (Shazeer et al. 2020, arXiv 2003.02436).
+      sink: broadcastable to [B, N, T, 1]: one more score in each row, whose probability is
+        not used, so that the others sum to less than 1. 0 adds one to the sum of the softmax.
+      return_residual: also return log sum exp of the scores [B, T, N], a sink included; -inf for
+        rows without a key and without a sink.
+      implementation: a key of `BACKENDS`; None chooses (see `explain`). Only "dense" has second and
+        forward-mode derivatives.
+      tap: records or replaces "scores" and "probs" [B, N, T, S]. The scores are those that the
+        softmax reads, before the mask; the probs are taken before dropout. Recorded values are
+        computed aside: they change neither the output nor the backend. Only "dense" can replace
+        values; the mask still hides what it hides.
+
+    Returns:
+      [B, T, N, V] in the dtype of the values, or (output, residual) with `return_residual`. The
+      softmax and the sums run in float32 at least. A query with nothing to attend to gives zeros
+      and zero gradient. Keys and values that no query of their batch row may attend to reach
+      neither outputs nor gradients, whatever they hold (NaN, inf).
+
+    Raises:
+      TypeError: an argument of the wrong kind, such as a mask that is not boolean, or an unknown
+        keyword.
+      ValueError: shapes that do not fit, a missing dropout key, or a backend that cannot run the
+        call.
+
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> dot_product_attention(x, x, x, is_causal=True).shape
+    (1, 3, 2, 4)
+    """
+    result = attend(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+        logits_soft_cap=logits_soft_cap,
+        score_mods=score_mods,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        talking_heads=talking_heads,
+        sink=sink,
+        return_residual=return_residual,
+        implementation=implementation,
+        tap=tap,
+    )
+    return result.output if result.residual is None else (result.output, result.residual)
+
+
+def attend(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    tap: Tap | None = None,
+    return_residual: bool = False,
+    report: dict[str, str] | None = None,
+    **options: Unpack[AttentionOptions],
+) -> AttentionOutput:
+    """`dot_product_attention` for other modules: always returns one record.
+
+    Args:
+      query, key, value, tap, return_residual, options: as in `dot_product_attention`; bias and mask
+        are keywords here.
+      report: a dict that receives what `explain` says of this call. The call then runs on "dense",
+        and a backend that cannot run is reported, not an error.
+
+    Returns:
+      The output, and the residual or None.
+
+    Raises:
+      What `dot_product_attention` raises.
+
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> attend(x, x, x, is_causal=True).residual is None
+    True
+    """
+    check_keywords("attend", options, AttentionOptions.__annotations__)
+    patch = _patches(tap, np.ndim(query) == 4)
+    call, batched = validate(
+        query, key, value, return_residual=return_residual, patch=patch, **options
+    )
+    choice = dispatch.choose(call, options.get("implementation"))
+    name = choice.backend
+    if report is None:
+        dispatch.check_runs(call, name)
+    else:
+        report.update(dispatch.describe(call, choice))
+        name = "dense"  # the device that was asked about may not be here
+    call, attending = _without_unused(call)
+    output, residual = dispatch.BACKENDS[name].run(call)
+    if attending is not None:
+        # Kernels of other libraries give a uniform mean in an empty row; ours gives zeros.
+        output = jnp.where(attending, output, 0)
+    if tap is not None:
+        _record(tap, call, batched)
+    if batched:
+        return AttentionOutput(output, residual)
+    return AttentionOutput(output[0], None if residual is None else residual[0])
+
+
+def explain(
+    query: ArrayLike | jax.ShapeDtypeStruct,
+    key: ArrayLike | jax.ShapeDtypeStruct,
+    value: ArrayLike | jax.ShapeDtypeStruct,
+    *,
+    tap: Tap | None = None,
+    return_residual: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> dict[str, str]:
+    """Which backend would run this call, and why the others would or could not.
+
+    Args:
+      query, key, value, tap, return_residual, options: as in `dot_product_attention`; arrays may be
+        `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      Backend -> "chosen: " and why, "could run", or the reason why it could not. A choice is "asked
+      for", "measured on ..." or "not measured" on devices like this one (`CHOICES`).
+
+    Raises:
+      What that call would raise, except for a backend that was asked for and cannot run.
+
+    >>> q, v = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 1, 4))
+    >>> explain(q, q, v)["xla"]
+    'it needs as many key heads (2) as value heads (1)'
+    """
+    check_keywords(
+        "explain", options, ("tap", "return_residual", *AttentionOptions.__annotations__)
+    )
+    report: dict[str, str] = {}
+    # Recorded values do not matter: no backend may depend on what is recorded.
+    patches = None if tap is None else Tap(patch=tap.patch, layer=tap.layer)
+    call = functools.partial(attend, tap=patches, return_residual=return_residual, report=report)
+    trace(call, query=query, key=key, value=value, **options)
+    return report
+
+
+def trace(function: Callable[..., object], **arguments: Any) -> None:
+    """Traces function(**arguments); arrays may be shapes alone, the rest is passed as it is."""
+    kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    leaves, tree = jax.tree.flatten(arguments)
+    arrays = {i: a for i, a in enumerate(leaves) if isinstance(a, kinds)}
+
+    def run(arrays: dict[int, Array]) -> None:
+        function(**jax.tree.unflatten(tree, [arrays.get(i, a) for i, a in enumerate(leaves)]))
+
+    jax.eval_shape(run, arrays)
+
+
+def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
+    """The call with zeros where nobody looks, and which outputs attend to a key (None: all).
+
+    A zero times NaN is NaN, in the gradient too: what is hidden must not be multiplied at all.
+    """
+    attending, used = call.mask.used()
+    if used is not None:
+        shown = used[:, :, None, None]
+        call = _map_keys(call, lambda a: jnp.where(shown, a, 0))
+    if attending is not None:
+        attending = attending.swapaxes(1, 2)[..., None]
+        call = call._replace(query=jnp.where(attending, call.query, 0))
+    call = call._replace(query=save_for_backward(call.query))
+    return _map_keys(call, save_for_backward), attending
+
+
+def _map_keys(call: Call, function: Callable[[Array], Array]) -> Call:
+    """The function of key and value. One array stays one: a backend may read it once."""
+    key = function(call.key)
+    return call._replace(key=key, value=key if call.key is call.value else function(call.value))
+
+
+def _patches(tap: Tap | None, batched: bool) -> dict[str, Callable[[Array], Array]]:
+    """The functions of a tap that replace values with a batch axis."""
+    if tap is None:
+        return {}
+
+    def replace(name: str, value: Array) -> Array:
+        return tap.replace(name, value) if batched else tap.replace(name, value[0])[None]
+
+    return {name: functools.partial(replace, name) for name in TAPPED if name in tap.patch}
+
+
+def _record(tap: Tap, call: Call, batched: bool) -> None:
+    if names := [name for name in TAPPED if name in tap.capture]:
+        values = scores_and_probs(call)
+        tap.captured |= {name: values[name] if batched else values[name][0] for name in names}

@@ -1,0 +1,143 @@
+"""The backends, what each cannot do, and which one runs."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from attnlab.attention.blockwise import blockwise, refuse_blockwise
+from attnlab.attention.dense import dense
+from attnlab.attention.edges import edges, refuse_edges
+from attnlab.attention.jax_nn import cudnn, refuse_cudnn, refuse_jax_nn, xla
+from attnlab.attention.keywords import nearest
+from attnlab.attention.options import AttentionOutput, Call
+
+
+class Backend(NamedTuple):
+    """One way to compute attention."""
+
+    run: Callable[[Call], AttentionOutput]
+    """marks what its own backward pass reads by `save_for_backward`, each array once"""
+    refuse: Callable[[Call], str | None]
+    """why it cannot run a call, or None; depends on shapes, dtypes and options only"""
+
+
+def never_refuses(call: Call) -> None:
+    """The `refuse` of a backend that can run every call."""
+    del call
+
+
+BACKENDS: dict[str, Backend] = {
+    "dense": Backend(dense, never_refuses),
+    "blockwise": Backend(blockwise, refuse_blockwise),
+    "xla": Backend(xla, refuse_jax_nn),
+    "cudnn": Backend(cudnn, refuse_cudnn),
+    "edges": Backend(edges, refuse_edges),
+}
+"""Every backend by its name, as in `implementation`."""
+
+CONTRIB = ("pallas_wide", "splash", "tokamax")
+"""The names that `import attnlab.contrib` registers."""
+
+
+def register_backend(
+    name: str,
+    run: Callable[[Call], AttentionOutput],
+    refuse: Callable[[Call], str | None] = never_refuses,
+) -> None:
+    """Makes a backend available as `implementation=name`. `implementation=None` never chooses it.
+
+    Args:
+      name: the name.
+      run: computes a call that `refuse` accepts. Queries, keys and values that the mask hides from
+        everyone are zero in the call, and the output of queries that attend to nothing is set to
+        zero afterwards.
+      refuse: call -> why the backend cannot run it, or None.
+
+    Raises:
+      ValueError: another backend has this name.
+
+    >>> register_backend("dense", dense, never_refuses)
+    >>> register_backend("dense", cudnn)
+    Traceback (most recent call last):
+    ValueError: implementation 'dense' is registered already, with another function
+    """
+    backend = Backend(run, refuse)
+    if BACKENDS.setdefault(name, backend) != backend:
+        raise ValueError(f"implementation {name!r} is registered already, with another function")
+
+
+class Choice(NamedTuple):
+    """An entry of `CHOICES`."""
+
+    backend: str
+    source: str
+    """the device this choice was measured on, or that it was not"""
+    min_bytes: int = 0
+    """only where the scores take more bytes in float32"""
+
+
+CPU = "measured on 2 CPU cores with 1 MiB of L2 each"
+NOT = "not measured"
+CHOICES: dict[str, tuple[Choice, ...]] = {
+    "cpu": (Choice("edges", NOT), Choice("blockwise", CPU, 16 * 2**20), Choice("dense", CPU)),
+    "gpu": (
+        Choice("edges", NOT),
+        Choice("cudnn", NOT),
+        Choice("blockwise", NOT, 2**30),
+        Choice("dense", NOT),
+    ),
+    "tpu": (Choice("edges", NOT), Choice("blockwise", NOT, 2**30), Choice("dense", NOT)),
+}
+"""Device -> what implementation=None runs there: the first entry that can."""
+
+
+def choose(call: Call, implementation: str | None) -> Choice:
+    """The backend that was asked for, or the first of `CHOICES` that can run the call.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if implementation is not None:
+        check_implementation(implementation)
+        return Choice(implementation, "asked for")
+    b, n, t, s = call.scores_shape
+    size = 4 * b * n * t * s
+    entries = CHOICES.get(jax.default_backend(), CHOICES["tpu"])
+    return next(
+        entry
+        for entry in entries
+        if size > entry.min_bytes and BACKENDS[entry.backend].refuse(call) is None
+    )
+
+
+def check_implementation(name: str) -> None:
+    """Raises ValueError for a name that is not in `BACKENDS`."""
+    if isinstance(name, str) and name in BACKENDS:
+        return
+    known = f"known: {', '.join(BACKENDS)}, None"
+    if name in CONTRIB:
+        raise ValueError(
+            f"implementation {name!r} is in attnlab.contrib: import attnlab.contrib; {known}"
+        )
+    near = nearest(str(name), (*BACKENDS, *CONTRIB))
+    hint = f"did you mean {near!r}? " if near else ""
+    raise ValueError(f"unknown implementation {name!r}; {hint}{known}")
+
+
+def check_runs(call: Call, name: str) -> None:
+    """Raises ValueError with shapes, reason and a way out if the backend cannot run the call."""
+    if reason := BACKENDS[name].refuse(call):
+        raise ValueError(
+            f"implementation={name!r} cannot run query {call.query.shape}, key {call.key.shape}, "
+            f"value {call.value.shape}: {reason}; use implementation='dense' or None"
+        )
+
+
+def describe(call: Call, chosen: Choice) -> dict[str, str]:
+    """Backend -> "chosen: " and why, "could run", or the reason why it could not."""
+    of_chosen = {chosen.backend: f"chosen: {chosen.source}"}
+    return {
+        name: backend.refuse(call) or of_chosen.get(name, "could run")
+        for name, backend in BACKENDS.items()
+    }

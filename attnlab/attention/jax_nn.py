@@ -1,0 +1,214 @@
+"""`jax.nn.dot_product_attention` on XLA and on cuDNN, behind our rules."""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, TypedDict, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.options import AttentionOutput, Call, Settings
+from attnlab.remat import save_for_backward
+
+
+class NativeMask(TypedDict, total=False):
+    """The keywords of jax.nn that say which keys a query attends to."""
+
+    mask: Array | None
+    is_causal: bool
+    local_window_size: tuple[int, int] | None
+    query_seq_lengths: Array | None
+    key_value_seq_lengths: Array | None
+
+
+def xla(call: Call) -> AttentionOutput:
+    """jax.nn's own composition of XLA operations."""
+    query, key, value = call.query, call.key, call.value
+    size = max(query.shape[-1], value.shape[-1])
+    q, k, v = _pad_widths(size, query, key, value)
+    if _is_elementwise_in_bfloat16(call, size):
+        q, k, v = (a.astype(jnp.float32) for a in (q, k, v))
+    bias, allowed = call.bias, call.mask.allowed()
+    if bias is not None:  # a bias of -inf hides too, and a row of it is NaN in jax.nn
+        shown = bias > -jnp.inf
+        bias = jnp.where(shown, bias, 0)
+        allowed = shown if allowed is None else allowed & shown
+    scale = cast(float, call.settings.scale)  # it may be an array; jax.nn has another annotation
+    out = jax.nn.dot_product_attention(q, k, v, bias, allowed, scale=scale, implementation="xla")[
+        ..., : value.shape[-1]
+    ]
+    if bias is not None and allowed is not None:
+        attending = jnp.any(allowed, axis=3).swapaxes(1, 2)[..., None]
+        out = jnp.where(attending, out, 0)
+    return AttentionOutput(save_for_backward(out.astype(value.dtype)))
+
+
+def refuse_jax_nn(call: Call) -> str | None:
+    """Why jax.nn cannot run the call."""
+    # Not every version of it has a residual that a sink could be added to.
+    return refuse_options("jax.nn", call)
+
+
+def refuse_options(library: str, call: Call, supported: Collection[str] = ()) -> str | None:
+    """What the kernels of other libraries cannot do, but for the `supported` options."""
+    settings = call.settings
+    if reason := refuse_patch(settings):
+        return reason
+    if settings.sink is not None:
+        return f"{library} has no sink"
+    for field, default in Settings._field_defaults.items():
+        if field not in ("dropout_key", *supported) and getattr(settings, field) != default:
+            return f"{library} has no {field}"
+    query, key, value = call.query, call.key, call.value
+    if key.shape[-2] != value.shape[-2]:
+        return f"it needs as many key heads ({key.shape[-2]}) as value heads ({value.shape[-2]})"
+    if not query.dtype == key.dtype == value.dtype:
+        return f"it needs one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
+    if query.dtype == jnp.float16 and jax.default_backend() == "cpu":
+        return f"{library} has no float16 on a CPU"
+    return None
+
+
+def refuse_patch(settings: Settings) -> str | None:
+    """Why a backend that never holds all scores cannot replace them."""
+    return f"it has no {' and no '.join(settings.patch)} to patch" if settings.patch else None
+
+
+def native_mask(mask: MaskSpec) -> NativeMask | None:
+    """Causal rule, window and lengths as keywords of cuDNN, or None if they need a mask array.
+
+    cuDNN has a left window only with the causal rule, and gives NaN in an empty row: so lengths are
+    at least 1 (what is hidden is zero by then, and empty rows are set to zero afterwards).
+    """
+    window, lengths = mask.window, (mask.query_lengths, mask.key_lengths)
+    causal = mask.is_causal or (window is not None and window[1] == 0)
+    if mask.mask is not None or mask.edges is not None:
+        return None
+    if window is not None:
+        ranges = mask._replace(query_lengths=None, key_lengths=None).ranges()
+        empty = ranges is not None and bool(np.any(ranges[0] >= ranges[1]))
+        if not causal or empty or lengths != (None, None):
+            return None
+    query_lengths, key_lengths = (
+        None if a is None else jnp.clip(a, 1, size)
+        for a, size in zip(lengths, (mask.num_queries, mask.num_keys), strict=True)
+    )
+    return {
+        "is_causal": causal,
+        "local_window_size": None if window is None else (window[0], 0),
+        "query_seq_lengths": query_lengths,
+        "key_value_seq_lengths": key_lengths,
+    }
+
+
+def cudnn(call: Call) -> AttentionOutput:
+    """cuDNN's flash attention: widths are padded to one multiple of 8, masks to all T and S."""
+    query, key, value = call.query, call.key, call.value
+    options = native_mask(call.mask)
+    if options is None:
+        allowed = call.mask.allowed()
+        assert allowed is not None  # else `native_mask` had something to say
+        shape = (*allowed.shape[:2], query.shape[1], key.shape[1])
+        options = {"mask": jnp.broadcast_to(allowed, shape)}
+    size = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
+    q, k, v = _pad_widths(size, query, key, value)
+    scale = cast(float, call.settings.scale)
+    out = jax.nn.dot_product_attention(q, k, v, implementation="cudnn", scale=scale, **options)
+    return AttentionOutput(save_for_backward(out[..., : value.shape[-1]]))
+
+
+class Device(NamedTuple):
+    """What decides whether cuDNN can run."""
+
+    platform: str
+    compute_capability: float = 0.0
+    """of an NVIDIA GPU with cuDNN, else 0"""
+
+
+ASSUMED: contextvars.ContextVar[Device | None] = contextvars.ContextVar("assumed", default=None)
+
+
+@contextlib.contextmanager
+def assume_device(platform: str, compute_capability: float = 0.0) -> Iterator[None]:
+    """Inside, "cudnn" accepts and refuses calls as on this device: to explain or lower for it.
+
+    Args:
+      platform: "gpu", "tpu" or "cpu".
+      compute_capability: of an NVIDIA GPU, as 8.0 or 9.0.
+
+    >>> from attnlab import explain
+    >>> x = jax.ShapeDtypeStruct((1, 4, 2, 8), "bfloat16")
+    >>> with assume_device("gpu", 9.0):
+    ...     explain(x, x, x)["cudnn"]
+    'could run'
+    """
+    before = ASSUMED.set(Device(platform, compute_capability))
+    try:
+        yield
+    finally:
+        ASSUMED.reset(before)
+
+
+def this_device() -> Device:
+    """The default device, or the one of `assume_device`."""
+    if (assumed := ASSUMED.get()) is not None:
+        return assumed
+    device = jax.devices()[0]
+    try:
+        capability = float(device.compute_capability)
+    except (AttributeError, ValueError):
+        return Device(device.platform)
+    problem = _cudnn_problem()
+    return Device(device.platform, capability) if problem is None else Device(problem)
+
+
+@functools.cache
+def _cudnn_problem() -> str | None:
+    """Why jax.nn refuses the plainest call of cuDNN: it is missing or too old."""
+    a = jax.ShapeDtypeStruct((1, 2, 1, 8), jnp.bfloat16)
+    try:
+        jax.eval_shape(
+            functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), a, a, a
+        )
+    except (RuntimeError, NotImplementedError) as error:
+        return f"GPU of which jax.nn says {str(error)!r}"
+    return None
+
+
+def refuse_cudnn(call: Call) -> str | None:
+    """Why cuDNN cannot run the call."""
+    device, (_, _, t, s) = this_device(), call.scores_shape
+    if device.platform != "gpu" or not device.compute_capability:
+        return f"cuDNN needs an NVIDIA GPU, this is a {device.platform}"
+    size = max(call.query.shape[-1], call.value.shape[-1])
+    most = 256 if device.compute_capability >= 9 else 128
+    if call.query.dtype not in (jnp.float16, jnp.bfloat16):
+        return f"cuDNN needs float16 or bfloat16, not {call.query.dtype}"
+    if size > most:
+        return f"cuDNN on this GPU needs head widths of at most {most}, not {size}"
+    if call.bias is not None:
+        return f"cuDNN has a bias gradient for batch 1 alone, bias has shape {call.bias.shape}"
+    if t % 2 or s % 2:  # jax.nn asks it of every gradient, as if there always were a bias
+        return f"the gradient of cuDNN needs even lengths, not T={t} and S={s}"
+    return refuse_jax_nn(call)
+
+
+def _pad_widths(size: int, *arrays: Array) -> list[Array]:
+    """jax.nn wants V = H; zero columns change no product."""
+    return [jnp.pad(a, [(0, 0)] * 3 + [(0, size - a.shape[-1])]) for a in arrays]
+
+
+def _is_elementwise_in_bfloat16(call: Call, size: int) -> bool:
+    """Does XLA fail to compile this call on a CPU?
+
+    It turns products with two axes of size 1 into elementwise ones, which cannot have the precision
+    that jax.nn asks for in bfloat16 (openxla: "Algorithm not supported by the ElementalIrEmitter").
+    """
+    _, _, t, s = call.scores_shape
+    small = (t, s, size).count(1) >= 2
+    return small and call.query.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"

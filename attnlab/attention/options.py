@@ -1,0 +1,85 @@
+"""What a caller may ask of attention, what it returns, and the checked call that backends take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias, TypedDict
+
+from jax import Array
+from jax.typing import ArrayLike
+
+from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.masks import Edges
+from attnlab.attention.score_mods import ScoreMod
+
+Implementation: TypeAlias = Literal["dense", "blockwise", "xla", "cudnn", "edges"] | str
+"""A key of `BACKENDS`."""
+
+TalkingHeads: TypeAlias = tuple[ArrayLike | None, ArrayLike | None]
+"""[N, M] applied to the scores and [M, N] applied to the probabilities; either may be None."""
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Every keyword of `dot_product_attention` but the arrays q, k, v and what is returned.
+
+    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`.
+    """
+
+    bias: ArrayLike | None
+    mask: ArrayLike | Edges | None
+    scale: ArrayLike | None
+    is_causal: bool
+    query_seq_lengths: ArrayLike | None
+    key_value_seq_lengths: ArrayLike | None
+    local_window_size: int | tuple[int, int] | None
+    logits_soft_cap: float | None
+    score_mods: Sequence[ScoreMod]
+    dropout_rate: float
+    dropout_key: Array | None
+    talking_heads: TalkingHeads | None
+    sink: ArrayLike | None
+    implementation: Implementation | None
+
+
+class AttentionOutput(NamedTuple):
+    """What attention returns."""
+
+    output: Array
+    """[B, T, N, V] in the dtype of the values"""
+    residual: Array | None = None
+    """log sum exp of the scores [B, T, N], if it was asked for"""
+
+
+class Settings(NamedTuple):
+    """The checked options of a call that do not say which keys a query attends to."""
+
+    scale: ArrayLike
+    logits_soft_cap: float | None = None
+    score_mods: tuple[ScoreMod, ...] = ()
+    dropout_rate: float = 0.0
+    dropout_key: Array | None = None
+    talking_heads: tuple[Array | None, Array | None] = (None, None)
+    sink: Array | None = None
+    """broadcasts to [B, N, T, 1]"""
+    return_residual: bool = False
+    patch: Mapping[str, Callable[[Array], Array]] = {}
+    """"scores", "probs" -> the function that replaces them"""
+
+
+class Call(NamedTuple):
+    """A checked call of attention: what every backend takes."""
+
+    query: Array
+    """[B, T, N, H]"""
+    key: Array
+    """[B, S, K, H]"""
+    value: Array
+    """[B, S, Kv, V]"""
+    bias: Array | None
+    """broadcasts to [B, N, T, S]"""
+    mask: MaskSpec
+    settings: Settings
+
+    @property
+    def scores_shape(self) -> tuple[int, int, int, int]:
+        """B, N, T, S."""
+        b, t, n, _ = self.query.shape
+        return b, n, t, self.key.shape[1]

@@ -1,0 +1,143 @@
+"""What a call of heads receives: `HeadInputs`, its checks, and the names of intermediate values."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from attnlab.heads.cache import Cache
+from attnlab.heads.layout import Entries, Layout
+from attnlab.heads.params import check_params
+from attnlab.heads.weights import Params
+
+HEAD_VALUES = {
+    "q": "B T N H",
+    "k": "B S K H",
+    "v": "B S Kv V",
+    "scores": "B N T S",
+    "probs": "B N T S",
+    "heads": "B T N V",
+    "outputs": "B N T O",
+}
+"""Value -> axes: queries and keys as the scores use them (normalized, rotated), with a cache all
+that it holds; values; scores before the mask; probabilities before dropout; what each head returns
+after its gate; and what each head adds to the output, without the bias."""
+
+OF_FORM = ("q", "k", "v", "scores", "heads")
+"""Values that differ between forms of a layout; their names mean the layout as it is."""
+
+Rotary = Array | tuple[Array, Array]
+"""Angles of `positions.rotary_angles` for queries and keys, or a pair (for queries, for keys)."""
+Context = Array | tuple[Array, Array]
+"""Key/value input, or a pair (key input, value input)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadInputs:
+    """What a call of heads receives beside params, x and the options of attention.
+
+    A pytree: it may be an argument of a function under `jit`.
+
+    Attributes:
+      context: key/value input [B, S, E], or a pair (key input, value input); None is x.
+      rotary: angles for queries and keys, or a pair.
+      cache: of `init_cache`; x are the next tokens.
+      padding_mask: [B, T], True = a token. Padding is attended to by none, is not kept in a cache
+        and has no position there, so batch rows have lengths of their own.
+      source: a second text [B, S2, D] attended to in the same softmax, without positions.
+      source_mask: as `mask`, of the second text.
+      shared_kv: cache entries of an earlier layer to attend to in place of those of x (cross-layer
+        attention; Brandon et al. 2024, arXiv 2405.12981).
+      head_mask: multiplies each head, [N] or [B, N]; 0 removes a head.
+      query_scale: multiplies q.
+      layer: index of the layer, counted from 0; may be traced.
+      order: form of the layout to compute with, see `multi_head_attention`.
+    """
+
+    context: Context | None = None
+    rotary: Rotary | None = None
+    cache: Cache | None = None
+    padding_mask: Bool[Array, "B T"] | None = None
+    source: Float[Array, "B S2 D"] | None = None
+    source_mask: Array | None = None
+    shared_kv: Entries | None = None
+    head_mask: Float[Array, "*B N"] | None = None
+    query_scale: ArrayLike | None = None
+    layer: ArrayLike = 0
+    order: str | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+NO_INPUTS = HeadInputs()
+
+
+def head_values(layout: Layout) -> dict[str, str]:
+    """Names of the values that heads of this layout have -> their axes."""
+    values = HEAD_VALUES | dict(layout.values)
+    for extra in layout.extras:
+        values |= extra.values(layout)
+    return values
+
+
+def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -> None:
+    """Raises TypeError or ValueError naming the array, its shape and what is needed."""
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"layout is a {type(layout).__name__}; the order is (params, x, layout), with a layout "
+            "such as attnlab.heads.Standard(width=64, num_heads=4)"
+        )
+    check_params(params, layout)
+    y, z = inputs.context if isinstance(inputs.context, tuple) else (inputs.context,) * 2
+    keys = x if y is None else y
+    values = keys if z is None else z
+    names = ("x", "context", "value context")
+    for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
+        _check_input(name, a, width, x)
+    if inputs.source is not None:
+        _check_input("source", inputs.source, layout.input_widths[1], x)
+    if values.shape[1] != keys.shape[1]:
+        raise ValueError(f"value context {values.shape} must be as long as context {keys.shape}")
+    if inputs.context is not None:
+        _check_without_context(inputs)
+    _check_rotary(inputs, layout)
+
+
+def _check_without_context(inputs: HeadInputs) -> None:
+    if inputs.shared_kv is not None:
+        raise ValueError("shared_kv replaces the keys and values of x; leave context out")
+    if inputs.cache is not None:
+        raise ValueError("a cache is for self-attention; leave context out")
+    if inputs.padding_mask is not None:
+        raise ValueError("padding_mask is of x; mask the padding of the context by mask")
+
+
+def _check_rotary(inputs: HeadInputs, layout: Layout) -> None:
+    if inputs.rotary is None:
+        return
+    size = layout.rotary_size
+    if size is None:
+        raise ValueError(
+            f"rotary positions cannot be applied to the keys of layout {layout.name!r}, which are "
+            "its inputs; use layout 'bilinear' or positions that are added to x"
+        )
+    for angles in inputs.rotary if isinstance(inputs.rotary, tuple) else (inputs.rotary,):
+        if 2 * angles.shape[-1] > size:
+            raise ValueError(
+                f"rotary {angles.shape} has {angles.shape[-1]} angles, which rotate "
+                f"{2 * angles.shape[-1]} numbers; {layout.rotary_axis} of {layout} is {size}; use "
+                f"rotary_angles(positions, {size - size % 2})"
+            )
+
+
+def _check_input(name: str, a: Array, width: int, x: Array) -> None:
+    if not hasattr(a, "shape") or not jnp.issubdtype(a.dtype, jnp.floating):
+        kind = f"{a.dtype} {a.shape}" if hasattr(a, "shape") else type(a).__name__
+        raise TypeError(f"{name} must be a float array [batch, length, {width}], not {kind}")
+    if len(a.shape) != 3:
+        raise ValueError(f"{name} {a.shape} must be [batch, length, {width}]")
+    if a.shape[2] != width:
+        raise ValueError(f"{name} {a.shape} must end in width {width}, that of the layout")
+    if a.shape[0] != x.shape[0]:
+        raise ValueError(f"{name} {a.shape} and x {x.shape} must have one batch size")

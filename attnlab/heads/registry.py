@@ -1,0 +1,137 @@
+"""Names of layouts and extras, for flags and for an overview of what there is."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+from attnlab.heads.layout import Extra, Layout
+from attnlab.heads.shapes import token_shapes
+from attnlab.names import lookup
+
+LayoutT = TypeVar("LayoutT", bound=Layout)
+ExtraT = TypeVar("ExtraT", bound=Extra)
+
+LAYOUTS: dict[str, type[Layout]] = {}
+"""Name -> class; `register_layout` adds to it."""
+EXTRAS: dict[str, type[Extra]] = {}
+"""Name -> class; `register_extra` adds to it."""
+
+
+def register_layout(name: str) -> Callable[[type[LayoutT]], type[LayoutT]]:
+    """Class decorator: registers a layout, so that flags and `make_layout` know it.
+
+    Args:
+      name: a name that no other layout has.
+
+    Returns:
+      The decorator. It returns the class, with `name` set.
+
+    Raises:
+      ValueError: another class has the name.
+
+    >>> @register_layout("half")  # doctest: +SKIP
+    ... @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class Half(Standard):
+    ...     @property
+    ...     def default_head_dim(self):
+    ...         return self.slice_width // 2
+    """
+
+    def register(kind: type[LayoutT]) -> type[LayoutT]:
+        _check_free(LAYOUTS, "layout", name, kind)
+        kind.name = name
+        LAYOUTS[name] = kind
+        return kind
+
+    return register
+
+
+def register_extra(name: str) -> Callable[[type[ExtraT]], type[ExtraT]]:
+    """Class decorator: registers an extra, as `register_layout` does a layout.
+
+    Raises:
+      ValueError: another class has the name.
+    """
+
+    def register(kind: type[ExtraT]) -> type[ExtraT]:
+        _check_free(EXTRAS, "extra", name, kind)
+        kind.name = name
+        EXTRAS[name] = kind
+        return kind
+
+    return register
+
+
+def _check_free(registry: Mapping[str, type], what: str, name: str, kind: type) -> None:
+    other = registry.get(name)
+    # The same class again, as when its module is reloaded, replaces itself.
+    if other is not None and (other.__module__, other.__qualname__) != (
+        kind.__module__,
+        kind.__qualname__,
+    ):
+        raise ValueError(
+            f"{what} {name!r} is {other.__module__}.{other.__qualname__}; choose another name"
+        )
+
+
+def make_layout(name: str, **fields: object) -> Layout:
+    """A layout by its registered name.
+
+    Args:
+      name: a key of `LAYOUTS`.
+      **fields: of the class.
+
+    Raises:
+      ValueError: an unknown name; or an unknown field, with a list of those that the layout has.
+
+    >>> make_layout("wide", width=6, num_heads=2)
+    Wide(width=6, num_heads=2)
+    """
+    kind = lookup(LAYOUTS, name, what="layout")
+    known = _field_names(kind)
+    for field in fields:
+        if field not in known:
+            owners = [other for other, k in LAYOUTS.items() if field in _field_names(k)]
+            hint = f"; {field} is a field of {', '.join(owners)}" if owners else ""
+            raise ValueError(
+                f"layout {name!r} has no field {field!r}: its fields are {', '.join(known)}{hint}"
+            )
+    return kind(**fields)  # type: ignore[arg-type]  # checked by name above, by value in the class
+
+
+def _field_names(kind: type[Layout]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+class LayoutRow(NamedTuple):
+    """One layout in the overview of `layout_table`."""
+
+    name: str
+    equation: str
+    cache: dict[str, tuple[int, ...]]
+    """Cache entry -> its shape for one token of the example"""
+    rank: str
+    """Sizes of which the smallest bounds the rank of the score matrix of a head"""
+    source: str
+
+
+def layout_table(width: int = 64, num_heads: int = 4) -> list[LayoutRow]:
+    """An overview of the registered layouts, from their classes.
+
+    Args:
+      width, num_heads: of the example whose cache entries are shown.
+
+    >>> rows = {row.name: row for row in layout_table()}
+    >>> rows["standard"].equation, rows["standard"].cache
+    ('q_n = x Q_n,  k_n = y K_n,  v_n = z V_n', {'k': (4, 16), 'v': (4, 16)})
+    """
+    return [
+        LayoutRow(
+            name,
+            kind.equation,
+            dict(token_shapes(kind(width=width, num_heads=num_heads)).entries),
+            kind.rank,
+            kind.source,
+        )
+        for name, kind in LAYOUTS.items()
+    ]

@@ -1,0 +1,115 @@
+"""Byte n-gram baselines, counted on the bytes that a run was trained on.
+
+An n-gram with k bytes of context is interpolated Witten-Bell (Witten and Bell 1991; Chen and
+Goodman 1998, section 2.4), down to the uniform distribution over 256 bytes:
+
+    p_k(b | c) = (count(c b) + types(c) p_{k-1}(b | c')) / (count(c) + types(c))
+
+where c is the last k bytes, c' the last k - 1, count(c) the number of targets that were seen behind
+c and types(c) the number of different ones. A context that was not seen has p_k = p_{k-1}. Order n
+means k = n - 1 bytes of context, as in "a 5-gram has 4 bytes of context".
+"""
+
+import gzip
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Keys = npt.NDArray[np.uint64]
+
+CONTEXTS = (2, 3, 4)
+"""Bytes of context of orders 3, 4 and 5."""
+
+
+def _contexts(windows: Bytes, size: int) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """The `size` bytes before every target as one number, and whether the window holds so many."""
+    count, length = windows.shape[0], windows.shape[1] - 1
+    keys = np.zeros((count, length), np.uint64)
+    for back in range(size):
+        part = windows[:, : length - back].astype(np.uint64) << np.uint64(8 * back)
+        keys[:, back:] |= part
+    inside = np.broadcast_to(np.arange(length) + 1 >= size, (count, length))
+    return keys, inside
+
+
+def _runs(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
+    """Sorted keys -> different keys and how often each occurs."""
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[starts], np.diff(np.append(starts, len(keys)))
+
+
+def _lookup(known: Keys, values: npt.NDArray[Any], asked: Keys) -> npt.NDArray[np.float64]:
+    """The value of each key that is asked for, 0 where it is not known."""
+    if not len(known):
+        return np.zeros(asked.shape)
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[place] == asked, values[place], 0).astype(np.float64)
+
+
+def _refine(
+    lower: npt.NDArray[np.float64], train: Keys, context: Keys, target: Keys
+) -> npt.NDArray[np.float64]:
+    """p_k of the scored targets from p_{k-1}; `train` are sorted (context, target) keys."""
+    pairs, counts = _runs(train)
+    owners = pairs >> np.uint64(8)
+    starts = np.flatnonzero(np.concatenate([[True], owners[1:] != owners[:-1]]))
+    totals = np.add.reduceat(counts, starts)
+    types = np.diff(np.append(starts, len(owners)))
+    known = owners[starts]
+    seen = _lookup(pairs, counts, (context << np.uint64(8)) | target)
+    total, kinds = (_lookup(known, v, context) for v in (totals, types))
+    return np.where(total > 0, (seen + kinds * lower) / np.maximum(total + kinds, 1), lower)
+
+
+def witten_bell(
+    train: Bytes,
+    scored: Bytes,
+    valid: npt.NDArray[np.bool_] | None = None,
+    contexts: Sequence[int] = CONTEXTS,
+) -> dict[int, float]:
+    """Bits per byte of interpolated Witten-Bell n-grams, by bytes of context.
+
+    Args:
+      train: [windows, T + 1] bytes, every batch of a run one below the other. A window that was
+        drawn twice counts twice. Each window has T targets, as for the run.
+      scored: [windows, T' + 1] bytes. A target sees the bytes of its own window only, as the model
+        does: the first one has one byte of context.
+      valid: [windows, T'], True where a target counts; None counts all.
+      contexts: numbers of bytes of context, at most 7.
+
+    Returns:
+      Bytes of context -> mean of -log2 p over the targets that count.
+
+    >>> text = np.frombuffer(b"abababab", np.uint8)[None]
+    >>> {k: round(v, 3) for k, v in witten_bell(text, text, contexts=(0, 1)).items()}
+    {0: 1.325, 1: 0.416}
+    """
+    if max(contexts) > 7:
+        raise ValueError(f"contexts {tuple(contexts)} have more than 7 bytes; use 7 or fewer")
+    target = scored[:, 1:].astype(np.uint64)
+    learnt = train[:, 1:].astype(np.uint64)
+    p = np.full(target.shape, 1 / 256)
+    bits: dict[int, float] = {}
+    for size in range(max(contexts) + 1):
+        keys, inside = _contexts(train, size)
+        sorted_keys = np.sort(((keys << np.uint64(8)) | learnt)[inside])
+        asked, fits = _contexts(scored, size)
+        p[fits] = _refine(p[fits], sorted_keys, asked[fits], target[fits])
+        if size in contexts:
+            loss = -np.log2(p)
+            bits[size] = float(loss.mean() if valid is None else loss[valid].mean())
+    return bits
+
+
+def unigram_bits(train: Bytes, scored: Bytes, valid: npt.NDArray[np.bool_] | None = None) -> float:
+    """Bits per byte without context: Witten-Bell with 0 bytes of context."""
+    return witten_bell(train, scored, valid, contexts=(0,))[0]
+
+
+def gzip_bits(text: Bytes) -> float:
+    """Size of a text under gzip -9 by itself, bits per byte."""
+    data = text.astype(np.uint8).tobytes()
+    return 8 * len(gzip.compress(data, 9, mtime=0)) / len(data)

@@ -1,0 +1,146 @@
+"""Run a study: long-lived workers, one row per finished run, resumable at any moment.
+
+    python -m experiments.study --config=experiments/configs/head_width.py \
+        --data=DATA --rows=docs/results/head_width/runs.csv --workdir=WORK
+
+Runs whose rows are in --rows are skipped; a run that was stopped goes on from its checkpoint in
+--workdir. SIGTERM saves and ends with exit code 75. --status prints how far the study is, --pages
+writes its tables.
+"""
+
+import functools
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from attnlab.lab.executor import LocalExecutor
+from attnlab.lab.rows import Row, append_row, check_origin, read_rows
+from attnlab.lab.run import Place, remove_run, run_one
+from attnlab.lab.spec import RunSpec, model_config, reference_parameters
+from attnlab.lab.texts import load_text
+from attnlab.model.accounting import flops_per_token
+from experiments.configs import head_width
+from experiments.reporting.study_tables import write_pages
+
+CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/head_width.py")
+DATA = flags.DEFINE_string("data", "../shared/data", "folder of the texts")
+ROWS = flags.DEFINE_string("rows", None, "CSV file of finished runs", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "folder of unfinished runs")
+JOBS = flags.DEFINE_integer("jobs", 2, "worker processes, one thread each", lower_bound=1)
+ACCEPT = flags.DEFINE_list("accept_commit", [], "other commits whose rows may stand beside ours")
+STATUS = flags.DEFINE_bool("status", False, "print how far the study is, and end")
+PAGES = flags.DEFINE_string("pages", None, "write the pages of --rows to this folder, and end")
+
+AGAIN = 75
+GUESS = 45e9
+"""FLOP/s of a worker before any row is there."""
+
+
+def commit() -> str:
+    """The commit of this code, with "+changes" where files differ from it."""
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    head = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True).strip()
+    dirty = subprocess.check_output(
+        [*git, "status", "--porcelain", "attnlab", "experiments"], text=True
+    )
+    return head + ("+changes" if dirty else "")
+
+
+def run_flops(run: head_width.Planned) -> float:
+    """FLOPs of a training: three forward passes."""
+    total = run.bytes_per_parameter * reference_parameters(run.variant.width)
+    return 3.0 * flops_per_token(model_config(run.variant), run.variant.length) * total
+
+
+def row_flops(row: Row) -> float:
+    """FLOPs of the training of a row."""
+    return 3.0 * row.sizes.flops_per_token * row.sizes.bytes_trained
+
+
+def status(stages: Sequence[int], rows: Sequence[Row], jobs: int) -> list[str]:
+    """One line per stage: runs done of all, measured and projected core-hours."""
+    spent = sum(row.origin.seconds for row in rows if row.scores.status == "complete")
+    done_flops = sum(row_flops(row) for row in rows if row.scores.status == "complete")
+    speed = done_flops / spent if spent else GUESS
+    lines, left_hours = [], 0.0
+    for stage in stages:
+        expected = head_width.expected_runs(stage)
+        done = [row for row in rows if row.spec.stage == stage]
+        try:
+            total = len(head_width.stage_runs(stage, rows))
+        except head_width.NotReady:
+            total = len(expected)
+        hours = sum(row.origin.seconds for row in done) / 3600
+        share = max(0, total - len(done)) / len(expected)
+        left = share * sum(map(run_flops, expected)) / speed / 3600
+        left_hours += left
+        title = head_width.TITLES.get(stage, "tiny")
+        lines.append(
+            f"stage {stage} ({title}): {len(done)}/{total} runs, {hours:.2f} core-hours spent, "
+            f"{left:.2f} to go"
+        )
+    lines.append(f"{left_hours / jobs:.1f} hours to go on {jobs} cores, without other work")
+    return lines
+
+
+def run_stage(stage: int, place: Place, path: Path, jobs: int) -> bool:
+    """Runs a stage until no run is left. Returns False where it was stopped."""
+    run = functools.partial(run_one, place=place)
+    with LocalExecutor[RunSpec, Row](run, jobs) as executor:
+        while not executor.stopped:
+            rows = read_rows(path)
+            done = {row.spec.id for row in rows}
+            specs = head_width.stage_runs(stage, rows)
+            left = [spec for spec in specs if spec.id not in done]
+            if not left:
+                return True
+            if stage > 0:
+                left.sort(key=longest_first)
+            for spec, row in executor.results(left):
+                append_row(path, row)
+                remove_run(spec, place)
+                say(f"{spec.id} {row.scores.validation_bits:.4f} in {row.origin.seconds:.0f} s")
+                say(status([stage], read_rows(path), jobs)[0])
+    return False
+
+
+def longest_first(spec: RunSpec) -> tuple[int, float]:
+    """The order of runs in a stage: replicates of judged runs one after the other, then FLOPs."""
+    run = head_width.Planned(spec.variant, spec.text, 0, spec.bytes_per_parameter)
+    return spec.seed % 10 if spec.stage > 1 else 0, -run_flops(run)
+
+
+def say(line: str) -> None:
+    """A line with the time, on standard error."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the stages of --config, or prints their status."""
+    stages, path = CONFIG.value.stages, Path(ROWS.value)
+    rows = read_rows(path)
+    if STATUS.value:
+        print("\n".join(status(stages, rows, JOBS.value)))
+        return
+    if PAGES.value:
+        print("\n".join(map(str, write_pages(rows, Path(PAGES.value)))))
+        return
+    if not WORKDIR.value:
+        raise app.UsageError("--workdir is needed: the folder of unfinished runs")
+    place = Place(Path(DATA.value), Path(WORKDIR.value), commit())
+    digests = {name: load_text(name, place.data).sha256 for name in {r.spec.text for r in rows}}
+    check_origin(rows, [place.commit, *ACCEPT.value], digests)
+    for stage in stages:
+        if not run_stage(stage, place, path, JOBS.value):
+            say("stopped; the same command goes on")
+            sys.exit(AGAIN)
+    say("done")
+
+
+if __name__ == "__main__":
+    app.run(main)

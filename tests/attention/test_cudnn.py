@@ -1,0 +1,107 @@
+"""cuDNN without a GPU: what it refuses, and what its keywords mean when jax.nn's XLA runs them."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_attention import CALLS, allowed_of, by_hand, make
+
+from attnlab import dot_product_attention, explain
+from attnlab.attention.jax_nn import assume_device, cudnn, native_mask
+from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.validate import validate
+
+REFUSED = [
+    ({}, None),
+    ({"is_causal": True, "local_window_size": (2, 0)}, None),
+    ({"key_value_seq_lengths": jnp.array([3, 0])}, None),
+    ({"query": jnp.float32}, "cuDNN needs float16 or bfloat16, not float32"),
+    ({"mask": jnp.ones((1, 8), bool)}, None),
+    ({"local_window_size": (2, 1)}, None),
+    ({"lengths": (5, 8)}, "the gradient of cuDNN needs even lengths, not T=5 and S=8"),
+    ({"lengths": (6, 7), "is_causal": True}, "even lengths, not T=6 and S=7"),
+    ({"bias": jnp.ones((6, 6, 8))}, r"bias has shape \(1, 6, 6, 8\)"),
+    ({"wide": 129}, "head widths of at most 128, not 129"),
+    ({"return_residual": True}, "jax.nn has no return_residual"),
+]
+
+
+@pytest.mark.parametrize(("call", "reason"), REFUSED)
+def test_what_cudnn_refuses(call, reason):
+    """On an A100 as seen from here; on a Hopper GPU heads may be twice as wide."""
+    call = dict(call)
+    t, s = call.pop("lengths", (6, 8))
+    q, k, v = make(call.pop("query", jnp.bfloat16), t=t, s=s)
+    if wide := call.pop("wide", None):
+        v = jnp.ones((*v.shape[:3], wide), v.dtype)
+    with assume_device("gpu", 8.0):
+        could = explain(q, k, v, implementation="dense", **call)["cudnn"] == "could run"
+        assert could == (reason is None)
+        if reason:
+            with pytest.raises(ValueError, match=reason):
+                dot_product_attention(q, k, v, implementation="cudnn", **call)
+    if wide:
+        with assume_device("gpu", 9.0):
+            assert explain(q, k, v, implementation="dense", **call)["cudnn"] == "could run"
+
+
+def test_a_gpu_without_cudnn(monkeypatch):
+    """JAX says so only when it is asked to run; this machine really has no cuDNN."""
+    gpu = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    q, k, v = make(jnp.bfloat16, t=6, s=8)
+    with pytest.raises(ValueError, match=r"a GPU of which jax.nn says 'cuDNN is not detected"):
+        dot_product_attention(q, k, v, implementation="cudnn")
+
+
+KEYWORDS = [
+    "plain",
+    "causal, fewer queries",
+    "lengths of keys alone",
+    "lengths of queries alone",
+    "causal window",
+    "window",
+    "mask with an empty row",
+]
+
+
+@pytest.mark.parametrize("call", KEYWORDS)
+def test_keywords_of_cudnn_mean_the_same(call, monkeypatch):
+    """Causal, lengths and windows as keywords, widths padded to 8: run by jax.nn's XLA."""
+    plain = jax.nn.dot_product_attention
+
+    def as_xla(q, k, v, *, implementation, **options):
+        assert implementation == "cudnn"
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1] == 8
+        assert "mask" not in options or options["mask"].shape[2:] == (5, 7)
+        for name in ("query_seq_lengths", "key_value_seq_lengths"):  # NaN where one is 0
+            assert options.get(name) is None or (np.asarray(options[name]) > 0).all()
+        return plain(q, k, v, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", as_xla)
+    q, k, v = make()
+    checked, _ = validate(q, k, v[..., :7], **CALLS[call])
+    attending, _ = checked.mask.used()
+    got = cudnn(checked).output
+    if attending is not None:
+        got = jnp.where(jnp.asarray(attending).swapaxes(1, 2)[..., None], got, 0)
+    expected, _ = by_hand(q, k, v[..., :7], allowed=allowed_of(CALLS[call]))
+    assert_close(got, jnp.asarray(expected, jnp.float32))
+
+
+def test_lengths_above_the_axis_are_clipped():
+    """cuDNN would read behind the arrays."""
+    mask = native_mask(
+        MaskSpec(6, 8, query_lengths=jnp.array([9, 3]), key_lengths=jnp.array([0, 99]))
+    )
+    assert mask["query_seq_lengths"].tolist() == [6, 3]
+    assert mask["key_value_seq_lengths"].tolist() == [1, 8]
+
+
+def test_cudnn_gets_a_mask_where_rows_are_empty():
+    """Causal, one key back, 8 queries and 3 keys: the last rows attend to nothing."""
+    assert native_mask(MaskSpec(8, 3, is_causal=True, window=(1, 0))) is None
+    assert native_mask(MaskSpec(4, 3, is_causal=True, window=(1, 0))) is not None

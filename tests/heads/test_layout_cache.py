@@ -1,0 +1,131 @@
+"""Decoding with a cache equals the call on the whole text, for every layout and extra."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, deep
+from layout_cases import CASES, FIRST, SELF, make
+
+from attnlab import heads
+from attnlab.heads import positions
+from attnlab.heads.cache import next_positions
+
+# One of each layout, and extras that attend in their own way; the others are slow.
+DEEP = {
+    *FIRST, "absorbed, no bias", "tensor product, one text", "low-rank queries without a norm",
+    "differential with extras", "extra keys", "learnt soft cap", "talking heads",
+    "mixture of heads",
+}  # fmt: skip
+
+
+def angles(layout, at):
+    """Rotary angles of these positions, if the layout can rotate."""
+    size = layout.rotary_size
+    return None if size is None or size % 2 else positions.rotary_angles(at, size)
+
+
+def chunks(layout, params, x, sizes, cache, padding_mask=None, **options):
+    """Outputs of decoding in chunks of these sizes, and the last cache."""
+    outputs, start = [], 0
+    for size in sizes:
+        now = slice(start, start + size)
+        real = None if padding_mask is None else padding_mask[:, now]
+        rotary = angles(layout, next_positions(cache, size, real))
+        out, cache = heads.decode(
+            params, x[:, now], layout, cache, rotary=rotary, padding_mask=real, layer=1, **options
+        )
+        outputs.append(out)
+        start += size
+    return jnp.concatenate(outputs, axis=1), cache
+
+
+def whole(layout, params, x, **options):
+    rotary = angles(layout, jnp.arange(x.shape[1]))
+    return heads.multi_head_attention(
+        params, x, layout, rotary=rotary, layer=1, is_causal=True, order="factored", **options
+    )
+
+
+def empty(layout, size, order="factored"):
+    rotary = angles(layout, jnp.arange(1)) is not None
+    return heads.init_cache(layout, 2, size, jnp.float64, order=order, rotary=rotary)
+
+
+@pytest.mark.parametrize("name", SELF)
+def test_decoding_in_chunks_equals_the_whole_text(name, x64):
+    layout = CASES[name]
+    params, x = make(layout, jnp.float64)[:2]
+
+    @jax.jit
+    def both(params, x):
+        decoded, cache = chunks(layout, params, x, (3, 1, 1, 2), empty(layout, 9))
+        return decoded, whole(layout, params, x), cache["length"]
+
+    decoded, expected, length = both(params, x)
+    assert_close(decoded, expected, loosen=100)
+    assert length == 7
+
+
+@pytest.mark.parametrize("name", deep(SELF, *DEEP))
+def test_windows_own_lengths_and_overflow(name, x64):
+    layout = CASES[name]
+    params, x = make(layout, jnp.float64)[:2]
+    # Row 0 has 7 tokens, row 1 has 4 and NaN in place of the others.
+    real = np.array([[1] * 7, [1, 1, 0, 0, 1, 0, 1]], bool)
+    padded = jnp.where(real[..., None], x, jnp.nan)
+
+    @jax.jit
+    def run(params, x, padded):
+        ring, ring_cache = chunks(
+            layout, params, x, (2, 1, 1, 1, 1, 1), empty(layout, 4), local_window_size=2
+        )
+        rows, _ = chunks(layout, params, padded, (3, 1, 1, 2), empty(layout, 7), real)
+        over, over_cache = chunks(layout, params, x, (3, 4), empty(layout, 6))
+        alone = whole(layout, params, x[1:, np.flatnonzero(real[1])])
+        window = whole(layout, params, x, local_window_size=2)
+        return ring, ring_cache["length"], rows, over, over_cache, window, alone
+
+    plain = jax.jit(functools.partial(whole, layout))(params, x)
+    ring, length, rows, over, over_cache, window, alone = run(params, x, padded)
+    assert_close(ring, window, loosen=100)
+    assert length == 7
+    assert_close(rows[0], plain[0], loosen=100)
+    assert_close(rows[1][np.flatnonzero(real[1])], alone[0], loosen=100)
+    assert_close(over[:, :3], plain[:, :3], loosen=100)
+    assert np.isnan(over[:, 3:]).all()
+    assert over_cache["length"] == 3
+
+
+@pytest.mark.parametrize("layout", [heads.Wide(width=6, num_heads=2), CASES["latent"]])
+def test_every_form_decodes_with_a_cache_of_its_own(layout, x64):
+    params, x = make(layout, jnp.float64)[:2]
+    run = jax.jit(functools.partial(heads.attend_heads, layout=layout, is_causal=True))
+    expected = run(params, x, inputs=heads.HeadInputs(order="factored")).output
+    for step in heads.chain(layout)[0]:
+        order = step.layout.name
+        cache, outputs = heads.init_cache(layout, 2, 7, jnp.float64, order=order), []
+        for start, stop in ((0, 4), (4, 7)):
+            inputs = heads.HeadInputs(cache=cache, order=order)
+            out = run(params, x[:, start:stop], inputs=inputs)
+            outputs, cache = [*outputs, out.output], out.cache
+        assert_close(jnp.concatenate(outputs, axis=1), expected, loosen=100)
+
+
+def test_a_cache_that_does_not_fit_is_refused():
+    layout = heads.Standard(width=8, num_heads=2)
+    params, x = make(layout)[:2]
+    with pytest.raises(ValueError, match="7 tokens do not fit a cache of size 4"):
+        heads.decode(params, x, layout, heads.init_cache(layout, 2, 4))
+    with pytest.raises(ValueError, match=r"batch=2"):
+        heads.decode(params, x, layout, heads.init_cache(layout, 3, 9))
+    with pytest.raises(ValueError, match="the cache holds x"):
+        heads.decode(params, x, layout, heads.init_cache(layout, 2, 9, order="absorbed"), rotary=(
+            positions.rotary_angles(jnp.arange(7), 4)))  # fmt: skip
+    cache = heads.init_cache(layout, 2, 9)
+    with pytest.raises(ValueError, match="leave context out"):
+        heads.attend_heads(params, x, layout, heads.HeadInputs(cache=cache, context=x))
+    with pytest.raises(ValueError, match="one entry per new token"):
+        heads.decode(params, x, layout, cache, padding_mask=jnp.ones((2, 6), bool))

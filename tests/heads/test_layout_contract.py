@@ -1,0 +1,320 @@
+"""Contract of every head layout and extra, of the package and of `outside_layouts.py`."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, product_flops
+from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
+
+from attnlab import heads
+from attnlab.heads import EXTRAS, LAYOUTS, multi_head_attention, positions
+
+FACTORED = functools.partial(multi_head_attention, order="factored")
+
+
+def context(layout, arrays):
+    """The value input is a second text only where a layout has a projection for it."""
+    two_texts = hasattr(layout, "value_width") and not getattr(layout, "tie", "")
+    return (arrays.y, arrays.z) if two_texts else arrays.y
+
+
+def test_every_layout_and_extra_has_a_case_and_a_definition():
+    assert {type(layout) for layout in CASES.values()} == set(LAYOUTS.values()) == set(DEFINITIONS)
+    used = {type(extra) for layout in CASES.values() for extra in layout.extras}
+    assert used == set(EXTRAS.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_gradient_equal_the_definition(name, x64):
+    """Under jit, vmap and scan too. The gradient is checked along one direction."""
+    layout = CASES[name]
+    arrays = make(layout, jnp.float64)
+    rng = np.random.default_rng(1)
+    cotangent = rng.normal(size=(2, 7, layout.size("out_width")))
+    direction = {n: rng.normal(size=a.shape) for n, a in arrays.params.items()}
+
+    def run(params, x, y, z):
+        return FACTORED(params, x, layout, (y, z), layer=2)
+
+    def along_direction(*arrays):
+        _, pull = jax.vjp(lambda params: run(params, *arrays[1:]), arrays[0])
+        return sum(jnp.sum(g * direction[n]) for n, g in pull(jnp.asarray(cotangent))[0].items())
+
+    @jax.jit
+    def all_at_once(*arrays):
+        many = jax.tree.map(lambda a: jnp.stack([a, -a]), arrays)
+        scanned = jax.lax.scan(lambda carry, one: (carry, run(*one)), None, many)[1]
+        return jax.vmap(run)(*many), scanned, along_direction(*arrays)
+
+    def definition(step):
+        moved = {n: a + step * direction[n] for n, a in arrays.params.items()}
+        return by_hand(layout, moved, *arrays[1:], layer=2)
+
+    mapped, scanned, slope = all_at_once(*arrays)
+    negative = jax.tree.map(jnp.negative, arrays)
+    for got, inputs in zip(scanned, (arrays, negative), strict=True):
+        assert_close(got, by_hand(layout, *inputs, layer=2))
+    assert_close(mapped, scanned)
+    expected = np.sum(cotangent * (definition(1e-6) - definition(-1e-6))) / 2e-6
+    np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_the_output_has_the_dtype_of_x(name, dtype):
+    layout = CASES[name]
+    arrays = make(layout)
+    cast = jax.tree.map(lambda a: a.astype(dtype), arrays._replace(params={}))
+    out = jax.eval_shape(lambda x, y, z: FACTORED(arrays.params, x, layout, (y, z)), *cast[1:])
+    assert (out.dtype, out.shape) == (dtype, (2, 7, layout.size("out_width")))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_flops_by_formula_are_those_of_the_program(name):
+    layout = CASES[name]
+    arrays = make(layout)
+    params = arrays.params
+    assert heads.num_parameters(layout) == sum(a.size for a in params.values())
+    run = functools.partial(FACTORED, layout=layout, implementation="dense")
+
+    traced = jax.make_jaxpr(run)(params, arrays.x, context=context(layout, arrays)).jaxpr
+    assert product_flops(traced) == heads.call_flops(layout, 2, 7, 8, cross=True)
+    if name not in SELF:
+        return
+    traced = jax.make_jaxpr(run)(params, arrays.x).jaxpr
+    flops = heads.call_flops(layout, 2, 7, 7)
+    assert product_flops(traced) == flops == 2 * 7 * heads.flops_per_token(layout, 7)
+    for one in [layout, *(step.layout for step in heads.chain(layout)[0])]:
+        assert decoding_flops(one) == 2 * heads.decode_flops(one, 9), one
+
+
+def decoding_flops(layout):
+    """Of one token of each of two texts, with 8 others in the cache."""
+
+    def step(params, x, cache):
+        inputs = heads.HeadInputs(cache=cache, order="factored")
+        return heads.attend_heads(params, x, layout, inputs, implementation="dense").output
+
+    params, x, *_ = make(layout, length=1)
+    return product_flops(jax.make_jaxpr(step)(params, x, heads.init_cache(layout, 2, 9)).jaxpr)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cache_entries_are_those_that_a_call_makes(name):
+    layout = CASES[name]
+    if name not in SELF:
+        with pytest.raises(ValueError, match="must be equal for a cache"):
+            heads.init_cache(layout, 2, 9)
+        return
+    cache = heads.init_cache(layout, 2, 9)
+    del cache["length"]
+    assert sum(a.nbytes for a in cache.values()) == 2 * 9 * heads.cache_bytes_per_token(layout)
+    arrays = make(layout, length=9)
+    entries = jax.eval_shape(lambda p, x: heads.make_entries(p, x, layout), *arrays[:2])
+    assert {n: a.shape for n, a in entries.items()} == {n: a.shape for n, a in cache.items()}
+
+
+FORMS = [name for name in SELF if heads.chain(CASES[name])[0]]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_the_same_function(name, x64):
+    """With the same gradients in the weights of the layout."""
+    layout = CASES[name]
+    arrays = make(layout, jnp.float64)
+    orders = heads.contraction_orders(layout, heads.CallSizes(2, 7, 7))
+    names = [order for order, cost in orders.items() if isinstance(cost, int)]
+    assert len(names) == 1 + len(heads.chain(layout)[0])
+
+    @jax.jit
+    def all_forms(params, x):
+        def loss(params, order):
+            out = multi_head_attention(params, x, layout, order=order, is_causal=True)
+            return jnp.sum(jnp.sin(out)), out
+
+        return [jax.grad(loss, has_aux=True)(params, order) for order in names]
+
+    (grad, out), *others = all_forms(arrays.params, arrays.x)
+    assert_close(out, by_hand(layout, *arrays[:2], arrays.x, arrays.x, allowed=np.tri(7) > 0))
+    for other_grad, other_out in others:
+        assert_close(other_out, out, loosen=100)
+        # The gradient of a key bias is zero up to rounding: the softmax does not depend on it.
+        largest = max(np.abs(a).max() for a in grad.values())
+        for weight, a in grad.items():
+            assert np.abs(a - other_grad[weight]).max() <= 1e-9 * largest, weight
+
+
+ROTATED = [n for n in SELF if CASES[n].rotary_size is not None and CASES[n].rotary_size % 2 == 0]
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_rotary_positions_count_by_distance_alone(name, x64):
+    """Queries and keys are rotated alike, values are not."""
+    layout = CASES[name]
+    params, x = make(layout, jnp.float64)[:2]
+
+    @jax.jit
+    def outputs(params, x):
+        def at(start):
+            angles = positions.rotary_angles(start + jnp.arange(7), layout.rotary_size)
+            return multi_head_attention(params, x, layout, rotary=angles)
+
+        return at(0), at(5), multi_head_attention(params, x, layout)
+
+    first, later, without = outputs(params, x)
+    assert_close(later, first, loosen=1000)
+    assert not jnp.allclose(first, without)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_convert_weights_to_the_shapes_of_their_layout(name):
+    layout, params = CASES[name], make(CASES[name]).params
+    for step in heads.chain(layout)[0]:
+        params = jax.eval_shape(step.params, params)
+        assert {n: a.shape for n, a in params.items()} == heads.weight_shapes(step.layout)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_queries", "num_keys", "order"),
+    [(16, 64, 64, "absorbed"), (1, 2, 2, "factored"), (16, 1, 64, "absorbed")],
+)
+def test_the_cheapest_form_is_chosen(batch, num_queries, num_keys, order):
+    layout = heads.Wide(width=64, num_heads=4)
+    sizes = heads.CallSizes(batch, num_queries, num_keys, cross=True)
+    costs = {o: c for o, c in heads.contraction_orders(layout, sizes).items() if type(c) is int}
+    assert min(costs, key=costs.get) == order
+    x, y = (jax.ShapeDtypeStruct((batch, t, 64), "float32") for t in (num_queries, num_keys))
+    chosen = heads.explain_heads(layout, x, heads.HeadInputs(context=y))["chosen"]
+    assert chosen == {"order": order}
+    params, x, y, _ = make(layout, batch=batch, length=num_queries)
+    y = y[:, :1].repeat(num_keys, axis=1)
+    traced = jax.make_jaxpr(
+        lambda *a: multi_head_attention(*a[:2], layout, a[2], implementation="dense")
+    )(params, x, y)
+    assert product_flops(traced.jaxpr) == costs[order]
+
+
+def test_what_keeps_a_form_from_running_is_named():
+    layout = heads.Standard(width=8, num_heads=2, biases=("k",))
+    reasons = {
+        "rotary": heads.chain(layout, rotary=True),
+        "soft cap": heads.chain(layout, shift_invariant=False),
+        "qk_norm": heads.chain(dataclasses.replace(layout, qk_norm=heads.HeadNorm())),
+        "extra_keys": heads.chain(dataclasses.replace(layout, extras=(heads.ExtraKeys(),))),
+        "sink": heads.chain(dataclasses.replace(layout, extras=(heads.Sink(),))),
+        "gate": heads.chain(
+            dataclasses.replace(layout, biases=(), extras=(heads.Gate("element"),))
+        ),
+    }
+    for what, (_, blocked) in reasons.items():
+        assert what in blocked.reason, what
+    params, x = make(layout)[:2]
+    with pytest.raises(ValueError, match=r"'bilinear' cannot run: .*soft cap"):
+        multi_head_attention(params, x, layout, order="bilinear", logits_soft_cap=2.0)
+
+
+# Initial values -----------------------------------------------------------------------------------
+
+# A head that reads a slice of 16 numbers has scores with heavier tails, so a sharper softmax and a
+# larger output; so have means of few products of two normal numbers, and values that are keys.
+LARGER = {"narrow": 1.2, "narrow_tied": 1.2, "alt": 1.25, "tensor_product": 1.35,
+          "grouped_tied": 1.15}  # fmt: skip
+NORMALIZED = {"differential"}  # its heads have a norm of their own
+
+
+@functools.cache
+def initial_scales(name, width=64, num_heads=4, draws=48):
+    """Standard deviations of q, k, v, scores and output for unit-variance x, over many draws."""
+    layout = LAYOUTS[name](width=width, num_heads=num_heads)
+
+    def measure(key):
+        w_key, x_key = jax.random.split(key)
+        params, x = heads.init(w_key, layout), jax.random.normal(x_key, (2, 32, width))
+        q, k, v = heads.project_heads(params, x, layout)
+        each = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+        scores = jnp.einsum("BTNH,BSNH->BNTS", q, each) * heads.score_scale(layout)
+        out = FACTORED(params, x, layout)
+        return jnp.stack([jnp.var(a) for a in (q, k, v, scores, out)])
+
+    keys = jax.random.split(jax.random.key(1), draws)
+    return np.sqrt(np.mean(jax.jit(jax.vmap(measure))(keys), axis=0))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_initial_scale_of_q_k_v_and_scores_is_1(name):
+    scales = initial_scales(name)
+    np.testing.assert_allclose(scales[:4], 1, rtol=0.05)
+    if name not in NORMALIZED:
+        expected = initial_scales("standard")[4] * LARGER.get(name, 1)
+        np.testing.assert_allclose(scales[4], expected, rtol=0.05)
+
+
+def test_init_options():
+    layout = heads.Standard(width=256, num_heads=4, biases=("q", "k", "v", "o"))
+    params = heads.init(jax.random.key(0), layout, std=0.02, residual_scale=0.5, dtype="bfloat16")
+    for name, a in params.items():
+        assert a.dtype == jnp.bfloat16
+        expected = 0 if name.endswith("_bias") else 0.01 if name == "o" else 0.02
+        np.testing.assert_allclose(jnp.std(a.astype(jnp.float32)), expected, rtol=0.03)
+
+
+# Layouts as values --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layout_is_hashable_and_its_repr_makes_it_again(name):
+    import outside_layouts
+
+    layout = CASES[name]
+    again = eval(repr(layout), vars(heads) | vars(outside_layouts))
+    assert again == layout
+    assert hash(again) == hash(layout)
+    bare = dataclasses.replace(layout, extras=())
+    for field in dataclasses.fields(bare):
+        changed = getattr(bare, field.name) != field.default
+        assert (f"{field.name}=" in repr(bare)) == changed
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_replace_resolves_default_sizes_again(name):
+    small, large = (LAYOUTS[name](width=width, num_heads=2) for width in (16, 32))
+    replaced = dataclasses.replace(small, width=32)
+    assert replaced == large
+    assert heads.weight_shapes(replaced) == heads.weight_shapes(large)
+    assert heads.cache_shapes(replaced) == heads.cache_shapes(large)
+    assert heads.num_parameters(large) > 2 * heads.num_parameters(small)
+    assert repr(large) == f"{type(large).__name__}(width=32, num_heads=2)"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_axis_resolves_and_shards(name):
+    layout = CASES[name]
+    specs = heads.partition_specs(layout, dict.fromkeys(layout.head_axes, "model"))
+    for weight, declared in heads.all_weights(layout).items():
+        assert layout.shape(declared) == heads.weight_shapes(layout)[weight]
+        assert len(specs[weight]) == len(declared.axes)
+        named = set(declared.axes) & set(layout.head_axes)
+        assert ("model" in specs[weight]) == bool(named)
+
+
+def test_the_overview_lists_every_layout():
+    rows = heads.layout_table()
+    assert [row.name for row in rows] == list(LAYOUTS)
+    for row in rows:
+        assert "q_n" in row.equation
+        assert row.rank
+        assert row.source
+        assert row.cache == heads.cache_shapes(LAYOUTS[row.name](width=64, num_heads=4))
+
+
+def test_a_subclass_that_is_not_registered_has_its_own_name():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(heads.Standard):
+        pass
+
+    assert Mine(width=8, num_heads=2).name == "Mine"
+    assert repr(Mine(width=8, num_heads=2)) == "Mine(width=8, num_heads=2)"

@@ -1,0 +1,133 @@
+"""Differential attention, a learnt soft cap per head and mixture-of-heads, each one class.
+
+`outside_layouts.py` has them. The contract tests run over them too; here is what is their own.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from layout_cases import CASES, by_hand, make
+from outside_layouts import Differential, LearntSoftCap, MixtureOfHeads
+
+from attnlab import heads
+from attnlab.heads import multi_head_attention
+from attnlab.tap import capture
+
+
+def test_the_layer_index_of_differential_heads_may_be_traced(x64):
+    layout = CASES["differential"]
+    arrays = make(layout, jnp.float64)
+
+    @jax.jit
+    def layers(params, x, y, z):
+        run = functools.partial(multi_head_attention, params, x, layout, (y, z))
+        return jax.lax.map(lambda layer: run(layer=layer), jnp.arange(3))
+
+    got = layers(*arrays)
+    for layer in range(3):
+        assert_close(got[layer], by_hand(layout, *arrays, layer=layer))
+    assert not jnp.allclose(got[0], got[1])
+
+
+def test_differential_factor_is_a_value_of_the_layout():
+    layout = Differential(width=16, num_heads=4)
+    params, x = make(layout)[:2]
+    run = functools.partial(capture, multi_head_attention, params, x, layout, names=("lambda",))
+    a, b = params["lambda_q"], params["lambda_k"]
+    start = 0.8 - 0.6 * np.exp(-0.3 * 5)
+    factor = np.exp(a[0] @ b[0]) - np.exp(a[1] @ b[1]) + start
+    np.testing.assert_allclose(run(layer=5)[1]["lambda"], factor, rtol=1e-5)
+    zero, _ = run(patch={"lambda": lambda value, layer: 0 * value})
+    assert not jnp.allclose(zero, run()[0])
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("name", ["learnt soft cap", "differential with a learnt soft cap"])
+def test_a_learnt_soft_cap_runs_on_every_backend(name, implementation, x64):
+    """With the gradient of the cap, checked by finite differences of the definition."""
+    layout = CASES[name]
+    params, x = make(layout, jnp.float64)[:2]
+    cotangent = np.random.default_rng(1).normal(size=(2, 7, layout.size("out_width")))
+
+    @jax.jit
+    def run(params):
+        def f(params):
+            return multi_head_attention(
+                params, x, layout, is_causal=True, implementation=implementation
+            )
+
+        out, pull = jax.vjp(f, params)
+        return out, pull(jnp.asarray(cotangent))[0]["log_soft_cap"]
+
+    def definition(params):
+        return by_hand(layout, params, x, x, x, allowed=np.tri(7) > 0)
+
+    out, grad = run(params)
+    assert_close(out, definition(params))
+    for head in range(layout.num_score_maps):
+        step = 1e-6 * np.eye(layout.num_score_maps)[head]
+        up, down = (
+            definition(params | {"log_soft_cap": params["log_soft_cap"] + s}) for s in (step, -step)
+        )
+        expected = np.sum(cotangent * (up - down)) / 2e-6
+        np.testing.assert_allclose(grad[head], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_initial_learnt_soft_cap_is_a_fixed_one():
+    learnt = heads.Latent(width=12, num_heads=3, extras=(LearntSoftCap(2.0),))
+    fixed = dataclasses.replace(learnt, extras=(heads.SoftCap(2.0),))
+    params = heads.init(jax.random.key(0), learnt)
+    x = 5 * jax.random.normal(jax.random.key(1), (2, 7, 12))
+    without = {n: a for n, a in params.items() if n != "log_soft_cap"}
+    assert_close(
+        multi_head_attention(params, x, learnt), multi_head_attention(without, x, fixed), loosen=10
+    )
+
+
+def test_gates_and_balance_of_a_mixture_of_heads():
+    """Each token uses `shared` + `top` heads; gates are 1 on average."""
+    extra = MixtureOfHeads(top=2, shared=1)
+    layout = heads.Standard(width=12, num_heads=6, extras=(extra,))
+    params, x = make(layout)[:2]
+    names = ("head_gates", *heads.loss_names(layout))
+    assert names == ("head_gates", "head_balance")
+    _, values = capture(multi_head_attention, params, x, layout, names=names)
+    gates = np.asarray(values["head_gates"])
+    assert (np.sum(gates > 0, axis=-1) == 3).all()
+    groups = 2 * jax.nn.softmax(x @ params["router_groups"])
+    assert_close(gates.sum(-1), groups @ jnp.array([1.0, 2.0]), loosen=10)
+    probs = np.asarray(jax.nn.softmax(x @ params["router"])).reshape(-1, 5)
+    used = np.stack([p >= np.sort(p)[-2] for p in probs])
+    np.testing.assert_allclose(
+        values["head_balance"], 5 * np.sum(probs.mean(0) * used.mean(0)), rtol=1e-5
+    )
+
+
+def test_balance_losses_leave_a_scan_and_train_the_router():
+    layout = heads.Standard(width=12, num_heads=4, extras=(MixtureOfHeads(),))
+    keys = jax.random.split(jax.random.key(1), 3)
+    stacked = jax.vmap(lambda key: heads.init(key, layout))(keys)
+    x = jax.random.normal(jax.random.key(0), (2, 7, 12))
+
+    def loss(stacked):
+        @jax.checkpoint
+        def layer(x, step):
+            params, i = step
+            out, values = capture(
+                multi_head_attention, params, x, layout, names=heads.loss_names(layout), layer=i
+            )
+            return x + out, values
+
+        _, values = jax.lax.scan(layer, x, (stacked, jnp.arange(3)))
+        return values["head_balance"].sum(), values
+
+    (total, values), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(stacked)
+    assert values["head_balance"].shape == (3,)
+    assert np.abs(grad["router"]).max() > 0
+    moved = jax.tree.map(lambda a, g: a - 0.1 * g, stacked, grad)
+    assert loss(moved)[0] < total

@@ -1,0 +1,119 @@
+"""Learning rates per matrix by 1/fan-in: against hand-computed values, and a coordinate check."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import ModelConfig
+from attnlab.model.matrices import weight_axes
+from attnlab.training import TrainConfig, make_optimizer
+
+TRAIN = dict(steps=10, warmup_steps=0, schedule="constant", learning_rate=0.5, clip_norm=0.0)
+MODEL = ModelConfig(width=8, num_heads=3, head_dim=4, ffn_width=20, num_layers=2)
+# Weight name -> its fan-in: q, k and v read D = 8, o reads N V = 12, the FFN reads 8 and 20.
+FAN_IN = {"q": 8, "k": 8, "v": 8, "o": 12, "up": 8, "down": 20}
+
+
+def params_of(model):
+    return model.build().init(jax.random.key(0), jnp.zeros((1, 4), int))["params"]
+
+
+def name_of(path):
+    return jax.tree_util.keystr(path[-1:], simple=True)
+
+
+@pytest.mark.parametrize("plan", ["separate", "albert"])
+def test_first_update_is_the_rate_times_base_over_fan_in(plan):
+    """The first Adam update is the sign of the gradient times the learning rate; the decay of the
+    matrices is learning rate x weight decay x weight, whatever the fan-in."""
+    model = dataclasses.replace(MODEL, plan=plan)
+    config = TrainConfig(**TRAIN, base_fan_in=16, weight_decay=0.1)
+    params = params_of(model)
+    transform = make_optimizer(config, weight_axes(model)).transform
+    ones = jax.tree.map(jnp.ones_like, params)
+    updates, _ = transform.update(ones, transform.init(params), params)
+    leaves = jax.tree_util.tree_leaves_with_path(updates)
+    assert {name_of(path) for path, _ in leaves} >= set(FAN_IN)
+    for (path, update), weight in zip(leaves, jax.tree.leaves(params), strict=True):
+        name = name_of(path)
+        rate = 0.5 * 16 / FAN_IN[name] if name in FAN_IN else 0.5
+        decayed = not name.endswith(("bias", "scale", "norm"))
+        expected = -rate - (0.5 * 0.1 * weight if decayed else 0)
+        np.testing.assert_allclose(update, jnp.broadcast_to(expected, update.shape), rtol=2e-5)
+
+
+def test_narrow_heads_read_their_own_chunk():
+    model = ModelConfig(width=8, num_heads=2, layout="narrow", ffn_width=20, num_layers=2)
+    config = TrainConfig(**TRAIN, base_fan_in=16, weight_decay=0.0)
+    params = params_of(model)
+    transform = make_optimizer(config, weight_axes(model)).transform
+    ones = jax.tree.map(jnp.ones_like, params)
+    updates, _ = transform.update(ones, transform.init(params), params)
+    found = {name_of(path): u for path, u in jax.tree_util.tree_leaves_with_path(updates)}
+    np.testing.assert_allclose(found["q"], -0.5 * 16 / 4, rtol=1e-5)
+    np.testing.assert_allclose(found["o"], -0.5 * 16 / 8, rtol=1e-5)
+
+
+def test_other_optimizers_are_refused():
+    with pytest.raises(ValueError, match="base_fan_in=16 needs optimizer='adamw'"):
+        TrainConfig(optimizer="muon", base_fan_in=16)
+
+
+def residual_changes(width, base, steps):
+    """Root mean square change of the residual stream of the last layer after each of `steps`."""
+    config = ModelConfig(
+        width=width,
+        num_heads=width // 16,
+        ffn_width=4 * width,
+        num_layers=1,
+        max_len=16,
+        remat=False,
+    )
+    model, tokens = config.build(), jax.random.randint(jax.random.key(1), (4, 17), 0, 256)
+    train = TrainConfig(**TRAIN | dict(learning_rate=0.0003), base_fan_in=base, weight_decay=0.0)
+    transform = make_optimizer(train, weight_axes(config)).transform
+    params = model.init(jax.random.key(0), tokens[:, :-1])["params"]
+    for table in ("embedding", "positions"):  # coordinates of 1 at every width
+        params[table] = params[table] * width**0.5
+
+    def loss(params):
+        logits = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]))
+        return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:, None], -1))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = transform.update(jax.grad(loss)(params), state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
+    @jax.jit
+    def residual(params):
+        out = model.apply({"params": params}, tokens[:, :-1], show=("residual",))
+        return out[-1]["residual"][-1]
+
+    first, state, found = residual(params), transform.init(params), []
+    for i in range(1, max(steps) + 1):
+        params, state = step(params, state)
+        if i in steps:
+            found.append(float(jnp.sqrt(jnp.mean((residual(params) - first) ** 2))))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    "widths", [(32, 128), pytest.param((32, 64, 128, 256, 512), marks=pytest.mark.slow)]
+)
+def test_coordinate_check(widths):
+    """With 1/fan-in the residual stream changes no more in a wider model; without, it does.
+
+    The embeddings have coordinates of variance 1 here, as in muP. With attnlab's initial scale of
+    1/sqrt(D) the change with the option grows by a factor of 1.6 from D = 32 to 512.
+    """
+    steps = (1, 5, 10)
+    scaled = np.array([residual_changes(d, 32, steps) for d in widths])
+    plain = np.array([residual_changes(d, None, steps) for d in widths])
+    slope = lambda changes: np.polyfit(np.log(widths), np.log(changes), 1)[0]
+
+    assert np.all(np.abs(slope(scaled)) < 0.05)
+    assert np.all(slope(plain) > 0.8)
