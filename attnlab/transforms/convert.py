@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.attention.score_mods import ScoreMod
+from attnlab.attention import ScoreMod
 from attnlab.heads import Absorbed, Layout, Params, weight_shapes
 from attnlab.heads.rewrites import order_name
 from attnlab.transforms import steps_options, steps_structured
@@ -122,6 +122,9 @@ def convert(
     _check_widths(layout, target)
     call = CallOptions(rotary, logits_soft_cap, tuple(score_mods))
     w, restore = in_float64(params, layout)
+    for which in (layout, target):
+        if rotary and which.rotary_size is None:
+            return Undecided(f"rotary positions cannot rotate the keys of {which}")
     rng = np.random.default_rng(0 if key is None else _seed(key))
     goal = Goal(canonical(target), untied(canonical(target)), call)
     with float64():

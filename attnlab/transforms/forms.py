@@ -24,9 +24,9 @@ from attnlab.heads import (
     TensorProduct,
     TwoStage,
     Wide,
+    score_scale,
 )
 from attnlab.heads.layout import Extra, all_weights
-from attnlab.heads.shapes import score_scale
 from attnlab.heads.standard import Separate
 from attnlab.transforms.measure import CallOptions
 

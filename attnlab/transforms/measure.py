@@ -17,8 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.attention import AttentionOptions
-from attnlab.attention.score_mods import ScoreMod
+from attnlab.attention import AttentionOptions, ScoreMod
 from attnlab.heads.layout import Layout
 from attnlab.heads.multihead import multi_head_attention
 from attnlab.heads.positions import rotary_angles
@@ -101,14 +100,14 @@ def forward(
 ) -> Array:
     """The output of a layout with its weights as they are: no other order of contraction."""
     x, keys, values = inputs
-    options: AttentionOptions = {"mask": mask, "implementation": "dense"}
+    options: AttentionOptions = {"mask": jnp.asarray(mask), "implementation": "dense"}
     if call.logits_soft_cap is not None:
         options["logits_soft_cap"] = call.logits_soft_cap
     if call.score_mods:
         options["score_mods"] = call.score_mods
     rotary = None
     if call.rotary and layout.rotary_size is not None:
-        size = layout.rotary_size
+        size = layout.rotary_size - layout.rotary_size % 2
         angles = (rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, keys))
         rotary = (next(angles), next(angles))
     arrays = {name: jnp.asarray(a) for name, a in params.items()}

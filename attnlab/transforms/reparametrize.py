@@ -6,12 +6,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from attnlab.heads import Gate, GroupedTied, Latent, Layout, Params, TensorProduct
+from attnlab.heads import Collaborative, Gate, GroupedTied, Latent, Layout, Params, TensorProduct
 from attnlab.transforms.dtypes import in_float64
 from attnlab.transforms.forms import axes, extra_of
 from attnlab.transforms.measure import Floats, Weights
 
 HEAD_AXES = ("num_heads", "num_kv_heads")
+NO_BASIS_OF_QK = (Collaborative, GroupedTied, Latent, TensorProduct)
+"""Layouts with queries and keys whose numbers are weighed, shared or normalized one by one."""
 
 
 def reparametrize(
@@ -64,8 +66,7 @@ def _check_qk(layout: Layout) -> None:
     names = axes(layout)
     if getattr(layout, "tie", ""):
         raise ValueError(f"tie={layout.tie!r} makes projections one, in one basis; leave qk out")  # type: ignore[attr-defined]
-    per_head = "k" in names and "q" in names and any(a in HEAD_AXES for a in names["q"])
-    if not per_head or isinstance(layout, Latent | TensorProduct | GroupedTied):
+    if not {"q", "k"} <= names.keys() or isinstance(layout, NO_BASIS_OF_QK):
         raise ValueError(f"{layout} has no q and k per head; leave qk out")
     if getattr(layout, "qk_norm", None) is not None:
         raise ValueError("qk_norm depends on the basis of q and k; leave qk out")

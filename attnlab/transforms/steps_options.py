@@ -17,9 +17,9 @@ from attnlab.heads import (
     Layout,
     Sink,
     TalkingHeads,
+    score_scale,
     weight_shapes,
 )
-from attnlab.heads.shapes import score_scale
 from attnlab.heads.standard import UNTIED, Separate, Tie
 from attnlab.norms import STARTS
 from attnlab.transforms.forms import (

@@ -81,7 +81,7 @@ def as_bilinear(w: Weights, layout: Layout) -> tuple[Bilinear, Weights]:
         made = step.params({name: jnp.asarray(a) for name, a in new.items()})
         reached, new = step.layout, {name: np.asarray(a) for name, a in made.items()}
     if not isinstance(reached, Bilinear):
-        reason = blocked.reason if blocked.reason else f"{layout} has no such form"
+        reason = blocked.reason if blocked.layout else f"{layout} has no such form"
         raise ValueError(f"truncate needs plain scores q k^T: {reason}")
     if any(name == "extra_k" for name in new):
         raise ValueError("truncate needs plain scores q k^T: extra_keys are in the basis of k")

@@ -43,7 +43,7 @@ def output(params, layout, seed=5, scale=1.0, rotary=False, **options):
     mask[1, :, 1] = False
     angles = None
     if rotary:
-        size = layout.rotary_size
+        size = layout.rotary_size - layout.rotary_size % 2
         angles = tuple(positions.rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, y))
     params = {name: jnp.asarray(np.asarray(a, np.float64)) for name, a in params.items()}
     return np.asarray(
