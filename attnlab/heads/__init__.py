@@ -26,6 +26,7 @@ from attnlab.heads.cost import (
 )
 from attnlab.heads.extras import ExtraKeys, Gate, Sink, SoftCap, TalkingHeads
 from attnlab.heads.grouped_tied import GroupedTied
+from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.identical import identical_heads
 from attnlab.heads.inputs import HEAD_VALUES, HeadInputs, head_values
 from attnlab.heads.latent import Latent, LatentAbsorbed
@@ -53,8 +54,9 @@ from attnlab.heads.registry import (
 )
 from attnlab.heads.rewrites import CallSizes, chain, contraction_orders
 from attnlab.heads.shapes import TokenShapes, score_scale, token_shapes
-from attnlab.heads.standard import HeadNorm, Standard, TwoStage, Wide
+from attnlab.heads.standard import Standard, Wide
 from attnlab.heads.tensor_product import TensorProduct
+from attnlab.heads.two_stage import TwoStage
 from attnlab.heads.weights import Params, Weight
 
 __all__ = [

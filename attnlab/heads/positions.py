@@ -1,4 +1,4 @@
-"""Where a token stands: tables that are added to x, angles that turn q and k, distance buckets."""
+"""Positions: tables that are added to x, rotary angles for q and k, distance buckets."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.attention.score_mods import relative_buckets as relative_buckets
-from attnlab.names import find
+from attnlab.names import lookup
 
 
 def sinusoidal(num_positions: int, width: int, *, base: float = 10000.0) -> Float[Array, "T D"]:
@@ -47,8 +47,8 @@ def rotary_angles(
 ) -> Float[Array, "*B T half"]:
     """position * rate_i with rate_i = base^(-2i/H) for i < H/2 (Su et al. 2021, arXiv 2104.09864).
 
-    `scaling` changes the rates, for texts longer than those of the training: the name of a row of
-    `SCALINGS`, a colon and its numbers, as "linear:4" or "llama3:8,1,4,8192".
+    `scaling` changes the rates, for texts longer than those of training: a key of `SCALINGS`, a
+    colon and its numbers, as "linear:4" or "llama3:8,1,4,8192".
 
     >>> rotary_angles(jnp.arange(3), 4)[:, 0].tolist()
     [0.0, 1.0, 2.0]
@@ -56,7 +56,7 @@ def rotary_angles(
     [0.0, 0.25, 0.5]
     """
     if head_dim % 2:
-        raise ValueError(f"rotary positions turn pairs: head_dim {head_dim} must be even")
+        raise ValueError(f"rotary positions rotate pairs: head_dim {head_dim} must be even")
     if scaling is None:
         return _angles(positions, head_dim, base)
     row, numbers = read_scaling(scaling)
@@ -64,17 +64,17 @@ def rotary_angles(
 
 
 class Scaling(NamedTuple):
-    """One way to slow rotary positions down. A new one is a row of `SCALINGS`."""
+    """One way to change the rates of rotary positions; an entry of `SCALINGS`."""
 
     run: Callable[..., Array]
     """(rates, *numbers) -> rates"""
     numbers: tuple[str, ...]
-    """What they are called in a config.json."""
+    """Their names in a Hugging Face config.json."""
 
 
 def _llama3(rates: Array, factor: float, low: float, high: float, length: float) -> Array:
-    """Waves longer than length/low are stretched by `factor`, those shorter than length/high are
-    kept, and between them the share of the kept rate grows with the number of turns.
+    """Wavelengths above length/low grow by `factor`, those below length/high are kept. Between them
+    the rate is interpolated in the number of periods.
     """
     turns = length * rates / (2 * math.pi)
     kept = jnp.clip((turns - low) / (high - low), 0, 1)
@@ -93,13 +93,13 @@ SCALINGS = {
 
 
 def read_scaling(scaling: str) -> tuple[Scaling, tuple[float, ...]]:
-    """The row of `SCALINGS` and its numbers. Raises ValueError with the form that it should have.
+    """The entry of `SCALINGS` and its numbers. Raises ValueError with the expected form.
 
     >>> read_scaling("llama3:8,1,4,8192")[1]
     (8.0, 1.0, 4.0, 8192.0)
     """
     name, _, said = scaling.partition(":")
-    row = find("rotary_scaling", name, SCALINGS)
+    row = lookup(SCALINGS, name, what="rotary_scaling")
     try:
         numbers = tuple(map(float, said.split(",")))
     except ValueError:
@@ -117,11 +117,11 @@ def read_scaling(scaling: str) -> tuple[Scaling, tuple[float, ...]]:
 def rotate(
     x: Float[Array, "B T N H"], angles: Float[Array, "*B T half"]
 ) -> Float[Array, "B T N H"]:
-    """Turns the pairs (x_i, x_{i+R/2}) by their angles; q.k then depends on distance alone. There
-    are R/2 angles: the first R numbers of a head are turned, the others stay.
+    """Rotates the pairs (x_i, x_{i+R/2}) by their angles, so that q.k depends on distance alone.
 
-    Pairs are taken R/2 apart, as GPT-NeoX and Hugging Face do (the paper takes neighbours: a fixed
-    permutation of the head, which W_Q and W_K absorb).
+    With R/2 angles the first R numbers of a head are rotated, the others stay. Pairs are taken R/2
+    apart, as in GPT-NeoX and Hugging Face. The paper takes adjacent numbers: a fixed permutation of
+    the head, which W_Q and W_K absorb.
 
     >>> quarter = jnp.array([[jnp.pi / 2]])
     >>> float(rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)[0, 0, 0, 1])

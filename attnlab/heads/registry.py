@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from attnlab.heads.layout import Extra, Layout
 from attnlab.heads.shapes import token_shapes
-from attnlab.names import find
+from attnlab.names import lookup
 
 LayoutT = TypeVar("LayoutT", bound=Layout)
 ExtraT = TypeVar("ExtraT", bound=Extra)
@@ -87,7 +87,7 @@ def make_layout(name: str, **fields: object) -> Layout:
     >>> make_layout("wide", width=6, num_heads=2)
     Wide(width=6, num_heads=2)
     """
-    kind: type[Layout] = find("layout", name, LAYOUTS)
+    kind = lookup(LAYOUTS, name, what="layout")
     known = _field_names(kind)
     for field in fields:
         if field not in known:

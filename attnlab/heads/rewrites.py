@@ -10,7 +10,7 @@ import dataclasses
 
 from attnlab.heads.cost import cache_shapes, call_flops
 from attnlab.heads.layout import Blocked, Layout, Rewrite
-from attnlab.names import find
+from attnlab.names import lookup
 
 FACTORED = "factored"
 """The order of contraction that uses the weights as they are."""
@@ -43,8 +43,7 @@ def form(layout: Layout, order: str) -> Layout:
     """
     steps, _ = chain(layout)
     known = {FACTORED: layout} | {order_name(step.layout): step.layout for step in steps}
-    found: Layout = find(f"order of layout {layout.name!r}", order, known)
-    return found
+    return lookup(known, order, what=f"order of layout {layout.name!r}")
 
 
 def order_name(layout: Layout) -> str:
@@ -135,7 +134,7 @@ def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, li
     if order is None:
         costs = [(cost, i) for i, cost in enumerate(orders.values()) if isinstance(cost, int)]
         order = list(orders)[min(costs)[1]] if costs else FACTORED
-    cost = find(f"order of layout {layout.name!r}", order, orders)
+    cost = lookup(orders, order, what=f"order of layout {layout.name!r}")
     if isinstance(cost, str):
         raise ValueError(f"order {order!r} cannot run: {cost}; use 'factored' or None")
     steps, _ = chain(layout, rotary=sizes.rotary, shift_invariant=sizes.shift_invariant)

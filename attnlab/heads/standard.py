@@ -1,4 +1,4 @@
-"""Heads that read all of x: `Standard` (grouped and multi-query too), `Wide` and `TwoStage`."""
+"""Heads that read all of x: `Standard` (grouped and multi-query too) and `Wide`."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads.bilinear import Bilinear
+from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.layout import (
     Bias,
     Blocked,
@@ -14,14 +15,12 @@ from attnlab.heads.layout import (
     Layout,
     Rewrite,
     Rotate,
-    short_repr,
     with_biases,
 )
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
-from attnlab.heads.weights import Axes, Method, Params, Weight
-from attnlab.norms import STARTS
+from attnlab.heads.weights import Method, Params, Weight
 
 Tie = Literal["", "kv", "qk", "qkv"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
@@ -32,45 +31,6 @@ UNTIED: dict[str, dict[Bias, Bias]] = {
     "qkv": {"k": "q", "v": "q"},
 }
 """`tie` -> projection -> the projection whose weight it uses."""
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadNorm:
-    """A norm of each query and key head, with a learnt scale, before rotary embedding.
-
-    >>> HeadNorm("layer", bias=True)
-    HeadNorm(kind='layer', bias=True)
-
-    Attributes:
-      kind: "layer" (Dehghani et al. 2023, arXiv 2302.05442; `normalize_qk` in Flax) or "rms".
-      bias: a learnt bias behind a layer norm.
-    """
-
-    kind: Literal["layer", "rms", "rms_plus_one"] = "rms"
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in STARTS:
-            raise ValueError(
-                f"kind of HeadNorm must be one of {', '.join(map(repr, STARTS))}, not {self.kind!r}"
-            )
-        if self.bias and self.kind != "layer":
-            raise ValueError(
-                f"a norm of kind {self.kind!r} has no bias; use kind='layer' or bias=False"
-            )
-
-    def __repr__(self) -> str:
-        return short_repr(self)
-
-    def weights(self, axis: str, names: Axes = ("q", "k")) -> dict[str, Weight]:
-        """Scales, then biases, of the norms of queries and keys of this width."""
-        methods: dict[str, Method] = {"q": "project_q", "k": "project_kv"}
-        made = {}
-        for name, method in methods.items():
-            made[f"{name}_norm"] = Weight(method, makes=(axis,), constant=STARTS[self.kind])
-            if self.bias:
-                made[f"{name}_norm_bias"] = Weight(method, makes=(axis,), constant=0.0)
-        return made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -320,47 +280,3 @@ class Wide(Standard):
     def default_head_dim(self) -> int:
         """D."""
         return self.width
-
-
-@register_layout("two_stage")
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TwoStage(Standard):
-    """W^Q, W^K, W^V before the projections of each head, as one reads the paper's Q W_i^Q.
-
-    q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n
-    """
-
-    equation = "q_n = x Q Q_n,  k_n = y K K_n,  v_n = z V V_n"
-    source = "Vaswani et al. 2017, section 3.2.2, with Q = X W^Q read into it"
-
-    def weights(self) -> dict[str, Weight]:
-        outer = {
-            "q_outer": Weight("project_q", ("width",), (self.size("width"),)),
-            "k_outer": Weight("project_kv", ("key_width",), (self.size("key_width"),)),
-            "v_outer": Weight("project_kv", ("value_width",), (self.size("value_width"),)),
-        }
-        inner = {
-            "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
-            "k": Weight("project_kv", ("key_width",), ("num_kv_heads", "head_dim")),
-            "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
-            "o": OUTPUT,
-        }
-        return self.finished(outer | inner)
-
-    def project(self, params: Params, name: str, x: Array) -> Array:
-        return project_all(params, name, project_all(params, f"{name}_outer", x))
-
-    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """Standard: W^Q W_i^Q is one matrix per head."""
-        if self.tie:
-            return self.untied()
-
-        def params(weights: Params) -> Params:
-            folded = {n: jnp.tensordot(weights[f"{n}_outer"], weights[n], 1) for n in "qkv"}
-            return without(weights, "q_outer", "k_outer", "v_outer") | folded
-
-        heads, kv = self.num_heads * self.size("head_dim"), self.size("num_kv_heads")
-        flops = self.width**2 * heads
-        flops += kv * self.size("key_width") ** 2 * self.size("head_dim")
-        flops += kv * self.size("value_width") ** 2 * self.size("value_dim")
-        return Rewrite(self.to(Standard), params, 2 * flops)

@@ -11,7 +11,7 @@ from conftest import assert_close, product_flops
 from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
 
 from attnlab import heads
-from attnlab.heads import EXTRAS, LAYOUTS, multi_head_attention
+from attnlab.heads import EXTRAS, LAYOUTS, multi_head_attention, positions
 
 FACTORED = functools.partial(multi_head_attention, order="factored")
 
@@ -146,6 +146,28 @@ def test_every_form_is_the_same_function(name, x64):
         largest = max(np.abs(a).max() for a in grad.values())
         for weight, a in grad.items():
             assert np.abs(a - other_grad[weight]).max() <= 1e-9 * largest, weight
+
+
+ROTATED = [n for n in SELF if CASES[n].rotary_size is not None and CASES[n].rotary_size % 2 == 0]
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_rotary_positions_count_by_distance_alone(name, x64):
+    """Queries and keys are rotated alike, values are not."""
+    layout = CASES[name]
+    params, x = make(layout, jnp.float64)[:2]
+
+    @jax.jit
+    def outputs(params, x):
+        def at(start):
+            angles = positions.rotary_angles(start + jnp.arange(7), layout.rotary_size)
+            return multi_head_attention(params, x, layout, rotary=angles)
+
+        return at(0), at(5), multi_head_attention(params, x, layout)
+
+    first, later, without = outputs(params, x)
+    assert_close(later, first, loosen=1000)
+    assert not jnp.allclose(first, without)
 
 
 @pytest.mark.parametrize("name", FORMS)
