@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from attnlab.heads import LAYOUTS, Layout, weight_shapes
 from attnlab.models.config import ModelConfig, sharing_name
 from attnlab.models.cost import cache_bytes_per_token, flops_per_token, num_parameters
-from attnlab.names import find
+from attnlab.names import lookup
 
 Budget: TypeAlias = Literal["parameters", "flops", "cache"]
 Size: TypeAlias = Literal["ffn.width", "heads.num_heads", "heads.head_dim", "num_layers"]
@@ -46,7 +46,7 @@ def budget_cost(config: ModelConfig, budget: Budget, length: int = 1) -> int:
     >>> budget_cost(ModelConfig(), "cache")
     2048
     """
-    find("budget", budget, dict.fromkeys(get_args(Budget)))
+    lookup(dict.fromkeys(get_args(Budget)), budget, what="budget")
     if budget == "parameters":
         return num_parameters(config)
     return flops_per_token(config, length) if budget == "flops" else cache_bytes_per_token(config)
@@ -83,7 +83,7 @@ def match_budget(
     """
     wanted = budget_cost(reference, budget, length)
     size = size or DEFAULT_SIZES[budget]
-    find("size to solve for", size, dict.fromkeys(get_args(Size)))
+    lookup(dict.fromkeys(get_args(Size)), size, what="size to solve for")
     if multiple == 1 and budget_cost(config, budget, length) == wanted:
         return Match(config, wanted, 0)
     if size == "heads.num_heads":
@@ -139,7 +139,7 @@ def with_layout(config: ModelConfig, layout: str, sharing: str) -> ModelConfig:
     Raises:
       ValueError: an unknown layout or plan, or the layout refuses an extra of the present one.
     """
-    kind: type[Layout] = find("layout", layout, LAYOUTS)
+    kind: type[Layout] = lookup(LAYOUTS, layout, what="layout")
     biases = tuple(name for name in config.heads.biases if name in kind.bias_names)
     heads = config.heads.to(kind, biases=biases)
     return dataclasses.replace(config, heads=heads, sharing=sharing)

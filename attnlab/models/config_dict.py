@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_o
 from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
 from attnlab.models.config import Encoder, LayerOverrides, LayerType, ModelConfig
 from attnlab.models.specs import POSITIONS, Positions
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.sharing import Plan
 
 VERSION = 1
@@ -336,7 +336,7 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
         if all(a is None for a in _leaves(set_fields)):
             return None
         raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
-    cls = find(choice.tag, name, choice.classes)
+    cls = lookup(choice.classes, name, what=choice.tag)
     extras = set_fields.pop("extras", None) or {}
     kinds = field_types(cls)
     for field, value in set_fields.items():
@@ -370,7 +370,7 @@ def _read_extras(fields: Any, path: str, none_is_unset: bool) -> tuple[Extra, ..
         raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
     made = []
     for name, given in fields.items():
-        cls = find("extra", name, EXTRAS)
+        cls = lookup(EXTRAS, name, what="extra")
         rest = {field: value for field, value in given.items() if field != "on"}
         if given.get("on", True):
             made.append(_read(cls, rest, f"{path}.{name}", none_is_unset=none_is_unset))
