@@ -11,6 +11,8 @@ from attnlab.model.as_models import as_config, as_model_params
 from attnlab.model.config import ModelConfig as OldConfig
 from attnlab.sharing import Plan
 
+pytestmark = pytest.mark.slow  # minutes, and the code it guards does not change any more
+
 SIZES: dict[str, Any] = dict(
     vocab_size=19, max_len=9, width=12, num_heads=2, num_layers=4, ffn_width=10
 )
