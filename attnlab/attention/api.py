@@ -269,6 +269,9 @@ def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
         shown = used[:, :, None, None]
         call = _map_keys(call, lambda a: jnp.where(shown, a, 0))
     if attending is not None:
+        if call.settings.talking_heads != (None, None):
+            # Each head reads the others.
+            attending = jnp.any(jnp.asarray(attending), axis=1, keepdims=True)
         attending = attending.swapaxes(1, 2)[..., None]
         call = call._replace(query=jnp.where(attending, call.query, 0))
     call = call._replace(query=save_for_backward(call.query))

@@ -1,4 +1,7 @@
-"""Functions on (config, params) of a model: change its sharing plan, remove heads."""
+"""Functions on parameters: convert head layouts, change a sharing plan, remove or align heads.
+
+Exact conversion between head layouts is in `attnlab.transforms.convert`.
+"""
 
 from attnlab.transforms.head_alignment import align_heads, reorder_heads
 from attnlab.transforms.pruning import remove_heads, scale_heads

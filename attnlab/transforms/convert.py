@@ -1,0 +1,239 @@
+"""Exact conversion between head layouts: the same function with other weights, or why not."""
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from attnlab.attention import ScoreMod
+from attnlab.heads import Absorbed, Layout, Params, weight_shapes
+from attnlab.heads.rewrites import order_name
+from attnlab.transforms import steps_options, steps_structured
+from attnlab.transforms.dtypes import common_dtype, eps, in_float64
+from attnlab.transforms.forms import Goal, canonical, untied
+from attnlab.transforms.measure import CallOptions, Weights, compare, float64
+from attnlab.transforms.obstructions import NotEquivalent, Question, prove
+from attnlab.transforms.steps import STEPS, Step
+
+EXACT = 1e-9
+"""Largest relative error of an exact conversion, computed in float64."""
+ROUNDED = 32
+"""Largest relative error of the weights as returned, in units of eps of their dtype; at least
+`EXACT`. float32: 4e-6; bfloat16: 0.25; float16: 0.03."""
+
+__all__ = ["EXACT", "ROUNDED", "Conversion", "NotEquivalent", "Undecided", "convert", "error_bound"]
+_ALL_STEPS = (steps_options, steps_structured)  # importing them adds their steps to STEPS
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """The same function in another layout.
+
+    The errors are of the weights as returned, relative to the largest expected value, over random
+    inputs of standard deviations 0.1, 1 and 4: 5 queries that attend to 7 keys, to the first 3 of
+    them, and to a random choice that leaves one query no key. Query, key and value input differ.
+
+    Attributes:
+      params: weights of `layout`, in the dtype of those that were converted.
+      layout: the target.
+      steps: what was done, in order.
+      forward_error: of the output.
+      gradient_error: of the gradients of a random sum of the output with respect to all inputs.
+    """
+
+    params: dict[str, Array]
+    layout: Layout
+    steps: tuple[str, ...]
+    forward_error: float
+    gradient_error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Undecided:
+    """Neither an exact conversion nor a proof that there is none was found.
+
+    Attributes:
+      reason: what was tried.
+      forward_error, gradient_error: of the best weights found; NaN where there are none.
+    """
+
+    reason: str
+    forward_error: float = math.nan
+    gradient_error: float = math.nan
+
+
+def error_bound(dtype: np.dtype[np.floating] | type) -> float:
+    """Below it, weights of this dtype are an exact conversion.
+
+    >>> error_bound(np.float64)
+    1e-09
+    """
+    return max(EXACT, ROUNDED * eps(np.dtype(dtype)))
+
+
+def convert(
+    params: Params,
+    layout: Layout,
+    target: Layout,
+    *,
+    rotary: bool = False,
+    logits_soft_cap: float | None = None,
+    score_mods: Sequence[ScoreMod] = (),
+    key: Array | None = None,
+) -> Conversion | NotEquivalent | Undecided:
+    """The weights of `target` that are the same function as `params`, or why there are none.
+
+    Searches for the shortest chain of exact steps (`steps.STEPS`), those that need weights of some
+    structure last, in float64. A chain is returned only if its measured forward and gradient
+    errors are finite and below a bound: 1e-9 relative, for weights of ordinary size, before
+    weights are cast to the dtype of `params`, and `error_bound(dtype)` for the weights as
+    returned. Both layouts are called as black boxes, so this holds for layouts from outside too.
+
+    The conversion is of these very weights: a float32 product of two matrices has full rank, since
+    its rounding has; `truncate` takes the rank and states its error.
+
+    Args:
+      params: weights of `layout`, of float dtype and finite.
+      layout, target: head layouts of equal input and output widths.
+      rotary: rotary positions are applied. They see head_dim, so fewer steps apply.
+      logits_soft_cap, score_mods: of the attention calls. With one, a key bias no longer cancels.
+      key: for the random inputs; None is a fixed one.
+
+    Returns:
+      `Conversion`; `NotEquivalent` with a proof; or `Undecided`.
+
+    Raises:
+      TypeError: weights that are no floats.
+      ValueError: weights that are not those of `layout` or not finite; layouts whose inputs or
+        outputs differ in width.
+
+    >>> from attnlab.heads import Narrow, Wide, init
+    >>> narrow, wide = Narrow(width=6, num_heads=2), Wide(width=6, num_heads=2)
+    >>> found = convert(init(jax.random.key(0), narrow), narrow, wide)
+    >>> found.steps
+    ('to standard', 'pad', 'rescale')
+    """
+    _check_widths(layout, target)
+    call = CallOptions(rotary, logits_soft_cap, tuple(score_mods))
+    w, restore = in_float64(params, layout)
+    for which in (layout, target):
+        if rotary and which.rotary_size is None:
+            return Undecided(f"rotary positions cannot rotate the keys of {which}")
+    rng = np.random.default_rng(0 if key is None else _seed(key))
+    goal = Goal(canonical(target), untied(canonical(target)), call)
+    with float64():
+        found = State(layout, w) if layout == target else search(w, layout, goal)
+        if found is None:
+
+            def absorb(w: Weights) -> Weights | None:
+                return absorbed(w, layout, call, rng)
+
+            proof = prove(Question(w, layout, target, call, rng, common_dtype(params), absorb))
+            if proof is not None:
+                return proof
+            return Undecided(
+                f"no chain of steps leads from {layout} to {target}, and no proof that there is no "
+                "conversion holds"
+            )
+        made = {name: found.params[name] for name in weight_shapes(target)}
+        exact = compare(made, target, w, layout, call, rng)
+        if not exact.below(EXACT):
+            return Undecided(
+                f"the steps {', '.join(found.steps)} have an error above {EXACT}", *exact
+            )
+        returned = restore(made)
+        errors = compare(returned, target, w, layout, call, rng)
+        bound = error_bound(common_dtype(params))
+        if not errors.below(bound) or not all(np.all(np.isfinite(np.asarray(a, np.float64)))
+                                              for a in returned.values()):  # fmt: skip
+            return Undecided(
+                f"exact in float64, but not in {common_dtype(params)}: the error is above "
+                f"{bound:.2g}; convert weights of a wider dtype", *errors
+            )  # fmt: skip
+        return Conversion(returned, target, found.steps, *errors)
+
+
+class State(NamedTuple):
+    """A layout that a search reached."""
+
+    layout: Layout
+    params: Weights
+    steps: tuple[str, ...] = ()
+
+
+def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
+    """The shortest chain of steps to the goal. Dijkstra's search, in which a structured step costs
+    more than any number of others; a step runs when its turn comes."""
+    start, order = State(canonical(layout), w), itertools.count()
+    queue: list[tuple[int, int, int, State, Step | None]] = [(0, 0, next(order), start, None)]
+    done: set[tuple[Layout, bool]] = set()
+    while queue:
+        structured, length, _, state, step = heapq.heappop(queue)
+        following = state if step is None else _after(state, step, goal)
+        if following is None:
+            continue
+        # Weights that were simplified are others of the same layout.
+        key = (following.layout, "simplify" in following.steps)
+        if key in done:
+            continue
+        done.add(key)
+        if following.layout == goal.tied:
+            return following
+        for step in STEPS:
+            if step.ties or not getattr(following.layout, "tie", ""):
+                cost = structured + step.structured, length + 1
+                heapq.heappush(queue, (*cost, next(order), following, step))
+    return None
+
+
+def absorbed(
+    w: Weights, layout: Layout, call: CallOptions, rng: np.random.Generator
+) -> Weights | None:
+    """The same function as `absorbed` weights whose scores need no scale; None if there is none."""
+    biases = tuple(b for b in ("o", "q", "v") if b in untied(canonical(layout)).biases)
+    width, key_width, value_width = layout.input_widths
+    target = Absorbed(
+        width=width, key_width=key_width, value_width=value_width, num_heads=layout.num_heads,
+        out_width=layout.size("out_width"), biases=biases, scale=1.0, extras=layout.extras,
+    )  # fmt: skip
+    found = search(w, layout, Goal(canonical(target), canonical(target), call))
+    if found is None or not compare(found.params, target, w, layout, call, rng).below(EXACT):
+        return None
+    return found.params
+
+
+def _after(state: State, step: Step, goal: Goal) -> State | None:
+    """The state that a step leads to."""
+    with np.errstate(all="ignore"):
+        try:
+            made = step.apply(state.params, state.layout, goal)
+        except np.linalg.LinAlgError:  # of weights near the largest float
+            return None
+    if made is None:
+        return None
+    layout = canonical(made[0])
+    name = step.name or ("untie" if type(layout) is type(state.layout)
+                         else f"to {order_name(layout)}")  # fmt: skip
+    return State(layout, made[1], (*state.steps, name))
+
+
+def _check_widths(layout: Layout, target: Layout) -> None:
+    """Both must read the same inputs and write outputs of one width."""
+    one, two = ((*a.input_widths, a.size("out_width")) for a in (layout, target))
+    names = "width", "key_width", "value_width", "out_width"
+    for name, ours, theirs in zip(names, one, two, strict=True):
+        if ours != theirs:
+            raise ValueError(
+                f"layout has {name} {ours}, target {theirs}: they are no functions of the same "
+                "inputs; give both the same widths"
+            )
+
+
+def _seed(key: Array) -> int:
+    return int(jax.random.randint(key, (), 0, 2**31 - 1))

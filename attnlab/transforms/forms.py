@@ -1,0 +1,155 @@
+"""Layouts with every size spelled out, and the goal of a search for a conversion."""
+
+import dataclasses
+from typing import Any, NamedTuple, TypeVar
+
+from attnlab.heads import (
+    Absorbed,
+    Alt,
+    Bilinear,
+    Collaborative,
+    ExtraKeys,
+    Gate,
+    GroupedTied,
+    Latent,
+    LatentAbsorbed,
+    Layout,
+    LowRankQuery,
+    Narrow,
+    NarrowTied,
+    Sink,
+    SoftCap,
+    Standard,
+    TalkingHeads,
+    TensorProduct,
+    TwoStage,
+    Wide,
+    score_scale,
+)
+from attnlab.heads.layout import Extra, all_weights
+from attnlab.heads.standard import Separate
+from attnlab.transforms.measure import CallOptions
+
+BUILT_IN = frozenset({
+    Absorbed, Alt, Bilinear, Collaborative, GroupedTied, Latent, LatentAbsorbed, LowRankQuery,
+    Narrow, NarrowTied, Standard, TensorProduct, TwoStage, Wide,
+})  # fmt: skip
+BUILT_IN_EXTRAS = frozenset({ExtraKeys, Gate, Sink, SoftCap, TalkingHeads})
+"""The layouts and extras whose functions are known. A subclass from outside is none of them."""
+
+PROJECTED = (Standard, TwoStage, Narrow, NarrowTied, Alt, LowRankQuery)
+"""Layouts in which `head_dim` is the width of a projected query of one head."""
+
+ExtraT = TypeVar("ExtraT", bound=Extra)
+LayoutT = TypeVar("LayoutT", bound=Layout)
+
+
+def is_known(layout: Layout) -> bool:
+    """Are the layout and all of its extras built in?"""
+    extras = all(type(extra) in BUILT_IN_EXTRAS for extra in layout.extras)
+    return type(layout) in BUILT_IN and extras
+
+
+def canonical(layout: Layout) -> Layout:
+    """The layout with every size and the scale spelled out, `Wide` as `Standard`.
+
+    Two layouts that mean the same are equal once they are canonical. A layout from outside stays
+    as it is.
+    """
+    if type(layout) not in BUILT_IN:
+        return layout
+    sizes: dict[str, Any] = {}
+    for field in dataclasses.fields(layout):
+        given = getattr(layout, field.name) is not None
+        if given or not hasattr(layout, f"default_{field.name}"):
+            continue
+        if field.name == "query_latent_dim" and isinstance(layout, Latent):
+            continue  # None is no latent
+        if field.name != "out_width" or layout.output_projection:
+            sizes[field.name] = layout.size(field.name)
+    extras = tuple(sorted(layout.extras, key=lambda extra: type(extra).__name__))
+    changes: dict[str, Any] = {
+        "scale": score_scale(layout),
+        "biases": tuple(sorted(layout.biases)),
+        "extras": extras,
+        "norm_eps": layout.norm_eps if has_norms(layout) else Layout.norm_eps,
+    }
+    if type(layout) is Wide:
+        return layout.to(Standard, **sizes, **changes)
+    return dataclasses.replace(layout, **sizes, **changes)
+
+
+def has_norms(layout: Layout) -> bool:
+    """Is there a norm, of queries and keys or of a latent?"""
+    return any(name.endswith("_norm") for name in all_weights(layout))
+
+
+def untied(layout: Layout) -> Layout:
+    """The canonical layout with a projection of its own for each of q, k and v."""
+    if isinstance(layout, Separate) and layout.tie and type(layout) in BUILT_IN:
+        return canonical(layout.untied().layout)
+    return layout
+
+
+def changed(layout: LayoutT, **changes: Any) -> LayoutT | None:
+    """The layout with other fields; None where they do not fit each other."""
+    try:
+        return dataclasses.replace(layout, **changes)
+    except ValueError:
+        return None
+
+
+def extra_of(layout: Layout, kind: type[ExtraT]) -> ExtraT | None:
+    """The extra of this class, if the layout has one."""
+    return next((extra for extra in layout.extras if isinstance(extra, kind)), None)
+
+
+def with_extra(layout: LayoutT, kind: type[Extra], extra: Extra | None) -> LayoutT | None:
+    """The layout with this extra in place of that of the class `kind`."""
+    kept = [e for e in layout.extras if not isinstance(e, kind)] + ([extra] if extra else [])
+    return changed(layout, extras=tuple(sorted(kept, key=lambda e: type(e).__name__)))
+
+
+def rows_sum_to_one(layout: Layout) -> bool:
+    """Do the probabilities of every head sum to 1, where a query attends to any key?"""
+    return all(isinstance(extra, SoftCap | Gate) for extra in layout.extras)
+
+
+def axes(layout: Layout) -> dict[str, tuple[str | int, ...]]:
+    """Axes of every weight, with names for the head axes of extra keys and values."""
+    made = {name: weight.axes for name, weight in all_weights(layout).items()}
+    for name, merged in (
+        ("extra_k", (Absorbed, LatentAbsorbed, Collaborative, Bilinear)),
+        ("extra_v", (Absorbed, LatentAbsorbed)),
+    ):
+        if name in made and not isinstance(layout, merged):
+            count, _, width = made[name]
+            head = "num_kv_heads" if hasattr(layout, "num_kv_heads") else "num_heads"
+            made[name] = (count, head, width)
+    return made
+
+
+class Goal(NamedTuple):
+    """What a search looks for."""
+
+    tied: Layout
+    """The target, canonical."""
+    untied: Layout
+    """The target with a projection of its own for each of q, k and v."""
+    call: CallOptions
+
+    def nearly(self, layout: Layout) -> bool:
+        """Is all as in the goal but what the last steps add: biases, scale, extras, norms' biases
+        and epsilon?"""
+        goal = self.untied
+        if type(layout) is not type(goal) or set(layout.biases) - set(goal.biases):
+            return False
+        if goal.scale == 0 != layout.scale:
+            return False
+        last: dict[str, Any] = {
+            name: getattr(goal, name) for name in ("biases", "scale", "extras", "norm_eps")
+        }
+        one, two = getattr(layout, "qk_norm", None), getattr(goal, "qk_norm", None)
+        if one and two and one.kind == two.kind:
+            last["qk_norm"] = two
+        return changed(layout, **last) == goal

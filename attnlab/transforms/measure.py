@@ -1,0 +1,199 @@
+"""What heads compute, in float64 on random inputs: the numbers behind conversion errors and proofs.
+
+Layouts are called as black boxes, through `multi_head_attention` alone.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array
+from numpy.typing import NDArray
+
+from attnlab.attention import AttentionOptions, ScoreMod
+from attnlab.heads.layout import Layout
+from attnlab.heads.multihead import multi_head_attention
+from attnlab.heads.positions import rotary_angles
+
+Floats = NDArray[np.float64]
+Weights = Mapping[str, Floats]
+"""Parameters in NumPy float64."""
+
+NUM_QUERIES, NUM_KEYS = 5, 7
+SCALES = (1.0, 0.1, 4.0)
+"""Standard deviations of random inputs. An error that large scores or a norm hide in one of them
+shows in another; each has three masks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOptions:
+    """What surrounds the scores in the calls in which two layouts are to be one function.
+
+    Attributes:
+      rotary: rotary positions are applied.
+      logits_soft_cap: c of c tanh(scores / c).
+      score_mods: score modifications of `attnlab.dot_product_attention`.
+    """
+
+    rotary: bool = False
+    logits_soft_cap: float | None = None
+    score_mods: Sequence[ScoreMod] = ()
+
+    @property
+    def shift_invariant(self) -> bool:
+        """Does a constant added to all scores of a query change nothing?"""
+        return self.logits_soft_cap is None and not self.score_mods
+
+
+class Inputs(NamedTuple):
+    """Query input [B, 5, D], key input [B, 7, E] and value input [B, 7, W]."""
+
+    x: Floats
+    keys: Floats
+    values: Floats
+
+
+class Measured(NamedTuple):
+    """An output [B, 5, O] and the gradients of sum(output * cotangent) for each of the inputs."""
+
+    output: Floats
+    gradients: Inputs
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """float64 within a `with`, whatever the global flag says, and on the CPU: TPUs emulate it."""
+    module: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # where JAX 0.7 has it
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX was told its platforms, and the CPU is not among them
+        device = None
+    with module.enable_x64(True), jax.default_device(device):
+        yield
+
+
+def random_inputs(layout: Layout, rng: np.random.Generator, batch: int = 9) -> Inputs:
+    """Normal inputs of standard deviation 1."""
+    lengths = NUM_QUERIES, NUM_KEYS, NUM_KEYS
+    shapes = zip(lengths, layout.input_widths, strict=True)
+    return Inputs(*(rng.normal(size=(batch, length, width)) for length, width in shapes))
+
+
+def standard_masks() -> NDArray[np.bool_]:
+    """[9, 1, 5, 7]: every key; the first three; a random choice that leaves query 2 no key."""
+    masks = np.ones((3, 1, NUM_QUERIES, NUM_KEYS), bool)
+    masks[1, ..., 3:] = False
+    masks[2] = np.random.default_rng(0).random((1, NUM_QUERIES, NUM_KEYS)) < 0.6
+    masks[2, :, 2] = False
+    return np.tile(masks, (len(SCALES), 1, 1, 1))
+
+
+def forward(
+    params: Mapping[str, ArrayLike], inputs: Any, mask: ArrayLike, layout: Layout, call: CallOptions
+) -> Array:
+    """The output of a layout with its weights as they are: no other order of contraction."""
+    x, keys, values = inputs
+    options: AttentionOptions = {"mask": jnp.asarray(mask), "implementation": "dense"}
+    if call.logits_soft_cap is not None:
+        options["logits_soft_cap"] = call.logits_soft_cap
+    if call.score_mods:
+        options["score_mods"] = call.score_mods
+    rotary = None
+    if call.rotary and layout.rotary_size is not None:
+        size = layout.rotary_size - layout.rotary_size % 2
+        angles = (rotary_angles(jnp.arange(a.shape[1]), size) for a in (x, keys))
+        rotary = (next(angles), next(angles))
+    arrays = {name: jnp.asarray(a) for name, a in params.items()}
+    return multi_head_attention(
+        arrays, x, layout, (keys, values), rotary=rotary, order="factored", **options
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
+def _run(
+    params: Any, inputs: Any, mask: Any, cotangent: Any, mods: Any, layout: Layout, rotary: bool,
+    cap: float | None,
+) -> Any:  # fmt: skip
+    call = CallOptions(rotary, cap, mods)
+    output, pull = jax.vjp(lambda *a: forward(params, a, mask, layout, call), *inputs)
+    return output, pull(cotangent)
+
+
+def measure(
+    params: Mapping[str, ArrayLike],
+    layout: Layout,
+    call: CallOptions,
+    inputs: Inputs,
+    mask: NDArray[np.bool_] | None = None,
+    cotangent: Floats | None = None,
+) -> Measured:
+    """Output and gradients of a layout; call it within `float64()`."""
+    batch = len(inputs.x)
+    if mask is None:
+        mask = np.ones((batch, 1, NUM_QUERIES, NUM_KEYS), bool)
+    if cotangent is None:
+        cotangent = np.zeros((batch, NUM_QUERIES, layout.size("out_width")))
+    wide = {name: np.asarray(a, np.float64) for name, a in params.items()}
+    output, gradients = _run(
+        wide, tuple(inputs), mask, cotangent, tuple(call.score_mods), layout, call.rotary,
+        call.logits_soft_cap,
+    )  # fmt: skip
+    return Measured(np.asarray(output), Inputs(*map(np.asarray, gradients)))
+
+
+class Errors(NamedTuple):
+    """Largest differences, relative to the largest expected value."""
+
+    forward: float
+    gradient: float
+
+    def below(self, bound: float) -> bool:
+        """Are both finite and below the bound?"""
+        return self.forward < bound and self.gradient < bound  # NaN is below nothing
+
+
+def errors(got: Measured, expected: Measured) -> Errors:
+    """The worst errors over the scales of `SCALES`, each relative to its own largest value."""
+
+    def error(got: tuple[Floats, ...], expected: tuple[Floats, ...]) -> float:
+        worst = 0.0
+        for i in range(len(SCALES)):
+            part = slice(3 * i, 3 * i + 3)
+            apart = np.max([np.max(np.abs(a[part] - b[part]), initial=0)
+                            for a, b in zip(got, expected, strict=True)])  # fmt: skip
+            largest = np.max([np.max(np.abs(b[part]), initial=0) for b in expected])
+            worst = float(np.maximum(worst, apart / np.maximum(largest, 1e-300)))
+        return worst
+
+    with np.errstate(all="ignore"):
+        return Errors(
+            error((got.output,), (expected.output,)), error(got.gradients, expected.gradients)
+        )
+
+
+def compare(
+    params: Mapping[str, ArrayLike],
+    layout: Layout,
+    expected_params: Mapping[str, ArrayLike],
+    expected_layout: Layout,
+    call: CallOptions,
+    rng: np.random.Generator,
+) -> Errors:
+    """Errors of one set of heads as a replacement of another; call it within `float64()`."""
+    inputs = random_inputs(expected_layout, rng)
+    scale = np.repeat(SCALES, 3)[:, None, None]
+    inputs = Inputs(*(a * scale for a in inputs))
+    shape = (len(scale), NUM_QUERIES, expected_layout.size("out_width"))
+    cotangent = rng.normal(size=shape)
+    one, two = (
+        measure(a, which, call, inputs, standard_masks(), cotangent)
+        for a, which in ((params, layout), (expected_params, expected_layout))
+    )
+    return errors(one, two)

@@ -1,0 +1,317 @@
+"""Conversions whose answer is known by construction: no false "exact", no false "not equivalent".
+
+Each case is a pair (source, target), most of them made from weights of the target. A `Conversion`
+is checked on inputs that `convert` has not seen; a `NotEquivalent` of a source that was made from
+the target is an error.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conversions import bases, difference, each_head, hidden, random_params, reordered
+from transforms_outside import OutputNorm, QueryNorm
+
+from attnlab.heads import (
+    Absorbed,
+    Bilinear,
+    Collaborative,
+    ExtraKeys,
+    Gate,
+    HeadNorm,
+    Narrow,
+    NarrowTied,
+    Sink,
+    SoftCap,
+    Standard,
+    TalkingHeads,
+)
+from attnlab.transforms.convert import Conversion, NotEquivalent, convert
+from attnlab.transforms.permute import permute_heads
+from attnlab.transforms.reparametrize import reparametrize
+
+
+def grouped(rng, **fields):
+    """Grouped heads, ungrouped, in another order and other bases."""
+    biases = tuple(b for b in "qkvo" if rng.random() < 0.5)
+    target = Standard(width=8, num_heads=4, num_kv_heads=int(rng.choice([1, 2])), head_dim=3,
+                      biases=biases, **fields)  # fmt: skip
+    params, each = each_head(random_params(target, int(rng.integers(1e6))), target)
+    params = reordered(hidden(params, each, int(rng.integers(1e6))), rng.permutation(4))
+    return params, each, target
+
+
+def without_effect(params, rng, noise):
+    """One head whose output is 0 or rounding."""
+    params = {name: a.copy() for name, a in params.items()}
+    params["o"][rng.integers(len(params["o"]))] *= noise
+    return params
+
+
+def value_biases(rng):
+    """The same total of value biases, spread over the heads in another way."""
+    params, each, target = grouped(rng)
+    if "v_bias" not in params:
+        return params, each, target
+    rows = params["o"].reshape(-1, 8)
+    null = np.linalg.svd(rows.T)[2][8:]  # biases of which nothing reaches the output
+    shift = rng.normal(size=len(null)) @ null
+    params["v_bias"] = params["v_bias"] + shift.reshape(params["v_bias"].shape) * rng.choice(
+        [1, 1e6]
+    )
+    return params, each, target
+
+
+def cancelling_biases(rng):
+    """Value biases of heads that add up to 0, or to rounding."""
+    target = Standard(width=6, num_heads=2, head_dim=4, biases=("q",))
+    w = random_params(target, int(rng.integers(1e6)))
+    source = Absorbed(width=6, num_heads=2, scale=0.5, biases=("q", "v"))
+    bias = rng.normal(size=6) * rng.choice([1.0, 1e8])
+    params = {
+        "qk": np.einsum("dnh,enh->dne", w["q"], w["k"]),
+        "q_bias": np.einsum("nh,enh->ne", w["q_bias"], w["k"]),
+        "vo": np.einsum("dnv,nvo->ndo", w["v"], w["o"]),
+        "v_bias": np.stack([bias, -bias * (1 + rng.choice([0, 1e-15]))]),
+    }
+    return params, source, target
+
+
+def opposite_heads(rng):
+    """Two heads that cancel; the target is a head without an effect and some option."""
+    extra = [Sink(), Sink(learnt=False), Gate(), ExtraKeys(1)][rng.integers(4)]
+    source = Standard(width=6, num_heads=2)
+    target = Standard(width=6, num_heads=2, extras=(extra,))
+    params = random_params(source, int(rng.integers(1e6)))
+    for name in "qkv":
+        params[name][:, 1] = params[name][:, 0]
+    params["o"][1] = -params["o"][0]
+    pair = [(source, target), (dataclasses.replace(target), source)][rng.integers(2)]
+    params |= {n: a for n, a in random_params(pair[0], 3).items() if n not in params}
+    for name in ("head_gate", "sink", "extra_k", "extra_v"):
+        if name in params:
+            params[name] = 0 * params[name]
+    return params, *pair
+
+
+def equal_heads(rng):
+    """Heads that attend alike, their values shared out among them; the target has fewer."""
+    target = Standard(width=6, num_heads=2, head_dim=3)
+    w = random_params(target, int(rng.integers(1e6)))
+    share = rng.normal()
+    params = {n: np.concatenate([w[n], w[n][:, :1]], axis=1) for n in "qkv"}
+    params["o"] = np.stack([share * w["o"][0], w["o"][1], (1 - share) * w["o"][0]])
+    return params, Standard(width=6, num_heads=3, head_dim=3), target
+
+
+def swapped_slices(rng):
+    """Narrow heads in another order, as standard heads in other bases."""
+    kind = [Narrow, NarrowTied][rng.integers(2)]
+    target = kind(
+        width=12, num_heads=3, head_dim=3, biases=tuple(b for b in "qkvo" if rng.random() < 0.4)
+    )
+    w = random_params(target, int(rng.integers(1e6)))
+    source, params = Standard(width=12, num_heads=3, head_dim=3, biases=target.biases), {}
+    for name, a in w.items():
+        tied = kind is NarrowTied and name[0] in "qkv"
+        a = np.broadcast_to(a, (3, *a.shape)) if tied else a
+        params[name] = a
+        if name in "qkv":
+            params[name] = np.zeros((12, 3, a.shape[-1]))
+            for n in range(3):
+                params[name][4 * n : 4 * n + 4, n] = a[n]
+    params = reordered(params, rng.permutation(3))
+    return (hidden(params, source) if rng.random() < 0.5 else params), source, target
+
+
+def tied_with_dead_head(rng):
+    """Narrow heads of one projection; one has another, and an effect of 1e-17."""
+    target = NarrowTied(width=8, num_heads=4)
+    w, n = random_params(target, int(rng.integers(1e6))), int(rng.integers(4))
+    params = {name: np.repeat(w[name][None], 4, axis=0) for name in "qkv"} | {"o": w["o"].copy()}
+    for name in "qk":
+        params[name][n] = rng.normal(size=params[name][n].shape)
+    params["o"][n] = rng.normal(size=params["o"][n].shape) * rng.choice([0, 1e-17])
+    return params, Narrow(width=8, num_heads=4), target
+
+
+def parallel_components(rng):
+    """Collaborative heads two of whose components are nearly parallel."""
+    target = Collaborative(width=6, num_heads=3, head_dim=int(rng.integers(2, 7)), value_dim=3)
+    w = random_params(target, int(rng.integers(1e6)))
+    near = rng.choice([0.0, 1e-12, 1e-8, 1e-4])
+    for name in ("q", "k", "mixing"):
+        w[name][..., 1] = w[name][..., 0] + near * rng.normal(size=w[name][..., 1].shape)
+    qk = np.einsum("dr,nr,er->dne", w["q"], w["mixing"], w["k"])
+    source = Bilinear(width=6, num_heads=3, value_dim=3, scale=target.size("head_dim") ** -0.5)
+    return {"qk": qk, "v": w["v"], "o": w["o"]}, source, target
+
+
+def small_scores(rng):
+    """Scores of 1e-9: what no softmax shows has any rank."""
+    target = Standard(width=6, num_heads=2, head_dim=2)
+    w = random_params(target, int(rng.integers(1e6)))
+    qk = np.einsum("dnh,enh->dne", w["q"], w["k"]) * 1e-9
+    qk += rng.normal(size=qk.shape) * rng.choice([1e-14, 1e-11])
+    source = Bilinear(width=6, num_heads=2, value_dim=2, scale=2**-0.5)
+    return {"qk": qk, "v": w["v"], "o": w["o"]}, source, target
+
+
+def tied_projections(rng):
+    """One projection for two of q, k and v, as separate ones in other bases."""
+    tie = ["kv", "qk", "qkv"][rng.integers(3)]
+    target = Standard(width=8, num_heads=2, tie=tie)
+    w = random_params(target, int(rng.integers(1e6)))
+    by = {"kv": "qkk", "qk": "qqv", "qkv": "qqq"}[tie]
+    source = Standard(width=8, num_heads=2)
+    params = {name: w[of] for name, of in zip("qkv", by, strict=True)} | {"o": w["o"]}
+    return hidden(params, source, int(rng.integers(1e6))), source, target
+
+
+def rounded_products(rng):
+    """A product that was multiplied out in the precision of float32 or with rounding of 1e-13."""
+    target = Standard(width=6, num_heads=2, head_dim=2)
+    w = random_params(target, int(rng.integers(1e6)))
+    qk = np.einsum("dnh,enh->dne", w["q"], w["k"])
+    qk = qk * (1 + rng.choice([1e-15, 1e-13]) * rng.normal(size=qk.shape))
+    params = {"qk": qk, "v": w["v"], "o": w["o"]}
+    if rng.random() < 0.5:
+        params = {n: a.astype(np.float32) for n, a in params.items()}
+    return params, Bilinear(width=6, num_heads=2, value_dim=2, scale=2**-0.5), target
+
+
+def options(rng):
+    """Options that say nothing: a gate of 1/2, identity mixing, sinks and keys of 0."""
+    extras = [(), (Gate(),), (Gate("element"),), (TalkingHeads(),), (SoftCap(5.0),),
+              (SoftCap(5.0), Sink(learnt=False)), (HeadNorm("layer"),)]  # fmt: skip
+    extra = extras[rng.integers(len(extras))]
+    norm = extra[0] if extra and isinstance(extra[0], HeadNorm) else None
+    extra = () if norm else extra
+    source = Standard(width=6, num_heads=2, extras=extra, qk_norm=norm)
+    target = dataclasses.replace(
+        source, biases=("q", "v"), scale=0.3,
+        qk_norm=HeadNorm("layer", bias=True) if norm else None,
+        extras=(Gate("element"), *(e for e in extra if not isinstance(e, Gate))),
+    )  # fmt: skip
+    params = random_params(source, int(rng.integers(1e6)))
+    for name in ("mix_scores", "mix_probs"):
+        if name in params:
+            params[name] = np.eye(2)
+    return params, source, target
+
+
+MADE_FROM_TARGET = (
+    grouped, value_biases, cancelling_biases, opposite_heads, equal_heads, swapped_slices,
+    tied_with_dead_head, parallel_components, small_scores, tied_projections, rounded_products,
+    options,
+)  # fmt: skip
+
+
+def outside(rng):
+    """Layouts that the steps do not know: their norms see what a step would add or drop."""
+    kind = [OutputNorm, QueryNorm][rng.integers(2)]
+    source = kind(width=6, num_heads=2, head_dim=3, value_dim=3)
+    changes = [dict(value_dim=5), dict(extras=(Gate(),)), dict(scale=0.3), dict(head_dim=4),
+               dict(num_heads=3), dict(biases=("v",)), dict(extras=(Sink(),))]  # fmt: skip
+    target = dataclasses.replace(source, **changes[rng.integers(7)])
+    if rng.random() < 0.3:
+        target = Standard(width=6, num_heads=2, value_dim=4)
+    if rng.random() < 0.2:
+        source, target = target, source
+    return random_params(source, int(rng.integers(1e6))), source, target
+
+
+def other_functions(rng):
+    """Two layouts that have nothing in common but their sizes."""
+    kinds = Standard, Narrow, NarrowTied, Bilinear, Absorbed, Collaborative
+    one, two = (kinds[i](width=6, num_heads=2) for i in rng.integers(len(kinds), size=2))
+    return random_params(one, int(rng.integers(1e6))), one, two
+
+
+def check(params, source, target, made_from_target):
+    """The kind of the answer, or an error that says which of the two it is."""
+    found = convert(params, source, target)
+    if isinstance(found, Conversion):
+        rounded = next(iter(params.values())).dtype != np.float64
+        apart = difference(found.params, target, params, source)
+        assert apart < (1e-5 if rounded else 1e-8), f"false exact: {apart} {found.steps}"
+        assert found.forward_error < (1e-5 if rounded else 1e-9)
+    if isinstance(found, NotEquivalent):
+        assert not made_from_target, f"false proof: {found} {source} {target}"
+    return type(found).__name__
+
+
+def disturbed(rng, params, source):
+    """The weights with a head without an effect, with one weight of another size, or rounded.
+
+    The first is still in the target where the target has a projection out of each head.
+    """
+    kind = rng.integers(3)
+    if kind == 0 and "o" in params and source.num_heads > 1:
+        return without_effect(params, rng, rng.choice([0, 1e-17, 1e-9])), True
+    if kind == 1:
+        name, by = rng.choice(list(params)), rng.choice([1e-3, 1e3, 1e30, 1e150])
+        return {n: a * by if n == name else a for n, a in params.items()}, False
+    return {n: a.astype(np.float32) for n, a in params.items()}, False
+
+
+STILL_IN_TARGET = grouped, swapped_slices, tied_with_dead_head
+"""Cases in which a head that is removed leaves a function of the target."""
+
+
+def run(case, seed):
+    rng = np.random.default_rng(seed)
+    params, source, target = case(rng)
+    answer = check(params, source, target, case in MADE_FROM_TARGET)
+    params, removed = disturbed(rng, params, source)
+    biased = "v" in source.biases or "v" in target.biases
+    known = removed and case in STILL_IN_TARGET and not biased
+    with np.errstate(all="ignore"):
+        check(params, source, target, known)
+    return answer
+
+
+CASES = [*MADE_FROM_TARGET, outside, other_functions]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_answers_are_true(case, seed):
+    run(case, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_many_answers_are_true(case):
+    answers = [run(case, seed) for seed in range(2, 32)]
+    print(case.__name__, {name: answers.count(name) for name in set(answers)})
+
+
+STATES = [
+    {}, {"extras": (Gate(),)}, {"extras": (Gate("element"),)}, {"extras": (Sink(),)},
+    {"extras": (Sink(learnt=False),)}, {"extras": (ExtraKeys(1),)}, {"tie": "kv"}, {"tie": "qk"},
+    {"qk_norm": HeadNorm("layer")}, {"qk_norm": HeadNorm("layer", bias=True)}, {"head_dim": 4},
+    {"biases": ("q", "v")}, {"output_projection": False},
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", STATES, ids=str)
+def test_what_came_from_the_target_is_not_denied(one):
+    """Heads of the target in another layout, then in another order and basis."""
+    for two in STATES:
+        target, source = (
+            Standard(width=6, num_heads=2, **one),
+            Standard(width=6, num_heads=2, **two),
+        )
+        found = convert(random_params(target), target, source)
+        if not isinstance(found, Conversion):
+            continue
+        params = found.params
+        if source.output_projection:
+            params = permute_heads(params, source, [1, 0])
+            if not (source.qk_norm or source.tie):
+                size = source.size("head_dim")
+                params = reparametrize(params, source, qk=bases((size, size)))
+        answer = check({n: np.asarray(a) for n, a in params.items()}, source, target, True)
+        assert answer in ("Conversion", "Undecided")

@@ -1,0 +1,162 @@
+"""Proofs that no weights of a target are a function: what they say, and when they are silent."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conversions import difference, random_params
+from transforms_outside import OutputNorm, QueryNorm
+
+from attnlab.heads import (
+    Alt,
+    Bilinear,
+    Collaborative,
+    Gate,
+    GroupedTied,
+    HeadNorm,
+    Latent,
+    LowRankQuery,
+    Narrow,
+    NarrowTied,
+    Sink,
+    Standard,
+    TensorProduct,
+    TwoStage,
+    Wide,
+)
+from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
+
+
+def small(kind=Standard, **fields):
+    return kind(**dict(width=12, num_heads=4) | fields)
+
+
+def refused(layout, target, params=None, **options):
+    found = convert(random_params(layout) if params is None else params, layout, target, **options)
+    assert isinstance(found, NotEquivalent), found
+    return found
+
+
+PROOFS = {
+    "a rank of scores": (small(Wide, value_dim=3), small(), "rank"),
+    "a rank of scores, folded": (small(head_dim=5, value_dim=3), small(Alt, value_dim=3), "rank"),
+    "of outer matrices": (small(head_dim=5), small(TwoStage, head_dim=4, value_dim=5), "rank"),
+    "of tied states": (small(head_dim=5, value_dim=6), small(GroupedTied, head_dim=2), "rank"),
+    "of queries": (small(), small(LowRankQuery, latent_norm=False, head_dim=2), "rank"),
+    "values of a higher rank": (small(value_dim=5), small(value_dim=3), "heads"),
+    "more heads": (small(head_dim=2, value_dim=2), small(Wide, num_heads=3), "heads"),
+    "groups": (small(), small(num_kv_heads=2), "rank"),
+    "groups of values": (small(Bilinear), small(Bilinear, num_kv_heads=2), "rank"),
+    "a query bias": (small(biases=("q",)), small(), "bias"),
+    "a value bias": (small(Narrow, biases=("v",)), small(Narrow), "bias"),
+    "an output bias": (small(Collaborative, biases=("o",)), small(Collaborative), "bias"),
+    "slices": (small(Bilinear), small(Narrow), "slices"),
+    "slices of one projection": (small(Alt), small(NarrowTied), "slices"),
+    "a sink": (small(extras=(Sink(),)), small(), "one_key"),
+    "a gate": (small(extras=(Gate("element"),)), small(Narrow), "one_key"),
+    "products of values": (small(TensorProduct), small(), "scaling"),
+    "linear values": (small(), small(TensorProduct), "scaling"),
+    "a norm of queries": (small(LowRankQuery), small(head_dim=6), "scaling"),
+    "a norm of keys": (small(Latent), small(head_dim=5), "scaling"),
+}
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_proofs(name):
+    layout, target, kind = PROOFS[name]
+    found = refused(layout, target)
+    assert found.kind == kind
+    assert found.found != found.allowed
+
+
+def test_the_singular_value_that_is_too_many():
+    layout, params = small(Wide, value_dim=3), random_params(small(Wide, value_dim=3))
+    found = refused(layout, small(), params)
+    products = np.einsum("dnh,enh->nde", params["q"], params["k"]) * 12**-0.5
+    assert found.allowed == 3
+    values = np.linalg.svd(products, compute_uv=False)[:, 3]
+    assert any(f"{value:.2g}" in found.reason for value in values)
+
+
+def test_one_head_of_high_rank_among_low_ones():
+    layout, target = small(head_dim=5, value_dim=3), small(value_dim=3)
+    params = random_params(layout)
+    params["q"][:, [0, 1, 3], 3:] = 0
+    assert refused(layout, target, params).found == 5
+    params["q"][:, 2, 3:] = 0
+    assert isinstance(convert(params, layout, target), Conversion)
+
+
+def test_a_head_of_high_rank_may_be_two_of_low_rank():
+    """So the rank of the values of one head is no proof against a target with more heads."""
+    one = Standard(width=8, num_heads=1, value_dim=4)
+    two = Standard(width=8, num_heads=2, head_dim=8, value_dim=2)
+    params = random_params(one)
+    halves = {n: np.repeat(params[n], 2, axis=1) for n in "qk"}
+    halves |= {"v": params["v"].reshape(8, 2, 2), "o": params["o"].reshape(2, 2, 8)}
+    assert difference(halves, two, params, one) < 1e-13
+    assert isinstance(convert(params, one, two), Undecided)
+
+
+def test_heads_that_attend_alike_count_once():
+    layout, target = small(head_dim=2, value_dim=2), small(Wide, num_heads=3)
+    params = random_params(layout)
+    for name in "qk":
+        params[name][:, 3] = params[name][:, 1]
+    assert not isinstance(convert(params, layout, target), NotEquivalent)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-3])
+def test_a_rank_of_little_weight_proves_nothing(size):
+    """A singular value near the rounding of float32, or one that no softmax shows."""
+    layout, params = small(head_dim=4), random_params(small(head_dim=4))
+    params["q"][..., 3] *= size
+    assert not isinstance(convert(params, layout, small(value_dim=4)), NotEquivalent)
+
+
+def test_rounding_of_float32_proves_nothing():
+    layout, target = small(), small(Bilinear)
+    params = {n: a.astype(np.float32) for n, a in random_params(layout).items()}
+    found = convert(params, layout, target)
+    assert isinstance(found, Conversion)
+    assert isinstance(convert(found.params, target, layout), Undecided)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e9, 1e12])
+def test_large_numbers_that_cancel_prove_nothing(size):
+    """Two heads whose value biases cancel but for rounding, in a target without value biases."""
+    layout = small(num_heads=2, biases=("v",))
+    params = random_params(layout)
+    params["o"][1] = params["o"][0] / 3
+    params["v_bias"] = size * np.stack([np.ones(6), np.full(6, -3.0)])
+    assert not isinstance(convert(params, layout, small(num_heads=2)), NotEquivalent)
+
+
+@pytest.mark.parametrize("kind", [OutputNorm, QueryNorm])
+def test_nothing_is_known_of_a_target_from_outside(kind):
+    assert isinstance(convert(random_params(small(Wide)), small(Wide), small(kind)), Undecided)
+
+
+@pytest.mark.parametrize("kind", [OutputNorm, QueryNorm])
+def test_a_source_from_outside_is_measured(kind):
+    """Facts of a built-in target hold whatever the source is."""
+    layout, target = small(kind, extras=(Sink(),)), small()
+    assert refused(layout, target).kind in ("one_key", "scaling")
+
+
+def test_undecided_pairs_say_so():
+    for layout, target in (
+        (small(qk_norm=HeadNorm()), small(qk_norm=HeadNorm("layer"))),
+        (small(extras=(Sink(),)), small(extras=(Sink(learnt=False),))),
+    ):
+        found = convert(random_params(layout), layout, target)
+        assert isinstance(found, Undecided)
+        assert np.isnan(found.forward_error)
+        assert repr(target) in found.reason
+
+
+def test_rotary_positions_leave_few_proofs():
+    layout, target = small(head_dim=4), small(Narrow, head_dim=4)
+    assert refused(layout, target, rotary=True).kind == "slices"
+    other = dataclasses.replace(layout, head_dim=2, value_dim=4)
+    assert isinstance(convert(random_params(layout), layout, other, rotary=True), Undecided)

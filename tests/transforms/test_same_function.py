@@ -1,0 +1,193 @@
+"""Heads in another order, in other bases, and scores at a lower rank."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conversions import difference, random_params
+
+from attnlab.heads import (
+    Absorbed,
+    Alt,
+    Bilinear,
+    Collaborative,
+    ExtraKeys,
+    Gate,
+    GroupedTied,
+    HeadNorm,
+    Narrow,
+    NarrowTied,
+    Sink,
+    Standard,
+    TalkingHeads,
+    TwoStage,
+)
+from attnlab.transforms.convert import Conversion, convert
+from attnlab.transforms.permute import permute_heads
+from attnlab.transforms.reparametrize import reparametrize
+from attnlab.transforms.truncate import truncate
+
+RNG = np.random.default_rng(8)
+
+
+def six(kind=Standard, **fields):
+    """Six heads of sizes that differ."""
+    sizes = dict(num_kv_heads=2, head_dim=4, value_dim=5, key_width=10, value_width=9)
+    known = {f.name for f in dataclasses.fields(kind)}
+    sizes = {n: size for n, size in sizes.items() if n in known}
+    biases = ("q", "v", "o") if issubclass(kind, Bilinear | Absorbed) else ("q", "k", "v", "o")
+    return kind(**dict(width=12, num_heads=6, biases=biases) | sizes | fields)
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [
+        (six(), [3, 5, 4, 0, 2, 1]),
+        (six(TwoStage), [2, 0, 1, 4, 3, 5]),
+        (six(Collaborative), [3, 5, 4, 0, 2, 1]),
+        (six(Bilinear), [3, 5, 4, 0, 2, 1]),
+        (six(Alt), [3, 1, 0, 4, 2, 5]),
+        (six(Absorbed), [3, 1, 0, 4, 2, 5]),
+        (six(extras=(Gate(), Sink(), ExtraKeys(2))), [3, 5, 4, 0, 2, 1]),
+        (six(Alt, extras=(TalkingHeads(), Gate("element"))), [3, 1, 0, 4, 2, 5]),
+    ],
+    ids=str,
+)
+def test_the_order_of_heads_does_not_matter(layout, order):
+    params = random_params(layout)
+    new = permute_heads(params, layout, order)
+    assert difference(new, layout, params, layout) < 1e-13
+    name = "vo" if "vo" in params else "o"
+    np.testing.assert_array_equal(new[name], params[name][order])
+
+
+def test_orders_that_are_refused():
+    each = six(num_kv_heads=6)
+    for layout, order, message in (
+        (six(), [3, 1, 0, 4, 2, 5], "splits heads that share keys and values; keep each 3"),
+        (each, [0, 1, 2, 3, 4, 4], r"each of 0\.\.5 once"),
+        (six(Narrow), [1, 0, 2, 3, 4, 5], "its slice of x"),
+        (six(NarrowTied), [1, 0, 2, 3, 4, 5], "its slice of x"),
+        (six(output_projection=False, biases=()), [3, 4, 5, 0, 1, 2], "its slice of the output"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            permute_heads(random_params(layout), layout, order)
+
+
+ROTATIONS = np.array([[[a, -b], [b, a]] for a, b in RNG.normal(size=(2, 2))])
+COMMUTES = np.einsum("pij,pq->ipjq", ROTATIONS, np.eye(2)).reshape(4, 4)
+
+
+@pytest.mark.parametrize("kind", [Standard, TwoStage, Narrow, NarrowTied, Alt])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_other_bases_are_the_same_function(kind, per_head):
+    layout = six(kind)
+    heads = {Standard: 2, TwoStage: 2, NarrowTied: 1}.get(kind, 6)
+    shape = (heads,) if per_head else ()
+    params = random_params(layout)
+    qk, vo = RNG.normal(size=(*shape, 4, 4)), RNG.normal(size=(*shape, 5, 5))
+    new = reparametrize(params, layout, qk=qk, vo=vo)
+    assert np.abs(new["q"] - params["q"]).max() > 0.1
+    assert difference(new, layout, params, layout) < 1e-10
+    assert difference(new, layout, params, layout, rotary=True) > 0.01
+
+
+@pytest.mark.parametrize("kind", [Collaborative, Bilinear])
+def test_values_alone_have_a_basis(kind):
+    layout, params = six(kind), random_params(six(kind))
+    new = reparametrize(params, layout, vo=RNG.normal(size=(2, 5, 5)))
+    assert difference(new, layout, params, layout) < 1e-11
+    with pytest.raises(ValueError, match="no q and k per head"):
+        reparametrize(params, layout, qk=np.eye(4))
+
+
+def test_bases_that_commute_with_rotary_positions():
+    layout, params = six(), random_params(six())
+    new = reparametrize(params, layout, qk=COMMUTES, rotary=True)
+    assert difference(new, layout, params, layout, rotary=True) < 1e-11
+    with pytest.raises(ValueError, match="does not commute with rotary"):
+        reparametrize(params, layout, qk=RNG.normal(size=(4, 4)), rotary=True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "bases", "message"),
+    [
+        (six(), dict(qk=RNG.normal(size=(6, 4, 4))), "the same for all heads of one k head"),
+        (six(), dict(vo=np.eye(4)), r"vo has shape \(4, 4\); .* takes \(5, 5\) or \(2, 5, 5\)"),
+        (six(), dict(qk=np.zeros((4, 4))), "invertible"),
+        (six(qk_norm=HeadNorm()), dict(qk=np.eye(4)), "qk_norm depends on the basis"),
+        (six(extras=(Gate("element"),)), dict(vo=np.eye(5)), "a gate per element depends"),
+        (six(Absorbed), dict(vo=np.eye(3)), "no v and o per head"),
+        (GroupedTied(width=6, num_heads=2), dict(vo=np.eye(3)), "are its keys"),
+        (Standard(width=6, num_heads=2, tie="kv"), dict(qk=np.eye(3)), "leave qk out"),
+        (Standard(width=6, num_heads=2, tie="qkv"), dict(vo=np.eye(3)), "leave vo out"),
+    ],
+)
+def test_bases_that_are_refused(layout, bases, message):
+    with pytest.raises(ValueError, match=message):
+        reparametrize(random_params(layout), layout, **bases)
+
+
+def test_extra_keys_are_in_the_basis_of_keys():
+    layout = six(extras=(ExtraKeys(2),))
+    params = random_params(layout)
+    new = reparametrize(params, layout, qk=RNG.normal(size=(2, 4, 4)), vo=RNG.normal(size=(5, 5)))
+    assert difference(new, layout, params, layout) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [Bilinear, Standard, Narrow, Collaborative])
+def test_truncation_is_the_nearest_of_its_rank(kind):
+    layout = six(kind, biases=("v", "o"))
+    params = random_params(layout)
+    widths = dict(zip(("width", "key_width", "value_width"), layout.input_widths, strict=True))
+    scale = layout.size("head_dim") ** -0.5 if kind is not Bilinear else None
+    product = Bilinear(num_heads=6, value_dim=5, biases=("v", "o"), scale=scale, **widths)
+    found = convert(params, layout, product)
+    assert isinstance(found, Conversion)
+    for rank in (1, 2):
+        cut = truncate(params, layout, rank)
+        assert cut.layout.size("head_dim") == rank
+        low = np.einsum("DNH,ENH->DNE", cut.params["q"], cut.params["k"])
+        for n in range(6):
+            scores = found.params["qk"][:, n]
+            u, s, vt = np.linalg.svd(scores)
+            np.testing.assert_allclose(low[:, n], (u[:, :rank] * s[:rank]) @ vt[:rank], atol=1e-12)
+            lost = np.linalg.norm(scores - low[:, n]) / np.linalg.norm(scores)
+            np.testing.assert_allclose(cut.score_error[n], lost, rtol=1e-9, atol=1e-14)
+
+
+def test_truncation_at_full_rank_costs_nothing():
+    params = random_params(six())
+    cut = truncate(params, six(), 4)
+    assert max(*cut.score_error, cut.output_error) < 1e-12
+    assert difference(cut.params, cut.layout, params, six()) < 1e-12
+
+
+def test_truncation_of_a_product_in_float32():
+    """Its rounding has full rank, so it is no conversion; the error is that of float32."""
+    layout = Standard(width=12, num_heads=4)
+    params = {n: jnp.asarray(a, jnp.float32) for n, a in random_params(layout).items()}
+    product = Bilinear(width=12, num_heads=4)
+    found = convert(params, layout, product, key=jax.random.key(0))
+    assert isinstance(found, Conversion)
+    cut = truncate(found.params, product, 3, key=jax.random.key(0))
+    assert 1e-9 < cut.score_error.max() < 1e-6
+    assert cut.params["q"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (six(Absorbed), "has no such form"),
+        (six(qk_norm=HeadNorm()), "qk_norm stands between"),
+        (six(extras=(ExtraKeys(2),)), "extra_keys"),
+        (six(Narrow, extras=(Sink(),)), "a soft cap or a sink sees the key bias"),
+    ],
+)
+def test_truncations_that_are_refused(layout, reason):
+    with pytest.raises(ValueError, match=f"needs plain scores q k\\^T: .*{reason}"):
+        truncate(random_params(layout), layout, 2)
+    with pytest.raises(ValueError, match="rank must be at least 1"):
+        truncate(random_params(layout), layout, 0)
