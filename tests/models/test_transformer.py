@@ -278,3 +278,17 @@ def test_keys_of_an_earlier_layer_are_shared():
     k = run(dataclasses.replace(SMALL, sharing=plan), capture=("k",)).captured["k"]
     assert (k[0] == k[1]).all()
     assert not (k[1] == k[2]).all()
+
+
+@pytest.mark.parametrize("plan", ["separate", "albert", "cla", "relaxed"])
+def test_the_program_is_as_long_at_every_depth(plan):
+    """Also with every value captured and a patch that reads the layer index."""
+    patch = {"heads": lambda value, layer: value * layer}
+    lengths = set()
+    for num_layers in (4, 24):
+        config = dataclasses.replace(SMALL, num_layers=num_layers, sharing=PLANS[plan])
+        names = tuple(models.model_values(config))
+        inputs = models.ModelInputs(capture=names, patch=patch)
+        forward = jax.jit(lambda p, c=config, i=inputs: models.run_model(p, TOKENS, c, i))
+        lengths.add(forward.lower(models.param_shapes(config)).as_text().count("\n"))
+    assert len(lengths) == 1
