@@ -218,6 +218,9 @@ def _after(state: State, step: Step, goal: Goal) -> State | None:
     if made is None:
         return None
     layout = canonical(made[0])
+    shapes = {n: np.shape(a) for n, a in made[1].items()}
+    if shapes != weight_shapes(layout):  # a step that does not know a layout or extra from outside
+        return None
     name = step.name or ("untie" if type(layout) is type(state.layout)
                          else f"to {order_name(layout)}")  # fmt: skip
     return State(layout, made[1], (*state.steps, name))

@@ -68,7 +68,8 @@ def finish(w: Weights, layout: Layout | None, **made: Floats) -> Made:
     """The layout and those of the old and new weights that it has."""
     if layout is None:
         return None
-    return layout, {name: made.get(name, w.get(name)) for name in weight_shapes(layout)}  # type: ignore[misc]
+    both = {**w, **made}
+    return layout, {name: both[name] for name in weight_shapes(layout) if name in both}
 
 
 def pad_to(w: Weights, layout: Layout | None) -> Made:

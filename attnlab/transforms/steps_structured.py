@@ -99,6 +99,21 @@ def simplify(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout, **made)
 
 
+@step("drop_heads", structured=True)
+def drop_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
+    """Absorbed heads of zeros, to the number of heads of the goal."""
+    wanted = goal.untied.num_heads
+    if not isinstance(layout, Absorbed) or wanted >= layout.num_heads:
+        return None
+    bias = w.get("v_bias", np.zeros((layout.num_heads, 1)))
+    live = [n for n, a in enumerate(w["vo"]) if np.any(a) or np.any(bias[n])]
+    if len(live) > wanted or extra_of(layout, TalkingHeads):
+        return None
+    spare = [n for n in range(layout.num_heads) if n not in live]
+    kept = sorted(live + spare[: wanted - len(live)])
+    return finish(take_heads(w, layout, kept), changed(layout, num_heads=wanted))
+
+
 def factored_values(w: Weights, layout: Layout, goal: Goal, groups: int) -> Made:
     """Absorbed to bilinear with this many value heads; heads that share one are brought together.
 

@@ -69,10 +69,10 @@ def checked(params, layout, target, **options):
     """Converted, exact as measured and as seen by these tests: (params, steps)."""
     found = convert(params, layout, target, **options)
     assert isinstance(found, Conversion), found
-    assert max(found.forward_error, found.gradient_error) < 1e-12
+    assert max(found.forward_error, found.gradient_error) < 1e-11
     shapes = {name: a.shape for name, a in found.params.items()}
     assert shapes == weight_shapes(target)
-    assert difference(found.params, target, params, layout, **options) < 1e-12
+    assert difference(found.params, target, params, layout, **options) < 1e-11
     return dict(found.params), found.steps
 
 
@@ -81,7 +81,7 @@ plain_keys = sized(Standard, **EACH, head_dim=10, biases=("q", "v", "o"))
 LATENT = dict(latent_norm=False, query_latent_dim=None)
 # Step -> (layout, target): the step leads from one to the other or back.
 CASES = {
-    "untie": (sized(NarrowTied), sized(Narrow)),
+    "untie": (Standard(width=12, num_heads=3, tie="kv"), Standard(width=12, num_heads=3)),
     "pad": (sized(Standard, scale=0.5), sized(Standard, head_dim=6, value_dim=8)),
     "pad_ranks": (sized(TensorProduct), sized(TensorProduct, query_rank=6, value_rank=5)),
     "repeat_heads": (sized(Standard), sized(Standard, **EACH)),
@@ -170,7 +170,15 @@ CASES = {
         plain(TwoStage, value_dim=4, biases=("k", "v", "o")),
     ),
 }  # fmt: skip
-BY_STRUCTURE = {"pad_rotary_pairs", "simplify", "tie_products", "tie_squares", "tie_ranges", ""}
+BY_STRUCTURE = {
+    "pad_rotary_pairs",
+    "simplify",
+    "drop_heads",
+    "tie_products",
+    "tie_squares",
+    "tie_ranges",
+    "",
+}
 """Steps that need weights of their own; they have tests of their own below."""
 
 
@@ -507,12 +515,11 @@ def test_components_that_are_nearly_parallel(apart):
 
 
 def test_heads_that_attend_alike_are_one():
-    layout, target = small(num_heads=3, head_dim=3), small(num_heads=3, head_dim=3, num_kv_heads=1)
+    target, layout = small(num_heads=2, head_dim=3), small(num_heads=3, head_dim=3)
     params = random_params(target)
-    params["q"][:, 1] = params["q"][:, 0]
-    each = {n: np.repeat(a, 3, axis=1) if n in "kv" else a for n, a in params.items()}
-    each["v"] = each["v"].copy()
-    checked(each, layout, target)
+    three = {n: np.concatenate([params[n], params[n][:, :1]], axis=1) for n in "qkv"}
+    three["o"] = np.stack([0.3 * params["o"][0], params["o"][1], 0.7 * params["o"][0]])
+    assert {"simplify", "drop_heads"} < set(checked(three, layout, target)[1])
 
 
 # Arguments ----------------------------------------------------------------------------------------
