@@ -85,7 +85,7 @@ def witten_bell(
 
     >>> text = np.frombuffer(b"abababab", np.uint8)[None]
     >>> {k: round(v, 3) for k, v in witten_bell(text, text, contexts=(0, 1)).items()}
-    {0: 1.325, 1: 0.416}
+    {0: 1.345, 1: 0.21}
     """
     if max(contexts) > 7:
         raise ValueError(f"contexts {tuple(contexts)} have more than 7 bytes; use 7 or fewer")

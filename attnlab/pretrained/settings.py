@@ -148,7 +148,7 @@ def shown(value: Any, limit: int = 120) -> str:
     """The `repr` of a value from a file, cut to about `limit` characters.
 
     >>> shown("x" * 1000, 20), shown([1, None])
-    ("'xxxxxx...xxxxxxx'", '[1, None]')
+    ("'xxxxxxx...xxxxxxxx'", '[1, None]')
     """
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = limit

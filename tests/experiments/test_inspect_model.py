@@ -94,7 +94,7 @@ def test_what_is_told_of_attention_is_what_runs():
     config = dataclasses.replace(CONFIG, max_len=2048, talking_heads=True)
     told = describe(config, 64, 2048)
     assert "  * dense" in told
-    assert "    blockwise    mix needs the scores of all heads at once" in told
+    assert "    blockwise    talking_heads needs the scores of all heads at once" in told
     assert "  * blockwise" in describe(dataclasses.replace(config, talking_heads=False), 64, 2048)
     shared = describe(dataclasses.replace(CONFIG, plan="cla:2"), 8, 16)
     assert "  * factored" in shared
