@@ -269,6 +269,8 @@ def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
         shown = used[:, :, None, None]
         call = _map_keys(call, lambda a: jnp.where(shown, a, 0))
     if attending is not None:
+        if call.settings.talking_heads != (None, None):
+            attending = jnp.any(attending, axis=1, keepdims=True)  # each head reads the others
         attending = attending.swapaxes(1, 2)[..., None]
         call = call._replace(query=jnp.where(attending, call.query, 0))
     call = call._replace(query=save_for_backward(call.query))

@@ -120,10 +120,10 @@ class MaskSpec(NamedTuple):
         return to_end > to_first, keys & jnp.any(of_keys, axis=1)
 
 
-def _reached(ends: Array, size: int) -> Array:
+def _reached(ends: Indices, size: int) -> Array:
     """Which of `size` nodes are in each row of `ends`."""
 
-    def one(row: Array) -> Array:
+    def one(row: Indices) -> Array:
         return jnp.zeros(size, bool).at[row].set(True, mode="drop")
 
     return jax.vmap(one)(ends)

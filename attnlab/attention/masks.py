@@ -1,7 +1,7 @@
 """Masks: booleans, True = may attend, broadcastable to [B, N, T, S], combined with AND."""
 
 import functools
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ class Edges(NamedTuple):
     True
     """
 
-    senders: Any
+    senders: Nodes
     """[edges], or [B, edges] where every batch row is a graph of its own"""
-    receivers: Any
+    receivers: Nodes
 
     def matrix(self, num_nodes: int, num_keys: int | None = None) -> Bool[Array, "*B 1 T S"]:
         """The boolean mask, with an axis for the heads."""

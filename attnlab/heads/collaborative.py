@@ -1,6 +1,7 @@
 """`Collaborative`: one query and one key projection for all heads, whose dimensions each weighs."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -26,7 +27,7 @@ class Collaborative(Standard):
     equation = "q_n = (x Q) * m_n,  k_n = y K,  v_n = z V_n"
     rank = "width, head_dim"
     source = "Cordonnier et al. 2020, arXiv 2006.16362"
-    can_tie: Tie = ""  # type: ignore[misc]
+    can_tie: ClassVar[Tie] = ""
 
     @property
     def default_head_dim(self) -> int:

@@ -132,6 +132,7 @@ class ExtraKeys(Extra):
     """Learnt keys and values that no input has and every query attends to.
 
     `bias_k` and `bias_v` of torch.nn.MultiheadAttention, where `count` is 1. No mask hides them.
+    They have no position: rotary embedding does not rotate them.
 
     Attributes:
       count: keys and values per key head.

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
 from jaxtyping import Array, Float
@@ -143,7 +143,7 @@ class Layout:
     2
 
     Attributes:
-      width: D, of the query input.
+      width: D, of the query input. 0: not known yet; a model config fills in its own.
       num_heads: N.
       out_width: O, of the output; None is `width`.
       scale: multiplies q k^T; None is 1/sqrt(width of q).
@@ -178,7 +178,7 @@ class Layout:
     merges_values: ClassVar[bool] = False
     """Are W_V and W_O multiplied out, so that nothing per element can stand between them?"""
 
-    width: int
+    width: int = 0
     num_heads: int
     out_width: int | None = None
     scale: float | None = None
@@ -197,6 +197,8 @@ class Layout:
         object.__setattr__(self, "extras", _as_tuple("extras", self.extras))
         self._check_sizes()
         self._check_options()
+        if not self.width:
+            return  # sizes are checked when the width is known
         self.check()
         self._check_axes(self.weights())
         self._check_extras()
@@ -216,6 +218,8 @@ class Layout:
         """
         if isinstance(axis, int):
             return axis
+        if not self.width:
+            raise ValueError(f"{self._label} has no width; set width=...")
         value: int | None = getattr(self, axis)
         if value is None:
             default: int = getattr(self, f"default_{axis}")
@@ -225,6 +229,19 @@ class Layout:
     def shape(self, weight: Weight) -> tuple[int, ...]:
         """Shape of a weight."""
         return tuple(self.size(axis) for axis in weight.axes)
+
+    def with_width(self, width: int) -> Self:
+        """The layout in a model of this width.
+
+        Raises:
+          ValueError: it has another width already.
+        """
+        if self.width not in (0, width):
+            raise ValueError(
+                f"{self._label} has width {self.width}, the model has {width}; leave width out of "
+                "the layout"
+            )
+        return dataclasses.replace(self, width=width)
 
     @property
     def slice_width(self) -> int:
@@ -370,6 +387,8 @@ class Layout:
     def _check_sizes(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == "width" and value == 0:
+                continue
             if field.type in (int, int | None, "int", "int | None") and value is not None:
                 check_size(field.name, value)
 

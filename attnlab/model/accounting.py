@@ -120,7 +120,8 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     """Forward FLOPs per token at sequences of `length`; sharing layers does not change it.
 
     Of the factored order of contraction, whatever order a run takes. With an encoder: of a token
-    of the source and one of the target together. The pooler, once a text, is left out.
+    of the source and one of the target together. Pooler and classes are left out where they are
+    computed once a text; with pooler "each" the classes count.
 
     >>> from attnlab import ModelConfig
     >>> flops_per_token(ModelConfig(plan="albert"), 64) == flops_per_token(ModelConfig(), 64)
@@ -135,6 +136,7 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     texts = 2 if c.kind == "encoder_decoder" else 1
     total += 2 * e * c.width * texts if c.embedding_width else 0
     total += 2 * c.width * e if c.readout_transform else 0
+    total += 2 * c.width * c.pooled_classes if c.pooler == "each" else 0
     read = e if c.readout_transform else c.width
     return total + (2 * read * c.vocab_size if c.readout != "none" else 0)
 

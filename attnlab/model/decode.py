@@ -14,7 +14,7 @@ from attnlab.heads.old.cache import Cache, stacked_size
 from attnlab.model.config import Model
 from attnlab.model.draw import check_limits, choose
 from attnlab.model.kinds import by_stack
-from attnlab.model.outer import check_tokens
+from attnlab.model.outer import check_range, check_tokens
 
 
 def prefill(
@@ -231,11 +231,13 @@ def _check(
     if size < total and any(window is None or size <= window for window in windows):
         raise ValueError(f"cache_size {size} is too small for {total} tokens; leave it out")
     mask = None if prompt_mask is None else _check_mask("prompt_mask", prompt_mask, prompt)
+    check_range("token id", prompt, config.vocab_size, mask)
     given = {}
     if source is not None:
         given["source"] = check_tokens(config, source)
         if padding_mask is not None:
             given["source_mask"] = _check_mask("padding_mask", padding_mask, given["source"])
+        check_range("token id", given["source"], config.vocab_size, given.get("source_mask"))
     limits = {"temperature": jnp.asarray(temperature)} if temperature else {}
     limits |= {"top_p": jnp.asarray(top_p)} if limits and top_p is not None and top_p < 1 else {}
     keys = jax.random.split(jax.random.key(0) if key is None else key, num_tokens)

@@ -14,10 +14,12 @@ from attnlab.model.config import MODELS, ModelConfig
 from attnlab.model.decode import generate, stream
 from attnlab.model.kinds import by_stack
 from attnlab.model.layers import Kind, run_kinds, run_layers, values_of_all
+from attnlab.model.mismatch import describe_mismatch
 from attnlab.model.modules import Pool
 from attnlab.model.outer import (
     DTYPES,
     POOLERS,
+    check_range,
     check_tokens,
     embed,
     init_outer,
@@ -27,6 +29,7 @@ from attnlab.model.outer import (
     rotary_of,
 )
 from attnlab.model.pointwise import dropout, linear
+from attnlab.model.shapes import param_shapes
 from attnlab.norms import NORM_KINDS
 from attnlab.observe import NAMES, OF_LAYER, Edit, Given, check_names
 
@@ -98,10 +101,21 @@ def _all_hidden(first: Any, residual: Any) -> Array | None:
     return None if residual is None else jnp.concatenate([first[None], residual])
 
 
-class Transformer(nn.Module):
-    """Embeddings, a stack of layers, a readout."""
+class LanguageModel(nn.Module):
+    """What all models have besides their computation."""
 
     config: ModelConfig
+
+    @nn.nowrap
+    def apply(self, variables: Any, *tokens: Any, **options: Any) -> Any:
+        """Flax's `apply`, for weights that are those of the model: {"params": weights}.
+
+        Raises ValueError for others, with whose they look like (see `describe_mismatch`).
+        """
+        wrong = describe_mismatch({"params": param_shapes(self.config)}, variables)
+        if wrong is not None:
+            raise ValueError(f"the weights do not fit the model: {wrong}")
+        return super().apply(variables, *tokens, **options)
 
     @nn.nowrap
     def generate(self, params: Any, prompt: Array, num_tokens: int, **options: Any) -> Array:
@@ -114,6 +128,10 @@ class Transformer(nn.Module):
     ) -> Iterator[Array]:
         """`attnlab.stream` of this model."""
         return stream(self, params, prompt, num_tokens, **options)
+
+
+class Transformer(LanguageModel):
+    """Embeddings, a stack of layers, a readout."""
 
     @nn.compact
     def __call__(
@@ -134,6 +152,9 @@ class Transformer(nn.Module):
         told: dict[str, Any] | None = None,
     ) -> Any:
         """tokens -> logits [B, T, vocab_size] in float32 at least.
+
+        Raises ValueError for a token id or type outside its table; within `jax.jit`, where values
+        are not known, it makes the outputs of its text NaN. Padding may hold any id.
 
         `show` are names of `observe.OF_LAYER`, returned last as a dict name -> [L, ...]; the logits
         are the same bits. `edit` puts f(value, layer) in the place of values, name -> f. With
@@ -203,22 +224,8 @@ class Encoder(Transformer):
     """Each position sees all: predicts the tokens that were masked."""
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(LanguageModel):
     """An encoder reads one text; a decoder that attends to it writes another (Vaswani 2017)."""
-
-    config: ModelConfig
-
-    @nn.nowrap
-    def generate(self, params: Any, prompt: Array, num_tokens: int, **options: Any) -> Array:
-        """`attnlab.generate` of this model."""
-        return generate(self, params, prompt, num_tokens, **options)
-
-    @nn.nowrap
-    def stream(
-        self, params: Any, prompt: Array, num_tokens: int, **options: Any
-    ) -> Iterator[Array]:
-        """`attnlab.stream` of this model."""
-        return stream(self, params, prompt, num_tokens, **options)
 
     @nn.compact
     def __call__(
@@ -276,7 +283,7 @@ class EncoderDecoder(nn.Module):
         outputs: dict[str, Any] = {}
         shown: dict[str, Any] = {}
         if encoded is None:
-            text = _Text(self, w, c, source, None, None, (None, None), deterministic)
+            text = _Text(self, w, c, source, None, None, (None, in_source), deterministic)
             ran = run_layers(
                 pools[f"{own}layers"],
                 c.encoder_layer_plan,
@@ -339,6 +346,8 @@ class _Text:
         if length > c.max_len:
             raise ValueError(f"{length} tokens are longer than max_len {c.max_len}; raise max_len")
         cache, padding_mask = behind
+        check_range("token id", tokens, c.vocab_size, padding_mask)
+        check_range("token type", token_types, c.token_types or c.vocab_size, padding_mask)
         self.w, self.config = w, c
         self.keys = module.make_rng if not deterministic else lambda stream: None
         self.behind = None

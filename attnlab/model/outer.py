@@ -191,6 +191,50 @@ def check_tokens(config: Any, tokens: Any) -> Array:
     return tokens
 
 
+def check_range(name: str, ids: Any, count: int, mask: Any = None) -> None:
+    """Check that ids are in a table of `count` rows, where their values are known.
+
+    Args:
+      name: what they are, for the error.
+      ids: integers [B, T]. Anything else is left to others to check.
+      mask: True where an id counts; padding may hold any.
+
+    Raises:
+      ValueError: the first id that is not, and its index. Within `jax.jit` such an id cannot raise,
+        it makes the outputs of its text NaN (see `read_rows`).
+    """
+    known = all(not isinstance(a, jax.core.Tracer) for a in (ids, mask))
+    if not known or not getattr(ids, "is_fully_addressable", True):
+        return
+    values = np.asarray(ids)
+    if not np.issubdtype(values.dtype, np.integer) or not values.size:
+        return
+    if values.min() >= 0 and values.max() < count:
+        return
+    outside = (values < 0) | (values >= count)
+    if mask is not None:
+        real = np.asarray(mask, bool)
+        # One of another length has an error of its own.
+        outside &= real if real.shape[-1:] == values.shape[-1:] else False
+    if outside.any():
+        index = [int(i) for i in np.argwhere(outside)[0]]
+        raise ValueError(
+            f"{name} {values[tuple(index)]} at {index} is not in the table; ids are 0 to "
+            f"{count - 1}"
+        )
+
+
+def read_rows(table: Float[Array, "rows D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+    """The rows of a table; NaN for an id that is negative or beyond its end.
+
+    Plain indexing would take the last row in silence. No gradient comes from such an id.
+
+    >>> read_rows(jnp.array([[1.0], [2.0]]), jnp.array([1, 2, -1]))[:, 0].tolist()
+    [2.0, nan, nan]
+    """
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
 def number_positions(
     config: Any, tokens: Int[Array, "B T"] | Float[Array, "B T vocab"]
 ) -> Int[Array, "*B T"] | None:
@@ -216,13 +260,14 @@ def embed(
 ) -> Float[Array, "B T D"]:
     """What the first layer reads: map(norm(scale * word + position + type)), of those there are.
 
-    `numbers` are the positions, None for 0, 1, 2, ...; one past the table gives NaN. Of floats the
+    `numbers` are the positions, None for 0, 1, 2, ...; a position, token id or type that is not in
+    its table gives NaN. Of floats the
     last axis is over the vocabulary: a sum of words with these weights (one word has a single 1),
     or any `vocab_size` features.
     """
     c, row = config, POSITIONS[config.positions]
     mixed = jnp.issubdtype(tokens.dtype, jnp.floating)
-    x = tokens @ w["embedding"] if mixed else w["embedding"][tokens]
+    x = tokens @ w["embedding"] if mixed else read_rows(w["embedding"], tokens)
     x = x.astype(jnp.promote_types(x.dtype, c.dtype))  # weights may be less precise
     x = x if c.embedding_scale == 1 else x * jnp.asarray(c.embedding_scale, x.dtype)
     if c.zero_token is not None and not mixed:
@@ -235,10 +280,11 @@ def embed(
     elif table is not None:
         x = x + table.at[numbers].get(mode="fill", fill_value=jnp.nan)
     if c.token_types:
-        x = x + w["token_types"][jnp.zeros_like(tokens) if token_types is None else token_types]
+        types = jnp.zeros_like(tokens) if token_types is None else token_types
+        x = x + read_rows(w["token_types"], types)
     elif token_types is not None:
         # GPT-2 reads the type from the table of the words.
-        x = x + w["embedding"][token_types]
+        x = x + read_rows(w["embedding"], token_types)
     if c.embedding_norm:
         x = NORM_KINDS[c.norm_kind](w["embedding_norm"], x, eps=c.norm_eps)
     return linear(w, "embedding_map", x) if c.embedding_width else x

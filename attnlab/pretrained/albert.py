@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.bert import SETTINGS as OF_BERT
 from attnlab.pretrained.bert import (
     block_rows,
@@ -13,7 +14,7 @@ from attnlab.pretrained.bert import (
 )
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense
-from attnlab.pretrained.settings import activation
+from attnlab.pretrained.settings import MAX_LAYERS, activation
 from attnlab.sharing.plan import Plan, inner_groups
 
 SETTINGS = OF_BERT | {
@@ -52,7 +53,13 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
             f"config.json: num_hidden_groups = {groups} is more than num_hidden_layers = {calls}: "
             f"only {calls} groups are ever run; keep their tensors, renumbered, and say {calls}"
         )
-    slots = inner_groups(calls, groups, s["inner_group_num"])
+    inner = s["inner_group_num"]
+    if calls * inner > MAX_LAYERS:
+        raise ValueError(
+            f"config.json: num_hidden_layers = {calls} times inner_group_num = {inner} is more "
+            f"than {MAX_LAYERS:,} layers"
+        )
+    slots = inner_groups(calls, groups, inner)
     needs = ARCHITECTURES.get(architecture, (False,) * 3)
     mlm = needs[0] or "predictions.dense.weight" in tensors
     pooler = "pooler.weight" in tensors or needs[2]
@@ -81,7 +88,7 @@ def _groups(plan: Plan) -> tuple[int, int, int]:
     return length, length, 1
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     calls, groups, inner = _groups(c.layer_plan)
     settings = encoder_settings(c) | dict(
         embedding_size=c.embedding_width,
@@ -94,7 +101,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     return settings, "AlbertForPreTraining" if c.pooled_classes else "AlbertForMaskedLM"
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types)
     rows += dense("encoder.embedding_hidden_mapping_in", "embedding_map")
     calls, groups, inner = (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import activation, size_fields, size_settings, their_activation
@@ -48,7 +49,7 @@ def readout_fields(tied: bool, readout: str | None, pooler: bool, classes: int) 
     return found | dict(readout=kind, readout_bias=True, readout_transform=readout)
 
 
-def encoder_settings(c: Any) -> dict[str, Any]:
+def encoder_settings(c: ModelConfig) -> dict[str, Any]:
     """The inverse of `encoder_fields`."""
     return dict(
         **size_settings(c),
@@ -70,10 +71,10 @@ def embedding_rows(token_types: int) -> list[Row]:
     return rows + norm(f"{at}LayerNorm", "embedding_norm")
 
 
-def block_rows(config: Any, names: dict[str, str], at: str, layer: int) -> list[Row]:
+def block_rows(config: ModelConfig, names: dict[str, str], at: str, layer: int) -> list[Row]:
     """One layer; `names` are theirs of q, k, v, o, up, down and the two norms, after `at`."""
     rows: list[Row] = []
-    slots = {part: config.layer_plan[part][layer] for part in ("attention", "ffn")}
+    slots = {part: config.layer_plan.indices(part)[layer] for part in ("attention", "ffn")}
     for part, weights in (("attention", "qkvo"), ("ffn", ("up", "down"))):
         for ours in weights:
             bias = part == "ffn" or ours in config.heads.biases
@@ -83,7 +84,7 @@ def block_rows(config: Any, names: dict[str, str], at: str, layer: int) -> list[
     return rows
 
 
-def layer_rows(config: Any, names: dict[str, str], at: str) -> list[Row]:
+def layer_rows(config: ModelConfig, names: dict[str, str], at: str) -> list[Row]:
     """All layers; the number of each goes into `at` (see `block_rows`)."""
     rows: list[Row] = []
     for i in range(config.num_layers):
@@ -92,7 +93,7 @@ def layer_rows(config: Any, names: dict[str, str], at: str) -> list[Row]:
 
 
 def readout_rows(
-    config: Any,
+    config: ModelConfig,
     *,
     pooler: str = "",
     classes: str = "",
@@ -140,13 +141,13 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     return encoder_fields(s) | readout_fields(s["tie_word_embeddings"], readout, pooler, classes)
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     if c.readout == "none":
         return encoder_settings(c), "BertModel"
     return encoder_settings(c), "BertForPreTraining" if c.pooled_classes else "BertForMaskedLM"
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
     return rows + readout_rows(
         c,

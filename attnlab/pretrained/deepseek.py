@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.llama import (
     decoder_fields,
@@ -13,7 +14,7 @@ from attnlab.pretrained.llama import (
 )
 from attnlab.pretrained.rope import read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, same
-from attnlab.pretrained.settings import OrNull
+from attnlab.pretrained.settings import Null, OrNull
 
 EXPERTS = """
 moe_intermediate_size n_shared_experts n_routed_experts output_router_logits n_group topk_group
@@ -36,8 +37,8 @@ SETTINGS = {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
-    "qk_head_dim": None,
-    "head_dim": None,
+    "qk_head_dim": Null(int),
+    "head_dim": Null(int),
     "first_k_dense_replace": 3,
     "rope_interleave": True,
 }
@@ -70,7 +71,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings, sizes = decoder_settings(c) | write_rope(c), c.heads.sizes
     del settings["mlp_bias"]
     return settings | dict(
@@ -88,23 +89,22 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     ), named(c, "DeepseekV3")
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     pairs = ("q_turned", "k_turned") if s["rope_interleave"] else ()
 
     def heads(at: str, stack: str, slot: int) -> list[Row]:
         where = (stack, "attention")
         plain: dict[str, Any] = dict(slot=slot, bias=False)
-        norm = lambda name, ours: same(f"{at}{name}.weight", *where, ours, slot=slot)
         queries: dict[str, Any] = dict(pack=("q", "q_turned"), by_head=True, pairs=pairs, **plain)
         if c.query_latent_dim:
             rows = dense(f"{at}q_a_proj", *where, "q_down", **plain)
-            rows += norm("q_a_layernorm", "q_down_norm")
+            rows += same(f"{at}q_a_layernorm.weight", *where, "q_down_norm", slot=slot)
             rows += dense(f"{at}q_b_proj", *where, **queries)
         else:
             rows = dense(f"{at}q_proj", *where, **queries)
         down: dict[str, Any] = dict(pack=("kv_down", "k_turned"), pairs=pairs, **plain)
         rows += dense(f"{at}kv_a_proj_with_mqa", *where, **down)
-        rows += norm("kv_a_layernorm", "kv_down_norm")
+        rows += same(f"{at}kv_a_layernorm.weight", *where, "kv_down_norm", slot=slot)
         rows += dense(f"{at}kv_b_proj", *where, pack=("k", "v"), by_head=True, **plain)
         return rows + dense(f"{at}o_proj", *where, "o", **plain)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.bert import embedding_rows, layer_rows, readout_fields, readout_rows
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row
@@ -55,7 +56,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = dict(
         vocab_size=c.vocab_size,
         max_position_embeddings=c.max_len,
@@ -72,7 +73,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     return settings, "DistilBertModel" if c.readout == "none" else "DistilBertForMaskedLM"
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(0) + layer_rows(c, NAMES, "transformer.layer.{}.")
     return rows + readout_rows(
         c,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.rows import Row
 
 Tensors = Mapping[str, np.ndarray | None]
@@ -17,11 +18,11 @@ class Family(NamedTuple):
     name: str
     settings: dict[str, Any]
     """Attributes that are read, with what they are where config.json says nothing."""
-    fields: Callable
+    fields: Callable[[dict[str, Any], Tensors, str], dict[str, Any]]
     """(settings, tensors, architecture) -> the fields of a ModelConfig"""
-    describe: Callable
+    describe: Callable[[ModelConfig], tuple[dict[str, Any], str]]
     """config -> (settings, architecture): the inverse, as far as the format can say it"""
-    rows: Callable[[Any, dict[str, Any]], list[Row]]
+    rows: Callable[[ModelConfig, dict[str, Any]], list[Row]]
     """(config, settings) -> the name table"""
     prefix: str = ""
     """Stands before the names of the bare model in the files of its task models."""
@@ -29,9 +30,9 @@ class Family(NamedTuple):
     """How the names begin that belong to a task and never have the prefix."""
     ignored: tuple[str, ...] = ()
     """Patterns of tensors that hold no weight, or one that is stored elsewhere too."""
-    ignored_for: Callable = lambda config: ()
+    ignored_for: Callable[[ModelConfig], tuple[str, ...]] = lambda config: ()
     """config -> more such patterns"""
-    unused: Callable = lambda config: {}
+    unused: Callable[[ModelConfig], dict[str, str]] = lambda config: {}
     """config -> tensors that transformers stores and never reads: name -> the one they copy"""
     fixed: dict[str, Any] = {}  # noqa: RUF012
     """Attributes that may only have this value."""

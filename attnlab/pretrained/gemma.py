@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Tensors
 from attnlab.pretrained.layer_types import (
     FULL,
@@ -21,7 +22,7 @@ from attnlab.pretrained.llama import (
 )
 from attnlab.pretrained.rope import read_rope, write_rope
 from attnlab.pretrained.rows import Row
-from attnlab.pretrained.settings import OrNull
+from attnlab.pretrained.settings import Null, OrNull, shown
 
 SETTINGS = {
     **without("hidden_act", "mlp_bias"),
@@ -37,7 +38,7 @@ SETTINGS = {
     "tie_word_embeddings": True,
     "query_pre_attn_scalar": 256,
     "sliding_window": OrNull(4096),
-    "layer_types": None,
+    "layer_types": Null(list),
     "sliding_window_pattern": 6,
     "_sliding_window_pattern": None,
     "rope_local_base_freq": None,
@@ -49,9 +50,9 @@ SAME = {"rope_type": "default"}
 
 def _rope(s: dict[str, Any], kind: str) -> dict[str, Any]:
     today, (name, base) = s["rope_parameters"] or {}, BASES[kind]
-    if not isinstance(today, dict) or set(today) - set(BASES):
+    if set(today) - set(BASES) or not all(isinstance(one, dict | None) for one in today.values()):
         raise ValueError(
-            f"config.json: rope_parameters = {today!r} should be an object with {FULL!r} and "
+            f"config.json: rope_parameters = {shown(today)} should be an object with {FULL!r} and "
             f"{SLIDING!r}"
         )
     said = today.get(kind) or SAME
@@ -87,7 +88,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings, one = decoder_settings(c), of_type(c, FULL)
     settings["hidden_activation"] = settings.pop("hidden_act")
     del settings["mlp_bias"]
@@ -114,7 +115,7 @@ NORMS = {
 }
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     return decoder_rows(c, plain_heads(c), NORMS)
 
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import activation, their_activation
+from attnlab.pretrained.settings import Null, activation, their_activation
 
 SETTINGS = {
     "vocab_size": 50257,
@@ -12,7 +13,7 @@ SETTINGS = {
     "n_embd": 768,
     "n_layer": 12,
     "n_head": 12,
-    "n_inner": None,
+    "n_inner": Null(int),
     "activation_function": "gelu_new",
     "resid_pdrop": 0.1,
     "embd_pdrop": 0.1,
@@ -52,7 +53,7 @@ def _by_layer(num_layers: int) -> tuple[float, ...]:
     return tuple(1 / (i + 1) for i in range(num_layers))
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = dict(
         vocab_size=c.vocab_size,
         n_positions=c.max_len,
@@ -72,12 +73,13 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     return settings, "GPT2LMHeadModel"
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows = same("wte.weight", "embedding") + same("wpe.weight", "positions")
+    groups = {part: c.layer_plan.indices(part) for part in c.layer_plan}
     for i in range(c.num_layers):
-        at, a, f = f"h.{i}.", c.layer_plan["attention"][i], c.layer_plan["ffn"][i]
+        at, a, f = f"h.{i}.", groups["attention"][i], groups["ffn"][i]
         attention, ffn = ("layers", "attention"), ("layers", "ffn")
-        qkv = dict(slot=a, kind="conv1d", pack=("q", "k", "v"))
+        qkv: dict[str, Any] = dict(slot=a, kind="conv1d", pack=("q", "k", "v"))
         rows += dense(f"{at}attn.c_attn", *attention, **qkv)
         rows += dense(f"{at}attn.c_proj", *attention, "o", slot=a, kind="conv1d")
         rows += norm(f"{at}ln_1", *attention, "norm", slot=a)

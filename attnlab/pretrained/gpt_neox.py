@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.llama import named
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
@@ -44,7 +45,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = dict(
         **size_settings(c),
         attention_bias=bool(c.attention_biases),
@@ -58,11 +59,12 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     return settings | write_rope(c, **PARTS), named(c, "GPTNeoX")
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows, bias = same("embed_in.weight", "embedding"), bool(c.attention_biases)
     attention, ffn = ("layers", "attention"), ("layers", "ffn")
+    groups = {part: c.layer_plan.indices(part) for part in c.layer_plan}
     for i in range(c.num_layers):
-        at, a, f = f"layers.{i}.", c.layer_plan["attention"][i], c.layer_plan["ffn"][i]
+        at, a, f = f"layers.{i}.", groups["attention"][i], groups["ffn"][i]
         qkv: dict[str, Any] = dict(slot=a, bias=bias, pack=("q", "k", "v"), by_head=True)
         rows += dense(f"{at}attention.query_key_value", *attention, **qkv)
         rows += dense(f"{at}attention.dense", *attention, "o", slot=a, bias=bias)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
+from attnlab.pretrained.settings import shown
 from attnlab.sharing.stack import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -16,19 +18,21 @@ def by_pattern(num_layers: int, pattern: int) -> list[str]:
     return [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
 
 
-def read_types(s: dict[str, Any], types: list[str], fields: dict[str, dict[str, Any]]) -> Any:
+def read_types(
+    s: dict[str, Any], types: list[str], fields: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     """The fields of a ModelConfig whose layers are of these types; `fields` are those of a type.
 
     Raises ValueError for a type that is none, or another number of them than of layers.
     """
-    if not isinstance(types, list) or set(types) - {SLIDING, FULL} or not types:
+    if not isinstance(types, list) or not types or any(t not in (SLIDING, FULL) for t in types):
         raise ValueError(
-            f"config.json: layer_types = {types!r} is not supported, only a list of {SLIDING!r} "
-            f"and {FULL!r}"
+            f"config.json: layer_types = {shown(types)} is not supported, only a list of "
+            f"{SLIDING!r} and {FULL!r}"
         )
     if len(types) != s["num_hidden_layers"]:
         raise ValueError(
-            f"config.json: layer_types = {types!r} are {len(types)}, num_hidden_layers is "
+            f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
             f"{s['num_hidden_layers']}"
         )
     if SLIDING in types and s["sliding_window"] is None:
@@ -41,9 +45,9 @@ def read_types(s: dict[str, Any], types: list[str], fields: dict[str, dict[str, 
     return base | dict(kinds=[(count, own if name == SLIDING else {}) for name, count in runs])
 
 
-def write_types(c: Any) -> dict[str, Any]:
+def write_types(c: ModelConfig) -> dict[str, Any]:
     """layer_types and sliding_window: the inverse. Raises ValueError for windows of two sizes."""
-    windows = {stack.window for stack in c.stacks.values()} - {None}
+    windows = {stack.window for stack in c.stacks.values() if stack.window is not None}
     if len(windows) > 1:
         raise ValueError(f"all layers that slide have one window, not {sorted(windows)}")
     slides = {name: stack.window is not None for name, stack in c.stacks.items()}
@@ -54,7 +58,7 @@ def write_types(c: Any) -> dict[str, Any]:
     )
 
 
-def of_type(c: Any, kind: str) -> Any:
+def of_type(c: ModelConfig, kind: str) -> ModelConfig:
     """The model of the layers of a type; of one without, that of the others."""
     stacks = sorted(
         c.stacks.values(), key=lambda stack: (stack.window is None) == (kind == SLIDING)

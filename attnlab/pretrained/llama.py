@@ -5,13 +5,16 @@ Qwen3 (2025), in the names of Hugging Face: one family with other settings.
 from collections.abc import Callable
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.layer_types import FULL, SLIDING, of_type, read_types, write_types
 from attnlab.pretrained.rope import ROPE, read_rope, write_rope
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import (
+    Null,
     OrNull,
     activation,
+    shown,
     size_fields,
     size_settings,
     their_activation,
@@ -23,8 +26,8 @@ SETTINGS = ROPE | {
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
+    "num_key_value_heads": Null(int),
+    "head_dim": Null(int),
     "hidden_act": "silu",
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
@@ -58,7 +61,7 @@ def decoder_fields(s: dict[str, Any], architecture: str, act: str = "hidden_act"
     )
 
 
-def decoder_settings(c: Any) -> dict[str, Any]:
+def decoder_settings(c: ModelConfig) -> dict[str, Any]:
     """The inverse of `decoder_fields`."""
     if not c.activation.startswith("gated_"):
         raise ValueError(f"the feed-forward part has a gate, not {c.activation!r}")
@@ -73,12 +76,18 @@ def decoder_settings(c: Any) -> dict[str, Any]:
     )
 
 
-def decoder_rows(c: Any, heads: Heads, norms: dict[tuple[str, str], str] = NORMS) -> list[Row]:
+def decoder_rows(
+    c: ModelConfig, heads: Heads, norms: dict[tuple[str, str], str] = NORMS
+) -> list[Row]:
     """The name table, of layers of several kinds too; `norms` are theirs of (part, ours)."""
     rows, count = same("embed_tokens.weight", "embedding"), dict.fromkeys(c.stacks, 0)
+    groups = {
+        name: {part: stack.layer_plan.indices(part) for part in stack.layer_plan}
+        for name, stack in c.stacks.items()
+    }
     for i, stack in enumerate(c.layer_names):
-        at, plan = f"layers.{i}.", c.stacks[stack].layer_plan
-        slots = {part: plan[part][count[stack]] for part in plan}
+        at = f"layers.{i}."
+        slots = {part: each[count[stack]] for part, each in groups[stack].items()}
         count[stack] += 1
         rows += heads(f"{at}self_attn.", stack, slots["attention"])
         for n in ("gate", "up", "down"):
@@ -89,7 +98,7 @@ def decoder_rows(c: Any, heads: Heads, norms: dict[tuple[str, str], str] = NORMS
     return rows + (dense("lm_head", "readout", bias=False) if c.readout == "own" else [])
 
 
-def plain_heads(c: Any) -> Heads:
+def plain_heads(c: ModelConfig) -> Heads:
     """Of maps named as in Llama, with norms of queries and keys where there are such."""
 
     def heads(at: str, stack: str, slot: int) -> list[Row]:
@@ -104,7 +113,7 @@ def plain_heads(c: Any) -> Heads:
     return heads
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     return decoder_rows(c, plain_heads(c))
 
 
@@ -112,7 +121,7 @@ def _heads(s: dict[str, Any]) -> dict[str, Any]:
     return dict(num_kv_heads=s["num_key_value_heads"], head_dim=s["head_dim"]) | read_rope(s)
 
 
-def _head_settings(c: Any) -> dict[str, Any]:
+def _head_settings(c: ModelConfig) -> dict[str, Any]:
     one = of_type(c, FULL)  # the others have the same
     sizes = one.heads.sizes
     return dict(num_key_value_heads=sizes["K"], head_dim=sizes["H"]) | write_rope(one)
@@ -122,12 +131,12 @@ def _llama(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, 
     return decoder_fields(s, architecture) | _heads(s)
 
 
-def named(c: Any, name: str) -> str:
+def named(c: ModelConfig, name: str) -> str:
     """The architecture of a family's `name` that has what `c` has."""
     return f"{name}Model" if c.readout == "none" else f"{name}ForCausalLM"
 
 
-def _describe_llama(c: Any) -> tuple[dict[str, Any], str]:
+def _describe_llama(c: ModelConfig) -> tuple[dict[str, Any], str]:
     return decoder_settings(c) | _head_settings(c), named(c, "Llama")
 
 
@@ -138,7 +147,7 @@ def _mistral(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str
     return _llama(plain, tensors, architecture) | dict(window=window and window - 1)
 
 
-def _describe_mistral(c: Any) -> tuple[dict[str, Any], str]:
+def _describe_mistral(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = decoder_settings(c) | _head_settings(c)
     del settings["attention_bias"], settings["mlp_bias"]
     window = None if c.window is None else c.window + 1
@@ -160,7 +169,7 @@ def _ministral(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[s
     return _mistral(s, tensors, architecture) | _windows(s, types)
 
 
-def _describe_ministral(c: Any) -> tuple[dict[str, Any], str]:
+def _describe_ministral(c: ModelConfig) -> tuple[dict[str, Any], str]:
     return _describe_mistral(c)[0] | write_types(c), named(c, "Ministral")
 
 
@@ -171,11 +180,13 @@ def _qwen_windows(s: dict[str, Any]) -> dict[str, Any]:
         first = s["max_window_layers"] if slides else count
         types = [FULL if i < first else SLIDING for i in range(count)]
     if isinstance(types, list) and SLIDING in types and not s["use_sliding_window"]:
-        raise ValueError(f"config.json: layer_types = {types!r} need use_sliding_window = true")
+        raise ValueError(
+            f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
+        )
     return _windows(s, types)
 
 
-def _write_qwen_windows(c: Any) -> dict[str, Any]:
+def _write_qwen_windows(c: ModelConfig) -> dict[str, Any]:
     told = write_types(c)
     types = told["layer_types"]
     return told | dict(
@@ -191,7 +202,7 @@ def _qwen2(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, 
     return fields | _qwen_windows(s)
 
 
-def _describe_qwen2(c: Any) -> tuple[dict[str, Any], str]:
+def _describe_qwen2(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = decoder_settings(c) | _head_settings(c) | _write_qwen_windows(c)
     del settings["mlp_bias"], settings["attention_bias"]
     return settings, named(c, "Qwen2")
@@ -202,7 +213,7 @@ def _qwen3(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, 
     return _llama(s | dict(mlp_bias=False), tensors, architecture) | norms | _qwen_windows(s)
 
 
-def _describe_qwen3(c: Any) -> tuple[dict[str, Any], str]:
+def _describe_qwen3(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = decoder_settings(c) | _head_settings(c) | _write_qwen_windows(c)
     del settings["mlp_bias"]
     return settings, named(c, "Qwen3")
@@ -241,7 +252,7 @@ OF_MISTRAL = without("attention_bias", "mlp_bias") | {
 }
 MISTRAL = family("mistral", OF_MISTRAL, _mistral, _describe_mistral, _rows)
 MINISTRAL = family(
-    "ministral", OF_MISTRAL | {"layer_types": None}, _ministral, _describe_ministral, _rows
+    "ministral", OF_MISTRAL | {"layer_types": Null(list)}, _ministral, _describe_ministral, _rows
 )
 OF_QWEN = without("attention_bias", "mlp_bias") | {
     "vocab_size": 151936,
@@ -251,7 +262,7 @@ OF_QWEN = without("attention_bias", "mlp_bias") | {
     "use_sliding_window": False,
     "sliding_window": OrNull(4096),
     "max_window_layers": 28,
-    "layer_types": None,
+    "layer_types": Null(list),
 }
 QWEN2 = family("qwen2", OF_QWEN, _qwen2, _describe_qwen2, _rows)
 QWEN3 = family(

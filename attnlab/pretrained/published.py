@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from attnlab.model.config import ModelConfig
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.distilbert import DISTILBERT
@@ -184,7 +184,8 @@ def published_config(name: str, **fields: Any) -> ModelConfig:
     >>> unique_parameters(published_config("gpt2"))
     124439808
     """
-    row = find("published model", name, PUBLISHED | TRANSFORMERS)
+    known: dict[str, Published | ModelConfig] = {**PUBLISHED, **TRANSFORMERS}
+    row = lookup(known, name, what="published model")
     if isinstance(row, Published):
         settings = read_settings(row.settings, row.family.settings, row.family.fixed, ())
         tensors = dict.fromkeys(row.tensors)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.bert import (
     NAMES,
     embedding_rows,
@@ -28,12 +29,12 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     return encoder_fields(s) | readout | positions
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     settings = encoder_settings(c) | dict(pad_token_id=c.pad_token)
     return settings, "RobertaModel" if c.readout == "none" else "RobertaForMaskedLM"
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     rows = embedding_rows(c.token_types) + layer_rows(c, NAMES, "encoder.layer.{}.")
     return rows + readout_rows(
         c,

@@ -3,60 +3,51 @@
 from typing import Any
 
 from attnlab.heads.positions import SCALINGS, read_scaling
+from attnlab.model.config import ModelConfig
+from attnlab.pretrained.settings import LARGEST_NUMBER, Null, shown
 
-ROPE: dict[str, Any] = {"rope_parameters": None, "rope_theta": None, "rope_scaling": None}
+ROPE: dict[str, Any] = {
+    "rope_parameters": Null(dict),
+    "rope_theta": None,
+    "rope_scaling": Null(dict),
+}
 """Attributes that `read_rope` reads, beside the family's own names."""
 
 
 def read_rope(
     s: dict[str, Any], *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
 ) -> dict[str, Any]:
-    """The fields of a ModelConfig. `base` and `fraction` are the family's own names of two numbers
-    that `rope_parameters` calls rope_theta and partial_rotary_factor; `part` is what the second is
-    where nothing says it. A family without a `fraction` turns whole heads.
+    """Read the fields of a ModelConfig that set rotary positions.
 
-    Raises ValueError that names the attribute which is unknown, missing, or said twice.
+    Args:
+      s: the settings of config.json.
+      base, fraction: the family's own names of two numbers that `rope_parameters` calls rope_theta
+        and partial_rotary_factor. A family without a `fraction` rotates whole heads.
+      part: the fraction where config.json has none.
+
+    Raises:
+      ValueError: names the attribute that is unknown, missing, given twice or no number.
     """
-    said: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(s[name] or {}, dict):
-            raise ValueError(f"config.json: {name} = {s[name]!r} should be an object or null")
-        for key, value in (s[name] or {}).items():
-            _say(said, "rope_type" if key == "type" else key, value, f"{name}.{key}")
-    for key, name in {"rope_theta": base, "partial_rotary_factor": fraction}.items():
-        if name and s[name] is not None:
-            _say(said, key, s[name], name)
+    said = _given(s, {"rope_theta": base, "partial_rotary_factor": fraction})
     kind = said.pop("rope_type", "default")
-    if kind != "default" and kind not in SCALINGS:
+    if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
         raise ValueError(
-            f"config.json: rope_type = {kind!r} is not supported; known: default, "
+            f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
             f"{', '.join(SCALINGS)}"
         )
     names = () if kind == "default" else SCALINGS[kind].numbers
-    known: dict[str, Any] = {"rope_theta": 10000.0, "partial_rotary_factor": part} | dict.fromkeys(
-        names
-    )
-    for key, value in said.items():
-        if key not in known:
-            raise ValueError(
-                f"config.json: {key} = {value!r} of the rotary positions (rope_type {kind!r}) is "
-                "unknown here and may change what the model computes"
-            )
+    found = {"rope_theta": 10000.0, "partial_rotary_factor": part}
+    found |= _numbers(said, (*found, *names), kind)
     if "original_max_position_embeddings" in names:
-        said.setdefault("original_max_position_embeddings", s["max_position_embeddings"])
-    for key, value in said.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"config.json: {key} = {value!r} of the rotary positions is no number")
-    if missing := [n for n in names if n not in said]:
+        found.setdefault("original_max_position_embeddings", s["max_position_embeddings"])
+    if missing := [n for n in names if n not in found]:
         raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
-    found = known | said
     if not fraction and found["partial_rotary_factor"] != 1:
         raise ValueError(
             f"config.json: partial_rotary_factor = {found['partial_rotary_factor']!r} is not "
             "supported in this family, only 1.0"
         )
-    numbers = ",".join(_short(found[name]) for name in names)
-    scaling = f"{kind}:{numbers}" if names else None
+    scaling = f"{kind}:{','.join(_short(found[name]) for name in names)}" if names else None
     if scaling:
         read_scaling(scaling)
     return dict(
@@ -67,8 +58,39 @@ def read_rope(
     )
 
 
+def _given(s: dict[str, Any], own: dict[str, str]) -> dict[str, Any]:
+    """What rope_scaling, rope_parameters and the family's own names (`own`) say, in the words of
+    `rope_parameters`."""
+    said: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(s[name], dict | None):
+            raise ValueError(f"config.json: {name} = {shown(s[name])} should be an object or null")
+        for key, value in (s[name] or {}).items():
+            _say(said, "rope_type" if key == "type" else key, value, f"{name}.{key}")
+    for key, name in own.items():
+        if name and s[name] is not None:
+            _say(said, key, s[name], name)
+    return said
+
+
+def _numbers(said: dict[str, Any], known: tuple[str, ...], kind: str) -> dict[str, Any]:
+    """The numbers that were given, all of them known, finite and above 0."""
+    for key, value in said.items():
+        if key not in known:
+            raise ValueError(
+                f"config.json: {shown(key)[1:-1]} = {shown(value)} of the rotary positions "
+                f"(rope_type {kind!r}) is unknown here and may change what the model computes"
+            )
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= LARGEST_NUMBER:
+            raise ValueError(
+                f"config.json: {key} = {shown(value)} of the rotary positions is no number above 0"
+            )
+    return said
+
+
 def write_rope(
-    c: Any, *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
+    c: ModelConfig, *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
 ) -> dict[str, Any]:
     """The inverse, for readers of today and of before."""
     scaled: dict[str, Any] = {}
@@ -87,8 +109,8 @@ def write_rope(
 def _say(said: dict[str, Any], key: str, value: Any, name: str) -> None:
     if said.setdefault(key, value) != value:
         raise ValueError(
-            f"config.json: {name} = {value!r} contradicts another attribute of the rotary "
-            f"positions, which says {said[key]!r}"
+            f"config.json: {name} = {shown(value)} contradicts another attribute of the rotary "
+            f"positions, which says {shown(said[key])}"
         )
 
 

@@ -1,15 +1,18 @@
 """A name table: which tensor of a file is which weight of ours, and how one becomes the other."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.heads.old.maps import parse
-from attnlab.pretrained.tensors import Stored
+from attnlab.pretrained.settings import shown
+from attnlab.pretrained.tensors import CHUNK, Stored, Tensor, is_floating
 
 Path = tuple[str, ...]
 
@@ -68,25 +71,44 @@ def fill(
     *,
     dtype: Any = np.float32,
     put: Callable[[Path, np.ndarray], Any] = lambda path, a: a,
+    allow_nonfinite: bool = False,
 ) -> Any:
     """The tree of `shapes` from the tensors, in `dtype`. Every weight is filled, once.
 
     Weights are made one by one, the largest first, and handed to `put`, which says what stands in
     the tree. No more than a weight and a part of a tensor is held beside what `put` has given.
 
-    Raises ValueError that names the tensor which is missing or does not fit, before any is read.
+    Raises ValueError that names the tensor which is missing, does not fit or is not of floating
+    numbers, before any is read; and the first that has a number which `dtype` cannot hold, or NaN
+    or infinity without `allow_nonfinite`.
     """
     rows = list(rows)
+    leaves = {
+        tuple(key.key for key in keys): leaf.shape
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    }
+    makers = _makers(rows, tensors, leaves)
+    made = {}
+    for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
+        weight = _empty(leaves[path], dtype)
+        for row, tensor in makers[path]:
+            target = weight if row.slot is None else weight[row.slot]
+            _copy(row, path, leaves, tensor, target, allow_nonfinite)
+        made[path] = put(path, weight)
+        del weight
+    return jax.tree.unflatten(jax.tree.structure(shapes), [made[path] for path in leaves])
+
+
+def _makers(
+    rows: list[Row], tensors: Mapping[str, np.ndarray], leaves: dict[Path, Any]
+) -> dict[Path, list[tuple[Row, Any]]]:
+    """Path of a weight -> the tensors that it is made of. Raises the errors of `fill`."""
     missing = [row.name for row in rows if row.name not in tensors]
     if missing:
         raise ValueError(
             f"{len(missing)} tensors are missing, the first is {missing[0]!r}; the model of "
             "config.json needs it"
         )
-    leaves = {
-        tuple(key.key for key in keys): leaf.shape
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
-    }
     makers: dict[Path, list[tuple[Row, Any]]] = {path: [] for path in leaves}
     for row in rows:
         tensor = tensors.at(row.name) if isinstance(tensors, Stored) else tensors[row.name]
@@ -94,8 +116,13 @@ def fill(
         if tensor.shape != stored:
             where = ", ".join(".".join(path) for path in row.paths)
             raise ValueError(
-                f"the tensor {row.name!r} has shape {tensor.shape}, config.json asks for {stored} "
-                f"(it becomes {where})"
+                f"the tensor {shown(row.name)} has shape {tensor.shape}, config.json asks for "
+                f"{stored} (it becomes {where}){_file(tensor)}"
+            )
+        if not is_floating(tensor.dtype):
+            raise ValueError(
+                f"the tensor {shown(row.name)} has the dtype {np.dtype(tensor.dtype)}, weights "
+                f"have a floating one{_file(tensor)}"
             )
         for path in row.paths:
             makers[path].append((row, tensor))
@@ -103,14 +130,7 @@ def fill(
         slots = [row.slot for row, _ in found]
         if slots != [None] and _places(slots, leaves[path][0]) != list(range(leaves[path][0])):
             raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
-    made = {}
-    for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
-        weight = _empty(leaves[path], dtype)
-        for row, tensor in makers[path]:
-            _copy(row, path, leaves, tensor, weight if row.slot is None else weight[row.slot])
-        made[path] = put(path, weight)
-        del weight
-    return jax.tree.unflatten(jax.tree.structure(shapes), [made[path] for path in leaves])
+    return makers
 
 
 def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
@@ -122,7 +142,8 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
     shapes = {path: a.shape for path, a in leaves.items()}
     tensors = {}
     for row in rows:
-        tensor = np.empty(_stored_shape(row, shapes), leaves[row.paths[0]].dtype)
+        dtype = functools.reduce(jnp.promote_types, [leaves[path].dtype for path in row.paths])
+        tensor = np.empty(_stored_shape(row, shapes), dtype)
         for path, columns in _columns(row, shapes).items():
             a = leaves[path] if row.slot is None else leaves[path][row.slot]
             folded = a.reshape(_fold(row, path, shapes))
@@ -134,21 +155,59 @@ def unfill(params: Any, rows: Iterable[Row]) -> dict[str, np.ndarray]:
     return tensors
 
 
-CHUNK = 2**20
-"""Numbers of a tensor that are read at once."""
-
-
-def _copy(row: Row, path: Path, shapes: dict[Path, Any], tensor: Any, weight: np.ndarray) -> None:
+def _copy(
+    row: Row,
+    path: Path,
+    shapes: dict[Path, Any],
+    tensor: Any,
+    weight: np.ndarray,
+    allow_nonfinite: bool,
+) -> None:
     """Writes what `tensor` has of one slot of a weight into it."""
     folded = weight.reshape(_fold(row, path, shapes))
     columns = _columns(row, shapes)[path]
+    convert = functools.partial(
+        _convert, name=row.name, file=_file(tensor), allow_nonfinite=allow_nonfinite
+    )
     if not isinstance(columns, slice):
-        folded[...] = _as_ours(row, tensor[...])[..., columns]
+        convert(_as_ours(row, tensor[...])[..., columns], folded)
         return
     target = _as_stored(row, folded)
     step = max(1, CHUNK // max(1, math.prod(tensor.shape[1:])))
     for first in range(0, tensor.shape[0], step):
-        target[first : first + step] = tensor[first : first + step]
+        convert(tensor[first : first + step], target[first : first + step])
+
+
+def _convert(
+    source: np.ndarray, target: np.ndarray, name: str, file: str, allow_nonfinite: bool
+) -> None:
+    """Write numbers in the dtype of `target`.
+
+    Raises ValueError for those that it cannot hold, and for NaN and infinity unless allowed.
+    """
+    with np.errstate(over="ignore"):
+        target[...] = source
+    finite = np.isfinite(target)
+    if finite.all():
+        return
+    beyond = np.isfinite(source) & ~finite
+    if beyond.any():
+        value = float(source[beyond][0])
+        raise ValueError(
+            f"the tensor {shown(name)} has {value!r}, which is beyond the range of "
+            f"{target.dtype}{file}"
+        )
+    if not allow_nonfinite:
+        value = float(source[~finite][0])
+        raise ValueError(
+            f"the tensor {shown(name)} has the value {value!r}{file}; if it is meant to, pass "
+            "allow_nonfinite=True"
+        )
+
+
+def _file(tensor: Any) -> str:
+    """Where a tensor lies, for an error."""
+    return f", in {tensor.path}" if isinstance(tensor, Tensor) else ""
 
 
 def _as_ours(row: Row, tensor: np.ndarray) -> np.ndarray:
@@ -196,7 +255,8 @@ def _stored_shape(row: Row, shapes: dict[Path, Any]) -> tuple[int, ...]:
 def _slot_shape(row: Row, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
     if isinstance(row.slot, slice):
         return len(_places([row.slot], shapes[path][0])), *shapes[path][1:]
-    return shapes[path] if row.slot is None else shapes[path][1:]
+    shape: tuple[int, ...] = shapes[path]
+    return shape if row.slot is None else shape[1:]
 
 
 def _places(slots: Iterable[Any], count: int) -> list[int]:
@@ -222,4 +282,5 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + 64, np.uint8)
     start = -room.ctypes.data % 64
-    return room[start : start + size].view(dtype).reshape(shape)
+    empty: np.ndarray = room[start : start + size].view(dtype).reshape(shape)
+    return empty

@@ -1,13 +1,38 @@
 """config.json: every attribute is read, known to change nothing, or refused by name."""
 
 import fnmatch
-from typing import Any, NamedTuple
+import reprlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from attnlab.model.config import ModelConfig
 
 
 class OrNull(NamedTuple):
-    """What an attribute is where config.json says nothing; null says something else."""
+    """Default of an attribute that may be null, which means something else."""
 
     default: Any
+
+
+class Null(NamedTuple):
+    """Type of an attribute that is null by default."""
+
+    type: type[Any]
+
+
+LARGEST_COUNT = 2**31 - 1
+LARGEST_NUMBER = 1e38
+MAX_LAYERS = 10_000
+DEPTHS = {"n_layer", "n_layers", "num_layers", "num_decoder_layers", "num_hidden_layers"}
+"""Attributes that count layers."""
+MAY_BE_ZERO = {
+    "type_vocab_size",
+    "first_k_dense_replace",
+    "max_window_layers",
+    "encoder_stride",
+    "pooler_output_size",
+}
+"""Whole numbers that may be 0; others are at least 1."""
 
 
 # Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
@@ -61,20 +86,24 @@ def read_settings(
     fixed = FIXED | fixed
     for name, value in raw.items():
         if name in defaults:
-            _check_type(name, value, defaults[name])
+            _check(name, value, defaults[name])
         elif any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
             continue
         elif name in fixed:
             if value != fixed[name]:
                 raise ValueError(
-                    f"config.json: {name} = {value!r} is not supported, only {fixed[name]!r}"
+                    f"config.json: {name} = {shown(value)} is not supported, only {fixed[name]!r}"
                 )
         elif not any(fnmatch.fnmatchcase(name, pattern) for pattern in HARMLESS):
             raise ValueError(
-                f"config.json: {name} = {value!r} is unknown here and may change what the model "
-                f"computes; if it does not, pass ignore=({name!r},)"
+                f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
+                f"what the model computes; if it does not, pass ignore=({shown(name)},)"
             )
-    plain = {n: d.default if isinstance(d, OrNull) else d for n, d in defaults.items()}
+    plain = {
+        name: default.default if isinstance(default, OrNull) else default
+        for name, default in defaults.items()
+    }
+    plain |= {name: None for name, default in plain.items() if isinstance(default, Null)}
     return {name: raw.get(name, default) for name, default in plain.items()}
 
 
@@ -94,7 +123,7 @@ def size_fields(settings: dict[str, Any]) -> dict[str, Any]:
     return {ours: settings[theirs] for ours, theirs in SIZES.items()}
 
 
-def size_settings(config: Any) -> dict[str, Any]:
+def size_settings(config: "ModelConfig") -> dict[str, Any]:
     """The inverse of `size_fields`."""
     return {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
 
@@ -104,7 +133,8 @@ def activation(settings: dict[str, Any], name: str) -> str:
     theirs = settings[name]
     if theirs not in ACTIVATIONS:
         raise ValueError(
-            f"config.json: {name} = {theirs!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+            f"config.json: {name} = {shown(theirs)} is not supported; known: "
+            f"{', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[theirs]
 
@@ -114,15 +144,45 @@ def their_activation(ours: str) -> str:
     return next(theirs for theirs, name in ACTIVATIONS.items() if name == ours)
 
 
-def _check_type(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, OrNull):
-        if value is None:
-            return
-        default = default.default
-    kinds = {bool: bool, int: int, float: (int, float), str: str}.get(type(default))
-    wrong = kinds and not isinstance(value, kinds)  # type: ignore[arg-type]
-    if wrong or (type(default) in (int, float) and isinstance(value, bool)):
+def shown(value: Any, limit: int = 120) -> str:
+    """The `repr` of a value from a file, cut to about `limit` characters.
+
+    >>> shown("x" * 1000, 20), shown([1, None])
+    ("'xxxxxx...xxxxxxx'", '[1, None]')
+    """
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    return short.repr(value)
+
+
+def _check(name: str, value: Any, default: Any) -> None:
+    """Check an attribute against its default: of its type, finite, and of a possible size."""
+    if isinstance(default, OrNull | Null) and value is None:
+        return
+    default = default.default if isinstance(default, OrNull) else default
+    kind: type[Any] = default.type if isinstance(default, Null) else type(default)
+    if kind is type(None):  # the family checks it
+        return
+    allowed = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
+        like = "" if isinstance(default, Null) else f", as {default!r} is"
+        raise ValueError(f"config.json: {name} = {shown(value)} should be a {kind.__name__}{like}")
+    if kind is int:
+        least, most = int(name not in MAY_BE_ZERO), LARGEST_COUNT
+        most = MAX_LAYERS if name in DEPTHS else most
+        if not least <= value <= most:
+            raise ValueError(
+                f"config.json: {name} = {shown(value)} must be from {least} to {most:,}"
+            )
+    if kind is float:
+        check_number(name, value, least=0 if "eps" in name else -LARGEST_NUMBER)
+
+
+def check_number(name: str, value: Any, *, least: float = -LARGEST_NUMBER) -> None:
+    """Raise ValueError for what is no number, not finite, or less than `least`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= LARGEST_NUMBER:
+        bound = f" of at least {least:g}" if least > -LARGEST_NUMBER else ""
         raise ValueError(
-            f"config.json: {name} = {value!r} should be a {type(default).__name__}, "
-            f"as {default!r} is"
+            f"config.json: {name} = {shown(value)} is no number; write a finite one{bound}"
         )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.model.config import ModelConfig
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.pretrained.rows import Row
 
 # hparams -> (our norm, where its variables stand)
@@ -30,7 +30,7 @@ def build(
 
     q, k and v of three axes [E, heads, d] carry the scale of the scores in their values.
     """
-    norm, place = find("layer_postprocess_sequence", after, NORMS)
+    norm, place = lookup(NORMS, after, what="layer_postprocess_sequence")
     join_shards(tensors)
     first = "body/encoder/layer_0/"
     heads = f"{first}self_attention/multihead_attention/"
@@ -64,13 +64,13 @@ def build(
         embedding_scale=width**0.5,
         zero_token=0,
     )
-    maps = {n: n for n in "qkvo"} if three else dict(zip("qkvo", "qkv", strict=False))
-    maps["o"] = "o" if three else "output_transform"
+    return config, _rows(config, three, place)
 
-    def norm_rows(path: str, *where: str, slot: int | None = None) -> list[Row]:
-        file = f"{path}/{place}/layer_norm/layer_norm_"
-        return [Row(file + n, ((*where, n),), slot) for n in ("scale", "bias")]
 
+def _rows(config: ModelConfig, three: bool, place: str) -> list[Row]:
+    """The name table. `three`: q, k and v have three axes; `place`: where the norms are named."""
+    end, kind = ("", "same") if three else ("/kernel", "conv1d")
+    maps = {"q": "q", "k": "k", "v": "v", "o": "o" if three else "output_transform"}
     rows = [Row("embedding", (("embedding",),))]
     plans = {"encoder": config.encoder_layer_plan, "decoder": config.layer_plan}
     for stack, plan in plans.items():
@@ -81,15 +81,21 @@ def build(
                 where, path = (f"{own}layers", part), layer + WORDS[part]
                 for ours, theirs in maps.items():
                     name = f"{path}/multihead_attention/{theirs}{end}"
-                    rows.append(Row(name, ((*where, ours),), i, "same" if three else "conv1d"))
-                rows += norm_rows(path, *where, "norm", slot=i)
+                    rows.append(Row(name, ((*where, ours),), i, kind))
+                rows += _norm_rows(f"{path}/{place}", *where, "norm", slot=i)
             where = (f"{own}layers", "ffn")
             for ours, theirs in {"up": "conv1", "down": "conv2"}.items():
                 rows.append(Row(f"{layer}ffn/{theirs}/kernel", ((*where, ours),), i))
                 rows.append(Row(f"{layer}ffn/{theirs}/bias", ((*where, f"{ours}_bias"),), i))
-            rows += norm_rows(f"{layer}ffn", *where, "norm", slot=i)
-        rows += norm_rows(f"body/{stack}", f"{own}final_norm") if norm == "pre" else []
-    return config, rows
+            rows += _norm_rows(f"{layer}ffn/{place}", *where, "norm", slot=i)
+        if config.norm == "pre":
+            rows += _norm_rows(f"body/{stack}/{place}", f"{own}final_norm")
+    return rows
+
+
+def _norm_rows(path: str, *where: str, slot: int | None = None) -> list[Row]:
+    file = f"{path}/layer_norm/layer_norm_"
+    return [Row(file + n, ((*where, n),), slot) for n in ("scale", "bias")]
 
 
 def strip(tensors: dict[str, Any]) -> None:

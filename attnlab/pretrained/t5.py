@@ -2,11 +2,12 @@
 
 from typing import Any
 
-import numpy as np
-
+from attnlab.model.config import ModelConfig
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import activation, their_activation
+from attnlab.pretrained.settings import Null, activation, their_activation
+from attnlab.sharing.bits import same_bits
+from attnlab.sharing.plan import Plan
 
 SETTINGS = {
     "vocab_size": 32128,
@@ -14,17 +15,17 @@ SETTINGS = {
     "d_kv": 64,
     "d_ff": 2048,
     "num_layers": 6,
-    "num_decoder_layers": None,
+    "num_decoder_layers": Null(int),
     "num_heads": 8,
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     "dropout_rate": 0.1,
     "layer_norm_epsilon": 1e-6,
     "feed_forward_proj": "relu",
-    "is_gated_act": None,
-    "dense_act_fn": None,
+    "is_gated_act": Null(bool),
+    "dense_act_fn": Null(str),
     "tie_word_embeddings": True,
-    "scale_decoder_outputs": None,
+    "scale_decoder_outputs": Null(bool),
     "is_encoder_decoder": True,
     "n_positions": 512,  # of the training data; relative positions go on
 }
@@ -55,7 +56,7 @@ def _own_readout(tensors: Tensors) -> bool:
     own, table = tensors.get("lm_head.weight"), tensors.get("shared.weight")
     if own is None or table is None:
         return "lm_head.weight" in tensors
-    return not np.array_equal(own, table)
+    return not same_bits(own, table)
 
 
 def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     plain = their_activation(c.activation.removeprefix("gated_"))
     gated = c.activation.startswith("gated_")
     words = {"gelu_new": "gated-gelu"}.get(plain, f"gated-{plain}") if gated else plain
@@ -129,7 +130,7 @@ def _describe(c: Any) -> tuple[dict[str, Any], str]:
     return settings, names.get(c.readout, "T5ForConditionalGeneration")
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
     own = "" if c.share_encoder or c.kind == "encoder" else "encoder_"
     encoder = c.layer_plan if c.kind == "encoder" else c.encoder_layer_plan
     rows = same("shared.weight", "embedding")
@@ -142,7 +143,7 @@ def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
 PARTS = {"attention": "SelfAttention", "cross": "EncDecAttention", "ffn": "DenseReluDense"}
 
 
-def _stack(name: str, own: str, plan: Any, c: Any) -> list[Row]:
+def _stack(name: str, own: str, plan: Plan, c: ModelConfig) -> list[Row]:
     """All of an encoder or decoder, stored under its `name`; `own` begins our names."""
     heads = {ours: ours for ours in "qkvo"}
     ffn = {"up": "wi", "down": "wo"}
@@ -153,9 +154,10 @@ def _stack(name: str, own: str, plan: Any, c: Any) -> list[Row]:
         f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
         f"{own}relative_bias",
     )
+    groups = {part: plan.indices(part) for part in plan}
     for i in range(plan.num_layers):
         for j, part in enumerate(p for p in PARTS if p in plan):
-            at, slot = f"{name}.block.{i}.layer.{j}.", plan[part][i]
+            at, slot = f"{name}.block.{i}.layer.{j}.", groups[part][i]
             where = (f"{own}layers", part)
             for ours, theirs in matrices[part].items():
                 file = f"{at}{PARTS[part]}.{theirs}"

@@ -6,6 +6,7 @@ Nothing in such a file can be executed. Pickles can: none is ever opened.
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.extras import extra
+from attnlab.pretrained.settings import shown
 
 DTYPES: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
@@ -22,6 +24,15 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 PICKLES = (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+CHUNK = 2**20
+"""Numbers of a tensor that are read, or checked, at once."""
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a dtype is a real floating one, bfloat16 included."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,29 +92,57 @@ def read_folder(folder: Path) -> Stored:
 
     Raises ValueError, naming file and tensor, for anything that is missing, damaged or a pickle.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; pass one that holds config.json")
-    if (folder / ONE_FILE).exists():
-        return read_file(folder / ONE_FILE)
-    if not (folder / INDEX).exists():
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-        found = f"; {pickles[0]} is a pickle, which can run code and is never opened: load it"
-        way_out = f"{found} where you trust it and save it as safetensors" if pickles else ""
-        raise ValueError(f"{folder} holds no {ONE_FILE} and no {INDEX}{way_out}")
-    index = read_json(folder / INDEX)
-    places = index.get("weight_map")
-    if not isinstance(places, dict):
-        raise ValueError(f"{folder / INDEX} has no weight_map")
+    if is_there(folder / ONE_FILE):
+        return _some(read_file(folder / ONE_FILE), folder / ONE_FILE)
+    if not is_there(folder / INDEX):
+        raise ValueError(f"{folder} holds no {ONE_FILE} and no {INDEX}{_found_pickle(folder)}")
+    places = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise ValueError(
+            f"{folder / INDEX} has weight_map = {shown(places)}; it should map names to files"
+        )
     tensors = Stored({})
-    for name in sorted({str(file) for file in places.values()}):
-        if Path(name).name != name or not (folder / name).exists():
-            raise ValueError(f"{INDEX} names the file {name!r}, which is not in {folder}")
+    for name in dict.fromkeys(file if isinstance(file, str) else None for file in places.values()):
+        if name is None:
+            odd = next(file for file in places.values() if not isinstance(file, str))
+            raise ValueError(f"{INDEX} names the file {shown(odd)}; write a string")
+        if Path(name).name != name or not _is_file(folder / name):
+            raise ValueError(f"{INDEX} names the file {shown(name)}, which is not in {folder}")
         held = read_file(folder / name)
         said = {tensor for tensor, file in places.items() if file == name}
         if said != set(held):
-            odd = min(said ^ set(held))
-            raise ValueError(f"{INDEX} and {name} disagree about the tensor {odd!r}")
+            odd = shown(min(said ^ set(held)))
+            raise ValueError(f"{INDEX} and {name} disagree about the tensor {odd}")
         tensors |= held
+    return _some(tensors, folder / INDEX)
+
+
+def _found_pickle(folder: Path) -> str:
+    """What to do where the weights are pickles; "" where there are none."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".bin", ".pt", ".pth"):
+            return (
+                f"; {path.name} is a pickle, which can run code and is never opened: load it where "
+                "you trust it and save it as safetensors"
+            )
+    return ""
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything of this name; a name that no file can have is not there."""
+    return os.path.lexists(path) if len(path.name) < 256 else False
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _some(tensors: Stored, path: Path) -> Stored:
+    if not tensors:
+        raise ValueError(f"{path} holds no tensor")
     return tensors
 
 
@@ -111,6 +150,8 @@ def read_file(path: Path) -> Stored:
     """Every tensor of one file. Raises ValueError for a pickle, and for what is damaged."""
     with extra("pretrained"):
         from safetensors import SafetensorError, safe_open
+    if not _is_file(path):
+        raise ValueError(f"{path} is no file")
     with path.open("rb") as file:
         start, brace = file.read(8), file.read(1)
     # A header of 640 bytes begins as a pickle does: the brace tells them apart.
@@ -125,34 +166,63 @@ def read_file(path: Path) -> Stored:
         raise ValueError(f"{path} is no whole safetensors file ({error}); copy it again") from None
     with path.open("rb") as file:  # the library has checked all of it
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+        header = _parse(file.read(length).decode(), path)
     found = {}
-    for name in mapped.keys():  # noqa: SIM118
+    names: list[str] = list(mapped.keys())  # type: ignore[no-untyped-call]
+    for name in names:
         said = header[name]
         if said["dtype"] not in DTYPES:
-            raise ValueError(f"{path}: {name!r} has the unknown dtype {said['dtype']!r}")
+            raise ValueError(f"{path}: {shown(name)} has the unknown dtype {said['dtype']!r}")
         start = 8 + length + said["data_offsets"][0]
         found[name] = Tensor(path, DTYPES[said["dtype"]], tuple(said["shape"]), start)
     return Stored(found)
 
 
 def write_file(path: Path, tensors: Mapping[str, Any]) -> None:
-    """The inverse of `read_file`."""
+    """The inverse of `read_file`. Raises OSError where the file cannot be written."""
     with extra("pretrained"):
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
     # The library writes the bytes as they lie, whatever the strides.
     whole = {name: np.asarray(a, order="C") for name, a in tensors.items()}
-    save_file(whole, path, metadata={"format": "pt"})  # transformers asks for the format
+    try:
+        save_file(whole, path, metadata={"format": "pt"})  # transformers asks for the format
+    except SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError, naming the file."""
-    if not path.exists():
-        raise ValueError(f"{path} is missing; a folder needs config.json and {ONE_FILE}")
+    if not _is_file(path):
+        cut = str(path) if len(str(path)) < 400 else f"{str(path)[:200]}...{str(path)[-100:]}"
+        raise ValueError(f"{cut} is missing; a folder needs config.json and {ONE_FILE}")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    value = _parse(text, path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
+def _parse(text: str, path: Path) -> Any:
+    """A JSON value in which no object has a key twice."""
+    twice: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice.append(next(name for name in names if names.count(name) > 1))
+        return found
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deep to be read") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if twice:
+        raise ValueError(f"{path} has the key {shown(twice[0])} twice; keep one")
     return value

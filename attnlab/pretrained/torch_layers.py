@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.model.config import ModelConfig
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.pretrained.rows import Row, dense, norm, same
 from attnlab.pretrained.settings import ACTIVATIONS
 
@@ -50,18 +50,7 @@ def build(
         own = "encoder_" if both and stack == "encoder" else ""
         prefix = prefixes[stack]
         for i in range(max(count, 1)):
-            at = f"{prefix}layers.{i}." if count else prefix
-            for part, (module, number) in PARTS[stack].items():
-                where = (f"{own}layers", part)
-                rows += norm(f"{at}norm{number}", *where, "norm", slot=i, bias=bias)
-                if part == "ffn":
-                    rows += dense(f"{at}linear1", *where, "up", slot=i, bias=bias)
-                    rows += dense(f"{at}linear2", *where, "down", slot=i, bias=bias)
-                    continue
-                for kind, end in (("linear", "weight"), ("vector", "bias"))[: 1 + bias]:
-                    ours = tuple((*where, n if end == "weight" else f"{n}_bias") for n in "qkv")
-                    rows.append(Row(f"{at}{module}.in_proj_{end}", ours, i, kind))
-                rows += dense(f"{at}{module}.out_proj", *where, "o", slot=i, bias=bias)
+            rows += _layer_rows(f"{prefix}layers.{i}." if count else prefix, stack, own, i, bias)
         rows += norm(f"{prefix}norm", f"{own}final_norm", bias=bias) if final else []
     tensors["embedding"] = np.eye(width, dtype=np.float32)
     config = ModelConfig(
@@ -79,11 +68,28 @@ def build(
         norm=NORMS[first, final],
         norm_eps=eps,
         norm_bias=bias,
-        activation=find("activation", activation, ACTIVATIONS),
+        activation=lookup(ACTIVATIONS, activation, what="activation"),
         positions="none",
         readout="none",
     )
     return config, rows
+
+
+def _layer_rows(at: str, stack: str, own: str, layer: int, bias: bool) -> list[Row]:
+    """The name table of one layer, whose names begin with `at`; `own` begins our names."""
+    rows: list[Row] = []
+    for part, (module, number) in PARTS[stack].items():
+        where = (f"{own}layers", part)
+        rows += norm(f"{at}norm{number}", *where, "norm", slot=layer, bias=bias)
+        if part == "ffn":
+            rows += dense(f"{at}linear1", *where, "up", slot=layer, bias=bias)
+            rows += dense(f"{at}linear2", *where, "down", slot=layer, bias=bias)
+            continue
+        for kind, end in (("linear", "weight"), ("vector", "bias"))[: 1 + bias]:
+            ours = tuple((*where, n if end == "weight" else f"{n}_bias") for n in "qkv")
+            rows.append(Row(f"{at}{module}.in_proj_{end}", ours, layer, kind))
+        rows += dense(f"{at}{module}.out_proj", *where, "o", slot=layer, bias=bias)
+    return rows
 
 
 def _depth(tensors: dict[str, Any], prefix: str) -> int:

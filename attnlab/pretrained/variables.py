@@ -15,7 +15,7 @@ import numpy as np
 from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.model.modules import MultiHeadAttention
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.pretrained import albert, bert, summae, t2t, torch_layers
 from attnlab.pretrained.rows import Row, dense, fill, norm, same
 from attnlab.pretrained.settings import read_settings
@@ -63,13 +63,13 @@ def from_variables(
     Raises ValueError that names the variable that is missing, unknown or of a wrong shape.
     """
     tensors = {name: np.asarray(a) for name, a in variables.items()}
-    built, rows = find("system", system, SYSTEMS)(dict(config), tensors)
+    built, rows = lookup(SYSTEMS, system, what="system")(dict(config), tensors)
     unknown = sorted(set(tensors) - {row.name for row in rows})
     if unknown:
         raise ValueError(f"{system} has no place for the variable {unknown[0]!r}")
     if isinstance(built, HeadSpec):
-        shapes = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in built.shapes.items()}
-        params = fill({"heads": shapes}, rows, tensors)
+        zeros = {name: np.broadcast_to(np.float32(), s) for name, s in built.shapes.items()}
+        params = fill({"heads": zeros}, rows, tensors)
         return MultiHeadAttention(built), jax.tree.map(jnp.asarray, params)
     params = fill(param_shapes(built), rows, tensors)
     return built.build(), jax.tree.map(jnp.asarray, params)
@@ -169,7 +169,7 @@ def _former(config: dict[str, Any], tensors: Tensors) -> Built:
     module, width, heads, revision, kqnorm, factor = _take(
         config, "module", "emb", "heads", revision="HEAD", kqnorm=None, scalefactor=None
     )
-    layout = find("module of former", module, FORMER)
+    layout = lookup(FORMER, module, what="module of former")
     output, rows = _former_heads(layout, "", ("heads",), tensors, None)
     spec = HeadSpec(
         layout, width, heads, output=output, biases="o" if output else "", norm_eps=1e-5,
@@ -189,12 +189,13 @@ def _former_norms(layout: str, kqnorm: Any, prefix: str, tensors: Tensors) -> di
 
 
 def _former_scale(revision: str, factor: float | None, width: int, spec: HeadSpec) -> float:
-    find("revision of former", revision, {"HEAD": 0, "2019": 0})
+    lookup({"HEAD": 0, "2019": 0}, revision, what="revision of former")
     if factor is not None:
         if spec.layout != "standard":
             raise ValueError(f"scalefactor is of former's SelfAttention alone, not {spec.layout!r}")
         return factor
-    return (width if revision == "2019" else spec.sizes["H"]) ** -0.5
+    scale: float = (width if revision == "2019" else spec.sizes["H"]) ** -0.5
+    return scale
 
 
 def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
@@ -202,36 +203,18 @@ def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
         config, "module", "heads", attention_type="default", max_pool=True, revision="HEAD",
         kqnorm=None, scalefactor=None,
     )  # fmt: skip
-    layout = find("attention_type of former", kind, FORMER)
-    for name in ("token_embedding.weight", "pos_embedding.weight", "toprobs.weight"):
-        if name not in tensors:
-            raise ValueError(f"1 tensors are missing, the first is {name!r}")
+    layout = lookup(FORMER, kind, what="attention_type of former")
+    depth, output, rows = _former_rows(layout, tensors)
     (vocab, width), (length, _) = (
         np.shape(tensors[name]) for name in ("token_embedding.weight", "pos_embedding.weight")
     )
-    blocks = [re.match(r"tblocks\.(\d+)\.", name) for name in tensors]
-    depth = 1 + max((int(found[1]) for found in blocks if found), default=0)
-    attention, ffn = ("layers", "attention"), ("layers", "ffn")
-    rows = same("token_embedding.weight", "embedding") + same("pos_embedding.weight", "positions")
-    output = True
-    for i in range(depth):
-        at = f"tblocks.{i}."
-        output, more = _former_heads(layout, f"{at}attention.", attention, tensors, i)
-        rows += more + norm(f"{at}norm1", *attention, "norm", slot=i)
-        rows += dense(f"{at}ff.0", *ffn, "up", slot=i) + dense(f"{at}ff.2", *ffn, "down", slot=i)
-        rows += norm(f"{at}norm2", *ffn, "norm", slot=i)
-    generates = module == "GTransformer"
-    rows += dense("toprobs", "readout" if generates else "classes")
-    ends = (
-        dict(kind="decoder", readout="own", readout_bias=True)
-        if generates
-        else dict(
-            kind="encoder",
-            readout="none",
-            pooler="max" if max_pool else "mean",
-            pooled_classes=np.shape(tensors["toprobs.weight"])[0],
-        )
-    )
+    if module == "GTransformer":
+        rows += dense("toprobs", "readout")
+        ends: dict[str, Any] = dict(kind="decoder", readout="own", readout_bias=True)
+    else:
+        rows += dense("toprobs", "classes")
+        ends = dict(kind="encoder", readout="none", pooler="max" if max_pool else "mean")
+        ends |= dict(pooled_classes=np.shape(tensors["toprobs.weight"])[0])
     norms = _former_norms(layout, kqnorm, "tblocks.0.attention.", tensors)
     model = ModelConfig(
         vocab_size=vocab,
@@ -250,6 +233,25 @@ def _former_model(config: dict[str, Any], tensors: Tensors) -> Built:
     )
     scale = _former_scale(revision, factor, width, model.heads)
     return dataclasses.replace(model, attention_scale=scale), rows
+
+
+def _former_rows(layout: str, tensors: Tensors) -> tuple[int, bool, list[Row]]:
+    """(number of layers, is there an output map?, the name table) but for what reads the layers."""
+    for name in ("token_embedding.weight", "pos_embedding.weight", "toprobs.weight"):
+        if name not in tensors:
+            raise ValueError(f"1 tensors are missing, the first is {name!r}")
+    blocks = [re.match(r"tblocks\.(\d+)\.", name) for name in tensors]
+    depth = 1 + max((int(found[1]) for found in blocks if found), default=0)
+    attention, ffn = ("layers", "attention"), ("layers", "ffn")
+    rows = same("token_embedding.weight", "embedding") + same("pos_embedding.weight", "positions")
+    output = True
+    for i in range(depth):
+        at = f"tblocks.{i}."
+        output, more = _former_heads(layout, f"{at}attention.", attention, tensors, i)
+        rows += more + norm(f"{at}norm1", *attention, "norm", slot=i)
+        rows += dense(f"{at}ff.0", *ffn, "up", slot=i) + dense(f"{at}ff.2", *ffn, "down", slot=i)
+        rows += norm(f"{at}norm2", *ffn, "norm", slot=i)
+    return depth, output, rows
 
 
 def _google(row: Row) -> Row:

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from attnlab.model.config import ModelConfig
 from attnlab.model.images import Images, read_images
 from attnlab.pretrained.bert import layer_rows
 from attnlab.pretrained.families import Family, Tensors
 from attnlab.pretrained.rows import Row, dense, norm
-from attnlab.pretrained.settings import SIZES, activation, their_activation
+from attnlab.pretrained.settings import SIZES, Null, activation, shown, their_activation
 
 OF_VIT = {ours: theirs for ours, theirs in SIZES.items() if ours not in ("vocab_size", "max_len")}
 SETTINGS = {
@@ -22,9 +23,9 @@ SETTINGS = {
     "patch_size": None,
     "num_channels": 3,
     "qkv_bias": True,
-    "pooler_output_size": None,
+    "pooler_output_size": Null(int),
     "encoder_stride": None,  # of a readout that gives pixels back, which has no place here
-    "id2label": None,
+    "id2label": Null(dict),
 }
 CLASSIFIER = "ViTForImageClassification"
 
@@ -33,8 +34,11 @@ def _sides(s: dict[str, Any], name: str, default: int) -> list[int]:
     """Height and width, which may be one number."""
     said = default if s[name] is None else s[name]
     sides = said if isinstance(said, list) else [said, said]
-    if len(sides) != 2 or not all(type(side) is int for side in sides):
-        raise ValueError(f"config.json: {name} = {said!r} should be a number, or height and width")
+    if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
+        raise ValueError(
+            f"config.json: {name} = {shown(said)} should be a whole number, or height and width, "
+            "from 1 to 65,535"
+        )
     return sides
 
 
@@ -77,15 +81,19 @@ def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str,
     )
 
 
-def _describe(c: Any) -> tuple[dict[str, Any], str]:
+def _short(height: int, width: int) -> int | list[int]:
+    """One number for a square."""
+    return height if height == width else [height, width]
+
+
+def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
     if c.images is None:
         raise ValueError("it reads images, and this model has none")
     images = read_images(c.images)
-    short = lambda sides: sides[0] if sides[0] == sides[1] else list(sides)
     settings = dict(
         **{theirs: getattr(c, ours) for ours, theirs in OF_VIT.items()},
-        image_size=short((images.height, images.width)),
-        patch_size=short(images.patch),
+        image_size=_short(images.height, images.width),
+        patch_size=_short(*images.patch),
         num_channels=images.channels,
         qkv_bias="q" in c.attention_biases,
         layer_norm_eps=c.norm_eps,
@@ -115,9 +123,9 @@ NAMES = {
 }
 
 
-def _rows(c: Any, s: dict[str, Any]) -> list[Row]:
-    images, at, table = read_images(c.images), "embeddings.", (("embedding",),)
-    *_, whole, bias = range(c.vocab_size)
+def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
+    images, at, table = read_images(c.images or ""), "embeddings.", (("embedding",),)
+    whole, bias = c.vocab_size - 2, c.vocab_size - 1
     window = (c.width, images.channels, *images.patch)
     rows = [
         Row(

@@ -159,7 +159,7 @@ def fit(
                 losses = np.asarray(state.window_loss) / since
                 _check_finite(config, step, losses)
                 if logs:  # a longer training goes on in the middle of a window
-                    zeros = np.zeros(state.window_loss.shape, np.float32)
+                    zeros = np.zeros(state.window_loss.shape, state.window_loss.dtype)
                     state = state._replace(window_loss=shard.replicate(mesh, zeros))
                 rate = float(optimizer.schedule(step - 1))
                 recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})

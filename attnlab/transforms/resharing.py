@@ -20,6 +20,7 @@ from attnlab.heads.old.spec import HeadSpec
 from attnlab.model.config import ModelConfig
 from attnlab.model.kinds import read_kinds, write_kinds
 from attnlab.names import lookup
+from attnlab.sharing.bits import same_bits
 from attnlab.sharing.low_rank_delta import fit_delta, layer_params
 from attnlab.sharing.mixing import Params, PyTree, fit_mixture
 from attnlab.sharing.named_plans import as_plan, plan_name
@@ -369,10 +370,10 @@ def _detected(plan: Plan, stacked: Params) -> tuple[Plan, Params]:
 
 
 def _equal(one: PyTree, other: PyTree) -> bool:
-    """Whether two trees are equal in structure, shapes and values."""
+    """Whether two trees have equal paths, dtypes, shapes and bits."""
     a, b = (jax.tree_util.tree_leaves_with_path(tree) for tree in (one, other))
     pairs = zip(a, b, strict=False)
-    return len(a) == len(b) and all(x[0] == y[0] and np.array_equal(x[1], y[1]) for x, y in pairs)
+    return len(a) == len(b) and all(x[0] == y[0] and same_bits(x[1], y[1]) for x, y in pairs)
 
 
 def _agree(encoder: Plan, decoder: Plan) -> bool:

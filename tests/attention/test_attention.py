@@ -342,6 +342,22 @@ def test_talking_heads_mix_before_and_after(x64):
     assert_close(attend(q, k, v, talking_heads=(permuted, None)), attend(q, k, v))
 
 
+def test_talking_heads_with_a_mask_of_each_head(x64):
+    """A row that is hidden in one head still has scores for the others, and their probabilities."""
+    q, k, v = make(jnp.float64, heads=(6, 6, 6))
+    before, after = jax.random.normal(jax.random.key(1), (2, 6, 6), jnp.float64)
+    mask = np.random.default_rng(2).random((2, 6, 5, 7)) < 0.6
+    mask[:, 1, 2] = mask[0, :, 4] = False
+    got = attend(q, k, v, talking_heads=(before, after), mask=jnp.asarray(mask))
+    used = mask.any(axis=(1, 2))[:, :, None, None]
+    scores = jnp.einsum("btnh,bsnh->bnts", q, jnp.where(used, k, 0)) / 2
+    scores = jnp.einsum("bnts,nm->bmts", scores, before)
+    probs = jnp.nan_to_num(jax.nn.softmax(scores, where=mask, axis=-1))
+    assert_close(got, jnp.einsum("bmts,mn,bsnv->btnv", probs, after, v))
+    assert np.asarray(got[:, 2, 1]).all()
+    assert not np.asarray(got[0, 4]).any()
+
+
 def test_dropout_falls_on_probabilities():
     """One key: the output is v / keep or zero, per head and query, and right on average."""
     q, k, v = jnp.ones((1, 4000, 2, 4)), jnp.ones((1, 1, 2, 4)), jnp.ones((1, 1, 2, 3))

@@ -132,9 +132,7 @@ def test_every_backend_is_a_row(monkeypatch):
     q = jnp.ones((1, 2, 3, 4))
     would = attnlab.explain(q, q, q)
     own, refused = accelerator.by_backend(would, attnlab.dot_product_attention)
-    assert [f"attnlab {n}" for n in sorted(BACKENDS)] == sorted(
-        [*own, *(e.name for e in refused)]
-    )
+    assert [f"attnlab {n}" for n in sorted(BACKENDS)] == sorted([*own, *(e.name for e in refused)])
     assert next(iter(own)) == f"attnlab {attention.chosen_in(would)}"
     assert {e.name: e.refusal for e in refused}["attnlab new"] == "not on this device"
 

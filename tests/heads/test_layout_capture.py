@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from layout_cases import CASES, FIRST, SELF, make
+from layout_cases import CASES, FIRST, make
 
 from attnlab import heads
 from attnlab.heads import HEAD_VALUES, HeadInputs, attend_heads, multi_head_attention
 from attnlab.tap import Tap, capture
 
-FORMS = [name for name in SELF if heads.chain(CASES[name])[0]]
+FORMS = [name for name in CASES if heads.chain(CASES[name])[0]]
 NAMES = [*FIRST, "extra keys", "talking heads", "differential with extras", "learnt soft cap"]
 
 
@@ -56,12 +56,15 @@ def test_recorded_values_have_their_axes_and_change_no_bit(name, optimized):
 @pytest.mark.parametrize("name", FORMS)
 def test_values_of_another_form_are_those_of_the_layout(name, x64):
     layout = CASES[name]
-    params, x = make(layout, jnp.float64)[:2]
+    params, x, *context = make(layout, jnp.float64)
     names, last = tuple(HEAD_VALUES), heads.chain(layout)[0][-1].layout.name
-    run = jax.jit(functools.partial(capture, multi_head_attention, layout=layout, names=names),
-                  static_argnames="order")  # fmt: skip
-    output, values = run(params, x, order=last)
-    expected, of_layout = run(params, x, order="factored")
+
+    def run(order):
+        call = functools.partial(capture, multi_head_attention, layout=layout, names=names)
+        return jax.jit(functools.partial(call, order=order))(params, x, context=tuple(context))
+
+    output, values = run(last)
+    expected, of_layout = run("factored")
     assert_close(output, expected, loosen=100)
     assert_close(values, of_layout, loosen=100)
 
@@ -82,15 +85,16 @@ def test_patches_replace_values(name, x64):
         same = run({value: lambda a, layer: a for value in heads.head_values(layout)})
         patched = run({"heads": lambda a, layer: a * mask[:, None]})
         zeros = run({"outputs": lambda a, layer: 0 * a})
-        layers = run({"q": lambda a, layer: a * layer / 3})
-        return run(), same, patched, run(head_mask=mask), zeros, layers
+        layers = run({"q": lambda a, layer: a * (layer - 4)})
+        return run(), same, patched, run(head_mask=mask), zeros, layers, run(query_scale=-1.0)
 
-    plain, same, patched, masked, zeros, layers = results()
+    plain, same, patched, masked, zeros, layers, scaled = results()
     assert_close(same, plain, loosen=100)
     assert_close(patched, masked, loosen=100)
     assert not jnp.allclose(masked, plain)
     assert_close(zeros, jnp.zeros_like(plain) + arrays.params.get("o_bias", 0))
-    assert_close(layers, plain, loosen=100)
+    assert_close(layers, scaled, loosen=100)
+    assert not jnp.allclose(layers, plain)
 
 
 def test_capture_under_transformations():

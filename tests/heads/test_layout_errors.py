@@ -145,7 +145,9 @@ CALLS = {
     "length of values": (
         lambda: call(context=(jnp.ones((2, 7, 8)), jnp.ones((2, 6, 8)))), "must be as long as",
     ),
-    "heads=4": (lambda: call(heads=4), "unknown keyword 'heads'.* known: .*is_causal"),
+    "heads=4": (
+        lambda: call(heads=4), "multi_head_attention.* unknown keyword 'heads'.* known:",
+    ),
     "causal=True": (lambda: call(causal=True), "'causal': did you mean 'is_causal'"),
     "scale": (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),
     "weights of another layout": (

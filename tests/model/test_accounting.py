@@ -142,6 +142,18 @@ def test_flops_equal_the_products_of_the_trace(layout, plan):
         assert product_flops(traced.jaxpr) == 2 * 7 * flops_per_token(config, 7)
 
 
+@pytest.mark.parametrize("readout", ["tied", "none"])
+def test_flops_have_the_classes_of_every_token(readout):
+    """The pooler "each" gives classes for each token; others once a text, which do not count."""
+    fields = dict(kind="encoder", pooled_classes=4, readout=readout)
+    config = dataclasses.replace(SMALL, pooler="each", **fields)
+    first = dataclasses.replace(SMALL, pooler="first_plain", **fields)
+    assert flops_per_token(config, 7) - flops_per_token(first, 7) == 2 * SMALL.width * 4
+    run = lambda p: config.build().apply({"params": p}, jnp.zeros((2, 7), int), return_outputs=True)
+    traced = jax.make_jaxpr(run)(tree_of(config))
+    assert product_flops(traced.jaxpr) == 2 * 7 * flops_per_token(config, 7)
+
+
 @pytest.mark.parametrize(
     ("layout", "plan", "budget"), diagonal(LAYOUTS, plan_names(), ["parameters", "flops"])
 )

@@ -313,7 +313,7 @@ def test_where_one_kind_is_meant():
     for model, cache in ((config, SMALL.empty_cache(2, 9)), (SMALL, config.empty_cache(2, 9))):
         call = functools.partial(model.build().apply, cache=cache)
         with pytest.raises(ValueError, match="is that of another model; make it with config"):
-            jax.eval_shape(call, params, TOKENS)
+            jax.eval_shape(call, {"params": weights(model)}, TOKENS)
     call = functools.partial(config.build().apply, head_gate=[np.ones(3)] * 3)
     with pytest.raises(ValueError, match="3 gates for 5 layers"):
         jax.eval_shape(call, params, TOKENS)

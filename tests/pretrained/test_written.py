@@ -23,7 +23,7 @@ def test_a_shared_model_is_written_unshared(family, tmp_path):
     shared = dataclasses.replace(model.config, plan="ffn_only", **apart).build()
     sizes = shared.config.layer_plan.num_groups
     layers = {
-        part: jax.tree.map(lambda a, n=n: jnp.concatenate([a] * 2)[:n], params["layers"][part])
+        part: jax.tree.map(lambda a, n=n: jnp.concatenate([a, 0.9 * a])[:n], params["layers"][part])
         for part, n in sizes.items()
     }
     params = params | {"layers": layers}
@@ -88,7 +88,10 @@ def test_parts_that_no_format_knows_are_added_up(plan, tmp_path):
     pretrained.save(tmp_path / "model", model, params)
     again, read = pretrained.load(tmp_path / "model")
     close(again.apply({"params": read}, tokens), model.apply({"params": params}, tokens))
-    reuses = dataclasses.replace(config, plan="cla:1")
+    reuses = dataclasses.replace(config, plan="cla:1").build()
+    with pytest.raises(ValueError, match="params do not fit the model"):
+        pretrained.save(tmp_path / "other", reuses, params)
+    params = reuses.init(jax.random.key(0), tokens)["params"]
     with pytest.raises(ValueError, match="have no maps of their own to give back"):
-        pretrained.save(tmp_path / "other", reuses.build(), params)
+        pretrained.save(tmp_path / "other", reuses, params)
     assert not (tmp_path / "other").exists()

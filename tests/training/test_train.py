@@ -165,6 +165,19 @@ def test_parts_give_the_gradient_of_the_whole_batch(task):
     assert_close(parts, whole)
 
 
+@pytest.mark.usefixtures("x64")
+def test_a_run_in_float64(tmp_path):
+    """Over several log lines; killed in the middle it ends with the same bits."""
+    model = dataclasses.replace(MODEL, dtype="float64")
+    config = dataclasses.replace(CONFIG, seeds=(0, 1), eval_every=20)
+    result = fit(tmp_path / "whole", config, model)
+    assert result.state.window_loss.dtype == np.float64
+    fit(tmp_path / "parts", dataclasses.replace(config, steps=12, schedule="constant"), model)
+    constant = dataclasses.replace(config, schedule="constant")
+    again = fit(tmp_path / "parts", constant, model)
+    assert_same_bits(again.state, fit(tmp_path / "once", constant, model).state)
+
+
 @pytest.mark.slow
 def test_training_is_smoothed_and_evaluation_is_not(tmp_path):
     """Half of each target is spread over 256 symbols: no prediction costs less than 3.4 nats."""

@@ -37,7 +37,7 @@ def as_layout(spec: HeadSpec) -> heads.Layout:
     if spec.norm_eps != 1e-6:
         fields["norm_eps"] = spec.norm_eps
     if spec.qk_norm:
-        fields["qk_norm"] = heads.HeadNorm(spec.qk_norm, bias=spec.qk_norm_bias)
+        fields["qk_norm"] = heads.HeadNorm(spec.qk_norm, bias=spec.qk_norm_bias)  # type: ignore[arg-type]
     if not spec.latent_norm:
         fields["latent_norm"] = False
     if spec.ties:
@@ -46,7 +46,7 @@ def as_layout(spec: HeadSpec) -> heads.Layout:
     if spec.extra_keys:
         extras.append(heads.ExtraKeys(spec.extra_keys))
     if spec.gate:
-        extras.append(heads.Gate(spec.gate))
+        extras.append(heads.Gate(spec.gate))  # type: ignore[arg-type]
     if spec.sink:
         extras.append(heads.Sink(learnt=spec.sink == "learnt"))
     return heads.make_layout(

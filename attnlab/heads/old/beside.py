@@ -92,7 +92,7 @@ def of_extra(
     probs = jnp.exp(extra - residual.swapaxes(1, 2)[..., None])
     if rate:
         shape = (*extra.shape[:3], num_keys)
-        seed = dropout_seed(rate, key)
+        seed: Any = dropout_seed(rate, key)
         drawn = keep_mask(seed, rate, (0, 0, 0, num_keys), extra.shape, shape)
         probs = jnp.where(drawn, probs / (1 - rate), 0)
     values = w["extra_v"].astype(probs.dtype).swapaxes(0, 1)

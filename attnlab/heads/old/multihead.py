@@ -276,6 +276,7 @@ def attend_heads(
     look.seen |= tap.captured
     if extra is not None:
         drop = dropout_rate, given.dropout_key
+        assert residual is not None
         more = beside.of_extra(w, extra, residual, k.shape[1], *drop)
         heads = heads + more.astype(heads.dtype)
     out = _merged(look, w, look("heads", beside.gate(look, w, x, heads, spec)), spec)

@@ -1,0 +1,71 @@
+"""Models: config, layers, embeddings, output heads, and the Flax modules that own parameters."""
+
+from attnlab.models.budget import Match, match_budget, with_layout
+from attnlab.models.config import Encoder as EncoderConfig
+from attnlab.models.config import LayerOverrides, LayerSpec, ModelConfig
+from attnlab.models.config_dict import from_dict, from_json, to_dict, to_json
+from attnlab.models.cost import (
+    applied_parameters,
+    cache_bytes_per_token,
+    flops_per_token,
+    num_parameters,
+    parameters_by_uses,
+    weight_flops,
+)
+from attnlab.models.describe import describe
+from attnlab.models.explain import explain_model
+from attnlab.models.ffn import feed_forward
+from attnlab.models.forward import ModelInputs, Outputs, model_values, run_model
+from attnlab.models.generate import generate, prefill, stream
+from attnlab.models.head_similarity import head_distance, identical_heads
+from attnlab.models.layer import (
+    LayerInputs,
+    LayerOutputs,
+    TextInputs,
+    init_layer,
+    layer_values,
+    transformer_layer,
+)
+from attnlab.models.modules import FeedForward, LayerStack, MultiHeadAttention
+from attnlab.models.optimizer_axes import matrix_axes
+from attnlab.models.parameters import check_params, param_shapes
+from attnlab.models.sampling import Sampling, limit_logits
+from attnlab.models.specs import (
+    FFN,
+    Attention,
+    Compute,
+    Dropout,
+    Embedding,
+    Images,
+    Init,
+    Learned,
+    NoPositions,
+    Norm,
+    OutputHead,
+    Relative,
+    Rotary,
+    Sinusoidal,
+)
+from attnlab.models.stack import (
+    LayersOfType,
+    StackInputs,
+    StackOutputs,
+    captured_per_layer,
+    run_layers,
+)
+from attnlab.models.tensor_parallel import shard_axes
+from attnlab.models.transformer import Decoder, Encoder, EncoderDecoder
+
+__all__ = [
+    "FFN", "Attention", "Compute", "Decoder", "Dropout", "Embedding", "Encoder", "EncoderConfig",
+    "EncoderDecoder", "FeedForward", "Images", "Init", "LayerInputs", "LayerOutputs",
+    "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match", "ModelConfig",
+    "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead", "Outputs", "Relative",
+    "Rotary", "Sampling", "Sinusoidal", "StackInputs", "StackOutputs", "TextInputs",
+    "applied_parameters", "cache_bytes_per_token", "captured_per_layer", "check_params", "describe",
+    "explain_model", "feed_forward", "flops_per_token", "from_dict", "from_json", "generate",
+    "head_distance", "identical_heads", "init_layer", "layer_values", "limit_logits",
+    "match_budget", "matrix_axes", "model_values", "num_parameters", "param_shapes",
+    "parameters_by_uses", "prefill", "run_layers", "run_model", "shard_axes", "stream", "to_dict",
+    "to_json", "transformer_layer", "weight_flops", "with_layout",
+]  # fmt: skip

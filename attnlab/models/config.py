@@ -1,0 +1,643 @@
+"""`ModelConfig`: everything that makes a model, checked where it is built."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+import jax.numpy as jnp
+
+from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
+from attnlab.heads.cost import cache_shapes
+from attnlab.heads.layout import check_size
+from attnlab.heads.rewrites import CallSizes, choose, form
+from attnlab.models.specs import (
+    FFN,
+    Attention,
+    Compute,
+    Dropout,
+    Embedding,
+    Init,
+    LayerSpec,
+    Learned,
+    Norm,
+    OutputHead,
+    Positions,
+    Rotary,
+    Spec,
+)
+from attnlab.sharing.mixing import check_mixtures
+from attnlab.sharing.named_plans import as_plan, plan_name
+from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
+
+if TYPE_CHECKING:
+    from attnlab.models.transformer import Transformer
+
+Kind: TypeAlias = Literal["decoder", "encoder", "encoder_decoder"]
+MIXED = ("attention", "ffn", "cross")
+"""Sublayers whose parameter groups a plan may mix."""
+CROSS = ("cross", f"cross{MIXTURE_SUFFIX}")
+"""Sublayers of a decoder that its encoder does not have."""
+
+__all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LayerOverrides(Spec):
+    """What one type of layer has in the place of the config's own; None: as the config.
+
+    Attributes:
+      heads, ffn, positions, sharing: as in `ModelConfig`. Positions may be rotary in some layers
+        and none in others.
+      window, order, implementation: as in `Attention`; `full_attention` removes the window.
+    """
+
+    heads: Layout | None = None
+    ffn: FFN | None = None
+    positions: Positions | None = None
+    sharing: str | Plan | None = None
+    window: int | None = None
+    full_attention: bool = False
+    order: str | None = None
+    implementation: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.full_attention and self.window is not None:
+            raise ValueError("layer_types: give window or full_attention=True, not both")
+
+
+LayerType: TypeAlias = tuple[int, LayerOverrides]
+"""So many layers in a row, and what they override."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Encoder(Spec):
+    """The encoder beside a decoder.
+
+    Attributes:
+      num_layers, num_heads, sharing: of the encoder; None: those of the decoder.
+      shares_decoder: the encoder uses the decoder's attention, FFN, norms, relative positions and
+        final norm (Raffel et al. 2020, section 3.2.2).
+      cross: "own" cross-attention behind self-attention (Vaswani et al. 2017), or "merged":
+        self-attention reads both texts in one softmax (T5Gemma 2, arXiv 2512.14856).
+    """
+
+    num_layers: int | None = None
+    num_heads: int | None = None
+    sharing: str | Plan | None = None
+    shares_decoder: bool = False
+    cross: Literal["own", "merged"] = "own"
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_heads"):
+            if getattr(self, name) is not None:
+                check_size(f"encoder.{name}", getattr(self, name))
+        if self.cross not in ("own", "merged"):
+            raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
+        if self.shares_decoder and self.num_heads is not None:
+            raise ValueError(
+                "encoder.shares_decoder: both stacks have the same heads; leave num_heads out"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ModelConfig(Spec):
+    """Everything that makes a model. Frozen, hashable, and valid once it exists.
+
+        config = ModelConfig(width=64, heads=heads.Wide(num_heads=4), sharing="albert")
+        model = config.build()
+
+    It has more than 12 fields because each is a part of a model that users name; the parts group
+    the rest.
+
+    Attributes:
+      kind: "decoder" (causal LM), "encoder" (masked LM) or "encoder_decoder" (text to text).
+      vocab_size, max_len, width, num_layers: sizes; of the decoder, where there are two stacks.
+      heads: layout of the attention heads; its width is that of the model and may be left out.
+      attention: window, backend, scales.
+      ffn, norm, dropout: of every layer.
+      positions: how the model knows where a token is.
+      embedding, output: before and behind the layers.
+      sharing: a sharing plan by name ("albert", "cycle:3") or a `Plan`.
+      delta_rank: rank of the differences between layers, where the plan has the sublayer `delta`.
+      layer_types: (count, overrides) pairs, repeated until there are `num_layers`: five layers
+        with a window, then one without, is ((5, LayerOverrides(window=511)), (1,
+        LayerOverrides())).
+      encoder: of an encoder_decoder.
+      init: initial weights.
+      compute: precision and memory.
+
+    Raises:
+      ValueError: for what is no model, naming the field, its value and what to change.
+
+    >>> from attnlab.heads import Wide
+    >>> ModelConfig(heads=Wide(num_heads=2), num_layers=2).layout.size("head_dim")
+    64
+    """
+
+    kind: Kind = "decoder"
+    vocab_size: int = 256
+    max_len: int = 64
+    width: int = 64
+    num_layers: int = 4
+    heads: Layout = Standard(num_heads=4, biases=("q", "k", "v", "o"))
+    attention: Attention = Attention()
+    ffn: FFN = FFN()
+    norm: Norm = Norm()
+    dropout: Dropout = Dropout()
+    positions: Positions = Learned()
+    embedding: Embedding = Embedding()
+    output: OutputHead = OutputHead()
+    sharing: str | Plan = "separate"
+    delta_rank: int = 8
+    layer_types: tuple[LayerType, ...] = ()
+    encoder: Encoder | None = None
+    init: Init = Init()
+    compute: Compute = Compute()
+
+    def build(self) -> "Transformer":
+        """The Flax module: `Decoder`, `Encoder` or `EncoderDecoder`."""
+        from attnlab.models.transformer import MODELS
+
+        return MODELS[self.kind](self)
+
+    def init_cache(
+        self, batch: int, size: int, piece: int | None = None
+    ) -> Cache | dict[str, Cache]:
+        """An empty cache for decoding.
+
+        Args:
+          batch, size: B, and the number of tokens that fit.
+          piece: layers with a window keep a window and a piece only, in a ring; then no call may
+            have more than `piece` tokens.
+
+        Returns:
+          Name -> arrays [K, B, size, ...], one of K for each layer that makes keys and values; with
+          `layer_types` one such dict for each type, by the names of `stacks`.
+
+        >>> cache = ModelConfig(num_layers=2).init_cache(batch=1, size=5)
+        >>> {name: a.shape for name, a in cache.items()}
+        {'k': (2, 1, 5, 4, 16), 'v': (2, 1, 5, 4, 16), 'length': (2,)}
+        """
+        made = {name: _init_cache(c, batch, size, piece) for name, c in self.stacks.items()}
+        return made if self.layer_types else made["layers"]
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_len", "width", "num_layers", "delta_rank"):
+            check_size(name, getattr(self, name))
+        if self.kind not in ("decoder", "encoder", "encoder_decoder"):
+            raise ValueError(
+                f"kind must be 'decoder', 'encoder' or 'encoder_decoder', not {self.kind!r}"
+            )
+        self._check_types()
+        # One way to write the same thing, so that equal configs are equal.
+        if self.heads.width == self.width:
+            self._set("heads", dataclasses.replace(self.heads, width=0))
+        self._set("layer_types", tuple(_layer_type(pair, self.width) for pair in self.layer_types))
+        if self.kind == "encoder_decoder":
+            self._set("encoder", self.encoder or Encoder())
+        elif self.encoder is not None:
+            raise ValueError(f"encoder is for kind='encoder_decoder'; this is a {self.kind}")
+        check_outer(self)
+        scales = self.attention.layer_scales
+        if scales is not None and (
+            self.kind == "encoder_decoder" or len(scales) != self.num_layers
+        ):
+            raise ValueError(
+                f"attention.layer_scales has {len(scales)} numbers; it needs one for each of the "
+                f"{self.num_layers} layers of one stack"
+            )
+        if self.layer_types:
+            check_layer_types(self)
+            return
+        if self.encoder is not None:
+            check_encoder(self, self.encoder)
+            self._check_sublayers(self.encoder_plan)
+        elif "cross" in self.plan:
+            raise ValueError(
+                f"the plan has the sublayer 'cross', a {self.kind} attends to nothing but itself; "
+                "leave it out or set kind='encoder_decoder'"
+            )
+        self._check_sublayers(self.plan)
+        self._check_heads(self.layout)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_types(self) -> None:
+        kinds = {
+            "heads": Layout, "attention": Attention, "ffn": FFN, "norm": Norm, "dropout": Dropout,
+            "positions": Positions, "embedding": Embedding, "output": OutputHead, "init": Init,
+            "compute": Compute, "sharing": str | Plan,
+        }  # fmt: skip
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                wanted = getattr(kind, "__name__", str(kind))
+                example = " such as heads.Standard(num_heads=4)" if name == "heads" else ""
+                raise ValueError(f"{name} must be a {wanted}{example}, not {value!r}")
+
+    def _check_sublayers(self, plan: Plan) -> None:
+        """Sublayers that a layer has, and what shared keys and values need."""
+        check_mixtures(plan, MIXED)
+        must, may = {"attention", "ffn"}, {"cross", "kv", "delta", *mixtures(plan).values()}
+        if not must <= set(plan) <= must | may:
+            raise ValueError(
+                f"a plan has the sublayers {sorted(must)} and may have {sorted(may)}; this one has "
+                f"{sorted(plan)}"
+            )
+        if "kv" in plan and not kv_weight_names(self.layout):
+            raise ValueError(
+                f"layout {self.heads.name!r} has no projections to keys and values of its own, "
+                "which layers could share; use layout 'bilinear' or a plan without 'kv'"
+            )
+        order = self.attention.order
+        if any(plan.reuses_kv) and order is not None:
+            rotary = self.positions.is_rotary
+            held = [
+                cache_shapes(one, rotary=rotary) for one in (form(self.layout, order), self.layout)
+            ]
+            if held[0] != held[1]:
+                raise ValueError(
+                    f"attention.order {order!r} has no keys for layers to share; use 'factored' or "
+                    "None"
+                )
+
+    def _check_heads(self, layout: Layout) -> None:
+        """What a layer needs of its heads."""
+        if layout.size("out_width") != self.width:
+            raise ValueError(
+                f"the heads return width {layout.size('out_width')}, the model has {self.width}; "
+                "set value_dim, or output_projection=True without out_width"
+            )
+        rotary = self.positions.is_rotary
+        if rotary and layout.rotary_size is None:
+            raise ValueError(
+                f"layout {self.heads.name!r} has the inputs for keys, which rotary positions "
+                "cannot rotate; use layout 'bilinear' or other positions"
+            )
+        if rotary and self.rotary_size % 2:
+            fraction = getattr(self.positions, "fraction", 1.0)
+            share = (
+                "" if fraction == 1 else f" of which positions.fraction takes {self.rotary_size},"
+            )
+            raise ValueError(
+                f"rotary positions rotate pairs: {layout.rotary_axis} {layout.rotary_size}{share} "
+                "must be even"
+            )
+        if self.attention.order is not None:
+            sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
+            choose(layout, sizes, self.attention.order)
+
+    # What follows -----------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """The heads with the width of the model.
+
+        Raises:
+          ValueError: layer types have heads of their own; see `stacks`.
+        """
+        return self.heads.with_width(self.width)
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of a query and key are rotated: the first ones."""
+        rotary = self.positions
+        return rotary.rotated_size(self.layout) if isinstance(rotary, Rotary) else 0
+
+    @property
+    def plan(self) -> Plan:
+        """The sharing plan as data; of the decoder, where there are two stacks; of all types."""
+        if self.layer_types:
+            return whole_plan(self)
+        plan = as_plan(self.sharing, self.num_layers)
+        if self.encoder is None or "cross" in plan or self.encoder.cross == "merged":
+            return plan
+        names = {name.replace("attention", "cross", 1): name for name in plan}
+        cross = {new: plan[old] for new, old in names.items() if new.startswith("cross")}
+        return Plan(**dict(plan.items()), **cross)
+
+    @property
+    def encoder_plan(self) -> Plan:
+        """The sharing plan of the encoder beside the decoder."""
+        assert self.encoder is not None
+        sharing = self.sharing if self.encoder.sharing is None else self.encoder.sharing
+        plan = as_plan(sharing, self.encoder.num_layers or self.num_layers)
+        return Plan(**{name: groups for name, groups in plan.items() if name not in CROSS})
+
+    @property
+    def encoder_layout(self) -> Layout:
+        """The heads of the encoder beside the decoder."""
+        assert self.encoder is not None
+        if self.encoder.num_heads is None:
+            return self.layout
+        return dataclasses.replace(self.layout, num_heads=self.encoder.num_heads)
+
+    @property
+    def layer(self) -> LayerSpec:
+        """One layer; of the decoder, where there are two stacks."""
+        return self.layer_under(self.plan)
+
+    @property
+    def encoder_layer(self) -> LayerSpec:
+        """One layer of the encoder beside the decoder."""
+        spec = self.layer_under(self.encoder_plan)
+        ffn = dataclasses.replace(spec.ffn, residual_scale=1.0)
+        layout = self.encoder_layout
+        return dataclasses.replace(spec, heads=layout, is_causal=False, merged=False, ffn=ffn)
+
+    def layer_under(self, plan: Plan) -> LayerSpec:
+        """One layer with the sublayers that `plan` names."""
+        return LayerSpec(
+            heads=self.layout,
+            cross=self.layout if "cross" in plan else None,
+            ffn=self.ffn,
+            norm=self.norm,
+            attention=self.attention,
+            dropout=self.dropout,
+            is_causal=self.kind != "encoder",
+            merged=self.encoder is not None and self.encoder.cross == "merged",
+            separate_kv="kv" in plan,
+            delta_rank=self.delta_rank if "delta" in plan else None,
+            mixed=tuple((name, plan.num_groups[name]) for name in mixtures(plan)),
+        )
+
+    @property
+    def stacks(self) -> Mapping[str, "ModelConfig"]:
+        """Name of its weights -> the config of the layers of one type; without layer types
+        {"layers": itself}."""
+        return stacks_of(self)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The name of the weights of every layer, in order."""
+        return layer_names(self)
+
+
+def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
+    """The empty cache of the layers of one type."""
+    window = config.attention.window
+    if piece is not None and window is not None:
+        size = min(size, window + piece)
+    one = init_cache(
+        config.layout,
+        batch,
+        size,
+        jnp.dtype(config.compute.dtype),
+        order=config.attention.order or "factored",
+        rotary=config.positions.is_rotary,
+    )
+    count = max(config.plan.kv_indices) + 1
+    return {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
+
+
+def _layer_type(given: object, width: int) -> LayerType:
+    """(count, overrides), with overrides as a dict made a record."""
+    try:
+        count, overrides = cast(tuple[int, object], given)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}"
+        ) from None
+    check_size("layer_types: number of layers", count)
+    if isinstance(overrides, Mapping):
+        known = [f.name for f in dataclasses.fields(LayerOverrides)]
+        if odd := sorted(set(overrides) - set(known)):
+            raise ValueError(f"layer_types cannot override {odd[0]!r}; known: {', '.join(known)}")
+        overrides = LayerOverrides(**overrides)
+    if not isinstance(overrides, LayerOverrides):
+        raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}")
+    if overrides.heads is not None and overrides.heads.width == width:
+        heads = dataclasses.replace(overrides.heads, width=0)
+        overrides = dataclasses.replace(overrides, heads=heads)
+    return count, overrides
+
+
+# Layer types --------------------------------------------------------------------------------------
+
+
+def layer_names(config: ModelConfig) -> tuple[str, ...]:
+    """The name of the weights of every layer, in order.
+
+    >>> types = ((2, LayerOverrides(window=7)), (1, LayerOverrides()))
+    >>> layer_names(ModelConfig(layer_types=types, num_layers=4))
+    ('layers_0', 'layers_0', 'layers_1', 'layers_0')
+    """
+    if not config.layer_types:
+        return ("layers",) * config.num_layers
+    names = {overrides: name for name, overrides in _types(config).items()}
+    turn = [names[overrides] for count, overrides in config.layer_types for _ in range(count)]
+    return tuple(turn[i % len(turn)] for i in range(config.num_layers))
+
+
+def _types(config: ModelConfig) -> dict[str, LayerOverrides]:
+    """Name of its weights -> overrides of every type, in the order of its first layer."""
+    types_ = dict.fromkeys(overrides for _, overrides in config.layer_types)
+    return {f"layers_{i}": overrides for i, overrides in enumerate(types_)}
+
+
+@functools.lru_cache(maxsize=512)
+def stacks_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
+    """Name of its weights -> the config of the layers of one type, with their number and plan."""
+    if not config.layer_types:
+        return {"layers": config}
+    made, names = {}, layer_names(config)
+    for name, overrides in _types(config).items():
+        count = names.count(name)
+        try:
+            made[name] = _with_overrides(config, overrides, count, names, name)
+        except ValueError as error:
+            raise ValueError(f"the {count} layers of type {overrides}: {error}") from None
+    return types.MappingProxyType(made)
+
+
+def _with_overrides(
+    config: ModelConfig, overrides: LayerOverrides, count: int, names: tuple[str, ...], name: str
+) -> ModelConfig:
+    attention = config.attention
+    own: dict[str, object] = {
+        field: value
+        for field in ("window", "order", "implementation")
+        if (value := getattr(overrides, field)) is not None
+    }
+    if overrides.full_attention:
+        own["window"] = None
+    if attention.layer_scales is not None:
+        pairs = zip(attention.layer_scales, names, strict=True)
+        own["layer_scales"] = tuple(scale for scale, other in pairs if other == name)
+    return dataclasses.replace(
+        config,
+        layer_types=(),
+        num_layers=count,
+        attention=dataclasses.replace(attention, **own),  # type: ignore[arg-type]
+        heads=overrides.heads or config.heads,
+        ffn=overrides.ffn or config.ffn,
+        positions=overrides.positions or config.positions,
+        sharing=overrides.sharing or config.sharing,
+    )
+
+
+def layers_of(config: ModelConfig) -> dict[str, list[int]]:
+    """Name of its weights -> indices of the layers of a type."""
+    found: dict[str, list[int]] = {name: [] for name in stacks_of(config)}
+    for i, name in enumerate(layer_names(config)):
+        found[name].append(i)
+    return found
+
+
+def whole_plan(config: ModelConfig) -> Plan:
+    """The plans of all layer types as one.
+
+    Groups are counted type by type, in `kv` also where a type has no such sublayer, and layers as
+    in the model.
+    """
+    stacks = stacks_of(config)
+    sublayers = [{*c.plan} | {"kv"} for c in stacks.values()]
+    kept = set.intersection(*sublayers)
+    if not any("kv" in c.plan for c in stacks.values()):
+        kept -= {"kv"}
+    made: dict[str, list[int | str | None]] = {n: [None] * config.num_layers for n in sorted(kept)}
+    used = dict.fromkeys(made, 0)
+    for name, layers in layers_of(config).items():
+        plan = stacks[name].plan
+        for sublayer, groups in made.items():
+            own = plan[sublayer] if sublayer in plan else plan["attention"]
+            for i, group, source in zip(layers, own, plan.kv_sources, strict=True):
+                shifted = group + used[sublayer] if isinstance(group, int) else None
+                groups[i] = f"@{layers[source]}" if shifted is None else shifted
+            used[sublayer] += 1 + max(group for group in own if isinstance(group, int))
+    return Plan(**made)
+
+
+def check_layer_types(config: ModelConfig) -> None:
+    """Raises ValueError, saying what to change, for layer types that are no model together."""
+    if config.kind == "encoder_decoder":
+        raise ValueError("layer_types are for one stack, not for an encoder_decoder")
+    if len(_types(config)) < 2:
+        raise ValueError("layer_types has one type of layer; set its fields in the config")
+    if (count := sum(n for n, _ in config.layer_types)) > config.num_layers:
+        raise ValueError(
+            f"layer_types has {count} layers, num_layers is {config.num_layers}; it is the pattern "
+            "that repeats until all layers are there"
+        )
+    ours = config.positions
+    for c in stacks_of(config).values():
+        theirs = c.positions
+        mixable = {"rotary", "none"}
+        if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= mixable:
+            raise ValueError(
+                f"layer_types: positions are rotary in some layers and none in others, not "
+                f"{theirs.name!r} beside {ours.name!r}: those are added once, to all layers"
+            )
+        if ours.is_relative and c.heads.num_heads != config.heads.num_heads:
+            raise ValueError(
+                f"layer_types: relative positions are one table for {config.heads.num_heads} heads "
+                f"of every layer, not for {c.heads.num_heads}; use rotary positions"
+            )
+
+
+# Encoder and outer parts --------------------------------------------------------------------------
+
+
+def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
+    """Raises ValueError where an encoder beside the decoder, or what it shares, does not fit."""
+    if encoder.cross == "merged" and "cross" in config.plan:
+        raise ValueError("encoder.cross='merged' has no sublayer 'cross'; leave it out of the plan")
+    if encoder.num_heads is not None:
+        try:
+            config._check_heads(config.encoder_layout)
+        except ValueError as error:
+            raise ValueError(f"encoder.num_heads={encoder.num_heads}: {error}") from None
+    ours, theirs = config.plan.num_groups, config.encoder_plan
+    if theirs.num_layers != (encoder.num_layers or config.num_layers):
+        raise ValueError(
+            f"encoder.sharing has {theirs.num_layers} layers, the encoder has "
+            f"{encoder.num_layers or config.num_layers}"
+        )
+    if config.output.pooler:
+        raise ValueError("an encoder_decoder has no pooler; leave output.pooler out")
+    if not encoder.shares_decoder:
+        return
+    if ("kv" in theirs) != ("kv" in config.plan):
+        raise ValueError(
+            "encoder.shares_decoder: both stacks or neither need the sublayer 'kv'; give "
+            "encoder.sharing one like that of sharing"
+        )
+    for name, mixture in mixtures(theirs).items():
+        if theirs.num_groups[name] != ours.get(name):
+            raise ValueError(
+                f"encoder.shares_decoder: {mixture} has a coefficient for each group of {name!r}, "
+                "so both stacks need equally many; give encoder.sharing as many as sharing"
+            )
+    for name, count in theirs.num_groups.items():
+        if count > ours.get(name, 0):
+            raise ValueError(
+                f"encoder.shares_decoder: the encoder uses {count} groups of {name!r}, the decoder "
+                f"has {ours.get(name, 0)}; give both as many layers, or encoder.sharing that fits"
+            )
+
+
+def check_outer(config: ModelConfig) -> None:
+    """Raises ValueError where embedding, positions and output do not fit each other."""
+    c, images = config, config.embedding.images
+    if images is not None:
+        if c.kind == "encoder_decoder":
+            raise ValueError("embedding.images are read by one stack: set kind='encoder'")
+        if c.embedding.token_types:
+            raise ValueError("embedding.images have no token types; leave token_types out")
+        if c.vocab_size != images.num_features:
+            raise ValueError(
+                f"embedding.images are rows of {images.num_features} features, those of a patch "
+                f"and two: set vocab_size={images.num_features}"
+            )
+        if c.max_len < images.num_tokens:
+            raise ValueError(
+                f"embedding.images are {images.num_tokens} tokens, a class token before the "
+                f"patches: set max_len={images.num_tokens}"
+            )
+    pad = getattr(c.positions, "pad_token", None)
+    for field, token in (
+        ("positions.pad_token", pad),
+        ("embedding.zero_token", c.embedding.zero_token),
+    ):
+        if token is not None and token >= c.vocab_size:
+            raise ValueError(f"{field} {token} is outside of the vocabulary of {c.vocab_size}")
+    if pad is not None and c.kind != "encoder":
+        raise ValueError(
+            "positions.pad_token: positions without padding need the whole text; set kind='encoder'"
+        )
+    if pad is not None and pad + 1 >= c.max_len:
+        raise ValueError(
+            f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
+            f"{c.max_len}; raise max_len"
+        )
+    factorized = c.embedding.width not in (None, c.width)
+    if c.output.kind == "tied" and factorized and c.output.transform is None:
+        raise ValueError(
+            f"a tied LM head of embedding.width {c.embedding.width} cannot read width {c.width}; "
+            "set output.transform='gelu' or output.kind='own'"
+        )
+
+
+def heads_per_layer(config: ModelConfig) -> int:
+    """The number of heads of every layer.
+
+    Raises:
+      ValueError: layer types or stacks differ in it.
+    """
+    counts = {c.heads.num_heads for c in stacks_of(config).values()}
+    if config.encoder is not None and config.encoder.num_heads is not None:
+        counts.add(config.encoder.num_heads)
+    if len(counts) > 1:
+        raise ValueError(
+            f"layers have {' or '.join(map(str, sorted(counts)))} heads, and this needs one number "
+            "for all: use one layer type, or values by capture and patch"
+        )
+    return counts.pop()
+
+
+def sharing_name(config: ModelConfig) -> str:
+    """The name of the sharing plan of a config."""
+    return plan_name(config.sharing)

@@ -1,0 +1,443 @@
+"""`ModelConfig` as a nested dict, for flags, and as JSON, for checkpoints.
+
+In the dict for flags, a part that is chosen by name has the fields of all choices, so that each of
+them is a flag: `--config.model.heads.layout=latent --config.model.heads.latent_dim=16`. A field
+that is None takes the default of the choice. A field that the choice does not have must stay None.
+
+>>> from attnlab.heads import Wide
+>>> fields = to_dict(ModelConfig(heads=Wide(num_heads=4)))
+>>> fields["heads"]["layout"], fields["heads"]["num_heads"], fields["heads"]["latent_dim"]
+('wide', 4, None)
+>>> fields["sharing"] = "albert"
+>>> from_dict(fields)
+ModelConfig(heads=Wide(num_heads=4), sharing='albert')
+"""
+
+import ast
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+
+from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
+from attnlab.models.config import Encoder, LayerOverrides, LayerType, ModelConfig
+from attnlab.models.specs import POSITIONS, Positions
+from attnlab.names import lookup
+from attnlab.sharing import Plan
+
+VERSION = 1
+"""Of the JSON that `to_json` writes."""
+
+Record: TypeAlias = dict[str, Any]
+"""Fields by name: numbers, strings, None, tuples or lists, and records."""
+Placeholder: TypeAlias = Callable[[type], object]
+"""Type of an unset field -> what stands for it: `ml_collections.config_dict.placeholder`."""
+T = TypeVar("T")
+
+ALL_BIASES = "all"
+"""Every bias that the layout may have, so that another layout can be chosen by one flag."""
+
+
+class Choice(NamedTuple):
+    """A part of the config that is chosen by name."""
+
+    tag: str
+    """The field that names the choice."""
+    base: type
+    classes: Mapping[str, type]
+
+
+def _choices() -> tuple[Choice, Choice]:
+    return Choice("layout", Layout, LAYOUTS), Choice("kind", Positions, POSITIONS)
+
+
+def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Record:
+    """The config as a nested dict with a field for every flag.
+
+    Args:
+      config: the config.
+      placeholder: makes what stands for an unset field of a type; without it, None. With
+        `ml_collections.config_dict.placeholder` the result can be given to `ConfigDict`.
+
+    Returns:
+      A dict that `from_dict` reads as the same config.
+
+    Raises:
+      ValueError: a layout or extra that is not registered, or two registered ones that give one
+        field different types.
+    """
+    return _Writer(dense=True, placeholder=placeholder or (lambda kind: None)).record(config)
+
+
+def from_dict(fields: Mapping[str, Any]) -> ModelConfig:
+    """The config of a nested dict. Missing fields, and those that are None, have their defaults.
+
+    Raises:
+      ValueError: an unknown field, a field that the chosen layout or positions do not have, or a
+        value that is no model.
+
+    >>> from_dict({"positions": {"kind": "learned", "base": 500.0}})
+    Traceback (most recent call last):
+    ValueError: the position scheme 'learned' has no base: its fields are pad_token; base is a \
+field of rotary
+    """
+    config: ModelConfig = _read(ModelConfig, fields, "", none_is_unset=True)
+    return config
+
+
+def to_json(config: ModelConfig) -> str:
+    """The config as JSON: every field of the chosen parts with its value, and a version.
+
+    >>> from_json(to_json(ModelConfig(num_layers=2))) == ModelConfig(num_layers=2)
+    True
+    """
+    fields = _Writer(dense=False, placeholder=lambda kind: None).record(config)
+    return json.dumps({"version": VERSION, "model": fields}, indent=2, allow_nan=False)
+
+
+def from_json(text: str) -> ModelConfig:
+    """The config that `to_json` wrote, exactly.
+
+    Raises:
+      ValueError: no JSON of a config, or that of another version.
+    """
+    try:
+        found = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON of a model config: {error}") from None
+    version = found.get("version") if isinstance(found, dict) else None
+    if version != VERSION:
+        raise ValueError(
+            f"the model config has version {version!r}; this attnlab reads version {VERSION}: "
+            "install the release that wrote it"
+        )
+    config: ModelConfig = _read(ModelConfig, found.get("model"), "", none_is_unset=False)
+    return config
+
+
+# Types of fields ----------------------------------------------------------------------------------
+
+
+def field_types(cls: type) -> dict[str, type]:
+    """Field -> its type, without None: a dataclass, tuple, or int, float, bool, str.
+
+    >>> from attnlab.heads import Gate
+    >>> field_types(Gate)
+    {'by': <class 'str'>}
+    """
+    hints = typing.get_type_hints(cls)
+    skipped = {"width"} if issubclass(cls, Layout) else set()  # that of the model
+    return {
+        f.name: _plain_type(hints[f.name]) for f in dataclasses.fields(cls) if f.name not in skipped
+    }
+
+
+def _plain_type(hint: Any) -> type:
+    """The type of a hint: `int | None` is int, `Literal["a"]` str, `tuple[int, ...]` tuple."""
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [_plain_type(one) for one in get_args(hint) if one is not types.NoneType]
+        if str in kinds:  # a string or what it stands for, such as a sharing plan
+            return str
+        return float if set(kinds) == {int, float} else kinds[0]
+    if origin is Literal:
+        return type(get_args(hint)[0])
+    plain: type = origin or hint
+    return plain
+
+
+def union_types(choice: Choice) -> dict[str, type]:
+    """Field of any of the classes -> its type.
+
+    Raises:
+      ValueError: two classes give one field different types.
+    """
+    found: dict[str, tuple[str, type]] = {}
+    for name, cls in choice.classes.items():
+        for field, kind in field_types(cls).items():
+            other, theirs = found.setdefault(field, (name, kind))
+            if kind is not theirs:
+                raise ValueError(
+                    f"{field} is {theirs.__name__} in {choice.tag} {other!r} and {kind.__name__} "
+                    f"in {choice.tag} {name!r}: one flag cannot be both; rename one of the fields"
+                )
+    return {field: kind for field, (_, kind) in found.items()}
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Writer:
+    """`dense`: all fields of all choices, defaults of the choice as placeholders (flags). Else the
+    fields of what was chosen, all with their values (JSON)."""
+
+    dense: bool
+    placeholder: Placeholder
+
+    def record(self, value: Any, skip: Iterable[str] = ()) -> Record:
+        """The fields of a dataclass."""
+        kinds = field_types(type(value))
+        fields = {n: (getattr(value, n), kind) for n, kind in kinds.items() if n not in skip}
+        return {name: self.value(a, kind) for name, (a, kind) in fields.items()}
+
+    def value(self, value: Any, kind: type) -> Any:
+        """One value, of a field of this type."""
+        if isinstance(value, Layout):
+            return self.layout(value)
+        if isinstance(value, Positions):
+            return self.choice(value, _choices()[1])
+        if isinstance(value, LayerOverrides):
+            return self.overrides(value)
+        if isinstance(value, Plan):
+            return repr(value)
+        if isinstance(value, Encoder) and self.dense:
+            # Left out where it is the default, so that a flag can choose a model without encoder.
+            fields = {n: (getattr(value, n), one) for n, one in field_types(Encoder).items()}
+            default = Encoder()
+            return {
+                n: self.value(None if a == getattr(default, n) else a, one)
+                for n, (a, one) in fields.items()
+            }
+        if dataclasses.is_dataclass(value):
+            return self.record(value)
+        if value is None and self.dense:
+            return self.unset(kind)
+        if isinstance(value, tuple | list):
+            return tuple(self.value(a, type(a)) for a in value)
+        return value
+
+    def unset(self, kind: type) -> Any:
+        """What stands for a field without a value; of a part, for all its fields."""
+        if dataclasses.is_dataclass(kind):
+            return {name: self.unset(one) for name, one in field_types(kind).items()}
+        return self.placeholder(kind)
+
+    def choice(self, value: Any, choice: Choice) -> Record:
+        """A part that is chosen by name."""
+        name = next((n for n, cls in choice.classes.items() if cls is type(value)), None)
+        if name is None:
+            raise ValueError(
+                f"{type(value).__name__} has no name to write: register it, as with "
+                "@register_layout(name)"
+            )
+        if not self.dense:
+            return {choice.tag: name} | self.record(value, skip=("extras",))
+        defaults = {f.name: f.default for f in dataclasses.fields(value)}
+        made: Record = {choice.tag: name}
+        for field, kind in union_types(choice).items():
+            if field == "extras":
+                continue
+            given = getattr(value, field, None)
+            is_set = field in defaults and given != defaults[field]
+            if is_set and given is None:
+                raise ValueError(
+                    f"{choice.tag} {name!r} has {field}=None, which a flag cannot say: its default "
+                    f"is {defaults[field]!r}; make None the default"
+                )
+            made[field] = self.value(given, kind) if is_set else self.unset(kind)
+        return made
+
+    def layout(self, layout: Layout) -> Record:
+        """Heads: fields of the layout, and its extras by name."""
+        made = self.choice(layout, _choices()[0])
+        if self.dense:
+            biases = layout.biases
+            is_all = biases == _all_biases(type(layout), _given_fields(layout))
+            made["biases"] = ALL_BIASES if is_all and biases else ",".join(biases)
+        extras = {self.extra_name(extra): extra for extra in layout.extras}
+        made["extras"] = {name: {"on": True} | self.record(e) for name, e in extras.items()}
+        for name, cls in EXTRAS.items() if self.dense else ():
+            fields = {n: self.value(v, k) for n, v, k in _defaults(cls)}
+            made["extras"].setdefault(name, {"on": False} | fields)
+        return made
+
+    def extra_name(self, extra: Extra) -> str:
+        """The registered name of an extra."""
+        name = next((name for name, cls in EXTRAS.items() if cls is type(extra)), None)
+        if name is None:
+            raise ValueError(
+                f"{type(extra).__name__} has no name to write: register it with "
+                "@register_extra(name)"
+            )
+        return name
+
+    def overrides(self, overrides: LayerOverrides) -> Record:
+        """Of a layer type, the fields that differ from the config; a flag cannot name them."""
+        writer = _Writer(dense=False, placeholder=self.placeholder)
+        defaults = {f.name: f.default for f in dataclasses.fields(overrides)}
+        return {n: a for n, a in writer.record(overrides).items() if a != defaults[n]}
+
+
+def _defaults(cls: type) -> list[tuple[str, Any, type]]:
+    """(name, default, type) of the fields of an extra; None where it has no default."""
+    kinds = field_types(cls)
+    missing = dataclasses.MISSING
+    return [
+        (f.name, None if f.default is missing else f.default, kinds[f.name])
+        for f in dataclasses.fields(cls)
+    ]
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def _read(cls: type[T], fields: Any, path: str, *, none_is_unset: bool) -> T:
+    """A record as an instance of `cls`. `path` is that of the record, for errors."""
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"{path or 'a model config'} must be a dict of fields, not {fields!r}")
+    kinds = field_types(cls)
+    for name in fields:
+        if name not in kinds:
+            raise ValueError(
+                f"{path + ' has' if path else 'a model config has'} no field {name!r}: its fields "
+                f"are {', '.join(kinds)}"
+            )
+    given = {}
+    for name, value in fields.items():
+        inner = f"{path}.{name}" if path else name
+        read = _read_value(value, kinds[name], inner, none_is_unset)
+        if read is not None or not none_is_unset:
+            given[name] = read
+    missing = dataclasses.MISSING
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        has_default = (field.default, field.default_factory) != (missing, missing)
+        if not has_default and field.name not in given:
+            raise ValueError(f"{path}.{field.name} is not set; give it a value")
+    return cls(**given)
+
+
+def _read_value(value: Any, kind: type, path: str, none_is_unset: bool) -> Any:
+    if path == "layer_types" and value is not None:
+        return tuple(_read_layer_type(pair, none_is_unset) for pair in value)
+    if value is None:
+        return None
+    if isinstance(value, str) and value.startswith("Plan("):
+        return _read_plan(value, path)
+    if kind is tuple:
+        return _as_tuple(value)
+    if not dataclasses.is_dataclass(kind) or not isinstance(value, Mapping):
+        return value
+    for choice in _choices():
+        if issubclass(kind, choice.base):
+            return _read_choice(value, choice, path, none_is_unset)
+    if all(a is None for a in _leaves(value)):
+        return None
+    return _read(kind, value, path, none_is_unset=none_is_unset)
+
+
+def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_unset: bool) -> Any:
+    """A part that is chosen by name. A set field that the choice does not have is an error."""
+    set_fields = dict(fields)
+    name = set_fields.pop(choice.tag, None)
+    if name is None:
+        if all(a is None for a in _leaves(set_fields)):
+            return None
+        raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
+    cls = lookup(choice.classes, name, what=choice.tag)
+    extras = set_fields.pop("extras", None) or {}
+    kinds = field_types(cls)
+    for field, value in set_fields.items():
+        if field not in kinds and any(a is not None for a in _leaves(value)):
+            _raise_unknown(choice, name, field)
+    given = {field: value for field, value in set_fields.items() if field in kinds}
+    if "extras" not in kinds:
+        return _read(cls, given, path, none_is_unset=none_is_unset)
+    biases = given.pop("biases", None)
+    layout: Layout = _read(cls, given, path, none_is_unset=none_is_unset)
+    return dataclasses.replace(
+        layout,
+        biases=_read_biases(biases, cls, _given_fields(layout)),
+        extras=_read_extras(extras, f"{path}.extras", none_is_unset),
+    )
+
+
+def _raise_unknown(choice: Choice, name: str, field: str) -> None:
+    own = sorted(field_types(choice.classes[name]), key=lambda field: field == "extras")
+    owners = [other for other, cls in choice.classes.items() if field in field_types(cls)]
+    hint = f"; {field} is a field of {', '.join(owners)}" if owners else ""
+    what = "layout" if choice.tag == "layout" else "the position scheme"
+    raise ValueError(
+        f"{what} {name!r} has no {field}: its fields are {', '.join(own) or 'none'}{hint}"
+    )
+
+
+def _read_extras(fields: Any, path: str, none_is_unset: bool) -> tuple[Extra, ...]:
+    """The extras that are on, in their order."""
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
+    made = []
+    for name, given in fields.items():
+        cls = lookup(EXTRAS, name, what="extra")
+        rest = {field: value for field, value in given.items() if field != "on"}
+        if given.get("on", True):
+            made.append(_read(cls, rest, f"{path}.{name}", none_is_unset=none_is_unset))
+    return tuple(made)
+
+
+def _read_biases(biases: Any, cls: type[Layout], fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """ "all", names separated by commas, or a sequence of names."""
+    if biases == ALL_BIASES:
+        return _all_biases(cls, fields)
+    if isinstance(biases, str):
+        return tuple(name.strip() for name in biases.split(",") if name.strip())
+    return tuple(biases or ())
+
+
+def _all_biases(cls: type[Layout], fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The biases that a layout with these fields may have, in the order of its class."""
+
+    def is_allowed(bias: Any) -> bool:
+        try:
+            cls(**{**fields, "width": _example_width(fields), "biases": (bias,)})
+        except ValueError:
+            return False
+        return True
+
+    return tuple(bias for bias in cls.bias_names if is_allowed(bias))
+
+
+def _example_width(fields: Mapping[str, Any]) -> int:
+    """A width that any number of heads divides, and whose heads have an even width."""
+    return 4 * int(fields["num_heads"])
+
+
+def _given_fields(layout: Layout) -> dict[str, Any]:
+    """Fields of a layout that decide which biases it may have."""
+    kept = {"num_heads", "tie", "output_projection"}
+    return {f.name: getattr(layout, f.name) for f in dataclasses.fields(layout) if f.name in kept}
+
+
+def _read_layer_type(pair: Any, none_is_unset: bool) -> LayerType:
+    """(count, overrides) of a layer type."""
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise ValueError(f"layer_types holds pairs (count, overrides), not {pair!r}")
+    count, fields = pair
+    overrides = _read(LayerOverrides, fields, "layer_types", none_is_unset=none_is_unset)
+    return count, overrides
+
+
+def _read_plan(text: str, path: str) -> Plan:
+    """A plan of `repr(plan)`."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        groups = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise ValueError(
+            f"{path}: cannot parse {text!r}; write a plan as 'Plan(attention=(0, 0), ffn=(0, 1))'"
+        ) from None
+    return Plan(**groups)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Values of a record and of the records in it."""
+    if not isinstance(value, Mapping):
+        return [value]
+    return [leaf for inner in value.values() for leaf in _leaves(inner)]

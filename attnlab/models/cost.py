@@ -1,0 +1,253 @@
+"""Parameters, FLOPs and cache bytes of a model, by formula from its config.
+
+FLOPs are those of matrix products in the forward pass, 2 for a multiply-add: every weight that is
+applied, the scores and the product with the values over all keys (a causal mask saves none here),
+LM head and token classifier. Left out are biases, norms, softmax and embedding look-ups (less than
+2 % at usual sizes), the pooler, which runs once per text, and `weight_flops`.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+
+from attnlab import heads
+from attnlab.models.config import ModelConfig
+from attnlab.models.ffn import ffn_shapes
+from attnlab.models.layer import init_layer
+from attnlab.models.parameters import num_outer_parameters
+from attnlab.models.specs import LayerSpec
+from attnlab.sharing import Params, Plan, PyTree, mixtures
+
+
+class Stack(NamedTuple):
+    """Layers that run one after the other and are of one type."""
+
+    layer: LayerSpec
+    plan: Plan
+    owns_weights: bool = True
+    """False for an encoder that uses the decoder's weights."""
+
+
+def stacks(config: ModelConfig) -> list[Stack]:
+    """All stacks that run: one per layer type, or decoder and encoder.
+
+    >>> [stack.plan.num_layers for stack in stacks(ModelConfig(kind="encoder_decoder"))]
+    [4, 4]
+    """
+    made = []
+    for c in config.stacks.values():
+        made.append(Stack(c.layer, c.plan))
+        if c.encoder is not None:
+            owns = not c.encoder.shares_decoder
+            made.append(Stack(c.encoder_layer, c.encoder_plan, owns))
+    return made
+
+
+# Parameters ---------------------------------------------------------------------------------------
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Parameters of a model: those of a parameter group count once.
+
+    >>> alone, shared = (ModelConfig(sharing=plan) for plan in ("separate", "albert"))
+    >>> layer = sum(sublayer_parameters(alone.layer).values())
+    >>> num_parameters(alone) - num_parameters(shared) == 3 * layer
+    True
+    """
+    owned = [stack for stack in stacks(config) if stack.owns_weights]
+    return num_outer_parameters(config) + sum(
+        _weighted(stack.layer, stack.plan.num_groups) for stack in owned
+    )
+
+
+def applied_parameters(config: ModelConfig) -> int:
+    """Parameters that a token passes through: a parameter group counts for each layer that uses it.
+
+    Of groups that are mixed, one counts for each layer, and its coefficients.
+
+    >>> alone, shared = (ModelConfig(sharing=plan) for plan in ("separate", "albert"))
+    >>> applied_parameters(shared) == num_parameters(alone)
+    True
+    """
+    return num_outer_parameters(config) + sum(
+        _weighted(stack.layer, stack.plan.num_applications) for stack in stacks(config)
+    )
+
+
+def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
+    """How many layers use a parameter group -> parameters of all groups used that often, ascending.
+
+    Embeddings and output heads are left out. A group that is mixed into all layers counts for
+    those that name it.
+
+    >>> cycle = ModelConfig(num_layers=5, sharing="cycle:2")
+    >>> layer = sum(sublayer_parameters(cycle.layer).values())
+    >>> parameters_by_uses(cycle) == {2: layer, 3: layer}
+    True
+    """
+    pools: list[tuple[dict[str, int], collections.Counter[tuple[str, int]]]] = []
+    for stack in stacks(config):
+        uses = collections.Counter(_applications(stack.plan))
+        if stack.owns_weights:
+            pools.append((sublayer_parameters(stack.layer), uses))
+        else:
+            pools[-1][1].update(uses)  # the decoder's, before it
+    found: collections.Counter[int] = collections.Counter()
+    for sizes, uses in pools:
+        for (sublayer, _), count in uses.items():
+            found[count] += sizes[sublayer]
+    return dict(sorted(found.items()))
+
+
+def sublayer_parameters(layer: LayerSpec) -> dict[str, int]:
+    """Sublayer -> parameters of one of its groups, norms included.
+
+    >>> from attnlab.heads import Standard
+    >>> from attnlab.models.specs import FFN
+    >>> sublayer_parameters(LayerSpec(heads=Standard(width=6, num_heads=2), ffn=FFN(width=5)))
+    {'attention': 156, 'ffn': 83}
+    """
+    return {name: _size(shapes) for name, shapes in sublayer_shapes(layer).items()}
+
+
+@functools.lru_cache(maxsize=512)
+def sublayer_shapes(layer: LayerSpec) -> Params:
+    """Sublayer -> shapes of the weights of one of its groups, as `init_layer` makes them."""
+    inits = init_layer(layer)
+    shapes: Params = jax.eval_shape(
+        lambda key: {name: init(key) for name, init in inits.items()}, jax.random.key(0)
+    )
+    return shapes
+
+
+def _size(shapes: PyTree) -> int:
+    return sum(a.size for a in jax.tree.leaves(shapes))
+
+
+def _weighted(layer: LayerSpec, counts: Mapping[str, int]) -> int:
+    sizes = sublayer_parameters(layer)
+    return sum(sizes[name] * count for name, count in counts.items())
+
+
+def _applications(plan: Plan) -> Iterator[tuple[str, int]]:
+    return ((name, g) for name, groups in plan.items() for g in groups if isinstance(g, int))
+
+
+# FLOPs --------------------------------------------------------------------------------------------
+
+
+def flops_per_token(config: ModelConfig, length: int) -> int:
+    """Forward FLOPs per token of texts of `length` tokens; sharing parameters does not change it.
+
+    Of the weights as they are (order "factored"), whatever order a run uses. With an encoder: of
+    one source token and one target token together.
+
+    >>> shared = ModelConfig(sharing="albert")
+    >>> flops_per_token(shared, 64) == flops_per_token(ModelConfig(), 64)
+    True
+    """
+    layers = sum(sum(row) for row in (sublayer_flops(s, length).values() for s in stacks(config)))
+    return layers + outer_flops(config)
+
+
+def sublayer_flops(stack: Stack, length: int) -> dict[str, int]:
+    """Sublayer -> forward FLOPs per token of all layers of a stack.
+
+    >>> sublayer_flops(stacks(ModelConfig())[0], 64)
+    {'attention': 196608, 'ffn': 262144}
+    """
+    layer, plan = stack.layer, stack.plan
+    num_source = length if layer.merged else 0
+
+    def attention(num_new: int) -> int:
+        return heads.call_flops(
+            layer.heads, 1, length, length, num_new=num_new, num_source=num_source
+        )
+
+    # A layer that attends to the keys and values of an earlier one does not compute its own.
+    reusing = sum(plan.reuses_kv)
+    total = attention(length) * (plan.num_layers - reusing) + attention(0) * reusing
+    flops = {"attention": total // length, "ffn": 0}
+    if layer.ffn.width:
+        shapes = ffn_shapes(layer.heads.width, layer.ffn).values()
+        matrices = (shape for shape in shapes if len(shape) == 2)
+        flops["ffn"] = plan.num_layers * 2 * sum(map(math.prod, matrices))
+    if layer.cross is not None:
+        cross = heads.call_flops(layer.cross, 1, length, length, cross=True)
+        flops["cross"] = plan.num_layers * cross // length
+    return flops
+
+
+def outer_flops(config: ModelConfig) -> int:
+    """Forward FLOPs per token outside the layers.
+
+    >>> outer_flops(ModelConfig(vocab_size=256, width=64)) == 2 * 64 * 256
+    True
+    """
+    c, e, d = config, config.embedding.width or config.width, config.width
+    texts = 1 if c.encoder is None else 2
+    counts = [
+        c.vocab_size * e if c.embedding.images is not None else 0,  # features, not token ids
+        e * d * texts if c.embedding.width is not None else 0,
+        d * e if c.output.transform else 0,
+        (e if c.output.transform else d) * c.vocab_size if c.output.kind != "none" else 0,
+        d * c.output.num_classes if c.output.pooler == "each" else 0,
+    ]
+    return 2 * sum(counts)
+
+
+def weight_flops(config: ModelConfig) -> int:
+    """FLOPs that one forward pass spends on making the weights of its layers, however many tokens.
+
+    A mixture of G parameter groups costs G multiply-adds per number, a low-rank delta r per number
+    of a matrix; both are 0 under plans without them.
+
+    >>> from attnlab.heads import Standard
+    >>> from attnlab.models.specs import Norm
+    >>> sizes = dict(num_layers=6, width=8, heads=Standard(num_heads=2), norm=Norm(kind="rms"))
+    >>> projections, norm = 4 * 8 * 8, 8
+    >>> mixed = ModelConfig(sharing="dictionary:3", **sizes)
+    >>> weight_flops(mixed) == 6 * 2 * 3 * (projections + norm)
+    True
+    >>> weight_flops(ModelConfig(sharing="cycle:3", **sizes))
+    0
+    """
+    total = 0
+    for layer, plan, _ in stacks(config):
+        shapes = sublayer_shapes(layer)
+        count = sum(plan.num_groups[name] * _size(shapes[name]) for name in mixtures(plan))
+        count += _delta_products(shapes["delta"]) if "delta" in shapes else 0
+        total += plan.num_layers * 2 * count
+    return total
+
+
+def _delta_products(delta: PyTree) -> int:
+    """Multiply-adds of all products down [rows, r] up [r, columns]."""
+    if not isinstance(delta, dict):
+        return 0
+    down, up = delta.get("down"), delta.get("up")
+    if isinstance(down, jax.ShapeDtypeStruct) and isinstance(up, jax.ShapeDtypeStruct):
+        return int(down.size) * int(up.shape[1])
+    return sum(map(_delta_products, delta.values()))
+
+
+# Cache --------------------------------------------------------------------------------------------
+
+
+def cache_bytes_per_token(config: ModelConfig, bytes_per_number: int = 4) -> int:
+    """What the cache of all layers keeps of a token, in bytes; 0 for an encoder.
+
+    Layers that attend to the keys and values of an earlier layer keep none.
+
+    >>> [cache_bytes_per_token(ModelConfig(sharing=plan)) for plan in ("separate", "cla:2")]
+    [2048, 1024]
+    """
+    total = 0
+    for c in config.stacks.values() if config.kind != "encoder" else ():
+        one = heads.cache_bytes_per_token(c.layout, bytes_per_number, rotary=c.positions.is_rotary)
+        total += (max(c.plan.kv_indices) + 1) * one
+    return total

@@ -1,0 +1,201 @@
+"""What stands before the layers: tokens, embeddings and positions."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+from attnlab.heads import Layout
+from attnlab.heads.positions import (
+    relative_buckets,
+    rotary_angles,
+    sinusoidal,
+    sinusoidal_halves,
+)
+from attnlab.models.config import ModelConfig
+from attnlab.models.dense import dense
+from attnlab.models.images import image_features
+from attnlab.models.norm import norm_shapes, normalize
+from attnlab.models.specs import Learned, Positions, Relative, Rotary, Sinusoidal
+from attnlab.sharing import Params
+
+Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
+"""Name -> shape of a weight, or the shapes of the weights of a norm."""
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
+
+
+def embedding_shapes(config: ModelConfig) -> Shapes:
+    """Shapes of the weights before the layers, in the order in which they are initialized.
+
+    >>> embedding_shapes(ModelConfig(vocab_size=7, max_len=5, width=4))
+    {'embedding': (7, 4), 'positions': (5, 4)}
+    """
+    spec = config.embedding
+    width = spec.width or config.width
+    shapes: Shapes = {"embedding": (config.vocab_size, width)}
+    if config.positions.is_learned:
+        shapes["positions"] = (config.max_len, width)
+    if spec.token_types:
+        shapes["token_types"] = (spec.token_types, width)
+    if spec.norm:
+        shapes["embedding_norm"] = norm_shapes(width, config.norm)
+    if spec.width:
+        shapes["embedding_projection"] = (width, config.width)
+        shapes["embedding_projection_bias"] = (config.width,)
+    return shapes
+
+
+def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
+    """Tokens as an array: ids [B, T], or floats [B, T, vocab_size], to which images are converted.
+
+    Raises:
+      ValueError: text, another number of axes, or more tokens than `max_len`.
+
+    >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
+    (1, 3)
+    """
+    is_list = isinstance(tokens, str | list | tuple)
+    first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
+    if any(isinstance(token, str | bytes) for token in first):
+        raise ValueError(
+            f"tokens are ids, not the text {str(first[0])[:30]!r}; encode it, for a model of bytes "
+            "with jnp.array([list(text.encode())])"
+        )
+    tokens = jnp.asarray(tokens)
+    if tokens.ndim == 4:
+        tokens = image_features(tokens, config.embedding.images)
+    if jnp.issubdtype(tokens.dtype, jnp.integer):
+        if tokens.ndim != 2:
+            hint = "; for one text pass tokens[None]" if tokens.ndim == 1 else ""
+            raise ValueError(f"tokens {tokens.shape} must be [batch, length]{hint}")
+    elif tokens.ndim != 3 or tokens.shape[-1] != config.vocab_size:
+        raise ValueError(
+            f"tokens of dtype {tokens.dtype} and shape {tokens.shape}: ids are integers [batch, "
+            f"length], mixtures of tokens are floats [batch, length, {config.vocab_size}]"
+        )
+    if tokens.shape[1] > config.max_len:
+        raise ValueError(
+            f"{tokens.shape[1]} tokens are longer than max_len {config.max_len}; raise max_len"
+        )
+    return tokens
+
+
+def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] | None:
+    """The position of each token of a whole text; None means 0, 1, 2, ...
+
+    >>> config = ModelConfig(kind="encoder", positions=Learned(pad_token=1))
+    >>> default_positions(config, jnp.array([[5, 6, 1]])).tolist()
+    [[2, 3, 1]]
+    """
+    pad_token = config.positions.pad_token if isinstance(config.positions, Learned) else None
+    if pad_token is None:
+        return None
+    if tokens.ndim != 2:
+        raise ValueError(
+            f"positions.pad_token is not counted, and tokens {tokens.shape} are mixtures; "
+            "pass positions"
+        )
+    is_token = (tokens != pad_token).astype(jnp.int32)
+    return jnp.cumsum(is_token, axis=1) * is_token + pad_token
+
+
+def embed(
+    params: Params,
+    tokens: Int[Array, "B T"] | Float[Array, "B T vocab"],
+    config: ModelConfig,
+    *,
+    positions: Int[Array, "*B T"] | None = None,
+    token_types: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T D"]:
+    """What the first layer reads: projection(norm(scale * token + position + type)).
+
+    Args:
+      params: of the model.
+      tokens: ids; or floats, a weighted sum of tokens, or any `vocab_size` features.
+      config: of the model.
+      positions: None for 0, 1, 2, ...; one past the table gives NaN.
+      token_types: None for type 0. A model without a table of types reads them from the table of
+        tokens (GPT-2).
+
+    >>> config = ModelConfig(vocab_size=7, max_len=5, width=4)
+    >>> params = {"embedding": jnp.ones((7, 4)), "positions": jnp.ones((5, 4))}
+    >>> embed(params, jnp.array([[1, 2]]), config)[0, 0].tolist()
+    [2.0, 2.0, 2.0, 2.0]
+    """
+    spec = config.embedding
+    is_mixture = jnp.issubdtype(tokens.dtype, jnp.floating)
+    x: Array = tokens @ params["embedding"] if is_mixture else params["embedding"][tokens]
+    # Weights may be less precise than the model computes.
+    x = x.astype(jnp.promote_types(x.dtype, config.compute.dtype))
+    x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
+    if spec.zero_token is not None and not is_mixture:
+        x = jnp.where((tokens == spec.zero_token)[..., None], 0, x)
+    x = _add_positions(params, x, config, positions)
+    if spec.token_types:
+        types = jnp.zeros_like(tokens) if token_types is None else token_types
+        x = x + params["token_types"][types]
+    elif token_types is not None:
+        x = x + params["embedding"][token_types]
+    if spec.norm:
+        x = normalize(params["embedding_norm"], x, config.norm)
+    return dense(params, "embedding_projection", x) if spec.width else x
+
+
+def _add_positions(
+    params: Params, x: Float[Array, "B T E"], config: ModelConfig, positions: Array | None
+) -> Float[Array, "B T E"]:
+    table: Array | None = params.get("positions")
+    if isinstance(config.positions, Sinusoidal):
+        fixed = sinusoidal_halves if config.positions.halves else sinusoidal
+        table = fixed(config.max_len, x.shape[-1]).astype(x.dtype)
+    if table is None:
+        return x
+    if positions is None:
+        return x + table[: x.shape[1]]
+    return x + table.at[positions].get(mode="fill", fill_value=jnp.nan)
+
+
+def rotary_embedding(
+    spec: Positions, layout: Layout, positions: Int[Array, "*B T"]
+) -> Float[Array, "*B T half"] | None:
+    """Angles that rotate queries and keys at these positions; None without rotary positions.
+
+    >>> from attnlab.heads import Standard
+    >>> rotary_embedding(Rotary(), Standard(width=32, num_heads=2), jnp.arange(5)).shape
+    (5, 8)
+    """
+    if not isinstance(spec, Rotary):
+        return None
+    size = spec.rotated_size(layout)
+    return rotary_angles(positions, size, base=spec.base, scaling=spec.scaling)
+
+
+def relative_bias(
+    table: Float[Array, "buckets N"],
+    queries: Int[Array, "*B T"],
+    keys: Int[Array, "*B S"],
+    spec: Relative,
+    *,
+    two_sided: bool,
+) -> Float[Array, "*B N T S"]:
+    """table[bucket of the distance, head], which is added to the scores of every layer.
+
+    Args:
+      table: one number per bucket and head.
+      queries, keys: their positions.
+      spec: number of buckets and largest distance.
+      two_sided: keys ahead of a query have buckets of their own; else all are in bucket 0.
+
+    >>> table = jnp.arange(8.0).reshape(4, 2)
+    >>> spec = Relative(buckets=4, max_distance=9)
+    >>> relative_bias(table, jnp.arange(3), jnp.arange(5), spec, two_sided=False).shape
+    (2, 3, 5)
+    """
+    buckets = relative_buckets(
+        keys[..., None, :] - queries[..., :, None],
+        num_buckets=spec.buckets,
+        max_distance=spec.max_distance,
+        two_sided=two_sided,
+    )
+    return jnp.moveaxis(table[buckets], -1, -3)

@@ -1,0 +1,360 @@
+"""The forward pass of whole models as pure functions of params, config, tokens and inputs."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.attention.masks import Edges
+from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
+from attnlab.models.config import ModelConfig
+from attnlab.models.dense import dense, dropout
+from attnlab.models.embeddings import (
+    DTYPES,
+    check_tokens,
+    default_positions,
+    embed,
+    relative_bias,
+    rotary_embedding,
+)
+from attnlab.models.layer import Report, TextInputs, layer_values
+from attnlab.models.norm import normalize
+from attnlab.models.output import lm_head, pool
+from attnlab.models.specs import DropoutPlace, Relative
+from attnlab.models.stack import (
+    HeadMask,
+    LayersOfType,
+    StackInputs,
+    StackOutputs,
+    run_layers,
+    stack_values,
+)
+from attnlab.models.values import check_values
+from attnlab.sharing import Params
+from attnlab.tap import Patches, Tap
+
+ModelCache = Cache | dict[str, Cache]
+"""Arrays [L, B, size, ...] by name; with `layer_types` one such dict for each type."""
+NextKey = Callable[[], Array] | None
+"""Returns another random key for dropout at each call; None: no dropout."""
+Reports = dict[str, Report]
+"""Stack ("layers", "encoder_layers", ...) -> how its attention is computed."""
+
+ENCODER = "encoder."
+EMBEDDINGS = "embeddings"
+"""What the first layer reads [B, T, D]: a value of the model, not of each layer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """What a model receives beside params and tokens.
+
+    Attributes:
+      padding_mask: [B, T], True = a token. Padding is attended to by none, does not count in
+        the pooler, and with a cache is neither kept nor counted as a position.
+      mask: True = may attend; broadcasts to [B, N, T, S]; or `Edges`.
+      positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
+      token_types: [B, T]; None is type 0.
+      head_mask: multiplies each head, [L, N] or [L, B, N]; L arrays where layers differ in their
+        number of heads.
+      cache: of `config.init_cache`; tokens are the next ones. A position past `max_len`, or a full
+        cache, gives NaN.
+      source: tokens [B, S] that the encoder of an encoder_decoder reads.
+      source_padding_mask: [B, S], True = a token of the source.
+      encoded: `Outputs.encoded` of an earlier call; the encoder is not run again.
+      capture: names of values to return, of `model_values(config)`.
+      patch: name -> f(value, layer index), which replaces the value.
+    """
+
+    padding_mask: Bool[Array, "B T"] | None = None
+    mask: Bool[Array, "..."] | Edges | None = None
+    positions: Int[Array, "*B T"] | None = None
+    token_types: Int[Array, "B T"] | None = None
+    head_mask: HeadMask | None = None
+    cache: ModelCache | None = None
+    source: ArrayLike | None = None
+    source_padding_mask: Bool[Array, "B S"] | None = None
+    encoded: Float[Array, "B S D"] | None = None
+    capture: Iterable[str] = ()
+    patch: Patches | None = None
+
+
+NO_INPUTS = ModelInputs()
+
+
+class Outputs(NamedTuple):
+    """What a model returns; None or empty for what it does not have or was not asked for."""
+
+    logits: Float[Array, "B T vocab"] | None
+    hidden: Float[Array, "B T D"]
+    """What the LM head reads: the output of the last layer, after the final norm if there is."""
+    pooled: Float[Array, "B *T D"] | None = None
+    classes: Float[Array, "B *T C"] | None = None
+    """Logits of the classifier."""
+    cache: ModelCache | None = None
+    """The cache with the new tokens."""
+    encoded: Float[Array, "B S D"] | None = None
+    """What cross-attention reads: the output of the encoder."""
+    captured: Mapping[str, Array] = {}
+    """Value -> [L, ...]; see `StackOutputs.captured`."""
+    losses: Mapping[str, Array] = {}
+    """Auxiliary loss -> its sum over layers; those of the encoder behind "encoder."."""
+
+
+def model_values(config: ModelConfig, *, with_encoder: bool = True) -> dict[str, str]:
+    """Names of the values of a model -> their axes, without the axis of layers.
+
+    >>> sorted(model_values(ModelConfig()))[:4]
+    ['attention_in', 'attention_out', 'embeddings', 'ffn_hidden']
+    """
+    values = {EMBEDDINGS: "B T D"} | stack_values([c.layer for c in config.stacks.values()])
+    if config.encoder is not None and with_encoder:
+        theirs = {EMBEDDINGS: "B T D"} | layer_values(config.encoder_layer)
+        values |= {ENCODER + name: axes for name, axes in theirs.items()}
+    return values
+
+
+def run_model(
+    params: Params,
+    tokens: ArrayLike,
+    config: ModelConfig,
+    inputs: ModelInputs = NO_INPUTS,
+    *,
+    next_key: NextKey = None,
+    reports: Reports | None = None,
+) -> Outputs:
+    """tokens -> `Outputs`: a decoder, an encoder, or both.
+
+    Args:
+      params: of `model.init`, without {"params": ...}.
+      tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if the
+        config has them.
+      config: of the model.
+      inputs: masks, positions, cache, second text, what to capture or patch.
+      next_key: returns random keys for dropout; None: no dropout.
+      reports: filled, while JAX traces, with how attention is computed.
+
+    >>> from attnlab.models.parameters import param_shapes
+    >>> import jax
+    >>> config = ModelConfig(width=8, num_layers=2)
+    >>> params = jax.tree.map(lambda a: jnp.ones(a.shape), param_shapes(config))
+    >>> run_model(params, [[1, 2, 3]], config).logits.shape
+    (1, 3, 256)
+    """
+    has_encoder = config.encoder is not None
+    _check_inputs(config, inputs)
+    known = model_values(config, with_encoder=has_encoder and inputs.encoded is None)
+    capture, patch = check_values(inputs.capture, inputs.patch, known)
+    inputs = dataclasses.replace(inputs, capture=capture, patch=patch)
+    run = _Run(params, config, inputs, next_key, reports)
+    encoded, encoder = inputs.encoded, None
+    if has_encoder and encoded is None:
+        encoder = run.encode()
+        encoded = encoder.x
+    ran = run.decode(tokens, encoded)
+    captured, losses = ran.captured, ran.losses
+    if encoder is not None:
+        captured = {ENCODER + name: a for name, a in encoder.captured.items()} | captured
+        losses = {ENCODER + name: a for name, a in encoder.losses.items()} | losses
+    logits, pooled, classes = _outputs(params, ran.x, config, _as_bool(inputs.padding_mask))
+    cache: ModelCache | None = None
+    if inputs.cache is not None:
+        caches = {name: a for name, a in ran.caches.items() if a is not None}
+        cache = caches if config.layer_types else caches["layers"]
+    return Outputs(logits, ran.x, pooled, classes, cache, encoded, captured, losses)
+
+
+def _outputs(
+    params: Params, hidden: Array, config: ModelConfig, padding_mask: Array | None
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Logits, pooled output and classes, of those that the model has."""
+    spec = config.output
+    logits = None if spec.kind == "none" else lm_head(params, hidden, config)
+    if spec.pooler is None:
+        return logits, None, None
+    pooled = pool(params, hidden, spec.pooler, padding_mask)
+    return logits, pooled, dense(params, "classifier", pooled) if spec.num_classes else None
+
+
+def _check_inputs(config: ModelConfig, inputs: ModelInputs) -> None:
+    """Raises ValueError for inputs that this kind of model does not have, or lacks."""
+    if inputs.cache is not None and config.kind == "encoder":
+        raise ValueError("an encoder attends to the whole text; leave cache out")
+    of_source = ("source", "source_padding_mask", "encoded")
+    if config.encoder is None:
+        for name in of_source:
+            if getattr(inputs, name) is not None:
+                raise ValueError(f"{name} is for kind='encoder_decoder'; this is a {config.kind}")
+    elif inputs.source is None and inputs.encoded is None:
+        raise ValueError("an encoder_decoder needs source=tokens [B, S], or encoded of an earlier "
+                         "call")  # fmt: skip
+
+
+@dataclasses.dataclass
+class _Run:
+    """One call of a model."""
+
+    params: Params
+    config: ModelConfig
+    inputs: ModelInputs
+    next_key: NextKey
+    reports: Reports | None
+
+    def encode(self) -> StackOutputs:
+        """The source -> what cross-attention reads, and what the layers of the encoder captured."""
+        c, encoder = self.config, self.config.encoder
+        assert encoder is not None
+        assert self.inputs.source is not None
+        prefix = "" if encoder.shares_decoder else "encoder_"
+        tap = self._tap(ENCODER)
+        text = self._embed(self.inputs.source, tap)
+        layers = LayersOfType(
+            params=self.params[f"{prefix}layers"],
+            plan=c.encoder_plan,
+            spec=c.encoder_layer,
+            text=TextInputs(
+                padding_mask=_as_bool(self.inputs.source_padding_mask),
+                bias=self._bias(f"{prefix}relative_bias", text, None, two_sided=True),
+                rotary=rotary_embedding(c.positions, c.encoder_layout, text.positions),
+            ),
+            report=self._report("encoder_layers"),
+        )
+        order = ("encoder",) * c.encoder_plan.num_layers
+        return self._run_layers({"encoder": layers}, order, text, tap, f"{prefix}final_norm")
+
+    def decode(self, tokens: ArrayLike, encoded: Array | None) -> StackOutputs:
+        """tokens -> what the LM head reads, and what the layers captured."""
+        c, inputs = self.config, self.inputs
+        caches = cache_by_type(c, inputs.cache)
+        padding_mask, source_mask = map(_as_bool, (inputs.padding_mask, inputs.source_padding_mask))
+        tap = self._tap("")
+        text = self._embed(tokens, tap, next(iter(caches.values())))
+        layer_types = {
+            name: LayersOfType(
+                params=self.params[name],
+                plan=stack.plan,
+                spec=stack.layer,
+                text=TextInputs(
+                    mask=inputs.mask,
+                    padding_mask=padding_mask,
+                    bias=self._bias(
+                        "relative_bias", text, caches[name], two_sided=c.kind == "encoder"
+                    ),
+                    rotary=rotary_embedding(stack.positions, stack.layout, text.positions),
+                    source=encoded,
+                    source_mask=None if source_mask is None else source_mask[:, None, None, :],
+                ),
+                cache=caches[name],
+                report=self._report(name),
+            )
+            for name, stack in c.stacks.items()
+        }
+        head_mask = inputs.head_mask
+        return self._run_layers(layer_types, c.layer_names, text, tap, "final_norm", head_mask)
+
+    def _tap(self, prefix: str) -> Tap:
+        """A tap for one stack, whose values have this prefix in the model."""
+        names = {*self.inputs.capture, *(self.inputs.patch or {})}
+        mine = (n.removeprefix(prefix) for n in names if n.startswith(ENCODER) == bool(prefix))
+        return Tap(self.inputs.capture, self.inputs.patch).restricted(mine, prefix)
+
+    def _embed(self, tokens: ArrayLike, tap: Tap, cache: Cache | None = None) -> "_Text":
+        """Tokens, embedded; of the source as of the text."""
+        c, inputs = self.config, self.inputs
+        is_source = tokens is inputs.source
+        tokens = check_tokens(c, tokens)
+        length, after_cache = tokens.shape[1], None
+        if cache is not None:
+            mask = _as_bool(inputs.padding_mask)
+            after_cache = next_positions({"length": cache["length"][0]}, length, mask)
+        positions = None if is_source else inputs.positions
+        if positions is None:
+            positions = default_positions(c, tokens) if cache is None else after_cache
+        token_types = None if is_source else inputs.token_types
+        x = embed(self.params, tokens, c, positions=positions, token_types=token_types)
+        rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
+        x = self._dropout("embeddings", x, rate).astype(DTYPES[c.compute.dtype])
+        numbers = jnp.arange(length) if positions is None else jnp.asarray(positions)
+        return _Text(tap(EMBEDDINGS, x), numbers, after_cache)
+
+    def _bias(
+        self, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
+    ) -> Array | None:
+        """What relative positions add to the scores of layers with this cache."""
+        spec = self.config.positions
+        if not isinstance(spec, Relative):
+            return None
+        keys = text.positions
+        if cache is not None and text.after_cache is not None:
+            # Positions that are not there yet are masked.
+            keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
+        return relative_bias(self.params[name], text.positions, keys, spec, two_sided=two_sided)
+
+    def _run_layers(
+        self,
+        layer_types: Mapping[str, LayersOfType],
+        order: Sequence[str],
+        text: "_Text",
+        tap: Tap,
+        norm: str,
+        head_mask: HeadMask | None = None,
+    ) -> StackOutputs:
+        """All layers and the final norm."""
+        c = self.config
+        drops = any(layers.spec.dropout.is_active for layers in layer_types.values())
+        inputs = StackInputs(
+            head_mask=head_mask,
+            dropout_key=self.next_key() if drops and self.next_key is not None else None,
+            capture=tuple(sorted(tap.capture - {EMBEDDINGS})),
+            patch={name: f for name, f in tap.patch.items() if name != EMBEDDINGS},
+            remat=c.compute.remat,
+        )
+        outputs = run_layers(layer_types, order, text.x, inputs)
+        x = outputs.x
+        if c.norm.has_final:
+            x = normalize(self.params[norm], x, c.norm)
+        x = self._dropout("final", x, c.dropout.rate)
+        return outputs._replace(x=x, captured=tap.captured | outputs.captured)
+
+    def _dropout(self, place: DropoutPlace, x: Array, rate: float) -> Array:
+        if not rate or place not in self.config.dropout.places or self.next_key is None:
+            return x
+        return dropout(x, rate, self.next_key())
+
+    def _report(self, stack: str) -> Report | None:
+        return None if self.reports is None else self.reports.setdefault(stack, {})
+
+
+class _Text(NamedTuple):
+    """One text, embedded."""
+
+    x: Float[Array, "B T D"]
+    positions: Int[Array, "*B T"]
+    after_cache: Int[Array, "*B T"] | None
+    """Where a cache puts the tokens; None without one."""
+
+
+def cache_by_type(config: ModelConfig, cache: ModelCache | None) -> dict[str, Cache | None]:
+    """Layer type -> the cache of its layers, None without a cache.
+
+    Raises:
+      ValueError: the cache is that of another model.
+    """
+    names = tuple(config.stacks)
+    if cache is None:
+        return dict.fromkeys(names)
+    if set(cache) != set(names) if config.layer_types else "length" not in cache:
+        raise ValueError(
+            f"the cache holds {', '.join(cache)}, which is that of another model; make it with "
+            "config.init_cache(batch, size) of this one"
+        )
+    if config.layer_types:
+        return {name: cast(Cache, cache[name]) for name in names}
+    return dict.fromkeys(names, cast(Cache, cache))
+
+
+def _as_bool(mask: ArrayLike | None) -> Array | None:
+    return None if mask is None else jnp.asarray(mask, bool)

@@ -1,0 +1,463 @@
+"""One transformer layer as a pure function: norms, attention, FFN, dropout, residual connections.
+
+params = {name: init(key) for name, init in init_layer(spec).items()}
+outputs = transformer_layer(params, x, spec, LayerInputs(layer=3))
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float
+
+from attnlab.attention import AttentionOptions
+from attnlab.attention.masks import Edges
+from attnlab.heads import (
+    Cache,
+    HeadInputs,
+    HeadOutputs,
+    Layout,
+    attend_heads,
+    head_values,
+    kv_weight_names,
+    loss_names,
+    make_entries,
+)
+from attnlab.heads import init as init_heads
+from attnlab.heads.layout import Entries
+from attnlab.models.dense import dropout
+from attnlab.models.ffn import feed_forward, init_ffn
+from attnlab.models.norm import init_normalize, normalize
+from attnlab.models.specs import DropoutPlace, LayerSpec, Norm
+from attnlab.remat import save_for_backward
+from attnlab.sharing import MIXTURE_SUFFIX, Params, PyTree, add_delta, init_delta
+from attnlab.tap import Tap
+
+LAYER_VALUES = {
+    "attention_in": "B T D",
+    "attention_out": "B T D",
+    "ffn_in": "B T D",
+    "ffn_hidden": "B T F",
+    "ffn_out": "B T D",
+    "residual": "B T D",
+}
+"""Value -> axes: what self-attention reads, and what it returns before dropout; what the FFN reads,
+what W_down reads, what the FFN returns, the latter two before dropout; x after the layer. A layer
+also has the values of its heads, and behind the prefix "cross." those of cross-attention."""
+CROSS = "cross."
+CROSS_VALUES = {f"{CROSS}{name}": LAYER_VALUES[name] for name in ("attention_in", "attention_out")}
+
+Report = dict[str, dict[str, dict[str, object]]]
+"""Part of the call ("self", "cross", "encoder") -> what `explain_heads` returns."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextInputs:
+    """What all layers of one type receive beside x.
+
+    Attributes:
+      mask: True = may attend; broadcasts to [B, N, T, S].
+      padding_mask: [B, T], True = a token. Padding is attended to by none and is not kept in a
+        cache.
+      bias: added to the scores; broadcasts to [B, N, T, S].
+      rotary: angles of `positions.rotary_angles`.
+      source: a second text [B, S, D], for cross-attention, or for the softmax of self-attention
+        where the spec is `merged`.
+      source_mask: as `mask`, of the second text.
+    """
+
+    mask: Bool[Array, "..."] | Edges | None = None
+    padding_mask: Bool[Array, "B T"] | None = None
+    bias: Float[Array, "..."] | None = None
+    rotary: Float[Array, "*B T half"] | None = None
+    source: Float[Array, "B S D"] | None = None
+    source_mask: Bool[Array, "..."] | None = None
+
+
+NO_TEXT_INPUTS = TextInputs()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """What one layer receives beside params, x and its spec.
+
+    Attributes:
+      text: what all layers receive alike.
+      layer: index of the layer, counted from 0; may be traced.
+      cache: of self-attention; x are the next tokens.
+      shared_kv: keys and values of an earlier layer, of `LayerOutputs.entries`.
+      use_shared_kv: attend to `shared_kv`, if given, in place of the keys and values of x; may be
+        traced.
+      head_mask: multiplies each head of self-attention, [N] or [B, N].
+      query_scale: multiplies q of self-attention.
+      dropout_key: random key; None: no dropout.
+      report: filled, while JAX traces, with how attention is computed.
+    """
+
+    text: TextInputs = NO_TEXT_INPUTS
+    layer: ArrayLike = 0
+    cache: Cache | None = None
+    shared_kv: Entries | None = None
+    use_shared_kv: ArrayLike = False
+    head_mask: Float[Array, "*B N"] | None = None
+    query_scale: ArrayLike | None = None
+    dropout_key: Array | None = None
+    report: Report | None = None
+
+
+NO_INPUTS = LayerInputs()
+
+
+class LayerOutputs(NamedTuple):
+    """What `transformer_layer` returns."""
+
+    x: Float[Array, "B T D"]
+    cache: Cache | None
+    """The cache with the new tokens, if one was given."""
+    entries: Entries
+    """The cache entries that self-attention used: `LayerInputs.shared_kv` of a later layer."""
+    losses: dict[str, Array]
+    """Auxiliary losses of the heads by name; of cross-attention behind "cross."."""
+
+
+# Parameters ---------------------------------------------------------------------------------------
+
+Init = Callable[[Array], PyTree]
+"""key -> the parameters of one sublayer"""
+
+
+def init_layer(
+    spec: LayerSpec, *, std: float | None = None, residual_scale: float = 1.0
+) -> dict[str, Init]:
+    """Sublayer -> (key -> its initial parameters). Every sublayer owns the norms beside it.
+
+    Args:
+      spec: the layer.
+      std: one standard deviation for all matrices in place of 1/sqrt(fan-in).
+      residual_scale: multiplies the matrices that write into the residual stream; GPT-2 takes
+        1/sqrt(2 L) (Radford et al. 2019, section 2.3).
+
+    >>> from attnlab.heads import Standard
+    >>> sorted(init_layer(LayerSpec(heads=Standard(width=6, num_heads=2))))
+    ['attention', 'ffn']
+    """
+    width, norm = spec.heads.width, spec.norm
+
+    def norms() -> Params:
+        return {name: init_normalize(width, norm) for name in norm.names}
+
+    def heads(layout: Layout, key: Array) -> Params:
+        return init_heads(key, layout, std=std, residual_scale=residual_scale) | norms()
+
+    def ffn(key: Array) -> Params:
+        params = init_ffn(key, width, spec.ffn, std=std, residual_scale=residual_scale)
+        return params | norms() if spec.ffn.width else {}
+
+    attention = functools.partial(heads, spec.heads)
+    inits: dict[str, Init] = {"attention": attention, "ffn": ffn}
+    if spec.cross is not None:
+        inits["cross"] = functools.partial(heads, spec.cross)
+    if spec.separate_kv:
+        names = kv_weight_names(spec.heads)
+        inits["attention"] = lambda key: _without(attention(key), names)
+        inits["kv"] = lambda key: {name: attention(key)[name] for name in names}
+    if spec.delta_rank is not None:
+        inits["delta"] = _delta_init(dict(inits), spec.delta_rank)
+    for name, count in spec.mixed:
+        inits[name + MIXTURE_SUFFIX] = functools.partial(_coefficients, inits[name], count)
+    return inits
+
+
+def _without(params: Params, names: list[str]) -> Params:
+    return {name: a for name, a in params.items() if name not in names}
+
+
+def _delta_init(inits: dict[str, Init], rank: int) -> Init:
+    def shapes(key: Array) -> Params:
+        return {name: init(key) for name, init in inits.items()}
+
+    return lambda key: init_delta(key, jax.eval_shape(shapes, key), rank)
+
+
+def _coefficients(init: Init, count: int, key: Array) -> PyTree:
+    """[G] for every weight of a group: the shapes of `sharing.one_hot_coefficients`."""
+    return jax.tree.map(lambda a: jnp.zeros(count, a.dtype), jax.eval_shape(init, key))
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+def layer_values(spec: LayerSpec) -> dict[str, str]:
+    """Names of the values that such a layer has -> their axes.
+
+    >>> from attnlab.heads import Standard
+    >>> layer_values(LayerSpec(heads=Standard(width=6, num_heads=2)))["probs"]
+    'B N T S'
+    """
+    values = LAYER_VALUES | head_values(spec.heads)
+    if not spec.ffn.width:
+        values = {name: axes for name, axes in values.items() if not name.startswith("ffn_")}
+    if spec.cross is not None:
+        cross = {CROSS + name: axes for name, axes in head_values(spec.cross).items()}
+        values = values | CROSS_VALUES | cross
+    return values
+
+
+def layer_losses(spec: LayerSpec) -> tuple[str, ...]:
+    """Names of the auxiliary losses of such a layer."""
+    cross = () if spec.cross is None else loss_names(spec.cross)
+    return (*loss_names(spec.heads), *(CROSS + name for name in cross))
+
+
+# The layer ----------------------------------------------------------------------------------------
+
+
+def transformer_layer(
+    params: Params,
+    x: Float[Array, "B T D"],
+    spec: LayerSpec,
+    inputs: LayerInputs = NO_INPUTS,
+    *,
+    tap: Tap | None = None,
+) -> LayerOutputs:
+    """x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm; see `Norm.position`.
+
+    f is self-attention, then cross-attention where the spec has heads for it, then the FFN.
+
+    Args:
+      params: sublayer -> its parameters, of `init_layer`.
+      x: [B, T, D].
+      spec: the layer.
+      inputs: masks, positions, cache, dropout key, ...
+      tap: records or replaces the values of `layer_values(spec)`; see `attnlab.capture`.
+
+    >>> from attnlab.heads import Narrow
+    >>> from attnlab.models.specs import FFN
+    >>> spec = LayerSpec(heads=Narrow(width=6, num_heads=2), ffn=FFN(width=8))
+    >>> params = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
+    >>> transformer_layer(params, jnp.ones((1, 5, 6)), spec).x.shape
+    (1, 5, 6)
+    """
+    tap = tap or Tap()
+    tap.layer = inputs.layer
+    if "delta" in params:
+        params = add_delta(_without(params, ["delta"]), params["delta"])
+    layer = _Layer(params, spec, inputs, tap)
+    sublayers = [Sublayer(params["attention"], layer.self_attention, 1.0)]
+    if spec.cross is not None:
+        sublayers.append(Sublayer(params["cross"], layer.cross_attention, 1.0))
+    if spec.ffn.width:
+        sublayers.append(Sublayer(params["ffn"], layer.ffn, spec.ffn.residual_scale))
+    x = tap("residual", NORM_POSITIONS[spec.norm.position](sublayers, x, spec.norm))
+    heads = layer.heads
+    assert heads is not None
+    return LayerOutputs(x, heads.cache, heads.entries, layer.losses)
+
+
+class _DropoutKeys(NamedTuple):
+    """One key for each place of dropout in a layer."""
+
+    probs: Array | None = None
+    attention: Array | None = None
+    ffn_hidden: Array | None = None
+    ffn: Array | None = None
+    cross_probs: Array | None = None
+    cross: Array | None = None
+
+
+@dataclasses.dataclass
+class _Layer:
+    """The sublayers of one call; keeps what self-attention returns beside its output."""
+
+    params: Params
+    spec: LayerSpec
+    inputs: LayerInputs
+    tap: Tap
+    heads: HeadOutputs | None = None
+    losses: dict[str, Array] = dataclasses.field(default_factory=dict)
+    keys: _DropoutKeys = _DropoutKeys()
+
+    def __post_init__(self) -> None:
+        key = self.inputs.dropout_key
+        if key is not None:
+            self.keys = _DropoutKeys(*jax.random.split(key, len(_DropoutKeys._fields)))
+
+    def self_attention(self, x: Array) -> Array:
+        """Output of self-attention for its input, which is normalized with pre-norm."""
+        spec, text = self.spec, self.inputs.text
+        x = self.tap("attention_in", x)
+        params = self.params["attention"] | self.params.get("kv", {})
+        inputs = HeadInputs(
+            rotary=text.rotary,
+            cache=self.inputs.cache,
+            padding_mask=text.padding_mask,
+            source=text.source if spec.merged else None,
+            source_mask=text.source_mask if spec.merged else None,
+            shared_kv=self._shared_kv(params, x),
+            head_mask=self.inputs.head_mask,
+            query_scale=self.inputs.query_scale,
+            layer=self.inputs.layer,
+            order=spec.attention.order,
+        )
+        options: AttentionOptions = {
+            "mask": text.mask,
+            "bias": text.bias,
+            "is_causal": spec.is_causal,
+            "local_window_size": attention_window(spec),
+        }
+        self.heads = self._attend(params, x, spec.heads, inputs, "", options)
+        out = self.tap("attention_out", self.heads.output)
+        scale = spec.attention.output_scale
+        out = out if scale == 1 else scale * out
+        return self._dropout("attention", out, self.keys.attention)
+
+    def cross_attention(self, x: Array) -> Array:
+        """Output of cross-attention to the second text."""
+        spec, text = self.spec, self.inputs.text
+        assert spec.cross is not None
+        if text.source is None:
+            raise ValueError("the layer has cross-attention: give TextInputs.source")
+        x = self.tap(f"{CROSS}attention_in", x)
+        inputs = HeadInputs(
+            context=text.source, layer=self.inputs.layer, order=spec.attention.order
+        )
+        options: AttentionOptions = {"mask": text.source_mask}
+        out = self._attend(self.params["cross"], x, spec.cross, inputs, CROSS, options).output
+        return self._dropout("attention", self.tap(f"{CROSS}attention_out", out), self.keys.cross)
+
+    def ffn(self, x: Array) -> Array:
+        """Output of the FFN."""
+        out = feed_forward(
+            self.params["ffn"],
+            self.tap("ffn_in", x),
+            self.spec.ffn,
+            dropout_rate=self.spec.dropout.ffn,
+            dropout_key=self.keys.ffn_hidden,
+            tap=self.tap,
+        )
+        return self._dropout("ffn", self.tap("ffn_out", out), self.keys.ffn)
+
+    def _attend(
+        self,
+        params: Params,
+        x: Array,
+        layout: Layout,
+        inputs: HeadInputs,
+        prefix: str,
+        options: AttentionOptions,
+    ) -> HeadOutputs:
+        """The heads of one sublayer, with the options that both have."""
+        key = self.keys.cross_probs if prefix else self.keys.probs
+        options = {
+            **options,
+            "dropout_rate": 0.0 if key is None else self.spec.dropout.attention,
+            "dropout_key": key,
+            "implementation": self.spec.attention.implementation,
+        }
+        losses = loss_names(layout)
+        tap = self.tap.restricted(head_values(layout), prefix)
+        tap.capture |= set(losses)
+        report = self.inputs.report
+        outputs = attend_heads(
+            params,
+            x,
+            layout,
+            inputs,
+            tap=tap,
+            report=None if report is None else report.setdefault("cross" if prefix else "self", {}),
+            **options,
+        )
+        for name in losses:
+            if name not in tap.captured:
+                raise ValueError(f"{layout} declares the loss {name!r} and taps no such value")
+            self.losses[prefix + name] = tap.captured.pop(name)
+        self.tap.merge(tap, prefix)
+        return outputs
+
+    def _shared_kv(self, params: Params, x: Array) -> Entries | None:
+        """The keys and values to attend to, if an earlier layer may have made them."""
+        shared = self.inputs.shared_kv
+        if shared is None:
+            return None
+
+        def own() -> Entries:
+            return make_entries(params, x, self.spec.heads, rotary=self.inputs.text.rotary)
+
+        chosen: Entries = lax.cond(self.inputs.use_shared_kv, lambda: shared, own)
+        return chosen
+
+    def _dropout(self, place: DropoutPlace, out: Array, key: Array | None) -> Array:
+        rate = self.spec.dropout.rate if place in self.spec.dropout.places else 0.0
+        return dropout(out, rate, key)
+
+
+def attention_window(spec: LayerSpec) -> tuple[int, int] | None:
+    """So many tokens back, and as many ahead where the layer is not causal.
+
+    >>> from attnlab.heads import Standard
+    >>> from attnlab.models.specs import Attention
+    >>> attention_window(LayerSpec(heads=Standard(num_heads=2), attention=Attention(window=3)))
+    (3, 3)
+    """
+    window = spec.attention.window
+    if window is None:
+        return None
+    return window, 0 if spec.is_causal else window
+
+
+# Positions of norms -------------------------------------------------------------------------------
+
+
+class Sublayer(NamedTuple):
+    """One sublayer as the norms and residual connections around it see it."""
+
+    params: Params
+    """Holds the parameters of its norms by name."""
+    function: Callable[[Array], Array]
+    residual_scale: float
+    """Multiplies the residual connection."""
+
+
+def pre_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """x + f(norm(x)), sublayer after sublayer."""
+    for params, function, scale in sublayers:
+        x = save_for_backward(scale * x + function(normalize(params["norm"], x, norm)))
+    return x
+
+
+def post_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """norm(x + f(x)), sublayer after sublayer."""
+    for params, function, scale in sublayers:
+        x = normalize(params["norm"], save_for_backward(scale * x + function(x)), norm)
+    return x
+
+
+def sandwich_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """x + norm_after(f(norm(x))), sublayer after sublayer."""
+    for params, function, scale in sublayers:
+        out = normalize(params["norm_after"], function(normalize(params["norm"], x, norm)), norm)
+        x = save_for_backward(scale * x + out)
+    return x
+
+
+def parallel_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """x + sum of f(norm(x)) over sublayers, which all read the same x."""
+    out = sum(function(normalize(params["norm"], x, norm)) for params, function, _ in sublayers)
+    return save_for_backward(math.prod(s.residual_scale for s in sublayers) * x + out)
+
+
+NORM_POSITIONS: Mapping[str, Callable[[list[Sublayer], Array, Norm], Array]] = {
+    "pre": pre_norm,
+    "pre_open": pre_norm,
+    "post": post_norm,
+    "post_final": post_norm,
+    "sandwich": sandwich_norm,
+    "parallel": parallel_norm,
+}
+"""`Norm.position` -> the layer around its sublayers."""

@@ -1,0 +1,125 @@
+"""Flax modules that own parameters and call the pure functions."""
+
+from typing import Unpack
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from attnlab.attention import AttentionOptions
+from attnlab.heads import Layout, multi_head_attention
+from attnlab.heads import init as init_heads
+from attnlab.heads.inputs import Context
+from attnlab.models.ffn import feed_forward, init_ffn
+from attnlab.models.layer import NO_TEXT_INPUTS, TextInputs
+from attnlab.models.parameters import empty_sublayers, init_sublayers
+from attnlab.models.specs import FFN, LayerSpec
+from attnlab.models.stack import LayersOfType, StackInputs, StackOutputs, run_layers
+from attnlab.sharing import Params, Plan
+from attnlab.tap import Patches, Tap
+
+
+class MultiHeadAttention(nn.Module):
+    """`multi_head_attention` with parameters of its own: {"heads": {q, k, v, o, ...}}."""
+
+    layout: Layout
+    dropout_rate: float = 0.0
+    init_std: float | None = None
+    implementation: str | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        context: Context | None = None,
+        *,
+        deterministic: bool = True,
+        tap: Tap | None = None,
+        **options: Unpack[AttentionOptions],
+    ) -> Float[Array, "B T O"]:
+        """Heads of x, which attend to the context (default x).
+
+        Dropout needs rngs={"dropout": key} and deterministic=False.
+        """
+        params = self.param("heads", lambda key: init_heads(key, self.layout, std=self.init_std))
+        if self.dropout_rate > 0 and not deterministic:
+            options["dropout_rate"] = self.dropout_rate
+            options["dropout_key"] = self.make_rng("dropout")
+        options["implementation"] = self.implementation
+        return multi_head_attention(params, x, self.layout, context, tap=tap, **options)
+
+
+class FeedForward(nn.Module):
+    """`feed_forward` with parameters of its own: {"ffn": {up, down, ...}}."""
+
+    ffn: FFN = FFN()
+    dropout_rate: float = 0.0
+    init_std: float | None = None
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*B D"], *, deterministic: bool = True
+    ) -> Float[Array, "*B D"]:
+        """The FFN at each position. Dropout needs rngs={"dropout": key}."""
+        params = self.param(
+            "ffn", lambda key: init_ffn(key, x.shape[-1], self.ffn, std=self.init_std)
+        )
+        drops = self.dropout_rate > 0 and not deterministic
+        key = self.make_rng("dropout") if drops else None
+        return feed_forward(params, x, self.ffn, dropout_rate=self.dropout_rate, dropout_key=key)
+
+
+class StackedParams(nn.Module):
+    """The parameters of layers of one type: sublayer -> arrays [G, ...]."""
+
+    spec: LayerSpec
+    plan: Plan
+    init_std: float | None = None
+    residual_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self) -> Params:
+        """Sublayer -> parameters, initialized where there are none."""
+        inits = init_sublayers(
+            self.spec, self.plan, std=self.init_std, residual_scale=self.residual_scale
+        )
+        params: Params = {name: self.param(name, init) for name, init in inits.items()}
+        return empty_sublayers(self.spec) | params
+
+
+class LayerStack(nn.Module):
+    """`run_layers` of one layer type with parameters of its own: sublayer -> arrays [G, ...]."""
+
+    spec: LayerSpec
+    plan: Plan
+    init_std: float | None = None
+    residual_scale: float = 1.0
+    remat: bool = True
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        text: TextInputs = NO_TEXT_INPUTS,
+        *,
+        head_mask: Array | None = None,
+        capture: tuple[str, ...] = (),
+        patch: Patches | None = None,
+        deterministic: bool = True,
+    ) -> StackOutputs:
+        """x after all layers. Dropout needs rngs={"dropout": key} and deterministic=False."""
+        inits = init_sublayers(
+            self.spec, self.plan, std=self.init_std, residual_scale=self.residual_scale
+        )
+        params: Params = {name: self.param(name, init) for name, init in inits.items()}
+        drops = self.spec.dropout.is_active and not deterministic
+        layers = LayersOfType(
+            params=empty_sublayers(self.spec) | params, plan=self.plan, spec=self.spec, text=text
+        )
+        inputs = StackInputs(
+            head_mask=head_mask,
+            dropout_key=self.make_rng("dropout") if drops else None,
+            capture=capture,
+            patch=patch,
+            remat=self.remat,
+        )
+        return run_layers({"layers": layers}, ["layers"] * self.plan.num_layers, x, inputs)

@@ -1,0 +1,31 @@
+"""Norms of the residual stream."""
+
+from typing import cast
+
+from jaxtyping import Array, Float
+
+from attnlab.models.specs import Norm
+from attnlab.norms import NORM_KINDS, init_norm
+from attnlab.sharing import Params
+
+
+def normalize(params: Params, x: Float[Array, "... D"], norm: Norm) -> Float[Array, "... D"]:
+    """x, normalized as `norm.kind` says, times a scale and plus a bias.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"scale": jnp.ones(2), "bias": jnp.zeros(2)}
+    >>> normalize(params, jnp.array([1.0, 3.0]), Norm(eps=0.0)).tolist()
+    [-1.0, 1.0]
+    """
+    return cast(Array, NORM_KINDS[norm.kind](params, x, eps=norm.eps))
+
+
+def init_normalize(width: int, norm: Norm) -> dict[str, Array]:
+    """Initial parameters: a scale that changes nothing, and a zero bias where there is one."""
+    return init_norm(width, bias=norm.has_bias, kind=norm.kind)
+
+
+def norm_shapes(width: int, norm: Norm) -> dict[str, tuple[int, ...]]:
+    """Shape of every weight of one norm by name."""
+    names = ("scale", "bias") if norm.has_bias else ("scale",)
+    return dict.fromkeys(names, (width,))

@@ -1,0 +1,42 @@
+"""Which axes of each parameter form a matrix: for optimizers of matrices, such as Muon."""
+
+from collections.abc import Callable
+
+import jax
+
+from attnlab.models.config import ModelConfig
+from attnlab.models.head_weights import Leaf, leaves
+from attnlab.sharing import PyTree
+
+MatrixAxes = tuple[int, int]
+"""(number of axes that one output sums over, number of axes of the outputs), from the end."""
+
+
+def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
+    """params -> the tree of `MatrixAxes` of every parameter.
+
+    The axes in front of a matrix number separate matrices: parameter groups, and heads that read a
+    slice of x each. (0, n) is no matrix but a vector, whatever its shape, such as a bias. What a
+    weight of heads sums over is what its `Weight` says: q [G, D, N, H] is G matrices of D x NH, o
+    [G, N, V, O] is G matrices of NV x O.
+
+    >>> from attnlab.heads import Narrow
+    >>> axes = matrix_axes(ModelConfig(heads=Narrow(num_heads=4)))
+    >>> axes({"layers": {"attention": {"q": jax.numpy.zeros((2, 4, 16, 16))}}})
+    {'layers': {'attention': {'q': (1, 1)}}}
+    """
+
+    def axes(params: PyTree) -> PyTree:
+        made = [_axes(leaf) for leaf in leaves(config, params)]
+        return jax.tree.unflatten(jax.tree.structure(params), made)
+
+    return axes
+
+
+def _axes(leaf: Leaf) -> MatrixAxes:
+    size, weight = leaf.num_axes, leaf.weight
+    if size < 2 or leaf.path[-1].endswith(("bias", "scale")):
+        return 0, size
+    if weight is not None:
+        return (len(weight.reads), len(weight.makes)) if weight.reads else (0, size)
+    return size - 1, 1

@@ -1,0 +1,91 @@
+"""What stands behind the layers: LM head, pooler and classifier."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from attnlab.models.config import ModelConfig
+from attnlab.models.dense import dense
+from attnlab.models.embeddings import Shapes
+from attnlab.models.ffn import activation_function
+from attnlab.models.norm import norm_shapes, normalize
+from attnlab.models.specs import Pooler
+from attnlab.sharing import Params
+
+
+def output_shapes(config: ModelConfig) -> Shapes:
+    """Shapes of the weights behind the final norm, in the order in which they are initialized.
+
+    >>> from attnlab.models.specs import OutputHead
+    >>> output_shapes(ModelConfig(vocab_size=7, width=4, output=OutputHead(kind="own", bias=True)))
+    {'lm_head': (4, 7), 'lm_head_bias': (7,)}
+    """
+    spec, width, vocab = config.output, config.width, config.vocab_size
+    narrow = config.embedding.width or width
+    shapes: Shapes = {}
+    if spec.transform:
+        shapes |= {"transform": (width, narrow), "transform_bias": (narrow,)}
+        shapes["transform_norm"] = norm_shapes(narrow, config.norm)
+    if spec.kind == "own":
+        shapes["lm_head"] = (narrow if spec.transform else width, vocab)
+    if spec.bias:
+        shapes["lm_head_bias"] = (vocab,)
+    if spec.pooler == "first":
+        shapes |= {"pooler": (width, width), "pooler_bias": (width,)}
+    if spec.num_classes:
+        shapes |= {"classifier": (width, spec.num_classes), "classifier_bias": (spec.num_classes,)}
+    return shapes
+
+
+def lm_head(
+    params: Params, hidden: Float[Array, "B T D"], config: ModelConfig
+) -> Float[Array, "B T vocab"]:
+    """scale * h W + b in float32 at least, with h = norm(act(hidden W_t + b_t)) if there is a
+    transform, and W the transposed embedding if the LM head is tied.
+
+    >>> config = ModelConfig(vocab_size=2, width=4)
+    >>> lm_head({"embedding": jnp.ones((2, 4))}, jnp.ones((1, 3, 4)), config)[0, 0].tolist()
+    [4.0, 4.0]
+    """
+    spec, x = config.output, hidden
+    if spec.transform:
+        x = activation_function(spec.transform)(dense(params, "transform", x))
+        x = normalize(params["transform_norm"], x, config.norm)
+    x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
+    kernel: Array = params["lm_head"] if spec.kind == "own" else params["embedding"].T
+    logits = jax.lax.dot(
+        x.reshape(-1, x.shape[-1]),
+        kernel.astype(x.dtype),
+        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+    ).reshape(*x.shape[:2], config.vocab_size)
+    return logits + params["lm_head_bias"] if spec.bias else logits
+
+
+def pool(
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    pooler: Pooler,
+    padding_mask: Bool[Array, "B T"] | None = None,
+) -> Float[Array, "B *T D"]:
+    """One vector per text, or per token: see `OutputHead.pooler`.
+
+    Padding does not count in "max" and "mean"; a row of padding alone gives zeros.
+
+    >>> mask = jnp.array([[True, False]])
+    >>> pool({}, jnp.array([[[1.0], [jnp.nan]]]), "mean", mask).tolist()
+    [[1.0]]
+    """
+    if padding_mask is None:
+        padding_mask = jnp.ones((1, hidden.shape[1]), bool)
+    is_token = padding_mask[..., None]
+    if pooler == "first":
+        return jnp.tanh(dense(params, "pooler", hidden[:, 0]))
+    if pooler == "first_plain":
+        return hidden[:, 0]
+    if pooler == "mean":
+        total = jnp.sum(jnp.where(is_token, hidden, 0), axis=1)
+        return total / jnp.maximum(jnp.sum(is_token, axis=1), 1)
+    if pooler == "max":
+        largest = jnp.max(jnp.where(is_token, hidden, -jnp.inf), axis=1)
+        return jnp.where(jnp.any(is_token, axis=1), largest, 0)
+    return hidden

@@ -1,0 +1,160 @@
+"""The parameters of a model: names, shapes and initial values; which ones do not fit a config."""
+
+import functools
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.models.config import ModelConfig
+from attnlab.models.embeddings import Shapes, embedding_shapes
+from attnlab.models.layer import Init, init_layer
+from attnlab.models.norm import init_normalize, norm_shapes
+from attnlab.models.output import output_shapes
+from attnlab.models.specs import LayerSpec, Relative
+from attnlab.sharing import MIXTURE_SUFFIX, Params, Plan, PyTree, init_sublayer
+
+TABLES = frozenset({"embedding", "positions", "token_types", "relative_bias",
+                    "encoder_relative_bias"})  # fmt: skip
+"""Weights whose rows are looked up: their fan-in is their width."""
+
+
+def outer_shapes(config: ModelConfig) -> Shapes:
+    """Shapes of the weights outside the layers, in the order in which they are initialized.
+
+    >>> list(outer_shapes(ModelConfig()))
+    ['embedding', 'positions', 'final_norm']
+    """
+    shapes = embedding_shapes(config)
+    if isinstance(config.positions, Relative):
+        for stack, num_heads in _num_heads(config).items():
+            shapes[f"{stack}relative_bias"] = (config.positions.buckets, num_heads)
+    if config.norm.has_final:
+        for stack in _num_heads(config):
+            shapes[f"{stack}final_norm"] = norm_shapes(config.width, config.norm)
+    return shapes | output_shapes(config)
+
+
+def _num_heads(config: ModelConfig) -> dict[str, int]:
+    """Prefix of the weights of each stack -> its number of heads."""
+    if config.encoder is None or config.encoder.shares_decoder:
+        return {"": config.heads.num_heads}
+    return {"": config.heads.num_heads, "encoder_": config.encoder_layout.num_heads}
+
+
+def init_outer(config: ModelConfig) -> dict[str, Init]:
+    """Weight outside the layers -> (key -> its initial value).
+
+    Matrices are normal with standard deviation 1/sqrt(fan-in), or `init.std`; biases are zero.
+    """
+
+    def make(name: str, shape: tuple[int, ...] | dict[str, tuple[int, ...]]) -> Init:
+        if isinstance(shape, dict):
+            return lambda key: init_normalize(shape["scale"][0], config.norm)
+        if len(shape) == 1:
+            return lambda key: jnp.zeros(shape)
+        std = config.init.std or shape[1 if name in TABLES else 0] ** -0.5
+        return lambda key: jax.random.normal(key, shape) * std
+
+    return {name: make(name, shape) for name, shape in outer_shapes(config).items()}
+
+
+def stack_specs(config: ModelConfig) -> dict[str, tuple[LayerSpec, Plan]]:
+    """Name of the parameters of each stack of layers -> one layer and its plan.
+
+    >>> list(stack_specs(ModelConfig(kind="encoder_decoder")))
+    ['layers', 'encoder_layers']
+    """
+    specs = {name: (c.layer, c.plan) for name, c in config.stacks.items()}
+    if config.encoder is not None and not config.encoder.shares_decoder:
+        specs["encoder_layers"] = config.encoder_layer, config.encoder_plan
+    return specs
+
+
+def init_sublayers(spec: LayerSpec, plan: Plan, *, std: float | None, residual_scale: float) -> (
+    dict[str, Init]
+):  # fmt: skip
+    """Sublayer of a stack -> (key -> its parameters [G, ...])."""
+    inits = init_layer(spec, std=std, residual_scale=residual_scale)
+
+    def stacked(name: str, key: Array) -> PyTree:
+        return init_sublayer(inits[name], jax.random.split(key, 1)[0], plan, name)
+
+    empty = empty_sublayers(spec)
+    return {name: functools.partial(stacked, name) for name in plan if name not in empty}
+
+
+def empty_sublayers(spec: LayerSpec) -> Params:
+    """Sublayers of a plan that have no parameters: those of an FFN of width 0."""
+    return {} if spec.ffn.width else {"ffn": {}, f"ffn{MIXTURE_SUFFIX}": {}}
+
+
+def residual_scale(config: ModelConfig) -> float:
+    """What multiplies the initial matrices that write into the residual stream."""
+    return (2 * config.num_layers) ** -0.5 if config.init.residual == "depth" else 1.0
+
+
+@functools.lru_cache(maxsize=256)
+def param_shapes(config: ModelConfig) -> Params:
+    """The tree of the model's parameters, with `jax.ShapeDtypeStruct`s for arrays.
+
+    >>> param_shapes(ModelConfig(vocab_size=7, width=4))["embedding"].shape
+    (7, 4)
+    """
+
+    def init(key: Array) -> Params:
+        params: Params = {name: make(key) for name, make in init_outer(config).items()}
+        for stack, (spec, plan) in stack_specs(config).items():
+            inits = init_sublayers(
+                spec, plan, std=config.init.std, residual_scale=residual_scale(config)
+            )
+            params[stack] = {name: make(key) for name, make in inits.items()}
+        return params
+
+    shapes: Params = jax.eval_shape(init, jax.random.key(0))
+    return shapes
+
+
+def num_outer_parameters(config: ModelConfig) -> int:
+    """Number of parameters outside the layers.
+
+    >>> config = ModelConfig(vocab_size=7, max_len=5, width=4)
+    >>> num_outer_parameters(config) == 7 * 4 + 5 * 4 + 2 * 4
+    True
+    """
+    shapes = jax.tree.leaves(outer_shapes(config), is_leaf=lambda a: isinstance(a, tuple))
+    return sum(map(math.prod, shapes))
+
+
+def check_params(config: ModelConfig, params: Mapping[str, PyTree]) -> None:
+    """Raises ValueError where params are not those of the model: the first weight that is missing,
+    superfluous or of another shape.
+
+    >>> check_params(ModelConfig(), {"embedding": jnp.zeros((2, 3))})
+    Traceback (most recent call last):
+    ValueError: params are not those of this model: weight 'embedding' has shape (2, 3), the model \
+has (256, 64); make them with model.init, or convert them with attnlab.convert
+    """
+    expected, given = _flat(param_shapes(config)), _flat(params)
+    differing = (
+        [f"weight {n!r} is missing" for n in expected if n not in given]
+        + [f"weight {n!r} is not one of the model" for n in given if n not in expected]
+    )  # fmt: skip
+    different_shapes = [
+        f"weight {n!r} has shape {given[n]}, the model has {shape}"
+        for n, shape in expected.items()
+        if n in given and given[n] != shape
+    ]
+    if problems := [*different_shapes, *differing]:
+        raise ValueError(
+            f"params are not those of this model: {problems[0]}; make them with model.init, or "
+            "convert them with attnlab.convert"
+        )
+
+
+def _flat(tree: Mapping[str, PyTree]) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of every weight."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {"/".join(str(getattr(k, "key", k)) for k in path): jnp.shape(a) for path, a in leaves}

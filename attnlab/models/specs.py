@@ -1,0 +1,463 @@
+"""The parts of a model config, each of which checks itself.
+
+A part is a frozen dataclass with the defaults of a small pre-norm decoder. `attnlab.models.config`
+composes them.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+from attnlab.heads import positions
+from attnlab.heads.layout import Layout, check_size
+from attnlab.models.checks import check_bool, check_choice, check_count, check_number
+from attnlab.names import find
+from attnlab.norms import NORM_KINDS
+
+Activation: TypeAlias = Literal[
+    "gelu", "gelu_tanh", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh", "gated_relu",
+    "gated_silu", "gated_tanh",
+]  # fmt: skip
+ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
+NormPosition: TypeAlias = Literal["pre", "post", "post_final", "pre_open", "sandwich", "parallel"]
+Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
+DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
+
+
+class Spec:
+    """Base of the parts of a config: prints the fields that differ from their defaults."""
+
+    def __repr__(self) -> str:
+        assert dataclasses.is_dataclass(self)
+        changed = ", ".join(
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        )
+        return f"{type(self).__name__}({changed})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class FFN(Spec):
+    """Position-wise feed-forward network: act(x W_up + b) W_down + b.
+
+    Attributes:
+      width: of the hidden layer; 0 leaves the FFN out.
+      activation: "gated_*" is (act(x W_gate) * (x W_up)) W_down (Shazeer 2020, arXiv 2002.05202).
+      bias: of all its matrices.
+      residual_scale: multiplies the residual connection around the FFN.
+    """
+
+    width: int = 256
+    activation: Activation = "gelu"
+    bias: bool = True
+    residual_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_count("ffn.width", self.width, 0)
+        check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
+        check_bool("ffn.bias", self.bias)
+        check_number("ffn.residual_scale", self.residual_scale)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Norm(Spec):
+    """Norms of the residual stream.
+
+    Attributes:
+      kind: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019), or "rms_plus_one" with
+        1 + scale (Gemma).
+      position: "pre" x + f(norm(x)); "post" norm(x + f(x)); "post_final" and "pre_open" the same
+        with and without a final norm; "sandwich" x + norm(f(norm(x))) (Ding et al. 2021, arXiv
+        2105.13290); "parallel" adds what all sublayers make of the same x (GPT-J).
+      eps: epsilon.
+      bias: a learnt bias; None: where the kind is "layer".
+    """
+
+    kind: Literal["layer", "rms", "rms_plus_one"] = "layer"
+    position: NormPosition = "pre"
+    eps: float = 1e-5
+    bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        find("norm.kind", self.kind, NORM_KINDS)
+        check_choice("norm.position", self.position, get_args(NormPosition))
+        check_number("norm.eps", self.eps, least=0.0)
+        if self.bias and self.kind != "layer":
+            raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
+        if self.bias == (self.kind == "layer"):
+            object.__setattr__(self, "bias", None)  # one way to write the same thing
+
+    @property
+    def has_bias(self) -> bool:
+        """`bias`, resolved."""
+        return self.kind == "layer" if self.bias is None else self.bias
+
+    @property
+    def has_final(self) -> bool:
+        """Is there a norm behind the last layer?"""
+        return self.position not in ("post", "pre_open")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Norms of each sublayer."""
+        return ("norm", "norm_after") if self.position == "sandwich" else ("norm",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Attention(Spec):
+    """What surrounds the heads of every self-attention.
+
+    Attributes:
+      window: a token attends to so many tokens back (an encoder also ahead); None: to all.
+      order: form of the heads to compute with, see `attnlab.multi_head_attention`; None chooses.
+      implementation: backend, see `attnlab.explain`; None chooses.
+      layer_scales: a number per layer that multiplies its scores (GPT-2's reordered attention).
+      output_scale: multiplies what self-attention adds to the residual stream.
+    """
+
+    window: int | None = None
+    order: str | None = None
+    implementation: str | None = None
+    layer_scales: tuple[float, ...] | None = None
+    output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            check_count("attention.window", self.window, 0)
+        if self.layer_scales is not None:
+            object.__setattr__(self, "layer_scales", tuple(self.layer_scales))
+            for scale in self.layer_scales:
+                check_number("attention.layer_scales", scale, above=0.0)
+        check_number("attention.output_scale", self.output_scale)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Dropout(Spec):
+    """Dropout rates.
+
+    Attributes:
+      rate: of the outputs at `places`.
+      embedding: of the embeddings; None is `rate`.
+      attention: of attention probabilities.
+      ffn: of the hidden layer of the FFN.
+      places: where `rate` acts.
+    """
+
+    rate: float = 0.0
+    embedding: float | None = None
+    attention: float = 0.0
+    ffn: float = 0.0
+    places: tuple[DropoutPlace, ...] = ("embeddings", "attention", "ffn")
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "embedding", "attention", "ffn"):
+            value = getattr(self, name)
+            if value is not None:
+                check_number(f"dropout.{name}", value, least=0.0, below=1.0)
+        object.__setattr__(self, "places", tuple(self.places))
+        for place in self.places:
+            check_choice("dropout.places", place, get_args(DropoutPlace))
+
+    @property
+    def is_active(self) -> bool:
+        """Do layers drop anything in training?"""
+        return any((self.rate, self.attention, self.ffn))
+
+
+# Positions ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Positions(Spec):
+    """Base of position schemes: how a model knows where a token is."""
+
+    name: ClassVar[str] = ""
+    is_learned: ClassVar[bool] = False
+    """Is a trained table added to the embedding?"""
+    is_rotary: ClassVar[bool] = False
+    """Are queries and keys rotated?"""
+    is_relative: ClassVar[bool] = False
+    """Is a learnt number per head and distance added to the scores?"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class NoPositions(Positions):
+    """No positions at all."""
+
+    name: ClassVar[str] = "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Learned(Positions):
+    """A trained table [max_len, E], added to the embedding.
+
+    Attributes:
+      pad_token: positions count the other tokens, from pad_token + 1 on; padding is at pad_token
+        (RoBERTa). None: 0, 1, 2, ...
+    """
+
+    name: ClassVar[str] = "learned"
+    is_learned: ClassVar[bool] = True
+    pad_token: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pad_token is not None:
+            check_count("positions.pad_token", self.pad_token, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Sinusoidal(Positions):
+    """A fixed table of sines and cosines (Vaswani et al. 2017, section 3.5).
+
+    Attributes:
+      halves: all sines, then all cosines, as tensor2tensor makes them.
+    """
+
+    name: ClassVar[str] = "sinusoidal"
+    halves: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Rotary(Positions):
+    """Rotary embedding of queries and keys (Su et al. 2021, arXiv 2104.09864).
+
+    Attributes:
+      base: of the rates base^(-2i/H).
+      fraction: share of each head that is rotated, from its start.
+      scaling: "linear:4" or "llama3:8,1,4,8192" for longer texts, see `positions.rotary_angles`.
+    """
+
+    name: ClassVar[str] = "rotary"
+    is_rotary: ClassVar[bool] = True
+    base: float = 10000.0
+    fraction: float = 1.0
+    scaling: str | None = None
+
+    def __post_init__(self) -> None:
+        check_number("positions.base", self.base, above=0.0)
+        check_number("positions.fraction", self.fraction, above=0.0, most=1.0)
+        if self.scaling is not None:
+            positions.read_scaling(self.scaling)
+
+    def rotated_size(self, layout: Layout) -> int:
+        """How many numbers of a query and key are rotated: the first ones."""
+        return int((layout.rotary_size or 0) * self.fraction)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Relative(Positions):
+    """A learnt number per head and bucket of distances, added to the scores (T5, arXiv 1910.10683).
+
+    Attributes:
+      buckets: of distances, a multiple of 4.
+      max_distance: distances from here on share the last bucket.
+    """
+
+    name: ClassVar[str] = "relative"
+    is_relative: ClassVar[bool] = True
+    buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        check_count("positions.buckets", self.buckets, 4)
+        check_count("positions.max_distance", self.max_distance, 1)
+        if self.buckets % 4 or self.max_distance <= self.buckets // 2:
+            raise ValueError(
+                f"positions: buckets {self.buckets} must be a multiple of 4 and max_distance "
+                f"{self.max_distance} more than half of it"
+            )
+
+
+POSITIONS: dict[str, type[Positions]] = {
+    kind.name: kind for kind in (Learned, Sinusoidal, Rotary, Relative, NoPositions)
+}
+"""Name on the command line -> class."""
+
+
+# Input and output ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Images(Spec):
+    """Images in the place of tokens (Dosovitskiy et al. 2021, arXiv 2010.11929).
+
+    A class token, then the patches from left to right and from top to bottom.
+
+    Attributes:
+      height, width, channels: of an image.
+      patch_height, patch_width: of a patch.
+    """
+
+    height: int
+    width: int
+    channels: int
+    patch_height: int
+    patch_width: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_count(f"images.{field.name}", getattr(self, field.name), 1)
+        if self.height % self.patch_height or self.width % self.patch_width:
+            raise ValueError(
+                f"images: {self.height} x {self.width} does not divide into patches of "
+                f"{self.patch_height} x {self.patch_width}; scale or crop the images"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of patches from top to bottom and from left to right."""
+        return self.height // self.patch_height, self.width // self.patch_width
+
+    @property
+    def num_tokens(self) -> int:
+        """The class token and the patches."""
+        return 1 + self.grid[0] * self.grid[1]
+
+    @property
+    def num_features(self) -> int:
+        """Of a token: the numbers of a patch, and two that say whether it is the class token."""
+        return self.patch_height * self.patch_width * self.channels + 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Embedding(Spec):
+    """What the first layer reads: map(norm(scale * word + position + type)).
+
+    Attributes:
+      width: of the tables, with a map to the width of the model, also where both are equal
+        (ALBERT); None: the width of the model, without a map.
+      scale: multiplies the word embedding.
+      token_types: number of token types (segments); 0: none.
+      norm: a norm of the sum.
+      zero_token: a token whose embedding is zeros (tensor2tensor's padding).
+      images: the model also reads images, as rows of `vocab_size` features.
+    """
+
+    width: int | None = None
+    scale: float = 1.0
+    token_types: int = 0
+    norm: bool = False
+    zero_token: int | None = None
+    images: Images | None = None
+
+    def __post_init__(self) -> None:
+        if self.width is not None:
+            check_size("embedding.width", self.width)
+        check_number("embedding.scale", self.scale)
+        check_count("embedding.token_types", self.token_types, 0)
+        check_bool("embedding.norm", self.norm)
+        if self.zero_token is not None:
+            check_count("embedding.zero_token", self.zero_token, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class OutputHead(Spec):
+    """LM head and classifier head.
+
+    Attributes:
+      kind: "tied" reads logits with the embedding, "own" with a matrix of its own, "none" has no
+        logits.
+      bias: of the logits.
+      scale: multiplies what the LM head reads.
+      transform: activation of a dense layer and a norm before the LM head (BERT); None: no layer.
+      pooler: what the classifier head reads: "first" tanh(x_0 W + b) (BERT), "first_plain" x_0,
+        "max" or "mean" over tokens, "each" token.
+      num_classes: of the classifier head; 0: none.
+    """
+
+    kind: Literal["tied", "own", "none"] = "tied"
+    bias: bool = False
+    scale: float = 1.0
+    transform: Activation | None = None
+    pooler: Pooler | None = None
+    num_classes: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("output.kind", self.kind, ("tied", "own", "none"))
+        check_bool("output.bias", self.bias)
+        check_number("output.scale", self.scale)
+        if self.transform is not None:
+            plain = [name for name in ACTIVATION_NAMES if not name.startswith("gated_")]
+            check_choice("output.transform", self.transform, plain)
+        if self.kind == "none" and (self.bias or self.transform):
+            raise ValueError("output.kind='none' has no logits; leave bias and transform out")
+        if self.pooler is not None:
+            check_choice("output.pooler", self.pooler, get_args(Pooler))
+        check_count("output.num_classes", self.num_classes, 0)
+        if self.num_classes and self.pooler is None:
+            raise ValueError("output.num_classes are read from the pooler; set pooler='first'")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Init(Spec):
+    """Initial weights.
+
+    Attributes:
+      std: standard deviation of all matrices; None is 1/sqrt(fan-in).
+      residual: "depth" divides the matrices that write into the residual stream by sqrt(2 L)
+        (GPT-2; Radford et al. 2019, section 2.3).
+    """
+
+    std: float | None = None
+    residual: Literal["plain", "depth"] = "plain"
+
+    def __post_init__(self) -> None:
+        if self.std is not None:
+            check_number("init.std", self.std, above=0.0)
+        check_choice("init.residual", self.residual, ("plain", "depth"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Compute(Spec):
+    """Precision and memory.
+
+    Weights, softmax, statistics of norms, logits and loss are float32 at least.
+
+    Attributes:
+      dtype: of products and activations. "float16" is refused: nothing scales the loss.
+      remat: compute activations again in the backward pass: less memory, no slower on a CPU.
+    """
+
+    dtype: Dtype = "float32"
+    remat: bool = True
+
+    def __post_init__(self) -> None:
+        if str(self.dtype) == "float16":
+            raise ValueError(
+                "compute.dtype 'float16' ends at 65,504 and at 6e-8, and no loss is scaled here to "
+                "keep gradients between; use 'bfloat16', which has the range of float32"
+            )
+        check_choice("compute.dtype", self.dtype, get_args(Dtype))
+        check_bool("compute.remat", self.remat)
+
+
+# Layers -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LayerSpec(Spec):
+    """What one layer computes, apart from its weights.
+
+    Attributes:
+      heads: of self-attention, with their width.
+      cross: heads of cross-attention; None: no cross-attention.
+      ffn, norm, attention, dropout: as in `ModelConfig`.
+      is_causal: tokens attend to themselves and the past alone.
+      merged: self-attention reads a second text in the same softmax.
+      separate_kv: the projections to keys and values are a sublayer "kv" of their own.
+      delta_rank: rank of a difference per layer to each matrix (`attnlab.sharing.low_rank_delta`).
+      mixed: (sublayer, number of groups) of those that are mixed (`attnlab.sharing.mixing`).
+    """
+
+    heads: Layout
+    cross: Layout | None = None
+    ffn: FFN = FFN()
+    norm: Norm = Norm()
+    attention: Attention = Attention()
+    dropout: Dropout = Dropout()
+    is_causal: bool = False
+    merged: bool = False
+    separate_kv: bool = False
+    delta_rank: int | None = None
+    mixed: tuple[tuple[str, int], ...] = ()

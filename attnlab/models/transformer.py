@@ -1,0 +1,123 @@
+"""`Decoder`, `Encoder` and `EncoderDecoder`: Flax modules that own the parameters of a model.
+
+model = ModelConfig(width=64, num_layers=4).build()
+params = model.init(jax.random.key(0), tokens)["params"]
+outputs = model.apply({"params": params}, tokens, capture=("probs",))
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import flax.linen as nn
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.attention.masks import Edges
+from attnlab.models.config import Kind, ModelConfig
+from attnlab.models.forward import ModelCache, ModelInputs, Outputs, run_model
+from attnlab.models.modules import StackedParams
+from attnlab.models.parameters import check_params, init_outer, residual_scale, stack_specs
+from attnlab.models.stack import HeadMask
+from attnlab.sharing import Params, PyTree
+from attnlab.tap import Patches
+
+
+class Transformer(nn.Module):
+    """Embeddings, layers and output heads: `run_model` with parameters of its own."""
+
+    config: ModelConfig
+
+    @nn.nowrap
+    def apply(self, variables: Mapping[str, PyTree], *args: Any, **kwargs: Any) -> Any:
+        """`flax.linen.Module.apply`: `Outputs` for {"params": params} and the arguments of a call.
+
+        Raises:
+          ValueError: `variables` are params without {"params": ...} around them.
+        """
+        if "params" not in variables and "embedding" in variables:
+            raise ValueError(
+                "apply takes {'params': params} as its first argument, not params alone"
+            )
+        return super().apply(variables, *args, **kwargs)
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: ArrayLike,
+        *,
+        padding_mask: Bool[Array, "B T"] | None = None,
+        mask: Bool[Array, "..."] | Edges | None = None,
+        positions: Int[Array, "*B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
+        head_mask: HeadMask | None = None,
+        cache: ModelCache | None = None,
+        source: ArrayLike | None = None,
+        source_padding_mask: Bool[Array, "B S"] | None = None,
+        encoded: Float[Array, "B S D"] | None = None,
+        capture: Iterable[str] = (),
+        patch: Patches | None = None,
+        deterministic: bool = True,
+    ) -> Outputs:
+        """tokens -> `Outputs` with logits [B, T, vocab_size] in float32 at least.
+
+        Args:
+          tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
+            the config has them.
+          padding_mask: [B, T], True = a token.
+          mask: True = may attend; broadcasts to [B, N, T, S].
+          positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
+          token_types: [B, T]; None is type 0.
+          head_mask: multiplies each head, [L, N] or [L, B, N].
+          cache: of `config.init_cache`; tokens are the next ones.
+          source: tokens [B, S] that the encoder of an `EncoderDecoder` reads.
+          source_padding_mask: [B, S], True = a token of the source.
+          encoded: `Outputs.encoded` of an earlier call, in the place of `source`.
+          capture: names of values to return, see `model_values`. It never changes a bit of the
+            other outputs.
+          patch: name -> f(value, layer index), which replaces the value.
+          deterministic: no dropout; else pass rngs={"dropout": key}.
+
+        Raises:
+          ValueError: inputs, names or params that do not fit the model, saying what to change.
+        """
+        config = self.config
+        if not self.is_initializing():
+            check_params(config, self.variables.get("params", {}))
+        params: Params = {name: self.param(name, init) for name, init in init_outer(config).items()}
+        for name, (spec, plan) in stack_specs(config).items():
+            stacked = StackedParams(spec, plan, config.init.std, residual_scale(config), name=name)
+            params[name] = stacked()
+        inputs = ModelInputs(
+            padding_mask=padding_mask,
+            mask=mask,
+            positions=positions,
+            token_types=token_types,
+            head_mask=head_mask,
+            cache=cache,
+            source=source,
+            source_padding_mask=source_padding_mask,
+            encoded=encoded,
+            capture=capture,
+            patch=patch,
+        )
+        next_key = None if deterministic else lambda: self.make_rng("dropout")
+        return run_model(params, tokens, config, inputs, next_key=next_key)
+
+
+class Decoder(Transformer):
+    """Each position attends to itself and the past: predicts the next token."""
+
+
+class Encoder(Transformer):
+    """Each position attends to all: predicts masked tokens, or classes."""
+
+
+class EncoderDecoder(Transformer):
+    """An encoder reads `source`; a decoder that attends to it predicts the next of `tokens`."""
+
+
+MODELS: Mapping[Kind, type[Transformer]] = {
+    "decoder": Decoder,
+    "encoder": Encoder,
+    "encoder_decoder": EncoderDecoder,
+}

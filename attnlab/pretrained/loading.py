@@ -1,0 +1,185 @@
+"""Read a published folder as (model, params)."""
+
+import dataclasses
+import fnmatch
+import functools
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attnlab.model.config import Model, ModelConfig
+from attnlab.names import lookup
+from attnlab.pretrained.families import Family
+from attnlab.pretrained.registry import FAMILIES, REFUSED
+from attnlab.pretrained.rows import fill
+from attnlab.pretrained.settings import DEPTHS, read_settings, shown
+from attnlab.pretrained.shapes import param_shapes
+from attnlab.pretrained.tensors import Stored, read_folder, read_json
+from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
+from attnlab.transforms import resharing
+
+Sharding = jax.sharding.Sharding
+WeightPath = tuple[str, ...]
+"""Names of a weight in the tree, from the outermost on."""
+PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def load(
+    folder: str | Path,
+    *,
+    ignore: tuple[str, ...] = (),
+    param_dtype: str = "float32",
+    detect_sharing: bool = False,
+    allow_nonfinite: bool = False,
+    sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
+    **fields: Any,
+) -> tuple[Model, dict[str, Any]]:
+    """Read a folder with config.json and safetensors, as transformers saves it.
+
+    The LM head, pooler and classes are those that the file or its architecture has. Weights are
+    read one by one: the peak of memory is the result and the part of a tensor that is being read.
+    Every tensor must be used or known to hold nothing, and every weight filled.
+
+    Args:
+      folder: holds config.json and model.safetensors, or several files and their index. Nothing in
+        it is run or unpickled.
+      ignore: patterns of further tensors, or of attributes in config.json, to leave out.
+      param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
+        its range is refused.
+      detect_sharing: share layers whose weights have the same bits, where the file does not say
+        that they are shared (see `transforms.detect_sharing`).
+      allow_nonfinite: accept weights that are NaN or infinite.
+      sharding: where each weight is put before the next one is read, so that no device holds more
+        than its shard: a tree like that of the params, or (path, shape) -> sharding.
+      **fields: fields of the `ModelConfig` to replace, which change no weight (dtype, remat, ...).
+
+    Returns:
+      (model, params).
+
+    Raises:
+      ValueError: names the file, the tensor or attribute, and its value.
+    """
+    dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
+    family, settings, tensors, config = _read(Path(folder), ignore)
+    dataclasses.replace(config, **fields)  # its errors, before anything is read
+    rows = family.rows(config, settings)
+    _check_all_used(tensors, {row.name for row in rows}, family, config, ignore)
+    put = lambda path, a: jax.device_put(a, _sharding_of(sharding, path, a.shape))
+    options: dict[str, Any] = dict(dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
+    params = fill(param_shapes(config), rows, tensors, **options)
+    if detect_sharing:
+        config, params = resharing.detect_sharing(config, params)
+    return dataclasses.replace(config, **fields).build(), params
+
+
+def _check_all_used(
+    tensors: Stored, known: set[str], family: Family, config: ModelConfig, ignore: tuple[str, ...]
+) -> None:
+    patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
+    unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
+    if unknown:
+        first = shown(unknown[0])
+        raise ValueError(
+            f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
+            f"the first is {first}; if they do not matter, pass ignore=({first},)"
+        )
+
+
+def _sharding_of(sharding: Any, path: WeightPath, shape: tuple[int, ...]) -> Any:
+    """The sharding of one weight; None where there is none."""
+    if callable(sharding):
+        return sharding(path, shape)
+    return sharding and functools.reduce(operator.getitem, path, sharding)
+
+
+def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:
+    """The config of the model that `load` gives; no weight is read. The errors are those of `load`,
+    as far as names and config.json tell.
+    """
+    return _read(Path(folder), ignore)[-1]
+
+
+def tokenizer(folder: str | Path) -> Tokenizer:
+    """What turns text into the tokens of a folder's model and back: its tokenizer.json, read by the
+    package tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special
+    tokens too, and where each stands in the text; `decode` is the way back.
+
+    Raises ValueError for a folder without the file, and for a file that is none.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
+            "spiece.model alone needs to be saved again by transformers"
+        )
+    return make_tokenizer(str(path), ())
+
+
+def _read(
+    folder: Path, ignore: tuple[str, ...]
+) -> tuple[Family, dict[str, Any], Stored, ModelConfig]:
+    """All but the weights: (family, settings, tensors not read yet, config)."""
+    raw = read_json(folder / "config.json")
+    family = _family(raw, folder / "config.json")
+    settings = read_settings(raw, family.settings, family.fixed, ignore)
+    tensors = _ours(family, read_folder(folder), ignore)
+    for name in DEPTHS & {*settings}:  # layers that share their weights are counted by the family
+        if "num_hidden_groups" not in settings and (settings[name] or 0) > len(tensors):
+            raise ValueError(
+                f"config.json: {name} = {settings[name]} is more than the {len(tensors)} tensors "
+                "in the folder"
+            )
+    fields = family.fields(settings, tensors, _architecture(raw))
+    try:
+        return family, settings, tensors, ModelConfig(**fields)
+    except ValueError as error:
+        raise ValueError(f"config.json describes no model of attnlab: {error}") from None
+
+
+def _family(raw: dict[str, Any], path: Path) -> Family:
+    if "model_type" not in raw:
+        raise ValueError(f"{path} has no model_type; known: {', '.join(FAMILIES)}")
+    name = raw["model_type"]
+    if not isinstance(name, str) or len(name) > 100:
+        raise ValueError(
+            f"config.json: model_type = {shown(name)} is not supported; known: "
+            f"{', '.join(FAMILIES)}"
+        )
+    if name in REFUSED:
+        raise ValueError(f"config.json: model_type = {name!r}: {REFUSED[name]}")
+    return lookup(FAMILIES, name, what="model_type")
+
+
+def _architecture(raw: dict[str, Any]) -> str:
+    """The first of `architectures`; "" where there is none."""
+    names = raw.get("architectures")
+    if names is None:
+        return ""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"config.json: architectures = {shown(names)} should be a list of names, or null"
+        )
+    return names[0] if names else ""
+
+
+def _ours(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
+    """The tensors under the names of the name table: no prefix, today's endings."""
+    found: dict[str, str] = {}
+    for name in tensors:
+        if _matches(name, ignore):
+            continue
+        short = name.removeprefix(family.prefix)
+        for old, new in family.renamed:
+            short = short.removesuffix(old) + new if short.endswith(old) else short
+        if short in found:
+            raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
+        found[short] = name
+    return tensors.renamed(found)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

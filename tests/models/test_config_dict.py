@@ -1,0 +1,317 @@
+"""Configs as nested dicts for flags and as JSON: exact round trips, clear refusals."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import test_counts
+from commands import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_collections import ConfigDict, config_dict
+from test_counts import NAMED, ROWS
+
+from attnlab.heads import (
+    EXTRAS,
+    LAYOUTS,
+    Extra,
+    ExtraKeys,
+    Gate,
+    HeadNorm,
+    Latent,
+    Sink,
+    SoftCap,
+    Standard,
+    TalkingHeads,
+    TensorProduct,
+    Wide,
+)
+from attnlab.model.as_models import as_config
+from attnlab.models import specs
+from attnlab.models.config import Encoder, LayerOverrides, ModelConfig
+from attnlab.models.config_dict import field_types, from_dict, from_json, to_dict, to_json
+from attnlab.sharing import Plan
+
+sizes = st.integers(1, 3)
+LAYOUT_FIELDS = {
+    "num_heads": st.sampled_from([1, 2, 4]),
+    "head_dim": st.sampled_from([None, 4, 6]),
+    "value_dim": st.sampled_from([None, 8]),
+    "num_kv_heads": st.sampled_from([None, 1, 2]),
+    "latent_dim": st.sampled_from([None, 5]),
+    "latent_norm": st.booleans(),
+    "qk_norm": st.sampled_from([None, HeadNorm(), HeadNorm("layer", bias=True)]),
+    "tie": st.sampled_from(["", "kv", "qk"]),
+    "scale": st.sampled_from([None, 0.1, 1]),
+    "biases": st.lists(st.sampled_from(["q", "k", "v", "o", "factors"]), unique=True),
+    "extras": st.lists(
+        st.sampled_from(
+            [
+                Gate(),
+                Gate("element"),
+                Sink(learnt=False),
+                SoftCap(3.5),
+                ExtraKeys(2),
+                TalkingHeads(),
+            ]
+        ),
+        max_size=2,
+    ),
+}
+POSITIONS = [
+    specs.Learned(), specs.Learned(pad_token=1), specs.Sinusoidal(halves=True),
+    specs.Rotary(base=500), specs.Rotary(scaling="linear:4"), specs.Relative(buckets=8),
+    specs.NoPositions(),
+]  # fmt: skip
+SHARING = ["albert", "cycle:2", "0,1,1,0", Plan(attention=(0, 0, 1, 0), ffn=(0, 1, 2, 2)),
+           Plan(attention=(0, 1, 2, 3), kv=(0, None, 1, "@0"), ffn=(0, 1, 2, 3))]  # fmt: skip
+
+
+@st.composite
+def layouts(draw):
+    kind = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))]
+    known = {f.name for f in dataclasses.fields(kind)}
+    chosen = draw(st.sets(st.sampled_from(sorted(LAYOUT_FIELDS)), max_size=4)) | {"num_heads"}
+    fields = {name: draw(LAYOUT_FIELDS[name]) for name in sorted(chosen & known)}
+    return kind, fields
+
+
+@st.composite
+def configs(draw):
+    """A valid config: what is refused is drawn again without it."""
+    parts = {
+        "kind": st.sampled_from(["decoder", "encoder", "encoder_decoder"]),
+        "positions": st.sampled_from(POSITIONS),
+        "sharing": st.sampled_from(SHARING),
+        "ffn": st.builds(specs.FFN, width=sizes, activation=st.just("gated_silu")),
+        "norm": st.builds(specs.Norm, eps=st.floats(0, 1), bias=st.sampled_from([None, False])),
+        "dropout": st.builds(specs.Dropout, rate=st.floats(0, 0.9), places=st.just(["ffn"])),
+        "attention": st.builds(specs.Attention, window=sizes, layer_scales=st.none()),
+        "embedding": st.builds(
+            specs.Embedding, width=st.sampled_from([None, 64]), norm=st.just(True)
+        ),
+        "output": st.builds(specs.OutputHead, bias=st.booleans(), kind=st.just("own")),
+        "encoder": st.builds(Encoder, num_layers=sizes, shares_decoder=st.booleans()),
+        "layer_types": st.just(
+            [(1, LayerOverrides(window=3)), (1, {"sharing": Plan(attention=(0, 0), ffn=(0, 1))})]
+        ),
+    }
+    config = ModelConfig(width=16)
+    for name in ["heads", *sorted(draw(st.sets(st.sampled_from(sorted(parts)), max_size=5)))]:
+        kind, fields = draw(layouts()) if name == "heads" else (None, None)
+        value = None if name == "heads" else draw(parts[name])
+        try:
+            value = kind(**fields) if name == "heads" else value
+            config = dataclasses.replace(config, **{name: value})
+        except ValueError:
+            continue
+    return config
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs())
+def test_round_trips(config):
+    assert from_json(to_json(config)) == config
+    assert from_dict(to_dict(config)) == config
+    flags = ConfigDict({"model": to_dict(config, config_dict.placeholder)})
+    assert sorted_extras(from_dict(flags.model.to_dict())) == sorted_extras(config)
+
+
+def sorted_extras(config):
+    """`ConfigDict` sorts its fields, and so the extras."""
+    extras = tuple(sorted(config.heads.extras, key=repr))
+    return dataclasses.replace(config, heads=dataclasses.replace(config.heads, extras=extras))
+
+
+@pytest.mark.parametrize("name", [*list(ROWS)[::4], *NAMED])
+def test_published_configs(name):
+    before = ROWS[name][0] if name in ROWS else test_counts.published_config(name)
+    config = as_config(before)
+    assert from_json(to_json(config)) == from_dict(to_dict(config)) == config
+
+
+def test_every_layout_can_be_chosen_by_its_name_alone():
+    for name, kind in LAYOUTS.items():
+        fields = to_dict(ModelConfig())
+        fields["heads"]["layout"] = name
+        layout = from_dict(fields).heads
+        assert type(layout) is kind
+        assert set(layout.biases) == set(kind.bias_names) or not layout.bias_names
+
+
+def test_a_model_of_another_kind_by_one_field():
+    both = ModelConfig(kind="encoder_decoder")
+    fields = to_dict(both)
+    fields["kind"] = "decoder"
+    assert from_dict(fields) == ModelConfig()
+    assert from_dict(to_dict(ModelConfig()) | {"kind": "encoder_decoder"}) == both
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"heads": {"layout": "wide", "num_heads": 2, "latent_dim": 8}},
+            r"layout 'wide' has no latent_dim: its fields are num_heads, .*extras; latent_dim is a "
+            "field of latent, latent_absorbed",
+        ),
+        ({"heads": {"layout": "wide", "head_dims": 8}}, "'wide' has no head_dims: .*head_dim, "),
+        ({"heads": {"layout": "wde"}}, "unknown layout 'wde'"),
+        ({"heads": {"num_heads": 2}}, "heads.layout is not set; known: bilinear, "),
+        ({"heads": {"layout": "wide"}}, "heads.num_heads is not set"),
+        (
+            {"heads": {"layout": "wide", "num_heads": 2, "extras": {"gates": {"on": True}}}},
+            "unknown extra 'gates'",
+        ),
+        (
+            {"heads": {"layout": "wide", "num_heads": 2, "extras": {"gate": {"per": "head"}}}},
+            "heads.extras.gate has no field 'per': its fields are by",
+        ),
+        (
+            {"positions": {"kind": "learned", "base": 5.0}},
+            "'learned' has no base: its fields are pad_token; base is a field of rotary",
+        ),
+        ({"ffn": {"widht": 3}}, "ffn has no field 'widht': its fields are width, activation"),
+        ({"ffn": 3}, "ffn must be a FFN, not 3"),
+        ({"widht": 3}, "a model config has no field 'widht': its fields are kind, "),
+        ({"sharing": "Plan(attention=0"}, "sharing: cannot parse 'Plan"),
+        ({"layer_types": [3]}, r"layer_types holds pairs \(count, overrides\), not 3"),
+        ({"layer_types": [[1, {"norm": {}}]]}, "layer_types has no field 'norm'"),
+    ],
+)
+def test_what_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no JSON of a model config"),
+        ("[]", "version None"),
+        ('{"version": 2, "model": {}}', "version 2; this attnlab reads version 1"),
+        ('{"version": 1}', "a model config must be a dict of fields, not None"),
+        ('{"version": 1, "model": {"ffn": {"width": -1}}}', "ffn.width must be"),
+        ("[" * 100_000, "no JSON of a model config"),
+    ],
+)
+def test_json_that_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        from_json(text)
+
+
+def test_json_keeps_its_meaning_when_defaults_change():
+    """Every field of what was chosen is written, defaults too."""
+    fields = json.loads(to_json(ModelConfig()))["model"]
+    assert set(fields["heads"]) == {*field_types(Standard), "layout"}
+    assert fields["ffn"] == {"width": 256, "activation": "gelu", "bias": True,
+                             "residual_scale": 1.0}  # fmt: skip
+
+
+def test_layouts_and_extras_from_outside(monkeypatch):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Half(Standard):
+        divisor: int = 2
+
+    @dataclasses.dataclass(frozen=True)
+    class Noise(Extra):
+        rate: float = 0.1
+
+    config = ModelConfig(heads=Half(num_heads=4, divisor=3, extras=(Noise(rate=0.5),)))
+    with pytest.raises(ValueError, match="Half has no name to write: register it"):
+        to_dict(config)
+    monkeypatch.setitem(LAYOUTS, "half", Half)
+    with pytest.raises(ValueError, match="Noise has no name to write: register it"):
+        to_json(config)
+    monkeypatch.setitem(EXTRAS, "noise", Noise)
+    assert from_json(to_json(config)) == from_dict(to_dict(config)) == config
+    fields = to_dict(ModelConfig())
+    assert fields["heads"]["divisor"] is None
+    assert fields["heads"]["extras"]["noise"] == {"on": False, "rate": 0.1}
+    fields["heads"] |= {"layout": "half", "divisor": 5}
+    assert from_dict(fields).heads.divisor == 5
+
+
+def test_one_field_has_one_type(monkeypatch):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Odd(Standard):
+        latent_dim: float = 0.5
+
+    monkeypatch.setitem(LAYOUTS, "odd", Odd)
+    message = "latent_dim is int in layout 'latent' and float in layout 'odd'"
+    with pytest.raises(ValueError, match=message):
+        to_dict(ModelConfig())
+
+
+def test_options_of_heads():
+    extras = (Gate("element"), Sink())
+    config = ModelConfig(heads=Standard(num_heads=4, qk_norm=HeadNorm(), extras=extras))
+    fields = to_dict(config)["heads"]
+    assert fields["qk_norm"] == {"kind": "rms", "bias": False}
+    assert list(fields["extras"])[:2] == ["gate", "sink"]
+    assert to_dict(ModelConfig(heads=Latent(num_heads=4)))["heads"]["biases"] == ""
+    factors = TensorProduct(num_heads=4, biases=("factors", "o"))
+    assert to_dict(ModelConfig(heads=factors))["heads"]["biases"] == "factors,o"
+
+
+CONFIG_FILE = """
+from ml_collections import ConfigDict, config_dict
+from attnlab.models.config import ModelConfig
+from attnlab.models.config_dict import to_dict
+
+def get_config():
+    return ConfigDict({"model": to_dict(ModelConfig(), config_dict.placeholder)})
+"""
+COMMAND = """
+from absl import app
+from ml_collections import config_flags
+from attnlab.models.config_dict import from_dict
+
+CONFIG = config_flags.DEFINE_config_file("config")
+app.run(lambda _: print(repr(from_dict(CONFIG.value.model.to_dict()))))
+"""
+
+
+def run_with_flags(folder, *flags):
+    (folder / "config.py").write_text(CONFIG_FILE)
+    (folder / "command.py").write_text(COMMAND)
+    words = [sys.executable, folder / "command.py", f"--config={folder / 'config.py'}", *flags]
+    ran = subprocess.run(
+        words, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    )
+    return ran.stdout, ran.stderr
+
+
+def test_flags(tmp_path):
+    shown, _ = run_with_flags(
+        tmp_path,
+        "--config.model.heads.layout=wide",
+        "--config.model.heads.num_heads=2",
+        "--config.model.sharing=albert",
+        "--config.model.heads.extras.gate.on=True",
+        "--config.model.heads.qk_norm.kind=layer",
+        "--config.model.positions.kind=rotary",
+        "--config.model.positions.base=500.0",
+        "--config.model.attention.window=7",
+        "--config.model.dropout.places=('ffn',)",
+    )
+    layout = Wide(
+        num_heads=2, biases=("q", "k", "v", "o"), qk_norm=HeadNorm("layer"), extras=(Gate(),)
+    )
+    assert shown.strip() == repr(
+        ModelConfig(
+            heads=layout,
+            sharing="albert",
+            positions=specs.Rotary(base=500.0),
+            attention=specs.Attention(window=7),
+            dropout=specs.Dropout(places=("ffn",)),
+        )
+    )
+
+
+def test_a_flag_that_the_layout_does_not_have(tmp_path):
+    _, error = run_with_flags(tmp_path, "--config.model.heads.latent_dim=8")
+    assert "layout 'standard' has no latent_dim: its fields are num_heads, " in error
+    assert "latent_dim is a field of latent, latent_absorbed" in error

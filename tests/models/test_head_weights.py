@@ -1,0 +1,201 @@
+"""Axes of optimizers and devices, and similarity of heads: as the old code, and by definition."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import training
+from attnlab.heads import (
+    EXTRAS,
+    LAYOUTS,
+    ExtraKeys,
+    Gate,
+    HeadNorm,
+    Latent,
+    Narrow,
+    Sink,
+    Standard,
+    TalkingHeads,
+    TensorProduct,
+    Wide,
+    all_weights,
+)
+from attnlab.model import ModelConfig as OldConfig
+from attnlab.model import alike, matrices, splits
+from attnlab.model.as_models import as_config, as_model_params
+from attnlab.models import specs
+from attnlab.models.config import ModelConfig
+from attnlab.models.head_similarity import head_distance, identical_heads, smallest_change
+from attnlab.models.head_weights import leaves
+from attnlab.models.optimizer_axes import matrix_axes
+from attnlab.models.parameters import param_shapes
+from attnlab.models.tensor_parallel import shard_axes
+
+SIZES = dict(width=24, num_heads=3, ffn_width=40, vocab_size=31, max_len=7, num_layers=2)
+OLD = {
+    "standard": {},
+    "narrow": dict(layout="narrow", qk_norm="rms", positions="relative"),
+    "alt": dict(layout="alt", plan="albert"),
+    "latent": dict(layout="latent", query_latent_dim=5),
+    "latent_absorbed": dict(layout="latent_absorbed"),
+    "collaborative": dict(layout="collaborative"),
+    "absorbed": dict(layout="absorbed"),
+    "grouped": dict(num_kv_heads=1, gate="element", sink="learnt", extra_keys=2),
+    "encoder_decoder": dict(kind="encoder_decoder", plan="cla:2", encoder_heads=2),
+    "deltas": dict(plan="relaxed:1", gate="head", qk_norm="layer", qk_norm_bias=True),
+    "mixtures": dict(plan="dictionary:2", layout="tensor", activation="gated_silu"),
+    "talking heads": dict(talking_heads=True, embedding_width=8, readout="own"),
+    "layer types": dict(kinds="1(num_heads=2) 1()"),
+}
+
+
+def old_shapes(config):
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    texts = {"source": tokens} if config.kind == "encoder_decoder" else {}
+    init = lambda key: config.build().init(key, tokens=tokens, **texts)["params"]
+    return jax.eval_shape(init, jax.random.key(0))
+
+
+def large(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_as_the_old_code(name):
+    old = OldConfig(**SIZES | OLD[name])
+    config, before = as_config(old), old_shapes(old)
+    shapes = as_model_params(old, before)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, param_shapes(config))
+    expected = as_model_params(old, matrices.weight_axes(old)(before))
+    assert matrix_axes(config)(shapes) == expected
+    assert shard_axes(config)(shapes) == as_model_params(old, splits.split_axes(old)(before))
+    params = large(before)
+    distance = head_distance(config, as_model_params(old, params))
+    np.testing.assert_allclose(distance, alike.heads_apart(old, params), rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matrices_sum_over_their_fan_in(layout):
+    """Initial weights have standard deviation 1/sqrt(number of rows)."""
+    config = ModelConfig(width=24, heads=LAYOUTS[layout](num_heads=3), num_layers=2)
+    params = config.build().init(jax.random.key(0), jnp.zeros((1, 3), int))["params"]
+    axes = matrix_axes(config)(params)["layers"]["attention"]
+    weights = all_weights(config.layout)
+    checked = 0
+    for name, found in axes.items():
+        if name == "norm" or not found[0]:
+            continue
+        reads, makes = found
+        a = params["layers"]["attention"][name]
+        rows = math.prod(a.shape[a.ndim - reads - makes : a.ndim - makes])
+        rows /= math.prod(config.layout.size(axis) for axis in weights[name].averaged_over)
+        assert np.std(a) * rows**0.5 == pytest.approx(1, rel=0.25), name
+        checked += 1
+    assert checked
+
+
+def test_axes_by_hand():
+    config = ModelConfig(width=24, heads=Narrow(num_heads=3, biases=("q",), qk_norm=HeadNorm()))
+    axes = matrix_axes(config)(param_shapes(config))
+    attention = axes["layers"]["attention"]
+    assert attention["q"] == (1, 1)
+    assert attention["o"] == (2, 1)
+    assert attention["q_bias"] == (0, 2)
+    assert attention["q_norm"] == attention["norm"]["scale"] == (0, 1)
+    assert axes["embedding"] == axes["layers"]["ffn"]["up"] == (1, 1)
+    relative = ModelConfig(positions=specs.Relative())
+    assert matrix_axes(relative)(param_shapes(relative))["relative_bias"] == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "muon"])
+def test_optimizers_take_every_weight(name):
+    config = ModelConfig(heads=Narrow(num_heads=4, extras=(TalkingHeads(),)), sharing="relaxed:2")
+    shapes = param_shapes(config)
+    trains = training.TrainConfig(optimizer=name)
+    transform = training.make_optimizer(trains, matrix_axes(config)).transform
+    updates, _ = jax.eval_shape(lambda p: transform.update(p, transform.init(p), p), shapes)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, shapes)
+
+
+def test_every_extra_has_axes():
+    for extra in (kind for kind in EXTRAS.values() if kind is not TalkingHeads):
+        config = ModelConfig(heads=Standard(num_heads=4, extras=(extra(),)))
+        shapes = param_shapes(config)
+        axes = shard_axes(config)(shapes)["layers"]["attention"]
+        names = set(extra().weights(config.layout))
+        assert all(axes[n] < 0 for n in names), extra
+
+
+MANY = Standard(
+    num_heads=4, biases=("q", "k", "v", "o"), extras=(Gate("element"), Sink(), ExtraKeys(2))
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "names", "different"),
+    [
+        (MANY, ("outputs",), set()),
+        (MANY, ("probs",), {"v", "v_bias", "o", "gate", "extra_v"}),
+        (Latent(num_heads=4), ("outputs",), set()),
+        (TensorProduct(num_heads=4), ("outputs",), set()),
+        (Narrow(num_heads=4), ("q", "k"), {"v", "o"}),
+        (Wide(num_heads=4), ("q",), {"k", "v", "o"}),
+    ],
+)
+@pytest.mark.parametrize("sharing", ["separate", "cla:2"])
+def test_identical_heads(layout, names, different, sharing):
+    config = ModelConfig(width=16, heads=layout, sharing=sharing, num_layers=4)
+    params = large(param_shapes(config))
+    made = identical_heads(config, params, names)
+    found = {
+        leaf.path[-1]
+        for leaf in leaves(config, made)
+        if leaf.head_axis is not None and np.ptp(leaf.array, axis=leaf.head_axis).max() > 0
+    }
+    assert found == different
+    assert (float(head_distance(config, made)) == 0) == (not different)
+    rest = {leaf.path: leaf for leaf in leaves(config, params) if leaf.head_axis is None}
+    for leaf in leaves(config, made):
+        if leaf.path in rest:
+            assert leaf.array is rest[leaf.path].array
+
+
+def test_identical_heads_of_a_model_attend_alike():
+    config = ModelConfig(width=16, heads=Standard(num_heads=4), sharing="cycle:2")
+    params = identical_heads(config, large(param_shapes(config)), ("probs",))
+    tokens = jnp.arange(14).reshape(2, 7)
+    outputs = config.build().apply({"params": params}, tokens, capture=("probs", "heads"))
+    probs = outputs.captured["probs"]
+    np.testing.assert_allclose(probs, jnp.broadcast_to(probs[:, :, :1], probs.shape), rtol=1e-5)
+
+
+def test_noise():
+    config = ModelConfig(width=16, heads=Standard(num_heads=4))
+    params = large(param_shapes(config))
+    noisy = identical_heads(config, params, noise=1e-3, key=jax.random.key(1))
+    assert 1e-4 < float(head_distance(config, noisy)) < 1e-2
+    assert noisy["layers"]["ffn"]["up"] is params["layers"]["ffn"]["up"]
+    with pytest.raises(ValueError, match="noise=1e-05 is random; pass key"):
+        identical_heads(config, params, noise=1e-5)
+
+
+def test_distance_by_hand():
+    """Heads (3, 0), (0, 0) and (0, 4) of one weight."""
+    config = ModelConfig(
+        width=6, num_layers=1, heads=Standard(num_heads=3, head_dim=2, value_dim=1)
+    )
+    q = jnp.array([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]).reshape(1, 1, 3, 2)
+    params = {"layers": {"attention": {"q": q}, "ffn": {"up": jnp.ones((1, 6, 7))}}}
+    params["layers"]["attention_mixture"] = {"q": jnp.array([[1.0, 0.0], [0.0, 5.0]])}
+    expected = np.sqrt((9 + 25) / 2) / np.sqrt(2 * 25 / 3)
+    np.testing.assert_allclose(head_distance(config, params), expected, rtol=1e-6)
+    moved = jax.tree.map(lambda a: a + 2, params)
+    assert float(smallest_change(params, moved)) == 2
+    assert float(smallest_change(params, params)) == 0
+    one = dataclasses.replace(config, heads=Standard(num_heads=1))
+    assert float(head_distance(one, large(param_shapes(one)))) == 0

@@ -1,0 +1,217 @@
+"""Generated text: bit for bit that of the old code, and that of full forward passes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import diagonal
+from test_decode import BOTH
+from test_decode import LONG as OLD_LONG
+from test_models import TOKENS
+from test_own_lengths import MASKS, TEXTS
+
+import attnlab
+from attnlab.heads import LAYOUTS
+from attnlab.model.as_models import as_config, as_model_params
+from attnlab.models import specs
+from attnlab.models.config import ModelConfig
+from attnlab.models.generate import generate, prefill, stream
+from attnlab.models.sampling import Sampling, limit_logits
+
+CONFIG = as_config(OLD_LONG)
+KEY = jax.random.key(5)
+DRAW = dict(temperature=3.0, top_p=0.9, top_k=12)
+
+
+def old_params(config):
+    """Large random weights of an old model."""
+    tokens = (TOKENS, TOKENS) if config.kind == "encoder_decoder" else (TOKENS,)
+    shapes = jax.eval_shape(config.build().init, KEY, *tokens)["params"]
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return as_model_params(OLD_LONG, old_params(OLD_LONG))
+
+
+PARITY = {
+    "greedy": ({}, {}),
+    "drawn": ({}, DRAW),
+    "rows of their own lengths": ({"plan": "albert"}, DRAW | {"prompt_mask": MASKS[0]}),
+    "window": ({"window": 3, "plan": "cycle:2"}, {}),
+    "window, small cache": ({"window": 2}, {"cache_size": 6}),
+    "ends": ({}, {"end": (3, 5, 7)}),
+    "layer types": ({"kinds": "1(window=2) 1()", "positions": "rotary", "head_dim": 6}, DRAW),
+    "shared keys": ({"plan": "cla:2", "positions": "relative"}, {}),
+    "latent": ({"layout": "latent"}, DRAW),
+}
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_same_tokens_as_the_old_code(name):
+    fields, options = PARITY[name]
+    old = dataclasses.replace(OLD_LONG, **fields)
+    before = old_params(old)
+    prompt = TEXTS[:, :6]
+    drawn = {"key": KEY} if "temperature" in options else {}
+    expected = attnlab.generate(old.build(), before, prompt, 6, **options, **drawn)
+    rest = {n: a for n, a in options.items() if n not in (*DRAW, "prompt_mask")}
+    got = generate(
+        as_model_params(old, before),
+        prompt,
+        as_config(old),
+        6,
+        sampling=Sampling(**{n: a for n, a in options.items() if n in DRAW}),
+        padding_mask=options.get("prompt_mask"),
+        **rest,
+        **drawn,
+    )
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_same_tokens_of_an_encoder_decoder(shares):
+    old = dataclasses.replace(BOTH, share_encoder=shares)
+    before, source = old_params(old), TEXTS[:, :6]
+    given = {"source": source, "end": 4}
+    expected = attnlab.generate(
+        old.build(), before, TEXTS[:, :2], 5, padding_mask=MASKS[0], **given
+    )
+    after = as_model_params(old, before)
+    got = generate(after, TEXTS[:, :2], as_config(old), 5, source_padding_mask=MASKS[0], **given)
+    np.testing.assert_array_equal(got, expected)
+    columns = list(
+        stream(after, TEXTS[:, :2], as_config(old), 5, source_padding_mask=MASKS[0], **given)
+    )
+    np.testing.assert_array_equal(np.stack(columns, 1), got[:, : len(columns)])
+
+
+@pytest.mark.parametrize(
+    ("layout", "window"), diagonal(LAYOUTS, [None, 3], of={"standard", "wide", "latent"})
+)
+def test_greedy_text_is_that_of_full_forward_passes(layout, window):
+    config = dataclasses.replace(
+        CONFIG,
+        heads=LAYOUTS[layout](num_heads=3),
+        attention=specs.Attention(window=window),
+        sharing="albert",
+    )
+    shapes = jax.eval_shape(config.build().init, KEY, TOKENS)["params"]
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), shapes)
+    got = generate({"params": params}, TOKENS, config, 5)
+    text = jnp.concatenate([TOKENS, got], axis=1)
+    logits = jax.jit(config.build().apply)({"params": params}, text).logits
+    np.testing.assert_array_equal(got, logits[:, 6:-1].argmax(-1))
+
+
+def test_a_stream_draws_what_generate_draws(params):
+    options = {"sampling": Sampling(**DRAW), "key": KEY}
+    prompt = TEXTS[:, :6]
+    columns = list(stream(params, prompt, CONFIG, 6, **options))
+    got = np.stack([np.asarray(column) for column in columns], 1)  # all are still there
+    np.testing.assert_array_equal(got, generate(params, prompt, CONFIG, 6, **options))
+    other = generate(params, prompt, CONFIG, 6, **options | {"key": jax.random.key(6)})
+    assert (got != other).any()
+    options["end"] = got[:, 2].tolist()
+    assert len(list(stream(params, prompt, CONFIG, 6, **options))) <= 3  # all rows have ended
+
+
+def test_prefill_in_two_calls_and_overflow(params):
+    logits, cache = prefill(params, TOKENS[:, :5], CONFIG, CONFIG.init_cache(2, 6))
+    assert logits.shape == (2, 5, 19)
+    with pytest.raises(ValueError, match=r"2 tokens behind 5 do not fit a cache of size 6; .*=7"):
+        prefill(params, TOKENS[:, 5:], CONFIG, cache)
+    traced, after = jax.jit(lambda c: prefill(params, TOKENS[:, 5:], CONFIG, c))(cache)
+    assert np.isnan(traced).all()
+    jax.tree.map(np.testing.assert_array_equal, after, cache)
+    _, cache = prefill(params, TOKENS, CONFIG, CONFIG.init_cache(2, 20))
+    _, cache = prefill(params, TOKENS, CONFIG, cache)
+    with pytest.raises(ValueError, match="1 tokens behind 14 are longer than max_len 14"):
+        prefill(params, TOKENS[:, :1], CONFIG, cache)
+    windowed = dataclasses.replace(CONFIG, attention=specs.Attention(window=3))
+    with pytest.raises(ValueError, match="or give the model a window smaller than the cache"):
+        prefill(params, TOKENS, windowed, windowed.init_cache(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_tokens": 8}, "7 tokens and 8 new ones are longer than max_len 14"),
+        ({"num_tokens": 0}, "both must be at least 1"),
+        ({"sampling": Sampling(temperature=0.5)}, "pass key="),
+        ({"sampling": Sampling(top_k=20)}, "top_k must be from 1 to vocab_size 19"),
+        ({"cache_size": 8}, "cache_size 8 is too small for 9 tokens"),
+        ({"end": (3, 19)}, "end 19 is no token: they are 0 to 18"),
+        ({"source_padding_mask": MASKS[0]}, "is of a source; for padding of the prompt"),
+        ({"padding_mask": MASKS[1]}, r"padding_mask \(3, 3\) must be \(2, 7\), True where"),
+        ({"padding_mask": np.arange(7) >= [[0], [7]]}, "padding_mask: row 1 holds no token"),
+        ({"source": TOKENS}, "source is what an encoder_decoder reads; this is a decoder"),
+        ({"prompt": TOKENS.at[1, 2].set(19)}, "token 19 in row 1 is outside of the vocabulary"),
+        ({"prompt": TOKENS.at[0, 2].set(-1)}, "token -1 in row 0 is outside of the vocabulary"),
+        ({"prompt": "text"}, "tokens are ids, not the text"),
+        ({"params": {}}, "params are not those of this model"),
+        ({"temperature": 1.0}, "unknown option 'temperature'; known: .*sampling"),
+    ],
+)
+def test_bad_calls_say_what_to_do(params, changes, message):
+    """Before anything is compiled; `stream` at the call, not with its first token."""
+    given = {"params": params, "prompt": TOKENS, "config": CONFIG, "num_tokens": 2} | changes
+    for write in (generate, stream):
+        with pytest.raises(ValueError, match=message):
+            write(**given)
+
+
+def test_tokens_under_padding_may_be_anything(params):
+    mask = np.arange(7) >= [[0], [3]]
+    prompt = np.where(mask, TOKENS, -1)
+    same = generate(params, TOKENS, CONFIG, 3, padding_mask=mask)
+    np.testing.assert_array_equal(generate(params, prompt, CONFIG, 3, padding_mask=mask), same)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ModelConfig(kind="encoder"), "only a decoder generates text, this is an encoder"),
+        (ModelConfig(output=specs.OutputHead(kind="none")), "has no logits to choose tokens by"),
+        (ModelConfig(kind="encoder_decoder"), "source is what an encoder_decoder reads"),
+    ],
+)
+def test_models_that_write_nothing(config, message):
+    with pytest.raises(ValueError, match=message):
+        generate({}, TOKENS, config, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be finite and at least 0, not -1.0"),
+        ({"temperature": float("nan")}, "temperature must be finite"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1, not 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, which keeps all, not 0.0"),
+    ],
+)
+def test_sampling_that_draws_nothing(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Sampling(**fields)
+
+
+def test_limits_equal_their_definition_in_float64():
+    logits = np.random.default_rng(0).normal(size=(50, 17)) * 3
+    for temperature, top_k, top_p in ((1.0, None, 0.6), (2.0, 5, 0.8), (0.3, 9, 0.95)):
+        limited = limit_logits(
+            jnp.asarray(logits), temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        for row, probs in zip(logits, np.asarray(jax.nn.softmax(limited)), strict=True):
+            p = np.exp(row / temperature)
+            order = np.argsort(-p)[:top_k]
+            before = np.cumsum(p[order]) - p[order]
+            kept = order[before < top_p * p[order].sum()]
+            expected = np.zeros(17)
+            expected[kept] = p[kept] / p[kept].sum()
+            np.testing.assert_allclose(probs, expected, rtol=1e-4)
+    assert jax.nn.softmax(limit_logits(jnp.zeros(4), top_p=0.5)).tolist() == [0.5, 0.5, 0, 0]

@@ -1,0 +1,48 @@
+"""`load(detect_sharing=True)` shares layers whose weights are the same bits, and no others."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import ModelConfig
+from attnlab.transforms import detect_sharing
+
+CONFIG = ModelConfig(width=8, num_layers=3, num_heads=2, ffn_width=4, vocab_size=7, max_len=5)
+
+
+def alike(value):
+    """Three equal layers; the first query weight of each is `value`."""
+    params = CONFIG.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    layers = jax.tree.map(lambda a: jnp.stack([a[0]] * 3), params["layers"])
+    layers["attention"]["q"] = layers["attention"]["q"].at[:, 0, 0, 0].set(value)
+    return params | {"layers": layers}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.0])
+def test_equal_bits_are_shared(value):
+    params = alike(value)
+    config, once = detect_sharing(CONFIG, params)
+    assert config.plan == "albert"
+    assert np.asarray(once["layers"]["attention"]["q"]).tobytes() == (
+        np.asarray(params["layers"]["attention"]["q"][:1]).tobytes()
+    )
+
+
+def test_zeros_of_different_sign_are_not_shared():
+    params = alike(0.0)
+    attention = params["layers"]["attention"]
+    attention["q"] = attention["q"].at[1, 0, 0, 0].set(-0.0)
+    config, once = detect_sharing(CONFIG, params)
+    assert config.layer_plan["attention"] == (0, 1, 0)
+    assert config.layer_plan["ffn"] == (0, 0, 0)
+    signs = np.signbit(np.asarray(once["layers"]["attention"]["q"])[:, 0, 0, 0])
+    assert signs.tolist() == [False, True]
+
+
+def test_nans_of_different_bits_are_not_shared():
+    params = alike(0.0)
+    q = np.array(params["layers"]["attention"]["q"])
+    q.view(np.uint32)[:, 0, 0, 0] = [0x7FC00000, 0x7FC00001, 0x7FC00000]
+    params["layers"]["attention"]["q"] = jnp.asarray(q)
+    assert detect_sharing(CONFIG, params)[0].layer_plan["attention"] == (0, 1, 0)
