@@ -9,6 +9,7 @@ import pytest
 from conversions import bases, difference, hidden, random_params, reordered
 from transforms_outside import OutputNorm, QueryNorm
 
+from attnlab.attention import ALiBi
 from attnlab.heads import (
     Absorbed,
     Alt,
@@ -342,6 +343,18 @@ def test_a_sink_that_no_row_sees_gets_no_gradient():
     assert isinstance(found, Conversion)
     assert found.forward_error == found.gradient_error == 0
     assert (np.asarray(found.params["sink"]) == np.float32(-1e30)).all()
+
+
+def test_score_modifications_are_part_of_the_call():
+    """What sees a constant added to the scores of a query sees a key bias."""
+    mods = (ALiBi(jnp.array([0.5, 0.25, 0.125, 0.1])),)
+    target, params = small(Bilinear), random_params(small())
+    found = convert(params, small(), target, score_mods=mods)
+    assert isinstance(found, Conversion)
+    assert difference(found.params, target, params, small(), score_mods=mods) < 1e-12
+    biased = small(biases=("k",))
+    found = convert(random_params(biased), biased, target, score_mods=mods)
+    assert isinstance(found, Undecided)
 
 
 # Defects of the previous implementation -----------------------------------------------------------
