@@ -124,6 +124,13 @@ LONG = {
 }  # fmt: skip
 
 
+# Tests of code that is being replaced and does not change: one case of each by default.
+REPLACED = {
+    "test_beside_rows", "test_contract", "test_convert", "test_fields", "test_later_rows",
+    "test_low_rank", "test_maps", "test_multihead", "test_shown", "test_witness",
+}  # fmt: skip
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What guards depth is slow; `pytest -m quick`: of every light test the case in the middle of
@@ -137,6 +144,10 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]
+        if item.path.stem in REPLACED:
+            for other in of_one_test:
+                if other is not item:
+                    other.add_marker("slow")
         if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & LONG:
             item.add_marker("quick")
 
