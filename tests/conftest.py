@@ -123,6 +123,12 @@ LONG = {
     "test_initial_scale_is_the_same_in_every_layout",
 }  # fmt: skip
 
+# They hand over what annotations forbid, to see our own error or a shape alone; `-m quick` also
+# runs with annotations checked, which would come first.
+FORBIDDEN = {
+    "test_a_cache_that_does_not_fit_is_refused", "test_a_mixture_is_the_sum", "test_bad_shapes",
+    "test_the_cheapest_form_is_chosen", "test_windows_own_lengths_and_overflow",
+}  # fmt: skip
 
 # Tests of code that is being replaced and does not change: one case of each by default.
 REPLACED = {
@@ -148,7 +154,9 @@ def pytest_collection_modifyitems(items):
             for other in of_one_test:
                 if other is not item:
                     other.add_marker("slow")
-        if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & LONG:
+        if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & (
+            LONG | FORBIDDEN
+        ):
             item.add_marker("quick")
 
 

@@ -67,7 +67,7 @@ def dependencies(layout: Layout, names: Iterable[str]) -> set[str]:
     x, y, z = (array((1, 1, width)) for width in layout.input_widths)
     context = y if y.shape == z.shape else (y, z)
 
-    def values(params: Params, x: Array, context: Array) -> dict[str, Array]:
+    def values(params: Params, x: Array, context: Array | tuple[Array, Array]) -> dict[str, Array]:
         _, captured = capture(
             multi_head_attention, params, x, layout, context, order="factored", names=wanted
         )

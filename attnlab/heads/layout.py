@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 from jaxtyping import Array, Float
@@ -230,7 +230,7 @@ class Layout:
         """Shape of a weight."""
         return tuple(self.size(axis) for axis in weight.axes)
 
-    def with_width(self, width: int) -> Self:
+    def with_width(self: "LayoutT", width: int) -> "LayoutT":
         """The layout in a model of this width.
 
         Raises:

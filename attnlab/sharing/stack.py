@@ -1,5 +1,6 @@
 """Runs L layers under any sharing plan in one compiled scan, also layers of several types."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -67,7 +68,8 @@ def init_sublayer(init: Init, key: Array, plan: Plan, sublayer: str) -> PyTree:
     return stacked
 
 
-class Stack(NamedTuple, Generic[X, State, Captured]):
+@dataclasses.dataclass(frozen=True)
+class Stack(Generic[X, State, Captured]):
     """Layers of one type, in the order of their application; fields as in `run_stack`."""
 
     block: Block[X, State, Captured]
