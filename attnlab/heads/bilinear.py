@@ -6,7 +6,16 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
+from attnlab.heads.layout import (
+    Bias,
+    Blocked,
+    Entries,
+    Layout,
+    Rewrite,
+    Rotate,
+    check_kv_heads,
+    with_biases,
+)
 from attnlab.heads.linear import add_bias, combine_heads, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.weights import Params, Weight
@@ -84,10 +93,7 @@ class Bilinear(InputKeys):
         return self.slice_width
 
     def check(self) -> None:
-        if self.num_heads % self.size("num_kv_heads"):
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
-            )
+        check_kv_heads(self)
 
     def weights(self) -> dict[str, Weight]:
         values = {

@@ -6,7 +6,16 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
+from attnlab.heads.layout import (
+    Bias,
+    Blocked,
+    Entries,
+    Layout,
+    Rewrite,
+    Rotate,
+    check_kv_heads,
+    with_biases,
+)
 from attnlab.heads.linear import concat_shared, project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.standard import OUTPUT, Standard
@@ -66,10 +75,7 @@ class GroupedTied(Layout):
         return 2 * -(-self.size("value_dim") // 4)
 
     def check(self) -> None:
-        if self.num_heads % self.size("num_kv_heads"):
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
-            )
+        check_kv_heads(self)
         if self.size("head_dim") > self.size("value_dim"):
             raise ValueError(
                 f"{self._label}: the key is the first head_dim numbers of the value, so head_dim "

@@ -444,6 +444,12 @@ class Layout:
 # Helpers ------------------------------------------------------------------------------------------
 
 
+def check_kv_heads(layout: Layout) -> None:
+    """Raises ValueError where query heads do not share key/value heads evenly."""
+    if layout.num_heads % (heads := layout.size("num_kv_heads")):
+        raise ValueError(f"num_heads {layout.num_heads} is not divisible by num_kv_heads {heads}")
+
+
 def check_size(field: str, value: object) -> None:
     """Raises ValueError if `value` is not a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -15,6 +15,7 @@ from attnlab.heads.layout import (
     Layout,
     Rewrite,
     Rotate,
+    check_kv_heads,
     with_biases,
 )
 from attnlab.heads.linear import normalize, project_all
@@ -208,10 +209,7 @@ class Standard(Separate):
         return self.width, self.size("key_width"), self.size("value_width")
 
     def check(self) -> None:
-        if self.num_heads % self.size("num_kv_heads"):
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}"
-            )
+        check_kv_heads(self)
         super().check()
 
     def head_shape(self, name: str) -> tuple[int, int]:

@@ -10,12 +10,28 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
+from attnlab.heads.cache import (
+    Cache,
+    held_positions,
+    next_positions,
+    stacked_size,
+    with_own_lengths,
+)
 from attnlab.heads.old.cost import cache_shapes
 from attnlab.heads.old.spec import HeadSpec, under_order
 
-Cache = dict[str, Array]
+__all__ = [
+    "Cache",
+    "Seen",
+    "extend",
+    "held_positions",
+    "init_cache",
+    "next_positions",
+    "stacked_size",
+    "with_own_lengths",
+]
 
 
 class Seen(NamedTuple):
@@ -121,50 +137,3 @@ def extend(
         allowed = allowed & (holds >= position - window)
     allowed = allowed if allowed.ndim == 2 else allowed[:, None]
     return Seen(held, allowed, fits, cache | held | {"length": jnp.where(fits, end, start)})
-
-
-def next_positions(
-    cache: Cache, num_tokens: int, padding_mask: Bool[Array, "B T"] | None = None
-) -> Int[Array, "*B T"]:
-    """Where the next tokens stand: [T], or [B, T] where rows have lengths of their own. Padding is
-    not counted: it stands where the token before it does.
-
-    >>> cache, real = {"length": jnp.array(2)}, jnp.array([[False, True, True], [True] * 3])
-    >>> next_positions(cache, 3).tolist(), next_positions(cache, 3, real).tolist()
-    ([2, 3, 4], [[1, 2, 3], [2, 3, 4]])
-    """
-    order = jnp.arange(num_tokens)
-    if padding_mask is not None:
-        order = jnp.cumsum(padding_mask, axis=1, dtype=jnp.int32) - 1
-    return jnp.maximum(cache["length"][..., None] + order, 0)
-
-
-def held_positions(last: Int[Array, "*B"] | int, size: int) -> Int[Array, "*B S"]:
-    """The youngest position p <= last with p mod size = place, for every place; below 0 where
-    there is none yet.
-
-    >>> held_positions(4, 3).tolist(), held_positions(1, 3).tolist()
-    ([3, 4, 2], [0, 1, -1])
-    """
-    last = jnp.asarray(last)[..., None]
-    return last - (last - jnp.arange(size)) % size
-
-
-def with_own_lengths(cache: Cache, batch: int) -> Cache:
-    """The cache of a model with a length for each row, [L, B].
-
-    >>> with_own_lengths({"length": jnp.array([4, 4])}, 3)["length"].tolist()
-    [[4, 4, 4], [4, 4, 4]]
-    """
-    length = cache["length"]
-    each = jnp.broadcast_to(length.reshape(length.shape[0], -1), (length.shape[0], batch))
-    return cache | {"length": each}
-
-
-def stacked_size(cache: Cache) -> int:
-    """How many tokens the cache of a model has room for: its arrays are [L, B, size, ...].
-
-    >>> stacked_size({"length": jnp.zeros(2, int), "x": jnp.zeros((2, 1, 5, 6))})
-    5
-    """
-    return next(a.shape[2] for name, a in cache.items() if name != "length")
