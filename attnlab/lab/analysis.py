@@ -221,7 +221,7 @@ def compute_multiple(difference: Estimate, slope: Estimate, level: float = 0.95)
     error = math.hypot(difference.error / s, log * slope.error / s)
     count = min(difference.count, slope.count)
     found = t_estimate(log, error, count, level)
-    bounds = (math.exp(found.low), math.exp(found.high))
+    bounds = (math.exp(min(found.low, 700)), math.exp(min(found.high, 700)))
     return Estimate(math.exp(log), math.exp(log) * error, *bounds, difference.p, count)
 
 
