@@ -215,7 +215,8 @@ def sentence(study: Study) -> str:
         gap = f"[{NOT_YET}]"
         return (
             f"{START} {gap} wide with N h = {gap} D; 4 times narrower costs {gap}, 4 times "
-            f"wider {gap}; sharing all layers costs x {gap}, attention alone x {gap}; per doubling of D h\\* grows by {gap}."
+            f"wider {gap}; sharing all layers costs x {gap}, "
+            f"attention alone x {gap}; per doubling of D h\\* grows by {gap}."
         )
     top, slope = analysis.optimum(study.model), study.slope
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
@@ -364,9 +365,10 @@ RULES = """## Registered results
 Held-out bits per byte, texts random; S1 and S3 in units of log2. S1 to S5 are judged once, when
 stages 2 to 5 are complete. P1: significant at p < 0.005 after stage 3, p < 0.048 after stage 7;
 equivalent when the 90 % interval lies within 0.02. The plan names the model and "also" the paired
-t-test for P1 without saying which decides: where they disagree, P1 is inconclusive. Intervals are of Student's t with texts - 1
-degrees of freedom; the plan names none for the model, and in simulations of its design a normal
-interval covers 90 % instead of 95 %.
+t-test for P1 without saying which decides, so both are given, each with its conclusion.
+
+Intervals are of Student's t with texts - 1 degrees of freedom; the plan names none for the model,
+and in simulations of its design a normal interval covers 90 % instead of 95 %.
 """
 AGAIN = """## The main numbers again, with numpy alone
 

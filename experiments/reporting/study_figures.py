@@ -80,7 +80,6 @@ def loss_figure(panels: Sequence[SizePanel]) -> Figure:
     """Figure 1: loss over head_dim on N h = D, a panel per model size, n-gram lines."""
     figure, grid = new_axes(len(panels), 2.4)
     for axes, panel in zip(grid, panels, strict=True):
-        axes.set_title(f"D = {panel.width}", fontsize=10)
         _errors(axes, panel.loss, COLOURS[0], "models")
         _head_dims(axes, list(panel.loss))
         low, high = axes.get_ylim()
@@ -93,9 +92,8 @@ def loss_figure(panels: Sequence[SizePanel]) -> Figure:
                       fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
         outside = [f"{name[5:]}-gram {y:.3f}" for name, y in panel.ngrams.items()
                    if name not in inside]  # fmt: skip
-        if outside:
-            axes.text(0.98, 0.97, "outside: " + ", ".join(outside), ha="right", va="top",
-                      color=INK, fontsize=8, transform=axes.transAxes)  # fmt: skip
+        note = f"; above or below: {', '.join(outside)}" if outside else ""
+        axes.set_title(f"D = {panel.width}{note}", fontsize=8, color=INK, loc="left")
         axes.set_ylabel("bits per byte")
     return figure
 
