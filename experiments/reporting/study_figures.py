@@ -116,13 +116,13 @@ def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, floa
 def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
     """Figure 3: the compute multiple of each sharing plan."""
     figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
-    for i, found in enumerate(reversed(multiples.values())):
+    for i, found in enumerate(list(multiples.values())[::-1]):
         if found.low == found.low:
             axes.plot([found.low, found.high], [i, i], color=COLOURS[0], linewidth=1.8)
         axes.plot([found.value], [i], "o", color=COLOURS[0])
         axes.text(found.value, i + 0.18, f"{found.value:.2f}", color=INK, fontsize=9, ha="center")
     axes.axvline(1, color=INK, linewidth=1)
-    axes.set_yticks(range(len(multiples)), list(reversed(multiples)))
+    axes.set_yticks(range(len(multiples)), list(multiples)[::-1])
     axes.set_ylim(-0.6, len(multiples) - 0.3)
     axes.set_xscale("log")
     ends = [e for f in multiples.values() for e in (f.low, f.value, f.high) if e == e]
