@@ -18,11 +18,11 @@ def scores(stages, width, heads, head_dim, plan="separate", budget="flops"):
 
 def difference(pairs):
     """Mean over texts of b - a, standard error, texts; paired by text and seed."""
-    found = {}
+    found: dict = {}
     for a, b in pairs:
         for key in a.keys() & b.keys():
             found.setdefault(key, []).append(b[key] - a[key])
-    of_text = {}
+    of_text: dict = {}
     for (text, _), values in found.items():
         of_text.setdefault(text, []).append(np.mean(values))
     means = np.array([np.mean(values) for values in of_text.values()])
