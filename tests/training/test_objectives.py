@@ -13,7 +13,7 @@ from conftest import assert_close
 from attnlab.data import BYTES, DataSizes, Text
 from attnlab.models import ModelConfig
 from attnlab.training import objectives
-from attnlab.training.objectives import OBJECTIVES, language
+from attnlab.training.objectives import OBJECTIVES, language, sequences
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (40, 101)))
 BATCH = {"tokens": TOKENS}
