@@ -24,8 +24,8 @@ from experiments.running.tables import Row, Table
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:
-    narrow = {} if embedding == 768 else {"model.embedding_width": embedding}
-    return Row(narrow | {"model.plan": plan}, parameters, printed, scores)
+    narrow = {} if embedding == 768 else {"model.embedding.width": embedding}
+    return Row(narrow | {"model.sharing": plan}, parameters, printed, scores)
 
 
 # Scores: Avg, SQuAD 1.1 F1 and EM, SQuAD 2.0 F1 and EM, MNLI, SST-2, RACE.
@@ -117,14 +117,14 @@ TABLE = Table(
     tiny=tables.SHORT
     | {
         "model.vocab_size": 257,
-        "model.num_heads": 4,
-        "model.norm": "pre",
+        "model.heads.num_heads": 4,
+        "model.norm.position": "pre",
         "model.max_len": 32,
         "train.length": 32,
         "train.steps": 600,
         "train.eval_windows": 1024,
     },
-    tiny_rows={"model.embedding_width": 24},
+    tiny_rows={"model.embedding.width": 24},
     uncounted={"readout": "none", "readout_bias": False, "readout_transform": None},
 )
 

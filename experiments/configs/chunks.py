@@ -78,12 +78,12 @@ def sweep(add: Callable, arg: str = "") -> None:
     for name, layout in ((OWN, "narrow"), (ONE, "narrow_tied")):
         kinds[name] = {"layout": layout}
         kinds[name + SMALL] = {"layout": layout, "attention_scale": base.width**-0.5}
-    put(WIDE, {"model.layout": "wide"})
+    put(WIDE, {"model.heads.layout": "wide"})
     for name, values in kinds.items():
         as_many = match(dataclasses.replace(base, **values), wide, "parameters").config
         changes = {f"model.{field}": value for field, value in values.items()}
         put(name, changes)
-        put(name + EQUAL, changes | {"model.ffn_width": as_many.ffn_width})
+        put(name + EQUAL, changes | {"model.ffn.width": as_many.ffn_width})
 
 
 def pairs(arg: str = "") -> list[tuple[str, str]]:

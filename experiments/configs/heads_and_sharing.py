@@ -59,7 +59,7 @@ SCALES = {
     "gpu": {
         "model.width": 352,
         "model.max_len": 256,
-        "model.dtype": "bfloat16",
+        "model.compute.dtype": "bfloat16",
         "train.length": 256,
         "train.batch_size": 32,
         "train.steps": 1000,
@@ -133,12 +133,12 @@ def sweep(add: Callable, arg: str = "") -> None:
         rates = [dict(zip(names, (rate, rate / 10), strict=True)) for rate in LEARNING_RATES]
     for layout, plan in itertools.product(_layouts(arg), _plans(arg)):
         head = dataclasses.replace(base, layout=layout).heads.sizes["H"]
-        arm = {"model.layout": layout, "model.plan": plan}
+        arm = {"model.heads.layout": layout, "model.sharing": plan}
         for rate in rates:
             add(**arm, **rate)
             if "scores" in words:
                 name = f"{layout} · {plan}{BY_WIDTH}"
-                add(name, **arm, **{"model.attention_scale": 1 / head}, **rate)
+                add(name, **arm, **{"model.heads.scale": 1 / head}, **rate)
 
 
 def _plans(arg: str) -> tuple[str, ...]:

@@ -26,10 +26,10 @@ from experiments.running.claims import Claim, Drawing, Expect
 
 HEADS = (2, 8, 32)
 ARMS: dict[str, dict[str, Any]] = {
-    **{f"H = D/N, {n} heads": {"model.num_heads": n} for n in HEADS},
-    **{f"H = 16, {n} heads": {"model.num_heads": n, "model.head_dim": 16} for n in HEADS},
+    **{f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in HEADS},
+    **{f"H = 16, {n} heads": {"model.heads.num_heads": n, "model.heads.head_dim": 16} for n in HEADS},
     "D = 48 and H = 16, 8 heads": {
-        "model.num_heads": 8, "model.head_dim": 16, "model.width": 48, "model.ffn_width": 192,
+        "model.heads.num_heads": 8, "model.heads.head_dim": 16, "model.width": 48, "model.ffn.width": 192,
     },
 }  # fmt: skip
 CLAIM = Claim(
@@ -51,7 +51,7 @@ CLAIM = Claim(
         "over",
         "**Held-out bits per byte over the number of heads**, each D / N wide, or 16 wide whatever "
         "their number.",
-        field="model.num_heads",
+        field="model.heads.num_heads",
     ),
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "all learn": {},
     "Q and K frozen": {"train.frozen": r"attention\.[qk](_bias)?$"},
     "V and O frozen": {"train.frozen": r"attention\.[vo](_bias)?$"},
-    "fixed random pattern": {"model.attention_scale": 0.0, "train.frozen": "relative_bias"},
+    "fixed random pattern": {"model.heads.scale": 0.0, "train.frozen": "relative_bias"},
 }
 CLAIM = Claim(
     question="Which matrices of attention must learn to find again what was said?",
