@@ -148,8 +148,8 @@ def composition_scores(
         left, right = right.swapaxes(-1, -2), left.swapaxes(-1, -2)
     reads_at = tuple(range(num_layers)) if by == "q" else weights.kv_sources
     # Norms of products follow from the triangular factors, which are as small as a head.
-    ends = np.linalg.qr(right.swapaxes(-1, -2), mode="r")
-    starts = np.linalg.qr(v, mode="r")
+    ends = np.asarray(np.linalg.qr(right.swapaxes(-1, -2), mode="r"))
+    starts = np.asarray(np.linalg.qr(v, mode="r"))
     sizes = np.linalg.norm(left @ ends.swapaxes(-1, -2), axis=(-2, -1))
     scores = np.full((num_layers, weights.layout.num_heads) * 2, np.nan)
     for i in range(num_layers):
@@ -227,14 +227,14 @@ class _HeadMatrices:
 
     def _scale(self, norm: Params) -> Matrices:
         """What a norm multiplies by."""
-        return np.asarray(norm["scale"]) + 1 - STARTS[self.spec.norm.kind]
+        return np.asarray(norm["scale"] + 1 - STARTS[self.spec.norm.kind])
 
     def _centred(self, a: Matrices) -> Matrices:
         return np.asarray(CENTRES[self.spec.norm.kind](a))
 
     def _normalized(self, norm: Params, a: Matrices) -> Matrices:
         """x -> centred(x) scale, of rows."""
-        return self._centred(a) * self._scale(norm)
+        return np.asarray(self._centred(a) * self._scale(norm))
 
     def _after_norm(self, norm: Params | None, a: Matrices) -> Matrices:
         """The matrix [N, D, r] after a norm: centred diag(scale) a."""
@@ -256,7 +256,7 @@ class _HeadMatrices:
         what = f"the {what} of layout {self.layout.name!r}"
         linear = linearize_at(f, eye, what=what, hold_norms=False).linear
         found = np.asarray(linear(eye), np.float64)[0]
-        return found.swapaxes(0, 1) if found.ndim == 3 else found
+        return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 else found)
 
     def _angles(self, position: int) -> Array | None:
         if self.is_cross:
@@ -273,7 +273,7 @@ class _HeadMatrices:
         found = self._matrix(query, (self.config.width,), "query")
         scales = None if self.is_cross else self.spec.attention.layer_scales
         scale = score_scale(self.layout) * (scales[layer] if scales else 1)
-        return scale * self._after_norm(self._norm_before(layer), found)
+        return np.asarray(scale * self._after_norm(self._norm_before(layer), found))
 
     def _key_value(self, layer: int, which: int) -> Matrices:
         """[N, E, r] of the keys (0) or values (1) that a layer attends to."""

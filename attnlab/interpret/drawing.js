@@ -10,7 +10,7 @@ function decode(text) {
 }
 
 // The values of one head. Bytes: the largest size in each row (float32, little-endian), then a
-// step of it per value, row by row; where nobody looks ahead only what lies up to the diagonal.
+// step of it per value, row by row; causal attention up to the diagonal only.
 class Values {
   constructor(map, id) {
     const bytes = decode(document.getElementById(id).textContent);

@@ -1,5 +1,5 @@
-// Where things stand in the large picture of a head: as a matrix, as lines between tokens.
-// A form knows its size, what lies at a point (`hit`), and how to draw what is in sight.
+// The large view of a head: as a matrix, or as edges between tokens.
+// A form knows its size, what lies at a point (`hit`), and how to draw the visible part.
 
 const LEAST = 10; // pixels that a line of letters needs
 
@@ -19,21 +19,21 @@ function clear(context, paint, box) {
   context.fillRect(0, 0, box.width, box.height);
 }
 
-// A matrix, with the tokens that look at its left and those looked at above it. Where cells are too
+// A matrix, with query tokens at its left and key tokens above it. Where cells are too
 // small for letters, the places are numbered instead.
 class Matrix {
-  constructor(context, map, room, paint) {
+  constructor(context, map, space, paint) {
     letters(context, paint);
     const widest = (tokens) =>
       Math.min(112, Math.max(...tokens.map((t) => context.measureText(short(t)).width))) + 14;
     const left = widest(map.tokens), top = widest(map.keys);
-    const fit = (left, top) => Math.min(44, (room.width - left - 6) / map.columns,
-      (room.height - top - 6) / map.rows);
+    const fit = (left, top) => Math.min(44, (space.width - left - 6) / map.columns,
+      (space.height - top - 6) / map.rows);
     const least = fit(44, 24);
     let cell = fit(left, top);
     // A short text is worth scrolling for: its tokens can be read.
     if (cell < LEAST) cell = map.rows <= 64 ? LEAST + 2 : least;
-    if (room.zoom) cell = Math.max(Math.min(least, cell), Math.min(60, cell * room.zoom));
+    if (space.zoom) cell = Math.max(Math.min(least, cell), Math.min(60, cell * space.zoom));
     this.words = cell >= LEAST;
     this.flat = !this.words || top - 11 <= cell; // upright, with a pixel or two between
     this.left = this.words ? left : 44;
@@ -121,14 +121,14 @@ class Matrix {
   }
 }
 
-// Two columns of tokens, and lines from those that look to those looked at.
+// Two columns of tokens, with lines from query to key tokens.
 class Edges {
-  constructor(context, map, room) {
+  constructor(context, map, space) {
     this.map = map;
     this.cell = 19;
     this.top = 28;
-    this.width = Math.min(room.width, 640);
-    this.side = Math.min(170, this.width * 0.36);
+    this.width = Math.min(space.width, 640);
+    this.column = Math.min(170, this.width * 0.36);
     this.height = this.top + this.cell * Math.max(map.rows, map.columns) + 6;
   }
 
@@ -140,7 +140,7 @@ class Edges {
   }
 
   draw({ context, paint, box, scroll, values, at }) {
-    const { map, cell, top, side, width } = this;
+    const { map, cell, top, column, width } = this;
     const y = (i) => top + (i + 0.5) * cell - scroll.y;
     const first = Math.max(0, Math.floor(scroll.y / cell));
     const last = Math.ceil((scroll.y + box.height) / cell);
@@ -155,18 +155,18 @@ class Edges {
         context.strokeStyle = paint.colour(Math.sign(x) * 0.7, size);
         context.lineWidth = 0.5 + 2 * size;
         context.beginPath();
-        line(context, side + 4, y(t), width - side - 4, y(s));
+        line(context, column + 4, y(t), width - column - 4, y(s));
         context.stroke();
       }
     }
-    const look = (t, s) => [values.at(t, s), values.tops[t]];
-    const asks = (t) => (at.t === null && at.s !== null ? look(t, at.s) : null);
-    const asked = (s) => (at.t === null ? null : look(at.t, s));
+    const cellOf = (t, s) => [values.at(t, s), values.tops[t]];
+    const ofQuery = (t) => (at.t === null && at.s !== null ? cellOf(t, at.s) : null);
+    const ofKey = (s) => (at.t === null ? null : cellOf(at.t, s));
     for (let i = first; i < Math.min(last, map.rows); i++) {
-      this.write(context, paint, map.tokens[i], y(i), true, i === at.t, asks(i));
+      this.write(context, paint, map.tokens[i], y(i), true, i === at.t, ofQuery(i));
     }
     for (let i = first; i < Math.min(last, map.columns); i++) {
-      this.write(context, paint, map.keys[i], y(i), false, i === at.s, asked(i));
+      this.write(context, paint, map.keys[i], y(i), false, i === at.s, ofKey(i));
     }
     context.fillStyle = paint.css("paper");
     context.fillRect(0, 0, box.width, top - 3);
@@ -174,26 +174,26 @@ class Edges {
     context.font = "12px system-ui, sans-serif";
     context.fillStyle = paint.css("soft");
     context.textAlign = "right";
-    context.fillText("looks", side - 6, 14);
+    context.fillText("query", column - 6, 14);
     context.textAlign = "left";
-    context.fillText("is looked at", width - side + 6, 14);
+    context.fillText("key", width - column + 6, 14);
   }
 
-  // A token, and how much of the look that is pointed at goes out from it or comes to it.
-  write(context, paint, token, y, left, here, look) {
-    const { side, width, cell } = this;
-    const [p, top] = look ?? [0, 0], x = paint.scale(p, top);
-    const inner = left ? side : width - side, outer = left ? 2 : width - 2;
-    if (look) {
+  // A token, with its probability in the row or column that is pointed at.
+  write(context, paint, token, y, left, here, cellValue) {
+    const { column, width, cell } = this;
+    const [p, top] = cellValue ?? [0, 0], x = paint.scale(p, top);
+    const inner = left ? column : width - column, outer = left ? 2 : width - 2;
+    if (cellValue) {
       context.fillStyle = paint.colour(x);
-      context.fillRect(Math.min(inner, outer), y - cell / 2 + 1, side - 2, cell - 2);
+      context.fillRect(Math.min(inner, outer), y - cell / 2 + 1, column - 2, cell - 2);
     }
-    const told = Math.abs(p) >= 0.002 ? p.toFixed(3) : "";
+    const label = Math.abs(p) >= 0.002 ? p.toFixed(3) : "";
     letters(context, paint, here);
-    context.fillStyle = here && !told ? paint.css("accent") : paint.ink(x);
+    context.fillStyle = here && !label ? paint.css("accent") : paint.ink(x);
     context.textAlign = left ? "right" : "left";
-    context.fillText(short(token, 18), left ? inner - 6 : inner + 6, y, side - (told ? 56 : 10));
+    context.fillText(short(token, 18), left ? inner - 6 : inner + 6, y, column - (label ? 56 : 10));
     context.textAlign = left ? "left" : "right";
-    context.fillText(told, left ? outer + 4 : outer - 4, y);
+    context.fillText(label, left ? outer + 4 : outer - 4, y);
   }
 }

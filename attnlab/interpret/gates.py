@@ -43,7 +43,7 @@ def hard_concrete(log_alpha: Float[ArrayLike, "*R"], key: Array) -> Float[Array,
     [0.0, 1.0]
     """
     log_alpha = jnp.asarray(log_alpha)
-    tiny = float(jnp.finfo(log_alpha.dtype).tiny)
+    tiny = float(jnp.finfo(log_alpha.dtype).tiny)  # type: ignore[no-untyped-call]
     u = jax.random.uniform(key, log_alpha.shape, log_alpha.dtype, minval=tiny)
     return _stretched((jnp.log(u) - jnp.log1p(-u) + log_alpha) / BETA)
 
@@ -111,9 +111,10 @@ class GatedModel:
         """That of the model."""
         return self.model.config
 
-    def init(self, key: Array, tokens: ArrayLike, **inputs: ArrayLike) -> dict[str, Params]:
+    def init(self, key: Array, *texts: ArrayLike, **inputs: ArrayLike) -> dict[str, Params]:
         """{"params": initial parameters, with open gates}."""
-        return {"params": self.with_gates(self.model.init(key, tokens, **inputs)["params"])}
+        params = self.model.init(key, *texts, **inputs)["params"]  # type: ignore[arg-type]
+        return {"params": self.with_gates(params)}
 
     def with_gates(self, params: Params) -> Params:
         """Parameters of the model together with open gates, to start from a trained model."""
@@ -127,8 +128,7 @@ class GatedModel:
     def apply(
         self,
         variables: Mapping[str, Params],
-        tokens: ArrayLike,
-        *,
+        *texts: ArrayLike,
         deterministic: bool = True,
         rngs: Mapping[str, Array] | None = None,
         patch: Patches | None = None,
@@ -153,7 +153,7 @@ class GatedModel:
             raise ValueError(f"the gates patch {', '.join(both)}; leave it out of patch")
         params = {"params": variables["params"]["model"]}
         options = {"deterministic": deterministic, "rngs": rngs, "patch": {**others, **gates}}
-        return cast(Outputs, self.model.apply(params, tokens, **options, **inputs))
+        return cast(Outputs, self.model.apply(params, *texts, **options, **inputs))
 
 
 def gated_optimizer(

@@ -156,7 +156,7 @@ def ablation_effects(
     (`mean_heads`, `resampled_heads`)."""
     rows, heads = gates.shape
     without_one = 1 - jnp.eye(rows * heads).reshape(-1, rows, heads)
-    losses = jax.lax.map(_mean_loss(loss, gates, replacement), without_one)
+    losses: Array = jax.lax.map(_mean_loss(loss, gates, replacement), without_one)
     return losses.reshape(rows, heads) - jnp.mean(loss({}))
 
 

@@ -6,7 +6,7 @@ declare anything for it, and layouts from outside the package work too.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.extend.core
@@ -114,9 +114,7 @@ def _run(
     for equation in jaxpr.eqns:
         operands = [read(v) for v in equation.invars]
         name, params = equation.primitive.name, equation.params
-        inner = next(
-            (p for p in params.values() if hasattr(p, "eqns") or hasattr(p, "jaxpr")), None
-        )
+        inner = next((p for p in params.values() if _is_jaxpr(p)), None)
         varies = any(kind != CONSTANT for _, kind in operands)
         if inner is not None and name not in CALLS and varies:
             raise ValueError(f"{name!r} cannot be read as a linear map: write it without")
@@ -135,6 +133,10 @@ def _run(
             found = [(a, kind) for a in values]
         known |= dict(zip(equation.outvars, found, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _is_jaxpr(value: object) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
 def _is_zero(atom: Atom) -> bool:

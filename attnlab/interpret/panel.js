@@ -17,40 +17,40 @@ function range(rows) {
 // Where a value lies from the least to the most, in percent.
 const place = (value, [low, high]) => (100 * (value - low)) / (high - low || 1);
 
-class Side {
-  constructor(side, index) {
-    Object.assign(this, { maps: side.maps, index, part: 0, layer: 0, head: 0, zoom: 0 });
+class Panel {
+  constructor(panel, index) {
+    Object.assign(this, { maps: panel.maps, index, part: 0, layer: 0, head: 0, zoom: 0 });
     this.at = { t: null, s: null, held: false };
     this.kept = new Map(); // what is decoded
     this.parts = make("div", { class: "choice", role: "group", "aria-label": "which attention" });
-    side.maps.forEach((map, part) => {
+    panel.maps.forEach((map, part) => {
       this.parts.append(make("button", { onclick: () => this.choose(part) }, map.name));
     });
-    this.parts.hidden = side.maps.length < 2;
+    this.parts.hidden = panel.maps.length < 2;
     this.grid = make("div", { class: "grid", onpointerleave: () => this.light(this.layer) });
     this.title = make("h3");
     this.shares = make("p", { class: "shares" });
     this.canvas = make("canvas", {
       onpointermove: (event) => event.pointerType !== "touch" && this.point(event, false),
-      onpointerleave: () => this.at.held || this.look(null, null),
+      onpointerleave: () => this.at.held || this.pointAt(null, null),
       onclick: (event) => this.point(event, true),
     });
     this.extent = make("div", {}, this.canvas);
     this.stage = make("div", { class: "stage", onscroll: () => this.draw() }, this.extent);
     this.words = make("div", {
-      class: "words", onpointerleave: () => this.at.held || this.look(null, null),
+      class: "words", onpointerleave: () => this.at.held || this.pointAt(null, null),
     });
     this.readout = make("div", { class: "readout", "aria-live": "polite" });
     this.legend = make("div", { class: "legend soft" });
     this.facts = make("div", { class: "facts" });
-    const zooms = [["−", 0.8, "smaller"], ["all", 0, "all of it"], ["+", 1.25, "larger"]];
+    const zooms = [["−", 0.8, "zoom out"], ["all", 0, "fit"], ["+", 1.25, "zoom in"]];
     this.zooms = make("span", { class: "zoom" }, ...zooms.map(([text, by, title]) =>
       make("button", { title, onclick: () => this.larger(by) }, text)));
     this.element = make(
       "section",
-      { class: "side", "aria-label": side.name || "model", onpointerdown: () => this.activate() },
+      { class: "panel", "aria-label": panel.name || "model", onpointerdown: () => this.activate() },
       make("div", { class: "top" },
-        make("h2", {}, side.name), make("p", { class: "about" }, side.about), this.parts),
+        make("h2", {}, panel.name), make("p", { class: "about" }, panel.description), this.parts),
       make("div", { class: "heads" }, this.grid),
       make("div", { class: "head" },
         make("div", { class: "headline" }, this.title, this.zooms),
@@ -60,7 +60,7 @@ class Side {
   }
 
   get map() { return this.maps[this.part]; }
-  get slots() { return Object.values(this.map.plan)[0] ?? []; }
+  get groups() { return Object.values(this.map.plan)[0] ?? []; }
   activate() { state.active = this.index; }
 
   values(layer = this.layer, head = this.head) {
@@ -69,9 +69,9 @@ class Side {
     return this.kept.get(id);
   }
 
-  // The layers that use the set of weights of this one, itself among them.
+  // The layers that use the same parameters as this one, itself among them.
   mates(layer) {
-    const same = (l) => l === layer || (this.slots.length && this.slots[l] === this.slots[layer]);
+    const same = (l) => l === layer || (this.groups.length && this.groups[l] === this.groups[layer]);
     return [...this.thumbs.keys()].filter(same);
   }
 
@@ -87,8 +87,8 @@ class Side {
 
   // The grid of small pictures; each is drawn when it is seen.
   build() {
-    const { map, slots } = this;
-    const shared = new Set(slots).size < slots.length;
+    const { map, groups } = this;
+    const shared = new Set(groups).size < groups.length;
     for (const thumb of this.grid.querySelectorAll(".thumb")) {
       eye.unobserve(thumb);
       seen.delete(thumb);
@@ -104,7 +104,7 @@ class Side {
     this.rows = [];
     this.thumbs = [];
     for (let l = 0; l < map.layers; l++) {
-      const set = shared ? make("span", { class: "slot" }, `set ${slots[l]}`) : "";
+      const set = shared ? make("span", { class: "group" }, `group ${groups[l]}`) : "";
       this.rows.push(make("span", { class: "row" }, `${l}`, set));
       this.thumbs.push([...Array(map.heads).keys()].map((n) => this.thumb(l, n)));
       this.grid.append(this.rows[l], ...this.thumbs[l]);
@@ -138,7 +138,7 @@ class Side {
     }));
   }
 
-  // Layers with the same weights light up, and in them this head.
+  // Highlights layers with the same parameters, and this head in them.
   light(layer, head = this.head) {
     const mates = this.mates(layer);
     const lit = (l) => mates.length > 1 && mates.includes(l);
@@ -159,27 +159,27 @@ class Side {
     if (moved) thumb.scrollIntoView({ block: "nearest", inline: "nearest" });
     this.light(layer);
     this.title.textContent = `Layer ${layer}, head ${head}`;
-    this.shares.textContent = this.told(layer);
+    this.shares.textContent = this.sharing(layer);
     this.tabulate();
     this.image = null;
     this.show();
-    if (moved) for (const other of sides) if (other !== this) other.follow(this);
+    if (moved) for (const other of panels) if (other !== this) other.follow(this);
   }
 
   // The same head of the other model, where it has one.
-  follow(side) {
-    const there = side.layer < this.map.layers && side.head < this.map.heads;
-    if (this.part === side.part && there) this.select(side.layer, side.head);
+  follow(panel) {
+    const there = panel.layer < this.map.layers && panel.head < this.map.heads;
+    if (this.part === panel.part && there) this.select(panel.layer, panel.head);
   }
 
-  // Whose weights a layer uses, part by part.
-  told(layer) {
-    const sentences = Object.entries(this.map.plan).map(([part, slots]) => {
-      const slot = slots[layer];
-      if (typeof slot === "string") return `${part}: reads what layer ${slot.slice(1)} made`;
-      const also = [...slots.keys()].filter((l) => l !== layer && slots[l] === slot);
-      if (!also.length) return `${part}: weights of its own`;
-      return `${part}: set ${slot}, shared with ${layersOf(also)}`;
+  // Which parameters a layer uses, by sublayer.
+  sharing(layer) {
+    const sentences = Object.entries(this.map.plan).map(([part, groups]) => {
+      const group = groups[layer];
+      if (typeof group === "string") return `${part}: keys and values of layer ${group.slice(1)}`;
+      const also = [...groups.keys()].filter((l) => l !== layer && groups[l] === group);
+      if (!also.length) return `${part}: parameters not shared`;
+      return `${part}: group ${group}, shared with ${layersOf(also)}`;
     });
     return sentences.join(" · ");
   }
@@ -189,13 +189,13 @@ class Side {
       const value = all[this.layer][this.head], ends = range(all), known = value !== null;
       const mark = known ? make("i", { style: `left:${place(value, ends)}%` }) : "";
       return make("tr", {},
-        make("th", { scope: "row", title: this.map.meanings[name] ?? null }, name),
+        make("th", { scope: "row", title: this.map.descriptions[name] ?? null }, name),
         make("td", { class: "value" }, number(value)),
         make("td", {}, known ? make("span", { class: "place" }, mark) : ""),
         make("td", { class: "range" }, known ? ends.map(number).join(" to ") : ""));
     });
     const titles = make("tr", {}, make("th", {}, "statistic"), make("th", {}, "this head"),
-      make("th", { colspan: 2 }, "among all heads here"));
+      make("th", { colspan: 2 }, "range over heads"));
     this.facts.replaceChildren(rows.length ? make("table", {}, titles, ...rows) : "");
   }
 
@@ -211,14 +211,14 @@ class Side {
     this.paint();
     this.explain();
   }
-  ahead = make("span", {}, "shaded: comes later, cannot be looked at");
+  ahead = make("span", {}, "shaded: later tokens, masked");
 
   lay() {
     const width = this.stage.parentElement.clientWidth - 2;
     const most = Math.max(260, Math.min(720, innerHeight * 0.82));
-    const context = this.canvas.getContext("2d"), room = { width, height: most, zoom: this.zoom };
+    const context = this.canvas.getContext("2d"), space = { width, height: most, zoom: this.zoom };
     const Form = state.view === "edges" ? Edges : Matrix;
-    this.form = new Form(context, this.map, room, paint);
+    this.form = new Form(context, this.map, space, paint);
     const { form } = this;
     this.box = { width: Math.min(width, form.width), height: Math.min(most, form.height) };
     const set = (element, size) => Object.assign(element.style, {
@@ -233,7 +233,7 @@ class Side {
     this.canvas.height = Math.round(this.box.height * devicePixelRatio);
   }
 
-  // What changes with the token that is pointed at.
+  // What depends on the token pointed at.
   paint() {
     if (state.view === "text") this.colour();
     else this.draw();
@@ -253,31 +253,31 @@ class Side {
     });
   }
 
-  // The tokens as a text, those that look and, where these are others, those looked at.
+  // The query tokens as a text and, where they differ, the key tokens.
   write() {
     const { map } = this;
     const same = (token, i) => token === map.keys[i];
     this.alike = map.rows === map.columns && map.tokens.every(same);
-    const pair = (asks, i) => (asks ? [i, null] : [null, i]);
-    const spans = (tokens, asks) => tokens.map((token, i) => make("span", {
+    const pair = (isQuery, i) => (isQuery ? [i, null] : [null, i]);
+    const spans = (tokens, isQuery) => tokens.map((token, i) => make("span", {
       onpointerenter: (event) => {
-        if (event.pointerType !== "touch" && !this.at.held) this.look(...pair(asks, i));
+        if (event.pointerType !== "touch" && !this.at.held) this.pointAt(...pair(isQuery, i));
       },
       onclick: () => {
-        const again = this.at.held && (asks ? this.at.t : this.at.s) === i;
-        this.look(...pair(asks, i), !again);
+        const again = this.at.held && (isQuery ? this.at.t : this.at.s) === i;
+        this.pointAt(...pair(isQuery, i), !again);
       },
     }, shown(token, " ")));
     const lines = (spans, tokens) =>
       spans.flatMap((span, i) => (tokens[i].includes("\n") ? [span, make("br")] : [span]));
-    this.asks = spans(map.tokens, true);
-    this.asked = this.alike ? this.asks : spans(map.keys, false);
+    this.querySpans = spans(map.tokens, true);
+    this.keySpans = this.alike ? this.querySpans : spans(map.keys, false);
     const note = (text) => make("p", { class: "soft" }, text);
     this.words.replaceChildren(
-      note(this.alike ? "Point at a token: what it looks at is coloured." : "These look:"),
-      make("p", {}, ...lines(this.asks, map.tokens)));
+      note(this.alike ? "Point at a token to colour what it attends to." : "Query tokens:"),
+      make("p", {}, ...lines(this.querySpans, map.tokens)));
     if (this.alike) return;
-    this.words.append(note("These are looked at:"), make("p", {}, ...lines(this.asked, map.keys)));
+    this.words.append(note("Key tokens:"), make("p", {}, ...lines(this.keySpans, map.keys)));
   }
 
   colour() {
@@ -289,11 +289,11 @@ class Side {
       span.title = p === null ? "" : number(p);
       span.className = here ? "here" : "";
     };
-    this.asked.forEach((span, s) => {
+    this.keySpans.forEach((span, s) => {
       const p = at.t === null ? null : values.at(at.t, s);
       set(span, p, values.tops[at.t ?? 0], s === (this.alike ? at.t : at.s));
     });
-    if (!this.alike) this.asks.forEach((span, t) => {
+    if (!this.alike) this.querySpans.forEach((span, t) => {
       const p = at.s === null ? null : values.at(t, at.s);
       set(span, p, values.tops[t], t === at.t);
     });
@@ -305,28 +305,28 @@ class Side {
     const scroll = { x: this.stage.scrollLeft, y: this.stage.scrollTop };
     const { t, s } = this.form.hit(event.clientX - box.left, event.clientY - box.top, scroll);
     const again = this.at.held && this.at.t === t && this.at.s === s;
-    if (hold && (again || (t === null && s === null))) this.look(null, null);
-    else this.look(t, s, hold);
+    if (hold && (again || (t === null && s === null))) this.pointAt(null, null);
+    else this.pointAt(t, s, hold);
   }
 
-  // Points at a token that looks, at one looked at, or at both; so do sides with the same text.
-  look(t, s, held = false) {
-    const size = (side) => `${side.map.tokens.length} ${side.map.keys.length}`;
-    for (const side of sides) {
-      const same = side.at.t === t && side.at.s === s && side.at.held === held;
-      if (same || (side !== this && size(side) !== size(this))) continue;
-      side.at = { t, s, held };
-      side.paint();
-      side.explain();
+  // Points at a query token, a key token, or both, in all panels with the same text.
+  pointAt(t, s, held = false) {
+    const size = (panel) => `${panel.map.tokens.length} ${panel.map.keys.length}`;
+    for (const panel of panels) {
+      const same = panel.at.t === t && panel.at.s === s && panel.at.held === held;
+      if (same || (panel !== this && size(panel) !== size(this))) continue;
+      panel.at = { t, s, held };
+      panel.paint();
+      panel.explain();
     }
   }
 
-  // The next token that looks, held and in sight.
+  // Selects the next query token and scrolls to it.
   step(by) {
     const last = this.map.tokens.length - 1, from = this.at.t ?? (by > 0 ? -1 : 0);
     const t = Math.max(0, Math.min(last, from + by));
-    this.look(t, null, true);
-    if (state.view === "text") return this.asks[t].scrollIntoView({ block: "nearest" });
+    this.pointAt(t, null, true);
+    if (state.view === "text") return this.querySpans[t].scrollIntoView({ block: "nearest" });
     const { cell, top } = this.form, end = (t + 1) * cell + top - this.box.height;
     if (t * cell < this.stage.scrollTop) this.stage.scrollTop = t * cell;
     if (end > this.stage.scrollTop) this.stage.scrollTop = end;
@@ -337,7 +337,7 @@ class Side {
     this.show();
   }
 
-  // In words: who looks where, and how much.
+  // In words: what attends to what, and how much.
   explain() {
     const { map } = this, { t, s } = this.at, values = this.values();
     const name = (tokens, i) => make("bdi", {}, shown(tokens[i]));
@@ -348,19 +348,19 @@ class Side {
       .flatMap(([p, i]) => [make("span", {}, name(tokens, i), ` ${i}: ${p.toFixed(3)}`), " "]);
     const lines = [];
     if (t !== null && s !== null) {
-      const p = map.lower && s > t ? "cannot, it comes later" : values.at(t, s).toFixed(3);
+      const p = map.lower && s > t ? "masked, a later token" : values.at(t, s).toFixed(3);
       lines.push(make("div", {},
-        name(map.tokens, t), ` ${t} looks at `, name(map.keys, s), ` ${s}: `, make("b", {}, p)));
+        name(map.tokens, t), ` ${t} attends to `, name(map.keys, s), ` ${s}: `, make("b", {}, p)));
     }
     if (t !== null) {
       const all = Array.from({ length: values.width(t) }, (_, i) => [values.at(t, i), i]);
-      const told = most(all, map.keys);
-      lines.push(make("div", {}, name(map.tokens, t), ` ${t} looks most at `, ...told));
+      const largest = most(all, map.keys);
+      lines.push(make("div", {}, name(map.tokens, t), ` ${t} attends most to `, ...largest));
     } else if (s !== null) {
       const all = map.tokens.map((_, i) => [values.at(i, s), i]);
-      const told = most(all, map.tokens);
-      lines.push(make("div", {}, name(map.keys, s), ` ${s} is looked at most by `, ...told));
-    } else lines.push("Point at a token or a cell to read its numbers; a click holds it.");
+      const largest = most(all, map.tokens);
+      lines.push(make("div", {}, name(map.keys, s), ` ${s} is attended to most by `, ...largest));
+    } else lines.push("Point at a token or a cell to read its numbers; a click selects it.");
     this.readout.replaceChildren(...lines);
   }
 
@@ -372,7 +372,7 @@ class Side {
       const left = 100 * (signed ? (x + 1) / 2 : x);
       return make("i", { style: `left:${left}%` }, `${+p.toFixed(2)}`.replace("-", "−"));
     });
-    const unit = state.scale === "row" ? "of the largest p in the row" : "p";
+    const unit = state.scale === "row" ? "relative to the largest p of the row" : "p";
     this.legend.replaceChildren(make("div", {}, bar, ...ticks), unit, this.ahead);
   }
 }

@@ -148,7 +148,7 @@ def _probs(
         captured = _call(config, params, inputs, capture=tuple(set(names.values()))).captured
         return {name: captured[value] for name, value in names.items()}
 
-    probs = run(params, dict(inputs))
+    probs: dict[str, Array] = run(params, dict(inputs))
     if merged:  # keys of the source stand behind those of the text
         own = np.shape(inputs["tokens"])[1]
         both = probs[DECODER.name]
@@ -179,7 +179,7 @@ def describe_model(config: ModelConfig) -> str:
 
     >>> from attnlab.heads import Standard
     >>> describe_model(ModelConfig(heads=Standard(num_heads=4, num_kv_heads=2), sharing="cycle:2"))
-    'decoder, 4 layers, width 64, 4 standard heads of head_dim 16, 2 key heads, sharing cycle:2'
+    'decoder, 4 layers, width 64, 4 standard heads of head_dim 16, 2 key/value heads, sharing cycle:2'
     """
     layouts = [c.layout for c in config.stacks.values()]
     depth, shared = f"{config.num_layers}", ""
@@ -197,9 +197,14 @@ def describe_model(config: ModelConfig) -> str:
 
 
 def _describe_heads(layout: Layout) -> str:
-    keys = layout.num_key_heads
-    key_heads = f", {keys} key heads" if keys != layout.num_heads else ""
-    return f"{layout.num_heads} {layout.name} heads of head_dim {layout.score_width}{key_heads}"
+    width, kv_heads = layout.score_width, layout.num_heads
+    fields = {field.name for field in dataclasses.fields(layout)}
+    if "head_dim" in fields:
+        width = layout.size("head_dim")
+    if "num_kv_heads" in fields:
+        kv_heads = layout.size("num_kv_heads")
+    shared = f", {kv_heads} key/value heads" if kv_heads != layout.num_heads else ""
+    return f"{layout.num_heads} {layout.name} heads of head_dim {width}{shared}"
 
 
 def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:

@@ -73,7 +73,7 @@ def record(
     """
     if patched := [n for n in inputs.patch or {} if n.rpartition(".")[2] == "residual"]:
         raise ValueError(
-            f"a patch of {patched[0]!r} would break the sum of contributions; patch what a sublayer "
+            f"a patch of {patched[0]!r} would break the sum of terms; patch what a sublayer "
             "adds (outputs, attention_out, ffn_out) instead"
         )
     if inputs.cache is not None:
@@ -195,9 +195,7 @@ def layer_stack(recording: Recording, *, encoder: bool = False) -> LayerStack:
     """The decoder's layers, or the only ones; with `encoder` those of the encoder beside it."""
     kind = recording.config.kind
     if encoder and kind != "encoder_decoder":
-        raise ValueError(
-            f"a model of kind {kind!r} has one stack of layers; leave encoder=True out"
-        )
+        raise ValueError(f"a {kind} has one stack of layers; leave encoder=True out")
     if encoder and recording.inputs.encoded is not None:
         raise ValueError("the call had `encoded`, so its encoder did not run; pass source instead")
     return LayerStack(recording, encoder)

@@ -63,9 +63,8 @@ def decompose_scores(
 ) -> ScoreTerms:
     """The scores of one head before the mask, over pairs of terms.
 
-    A layer that shares keys with an earlier one attends to that layer's keys, so key terms are those
-    of that layer. The sum of all terms and the bias is the captured value "scores", but for keys
-    that no query may attend to.
+    A layer that attends to the keys of an earlier layer has the key terms of that layer. The sum of
+    all terms and the bias is the captured value "scores", but for keys that are masked everywhere.
 
     Args:
       recording: of `record`.

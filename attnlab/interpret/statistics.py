@@ -156,7 +156,7 @@ def head_statistics(
     known = {""} | ({"square"} if queries == keys else set())
     if tokens is not None and key_tokens is not None and key_tokens.shape[1] == keys:
         known |= {"tokens"}
-    if jnp.finfo(probs.dtype).bits < 32:
+    if jnp.finfo(probs.dtype).bits < 32:  # type: ignore[no-untyped-call]
         probs = probs.astype(jnp.float32)
     if visible is None:
         visible = jnp.any(probs != 0, axis=(0, 2))

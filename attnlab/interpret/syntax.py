@@ -47,7 +47,7 @@ def token_word_overlap(
     starts = np.maximum(tokens[:, None, 0], words[None, :, 0])
     ends = np.minimum(tokens[:, None, 1], words[None, :, 1])
     overlap = np.maximum(ends - starts, 0)
-    return overlap / np.maximum(overlap.sum(1, keepdims=True), 1)
+    return np.asarray(overlap / np.maximum(overlap.sum(1, keepdims=True), 1))
 
 
 def word_attention(
@@ -143,8 +143,9 @@ class CorrectCounts(NamedTuple):
 def count_correct(
     trees: Sequence[Tree], predictions: Sequence[np.ndarray], labels: Sequence[str]
 ) -> CorrectCounts:
-    """Counts of correct `head_predictions` and baselines. A word counts under `ALL`, its relation and
-    its relation with subtype; the root under none.
+    """Counts of correct `head_predictions` and baselines.
+
+    A word counts under `ALL`, its relation, and its relation with subtype; the root under none.
 
     >>> heads, how = np.array([1, -1, 0]), ("x", "root", "y:z")
     >>> tree = Tree("aa b ccc", ("aa", "b", "ccc"), np.array([[0, 2], [3, 4], [5, 8]]), heads, how)
@@ -175,7 +176,7 @@ def count_correct(
 def _longest(tree: Tree) -> np.ndarray:
     """For every word the longest of the others; in a text of one word itself."""
     size = tree.spans[:, 1] - tree.spans[:, 0]
-    return np.where(np.eye(len(size), dtype=bool), -1, size).argmax(1)
+    return np.asarray(np.where(np.eye(len(size), dtype=bool), -1, size).argmax(1))
 
 
 def frequent_labels(*parts: Sequence[Tree], least: int = 100) -> list[str]:

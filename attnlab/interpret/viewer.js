@@ -1,4 +1,4 @@
-// The page: one side per model, each with its grid of heads, one head large, and its numbers.
+// The page: one panel per model, each with its grid of heads, one head large, and its numbers.
 
 const page = JSON.parse(document.getElementById("page").textContent);
 const state = { view: "matrix", scale: "root", mark: "", dark: false, active: 0 };
@@ -41,7 +41,7 @@ function work() {
   if (waiting.size) requestAnimationFrame(work);
 }
 
-const sides = page.sides.map((side, index) => new Side(side, index));
+const panels = page.panels.map((panel, index) => new Panel(panel, index));
 
 function repaint() {
   document.documentElement.dataset.theme = state.dark ? "dark" : "light";
@@ -54,16 +54,16 @@ function refresh() {
   for (const button of byId("views").children) {
     button.setAttribute("aria-pressed", button.dataset.view === state.view);
   }
-  for (const side of sides) {
-    side.show();
-    side.explainColours();
+  for (const panel of panels) {
+    panel.show();
+    panel.explainColours();
   }
   seen.forEach(later);
 }
 
 function setView(view) {
   state.view = view;
-  for (const side of sides) side.stage.scrollTop = side.stage.scrollLeft = 0;
+  for (const panel of panels) panel.stage.scrollTop = panel.stage.scrollLeft = 0;
   refresh();
 }
 
@@ -79,24 +79,24 @@ byId("scale").addEventListener("change", (event) => change({ scale: event.target
 byId("views").addEventListener("click", ({ target }) => {
   if (target.dataset.view) setView(target.dataset.view);
 });
-const maps = page.sides.flatMap((side) => side.maps);
+const maps = page.panels.flatMap((panel) => panel.maps);
 const names = [...new Set(maps.flatMap((map) => Object.keys(map.statistics)))];
 for (const name of ["", ...names]) {
   byId("mark").append(make("option", { value: name }, name || "none"));
 }
 byId("mark").parentElement.hidden = !names.length;
-for (const [name, meaning] of Object.entries(Object.assign({}, ...maps.map((m) => m.meanings)))) {
+for (const [name, description] of Object.entries(Object.assign({}, ...maps.map((m) => m.descriptions)))) {
   if (!names.includes(name)) continue;
-  byId("meanings").append(make("div", {}, make("dt", {}, name), make("dd", {}, meaning)));
+  byId("descriptions").append(make("div", {}, make("dt", {}, name), make("dd", {}, description)));
 }
 byId("mark").addEventListener("change", (event) => {
   state.mark = event.target.value;
-  for (const side of sides) side.measure();
+  for (const panel of panels) panel.measure();
 });
 
-const move = (layers, heads) => (side) => {
-  const layer = side.layer + layers, head = side.head + heads;
-  if (side.thumbs[layer]?.[head]) side.select(layer, head, true);
+const move = (layers, heads) => (panel) => {
+  const layer = panel.layer + layers, head = panel.head + heads;
+  if (panel.thumbs[layer]?.[head]) panel.select(layer, head, true);
 };
 const KEYS = {
   ArrowLeft: move(0, -1),
@@ -106,25 +106,25 @@ const KEYS = {
   m: () => setView("matrix"),
   e: () => setView("edges"),
   t: () => setView("text"),
-  j: (side) => side.step(1),
-  k: (side) => side.step(-1),
-  "+": (side) => side.larger(1.25),
-  "=": (side) => side.larger(1.25),
-  "-": (side) => side.larger(0.8),
-  0: (side) => side.larger(0),
-  Escape: (side) => side.look(null, null),
+  j: (panel) => panel.step(1),
+  k: (panel) => panel.step(-1),
+  "+": (panel) => panel.larger(1.25),
+  "=": (panel) => panel.larger(1.25),
+  "-": (panel) => panel.larger(0.8),
+  0: (panel) => panel.larger(0),
+  Escape: (panel) => panel.pointAt(null, null),
 };
 document.addEventListener("keydown", (event) => {
   const plain = !(event.ctrlKey || event.metaKey || event.altKey);
   if (!plain || !KEYS[event.key] || event.target.tagName === "SELECT") return;
   event.preventDefault();
-  KEYS[event.key](sides[state.active]);
+  KEYS[event.key](panels[state.active]);
 });
 
-byId("sides").classList.toggle("two", sides.length > 1);
-byId("sides").append(...sides.map((side) => side.element));
+byId("panels").classList.toggle("two", panels.length > 1);
+byId("panels").append(...panels.map((panel) => panel.element));
 repaint();
-for (const side of sides) side.choose(0);
+for (const panel of panels) panel.choose(0);
 refresh();
 let width = innerWidth;
 addEventListener("resize", () => {

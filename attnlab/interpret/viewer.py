@@ -149,7 +149,7 @@ def quantise(probs: np.ndarray, lower: bool = False, signed: bool = False) -> by
     steps = np.rint(share * 127 + 128 if signed else share * 255).clip(0, 255).astype(np.uint8)
     if lower:
         steps = steps[np.tril_indices(len(probs))]
-    return tops.tobytes() + steps.tobytes()
+    return bytes(tops.tobytes() + steps.tobytes())
 
 
 def _checked(maps: AttentionMaps) -> np.ndarray:

@@ -1,63 +1,38 @@
-"""Arrays -> figures. The one room that knows matplotlib, imported when the first figure is made.
+"""Figures from arrays. matplotlib is imported when the first figure is made.
 
-Nothing here computes: what is drawn was measured elsewhere. Every series is labelled where it
-lies, so that no legend is needed; colours are told apart by colour-blind eyes too.
+Series are labelled next to their data, so no legend is needed, and colours are distinguishable for
+colour-blind readers.
 """
 
-from attnlab.plot.frame import (
+from attnlab.plotting.curves import (
+    fitted_curves,
+    learning_curves,
+    metric_curves,
+    ratio_curves,
+    scaling_curves,
+)
+from attnlab.plotting.intervals import bar_plot, dot_plot, interval_plot
+from attnlab.plotting.maps import HeadTable, attention_map, head_tables
+from attnlab.plotting.scatter import scatter, scatter_with_front
+from attnlab.plotting.style import (
+    BACKGROUND,
     COLOURS,
+    FONT_SIZE,
+    FOREGROUND,
     GRID,
-    INK,
-    LETTERS,
     MARKERS,
-    PAPER,
     Bar,
     Curve,
     Interval,
     Point,
     Style,
     style,
-    svg,
-)
-from attnlab.plot.joint import joint
-from attnlab.plot.maps import HeadTable, attention_map, head_tables
-from attnlab.plot.series import (
-    bars,
-    dots,
-    intervals,
-    ladder,
-    learning_curves,
-    loss_against,
-    over,
-    parabolas,
-    ratios,
+    to_svg,
 )
 
 __all__ = [
-    "COLOURS",
-    "GRID",
-    "INK",
-    "LETTERS",
-    "MARKERS",
-    "PAPER",
-    "Bar",
-    "Curve",
-    "HeadTable",
-    "Interval",
-    "Point",
-    "Style",
-    "attention_map",
-    "bars",
-    "dots",
-    "head_tables",
-    "intervals",
-    "joint",
-    "ladder",
-    "learning_curves",
-    "loss_against",
-    "over",
-    "parabolas",
-    "ratios",
-    "style",
-    "svg",
-]
+    "BACKGROUND", "COLOURS", "FONT_SIZE", "FOREGROUND", "GRID", "MARKERS", "Bar", "Curve",
+    "HeadTable", "Interval", "Point", "Style", "attention_map", "bar_plot", "dot_plot",
+    "fitted_curves", "head_tables", "interval_plot", "learning_curves", "metric_curves",
+    "ratio_curves", "scaling_curves", "scatter", "scatter_with_front", "style", "to_svg",
+]  # fmt: skip
