@@ -18,7 +18,9 @@ Words after the colon: see `running/tables.py`. Without words: ALBERT-base with 
 sizes, steps, batch and optimizer (LAMB).
 """
 
-from attnlab.pretrained import published_config
+import dataclasses
+
+from experiments.configs.byte_lm import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 
@@ -73,6 +75,13 @@ COLUMNS = (
     "RACE",
 )
 
+BASE = published_config("albert_base", max_len=512)
+MODEL = dataclasses.replace(
+    BASE,
+    embedding=dataclasses.replace(BASE.embedding, width=None),
+    output=dataclasses.replace(BASE.output, num_classes=0),
+)
+
 TABLE = Table(
     title="ALBERT's Table 4 and its groups of layers",
     source="Lan et al. 2019, ALBERT, arXiv 1909.11942 (ICLR 2020), Table 4",
@@ -95,7 +104,7 @@ TABLE = Table(
     better="higher",
     base="E=128 not-shared",
     rows=ROWS,
-    model=published_config("albert_base", pooled_classes=0, max_len=512, embedding_width=None),
+    model=MODEL,
     train=dict(
         steps=125_000,
         batch_size=4096,
@@ -125,7 +134,11 @@ TABLE = Table(
         "train.eval_windows": 1024,
     },
     tiny_rows={"model.embedding.width": 24},
-    uncounted={"readout": "none", "readout_bias": False, "readout_transform": None},
+    uncounted={
+        "model.output.kind": "none",
+        "model.output.bias": False,
+        "model.output.transform": None,
+    },
 )
 
 get_config, sweep, paper = tables.functions(TABLE)

@@ -34,7 +34,6 @@ from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS
 
 
-
 def published_config(name: str, **fields: Any) -> ModelConfig:
     """`attnlab.pretrained.published_config`."""
     from attnlab import pretrained

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads import LAYOUTS
 from experiments.configs import byte_lm
 
 DTYPES = ("float32", "bfloat16")
@@ -52,7 +52,9 @@ def sweep(add: Callable, arg: str = "") -> None:
     """Every layout that was asked for, in both precisions."""
     for layout in _layouts(arg):
         for dtype in DTYPES:
-            add(_name(layout, dtype), **{"model.heads.layout": layout, "model.compute.dtype": dtype})
+            add(
+                _name(layout, dtype), **{"model.heads.layout": layout, "model.compute.dtype": dtype}
+            )
 
 
 def _words(arg: str) -> list[str]:

@@ -63,4 +63,7 @@ def sweep(add: Callable, arg: str = "") -> None:
     """What a head reads, and who speaks for the text."""
     for layout in ("standard", "wide", "narrow"):
         for pooler in ("mean", "max"):
-            add(f"{layout} {pooler}", **{"model.heads.layout": layout, "model.output.pooler": pooler})
+            add(
+                f"{layout} {pooler}",
+                **{"model.heads.layout": layout, "model.output.pooler": pooler},
+            )

@@ -38,7 +38,7 @@ VALUES = two_heads_beat_one.VALUES | {
     "watch_heads": True,
 }
 VARIANTS = {"tiny": two_heads_beat_one.VARIANTS["tiny"] | {"train.learning_rate": 3e-2}}
-EQUAL = {"same.maps": "qkvo"}
+EQUAL = {"same.values": "outputs"}
 ARMS: dict[str, dict[str, Any]] = {
     "apart": {},
     "equal": EQUAL,
@@ -46,7 +46,7 @@ ARMS: dict[str, dict[str, Any]] = {
         "model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "same.first_of": 2,
     },
     "noise of 1e-4": EQUAL | {"same.noise": 1e-4},
-    "values apart": {"same.maps": "qk"},
+    "values apart": {"same.values": "probs"},
     "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
 }  # fmt: skip
 FREE = ("noise of 1e-4", "values apart", "dropout of probabilities")

@@ -27,7 +27,7 @@ base.
 
 import dataclasses
 
-from attnlab.pretrained import published_config
+from experiments.configs.byte_lm import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 
@@ -52,12 +52,13 @@ ROWS = {
 LANGUAGE_MODEL = {
     "language model": Row({}, 109_628_544, "P", (73.78, 17.54, 53.81, 56.51, 25.23, 34.31, 25.38)),
 }
-MODEL = published_config(
-    "t5_base",
-    encoder_layers=None,  # as many as the decoder has
-    attention_scale=None,
-    embedding_scale=768**0.5,
-    readout_scale=1.0,
+BASE = published_config("t5_base")
+MODEL = dataclasses.replace(
+    BASE,
+    encoder=None,  # as many layers as the decoder has
+    heads=dataclasses.replace(BASE.heads, scale=None),
+    embedding=dataclasses.replace(BASE.embedding, scale=768**0.5),
+    output=dataclasses.replace(BASE.output, scale=1.0),
 )
 
 TABLE = Table(
@@ -104,7 +105,7 @@ TABLE = Table(
 ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,
     base="language model",
-    model=dataclasses.replace(MODEL, kind="decoder"),
+    model=dataclasses.replace(MODEL, kind="decoder", encoder=None),
     setting=TABLE.setting
     | {
         "task": "predict the next word piece, then fine-tuning",

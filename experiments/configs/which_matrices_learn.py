@@ -92,7 +92,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if "text" not in words:
         return byte_lm.other_data(arg, "recall", "recall", VALUES, recall.VARIANTS)
     config = byte_lm.get_config(",".join(word for word in words if word != "text"))
-    config.model.positions = "relative"
+    config.model.positions.kind = "relative"
     return config
 
 
