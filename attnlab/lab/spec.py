@@ -2,14 +2,16 @@
 
 import dataclasses
 
-from attnlab.model.config import ModelConfig
-from attnlab.model.match import match
-from attnlab.names import find
+from attnlab.heads import HeadNorm, Standard, make_layout
+from attnlab.models import FFN, ModelConfig, Rotary, match_budget
+from attnlab.models.budget import Budget
+from attnlab.names import lookup
 from attnlab.training.config import TrainConfig
 
 NUM_LAYERS = 4
 BATCH_TOKENS = 2048
 """Tokens of a batch, at every length."""
+BIASES = ("q", "k", "v", "o")
 PARAMETRIZATIONS = {
     "one_rate": "AdamW with one learning rate",
     "fan_in": "AdamW, learning rate per matrix x 64 / fan-in",
@@ -33,7 +35,7 @@ class Variant:
     width: int = 64
     length: int = 128
     plan: str = "separate"
-    budget: str = "flops"
+    budget: Budget = "flops"
 
     @property
     def point(self) -> str:
@@ -85,31 +87,35 @@ def num_steps(spec: RunSpec) -> int:
 def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelConfig:
     """The model of a variant, its FFN width solved.
 
-    >>> model_config(Variant(3, 32)).ffn_width
+    >>> model_config(Variant(3, 32)).ffn.width
     128
 
     Raises ValueError where the heads alone cost more than the reference.
     """
-    find("parametrization", parametrization, PARAMETRIZATIONS)
+    lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
     reference = ModelConfig(
         width=variant.width,
         num_layers=NUM_LAYERS,
-        num_heads=variant.width // 16 or 1,
-        head_dim=min(16, variant.width),
-        ffn_width=4 * variant.width,
+        heads=Standard(
+            num_heads=variant.width // 16 or 1, head_dim=min(16, variant.width), biases=BIASES
+        ),
+        ffn=FFN(width=4 * variant.width),
         max_len=variant.length,
-        positions="rotary",
+        positions=Rotary(),
     )
     config = dataclasses.replace(
         reference,
-        num_heads=variant.num_heads,
-        head_dim=variant.head_dim,
-        layout=variant.layout,
-        plan=variant.plan,
+        heads=make_layout(
+            variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
+        ),
+        sharing=variant.plan,
     )
-    solved = match(config, reference, variant.budget, length=variant.length).config
-    qk_norm = "rms" if parametrization == "qk_norm" else None
-    return dataclasses.replace(solved, qk_norm=qk_norm)
+    solved = match_budget(config, reference, variant.budget, length=variant.length).config
+    if parametrization != "qk_norm":
+        return solved
+    fields = {f.name: getattr(solved.heads, f.name) for f in dataclasses.fields(solved.heads)}
+    normed = make_layout(variant.layout, **fields | {"qk_norm": HeadNorm("rms")})
+    return dataclasses.replace(solved, heads=normed)
 
 
 def train_config(spec: RunSpec) -> TrainConfig:
