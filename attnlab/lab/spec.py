@@ -1,6 +1,7 @@
 """`Variant` and `RunSpec`: what one run of the head-width study trains, and how."""
 
 import dataclasses
+from typing import get_args
 
 from attnlab.heads import HeadNorm, Standard, make_layout
 from attnlab.models import FFN, ModelConfig, Rotary, match_budget
@@ -35,7 +36,7 @@ class Variant:
     width: int = 64
     length: int = 128
     plan: str = "separate"
-    budget: Budget = "flops"
+    budget: str = "flops"
 
     @property
     def point(self) -> str:
@@ -110,7 +111,8 @@ def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelCo
         ),
         sharing=variant.plan,
     )
-    solved = match_budget(config, reference, variant.budget, length=variant.length).config
+    budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
+    solved = match_budget(config, reference, budget, length=variant.length).config
     if parametrization != "qk_norm":
         return solved
     fields = {f.name: getattr(solved.heads, f.name) for f in dataclasses.fields(solved.heads)}
