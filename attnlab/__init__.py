@@ -16,7 +16,7 @@
 
 Packages: `attention` (softmax attention on q, k, v), `heads` (layouts), `sharing` (plans),
 `models`, `transforms` (exact conversion, re-sharing, pruning), `pretrained` (published
-checkpoints), `training`, `lab` (experiments), `inspect` and `plot`. `dir(attnlab)` lists what is
+checkpoints), `training`, `lab` (experiments), `interpret` and `plotting`. `dir(attnlab)` lists what is
 here; `help(attnlab.multi_head_attention)` and `help(attnlab.heads)` document it.
 """
 
@@ -85,8 +85,8 @@ from attnlab.transforms.truncate import truncate
 
 __version__ = "0.1.0"
 
-_LAZY_PACKAGES = ("contrib", "inspect", "lab", "plot", "pretrained", "training")
-"""Imported on first use, as `attnlab.inspect`."""
+_LAZY_PACKAGES = ("contrib", "interpret", "lab", "plotting", "pretrained", "training")
+"""Imported on first use, as `attnlab.interpret`."""
 _LAZY_NAMES = {"load_run": "attnlab.runs"}
 _OLD = {
     "HeadSpec": "attnlab.heads.old.spec",

@@ -127,10 +127,10 @@ def _looks(probs: Sequence[np.ndarray], names: Sequence[str]) -> str:
     of each layer, and how much; of a causal head that is often the first."""
     cell = lambda p: f"{names[int(p.argmax())]} {p.max():.2f}"
     heads = max(map(len, probs))
-    rows = [("layer", *(f"head {n + 1}" for n in range(heads)))]
+    rows = [("layer", *(f"head {n}" for n in range(heads)))]
     for i, layer in enumerate(probs):
         cells = [cell(p) for p in layer.mean(axis=1)]
-        rows.append((str(i + 1), *cells, *[""] * (heads - len(cells))))
+        rows.append((str(i), *cells, *[""] * (heads - len(cells))))
     return columns(rows)
 
 
@@ -142,15 +142,15 @@ def _stacks(config: ModelConfig) -> dict[str, Plan]:
 
 
 def _picture(config: ModelConfig) -> str:
-    """One row per part, one column per application: the number of the slot that it uses."""
+    """One row per part, one column per application: the parameter group that it uses; all count from 0."""
     lines = []
     for stack, plan in _stacks(config).items():
-        rows: list[tuple[str, list[Any]]] = [(stack, list(range(1, plan.num_layers + 1)))]
+        rows: list[tuple[str, list[Any]]] = [(stack, list(range(plan.num_layers)))]
         if config.layer_types:
             rows.append(("  type", [name.removeprefix("layers_") for name in config.layer_names]))
         rows += [
-            (f"  {part}", [s + 1 if isinstance(s, int) else _pointer(s) for s in slots])
-            for part, slots in plan.items()
+            (f"  {part}", [g if isinstance(g, int) else _pointer(g) for g in groups])
+            for part, groups in plan.items()
         ]
         width = max(len(str(cell)) for _, row in rows for cell in row)
         names = max(11, *(len(name) for name, _ in rows)) + 2
@@ -160,9 +160,9 @@ def _picture(config: ModelConfig) -> str:
     return "\n".join(lines)
 
 
-def _pointer(slot: str | None) -> str:
-    """To keys and values of the layer before, or of one with a number; counted from 1 here."""
-    return "<" if slot is None else f"@{int(slot[1:]) + 1}"
+def _pointer(group: str | None) -> str:
+    """To keys and values of the layer before, or of one with a number."""
+    return "<" if group is None else group
 
 
 def _parts(config: ModelConfig) -> str:

@@ -179,7 +179,7 @@ def describe_model(config: ModelConfig) -> str:
 
     >>> from attnlab.heads import Standard
     >>> describe_model(ModelConfig(heads=Standard(num_heads=4, num_kv_heads=2), sharing="cycle:2"))
-    'decoder, 4 layers, width 64, 4 standard heads of head_dim 16, 2 key/value heads, sharing cycle:2'
+    'decoder, 4 layers, width 64, 4 standard heads of head_dim 16, 2 KV heads, sharing cycle:2'
     """
     layouts = [c.layout for c in config.stacks.values()]
     depth, shared = f"{config.num_layers}", ""
@@ -203,7 +203,7 @@ def _describe_heads(layout: Layout) -> str:
         width = layout.size("head_dim")
     if "num_kv_heads" in fields:
         kv_heads = layout.size("num_kv_heads")
-    shared = f", {kv_heads} key/value heads" if kv_heads != layout.num_heads else ""
+    shared = f", {kv_heads} KV heads" if kv_heads != layout.num_heads else ""
     return f"{layout.num_heads} {layout.name} heads of head_dim {width}{shared}"
 
 

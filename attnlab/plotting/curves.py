@@ -9,6 +9,7 @@ from attnlab.plotting.labels import label_ends
 from attnlab.plotting.style import FOREGROUND, SIZE, Curve, marker_options, new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 

@@ -20,7 +20,7 @@ sizes, steps, batch and optimizer (LAMB).
 
 import dataclasses
 
-from experiments.configs.byte_lm import published_config
+from attnlab.pretrained import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 

@@ -27,22 +27,11 @@ from attnlab import models
 from attnlab.heads import LAYOUTS
 from attnlab.models import ModelConfig
 from attnlab.names import lookup
-from attnlab.pretrained import PUBLISHED, TRANSFORMERS
+from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing.named_plans import PLANS, plan_name, plan_names
 from attnlab.training.config import TrainConfig
 from attnlab.training.sources import SOURCES, Text
 from attnlab.training.tasks import TASKS
-
-
-def published_config(name: str, **fields: Any) -> ModelConfig:
-    """`attnlab.pretrained.published_config`."""
-    from attnlab import pretrained
-    from attnlab.model.as_models import as_config
-
-    found = pretrained.published_config(name)
-    found = found if isinstance(found, ModelConfig) else as_config(found)
-    return dataclasses.replace(found, **fields)
-
 
 MODELS = [
     name for name in PUBLISHED | TRANSFORMERS if published_config(name).embedding.images is None

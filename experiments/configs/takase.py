@@ -17,7 +17,7 @@ Words after the colon: see `running/tables.py`. Without words: the paper's sizes
 """
 
 from experiments.configs import vaswani_table3
-from experiments.configs.byte_lm import published_config
+from attnlab.pretrained import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 

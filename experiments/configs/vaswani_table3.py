@@ -17,7 +17,7 @@ Words after the colon: see `running/tables.py`. Without words: the paper's sizes
 37,000 symbols, steps and tokens per step.
 """
 
-from experiments.configs.byte_lm import published_config
+from attnlab.pretrained import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 

@@ -115,7 +115,7 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
     figure = plotting.attention_map(
         probs[np.ix_(layers, heads)],
         _layers(layers, left),
-        [f"head {i + 1}" for i in heads],
+        [f"head {i}" for i in heads],
         style_of(run).colour,
         **sides,
         outer_labels=True,
@@ -143,8 +143,8 @@ def _shares(left: Mapping[str, np.ndarray]) -> bool:
 
 def _layers(layers: Sequence[int], left: Mapping[str, np.ndarray]) -> list[str]:
     """What the rows of a map are called: with their set of weights where some share it."""
-    of = (lambda i: f", set {left['sets'][i] + 1}") if _shares(left) else (lambda i: "")
-    return [f"layer {i + 1}{of(i)}" for i in layers]
+    of = (lambda i: f", group {left['sets'][i]}") if _shares(left) else (lambda i: "")
+    return [f"layer {i}{of(i)}" for i in layers]
 
 
 def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from attnlab.heads import score_scale
 from attnlab.models import cache_bytes_per_token, num_parameters
+from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
 from experiments import sweep
 from experiments.configs import (
@@ -23,7 +24,6 @@ from experiments.configs import (
     takase,
     vaswani_table3,
 )
-from experiments.configs.byte_lm import published_config
 from experiments.running import arm, launch, tables
 
 # file and its extra word -> its config file and table

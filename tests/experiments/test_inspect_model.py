@@ -34,15 +34,15 @@ PUBLISHED = ModelConfig(width=12, heads=STANDARD, ffn=FFN(activation="gelu_tanh"
 def test_the_plan_as_a_picture():
     lines = describe(CONFIG, 8, 16).splitlines()
     assert lines[0] == "decoder, 10 layers of width 12, 3 wide heads, plan cycle_rev:4"
-    assert lines[2] == "decoder       1  2  3  4  5  6  7  8  9 10"
-    assert lines[3] == "  attention   1  2  3  4  1  2  3  4  4  3"
-    assert lines[4] == "  ffn         1  2  3  4  1  2  3  4  4  3"
+    assert lines[2] == "decoder      0 1 2 3 4 5 6 7 8 9"
+    assert lines[3] == "  attention  0 1 2 3 0 1 2 3 3 2"
+    assert lines[4] == "  ffn        0 1 2 3 0 1 2 3 3 2"
 
 
 def test_who_makes_keys_and_who_reads_them():
     config = dataclasses.replace(CONFIG, num_layers=4, sharing="cla:2")
     lines = describe(config, 8, 16).splitlines()
-    assert lines[3:6] == ["  attention  1 2 3 4", "  kv         1 < 2 <", "  ffn        1 2 3 4"]
+    assert lines[3:6] == ["  attention  0 1 2 3", "  kv         0 < 1 <", "  ffn        0 1 2 3"]
     unshared = describe(dataclasses.replace(config, sharing="separate"), 8, 16)
     stored = [
         int(re.search(r"cache per token *([0-9,]+)", t)[1].replace(",", ""))
@@ -74,7 +74,7 @@ def test_two_stacks_add_up(share):
     rows = [line.split() for line in text.split("\n\n")[2].splitlines()[1:]]
     unique, applied = (sum(int(r[i].replace(",", "")) for r in rows) for i in (-2, -1))
     assert (unique, applied) == (num_parameters(config), applied_parameters(config))
-    assert "  cross      1 1 1" in text
+    assert "  cross      0 0 0" in text
     assert ("one pool of sets" in text) == share
 
 
@@ -122,7 +122,7 @@ def test_from_the_command_line():
     config = "--config=experiments/configs/byte_lm.py:tiny,sandwich"
     result = command("experiments.inspect_model", config, "--config.model.num_layers=3")
     assert result.returncode == 0, result.stderr
-    assert "  attention  1 2 3" in result.stdout
+    assert "  attention  0 1 2" in result.stdout
     wrong = command("experiments.inspect_model", config, "--config.model.heads.layout=narow")
     assert wrong.returncode == 1
     assert "did you mean 'narrow'" in wrong.stderr

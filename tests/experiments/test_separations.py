@@ -144,7 +144,9 @@ def at_random(config, count):
 def test_one_head_keeps_the_bound_whatever_its_weights():
     """None of 4,000 random models is right in more than 3 of the 4 cases of a pair, some in 3."""
     _, arms = expected("two_heads_beat_one", "tiny")
-    one = dataclasses.replace(arms["one head"].model, vocab_size=5, width=4, head_dim=6)
+    one = arms["one head"].model
+    heads = dataclasses.replace(one.heads, head_dim=6)
+    one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
     assert right(one, at_random(one, 4000), cases(2, "complete")).max() == 0.75
 
 
@@ -316,7 +318,8 @@ def test_one_full_rank_head_finds_the_farthest():
     example = task.prepare(rows, jax.random.key(0))
     assert example.inputs["tokens"].shape == (64, one.train.length, d)
     metric = task.metrics[0]
-    amounts, counts = metric.measure(task.answer(model.build(), params, example.inputs), example)
+    answer, _ = task.answer(model.build(), params, example.inputs)
+    amounts, counts = metric.measure(answer, example)
     unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
     assert unexplained < 3
     assert source.yardsticks()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
@@ -349,7 +352,7 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
 def test_matrices_that_learn_may_be_asked_of_a_text_too():
     planned, arms = expected("which_matrices_learn", "text,tiny")
     assert {one.task for one in arms.values()} == {"causal_lm"}
-    assert {one.model.positions for one in arms.values()} == {"relative"}
+    assert {one.model.positions.name for one in arms.values()} == {"relative"}
     named = {e[of] for e in planned.claim["expects"] for of in ("arm", "of")}
     assert named == set(arms)
 
