@@ -235,19 +235,6 @@ def test_errors_of_specs_name_field_and_value(make, message):
         make()
 
 
-def test_parameters_of_another_model_are_named():
-    model = SMALL.build()
-    params = random_params(SMALL)
-    other = random_params(dataclasses.replace(SMALL, sharing="albert"))
-    with pytest.raises(ValueError, match=r"not those of this model: weight 'layers/attention/.*"):
-        model.apply({"params": other}, TOKENS)
-    del params["final_norm"]
-    with pytest.raises(ValueError, match=r"'final_norm/.* is missing"):
-        model.apply({"params": params}, TOKENS)
-    with pytest.raises(ValueError, match=r"\{'params': params\}"):
-        model.apply(other, TOKENS)
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
