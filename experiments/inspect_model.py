@@ -142,7 +142,7 @@ def _stacks(config: ModelConfig) -> dict[str, Plan]:
 
 
 def _picture(config: ModelConfig) -> str:
-    """One row per part, one column per application: the parameter group that it uses; all count from 0."""
+    """One row per sublayer, one column per layer: its parameter group. All count from 0."""
     lines = []
     for stack, plan in _stacks(config).items():
         rows: list[tuple[str, list[Any]]] = [(stack, list(range(plan.num_layers)))]

@@ -314,7 +314,10 @@ BAD_FLAGS = {
     "no threads": (["--threads=0"], "--threads=0: 0 is not a positive integer"),
     "an unknown layout": (["--config.model.heads.layout=wid"], "'wid': did you mean 'wide'"),
     "an unknown plan": (["--config.model.sharing=albrt"], "'albrt': did you mean 'albert'"),
-    "width and heads": (["--config.model.heads.num_heads=3"], "width 16 is not divisible by num_heads 3"),
+    "width and heads": (
+        ["--config.model.heads.num_heads=3"],
+        "width 16 is not divisible by num_heads 3",
+    ),
     "a negative size": (["--config.model.width=-8"], "width must be a whole number of at least 1"),
     "no steps": (["--config.train.steps=0"], "steps must be more than 0"),
     "a missing text": (["--config.data.path=/no/such/text"], "no text at /no/such/text"),
@@ -341,7 +344,11 @@ BAD_FLAGS = {
     "no logits": (["--config.model.output.kind=none"], "model.output.kind='none' has none"),
     "the wrong task": (["--config.task=masked_lm"], "needs model.kind='encoder', not 'decoder'"),
     "an impossible match": (
-        ["--config.match.budget=flops", "--config.model.heads.layout=wide", "--config.model.heads.num_heads=8"],
+        [
+            "--config.match.budget=flops",
+            "--config.model.heads.layout=wide",
+            "--config.model.heads.num_heads=8",
+        ],
         "give the reference a larger ffn.width",
     ),
     "a stray word": (["wide"], "unexpected argument 'wide'"),

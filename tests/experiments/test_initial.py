@@ -122,7 +122,7 @@ def test_the_config_is_the_folders(tmp_path):
     config.model.update(sharing="cycle:2", dropout={"rate": 0.1}, compute={"remat": False})
     assert arm.resolve(config).model.sharing == "cycle:2"
     config.model.update(ffn={"width": 25}, norm={"position": "pre"})
-    both = r"another model than model\.ffn\.width=25 \(there 24\), model\.norm\.position='pre' \(there 'p"
+    both = r"than model\.ffn\.width=25 \(there 24\), model\.norm\.position='pre' \(there 'post'"
     with pytest.raises(ValueError, match=both):
         arm.resolve(config)
 

@@ -73,7 +73,9 @@ def test_only_the_front_is_named_and_the_legend_stays_inside():
         plotting.Point(name, look, x, y, 0.1)
         for name, look, x, y in zip("abc", looks, (1e3, 2e3, 9e3), (3.0, 3.5, 2.0), strict=True)
     ]
-    figure = plotting.scatter_with_front(points, [points[0], points[2]], [("layout", looks[0])] * 5, "x", "y")
+    figure = plotting.scatter_with_front(
+        points, [points[0], points[2]], [("layout", looks[0])] * 5, "x", "y"
+    )
     [axes], [legend] = figure.axes, figure.legends
     assert sorted(text.get_text() for text in axes.texts) == ["a", "c"]
     assert axes.get_xscale() == "log"

@@ -71,7 +71,7 @@ def test_what_is_no_ladder_is_refused():
         climbed("tiny", (1.0, 1.3))
     config = heads_and_sharing.get_config("tiny")
     config.model.layer_types = ((1, {"heads": {"layout": "wide", "head_dim": 4}}), (1, {}))
-    with pytest.raises(ValueError, match="have heads.head_dim of their own, which would stay"):
+    with pytest.raises(ValueError, match=r"have heads\.head_dim of their own, which would stay"):
         scaled(config.model, "width", 2.0)
     assert scaled(config.model, "depth", 2.0) == {"model.num_layers": 4}
     config.model.layer_types, config.model.heads.scale = (), 0.25

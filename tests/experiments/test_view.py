@@ -1,6 +1,5 @@
 """`python -m experiments.view`: of a run, of a folder, of two side by side."""
 
-import functools
 import json
 import math
 
