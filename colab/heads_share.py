@@ -42,12 +42,12 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import HeadSpec, ModelConfig, convert, init_heads, multi_head_attention, training
+from attnlab import HeadSpec, ModelConfig, convert, data, init_heads, multi_head_attention, training
 from attnlab import unique_parameters as count
 from attnlab.heads.old.cost import cache_bytes_per_token, head_parameters
 from attnlab.model.match import match
 from attnlab.pretrained import from_variables
-from attnlab.training import sources, tasks
+from attnlab.training import OBJECTIVES
 
 jax.config.update("jax_default_matmul_precision", "highest")  # a TPU rounds products otherwise
 rng = np.random.default_rng(0)
@@ -232,13 +232,13 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 sizes = dict(width=64, num_layers=2, num_heads=8, ffn_width=128, max_len=32)
 reference = ModelConfig(layout="standard", **sizes)
 bits = {}
 for layout in ("standard", "narrow", "narrow_tied"):
     config = match(ModelConfig(layout=layout, **sizes), reference, "parameters").config
-    result = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code).result
+    result = training.fit_in_memory(config.build(), OBJECTIVES["causal_lm"], settings, code).result
     bits[layout] = result.heldout["bits_per_byte"]
     told = f"{count(config):,} parameters, feed-forward {config.ffn_width} wide"
     print(f"{layout:12}{told:42}{bits[layout].mean():.3f} bits per byte,", end=" ")

@@ -42,9 +42,9 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import HeadSpec, ModelConfig, flops_per_token, training, unique_parameters
+from attnlab import HeadSpec, ModelConfig, data, flops_per_token, training, unique_parameters
 from attnlab.heads.old.cost import head_flops, head_parameters
-from attnlab.training import sources, tasks
+from attnlab.training import OBJECTIVES
 
 print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())
 
@@ -86,12 +86,12 @@ settings = training.TrainConfig(
     steps=200, batch_size=16, length=32, seeds=(0, 1), eval_every=40, log_every=40,
     eval_windows=256, curve_windows=128,
 )  # fmt: skip
-source = sources.Text().load(settings.length)
+source = data.Text().load(settings.length)
 models, runs = {}, {}
 for layout in ("standard", "wide", "narrow"):
     sizes = dict(width=32, num_layers=2, num_heads=4, ffn_width=128, max_len=32)
     models[layout] = ModelConfig(layout=layout, **sizes).build()
-    runs[layout] = training.trial(models[layout], tasks.TASKS["causal_lm"], settings, source)
+    runs[layout] = training.fit_in_memory(models[layout], OBJECTIVES["causal_lm"], settings, source)
     bits = runs[layout].result.heldout["bits_per_byte"]
     print(f"{layout:10} held out: {bits.mean():.3f} bits per byte, seeds {np.round(bits, 3)}")
 

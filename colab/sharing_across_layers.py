@@ -43,11 +43,11 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import ModelConfig, flops_per_token, pretrained, training, unique_parameters
+from attnlab import ModelConfig, data, flops_per_token, pretrained, training, unique_parameters
 from attnlab.model.accounting import model_cache_bytes
 from attnlab.model.match import match
 from attnlab.pretrained import published_config
-from attnlab.training import sources, tasks
+from attnlab.training import OBJECTIVES
 from attnlab.transforms import unshare
 
 print("jax", jax.__version__, "on", jax.default_backend())
@@ -240,7 +240,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 arms = {
     "separate": small("separate"),
     "albert": small("albert"),
@@ -249,7 +249,7 @@ arms = {
 found = {}
 print(f"{'bits per byte, held out':28}{'parameters':>11}{'FLOPs/token':>13}   mean   the 3 seeds")
 for name, config in arms.items():
-    result = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code).result
+    result = training.fit_in_memory(config.build(), OBJECTIVES["causal_lm"], settings, code).result
     bits = found[name] = result.heldout["bits_per_byte"]
     counts = f"{unique_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
     print(f"{name:28}{counts}   {bits.mean():.3f}  {np.round(bits, 3)}")

@@ -42,6 +42,7 @@ import numpy as np
 from attnlab import (
     HeadSpec,
     ModelConfig,
+    data,
     flops_per_token,
     init_heads,
     multi_head_attention,
@@ -51,7 +52,7 @@ from attnlab import (
 from attnlab.heads.old.cost import head_parameters
 from attnlab.model.alike import heads_apart, least_moved, same_heads
 from attnlab.model.match import match
-from attnlab.training import sources, tasks
+from attnlab.training import OBJECTIVES
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -97,7 +98,7 @@ assert reads == {"standard": 64, "wide": 64, "narrow": 16}
 
 # %%
 points = 8
-source = sources.Endpoints(vertices=points).load(4)
+source = data.Endpoints(vertices=points).load(4)
 settings = training.TrainConfig(
     steps=800,
     batch_size=64,
@@ -142,12 +143,13 @@ for name, (heads, head_dim, same) in arms.items():
     def watch(begun, now, config=config):
         return {"apart": heads_apart(config, now), "moved": least_moved(begun, now)}
 
-    run = training.trial(
-        model, tasks.TASKS["endpoint"], settings, source, params=start, watch=watch
+    run = training.fit_in_memory(
+        model, OBJECTIVES["endpoint"], settings, source,
+        options=training.FitOptions(params=start, measure=watch),
     )
     right[name] = run.result.heldout["accuracy"]
     curves[name] = run.curve("weights/apart")
-    apart, moved = run.result.watched["apart"].max(), run.result.watched["moved"].min()
+    apart, moved = run.result.measured["apart"].max(), run.result.measured["moved"].min()
     print(f"{name:40} right {right[name].round(0)} %", end="")
     print(f"   distance {apart:.3f}, least moved {moved:.2f}" if heads > 1 else "")
 
@@ -205,7 +207,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 
 
 def small(layout, **changes):
@@ -231,7 +233,7 @@ arms = {
 }
 print(f"{'':31}{'parameters':>11}{'FLOPs/token':>13}   bits per byte, 2 seeds")
 for name, config in arms.items():
-    run = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code)
+    run = training.fit_in_memory(config.build(), OBJECTIVES["causal_lm"], settings, code)
     bits = run.result.heldout["bits_per_byte"]
     counts = f"{unique_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
     print(f"{name:31}{counts}   {bits.mean():.3f}  {np.round(bits, 3)}")
@@ -263,7 +265,7 @@ assert abs(most - unique_parameters(wide)) < 200
 # also where nothing was learnt.
 
 # %%
-source = sources.Recall(vocab_size=32, pairs=4, heldout_rows=256).load(16)
+source = data.Recall(vocab_size=32, pairs=4, heldout_rows=256).load(16)
 config = ModelConfig(vocab_size=32, max_len=16, width=64, num_layers=2, num_heads=2, ffn_width=0)
 model = config.build()
 settings = training.TrainConfig(
@@ -277,7 +279,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=0,
 )
-run = training.trial(model, tasks.TASKS["recall"], settings, source)
+run = training.fit_in_memory(model, OBJECTIVES["recall"], settings, source)
 rows = source.heldout(0)
 tokens, values = rows["tokens"], rows["values"]
 text, asked = np.nonzero(values >= 0)  # every place where a key is asked for
@@ -337,7 +339,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # ## Exercise
 #
 # The other way round: find a task where **one full-width head beats many narrow ones** with as
-# many parameters. `sources.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
+# many parameters. `data.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
 # model must say the point farthest from it. Train one head 16 wide against 8 heads 2 wide. The
 # metric is `"unexplained"`, in percent of the variance; the point itself with a minus sign leaves
 # about 78 %.
@@ -348,7 +350,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # <details><summary>Solution (click)</summary>
 #
 # ```python
-# far = sources.Farthest(dimensions=8).load(8)
+# far = data.Farthest(dimensions=8).load(8)
 # of_points = dict(
 #     kind="encoder", vocab_size=8, pooled_classes=8, max_len=8, width=16, num_layers=1,
 #     ffn_width=0, positions="none", readout="none", pooler="each", norm_kind="rms",
@@ -361,7 +363,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # left = {}
 # for heads, wide in ((1, 16), (8, 2)):
 #     config = ModelConfig(num_heads=heads, head_dim=wide, **of_points)
-#     run = training.trial(config.build(), tasks.TASKS["regression"], settings, far)
+#     run = training.fit_in_memory(config.build(), OBJECTIVES["regression"], settings, far)
 #     left[heads] = run.result.heldout["unexplained"][0]
 #     told = f"{heads} heads, {wide} wide, {unique_parameters(config):,} parameters"
 #     print(f"{told}: {left[heads]:.1f} % unexplained")

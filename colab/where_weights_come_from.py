@@ -49,11 +49,12 @@ import optax
 from attnlab import (
     ModelConfig,
     attention_over_edges,
+    data,
     dot_product_attention,
     masks,
     training,
 )
-from attnlab.training import sources, tasks
+from attnlab.training import OBJECTIVES
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -305,7 +306,7 @@ assert np.allclose(equal, mean, atol=1e-5)
 
 # %%
 if Path("cora").is_dir():
-    source = sources.Nodes(path="cora").load(2708)
+    source = data.Nodes(path="cora").load(2708)
     on_graph = ModelConfig(
         kind="encoder", vocab_size=1433, max_len=2708, positions="none", readout="none",
         pooler="each", pooled_classes=7, width=64, num_layers=2, num_heads=8, ffn_width=64,
@@ -315,9 +316,10 @@ if Path("cora").is_dir():
         steps=100, warmup_steps=10, length=2708, batch_size=1, eval_batch_size=1, seeds=(0,),
         learning_rate=5e-3, weight_decay=0.5, eval_every=1000, eval_windows=0,
     )  # fmt: skip
-    result = training.trial(on_graph.build(), tasks.TASKS["node_class"], settings, source).result
+    node_class = OBJECTIVES["node_class"]
+    result = training.fit_in_memory(on_graph.build(), node_class, settings, source).result
     print(f"attention over citations: {result.heldout['accuracy'][0]:.1f} % of the test papers")
-    for name, value in source.yardsticks()["accuracy"].items():
+    for name, value in source.baselines()["accuracy"].items():
         print(f"{name}: {value:.1f} %")
 else:
     print("There is no folder 'cora' here: this cell is skipped.")

@@ -25,7 +25,7 @@ from attnlab.models.config import sharing_name
 from attnlab.models.cost import sublayer_parameters
 from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.plan import Plan
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
 from experiments.reporting.wording import columns
 from experiments.running import arm, launch
 
@@ -44,7 +44,7 @@ def main() -> None:
             print("\n" + read_text(path, flags.FLAGS.text))
         return
     resolved = arm.resolve(launch.config()[1])
-    task = TASKS[resolved.task].bind(resolved.data.sizes())
+    task = OBJECTIVES[resolved.task].bind(resolved.data.sizes())
     row = resolved.data.shapes(resolved.train.length)
     inputs = arm.step_inputs(task, row, resolved.train)
     print(describe(resolved.model, resolved.train.batch_size, resolved.train.length, inputs))

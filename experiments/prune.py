@@ -25,12 +25,12 @@ import numpy as np
 from absl import flags
 
 from attnlab import interpret, training
+from attnlab.data import Dataset
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
 from attnlab.names import lookup
 from attnlab.tap import Patches
+from attnlab.training.objectives import OBJECTIVES, Objective
 from attnlab.training.schedules import SCHEDULES
-from attnlab.training.sources import Source
-from attnlab.training.tasks import TASKS, Task
 from experiments.reporting.wording import columns
 from experiments.running import arm, initial, launch, machine, workdir
 
@@ -50,8 +50,8 @@ class Study(NamedTuple):
     config: ModelConfig
     params: Any
     """None: fresh ones"""
-    task: Task
-    source: Source
+    task: Objective
+    source: Dataset
     trains: training.TrainConfig
 
 
@@ -141,7 +141,7 @@ def begin(
     if frozen:
         more["frozen"] = ALL
     trains = dataclasses.replace(was, **more)
-    task = lookup(TASKS, record["task"], what="task")._replace(closing=None)
+    task = lookup(OBJECTIVES, record["task"], what="task")._replace(final_metrics=None)
     source = arm.data_of(record["data"]).load(trains.length, folder)
     return Study(found.config, None if fresh else found.params, task, source, trains)
 
@@ -197,7 +197,7 @@ def loss_on(study: Study, rows: Any) -> Callable[[Any, Any, Patches], jax.Array]
     example = jax.jit(task.prepare)(rows, jax.random.key(0))
 
     def loss(model: Any, params: Any, patch: Patches) -> jax.Array:
-        answer, _ = task.answer(model, params, example.inputs, patch=patch)
+        answer, _ = task.predict(model, params, example.inputs, patch=patch)
         each = task.loss(answer, example.targets, 0.0) * example.weights
         of_row = jnp.sum(each.reshape(len(each), -1), axis=1)
         return of_row * len(each) / jnp.maximum(jnp.sum(example.weights), 1)
@@ -231,13 +231,13 @@ def _train(
     def fresh(key: Any, inputs: Any) -> Any:
         return start(gated.model.init(key, **inputs)["params"])
 
-    done = training.trial(
+    done = training.fit_in_memory(
         gated,
         study.task,
         study.trains,
         study.source,
-        params=fresh if study.params is None else start(study.params),
         optimizer=made._replace(transform=transform),
+        options=training.FitOptions(params=fresh if study.params is None else start(study.params)),
     )
     return done.params()
 

@@ -26,12 +26,12 @@ from attnlab import (
     plan_names,
 )
 from attnlab.attention.jax_nn import assume_device
+from attnlab.data import DataSizes
 from attnlab.heads.old.orders import contraction_orders
 from attnlab.model import decode
 from attnlab.training import TrainConfig, make_optimizer
-from attnlab.training.sources import Sizes
-from attnlab.training.step import init_state, over_seeds, train_step
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.step import init_state, map_over_seeds, train_step
 
 DEVICES = {
     "hopper": ("cuda", "gpu", 9.0),
@@ -225,14 +225,14 @@ def test_a_training_step_lowers(plan, kind, device, seen_from):
     """Of two seeds side by side, as on an accelerator."""
     platform, (changes, task) = seen_from(device), KINDS[kind]
     model = dataclasses.replace(MODEL, plan=plan, **changes).build()
-    task = TASKS[task].bind(Sizes(19, 12))
+    task = OBJECTIVES[task].bind(DataSizes(19, 12))
     transform = make_optimizer(TrainConfig()).transform
     batch = {"tokens": shape(4, 13, dtype="int32")}
 
     def run(batch, seeds):
         first = functools.partial(init_state, model, task, transform, batch)
         step = lambda state, seed: train_step(model, task, transform, state, batch, seed)
-        return over_seeds(step)(over_seeds(first)(seeds), seeds)
+        return map_over_seeds(step)(map_over_seeds(first)(seeds), seeds)
 
     lowered(platform, run, batch, shape(2, dtype="int32"))
 

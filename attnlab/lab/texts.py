@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab.data.text import SKIPPED_FOLDERS, Corpus
 from attnlab.names import find
-from attnlab.training.sources.text import SKIPPED_FOLDERS, Corpus
 
 Parts = tuple[bytes, bytes, bytes]
 """Training, validation, held out."""

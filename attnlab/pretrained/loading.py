@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
@@ -22,7 +23,6 @@ from attnlab.pretrained.fields import Source
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
-from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding

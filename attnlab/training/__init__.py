@@ -19,5 +19,3 @@ __all__ = [
     "fit_in_memory", "frozen_mask", "init_state", "make_optimizer", "map_over_seeds", "objectives",
     "sharding", "train_step",
 ]  # fmt: skip
-
-from attnlab.training import old_names  # noqa: E402, F401  (temporary)

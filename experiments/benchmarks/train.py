@@ -16,7 +16,7 @@ import numpy as np
 from attnlab import training
 from attnlab.model.accounting import flops_per_token
 from attnlab.model.config import ModelConfig
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
 from experiments.benchmarks.attention import reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 from experiments.benchmarks.peers import decoders
@@ -84,7 +84,7 @@ def _tokens(config: ModelConfig, trains: training.TrainConfig, *first: int) -> n
 
 def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    task, tokens = TASKS["causal_lm"], _tokens(config, trains, count)
+    task, tokens = OBJECTIVES["causal_lm"], _tokens(config, trains, count)
     start = lambda seed: training.init_state(model, task, optimizer, {"tokens": tokens[0]}, seed)
     states = jax.jit(jax.vmap(start))(jnp.arange(count))
 
@@ -93,7 +93,7 @@ def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int
         state = training.train_step(model, task, optimizer, state, {"tokens": tokens}, seed)
         return state, state.window_loss
 
-    together = training.over_seeds(step)
+    together = training.map_over_seeds(step)
     seeds = jnp.arange(count)
     many = _jax_entry(f"{count} seeds in one program", together, states, tokens, seeds)
     first = jax.tree.map(lambda a: a[0], states)
@@ -113,7 +113,7 @@ def _step_entries(
     config: ModelConfig, trains: training.TrainConfig, linen: Sequence[str], lenient: bool
 ) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    tokens, task = _tokens(config, trains), TASKS["causal_lm"]
+    tokens, task = _tokens(config, trains), OBJECTIVES["causal_lm"]
     batch = {"tokens": tokens}
     state = jax.jit(lambda: training.init_state(model, task, optimizer, batch, 0))()
     parameters = {"attnlab": _count(state.params)}

@@ -24,19 +24,19 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from attnlab import models
+from attnlab.data import DATASETS, Text
 from attnlab.heads import LAYOUTS
 from attnlab.models import ModelConfig
 from attnlab.names import lookup
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing.named_plans import PLANS, plan_name, plan_names
 from attnlab.training.config import TrainConfig
-from attnlab.training.sources import SOURCES, Text
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
 
 MODELS = [
     name for name in PUBLISHED | TRANSFORMERS if published_config(name).embedding.images is None
 ]
-"""Published models that read text: no row of `SOURCES` has images."""
+"""Published models that read text: no row of `DATASETS` has images."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -47,7 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def other_data(
     arg: str, task: str, source: str, values: dict[str, Any], variants: dict[str, Any]
 ) -> ConfigDict:
-    """The config of another task and row of `SOURCES`: the base with `values` (field -> value),
+    """The config of another task and row of `DATASETS`: the base with `values` (field -> value),
     then the words of `arg`, those of `variants` among them."""
     config = _base()
     config.task = task
@@ -61,7 +61,7 @@ def words(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
     rows = {
         "a layout": LAYOUTS,
         "a plan": plan_names("COUNT"),
-        "data": SOURCES,
+        "data": DATASETS,
         "a published model": MODELS,
     }
     told = {kind: ", ".join(names) for kind, names in rows.items()}
@@ -114,8 +114,8 @@ def fields(example: Any) -> dict[str, Any]:
 
 
 def set_source(config: ConfigDict, name: str, **values: Any) -> None:
-    """Another row of `SOURCES`, all its fields with their defaults or `values`."""
-    config.data = ConfigDict({"source": name, **fields(SOURCES[name](**values))})
+    """Another row of `DATASETS`, all its fields with their defaults or `values`."""
+    config.data = ConfigDict({"source": name, **fields(DATASETS[name](**values))})
 
 
 def model_fields(model: ModelConfig) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def model_fields(model: ModelConfig) -> dict[str, Any]:
 def set_model(config: ConfigDict, model: ModelConfig) -> None:
     """Every field of `model`, and the first task for its kind."""
     config.model = ConfigDict(model_fields(model))
-    config.task = next(name for name, task in TASKS.items() if model.kind in task.kinds)
+    config.task = next(name for name, task in OBJECTIVES.items() if model.kind in task.model_kinds)
 
 
 def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -> None:
@@ -144,10 +144,10 @@ def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -
         set_model(config, published_config(word))
     elif word.partition(":")[0] in PLANS or word[:1].isdigit():
         config.model.sharing = word
-    elif word in SOURCES:
+    elif word in DATASETS:
         set_source(config, word)
     else:
-        known = dict.fromkeys([*LAYOUTS, *PLANS, *SOURCES, *MODELS])
+        known = dict.fromkeys([*LAYOUTS, *PLANS, *DATASETS, *MODELS])
         for path, value in lookup(variants | known, word, what="word").items():
             config.update_from_flattened_dict({path: value})
 

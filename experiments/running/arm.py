@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import models, training
+from attnlab.data import DATASETS, Batch, DataConfig, Dataset, DataSizes
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
 from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
 from attnlab.names import lookup
 from attnlab.sharing.named_plans import plan_name
-from attnlab.training import shard
+from attnlab.training import sharding
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
+from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.schedules import fork_step
-from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
-from attnlab.training.tasks import TASKS, Task, abstract_inputs
 from experiments.running import initial, launch, machine, maps, workdir, writing
 from experiments.running.longer import go_on
 
@@ -35,7 +35,7 @@ class Arm(NamedTuple):
     task: str
     model: ModelConfig
     train: training.TrainConfig
-    data: Data
+    data: DataConfig
     match: str
     """The budget that is equal to a reference's, or ""."""
     ratio: float | None
@@ -49,14 +49,14 @@ class Arm(NamedTuple):
 
 def resolve(config: Any) -> Arm:
     """A config of `experiments/configs` -> Arm. Raises ValueError, saying what to change."""
-    task = lookup(TASKS, config.task, what="task")
+    task = lookup(OBJECTIVES, config.task, what="task")
     trains = training.TrainConfig(**{**config.train, "seeds": tuple(config.train.seeds)})
     model, data = model_of(config.model), data_of(config.data)
-    if model.kind not in task.kinds:
-        kinds = " or ".join(map(repr, task.kinds))
+    if model.kind not in task.model_kinds:
+        kinds = " or ".join(map(repr, task.model_kinds))
         raise ValueError(f"task {config.task!r} needs model.kind={kinds}, not {model.kind!r}")
     sizes = data.sizes()
-    NEEDS[task.reads](config.task, task, model, sizes)
+    NEEDS[task.output](config.task, task, model, sizes)
     _check_lengths(task.bind(sizes), data.shapes(trains.length), model)
     budget, _, ratio = config.match.budget.partition(":")
     if budget == "seconds" and not ratio:
@@ -70,9 +70,9 @@ def resolve(config: Any) -> Arm:
     if config.start:
         initial.check(model, config.start, trains.seeds)
     if trains.frozen:
-        inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
+        inputs = input_shapes(task.bind(sizes), data.shapes(trains.length))
         made = lambda: model.build().init(jax.random.key(0), **_zeros(inputs))["params"]
-        training.frozen(trains.frozen, jax.eval_shape(made))
+        training.frozen_mask(trains.frozen, jax.eval_shape(made))
     same = initial.Same(**config.same)
     if initial.fresh(model, same) and config.start:
         raise ValueError(f"same.* is of fresh weights; leave it out, or start={config.start!r}")
@@ -89,8 +89,8 @@ def resolve(config: Any) -> Arm:
     )
 
 
-def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
-    inputs = abstract_inputs(task, rows)
+def _check_lengths(task: Objective, rows: Batch, model: ModelConfig) -> None:
+    inputs = input_shapes(task, rows)
     for name in (name for name in maps.TEXTS if name in inputs):
         if (length := inputs[name].shape[1]) > model.max_len:
             raise ValueError(
@@ -113,10 +113,10 @@ def model_of(fields: Any) -> ModelConfig:
     return models.from_dict(fields.to_dict())
 
 
-def data_of(fields: Any) -> Data:
-    """`config.data` -> the row of `SOURCES` with its fields."""
+def data_of(fields: Any) -> DataConfig:
+    """`config.data` -> the row of `DATASETS` with its fields."""
     given = dict(fields)
-    row = lookup(SOURCES, given.pop("source"), what="source")
+    row = lookup(DATASETS, given.pop("source"), what="source")
     known = [field.name for field in dataclasses.fields(row)]  # type: ignore[arg-type]
     if set(given) != set(known):
         raise ValueError(
@@ -126,8 +126,8 @@ def data_of(fields: Any) -> Data:
     return row(**given)
 
 
-def _needs_logits(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> None:
-    most = sizes.vocab_size + len(task.symbols)
+def _needs_logits(name: str, task: Objective, model: ModelConfig, sizes: DataSizes) -> None:
+    most = sizes.vocab_size + len(task.special_tokens)
     if model.vocab_size < most:
         raise ValueError(
             f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
@@ -139,8 +139,8 @@ def _needs_logits(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> No
         )
 
 
-def _needs_classes(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> None:
-    most = sizes.vocab_size + len(task.symbols)
+def _needs_classes(name: str, task: Objective, model: ModelConfig, sizes: DataSizes) -> None:
+    most = sizes.vocab_size + len(task.special_tokens)
     if model.vocab_size < most:
         raise ValueError(
             f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
@@ -163,7 +163,7 @@ def run(
 
     `model_parallel` devices compute one model together, each its own heads and hidden units; with
     `cut_state` the devices of a data axis share weights and optimizer out between them
-    (`training.shard`). Neither changes more than last bits, and a run may go on under others.
+    (`training.sharding`). Neither changes more than last bits, and a run may go on under others.
 
     Raises ValueError before any work for bad input and where another process owns the folder,
     training.Stopped after a signal. A loss that is not finite ends the arm with status "diverged"
@@ -181,15 +181,15 @@ def _run(
     sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
     if arm.train.accumulate > 1:
         sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
-    mesh = shard.data_mesh(model_parallel=model_parallel, **sizes)
+    mesh = sharding.data_mesh(model_parallel=model_parallel, **sizes)
     source = arm.data.load(arm.train.length, folder)
-    task = TASKS[arm.task].bind(source.sizes)
+    task = OBJECTIVES[arm.task].bind(source.sizes)
     # Rows that are scored may be longer than those that are learnt from.
     for rows in filter(None, (source.heldout, source.validation)):
         _check_lengths(task, rows(1), arm.model)
     stored = initial.start(arm.start, arm.train.seeds) if arm.start else None
     changed, longer = _claim(arm, config, folder, source, stored)
-    shard.wait_for_all("workdir")
+    sharding.wait_for_all("workdir")
     done = folder / workdir.RESULT
     if done.exists():
         return workdir.read_json(done)
@@ -219,12 +219,14 @@ def _run(
             training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
             arm.train,
             source,
-            mesh=mesh,
             recorder=recorder,
             checkpoints=checkpoints,
-            params=params,
-            cut=shard.Cut(models.shard_axes(arm.model), cut_state),
-            watch=functools.partial(_watch, arm.model) if arm.watch else None,
+            options=training.FitOptions(
+                mesh=mesh,
+                sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+                params=params,
+                measure=functools.partial(_watch, arm.model) if arm.watch else None,
+            ),
         )
         try:
             fitted = fit()
@@ -239,12 +241,12 @@ def _run(
                 recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
         if writes:
             workdir.write_json(done, result)
-        shard.wait_for_all("result")
+        sharding.wait_for_all("result")
         return result
 
 
 def _claim(
-    arm: Arm, config: Any, folder: Path, source: Source, stored: initial.Start | None
+    arm: Arm, config: Any, folder: Path, source: Dataset, stored: initial.Start | None
 ) -> tuple[list[str], str]:
     """Makes the folder this run's: what differs in the environment since it began, and what to say
     where it goes on for more steps."""
@@ -267,13 +269,13 @@ def _claim(
 
 
 def _described(
-    arm: Arm, name: str, task: Task, source: Source, shapes: dict[str, Any]
+    arm: Arm, name: str, task: Objective, source: Dataset, shapes: dict[str, Any]
 ) -> dict[str, Any]:
     """What result.json holds before any training."""
     model, trains = arm.model, arm.train
     return {
         "name": name,
-        "asks": task.asks,
+        "asks": task.description,
         "metrics": [metric.describe() for metric in task.metrics],
         "layout": model.heads.name,
         "plan": model.sharing if isinstance(model.sharing, str) else plan_name(model.sharing),
@@ -289,7 +291,7 @@ def _described(
         "uses": models.parameters_by_uses(model),
         "cache_bytes_per_token": models.cache_bytes_per_token(model),
         "flops_per_token": models.flops_per_token(model, trains.length),
-        "yardsticks": source.yardsticks(),
+        "yardsticks": source.baselines(),
         "curves": "held-out" if source.validation is None else "validation",
         "attention": attention_reports(model, shapes, training=True),
     }
@@ -308,7 +310,9 @@ def attention_reports(
     return found
 
 
-def _started(arm: Arm, stored: initial.Start, task: Task, source: Source) -> tuple[list[Any], str]:
+def _started(
+    arm: Arm, stored: initial.Start, task: Objective, source: Dataset
+) -> tuple[list[Any], str]:
     """The weights of each seed, and in words where they come from."""
     inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
     params, told = initial.begin(stored, arm.model, inputs["tokens"])
@@ -317,20 +321,20 @@ def _started(arm: Arm, stored: initial.Start, task: Task, source: Source) -> tup
     return params, told
 
 
-def _scores(fitted: training.Result) -> dict[str, Any]:
+def _scores(fitted: training.FitResult) -> dict[str, Any]:
     """What result.json holds of a training that came to its end."""
     return {
         "status": COMPLETE,
         **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
         **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
-        **{f"weights_{name}": v.tolist() for name, v in fitted.watched.items()},
+        **{f"weights_{name}": v.tolist() for name, v in fitted.measured.items()},
         "tokens_per_second": fitted.tokens_per_second,
         "wall_seconds": fitted.wall_seconds,
     }
 
 
 def _looked_at(
-    arm: Arm, task: Task, source: Source, fitted: Any, shapes: Any, params: Any
+    arm: Arm, task: Objective, source: Dataset, fitted: Any, shapes: Any, params: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Maps and statistics of the heads, and a text that the model writes, of the first seed;
     nothing where there are none. `params` are what `fit` began with."""
@@ -346,7 +350,7 @@ def _looked_at(
     if tokens.shape[1] <= maps.LONGEST and _of_one_number(arm.model):
         seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
     if arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
-        last = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
+        last = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
         told = writing.sample(arm.model, last, source, rows[0], seed)
     return seen, told
 
@@ -365,11 +369,11 @@ def _watch(model: ModelConfig, begun: Any, params: Any) -> dict[str, jax.Array]:
     return {"heads_apart": models.head_distance(model, params), "least_moved": moved}
 
 
-def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str, Any]:
+def step_inputs(task: Objective, row: Any, trains: training.TrainConfig) -> dict[str, Any]:
     """Shapes of what the model is called on in a training step; `row` are those of one row."""
     count = trains.batch_size // trains.accumulate
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), row)
-    return abstract_inputs(task, batch)
+    return input_shapes(task, batch)
 
 
 def _about(config: Any) -> str:

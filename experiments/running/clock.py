@@ -24,10 +24,10 @@ from ml_collections import ConfigDict
 
 from attnlab import training
 from attnlab.models import ModelConfig, match_budget, matrix_axes, with_layout
-from attnlab.training import shard
-from attnlab.training.fit import host_batch, step_all
+from attnlab.training import sharding
+from attnlab.training.fit import TrainStep, host_batch
+from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import init_state
-from attnlab.training.tasks import TASKS
 from experiments.running import arm, jobs, launch, machine, workdir
 
 SECONDS = "seconds"
@@ -211,23 +211,22 @@ def step(made: arm.Arm, source: Any) -> Callable[[], float]:
     trains = made.train
     if jax.default_backend() == "cpu":
         trains = dataclasses.replace(trains, seeds=trains.seeds[:1])
-    mesh = shard.data_mesh(batch_size=trains.batch_size)
-    task, model = TASKS[made.task].bind(source.sizes), made.model.build()
-    transform = training.make_optimizer(trains, matrix_axes(made.model)).transform
-    seeds = shard.replicate(mesh, np.array(trains.seeds, np.uint32))
-    start = lambda seed: init_state(model, task, transform, source.shapes(), seed)
-    state = shard.replicate(mesh, jax.jit(jax.vmap(start))(seeds))
-    resident, batch = shard.replicate(mesh, source.resident), host_batch(source, trains, mesh, 1)
-
-    def one(state: Any, batch: Any, seeds: Any, resident: Any) -> Any:
-        return step_all(model, task, transform, trains, source, mesh, state, batch, seeds, resident)
-
-    compiled = jax.jit(one, donate_argnums=0).lower(state, batch, seeds, resident).compile()
+    mesh = sharding.data_mesh(batch_size=trains.batch_size)
+    task, model = OBJECTIVES[made.task].bind(source.sizes), made.model.build()
+    optimizer = training.make_optimizer(trains, matrix_axes(made.model))
+    seeds = sharding.replicate(mesh, np.array(trains.seeds, np.uint32))
+    start = lambda seed: init_state(model, task, optimizer.transform, source.shapes(), seed)
+    state = sharding.replicate(mesh, jax.jit(jax.vmap(start))(seeds))
+    arrays = sharding.replicate(mesh, source.device_arrays)
+    batch = host_batch(source, trains, mesh, 1)
+    step_of_seeds = TrainStep(model, task, optimizer, trains, source, mesh)
+    jitted = jax.jit(step_of_seeds, donate_argnums=0)
+    compiled = jitted.lower(state, batch, seeds, arrays).compile()
 
     def run() -> float:
         nonlocal state
         began = time.perf_counter()
-        state = jax.block_until_ready(compiled(state, batch, seeds, resident))
+        state = jax.block_until_ready(compiled(state, batch, seeds, arrays))
         return time.perf_counter() - began
 
     run()

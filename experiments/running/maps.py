@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from attnlab.data import Dataset
 from attnlab.interpret.statistics import head_statistics
 from attnlab.models import ModelConfig
-from attnlab.training import shard
-from attnlab.training.sources import Source
-from attnlab.training.tasks import Task, written
-from attnlab.training.tasks.task import Example
+from attnlab.training import sharding
+from attnlab.training.objectives import Objective, decode_tokens
+from attnlab.training.objectives.objective import Example
 
 FILE = "maps.npz"
 LONGEST = 512
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     """Its texts -> where each ends: what stands behind is filling."""
 
 
-def shown_rows(task: Task, source: Source) -> list[Row]:
+def shown_rows(task: Objective, source: Dataset) -> list[Row]:
     """Up to `ROWS` of the rows that are held out, evenly spaced; the one to be looked at first: of
     those that are no shorter than the one in the middle that which begins with most letters in
     words, where they are words at all, not the indentation of a program."""
@@ -55,7 +55,7 @@ def shown_rows(task: Task, source: Source) -> list[Row]:
     return [found[first], *found[:first], *found[first + 1 :]]
 
 
-def shown_row(task: Task, source: Source) -> Row:
+def shown_row(task: Objective, source: Dataset) -> Row:
     """The row that is looked at."""
     return shown_rows(task, source)[0]
 
@@ -71,22 +71,22 @@ def _ends(example: Example) -> dict[str, int]:
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
 
 
-def _letters(row: Row, source: Source) -> int:
+def _letters(row: Row, source: Dataset) -> int:
     """In words of two letters or more among the first `WORDS` tokens; 0 of features."""
     name = "source" if "source" in row.ends else "tokens"
     tokens = np.asarray(row.example.inputs[name][0])[: min(row.ends.get(name, 0), WORDS)]
     if not np.issubdtype(tokens.dtype, np.integer):
         return 0
-    text = source.write([t for t in tokens.tolist() if t < source.sizes.vocab_size])
+    text = source.decode([t for t in tokens.tolist() if t < source.sizes.vocab_size])
     text = re.sub(r"\\(x..|.)", " ", text)  # line ends and other escapes
     return sum(map(len, re.findall(r"[^\W\d_]{2,}", text)))
 
 
 def of_fitted(
     config: ModelConfig,
-    task: Task,
+    task: Objective,
     fitted: Any,
-    source: Source,
+    source: Dataset,
     rows: Sequence[Row],
     seed: int,
     begun: Callable[[dict[str, Any]], Any],
@@ -102,7 +102,7 @@ def of_fitted(
     rows, of the trained weights and of `begun` (inputs -> weights before any training).
     """
     example, ends = rows[0]
-    params = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
+    params = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
     attention = dataclasses.replace(config.attention, implementation="dense")
     model = dataclasses.replace(config, attention=attention).build()
@@ -134,7 +134,7 @@ def of_fitted(
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
     plan = config.plan
     part = "cross" if "source" in example.inputs and "cross" in plan else "attention"
-    piece = lambda token: written(task, source, [token])
+    piece = lambda token: decode_tokens(task, source, [token])
     known, before = mean(params), mean(begun(example.inputs))
     statistics = {
         "names": np.array(list(known), str),
@@ -145,7 +145,7 @@ def of_fitted(
     return {
         "probs": np.asarray(probs, np.float16),
         **{name: np.asarray(a, np.int32) for name, a in texts.items()},
-        **{f"written_{name}": written(task, source, a.tolist()) for name, a in texts.items()},
+        **{f"written_{name}": decode_tokens(task, source, a.tolist()) for name, a in texts.items()},
         **{f"pieces_{n}": np.array([piece(t) for t in a.tolist()]) for n, a in texts.items()},
         "sets": np.array(plan.distinct_parameters(part)),
         "step": np.array(fitted.step),

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained
+from attnlab.data import Dataset
+from attnlab.data.tokenizer import FILE, make_tokenizer
 from attnlab.interpret import AblationMetric
 from attnlab.models import ModelConfig
 from attnlab.names import lookup
-from attnlab.tokenizer import FILE, make_tokenizer
-from attnlab.training.sources import Source
-from attnlab.training.tasks import TASKS, Task, written
-from attnlab.training.tasks.task import Example, cross_entropy
+from attnlab.training.objectives import OBJECTIVES, Objective, decode_tokens
+from attnlab.training.objectives.objective import Example, cross_entropy
 from experiments.running import arm, initial, maps, workdir
 
 LONGEST = 1024
@@ -80,7 +80,7 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     found = initial.of_run(folder, seed)
     record = workdir.read_json(folder / workdir.CONFIG)["config"]
     seed = record["train"]["seeds"][0] if seed is None else seed
-    task = lookup(TASKS, record["task"], what="task")
+    task = lookup(OBJECTIVES, record["task"], what="task")
 
     def fresh(inputs: dict[str, Any]) -> Any:
         if record["start"]:
@@ -116,14 +116,14 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
             raise ValueError(f"{folder} has lost its {FILE}; give --tokens=1,2,3")
         size = data.sizes().vocab_size
         encode = lambda text: tokenizer().encode([text])[0].tokens.tolist()
-        symbols = task.symbols
+        symbols = task.special_tokens
         piece = lambda t: symbols[t - size] if t >= size else tokenizer().piece(t)
         starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
         return _read(found.config, asked, encode, piece, starts)
 
     ends: tuple[int, ...] = ()
-    if "<end>" in task.symbols:
-        ends = (data.sizes().vocab_size + task.symbols.index("<end>"),)
+    if "<end>" in task.special_tokens:
+        ends = (data.sizes().vocab_size + task.special_tokens.index("<end>"),)
 
     def split(text: str) -> tuple[np.ndarray, np.ndarray]:
         if not name or not kept:
@@ -180,8 +180,8 @@ def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
     return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
 
 
-def _write(task: Task, source: Source, token: int) -> str:
-    return written(task, source, [token])
+def _write(task: Objective, source: Dataset, token: int) -> str:
+    return decode_tokens(task, source, [token])
 
 
 def _read(
@@ -247,7 +247,7 @@ def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
             )
 
 
-def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
+def _heldout(config: ModelConfig, task: Objective, source: Dataset) -> Read:
     """The row in the middle of those that are held out, and what the task makes of it."""
     example, ends = maps.shown_row(task, source)
     inputs = example.inputs
@@ -263,12 +263,12 @@ def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
     return Read(inputs, {name: write(name) for name in ends}, metric)
 
 
-def _metric(task: Task, example: Example, model: Any) -> AblationMetric:
+def _metric(task: Objective, example: Example, model: Any) -> AblationMetric:
     """What the task says of the answer, the mean over its targets."""
     unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
 
     def loss(params: Any, patch: Any) -> jax.Array:
-        answer, _ = task.answer(model, params, example.inputs, patch=patch)
+        answer, _ = task.predict(model, params, example.inputs, patch=patch)
         losses = task.loss(answer, example.targets) * example.weights
         return jnp.sum(losses) / jnp.sum(example.weights) / divisor
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attnlab.data import Dataset
 from attnlab.models import ModelConfig, Sampling, generate
-from attnlab.training.sources import Source
 from experiments.running.maps import Row
 
 TASK = "causal_lm"
@@ -17,7 +17,9 @@ PROMPT, LENGTH = 32, 160
 TEMPERATURE = 0.8
 
 
-def sample(config: ModelConfig, params: Any, source: Source, row: Row, seed: int) -> dict[str, Any]:
+def sample(
+    config: ModelConfig, params: Any, source: Dataset, row: Row, seed: int
+) -> dict[str, Any]:
     """The beginning of `row` and what the model makes of it, drawn with key 0.
 
     Where the model's longest text is full it goes on from the last tokens alone, as many as the
@@ -38,7 +40,7 @@ def sample(config: ModelConfig, params: Any, source: Source, row: Row, seed: int
         )
         text = np.concatenate([text, np.asarray(more)], axis=1)
     # A vocabulary may be larger than what the source can write.
-    told = lambda tokens: source.write([t for t in tokens if t < source.sizes.vocab_size])
+    told = lambda tokens: source.decode([t for t in tokens if t < source.sizes.vocab_size])
     return {
         "prompt": told(prompt[0].tolist()),
         "written": told(text[0, size : size + LENGTH].tolist()),

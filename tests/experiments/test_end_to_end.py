@@ -17,7 +17,7 @@ import pytest
 from commands import command, user_environment
 from conftest import ROOT, deep
 
-from attnlab.training.sources import Text
+from attnlab.data import Text
 from experiments import report
 from experiments.configs import byte_lm, token_lm
 from experiments.running import arm, launch, lock

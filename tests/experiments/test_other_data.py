@@ -10,7 +10,7 @@ import pytest
 import small_data
 
 from attnlab import training
-from attnlab.training import sources
+from attnlab.data import DATASETS
 from attnlab.training.metrics import Recorder
 from experiments import report, sweep
 from experiments.configs import recall
@@ -46,7 +46,7 @@ def tiny(name, folder):
 
 
 def test_every_row_has_a_config():
-    assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
+    assert {*CONFIGS.values(), "text"} == set(DATASETS)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT, command
 from written_arms import write_arm, write_sweep, written
 
-from attnlab.training.sources import Text
+from attnlab.data import Text
 from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import findings, rates, results

@@ -11,13 +11,13 @@ from conftest import assert_close
 from written_arms import Page, write_arm, written
 
 from attnlab import ModelConfig
-from attnlab.training.sources.source import BYTES
-from attnlab.training.sources.text import write_bytes
-from attnlab.training.tasks import TASKS
+from attnlab.data.dataset import BYTES
+from attnlab.data.text import decode_bytes
+from attnlab.training.objectives import OBJECTIVES
 from experiments.reporting import figures, heads
 from experiments.running import maps, writing
 
-TASK = TASKS["causal_lm"].bind(BYTES)
+TASK = OBJECTIVES["causal_lm"].bind(BYTES)
 ROWS = [
     rb"        if x:".ljust(24) + b"\n",
     b"the words of a sentence, ",
@@ -29,7 +29,7 @@ ROWS = [
 def source_of(rows):
     tokens = np.stack([np.frombuffer(row, np.uint8) for row in rows]).astype(np.int32)
     held = {"tokens": tokens, "valid": np.ones_like(tokens[:, 1:], bool)}
-    return types.SimpleNamespace(heldout=lambda n: held, write=write_bytes, sizes=BYTES)
+    return types.SimpleNamespace(heldout=lambda n: held, decode=decode_bytes, sizes=BYTES)
 
 
 def test_the_row_with_words_is_looked_at():

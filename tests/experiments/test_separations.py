@@ -12,12 +12,13 @@ import small_data
 from conftest import ROOT, assert_close
 from ml_collections import ConfigDict
 
+from attnlab import data
+from attnlab.data.endpoints import examples
 from attnlab.heads import score_scale
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
-from attnlab.training import TrainConfig, init_state, make_optimizer, sources, train_step
-from attnlab.training.sources.endpoints import cases
-from attnlab.training.tasks import TASKS
+from attnlab.training import TrainConfig, init_state, make_optimizer, train_step
+from attnlab.training.objectives import OBJECTIVES
 from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import claims
@@ -104,11 +105,11 @@ def test_reviews_are_asked_of_the_arms_that_are_compared():
 
 def test_every_case_of_a_small_graph():
     """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
-    rows = cases(2, "complete")
+    rows = examples(2, "complete")
     assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
     assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
-    assert len(cases(5, "complete")["tokens"]) == 2 * 5 * 4
-    arcs = cases(5, "acyclic")["tokens"][:, :2]
+    assert len(examples(5, "complete")["tokens"]) == 2 * 5 * 4
+    arcs = examples(5, "acyclic")["tokens"][:, :2]
     assert len(arcs) == 5 * 4
     assert (arcs[:, 0] < arcs[:, 1]).all()
 
@@ -123,11 +124,11 @@ def test_every_case_of_a_small_graph():
 )
 def test_impossible_endpoints(fields, length, message):
     with pytest.raises(ValueError, match=message):
-        sources.Endpoints(**fields).load(length)
+        data.Endpoints(**fields).load(length)
 
 
 def right(config, params, rows):
-    """Share of the cases that have the largest logit; params [models, ...]."""
+    """Share of the examples that have the largest logit; params [models, ...]."""
     model, tokens = config.build(), jnp.asarray(rows["tokens"])
     logits = jax.vmap(lambda p: model.apply({"params": p}, tokens).logits[:, -1])(params)
     return np.mean(np.argmax(logits, axis=-1) == rows["values"][:, -1], axis=1)
@@ -142,12 +143,12 @@ def at_random(config, count):
 
 
 def test_one_head_keeps_the_bound_whatever_its_weights():
-    """None of 4,000 random models is right in more than 3 of the 4 cases of a pair, some in 3."""
+    """None of 4,000 random models is right in more than 3 of the 4 examples of a pair."""
     _, arms = expected("two_heads_beat_one", "tiny")
     one = arms["one head"].model
     heads = dataclasses.replace(one.heads, head_dim=6)
     one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
-    assert right(one, at_random(one, 4000), cases(2, "complete")).max() == 0.75
+    assert right(one, at_random(one, 4000), examples(2, "complete")).max() == 0.75
 
 
 def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
@@ -155,7 +156,7 @@ def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
     # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
     _, arms = expected("two_heads_beat_one", "tiny")
     one = arms["one head"].model
-    rows = jnp.asarray(cases(4, "complete")["tokens"])
+    rows = jnp.asarray(examples(4, "complete")["tokens"])
 
     def apart(model):
         params = jax.tree.map(lambda a: jnp.asarray(a[0] / 4), at_random(model, 1))
@@ -193,7 +194,7 @@ def test_two_narrow_heads_are_right_in_every_case():
         layer["k"][place, head], layer["k"][other, head] = large, 2 * large
         layer["v"][:n, head] = layer["o"][head, :, :n] = large * np.eye(n)
     params["layers"]["attention"] = jax.tree.map(lambda a: a[None], layer)
-    found = right(model, jax.tree.map(lambda a: a[None], params), cases(n, "complete"))
+    found = right(model, jax.tree.map(lambda a: a[None], params), examples(n, "complete"))
     assert found.tolist() == [1.0]
 
 
@@ -216,16 +217,16 @@ def test_heads_that_cannot_be_the_same(fields, message):
 
 
 def trained(model, same, steps=12):
-    """Weights at the start and after some steps of Adam on the cases of a small graph."""
+    """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
     adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
     config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
-    source = sources.Endpoints(vertices=4).load(4)
-    task, transform = TASKS["endpoint"].bind(source.sizes), make_optimizer(config).transform
+    source = data.Endpoints(vertices=4).load(4)
+    task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
     make = initial.fresh(model, same)
     state = init_state(model.build(), task, transform, source.shapes(), 0, make)
     begun = state.params
-    batch = jax.tree.map(jnp.asarray, cases(4, "complete"))
+    batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
     step = jax.jit(lambda state: train_step(model.build(), task, transform, state, batch, 0))
     for _ in range(steps):
         state = step(state)
@@ -253,7 +254,7 @@ def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
 
 def test_the_farthest_point_by_numpy():
     """Of every point another one, at the largest distance, all of length 1."""
-    rows = sources.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
+    rows = data.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
     x, y = rows["features"], rows["answers"]
     assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
     far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
@@ -262,16 +263,16 @@ def test_the_farthest_point_by_numpy():
             other = np.argmax(far[row, point])
             assert other != point
             assert np.array_equal(y[row, point], x[row, other])
-    assert rows["asked"].all()
+    assert rows["scored"].all()
 
 
 def test_sums_of_maxima_by_numpy():
     """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
-    data = sources.Maxima(dimensions=3, directions=2, heldout_rows=4000)
-    rows = data.load(6).heldout(0)
+    config = data.Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    rows = config.load(6).heldout(0)
     x, answers = rows["features"], rows["answers"][:, -1, 0]
-    assert (x[..., 3:] == np.where(rows["asked"][..., None], [0, 1], [1, 0])).all()
-    assert (rows["asked"] == (np.arange(6) == 5)).all()
+    assert (x[..., 3:] == np.where(rows["scored"][..., None], [0, 1], [1, 0])).all()
+    assert (rows["scored"] == (np.arange(6) == 5)).all()
     assert abs(answers.mean()) < 0.06
     assert abs(answers.std() - 1) < 0.06
     # The directions are orthonormal and the same for all rows: found again from rows alone.
@@ -285,11 +286,11 @@ def test_sums_of_maxima_by_numpy():
 @pytest.mark.parametrize(
     ("make", "length", "message"),
     [
-        (lambda: sources.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
-        (sources.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
-        (lambda: sources.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (sources.Maxima, 2, "train.length 2 leaves no 2 vectors"),
-        (lambda: sources.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
+        (lambda: data.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
+        (data.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
+        (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (data.Maxima, 2, "train.length 2 leaves no 2 vectors"),
+        (lambda: data.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
     ],
 )
 def test_impossible_vectors(make, length, message):
@@ -314,15 +315,15 @@ def test_one_full_rank_head_finds_the_farthest():
     layer["q"][0, :, 0], layer["k"][0, :, 0] = np.eye(d), -large * np.eye(d)
     layer["v"][0, :, 0], layer["o"][0, 0] = np.eye(d), large * np.eye(d)
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
-    task = TASKS["regression"]
+    task = OBJECTIVES["regression"]
     example = task.prepare(rows, jax.random.key(0))
     assert example.inputs["tokens"].shape == (64, one.train.length, d)
     metric = task.metrics[0]
-    answer, _ = task.answer(model.build(), params, example.inputs)
+    answer, _ = task.predict(model.build(), params, example.inputs)
     amounts, counts = metric.measure(answer, example)
     unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
     assert unexplained < 3
-    assert source.yardsticks()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
+    assert source.baselines()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
 
 
 def test_frozen_weights_that_are_none_are_refused_before_any_work():

@@ -140,7 +140,7 @@ def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
     ninth = jax.tree.map(lambda a: a[1], run[2])
     logits = jax.jit(model.apply)({"params": ninth}, row).logits[0]
     picked = np.asarray(jax.nn.log_softmax(logits))[np.arange(19), row[0, 1:]]
-    source = training.sources.Text(path=str(byte_path(run))).load(20)
+    source = data.Text(path=str(byte_path(run))).load(20)
     held = np.asarray(source.heldout(8)["tokens"])
     [following] = held[(held[:, :-1] == row).all(axis=1), -1]
     last = float(jax.nn.log_softmax(logits[-1])[following])

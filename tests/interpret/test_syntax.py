@@ -9,11 +9,11 @@ from conftest import assert_close
 from random_models import config_of, random_params
 
 from attnlab import heads as layouts
+from attnlab.data.tokenizer import make_tokenizer
 from attnlab.interpret import syntax
 from attnlab.interpret.syntax import ALL, DIRECTIONS, OFFSETS, CorrectCounts
 from attnlab.interpret.treebank import Tree, read_trees, treebank_parts
 from attnlab.models import EncoderConfig, ModelConfig, ModelInputs, run_model
-from attnlab.tokenizer import make_tokenizer
 
 
 def read_by(tokenizer, trees):

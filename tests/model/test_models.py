@@ -165,11 +165,10 @@ def test_own_readout_with_bias():
 
 
 def lines_of_the_step(plan, depth):
-    from attnlab.training import tasks
 
     model = dataclasses.replace(SMALL, plan=plan, num_layers=depth).build()
     config = training.TrainConfig(length=7, batch_size=2)
-    optimizer, task = training.make_optimizer(config).transform, tasks.TASKS["causal_lm"]
+    optimizer, task = training.make_optimizer(config).transform, objectives.OBJECTIVES["causal_lm"]
     batch = {"tokens": jax.ShapeDtypeStruct((2, 8), jnp.int32)}
     state = jax.eval_shape(lambda: training.init_state(model, task, optimizer, batch, 0))
     step = jax.jit(lambda s, b: training.train_step(model, task, optimizer, s, b, 0))
