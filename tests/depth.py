@@ -48,10 +48,10 @@ DEPTH = {
     "test_without_remat_the_gradients_are_the_same",
     "test_t5_s_table_is_of_t5_s_functions",
     # Sources, beside text and classes.
-    "test_filling_never_counts[pairs]",
-    "test_filling_never_counts[grain]",
-    "test_filling_never_counts[graph]",
-    "test_filling_never_counts[recall]",
+    "test_padding_never_counts[pairs]",
+    "test_padding_never_counts[grain]",
+    "test_padding_never_counts[graph]",
+    "test_padding_never_counts[recall]",
     "test_rows_that_are_scored[recall]",
     # Pages and docstrings whose examples make a model, beside the README and all the others.
     "test_the_page_is_what_the_code_makes",

@@ -19,7 +19,7 @@ from attnlab.sharing import Params, PyTree
 
 
 def data_mesh(
-    devices: Sequence[jax.Device] | None = None, *, model_parallel: int = 1, **batch_sizes: int
+    devices: Sequence[jax.Device] | None = None, /, *, model_parallel: int = 1, **batch_sizes: int
 ) -> Mesh:
     """All devices as "data" x "model", the second axis `model_parallel` long.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from attnlab import models, training
 from attnlab.data import DATASETS, Batch, DataConfig, Dataset, DataSizes
+from attnlab.data.dataset import BatchShapes
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
 from attnlab.models.config import heads_per_layer
@@ -89,7 +90,7 @@ def resolve(config: Any) -> Arm:
     )
 
 
-def _check_lengths(task: Objective, rows: Batch, model: ModelConfig) -> None:
+def _check_lengths(task: Objective, rows: Batch | BatchShapes, model: ModelConfig) -> None:
     inputs = input_shapes(task, rows)
     for name in (name for name in maps.TEXTS if name in inputs):
         if (length := inputs[name].shape[1]) > model.max_len:
@@ -314,7 +315,7 @@ def _started(
     arm: Arm, stored: initial.Start, task: Objective, source: Dataset
 ) -> tuple[list[Any], str]:
     """The weights of each seed, and in words where they come from."""
-    inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
+    inputs = task.prepare(jax.tree.map(jnp.asarray, source.heldout(1)), jax.random.key(0)).inputs
     params, told = initial.begin(stored, arm.model, inputs["tokens"])
     if stored.record.get("source", source.digest) != source.digest:
         told += "; it was trained on other data"

@@ -62,10 +62,10 @@ def shown_row(task: Objective, source: Dataset) -> Row:
 
 def _ends(example: Example) -> dict[str, int]:
     inputs = example.inputs
-    real = {name: np.ones(inputs[name].shape[1], bool) for name in TEXTS if name in inputs}
+    real = {name: np.ones(np.shape(inputs[name])[1], bool) for name in TEXTS if name in inputs}
     for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
         if mask in inputs:
-            real[text] = np.asarray(inputs[mask][0])
+            real[text] = np.asarray(inputs[mask])[0]
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
@@ -119,7 +119,7 @@ def of_fitted(
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
     def of_row(params: Any, row: Row) -> Any:
-        length = row.example.inputs["tokens"].shape[1]
+        length = np.shape(row.example.inputs["tokens"])[1]
         return look(params, row.example.inputs, np.arange(length)[None] < row.ends.get("tokens", 0))
 
     def mean(params: Any) -> dict[str, np.ndarray]:
@@ -130,7 +130,7 @@ def of_fitted(
             return {n: np.nanmean([one[n] for one in found], axis=0) for n in found[0]}
 
     probs, _ = of_row(params, rows[0])
-    texts = {name: np.asarray(example.inputs[name][0, :end]) for name, end in ends.items()}
+    texts = {name: np.asarray(example.inputs[name])[0, :end] for name, end in ends.items()}
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
     plan = config.plan
     part = "cross" if "source" in example.inputs and "cross" in plan else "attention"

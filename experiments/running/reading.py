@@ -254,7 +254,7 @@ def _heldout(config: ModelConfig, task: Objective, source: Dataset) -> Read:
     _check_length(config, ends)
 
     def write(name: str) -> list[str]:
-        row = np.asarray(inputs[name][0, : ends[name]])
+        row = np.asarray(inputs[name])[0, : ends[name]]
         if not np.issubdtype(row.dtype, np.integer):  # features have no words
             return [str(i) for i in range(len(row))]
         return [_write(task, source, t) for t in row.tolist()]

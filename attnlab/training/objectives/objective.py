@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attnlab.attention.masks import Edges
-from attnlab.data.dataset import BYTES, BatchShapes, Dataset, DataSizes, DeviceBatch
+from attnlab.data.dataset import BYTES, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
 from attnlab.models import Outputs
 from attnlab.models.config import Kind
 from attnlab.sharing import Params
@@ -25,11 +25,11 @@ Losses: TypeAlias = dict[str, Array]
 class Model(Protocol):
     """What training needs of a model; those of `attnlab.models` have it."""
 
-    def init(self, key: Array, **inputs: Any) -> Mapping[str, Params]:
-        """{"params": new parameters}."""
+    def init(self, *args: Any, **inputs: Any) -> Any:
+        """(key, inputs of a call) -> {"params": new parameters}."""
 
-    def apply(self, variables: Mapping[str, Params], **inputs: Any) -> Outputs:
-        """`Outputs` of a call with {"params": params}."""
+    def apply(self, *args: Any, **inputs: Any) -> Any:
+        """({"params": params}, inputs of a call) -> `Outputs`."""
 
 
 class Example(NamedTuple):
@@ -51,6 +51,12 @@ class Prepare(Protocol):
     """Makes the `Example` of a batch; `valid` of the batch is False where weights must be 0."""
 
     def __call__(self, batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example: ...
+
+
+class Loss(Protocol):
+    """(predictions, targets, label smoothing) -> one number per target."""
+
+    def __call__(self, predictions: Array, targets: Array, /, smoothing: float = 0.0) -> Array: ...
 
 
 class Metric(NamedTuple):
@@ -160,8 +166,8 @@ class Objective(NamedTuple):
     """Arrays that a batch must have."""
     output: str = "logits"
     """The field of `Outputs` that is the prediction: "logits", "classes", "pooled", ..."""
-    loss: Callable[[Array, Array, float], Array] = cross_entropy
-    """(prediction, targets, smoothing) -> one number per target, in nats for a likelihood."""
+    loss: Loss = cross_entropy
+    """In nats if it is a likelihood."""
     special_tokens: tuple[str, ...] = ()
     """Names of the objective's own tokens, which are `sizes.vocab_size` and on."""
     final_metrics: Callable[[Any, Params, Dataset], dict[str, float]] | None = None
@@ -176,12 +182,12 @@ class Objective(NamedTuple):
         self, model: Model, params: Params, inputs: Inputs, **options: Any
     ) -> tuple[Array, Losses]:
         """(prediction, auxiliary losses of the model by name); `options` go to the model's call."""
-        outputs = model.apply({"params": params}, **inputs, **options)
+        outputs: Outputs = model.apply({"params": params}, **inputs, **options)
         prediction: Array = getattr(outputs, self.output)
         return prediction, dict(outputs.losses)
 
 
-def input_shapes(objective: Objective, batch: BatchShapes) -> dict[str, Any]:
+def input_shapes(objective: Objective, batch: Batch | BatchShapes) -> dict[str, Any]:
     """Shapes of the arguments of the model's call, for a batch of these shapes. Computes nothing.
 
     Raises:
