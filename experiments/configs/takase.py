@@ -16,8 +16,8 @@ Words after the colon: see `running/tables.py`. Without words: the paper's sizes
 32,768 symbols.
 """
 
-from experiments.configs import vaswani_table3
 from attnlab.pretrained import published_config
+from experiments.configs import vaswani_table3
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 

@@ -29,6 +29,7 @@ PATHS = {
     "ffn_width": "ffn.width",
     "dropout_rate": "dropout.rate",
     "positions": "positions.kind",
+    "halves": "positions.halves",
 }
 """Arguments of `_row` -> fields of `config.model`, where they are others."""
 
@@ -70,7 +71,7 @@ ROWS = {
     "D dropout=0.2": _row(4.95, 25.5, BASE, dropout_rate=0.2),
     "D smoothing=0.0": _smoothed(_row(4.67, 25.3, BASE), 0.0),
     "D smoothing=0.2": _smoothed(_row(5.47, 25.7, BASE), 0.2),
-    "E learned": _row(4.92, 25.7, BASE + 1024 * 512, positions="learned"),
+    "E learned": _row(4.92, 25.7, BASE + 1024 * 512, positions="learned", halves=False),
     "big": _row(4.33, 26.4, 214_171_648, "213M", **BIG),
 }
 ROWS["big"].changes["train.steps"] = 300_000

@@ -17,40 +17,51 @@ from experiments.reporting.wording import listed, percent
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
     """Curves, scores against two budgets, and every arm's distance from the best or the base."""
-    title, figures = heading(panel).lower(), []
-    looks = styles(panel)
-    curves = []
+    title = heading(panel).lower()
+    figures = _learning_curves(panel, name, title)
+    if not panel.complete:
+        return figures
+    if len(panel.runs) > 1:
+        figures += _against_budgets(panel, name, title)
+    figures += _beside_yardsticks(panel, name, title) + _over_what_varies(panel, name, title)
+    return figures + _distances(panel, name, title)
+
+
+def _learning_curves(panel: Panel, name: str, title: str) -> list[Figure]:
+    """The scores while training."""
+    looks, curves = styles(panel), []
     for run in panel.arms:
         steps, values = run.curve()
         if len(steps):
             label = run.name if run.complete else f"{run.name} (diverged)"
             curves.append(plotting.Curve(label, looks[run.name], steps, values, not run.complete))
-    if curves:
-        first = panel.runs[0]
-        part, rows = (
-            first.result.get("curves", "held-out"),
-            first.record["config"]["train"]["curve_windows"],
+    if not curves:
+        return []
+    first = panel.runs[0]
+    part = first.result.get("curves", "held-out")
+    rows = first.record["config"]["train"]["curve_windows"]
+    last = "the last point is the final score on all"
+    if part == "validation":
+        last = "the last point is on all; the held-out rows are scored once, at the end"
+    return [
+        drawn(
+            f"{name}-curves",
+            plotting.learning_curves(curves, f"{part} {panel.unit}"),
+            f"Learning curves {title}",
+            f"**{part.capitalize()} score while training, {title}.** Line: mean over seeds; "
+            f"band: lowest to highest seed. On {rows:,} rows; {last}. The first quarter may "
+            "begin outside the figure.",
         )
-        last = "the last point is the final score on all"
-        if part == "validation":
-            last = "the last point is on all; the held-out rows are scored once, at the end"
-        figures.append(
-            drawn(
-                f"{name}-curves",
-                plotting.learning_curves(curves, f"{part} {panel.unit}"),
-                f"Learning curves {title}",
-                f"**{part.capitalize()} score while training, {title}.** Line: mean over seeds; "
-                f"band: lowest to highest seed. On {rows:,} rows; {last}. The first quarter may "
-                "begin outside the figure.",
-            )
-        )
-    arms = panel.complete
-    if not arms:
-        return figures
-    for field, label in _budgets(panel.match) if len(panel.runs) > 1 else ():
+    ]
+
+
+def _against_budgets(panel: Panel, name: str, title: str) -> list[Figure]:
+    """Scores against what arms cost."""
+    looks, figures = styles(panel), []
+    for field, label in _budgets(panel.match):
         points = [
             plotting.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
-            for run in arms
+            for run in panel.complete
         ]
         figures.append(
             drawn(
@@ -61,9 +72,13 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
                 "seeds.",
             )
         )
-    figures += _beside_yardsticks(panel, name, title) + _over_what_varies(panel, name, title)
-    one = panel.base or arms[0]
-    rows = []
+    return figures
+
+
+def _distances(panel: Panel, name: str, title: str) -> list[Figure]:
+    """Every arm's distance from the best or the base."""
+    looks, rows = styles(panel), []
+    one = panel.base or panel.complete[0]
     for pair in compare(panel):
         a, b, d = pair.a, pair.b, pair.difference
         if math.isinf(d.high):
@@ -72,18 +87,18 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
             rows.append(plotting.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
         elif a is one:
             rows.append(plotting.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
-    if rows:
-        figures.append(
-            drawn(
-                f"{name}-distance",
-                plotting.interval_plot(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
-                f"Distance of every arm from {one.name} {title}",
-                f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
-                f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
-                "zero: cannot tell.",
-            )
+    if not rows:
+        return []
+    return [
+        drawn(
+            f"{name}-distance",
+            plotting.interval_plot(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
+            f"Distance of every arm from {one.name} {title}",
+            f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
+            f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
+            "zero: cannot tell.",
         )
-    return figures
+    ]
 
 
 def _beside_yardsticks(panel: Panel, name: str, title: str) -> list[Figure]:

@@ -179,17 +179,14 @@ def _run(
     arm: Arm, config: Any, folder: Path, name: str, model_parallel: int, cut_state: bool
 ) -> dict[str, Any]:
     """`run` in a folder that is ours."""
-    sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
-    if arm.train.accumulate > 1:
-        sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
-    mesh = sharding.data_mesh(model_parallel=model_parallel, **sizes)
+    mesh = _mesh(arm.train, model_parallel)
     source = arm.data.load(arm.train.length, folder)
     task = OBJECTIVES[arm.task].bind(source.sizes)
     # Rows that are scored may be longer than those that are learnt from.
     for rows in filter(None, (source.heldout, source.validation)):
         _check_lengths(task, rows(1), arm.model)
     stored = initial.start(arm.start, arm.train.seeds) if arm.start else None
-    changed, longer = _claim(arm, config, folder, source, stored)
+    said = _claim(arm, config, folder, source, stored)
     sharding.wait_for_all("workdir")
     done = folder / workdir.RESULT
     if done.exists():
@@ -203,34 +200,30 @@ def _run(
             folder / "checkpoints", also=fork_step(arm.train), say=recorder.say
         ) as checkpoints,
     ):
-        if longer:
-            recorder.say(longer)
-        for line in changed:
-            recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
+        for line in said:
+            recorder.say(line)
         shapes = step_inputs(task, source.shapes(), arm.train)
         result = _described(arm, name, task, source, shapes)
         params: Any = initial.fresh(arm.model, arm.same)
         if stored is not None:
             params, result["start"] = _started(arm, stored, task, source)
             recorder.say(f"starting from {result['start']}")
-        fit = functools.partial(
-            training.fit,
-            arm.model.build(),
-            task,
-            training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
-            arm.train,
-            source,
-            recorder=recorder,
-            checkpoints=checkpoints,
-            options=training.FitOptions(
-                mesh=mesh,
-                sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
-                params=params,
-                measure=functools.partial(_watch, arm.model) if arm.watch else None,
-            ),
-        )
         try:
-            fitted = fit()
+            fitted = training.fit(
+                arm.model.build(),
+                task,
+                training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
+                arm.train,
+                source,
+                recorder=recorder,
+                checkpoints=checkpoints,
+                options=training.FitOptions(
+                    mesh=mesh,
+                    sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+                    params=params,
+                    measure=functools.partial(_watch, arm.model) if arm.watch else None,
+                ),
+            )
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
         else:
@@ -246,11 +239,19 @@ def _run(
         return result
 
 
+def _mesh(trains: training.TrainConfig, model_parallel: int) -> Any:
+    """The devices of a run; ValueError where its batches do not divide."""
+    sizes = {"batch_size": trains.batch_size, "eval_batch_size": trains.eval_batch_size}
+    if trains.accumulate > 1:
+        sizes["batch_size / accumulate"] = trains.batch_size // trains.accumulate
+    return sharding.data_mesh(model_parallel=model_parallel, **sizes)
+
+
 def _claim(
     arm: Arm, config: Any, folder: Path, source: Dataset, stored: initial.Start | None
-) -> tuple[list[str], str]:
-    """Makes the folder this run's: what differs in the environment since it began, and what to say
-    where it goes on for more steps."""
+) -> list[str]:
+    """Makes the folder this run's. Returns what to say: that it goes on for more steps, and what
+    differs in the environment since it began."""
     record = {
         "config": config.to_dict(),
         "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
@@ -259,14 +260,17 @@ def _claim(
     if stored is not None:
         record["start"] = stored.record
     if jax.process_index() != 0:
-        return [], ""
+        return []
     longer = go_on(folder, record, arm.train)
     # Parameters and two moments in float32, for three checkpoints and the one being written.
     size = models.num_parameters(arm.model) * len(arm.train.seeds)
     changed = workdir.claim(folder, record, room=12 * 4 * size + (64 << 20))
     for file, content in source.files.items():
         workdir.write_bytes(folder / file, content)
-    return changed, longer
+    warnings = [
+        f"since this run began, {line}: its numbers may differ in the last bits" for line in changed
+    ]
+    return [longer, *warnings] if longer else warnings
 
 
 def _described(
@@ -315,7 +319,8 @@ def _started(
     arm: Arm, stored: initial.Start, task: Objective, source: Dataset
 ) -> tuple[list[Any], str]:
     """The weights of each seed, and in words where they come from."""
-    inputs = task.prepare(jax.tree.map(jnp.asarray, source.heldout(1)), jax.random.key(0)).inputs
+    rows = jax.tree.map(jnp.asarray, source.heldout(1))
+    inputs = task.prepare(rows, jax.random.key(0)).inputs
     params, told = initial.begin(stored, arm.model, inputs["tokens"])
     if stored.record.get("source", source.digest) != source.digest:
         told += "; it was trained on other data"

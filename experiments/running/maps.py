@@ -74,7 +74,7 @@ def _ends(example: Example) -> dict[str, int]:
 def _letters(row: Row, source: Dataset) -> int:
     """In words of two letters or more among the first `WORDS` tokens; 0 of features."""
     name = "source" if "source" in row.ends else "tokens"
-    tokens = np.asarray(row.example.inputs[name][0])[: min(row.ends.get(name, 0), WORDS)]
+    tokens = np.asarray(row.example.inputs[name])[0][: min(row.ends.get(name, 0), WORDS)]
     if not np.issubdtype(tokens.dtype, np.integer):
         return 0
     text = source.decode([t for t in tokens.tolist() if t < source.sizes.vocab_size])
@@ -103,20 +103,7 @@ def of_fitted(
     """
     example, ends = rows[0]
     params = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
-    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
-    attention = dataclasses.replace(config.attention, implementation="dense")
-    model = dataclasses.replace(config, attention=attention).build()
-    merged = config.encoder is not None and config.encoder.cross == "merged"
-    name = "cross.probs" if config.encoder is not None and not merged else "probs"
-
-    @jax.jit
-    def look(params: Any, inputs: Any, real: Any) -> Any:
-        tokens = inputs["tokens"]
-        probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
-        if merged:  # behind the keys of its own text: no whole rows, no statistics
-            return probs[:, 0, ..., tokens.shape[1] :], {}
-        keys = inputs.get("source", tokens)
-        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+    look = _attention(config)
 
     def of_row(params: Any, row: Row) -> Any:
         length = np.shape(row.example.inputs["tokens"])[1]
@@ -134,7 +121,6 @@ def of_fitted(
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
     plan = config.plan
     part = "cross" if "source" in example.inputs and "cross" in plan else "attention"
-    piece = lambda token: decode_tokens(task, source, [token])
     known, before = mean(params), mean(begun(example.inputs))
     statistics = {
         "names": np.array(list(known), str),
@@ -144,14 +130,44 @@ def of_fitted(
     }
     return {
         "probs": np.asarray(probs, np.float16),
-        **{name: np.asarray(a, np.int32) for name, a in texts.items()},
-        **{f"written_{name}": decode_tokens(task, source, a.tolist()) for name, a in texts.items()},
-        **{f"pieces_{n}": np.array([piece(t) for t in a.tolist()]) for n, a in texts.items()},
+        **_as_written(task, source, texts),
         "sets": np.array(plan.distinct_parameters(part)),
         "step": np.array(fitted.step),
         "seed": np.array(seed),
         **statistics,
     }
+
+
+def _attention(config: ModelConfig) -> Callable[[Any, Any, Any], tuple[Any, dict[str, Any]]]:
+    """(params, inputs, True = a query that counts) -> attention of the first text and statistics of
+    all."""
+    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
+    attention = dataclasses.replace(config.attention, implementation="dense")
+    model = dataclasses.replace(config, attention=attention).build()
+    merged = config.encoder is not None and config.encoder.cross == "merged"
+    name = "cross.probs" if config.encoder is not None and not merged else "probs"
+
+    @jax.jit
+    def look(params: Any, inputs: Any, real: Any) -> Any:
+        tokens = inputs["tokens"]
+        probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
+        if merged:  # behind the keys of its own text: no whole rows, no statistics
+            return probs[:, 0, ..., tokens.shape[1] :], {}
+        keys = inputs.get("source", tokens)
+        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+
+    return look
+
+
+def _as_written(task: Objective, source: Dataset, texts: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Texts as tokens, as a person reads them, and token by token."""
+    found: dict[str, Any] = {}
+    for name, a in texts.items():
+        tokens = a.tolist()
+        found[name] = np.asarray(a, np.int32)
+        found[f"written_{name}"] = decode_tokens(task, source, tokens)
+        found[f"pieces_{name}"] = np.array([decode_tokens(task, source, [t]) for t in tokens])
+    return found
 
 
 def tiles(probs: np.ndarray) -> np.ndarray:

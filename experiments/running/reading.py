@@ -1,6 +1,7 @@
 """A model that is there, of a run or of a published folder, and what it reads: text to tokens, and
 how each token is written."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained
-from attnlab.data import Dataset
+from attnlab.data import DataConfig, Dataset
 from attnlab.data.tokenizer import FILE, make_tokenizer
 from attnlab.interpret import AblationMetric
 from attnlab.models import ModelConfig
@@ -80,61 +81,99 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     found = initial.of_run(folder, seed)
     record = workdir.read_json(folder / workdir.CONFIG)["config"]
     seed = record["train"]["seeds"][0] if seed is None else seed
-    task = lookup(OBJECTIVES, record["task"], what="task")
-
-    def fresh(inputs: dict[str, Any]) -> Any:
-        if record["start"]:
-            stored = initial.start(record["start"], [seed])
-            return initial.begin(stored, found.config, inputs["tokens"])[0][0]
-        make = initial.fresh(found.config, initial.Same(**record["same"]))
-        return initial.begun(found.config.build(), make, seed, inputs)
-
-    data = arm.data_of(record["data"])
-    name = getattr(data, "tokenizer", "")
-    kept = (folder / FILE).exists() or not name.startswith("bpe:")
-    tokenizer = functools.cache(lambda: make_tokenizer(name, [], folder))
-
-    def write(tokens: Sequence[int]) -> str:
-        if not name or not kept:
-            return ",".join(map(str, tokens))
-        size = data.sizes().vocab_size  # what the task adds behind it is no text
-        return tokenizer().decode([t for t in tokens if t < size])
-
-    def read(asked: Asked) -> Read:
-        if not asked or not name:
-            source = data.load(record["train"]["length"], folder)
-            bound = task.bind(source.sizes)
-            if not asked:
-                return _heldout(found.config, bound, source)
-            if asked.text or asked.source:
-                raise ValueError(
-                    f"the data of {folder} ({record['data']['source']}) are no text: give "
-                    "--tokens=1,2,3, or leave it out to see a row that is held out"
-                )
-            return _read(found.config, asked, None, functools.partial(_write, bound, source), [])
-        if not kept:
-            raise ValueError(f"{folder} has lost its {FILE}; give --tokens=1,2,3")
-        size = data.sizes().vocab_size
-        encode = lambda text: tokenizer().encode([text])[0].tokens.tolist()
-        symbols = task.special_tokens
-        piece = lambda t: symbols[t - size] if t >= size else tokenizer().piece(t)
-        starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
-        return _read(found.config, asked, encode, piece, starts)
-
+    task, data = lookup(OBJECTIVES, record["task"], what="task"), arm.data_of(record["data"])
+    run = _Run(folder, found.config, record, seed, task, data)
     ends: tuple[int, ...] = ()
     if "<end>" in task.special_tokens:
         ends = (data.sizes().vocab_size + task.special_tokens.index("<end>"),)
+    return Opened(
+        str(folder), found.config, found.params, run.fresh, run.read, run.write, run.split, ends
+    )
 
-    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
-        if not name or not kept:
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What a run reads and writes."""
+
+    folder: Path
+    config: ModelConfig
+    record: dict[str, Any]
+    seed: int
+    task: Objective
+    data: DataConfig
+
+    @property
+    def tokenizer_name(self) -> str:
+        """ "" where the data are no text."""
+        name: str = getattr(self.data, "tokenizer", "")
+        return name
+
+    @property
+    def is_kept(self) -> bool:
+        """Is the tokenizer known? One that was learnt is a file."""
+        return (self.folder / FILE).exists() or not self.tokenizer_name.startswith("bpe:")
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The run's own."""
+        return make_tokenizer(self.tokenizer_name, [], self.folder)
+
+    def fresh(self, inputs: dict[str, Any]) -> Any:
+        """The weights that it began with."""
+        if self.record["start"]:
+            stored = initial.start(self.record["start"], [self.seed])
+            return initial.begin(stored, self.config, inputs["tokens"])[0][0]
+        make = initial.fresh(self.config, initial.Same(**self.record["same"]))
+        return initial.begun(self.config.build(), make, self.seed, inputs)
+
+    def write(self, tokens: Sequence[int]) -> str:
+        """Tokens -> text."""
+        if not self.tokenizer_name or not self.is_kept:
+            return ",".join(map(str, tokens))
+        size = self.data.sizes().vocab_size  # what the task adds behind it is no text
+        text: str = self.tokenizer.decode([t for t in tokens if t < size])
+        return text
+
+    def read(self, asked: Asked) -> Read:
+        """What is asked for, as the model reads it."""
+        if not asked or not self.tokenizer_name:
+            return self._read_data(asked)
+        if not self.is_kept:
+            raise ValueError(f"{self.folder} has lost its {FILE}; give --tokens=1,2,3")
+        size, symbols = self.data.sizes().vocab_size, self.task.special_tokens
+        starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
+
+        def encode(text: str) -> Sequence[int]:
+            tokens: list[int] = self.tokenizer.encode([text])[0].tokens.tolist()
+            return tokens
+
+        def piece(token: int) -> str:
+            return symbols[token - size] if token >= size else self.tokenizer.piece(token)
+
+        return _read(self.config, asked, encode, piece, starts)
+
+    def _read_data(self, asked: Asked) -> Read:
+        """A row that is held out, or numbers."""
+        source = self.data.load(self.record["train"]["length"], self.folder)
+        bound = self.task.bind(source.sizes)
+        if not asked:
+            return _heldout(self.config, bound, source)
+        if asked.text or asked.source:
             raise ValueError(
-                f"{folder} reads no text: its data ({record['data']['source']}) have none, or its "
-                f"{FILE} is lost"
+                f"the data of {self.folder} ({self.record['data']['source']}) are no text: give "
+                "--tokens=1,2,3, or leave it out to see a row that is held out"
             )
-        encoded = tokenizer().encode([text])[0]
-        return encoded.tokens, encoded.spans(text)
+        return _read(self.config, asked, None, functools.partial(_write, bound, source), [])
 
-    return Opened(str(folder), found.config, found.params, fresh, read, write, split, ends)
+    def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """A text's tokens, and where each stands."""
+        if not self.tokenizer_name or not self.is_kept:
+            raise ValueError(
+                f"{self.folder} reads no text: its data ({self.record['data']['source']}) have "
+                f"none, or its {FILE} is lost"
+            )
+        encoded = self.tokenizer.encode([text])[0]
+        return encoded.tokens, encoded.spans(text)
 
 
 def open_folder(folder: Path) -> Opened:

@@ -112,7 +112,7 @@ def test_what_is_told_of_attention_is_what_runs():
     assert "  * blockwise" in describe(dataclasses.replace(config, heads=WIDE), 64, 2048)
     shared = describe(dataclasses.replace(CONFIG, sharing="cla:2"), 8, 16)
     assert "  * factored" in shared
-    assert "    absorbed     the memory holds k, v" in shared
+    assert "    absorbed     the cache holds k, v" in shared
     both = dataclasses.replace(CONFIG, kind="encoder_decoder", sharing="albert")
     sections = [text.split(",")[0] for text in describe(both, 8, 16).split("\n\n")[-3:]]
     assert sections == ["the encoder's attention", "attention", "cross-attention"]

@@ -34,7 +34,7 @@ DRAWN = ("recall", "two_heads_beat_one", "one_wide_beats_many_narrow", "heads_or
 def tiny(name, folder):
     """The config at its scale for tests, on the small data."""
     config = importlib.import_module(f"experiments.configs.{name}").get_config("tiny")
-    data, length, _ = small_data.ROWS[CONFIGS[name]](folder)
+    data, length, _ = small_data.DATASETS[CONFIGS[name]](folder)
     if name == "scan":
         config.data.make, config.model.vocab_size = data.make, 7
     elif name not in DRAWN:

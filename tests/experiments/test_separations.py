@@ -45,7 +45,7 @@ def expected(name, words="", folder=None):
     planned = sweep.read(f"{ROOT}/experiments/configs/{name}.py:{words}", {})
     base = module.get_config(words)
     if name in DATA:
-        data, length, _ = small_data.ROWS[DATA[name]](folder)
+        data, length, _ = small_data.DATASETS[DATA[name]](folder)
         base.data.update(dataclasses.asdict(data))
         base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
     changed = {n: sweep.with_changes(base, changes) for n, changes in planned.arms.items()}
