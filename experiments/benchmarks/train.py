@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import training
-from attnlab.model.accounting import flops_per_token
-from attnlab.model.config import ModelConfig
+from attnlab.heads import Standard
+from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
 from attnlab.training.tasks import TASKS
 from experiments.benchmarks.attention import reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
@@ -26,11 +26,10 @@ SMALL_DECODER = ModelConfig(
     max_len=256,
     width=256,
     num_layers=6,
-    num_heads=8,
-    ffn_width=1024,
-    activation="gelu_tanh",
-    readout="own",
-    remat=False,  # as the peers
+    heads=Standard(num_heads=8, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=1024, activation="gelu_tanh"),
+    output=OutputHead(kind="own"),
+    compute=Compute(remat=False),  # as the peers
 )
 TRAINS = training.TrainConfig(batch_size=16, length=256, seeds=(0,))
 
@@ -73,7 +72,12 @@ def seeds_case(config: ModelConfig, trains: training.TrainConfig, count: int) ->
 def _about(config: ModelConfig, trains: training.TrainConfig, tokens: int) -> dict[str, Any]:
     """With FLOPs of 3 forward passes, as `sweep` counts."""
     flops = 3.0 * tokens * flops_per_token(config, trains.length)
-    sizes = {"D": config.width, "L": config.num_layers, "T": trains.length, "dtype": config.dtype}
+    sizes = {
+        "D": config.width,
+        "L": config.num_layers,
+        "T": trains.length,
+        "dtype": config.compute.dtype,
+    }
     return sizes | {"word": "training", "flops": flops}
 
 
