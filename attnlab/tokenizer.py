@@ -105,10 +105,9 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
     'lowé'
     """
     if name == "bytes":
-        split = lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         return Tokenizer(
-            lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(split, texts)],
-            lambda text: _read_bytes(text, split(text)),
+            lambda texts: [Encoded(t, np.ones(len(t), np.int32)) for t in map(_as_bytes, texts)],
+            lambda text: _read_bytes(text, _as_bytes(text)),
             lambda tokens: bytes(map(int, tokens)).decode("utf-8", "replace"),
             lambda token: chr(token) if token < 128 else f"\\x{token:02x}",
             256,
@@ -134,6 +133,10 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
     )
 
 
+def _as_bytes(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
 def _read_bytes(text: str, tokens: np.ndarray) -> Read:
     starts = _characters(text)
     spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
@@ -148,17 +151,17 @@ def _characters(text: str) -> np.ndarray:
 def _read_text(text: str, encoding: Any) -> Read:
     spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     names = zip(encoding.offsets, encoding.tokens, strict=True)
-    told = tuple(text[start:end] or name for (start, end), name in names)
-    return Read(np.array(encoding.ids, np.int32), spans, told)
+    pieces = tuple(text[start:end] or name for (start, end), name in names)
+    return Read(np.array(encoding.ids, np.int32), spans, pieces)
 
 
 def _piece(found: Any, token: int) -> str:
-    name = found.id_to_token(token)
+    name: str | None = found.id_to_token(token)
     if name is None:
         return f"<{token}>"
     if "▁" in name:  # of SentencePiece, which decodes no blank at the start of a text
         return name.replace("▁", " ")
-    text = found.decode([token], skip_special_tokens=False)
+    text: str = found.decode([token], skip_special_tokens=False)
     return name if not text or "\ufffd" in text else text
 
 

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from attnlab.names import find
+from attnlab.names import lookup
 from experiments import report
 from experiments.reporting import pairs, rates, results, terminal
 from experiments.running import arm, clock, jobs, ladder, launch, slurm, workdir
@@ -362,7 +362,7 @@ def with_changes(config: Any, changes: dict[str, Any]) -> Any:
     """The config of one arm."""
     known = launch.fields(config)
     for field in changes:
-        find("config field", field, known)
+        lookup(known, field, what="config field")
     copy = config.copy_and_resolve_references()
     copy.update_from_flattened_dict(changes)
     return copy

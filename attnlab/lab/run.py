@@ -17,8 +17,7 @@ from attnlab.lab.ngrams import gzip_bits, witten_bell
 from attnlab.lab.rows import COMPLETE, DIVERGED, Baselines, Origin, Row, Scores, Sizes, write_whole
 from attnlab.lab.spec import BATCH_TOKENS, RunSpec, model_config, num_steps, train_config
 from attnlab.lab.texts import load_text
-from attnlab.model import accounting
-from attnlab.model.matrices import weight_axes
+from attnlab.models import flops_per_token, matrix_axes, num_parameters
 from attnlab.training import shard
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
@@ -122,7 +121,7 @@ def _fit(spec: RunSpec, config: TrainConfig, corpus: Corpus, folder: Path) -> tu
             fitted = fit(
                 model.build(),
                 TASKS["causal_lm"],
-                make_optimizer(config, weight_axes(model)),
+                make_optimizer(config, matrix_axes(model)),
                 config,
                 make_source(corpus, config.length),
                 mesh=shard.data_mesh(batch_size=config.batch_size),
@@ -142,9 +141,9 @@ def _sizes(spec: RunSpec) -> Sizes:
     model = model_config(spec.variant, spec.parametrization)
     steps = num_steps(spec)
     return Sizes(
-        model.ffn_width,
-        accounting.unique_parameters(model),
-        accounting.flops_per_token(model, spec.variant.length),
+        model.ffn.width,
+        num_parameters(model),
+        flops_per_token(model, spec.variant.length),
         steps,
         steps * BATCH_TOKENS,
     )

@@ -4,18 +4,18 @@ Orbax writes to a temporary folder and renames it, so a kill leaves the older st
 flipped bit, or another dtype, without a word. So each array's digest is stored and checked on load.
 """
 
-import dataclasses
 import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from attnlab.extras import extra
+from attnlab.models import ModelConfig, from_json, to_json
 from attnlab.training import shard
 
 
@@ -30,58 +30,94 @@ class WrongCheckpoint(ValueError):
     """A checkpoint of something else than what is to go on."""
 
 
-PLANS_WERE = {"layer_plan": "slots", "encoder_layer_plan": "encoder_slots"}
-"""The plans of a config, and what checkpoints before November 2026 call them."""
-
-
 def describe_model(model: Any) -> dict[str, Any]:
-    """The config of a model as JSON can say it: its fields, and its plans as data.
+    """The config of a model as nested JSON, with its version and its sharing plans.
 
-    `plans` are the layers' and an encoder's beside a decoder, sublayer -> parameter group of each
-    layer, so that two names of one plan are the same. Empty for a model without a dataclass
-    `config`.
+    `plans` are those of the layers and of an encoder beside a decoder: sublayer -> parameter group
+    of each layer, so that two names of one plan are the same. Empty for a model whose `config` is
+    no `ModelConfig`.
 
-    >>> from attnlab import ModelConfig
-    >>> describe_model(ModelConfig(plan="cycle:2").build())["plans"]["layer_plan"]["ffn"]
+    >>> from attnlab.models import ModelConfig
+    >>> describe_model(ModelConfig(sharing="cycle:2").build())["plans"]["layers"]["ffn"]
     [0, 1, 0, 1]
     """
     config = getattr(model, "config", None)
-    if not dataclasses.is_dataclass(config):
+    if not isinstance(config, ModelConfig):
         return {}
-    told = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    told["plans"] = {n: getattr(config, n) for n in PLANS_WERE if hasattr(config, n)}
-    # A plan is a mapping that JSON does not know.
-    return json.loads(json.dumps(told, default=lambda plan: dict(plan.items())))
+    written = json.loads(to_json(config))
+    plans = {"layers": config.plan}
+    if config.encoder is not None:
+        plans["encoder_layers"] = config.encoder_plan
+    groups = {stack: {n: list(g) for n, g in plan.items()} for stack, plan in plans.items()}
+    return written["model"] | {"version": written["version"], "plans": groups}
 
 
 def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
-    """Raises WrongCheckpoint where `notes["model"]` describes another model than `model`.
+    """Compares the model of a checkpoint with another.
 
-    Both are of `describe_model`. Equal shapes do not say that two models are the same.
+    Equal shapes do not say that two models are the same: plans, norms and masks leave no trace in
+    them.
 
+    Args:
+      model: of `describe_model`.
+      notes: of a checkpoint; `notes["model"]` is of `describe_model` too.
+
+    Raises:
+      WrongCheckpoint: names the fields that differ, or says that the checkpoint is older than the
+        nested config.
+
+    >>> from attnlab.models import ModelConfig, Norm
+    >>> ours, theirs = (describe_model(ModelConfig(norm=Norm(kind=k)).build()) for k in ("rms", "layer"))
     >>> try:
-    ...     check_model({"norm": "pre"}, {"model": {"norm": "post"}})
+    ...     check_model(ours, {"model": theirs})
     ... except WrongCheckpoint as error:
     ...     print(str(error).partition(";")[0])
-    the checkpoint is of a model with norm='post', not 'pre'
+    the checkpoint is of a model with norm.kind='layer', not 'rms'
     """
-    other = notes.get("model", {})
-    for name, old in PLANS_WERE.items():
-        plans = [m.get("plans", {}) for m in (model, other)]
-        ours, theirs = (p.get(name, p.get(old)) for p in plans)
-        if ours and theirs and ours != theirs:
-            raise WrongCheckpoint(
-                f"the checkpoint is of a model with {name} {theirs} (plan {other['plan']!r}), this "
-                f"model has {ours} (plan {model['plan']!r}); give the model the plan of the "
-                "checkpoint, or the run another folder"
-            )
-    fields = (model.keys() & other.keys()) - {"plan", "encoder_plan", "plans"}
-    if changed := [f for f in sorted(fields) if model[f] != other[f]]:
-        told = ", ".join(f"{f}={other[f]!r}, not {model[f]!r}" for f in changed)
+    other = notes.get("model") or {}
+    if not model or not other:
+        return
+    if "version" not in other:
         raise WrongCheckpoint(
-            f"the checkpoint is of a model with {told}; give the model these fields, or the run "
+            "the checkpoint is of an attnlab before the nested model config (November 2026); use "
+            "another folder, or that version"
+        )
+    for stack, plan in model["plans"].items():
+        theirs = other["plans"].get(stack, plan)
+        if theirs != plan:
+            raise WrongCheckpoint(
+                f"the checkpoint is of a model whose {stack} have the sharing plan {theirs} "
+                f"({other['sharing']!r}), this model has {plan} ({model['sharing']!r}); give the "
+                "model the plan of the checkpoint, or the run another folder"
+            )
+    if changed := list(_differences(_all_fields(model), _all_fields(other))):
+        fields = ", ".join(f"{path}={theirs!r}, not {ours!r}" for path, ours, theirs in changed)
+        raise WrongCheckpoint(
+            f"the checkpoint is of a model with {fields}; give the model these fields, or the run "
             "another folder"
         )
+
+
+def _all_fields(described: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the config, those that are newer than the description with their defaults."""
+    model = {name: value for name, value in described.items() if name not in ("version", "plans")}
+    try:
+        config = from_json(json.dumps({"version": described["version"], "model": model}))
+    except ValueError as error:
+        raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
+    return json.loads(to_json(config))["model"]
+
+
+def _differences(
+    ours: dict[str, Any], theirs: dict[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """(path, ours, theirs) of each field that differs, but for the names of plans."""
+    for name in sorted((ours.keys() | theirs.keys()) - {"sharing"}):
+        a, b = ours.get(name), theirs.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _differences(a, b, f"{path}{name}.")
+        elif a != b:
+            yield f"{path}{name}", a, b
 
 
 class Checkpoints:

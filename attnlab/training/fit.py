@@ -156,13 +156,20 @@ def fit(
             if logs or last:
                 clock.stop(state, step)
                 since = step - (step - 1) // config.log_every * config.log_every
-                losses = np.asarray(state.window_loss) / since
-                _check_finite(config, step, losses)
+                means = jax.tree.map(
+                    lambda a: np.asarray(a) / since,  # noqa: B023
+                    {"loss": state.window_loss, **state.window_auxiliary},
+                )
+                for losses in means.values():
+                    _check_finite(config, step, losses)
                 if logs:  # a longer training goes on in the middle of a window
-                    zeros = np.zeros(state.window_loss.shape, state.window_loss.dtype)
-                    state = state._replace(window_loss=shard.replicate(mesh, zeros))
+                    sums = state.window_loss, state.window_auxiliary
+                    zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), sums)
+                    loss, auxiliary = shard.replicate(mesh, zeros)
+                    state = state._replace(window_loss=loss, window_auxiliary=auxiliary)
                 rate = float(optimizer.schedule(step - 1))
-                recorder.write(step, {"train/loss": losses, "train/learning_rate": rate})
+                written = {f"train/{name}": losses for name, losses in means.items()}
+                recorder.write(step, written | {"train/learning_rate": rate})
                 if clock.seconds:
                     speed = clock.steps * tokens_per_step / clock.seconds
                     recorder.show(step, {"train/tokens_per_second": speed})

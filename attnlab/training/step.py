@@ -24,6 +24,8 @@ class TrainState(NamedTuple):
     step: jax.Array
     window_loss: jax.Array
     """Sum of the losses since the last log line, so that a resumed log is the same too."""
+    window_auxiliary: dict[str, jax.Array] = {}  # noqa: RUF012
+    """The same of each auxiliary loss of the model, by name."""
 
 
 def over_seeds(step: Callable) -> Callable:
@@ -46,15 +48,17 @@ def init_state(
 
     Of `batch` shapes and dtypes count alone.
     """
+    row = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), batch)
+    row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
+    inputs = task.prepare(row, jax.random.key(0)).inputs
     if params is None or callable(params):
-        row = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), batch)
-        row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
-        inputs = task.prepare(row, jax.random.key(0)).inputs
         key = jax.random.key(seed)
         params = params(key, inputs) if params else model.init(key, **inputs)["params"]
     params = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), params)
+    _, losses = jax.eval_shape(lambda p, inputs: task.answer(model, p, inputs), params, inputs)
+    auxiliary = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), losses)
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, transform.init(params), zero, jnp.zeros(()))
+    return TrainState(params, transform.init(params), zero, jnp.zeros(()), auxiliary)
 
 
 def train_step(
@@ -75,6 +79,11 @@ def train_step(
     gradients of sum(w l), divided by the sum of w over all parts. (A mean of the parts' means would
     weigh targets of a part that has few of them more.) The batch is prepared whole, so the targets
     do not depend on `accumulate`; dropout does.
+
+    The auxiliary losses of the model (`Outputs.losses`) are added, each with weight 1. With
+    `accumulate` > 1 a model measures them on each part, and their mean over the parts is added: of
+    a loss that is no mean over rows, as a product of means, this is another number than that of the
+    whole batch. `window_loss` is without them.
     """
     prepare_key, dropout_key = jax.random.split(step_key(seed, state.step))
     example = task.prepare(batch, prepare_key)
@@ -82,17 +91,22 @@ def train_step(
 
     def loss(params, part, dropout_key):
         rngs = {"dropout": dropout_key}
-        answer = task.answer(model, params, part.inputs, deterministic=False, rngs=rngs)
-        return jnp.sum(task.loss(answer, part.targets, label_smoothing) * part.weights) / count
+        answer, auxiliary = task.answer(
+            model, params, part.inputs, deterministic=False, rngs=rngs
+        )
+        value = jnp.sum(task.loss(answer, part.targets, label_smoothing) * part.weights) / count
+        auxiliary = {name: a / accumulate for name, a in auxiliary.items()}
+        return sum(auxiliary.values(), value), (value, auxiliary)
 
-    value_and_grad = functools.partial(jax.value_and_grad(loss), state.params)
+    grad = functools.partial(jax.grad(loss, has_aux=True), state.params)
     if accumulate == 1:
-        value, grads = value_and_grad(example, dropout_key)
+        grads, (value, auxiliary) = grad(example, dropout_key)
     else:
-        value, grads = _in_parts(value_and_grad, example, dropout_key, accumulate)
+        grads, (value, auxiliary) = _in_parts(grad, example, dropout_key, accumulate)
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params, opt_state, state.step + 1, state.window_loss + value)
+    sums = jax.tree.map(jnp.add, state.window_auxiliary, auxiliary)
+    return TrainState(params, opt_state, state.step + 1, state.window_loss + value, sums)
 
 
 def step_key(seed: Any, step: Any) -> jax.Array:
@@ -118,7 +132,7 @@ def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callab
 
     def sums(params, batch, key):
         example = task.prepare(batch, key)
-        answer = task.answer(model, params, example.inputs)
+        answer, _ = task.answer(model, params, example.inputs)
         losses = task.loss(answer, example.targets, 0.0)
         pairs = [(losses * example.weights, example.weights)]
         pairs += [measure(answer, example) for measure in measures]

@@ -34,7 +34,7 @@ from attnlab.heads import (
 from attnlab.transforms.forms import PROJECTED, Goal, axes, changed
 from attnlab.transforms.matrices import same, split, stacked_values, zero
 from attnlab.transforms.measure import Floats, Weights
-from attnlab.transforms.permute import take_heads
+from attnlab.transforms.permute import reorder_heads
 
 Made = tuple[Layout, dict[str, Floats]] | None
 Apply = Callable[[Weights, Layout, Goal], Made]
@@ -221,7 +221,7 @@ def share_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
     if order is None or (fixed and order != sorted(order)):
         return None
     if order != sorted(order):
-        w = take_heads(w, layout, order)
+        w = reorder_heads(w, layout, order)
     first = range(0, heads, heads // wanted)
     made = {n: np.take(w[n], first, names[n].index("num_kv_heads")) for n in shared}
     return finish(w, changed(layout, num_kv_heads=wanted), **made)

@@ -29,7 +29,7 @@ from attnlab.transforms.matrices import (
     zero,
 )
 from attnlab.transforms.measure import Floats, Weights
-from attnlab.transforms.permute import take_heads
+from attnlab.transforms.permute import reorder_heads
 from attnlab.transforms.steps import Made, equal, finish, grouped, step
 
 
@@ -111,7 +111,7 @@ def drop_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
         return None
     spare = [n for n in range(layout.num_heads) if n not in live]
     kept = sorted(live + spare[: wanted - len(live)])
-    return finish(take_heads(w, layout, kept), changed(layout, num_heads=wanted))
+    return finish(reorder_heads(w, layout, kept), changed(layout, num_heads=wanted))
 
 
 def factored_values(w: Weights, layout: Layout, goal: Goal, groups: int) -> Made:
@@ -136,7 +136,7 @@ def factored_values(w: Weights, layout: Layout, goal: Goal, groups: int) -> Made
     if order is None and groups < heads:
         return None
     if order is not None and order != list(range(heads)):
-        w = take_heads(w, layout, order)
+        w = reorder_heads(w, layout, order)
     found = layout.to(Bilinear, num_kv_heads=groups, value_dim=rank)
     made = split_values(w, stacked_values(w), groups, rank)
     if made is None and "v_bias" in w and rows_sum_to_one(layout) and not layout.extras:
@@ -220,7 +220,7 @@ def cut_slices(w: Weights, layout: Layout, goal: Goal) -> Made:
         if misfit[np.arange(heads), order].any() or "o" not in w:
             return None
     heads_of = [int(np.flatnonzero(order == s)[0]) for s in range(heads)]
-    moved = take_heads({**w, **made}, layout, heads_of)
+    moved = reorder_heads({**w, **made}, layout, heads_of)
     blocks = {
         n: np.stack([moved[n].reshape(heads, -1, heads, moved[n].shape[-1])[s, :, s]
                      for s in range(heads)]) for n in "qkv"

@@ -1,7 +1,7 @@
 r"""What do published weights become when trained on under another plan of sharing?
 
     python -m experiments.run --config=experiments/configs/pretrained.py:FOLDER \
-        --config.model.plan=attention_only --config.train.steps=20 --workdir=runs/one
+        --config.model.sharing=attention_only --config.train.steps=20 --workdir=runs/one
 
 FOLDER, after the colon, holds config.json and safetensors (see `attnlab.pretrained`). The model is
 the folder's, every field of it a flag; what would need other weights is refused. The task is the

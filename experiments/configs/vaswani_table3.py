@@ -22,10 +22,19 @@ from experiments.running import tables
 from experiments.running.tables import Row, Table
 
 WARMUP = 4000
+PATHS = {
+    "num_heads": "heads.num_heads",
+    "head_dim": "heads.head_dim",
+    "value_dim": "heads.value_dim",
+    "ffn_width": "ffn.width",
+    "dropout_rate": "dropout.rate",
+    "positions": "positions.kind",
+}
+"""Arguments of `_row` -> fields of `config.model`, where they are others."""
 
 
 def _row(perplexity: float, bleu: float, parameters: int, printed: str = "", **changes) -> Row:
-    fields = {f"model.{name}": value for name, value in changes.items()}
+    fields = {f"model.{PATHS.get(name, name)}": value for name, value in changes.items()}
     fields |= {"train.learning_rate": _rate(changes["width"])} if "width" in changes else {}
     return Row(fields, parameters, printed, (perplexity, bleu))
 

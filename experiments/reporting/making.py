@@ -41,12 +41,13 @@ def making(panels: Sequence[Panel]) -> list[Block]:
         note("Learning rates", f"{trains['learning_rate']:g}")
         encoder = more = ""
         if model["kind"] == "encoder_decoder":
-            encoder = f"{model['encoder_layers'] or model['num_layers']} and "
-            more = f"{heads} and " if (heads := model.get("encoder_heads")) else ""
+            encoder = f"{model['encoder']['num_layers'] or model['num_layers']} and "
+            more = f"{heads} and " if (heads := model["encoder"]["num_heads"]) else ""
         note(
             "Model",
             f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
-            f"{more}{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
+            f"{more}{model['heads']['num_heads']} heads, {model['compute']['dtype']}, "
+            f"task {config['task']}",
         )
         layout = run.result["layout"]
         for name, told in run.result["attention"].items():

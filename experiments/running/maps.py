@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.inspect.statistics import head_statistics
-from attnlab.model.config import ModelConfig
+from attnlab.interpret.statistics import head_statistics
+from attnlab.models import ModelConfig
 from attnlab.training import shard
 from attnlab.training.sources import Source
 from attnlab.training.tasks import Task, written
@@ -63,8 +63,9 @@ def shown_row(task: Task, source: Source) -> Row:
 def _ends(example: Example) -> dict[str, int]:
     inputs = example.inputs
     real = {name: np.ones(inputs[name].shape[1], bool) for name in TEXTS if name in inputs}
-    if "padding_mask" in inputs:  # of the text that is looked at
-        real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
+    for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
+        if mask in inputs:
+            real[text] = np.asarray(inputs[mask][0])
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
@@ -103,16 +104,18 @@ def of_fitted(
     example, ends = rows[0]
     params = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
-    model = dataclasses.replace(config, implementation="dense").build()
-    merged = config.cross == "merged"
+    attention = dataclasses.replace(config.attention, implementation="dense")
+    model = dataclasses.replace(config, attention=attention).build()
+    merged = config.encoder is not None and config.encoder.cross == "merged"
+    name = "cross.probs" if config.encoder is not None and not merged else "probs"
 
     @jax.jit
     def look(params: Any, inputs: Any, real: Any) -> Any:
         tokens = inputs["tokens"]
-        probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
+        probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
         if merged:  # behind the keys of its own text: no whole rows, no statistics
-            return probs[0][:, 0, ..., tokens.shape[1] :], {}
-        probs, keys = probs[1] if "source" in inputs else probs, inputs.get("source", tokens)
+            return probs[:, 0, ..., tokens.shape[1] :], {}
+        keys = inputs.get("source", tokens)
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
     def of_row(params: Any, row: Row) -> Any:
@@ -129,7 +132,7 @@ def of_fitted(
     probs, _ = of_row(params, rows[0])
     texts = {name: np.asarray(example.inputs[name][0, :end]) for name, end in ends.items()}
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
-    plan = config.layer_plan
+    plan = config.plan
     part = "cross" if "source" in example.inputs and "cross" in plan else "attention"
     piece = lambda token: written(task, source, [token])
     known, before = mean(params), mean(begun(example.inputs))

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained
-from attnlab.inspect.sides import Worth
-from attnlab.model.config import ModelConfig
-from attnlab.names import find
+from attnlab.interpret import AblationMetric
+from attnlab.models import ModelConfig
+from attnlab.names import lookup
 from attnlab.tokenizer import FILE, make_tokenizer
 from attnlab.training.sources import Source
 from attnlab.training.tasks import TASKS, Task, written
@@ -47,8 +47,8 @@ class Read(NamedTuple):
     """Arguments of the model's call"""
     written: dict[str, list[str]]
     """Names of those that are texts -> how their tokens are written, without filling"""
-    worth: Callable[[Any], Worth] | None = None
-    """Model -> what the task of a run makes of it; None where it asks nothing"""
+    metric: Callable[[Any], AblationMetric] | None = None
+    """Model -> the task's loss of a run; None where it asks nothing"""
 
 
 class Opened(NamedTuple):
@@ -80,7 +80,7 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     found = initial.of_run(folder, seed)
     record = workdir.read_json(folder / workdir.CONFIG)["config"]
     seed = record["train"]["seeds"][0] if seed is None else seed
-    task = find("task", record["task"], TASKS)
+    task = lookup(TASKS, record["task"], what="task")
 
     def fresh(inputs: dict[str, Any]) -> Any:
         if record["start"]:
@@ -259,18 +259,18 @@ def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
             return [str(i) for i in range(len(row))]
         return [_write(task, source, t) for t in row.tolist()]
 
-    worth = functools.partial(_worth, task, example)
-    return Read(inputs, {name: write(name) for name in ends}, worth)
+    metric = functools.partial(_metric, task, example)
+    return Read(inputs, {name: write(name) for name in ends}, metric)
 
 
-def _worth(task: Task, example: Example, model: Any) -> Worth:
+def _metric(task: Task, example: Example, model: Any) -> AblationMetric:
     """What the task says of the answer, the mean over its targets."""
     unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
 
-    def loss(params: Any, edit: Any) -> jax.Array:
-        answer = task.answer(model, params, example.inputs, edit=edit)
+    def loss(params: Any, patch: Any) -> jax.Array:
+        answer, _ = task.answer(model, params, example.inputs, patch=patch)
         losses = task.loss(answer, example.targets) * example.weights
         return jnp.sum(losses) / jnp.sum(example.weights) / divisor
 
     meaning = f"{unit}that a target of the task costs more when this head writes nothing"
-    return Worth("loss without it", meaning, loss, jnp.subtract)
+    return AblationMetric("loss without it", meaning, loss, jnp.subtract)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import generate
-from attnlab.model.config import ModelConfig
+from attnlab.models import ModelConfig, Sampling, generate
 from attnlab.training.sources import Source
 from experiments.running.maps import Row
 
@@ -27,14 +26,14 @@ def sample(config: ModelConfig, params: Any, source: Source, row: Row, seed: int
     prompt = np.asarray(row.example.inputs["tokens"])[:, : min(PROMPT, config.max_len // 2)]
     size = prompt.shape[1]
     new = min(LENGTH, config.max_len - size)
-    model, text = config.build(), prompt
+    text = prompt
     for part in range(-(-LENGTH // new)):
         more = generate(
-            model,
             params,
             jnp.asarray(text[:, -size:]),
+            config,
             new,
-            temperature=TEMPERATURE,
+            sampling=Sampling(temperature=TEMPERATURE),
             key=jax.random.fold_in(jax.random.key(0), part),
         )
         text = np.concatenate([text, np.asarray(more)], axis=1)

@@ -42,11 +42,11 @@ def test_the_longest_arm_begins_first():
     """By FLOPs of all its seeds; arms that cost the same keep their order."""
     base = byte_lm.get_config("tiny")
     changes: dict[str, dict[str, Any]] = {
-        "narrow": {"model.layout": "narrow"},
+        "narrow": {"model.heads.layout": "narrow"},
         "standard": {},
-        "wide": {"model.layout": "wide"},
+        "wide": {"model.heads.layout": "wide"},
         "standard, six seeds": {"train.seeds": tuple(range(6))},
-        "standard, shared": {"model.plan": "albert"},
+        "standard, shared": {"model.sharing": "albert"},
     }
     configs = {name: sweep.with_changes(base, some) for name, some in changes.items()}
     assert list(sweep.longest_first(configs)) == [

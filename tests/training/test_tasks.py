@@ -9,7 +9,7 @@ import pytest
 import small_data
 from conftest import assert_close
 
-from attnlab.model.config import ModelConfig
+from attnlab.models import ModelConfig
 from attnlab.training import tasks
 from attnlab.training.sources import BYTES, Sizes, Text
 from attnlab.training.tasks import language

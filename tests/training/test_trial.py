@@ -9,13 +9,14 @@ import pytest
 from test_train import CONFIG, MODEL, SOURCE, assert_same_bits
 
 from attnlab import training
+from attnlab.models import FFN
 from attnlab.training import tasks
 from attnlab.training.trial import Trial
 
 
 def test_it_leaves_no_file_and_says_no_word(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model = dataclasses.replace(MODEL, num_layers=1, ffn_width=0).build()
+    model = dataclasses.replace(MODEL, num_layers=1, ffn=FFN(width=0)).build()
     config = dataclasses.replace(CONFIG, steps=4, seeds=(0, 5), log_every=1, eval_every=2)
     run = training.trial(model, tasks.TASKS["causal_lm"], config, SOURCE)
     assert "".join(capfd.readouterr()) == ""

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from attnlab.extras import extra
+from attnlab.models.generate import generate
 from attnlab.training.sources.source import BYTES, Batch, Sizes, Source
 from attnlab.training.tasks.task import Example, Metric, Task, bits
 
@@ -35,7 +36,7 @@ def write_target(batch: Batch, key: Array, sizes: Sizes = BYTES) -> Example:
     weights = (targets >= 0) & batch.get("valid", jnp.ones(len(target), bool))[:, None]
     inputs = {
         "source": jnp.maximum(source, 0),
-        "padding_mask": source >= 0,
+        "source_padding_mask": source >= 0,
         "tokens": jnp.maximum(before, 0),
     }
     weights = weights.astype(jnp.float32)
@@ -69,8 +70,10 @@ def translate(model: Any, params: Any, source: Source) -> dict[str, float]:
         # All pieces have one size, so that one program writes them: the last row once more.
         filled = np.pad(some, [(0, ROWS_AT_ONCE - len(some)), (0, 0)], mode="edge")
         start = jnp.full((ROWS_AT_ONCE, 1), source.sizes.vocab_size, jnp.int32)
-        asked = {"source": np.maximum(filled, 0), "padding_mask": filled >= 0}
-        tokens = model.generate(params, start, count, end=end, **jax.tree.map(jnp.asarray, asked))
+        read = jnp.asarray(np.maximum(filled, 0)), jnp.asarray(filled >= 0)
+        tokens = generate(
+            params, start, model.config, count, end=end, source=read[0], source_padding_mask=read[1]
+        )
         written += np.asarray(tokens)[: len(some)].tolist()
     ours = [source.write(row[: row.index(end)] if end in row else row) for row in written]
     theirs = [source.write(row[row >= 0]) for row in rows["target"]]

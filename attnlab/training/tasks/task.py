@@ -147,12 +147,15 @@ class Task(NamedTuple):
         """The question about a source of these sizes."""
         return self._replace(prepare=functools.partial(self.prepare, sizes=sizes))
 
-    def answer(self, model: Any, params: Any, inputs: dict[str, Any], **options: Any) -> Any:
-        """What the model says; `options` go to its call."""
-        if self.reads == "logits":
-            return model.apply({"params": params}, **inputs, **options)
-        outputs = model.apply({"params": params}, **inputs, **options, return_outputs=True)
-        return getattr(outputs, self.reads)
+    def answer(
+        self, model: Any, params: Any, inputs: dict[str, Any], **options: Any
+    ) -> tuple[Array, dict[str, Array]]:
+        """(the output that the task reads, the auxiliary losses of the model by name).
+
+        `options` go to the model's call.
+        """
+        outputs = model.apply({"params": params}, **inputs, **options)
+        return getattr(outputs, self.reads), dict(outputs.losses)
 
 
 def abstract_inputs(task: Task, batch: Batch) -> dict[str, Any]:
