@@ -24,10 +24,7 @@ from attnlab.heads import (
     TalkingHeads,
     TwoStage,
 )
-from attnlab.transforms.convert import Conversion, convert
-from attnlab.transforms.permute import permute_heads
-from attnlab.transforms.reparametrize import reparametrize
-from attnlab.transforms.truncate import truncate
+from attnlab.transforms import Conversion, convert, permute_heads, reparametrize, truncate
 
 RNG = np.random.default_rng(8)
 
