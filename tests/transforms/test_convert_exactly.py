@@ -11,6 +11,7 @@ from transforms_outside import OutputNorm, QueryNorm
 
 from attnlab.attention import ALiBi
 from attnlab.heads import (
+    LAYOUTS,
     Absorbed,
     Alt,
     Bilinear,
@@ -290,6 +291,57 @@ def test_score_modifications_are_part_of_the_call():
     biased = small(biases=("k",))
     found = convert(random_params(biased), biased, target, score_mods=mods)
     assert isinstance(found, Undecided)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_keys_and_values_side_by_side_are_a_latent(kv_heads):
+    """Standard, grouped and multi-query heads: a latent of K (H + V), matrices out of it of 0 and
+    1."""
+    layout = plain(Standard, num_kv_heads=kv_heads)
+    target = sized(Latent, head_dim=4, value_dim=5, latent_dim=9 * kv_heads, scale=0.5, **LATENT)
+    new, steps = checked(random_params(layout), layout, target)
+    assert steps[0] == "factor_latent"
+    assert set(np.unique(new["k"])) | set(np.unique(new["v"])) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_heads_are_tensor_products_of_constant_factors(kv_heads, rotary):
+    """N factors of queries and K of keys; rotary positions do not matter."""
+    layout = sized(Standard, biases=("o",), num_kv_heads=kv_heads)
+    ranks = dict(query_rank=6, key_rank=kv_heads, value_rank=kv_heads)
+    target = sized(TensorProduct, **ranks)
+    new, steps = checked(random_params(layout), layout, target, rotary=rotary)
+    assert steps == ("constant_factors",)
+    np.testing.assert_array_equal(new["q_heads_bias"], 6 * np.eye(6))
+
+
+HALF = [kind(width=12, num_heads=4) for kind in LAYOUTS.values()]
+HALF += [small(tie="qkv"), small(output_projection=False), small(extras=(ExtraKeys(1),))]
+
+
+@pytest.mark.parametrize(
+    "layout", [a if a.name == "standard" else pytest.param(a, marks=pytest.mark.slow) for a in HALF]
+)
+@pytest.mark.parametrize("by", ["head", "element"])
+def test_a_gate_of_one_half_can_be_added_to_every_layout(layout, by):
+    """The output projection is doubled, or the values where there is none."""
+    try:
+        target = dataclasses.replace(layout, extras=(*layout.extras, Gate(by)))
+    except ValueError:
+        assert layout.merges_values
+        assert by == "element"
+        return
+    assert "half_gate" in checked(random_params(layout), layout, target)[1]
+
+
+def test_a_sink_sees_the_key_bias():
+    """With a sink, the product of q and k is another function than with a key bias."""
+    sink = (Sink(learnt=False),)
+    target = small(Bilinear, biases=("q",), extras=sink)
+    biased = small(biases=("k",), extras=sink)
+    assert not isinstance(convert(random_params(biased), biased, target), Conversion)
+    checked(random_params(small(extras=sink)), small(extras=sink), target)
 
 
 # Defects of the previous implementation -----------------------------------------------------------

@@ -11,6 +11,7 @@ from attnlab.heads import (
     Alt,
     Bilinear,
     Collaborative,
+    ExtraKeys,
     Gate,
     GroupedTied,
     HeadNorm,
@@ -158,3 +159,15 @@ def test_rotary_positions_leave_few_proofs():
     assert refused(layout, target, rotary=True).kind == "slices"
     other = dataclasses.replace(layout, head_dim=2, value_dim=4)
     assert isinstance(convert(random_params(layout), layout, other, rotary=True), Undecided)
+
+
+def test_what_extra_keys_can_compute_is_not_denied():
+    """A value bias beside a sink is an extra key of zero whose value is minus that bias, and an
+    output bias."""
+    layout = small(num_heads=1, biases=("v",), extras=(Sink(learnt=False),))
+    target = small(num_heads=1, biases=("o",), extras=(ExtraKeys(1),))
+    params = random_params(layout)
+    same = {n: params[n] for n in "qkvo"} | {"extra_k": np.zeros((1, 1, 12))}
+    same |= {"extra_v": -params["v_bias"][None], "o_bias": params["v_bias"][0] @ params["o"][0]}
+    assert difference(same, target, params, layout) < 1e-13
+    assert isinstance(convert(params, layout, target), Undecided)
