@@ -11,7 +11,8 @@ from conftest import assert_close, deep
 
 from attnlab import heads, models
 from attnlab.heads.layout import all_weights
-from attnlab.models import FFN, Compute, Encoder, ModelConfig, Relative
+from attnlab.models import FFN, Compute, ModelConfig, Relative
+from attnlab.models.config import Encoder
 from attnlab.transforms import remove_heads, scale_heads
 from attnlab.transforms.pruning import LOCATIONS
 

@@ -10,7 +10,8 @@ from conftest import assert_close, deep
 from conversions import difference, random_params
 
 from attnlab import heads, models
-from attnlab.models import FFN, Compute, Encoder, ModelConfig, OutputHead
+from attnlab.models import FFN, Compute, ModelConfig, OutputHead
+from attnlab.models.config import Encoder
 from attnlab.sharing import Plan, parse_plan
 from attnlab.transforms import (
     align_heads,
