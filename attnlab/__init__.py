@@ -84,7 +84,7 @@ __all__ = [
     "unique_parameters",
 ]
 
-LAZY_PACKAGES = ("inspect", "plot", "pretrained", "training", "transforms")
+LAZY_PACKAGES = ("inspect", "interpret", "plotting", "pretrained", "training", "transforms")
 """Imported on first use, as `attnlab.inspect`."""
 
 

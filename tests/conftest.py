@@ -118,7 +118,7 @@ LONG = {
     "test_circuits", "test_decode", "test_documents", "test_extras", "test_flags",
     "test_importance", "test_inspect_model", "test_jobs", "test_latent", "test_models",
     "test_notebooks", "test_observe", "test_optimizers", "test_own_lengths", "test_plans",
-    "test_pruning", "test_rank_bound", "test_resharing", "test_sides", "test_sums_of_writes",
+    "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
     "test_tasks", "test_train", "test_transforms", "test_traps",
     "test_initial_scale_is_the_same_in_every_layout",
 }  # fmt: skip

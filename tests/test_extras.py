@@ -40,7 +40,7 @@ def test_the_base_install_is_four_packages():
 
 FUNCTIONS = """
 import jax, jax.numpy as jnp
-import attnlab, attnlab.plot, attnlab.pretrained, attnlab.training
+import attnlab, attnlab.plotting, attnlab.pretrained, attnlab.training
 from attnlab import HeadSpec, ModelConfig, init_heads, multi_head_attention
 spec = HeadSpec("wide", width=6, num_heads=2)
 w = init_heads(jax.random.key(0), spec)
@@ -49,7 +49,7 @@ model, tokens = ModelConfig(width=12, num_layers=1).build(), jnp.ones((1, 2), in
 print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).shape)
 """
 NEEDY = {
-    "from attnlab import plot; plot.intervals([], '')": ("matplotlib", "plot"),
+    "from attnlab import plotting; plotting.interval_plot([], '')": ("matplotlib", "plot"),
     "from attnlab.training import Recorder; Recorder(None, [0])": ("tensorboardX", "train"),
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (
         "safetensors", "pretrained",

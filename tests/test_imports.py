@@ -24,7 +24,7 @@ LAYERS = (
 # `training` and `data` take a model as an argument, `plot` takes arrays, `lab` runs everything.
 APART = {
     "training": {"names", "attention", "extras", "tokenizer"},
-    "plot": {"extras"},
+    "plotting": {"extras"},
     "runs": {"training", "model", "sharing"},
     "lab": {"extras", "names", "model", "models", "training", "sharing", "heads"},
     "contrib": {"extras", "remat", "attention"},
@@ -32,7 +32,9 @@ APART = {
 # Who alone may import a package.
 ONLY = {
     "flax": {"model.modules", "model.models", "models.modules", "models.transformer"},
-    "matplotlib": {"plot.frame", "plot.joint", "plot.labels", "plot.maps", "plot.series"},
+    "matplotlib": {
+        f"plotting.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
+    },
     "orbax": {"training.checkpoint"},
 }
 NEVER = {"absl", "ml_collections", "experiments", "torch", "tensorflow"}
@@ -107,8 +109,8 @@ def test_import_is_light():
 
 def test_lazy_packages_load_on_first_use():
     code = (
-        "import sys, attnlab; before = 'attnlab.inspect' in sys.modules; "
-        "print(before, attnlab.inspect.head_statistics.__name__, hasattr(attnlab, 'inspected'))"
+        "import sys, attnlab; before = 'attnlab.interpret' in sys.modules; "
+        "print(before, attnlab.interpret.head_statistics.__name__, hasattr(attnlab, 'interpreted'))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "head_statistics", "False"]

@@ -23,6 +23,7 @@ from attnlab.models.embeddings import (
 from attnlab.models.layer import Report, TextInputs, layer_values
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head, pool
+from attnlab.models.parameters import empty_sublayers
 from attnlab.models.specs import DropoutPlace, Relative
 from attnlab.models.stack import (
     HeadMask,
@@ -212,7 +213,7 @@ class _Run:
         tap = self._tap(ENCODER)
         text = self._embed(self.inputs.source, tap)
         layers = LayersOfType(
-            params=self.params[f"{prefix}layers"],
+            params=empty_sublayers(c.encoder_layer) | self.params[f"{prefix}layers"],
             plan=c.encoder_plan,
             spec=c.encoder_layer,
             text=TextInputs(
@@ -234,7 +235,7 @@ class _Run:
         text = self._embed(tokens, tap, next(iter(caches.values())))
         layer_types = {
             name: LayersOfType(
-                params=self.params[name],
+                params=empty_sublayers(stack.layer) | self.params[name],
                 plan=stack.plan,
                 spec=stack.layer,
                 text=TextInputs(

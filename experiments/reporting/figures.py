@@ -5,7 +5,7 @@ from textwrap import fill
 
 import numpy as np
 
-from attnlab import plot
+from attnlab import plotting
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Figure
@@ -25,7 +25,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         steps, values = run.curve()
         if len(steps):
             label = run.name if run.complete else f"{run.name} (diverged)"
-            curves.append(plot.Curve(label, looks[run.name], steps, values, not run.complete))
+            curves.append(plotting.Curve(label, looks[run.name], steps, values, not run.complete))
     if curves:
         first = panel.runs[0]
         part, rows = (
@@ -38,7 +38,7 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         figures.append(
             drawn(
                 f"{name}-curves",
-                plot.learning_curves(curves, f"{part} {panel.unit}"),
+                plotting.learning_curves(curves, f"{part} {panel.unit}"),
                 f"Learning curves {title}",
                 f"**{part.capitalize()} score while training, {title}.** Line: mean over seeds; "
                 f"band: lowest to highest seed. On {rows:,} rows; {last}. The first quarter may "
@@ -50,13 +50,13 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         return figures
     for field, label in _budgets(panel.match) if len(panel.runs) > 1 else ():
         points = [
-            plot.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
+            plotting.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
             for run in arms
         ]
         figures.append(
             drawn(
                 f"{name}-{field.replace('_', '-')}",
-                plot.loss_against(points, label, f"held-out {panel.unit}"),
+                plotting.scatter(points, label, f"held-out {panel.unit}"),
                 f"Held-out score against {label} {title}",
                 f"**Held-out score against {label}, {title}.** Mean ± standard deviation over "
                 "seeds.",
@@ -70,14 +70,14 @@ def of_panel(panel: Panel, name: str) -> list[Figure]:
         if math.isinf(d.high):
             continue
         if b is one:  # the difference the other way round
-            rows.append(plot.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
+            rows.append(plotting.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
         elif a is one:
-            rows.append(plot.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
+            rows.append(plotting.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
     if rows:
         figures.append(
             drawn(
                 f"{name}-distance",
-                plot.intervals(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
+                plotting.interval_plot(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
                 f"Distance of every arm from {one.name} {title}",
                 f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
                 f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
@@ -93,12 +93,12 @@ def _beside_yardsticks(panel: Panel, name: str, title: str) -> list[Figure]:
     found = [run.yardsticks for run in panel.complete]
     if first.sign > 0 or not found[0] or any(one != found[0] for one in found):
         return []
-    rows = [plot.Bar(r.name, looks[r.name], r.score, r.spread) for r in panel.complete]
+    rows = [plotting.Bar(r.name, looks[r.name], r.score, r.spread) for r in panel.complete]
     told = listed([f"{n} {first.shown(v)}" for n, v in found[0].items()], "and")
     return [
         drawn(
             f"{name}-yardsticks",
-            plot.bars(rows, found[0], f"held-out {panel.unit}"),
+            plotting.bar_plot(rows, found[0], f"held-out {panel.unit}"),
             f"Held-out score beside yardsticks {title}",
             f"**Held-out score beside what needs no model, {title}.** Mean ± standard deviation "
             f"over seeds; dashed: {told}.",
@@ -121,9 +121,9 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
         curves = [_curve(word, looks, runs) for word, runs in series.items()]
         most = max(series.values(), key=len)
         known = {n for run in most.values() for n in run.yardsticks}
-        ink = plot.style(0, 0)._replace(colour=plot.INK)
+        ink = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
         yardsticks = [
-            plot.Curve(
+            plotting.Curve(
                 n, ink, np.array(sorted(most)),
                 np.array([[most[x].yardsticks.get(n, np.nan) for x in sorted(most)]]), False,
             )
@@ -132,7 +132,7 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
         figures.append(
             drawn(
                 f"{name}-{field}",
-                plot.over(curves, yardsticks, field, f"held-out {panel.unit}"),
+                plotting.metric_curves(curves, yardsticks, field, f"held-out {panel.unit}"),
                 f"Held-out score over {field} {title}",
                 f"**Held-out score over {field}, {title}.** Mean over seeds, lowest to highest; "
                 "dotted: what needs no model.",
@@ -141,10 +141,10 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
     return figures
 
 
-def _curve(word: str, looks: dict[str, plot.Style], runs: dict[int, Run]) -> plot.Curve:
+def _curve(word: str, looks: dict[str, plotting.Style], runs: dict[int, Run]) -> plotting.Curve:
     at = sorted(runs)
     values = np.stack([runs[x].heldout for x in at], axis=1)
-    return plot.Curve(word, looks[runs[at[0]].name], np.array(at), values, False)
+    return plotting.Curve(word, looks[runs[at[0]].name], np.array(at), values, False)
 
 
 def _budgets(match: str) -> list[tuple[str, str]]:
@@ -159,10 +159,10 @@ def _budgets(match: str) -> list[tuple[str, str]]:
 
 
 def drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
-    return Figure(name, plot.svg(figure, name), alt, caption, source)
+    return Figure(name, plotting.to_svg(figure, name), alt, caption, source)
 
 
-def styles(panel: Panel) -> dict[str, plot.Style]:
+def styles(panel: Panel) -> dict[str, plotting.Style]:
     """Of each arm. With titles the first word gives the colour: the group of rows of a table."""
     titles = {run.title for run in panel.runs}
     if "" in titles:
@@ -171,14 +171,14 @@ def styles(panel: Panel) -> dict[str, plot.Style]:
     for name in (name for name in panel.paper.get("rows", sorted(titles)) if name in titles):
         groups.setdefault(name.split()[0], []).append(name)
     return {
-        name: plot.style(colour, pattern)
+        name: plotting.style(colour, pattern)
         for colour, names in enumerate(groups.values())
         for pattern, name in enumerate(names)
     }
 
 
-def style_of(run: Run) -> plot.Style:
+def style_of(run: Run) -> plotting.Style:
     """The layout gives the colour, the plan the dashes and the marker."""
     plan = run.result["plan"].partition(":")[0]
     pattern = list(PLANS).index(plan) if plan in PLANS else len(PLANS)  # written by hand
-    return plot.style(list(LAYOUTS).index(run.result["layout"]), pattern)
+    return plotting.style(list(LAYOUTS).index(run.result["layout"]), pattern)

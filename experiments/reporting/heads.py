@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab import plot
+from attnlab import plotting
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Code, Figure, Figures, Heading, Paragraph
@@ -24,12 +24,12 @@ LONGEST = 9
 TITLES = {
     "entropy": "entropy, nats",
     "distance": "distance, tokens",
-    "previous": "% on the previous token",
-    "first": "% on the first token",
-    "same": "% on the same token",
+    "previous_token": "% on the previous token",
+    "first_token": "% on the first token",
+    "duplicate_token": "% on the same token",
     "induction": "% behind the same token",
 }
-"""Of `attnlab.inspect.statistics.STATISTICS`, those that are drawn."""
+"""Of `attnlab.interpret.STATISTICS`, those that are drawn."""
 
 
 def section(panels: Sequence[Panel]) -> list[Block]:
@@ -113,13 +113,13 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
             f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
         )
     )
-    figure = plot.attention_map(
+    figure = plotting.attention_map(
         probs[np.ix_(layers, heads)],
         _layers(layers, left),
-        [f"head {i + 1}" for i in heads],
+        [f"head {i}" for i in heads],
         style_of(run).colour,
         **sides,
-        outer=True,
+        outer_labels=True,
     )
     return drawn(
         f"map-{_file(run)}",
@@ -144,8 +144,8 @@ def _shares(left: Mapping[str, np.ndarray]) -> bool:
 
 def _layers(layers: Sequence[int], left: Mapping[str, np.ndarray]) -> list[str]:
     """What the rows of a map are called: with their set of weights where some share it."""
-    of = (lambda i: f", set {left['sets'][i] + 1}") if _shares(left) else (lambda i: "")
-    return [f"layer {i + 1}{of(i)}" for i in layers]
+    of = (lambda i: f", group {left['sets'][i]}") if _shares(left) else (lambda i: "")
+    return [f"layer {i}{of(i)}" for i in layers]
 
 
 def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
@@ -160,10 +160,10 @@ def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
         told = [f"{np.nanmean(a):.{digits}f}" for a in (values, before)]
         title = f"{TITLES[name]}\nmean {told[0]}, untrained {told[1]}"
         most = 100.0 if share else float(np.nanmax(values))
-        tables.append(plot.HeadTable(title, values, most, digits))
+        tables.append(plotting.HeadTable(title, values, most, digits))
     layers, heads = left["probs"].shape[:2]
     names = _layers(range(layers), left)
-    figure = plot.head_tables(tables, names, style_of(run).colour)
+    figure = plotting.head_tables(tables, names, style_of(run).colour)
     name = f"heads-{_file(run)}"
     return drawn(
         name,

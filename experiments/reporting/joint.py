@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlab import plot
+from attnlab import plotting
 from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph
@@ -103,11 +103,11 @@ def _figure(panels: Sequence[Panel], folders: Sequence[Path], cost: Cost, count:
     marker = {folder: MARKERS[i % len(MARKERS)] for i, folder in enumerate(folders)}
     runs = [(run, marker[panel.folder]) for panel in panels for run in panel.complete]
     points = [
-        plot.Point(run.name, _style(run, mark), cost.of(run), run.score, run.spread)
+        plotting.Point(run.name, _style(run, mark), cost.of(run), run.score, run.spread)
         for run, mark in runs
     ]
     best = front([p.x for p in points], [run.rank for run, _ in runs])
-    ink = plot.style(0, 0)._replace(colour=plot.INK)
+    ink = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
     legend = [
         (layout, ink._replace(colour=_colour(layout)))
         for layout in names(panels, "layout", LAYOUTS)
@@ -118,12 +118,12 @@ def _figure(panels: Sequence[Panel], folders: Sequence[Path], cost: Cost, count:
     legend += [(f"hollow: {listed(sharing, 'or')}", ink._replace(hollow=True))] if sharing else []
     told = listed(list(called.values()), "and")
     name = f"joint-{count + 1}-{cost.name}"
-    drawn = plot.joint(
+    drawn = plotting.scatter_with_front(
         points, [points[i] for i in best], legend, cost.label, f"held-out {panels[0].unit}"
     )
     return Figure(
         name,
-        plot.svg(drawn, name),
+        plotting.to_svg(drawn, name),
         f"Held-out score against {cost.label}, {told} together",
         f"**Held-out score against {cost.label}, {told} together.**{cost.told}",
     )
@@ -142,10 +142,10 @@ def front(costs: Sequence[float], ranks: Sequence[float]) -> list[int]:
     return found
 
 
-def _style(run: Run, marker: str) -> plot.Style:
+def _style(run: Run, marker: str) -> plotting.Style:
     shares = run.result["plan"] != "separate"
-    return plot.Style(_colour(run.result["layout"]), "-", marker, shares)
+    return plotting.Style(_colour(run.result["layout"]), "-", marker, shares)
 
 
 def _colour(layout: str) -> str:
-    return plot.style(list(LAYOUTS).index(layout), 0).colour
+    return plotting.style(list(LAYOUTS).index(layout), 0).colour

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.inspect.statistics import head_statistics
+from attnlab.interpret.statistics import head_statistics
 from attnlab.model.config import ModelConfig
 from attnlab.training import shard
 from attnlab.training.sources import Source

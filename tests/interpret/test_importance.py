@@ -7,41 +7,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from test_sums_of_writes import draw
+from random_models import config_of, random_params
 
-from attnlab import ModelConfig
-from attnlab.inspect import (
-    Gates,
-    ablations,
-    compare_orders,
-    gate_gradients,
-    gates_of,
+from attnlab.interpret import (
+    HeadGates,
+    ablation_effects,
+    ascending_order,
+    compare_pruning_orders,
     greedy_order,
-    mean_values,
-    order_by,
-    other_values,
+    head_gates,
+    head_importance,
+    mean_heads,
     pruning_curve,
+    resampled_heads,
     token_loss,
 )
+from attnlab.models import EncoderConfig
 
-CONFIG = ModelConfig(
-    vocab_size=11, max_len=8, width=12, num_layers=3, num_heads=2, ffn_width=10, plan="cycle:2"
-)
+CONFIG = config_of(num_heads=2, sharing="cycle:2")
 TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8], [1, 1, 4, 3, 9, 9]])
 WEIGHTS = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
 
 
 @functools.cache
 def case():
-    """(params, loss of an edit, mean loss of gates [L, N] by the model's own head_gate)."""
-    params = draw(CONFIG)
+    """(params, loss of an edit, mean loss of gates [L, N] by the model's own head_mask)."""
+    params = random_params(CONFIG)
     loss = token_loss(CONFIG, params, TOKENS[:, :-1], targets=TOKENS[:, 1:], weights=WEIGHTS)
     run = jax.jit(
-        lambda gate: CONFIG.build().apply({"params": params}, TOKENS[:, :-1], head_gate=gate)
+        lambda gate: CONFIG.build().apply({"params": params}, TOKENS[:, :-1], head_mask=gate)
     )
 
     def by_hand(gate):
-        logits = np.asarray(run(gate), np.float64)
+        logits = np.asarray(run(gate).logits, np.float64)
         logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         each = -np.take_along_axis(logs, np.asarray(TOKENS)[:, 1:, None], axis=2)[..., 0]
         return (each * WEIGHTS).sum(1) / np.asarray(WEIGHTS).sum(1)
@@ -50,16 +48,16 @@ def case():
 
 
 def spread(by, gate):
-    return np.asarray(gate)[list(gates_of(CONFIG, by=by).rows)]
+    return np.asarray(gate)[list(head_gates(CONFIG, by=by).rows)]
 
 
 @pytest.mark.parametrize("by", deep(["layer", "group"], "group"))
 def test_one_head_at_a_time(by):
     _, loss, by_hand = case()
-    gates = gates_of(CONFIG, by=by)
+    gates = head_gates(CONFIG, by=by)
     assert gates.shape == {"layer": (3, 2), "group": (2, 2)}[by]
-    whole, got = by_hand(np.ones((3, 2))).mean(), jax.jit(lambda: ablations(loss, gates))()
-    felt = jax.jit(lambda: gate_gradients(loss, gates))()
+    whole, got = by_hand(np.ones((3, 2))).mean(), jax.jit(lambda: ablation_effects(loss, gates))()
+    felt = jax.jit(lambda: head_importance(loss, gates))()
     for place in np.ndindex(gates.shape):
         gate = np.ones(gates.shape)
         gate[place] = 0
@@ -75,14 +73,14 @@ def test_one_head_at_a_time(by):
 
 def test_what_stands_in_the_place_of_a_head():
     params, loss, _ = case()
-    gates = gates_of(CONFIG)
+    gates = head_gates(CONFIG)
     apply = CONFIG.build().apply
 
     @jax.jit
     def run(params):
-        heads = apply({"params": params}, TOKENS[:, :-1], show=("heads",))[-1]["heads"]
-        values = {"mean": mean_values(heads, WEIGHTS), "other": other_values(heads)}
-        found = {name: ablations(loss, gates, instead) for name, instead in values.items()}
+        heads = apply({"params": params}, TOKENS[:, :-1], capture=("heads",)).captured["heads"]
+        values = {"mean": mean_heads(heads, WEIGHTS), "other": resampled_heads(heads)}
+        found = {name: ablation_effects(loss, gates, instead) for name, instead in values.items()}
         of_one = {}
         for name, instead in values.items():
             place = lambda value, layer, instead=instead: jnp.where(
@@ -97,24 +95,24 @@ def test_what_stands_in_the_place_of_a_head():
     assert_close(mean[0, 0, 0], heads[0][np.asarray(WEIGHTS, bool)].mean(0))
     assert not np.allclose(found["mean"], found["other"], atol=1e-3)
     with pytest.raises(ValueError, match="a batch of two"):
-        other_values(heads[:, :1])
+        resampled_heads(heads[:, :1])
 
 
 def test_curves_beside_random_orders():
     _, loss, by_hand = case()
-    gates = gates_of(CONFIG, by="group")
+    gates = head_gates(CONFIG, by="group")
 
     @jax.jit
     def run():
-        order = order_by(ablations(loss, gates))
+        order = ascending_order(ablation_effects(loss, gates))
         greedy, curve = greedy_order(loss, gates)
         orders = {"once": order, "greedy": greedy}
-        curves = compare_orders(loss, gates, orders, key=jax.random.key(0), count=5)
+        curves = compare_pruning_orders(loss, gates, orders, key=jax.random.key(0), count=5)
         return order, greedy, curve, curves, pruning_curve(loss, gates, order)
 
     order, greedy, curve, curves, alone = run()
-    assert_close(curves.named["greedy"], curve)
-    assert_close(curves.named["once"], alone)
+    assert_close(curves.by_order["greedy"], curve)
+    assert_close(curves.by_order["once"], alone)
     gate = np.ones(4)
     for step, head in enumerate(np.asarray(greedy)):
         np.testing.assert_allclose(
@@ -138,11 +136,11 @@ def test_curves_beside_random_orders():
 
 
 def test_heads_of_an_encoder_decoder():
-    config = ModelConfig(
-        kind="encoder_decoder", num_layers=3, encoder_layers=2, num_heads=2, plan="albert",
-        encoder_plan="separate",
-    )  # fmt: skip
-    assert gates_of(config, "cross.heads", by="group") == Gates("cross.heads", (0, 0, 0), 2)
-    assert gates_of(config, "encoder.heads", by="group") == Gates("encoder.heads", (0, 1), 2)
-    with pytest.raises(ValueError, match=r"a decoder has no 'cross\.heads'"):
-        gates_of(CONFIG, "cross.heads")
+    encoder = EncoderConfig(num_layers=2, num_heads=3, sharing="separate")
+    config = config_of(
+        num_heads=2, kind="encoder_decoder", sharing="albert", encoder=encoder, head_dim=4
+    )
+    assert head_gates(config, "cross.heads", by="group") == HeadGates("cross.heads", (0, 0, 0), 2)
+    assert head_gates(config, "encoder.heads", by="group") == HeadGates("encoder.heads", (0, 1), 3)
+    with pytest.raises(ValueError, match=r"has no 'cross\.heads'"):
+        head_gates(CONFIG, "cross.heads")

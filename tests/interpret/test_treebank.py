@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from attnlab.inspect.treebank import parse_trees, read_trees, treebank_parts
+from attnlab.interpret.treebank import parse_trees, read_trees, treebank_parts
 
 
 def row(number, form, head="_", label="_", misc="_"):

@@ -1,4 +1,4 @@
-"""A page of heads, read again without its own script: what it tells, and the values it holds."""
+"""Reads a viewer page without its script: what it says and the values it holds."""
 
 import base64
 import json
@@ -30,24 +30,24 @@ class Parsed(HTMLParser):
             self.texts.append(data)
 
     @property
-    def sides(self):
-        return json.loads(self.scripts["page"])["sides"]
+    def panels(self):
+        return json.loads(self.scripts["page"])["panels"]
 
-    def probs(self, side=0, part=0):
+    def probs(self, panel=0, part=0):
         """[L, N, T, S] of a map, as its bytes say."""
-        told = self.sides[side]["maps"][part]
-        rows, columns = told["rows"], told["columns"]
+        maps = self.panels[panel]["maps"][part]
+        rows, columns = maps["rows"], maps["columns"]
         heads = []
-        for layer in range(told["layers"]):
-            for head in range(told["heads"]):
-                kept = base64.b64decode(self.scripts[f"v{side}-{part}-{layer}-{head}"])
+        for layer in range(maps["layers"]):
+            for head in range(maps["heads"]):
+                kept = base64.b64decode(self.scripts[f"v{panel}-{part}-{layer}-{head}"])
                 tops = np.frombuffer(kept[: 4 * rows], "<f4")[:, None]
                 steps = np.frombuffer(kept[4 * rows :], np.uint8).astype(np.float32)
-                share = (steps - 128) / 127 if told["signed"] else steps / 255
+                share = (steps - 128) / 127 if maps["signed"] else steps / 255
                 whole = np.zeros((rows, columns), np.float32)
-                if told["lower"]:
+                if maps["lower"]:
                     whole[np.tril_indices(rows)] = share
                 else:
                     whole[:] = share.reshape(rows, columns)
                 heads.append(tops * whole)
-        return np.reshape(heads, (told["layers"], told["heads"], rows, columns))
+        return np.reshape(heads, (maps["layers"], maps["heads"], rows, columns))

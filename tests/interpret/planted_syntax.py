@@ -3,14 +3,16 @@
 import jax
 import numpy as np
 
-from attnlab import ModelConfig
-from attnlab.inspect.treebank import parse_trees
+from attnlab import heads
+from attnlab.interpret.treebank import parse_trees
+from attnlab.models import FFN, ModelConfig, param_shapes
 
 PAIRS, ROOTS = "abcdef", "mnopqrstuvwxyz"
 LETTERS = PAIRS + PAIRS.upper() + ROOTS + " "
 MODEL = ModelConfig(
-    kind="encoder", vocab_size=257, max_len=64, width=len(LETTERS), num_layers=2, num_heads=3,
-    head_dim=len(PAIRS), ffn_width=4,
+    kind="encoder", vocab_size=257, max_len=64, width=len(LETTERS), num_layers=2,
+    heads=heads.Standard(num_heads=3, head_dim=len(PAIRS), biases=("q", "k", "v", "o")),
+    ffn=FFN(width=4),
 )  # fmt: skip
 LAYER, HEAD = 1, 2  # where the planted head is
 WRITES = ("down", "down_bias")
@@ -29,13 +31,13 @@ def conllu(seed, count):
         order = [letter for unit in order for letter in unit]
         root = 1 + rng.choice([i for i, letter in enumerate(order) if letter.isupper()])
         order.insert(root, str(rng.choice(list(ROOTS))))
-        heads = [
+        depends_on = [
             0 if i == root else 1 + (root if a.isupper() else order.index(a.upper()))
             for i, a in enumerate(order)
         ]
         labels = ["find" if a in PAIRS else "hang" if a.isupper() else "root" for a in order]
         words = [str(letter) * rng.integers(1, 5) for letter in order]
-        rows = zip(words, heads, labels, strict=True)
+        rows = zip(words, depends_on, labels, strict=True)
         lines = [
             f"{i}\t{word}\t_\t_\t_\t_\t{head}\t{label}\t_\t_"
             for i, (word, head, label) in enumerate(rows, 1)
@@ -52,8 +54,8 @@ def planted(seed=0):
     """Weights in which the query of a letter is the key of its capital, in one head; the embedding
     tells letters apart and nothing before that head writes."""
     rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(MODEL.build().init, jax.random.key(0), np.zeros((1, 4), np.int32))
-    w = jax.tree.map(lambda a: rng.normal(0, 0.5, a.shape).astype(np.float32), shapes["params"])
+    shapes = param_shapes(MODEL)
+    w = jax.tree.map(lambda a: rng.normal(0, 0.5, a.shape).astype(np.float32), shapes)
     attention = w["layers"]["attention"]
     w["positions"][:] = 0
     w["embedding"][:] = 0

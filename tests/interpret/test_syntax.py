@@ -3,21 +3,23 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import planted_roles as language
+import planted_syntax as language
 import pytest
 from conftest import assert_close
+from random_models import config_of, random_params
 
-from attnlab import ModelConfig
-from attnlab.inspect import roles
-from attnlab.inspect.roles import ALL, DIRECTIONS, OFFSETS, Tally
-from attnlab.inspect.treebank import Tree, read_trees, treebank_parts
+from attnlab import heads as layouts
+from attnlab.interpret import syntax
+from attnlab.interpret.syntax import ALL, DIRECTIONS, OFFSETS, CorrectCounts
+from attnlab.interpret.treebank import Tree, read_trees, treebank_parts
+from attnlab.models import EncoderConfig, ModelConfig, ModelInputs, run_model
 from attnlab.tokenizer import make_tokenizer
 
 
 def read_by(tokenizer, trees):
-    """What `head_picks` takes."""
+    """What `head_predictions` takes."""
     encoded = [(tree, tokenizer.encode([tree.text])[0]) for tree in trees]
-    return [(e.tokens, roles.token_shares(e.spans(t.text), t.spans)) for t, e in encoded]
+    return [(e.tokens, syntax.token_word_overlap(e.spans(t.text), t.spans)) for t, e in encoded]
 
 
 def test_word_maps_by_hand():
@@ -25,7 +27,7 @@ def test_word_maps_by_hand():
     rng = np.random.default_rng(0)
     tokens = np.array([[0, 0], [0, 2], [2, 3], [3, 8], [8, 9]])  # special, "ab", "c", "d efg", " "
     words = np.array([[0, 3], [3, 4], [5, 8]])  # "abc", "d", "efg"
-    shares = roles.token_shares(tokens, words)
+    shares = syntax.token_word_overlap(tokens, words)
     belongs = {0: {}, 1: {0: 1}, 2: {0: 1}, 3: {1: 1 / 4, 2: 3 / 4}, 4: {}}
     for token, by_word in belongs.items():
         assert shares[token].tolist() == [by_word.get(word, 0) for word in range(3)]
@@ -36,13 +38,13 @@ def test_word_maps_by_hand():
         for t, weight in weights.items():
             to = sum(probs[..., t, s] * by[j] for s, by in belongs.items() if j in by)
             expected[..., i, j] += weight / sum(weights.values()) * to
-    got = jax.jit(roles.word_maps)(probs, shares[None])
+    got = jax.jit(syntax.word_attention)(probs, shares[None])
     assert_close(got, expected.astype(np.float32))
 
 
 def test_a_word_picks_another_one_or_none():
     maps = np.array([[9, 0, 0], [5, 9, 0], [1, 2, 9]], float)  # of a decoder
-    to_head, from_head = roles.best_words(jnp.asarray(maps)[None, None, None])[0, 0, 0]
+    to_head, from_head = syntax.predicted_words(jnp.asarray(maps)[None, None, None])[0, 0, 0]
     assert to_head.tolist() == [-1, 0, 1]
     assert from_head.tolist() == [1, 2, -1]
 
@@ -51,7 +53,9 @@ def test_planted_probabilities_are_found():
     """Three heads, each of which looks along one relation, at all tokens of the word."""
     rng = np.random.default_rng(3)
     kinds, words, tokens = np.array(["x", "y", "z:z"]), 8, 17
-    look = jax.jit(lambda probs, shares: roles.best_words(roles.word_maps(probs, shares)))
+    predict = jax.jit(
+        lambda probs, shares: syntax.predicted_words(syntax.word_attention(probs, shares))
+    )
     parts = []
     for count in (40, 50):
         trees, shares = [], np.zeros((count, tokens, words), np.float32)
@@ -72,16 +76,16 @@ def test_planted_probabilities_are_found():
                 asks, asked = (asked, asks) if labels[word] == "y" else (asks, asked)
                 probs[layer, i, head, asks[:, None], asked] = 9
             trees.append(Tree("", ("",) * words, np.zeros((words, 2), int), heads, (*labels,)))
-        picks = np.moveaxis(np.asarray(look(probs, shares)), 1, 0)
-        parts.append(roles.tally(trees, picks, ["x", "y", "z", "z:z"]))
-    found = {one.label: one for one in roles.judge(*parts)}
+        picks = np.moveaxis(np.asarray(predict(probs, shares)), 1, 0)
+        parts.append(syntax.count_correct(trees, picks, ["x", "y", "z", "z:z"]))
+    found = {one.label: one for one in syntax.evaluate_heads(*parts)}
     where = {label: (one.layer, one.head, one.direction) for label, one in found.items()}
     assert where["x"] == (1, 0, "to head")
     assert where["y"] == (0, 1, "from head")
     assert where["z"] == where["z:z"] == (1, 2, "to head")
     for one in found.values():
         assert one.by_head == 1
-        assert one.beats
+        assert one.is_significant
         assert one.by_offset < 0.4
 
 
@@ -95,13 +99,13 @@ def read():
 
 def found_in(params, read):
     parts, texts = read
-    labels = roles.common_labels(*parts)
+    labels = syntax.frequent_labels(*parts)
     assert labels == [ALL, "find", "hang"]
     tallies = [
-        roles.tally(trees, roles.head_picks(language.MODEL, params, some), labels)
+        syntax.count_correct(trees, syntax.head_predictions(language.MODEL, params, some), labels)
         for trees, some in zip(parts, texts, strict=True)
     ]
-    return {one.label: one for one in roles.judge(*tallies)}
+    return {one.label: one for one in syntax.evaluate_heads(*tallies)}
 
 
 def test_a_planted_head_is_found_and_a_fresh_one_is_not(read):
@@ -111,32 +115,29 @@ def test_a_planted_head_is_found_and_a_fresh_one_is_not(read):
     assert (one.layer, one.head, one.direction) == (language.LAYER, language.HEAD, "to head")
     assert one.by_head == 1
     assert one.low > 0.2
-    assert not found["hang"].beats
+    assert not found["hang"].is_significant
     assert one.offset == 1
     assert 0.45 < one.by_offset < 0.75
     init = jax.jit(language.MODEL.build().init)
     for seed in range(3):
         fresh = init(jax.random.key(seed), np.zeros((1, 4), np.int32))["params"]
-        assert not any(one.beats for one in found_in(fresh, read).values())
+        assert not any(one.is_significant for one in found_in(fresh, read).values())
 
 
 def test_texts_that_run_together_do_not_meet():
     """What fills a text up is looked at by nobody; an encoder-decoder shows its encoder."""
-    config = ModelConfig(
-        kind="encoder_decoder", vocab_size=30, max_len=14, width=8, num_layers=1, num_heads=2,
-        encoder_layers=3, ffn_width=6, plan="albert",
+    encoder = EncoderConfig(num_layers=3)
+    config = config_of(
+        num_heads=2, kind="encoder_decoder", vocab_size=30, max_len=14, num_layers=1,
+        encoder=encoder, sharing="albert",
     )  # fmt: skip
-    rng = np.random.default_rng(0)
-    one = np.zeros((1, 1), np.int32)
-    shapes = jax.eval_shape(config.build().init, jax.random.key(0), one, one)["params"]
-    params = jax.tree.map(lambda a: rng.normal(0, 0.6, a.shape).astype(np.float32), shapes)
+    rng, params = np.random.default_rng(0), random_params(config)
     texts = [(rng.integers(0, 30, n).astype(np.int32), np.eye(n)) for n in (9, 14, 5)]
-    got = roles.head_picks(config, params, texts)
+    got = syntax.head_predictions(config, params, texts)
     tokens = texts[0][0][None]
-    apply = lambda params: config.build().apply(
-        {"params": params}, tokens, tokens[:, :1], show=("encoder.probs",)
-    )
-    probs = np.array(jax.jit(apply)(params)[-1]["encoder.probs"])[:, 0]
+    inputs = ModelInputs(source=tokens, capture=("encoder.probs",))
+    probs = run_model(params, tokens[:, :1], config, inputs).captured["encoder.probs"]
+    probs = np.array(probs)[:, 0]
     probs[..., np.arange(9), np.arange(9)] = 0
     assert np.array_equal(got[0][:, :, 0], probs.argmax(-1))
     assert np.array_equal(got[0][:, :, 1], probs.argmax(-2))
@@ -152,14 +153,14 @@ def by_luck(rng, sentences=100, layers=6, labels=12):
         return rng.binomial(np.broadcast_to(every, (sentences, *shape, labels)), 0.4)
 
     names, offsets = tuple(map(str, range(labels))), np.repeat(draw(1), len(OFFSETS), axis=1)
-    return Tally(names, cases, offsets, 0 * cases, draw(layers, 5, len(DIRECTIONS)))
+    return CorrectCounts(names, cases, offsets, 0 * cases, draw(layers, 5, len(DIRECTIONS)))
 
 
 def test_the_best_of_many_heads_is_no_better_by_luck():
     """Of 40 families of 12 labels one in 40 should have a head that wins; judged in the sentences
     where it was chosen every other has one."""
     rng = np.random.default_rng(0)
-    won = lambda *parts: any(one.beats for one in roles.judge(*parts, draws=300))
+    won = lambda *parts: any(one.is_significant for one in syntax.evaluate_heads(*parts, draws=300))
     pairs = [(by_luck(rng), by_luck(rng)) for _ in range(40)]
     assert sum(won(*pair) for pair in pairs) <= 3
     assert sum(won(one, one) for one, _ in pairs) > 15
@@ -170,7 +171,7 @@ def test_the_interval_of_one_label_is_that_of_a_ratio():
     choosing, judging = (by_luck(np.random.default_rng(s), 1500, 1, labels=1) for s in (1, 2))
     every = np.broadcast_to(judging.cases[:, None, None, None], judging.heads.shape)
     judging = judging._replace(heads=every)
-    (one,) = roles.judge(choosing, judging, draws=2000)
+    (one,) = syntax.evaluate_heads(choosing, judging, draws=2000)
     gain = judging.heads[:, one.layer, one.head, DIRECTIONS.index(one.direction), 0]
     gain = gain - judging.offsets[:, OFFSETS.index(one.offset), 0]
     cases = judging.cases[:, 0]
@@ -195,23 +196,23 @@ def test_the_longest_word_is_beaten_too():
             longest = np.argmax(ends - spans[:, 0])
             heads = np.where(np.arange(5) == longest, -1, longest)
             trees.append(Tree("", ("",) * 5, spans, heads, ("x",) * 5))
-            shares = roles.token_shares(np.arange(18)[:, None] + [0, 1], spans)
+            shares = syntax.token_word_overlap(np.arange(18)[:, None] + [0, 1], spans)
             maps = np.tile(shares.sum(0) / 18, (1, 1, 1, 5, 1))
-            picks.append(np.asarray(roles.best_words(jnp.asarray(maps)))[:, 0])
-        parts.append(roles.tally(trees, picks, ["x"]))
-    (one,) = roles.judge(*parts)
-    assert (one.by_head, one.by_longest, one.gain, one.beats) == (1, 1, 0, False)
+            picks.append(np.asarray(syntax.predicted_words(jnp.asarray(maps)))[:, 0])
+        parts.append(syntax.count_correct(trees, picks, ["x"]))
+    (one,) = syntax.evaluate_heads(*parts)
+    assert (one.by_head, one.by_longest, one.gain, one.is_significant) == (1, 1, 0, False)
     assert one.by_offset < 0.4
-    (alone,) = roles.judge(*(part._replace(longest=0 * part.longest) for part in parts))
-    assert alone.beats
+    (alone,) = syntax.evaluate_heads(*(part._replace(longest=0 * part.longest) for part in parts))
+    assert alone.is_significant
 
 
 def test_other_labels_are_refused():
     choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
-    with pytest.raises(ValueError, match="both tallies need the same labels"):
-        roles.judge(choosing, judging._replace(labels=judging.labels[::-1]))
-    with pytest.raises(ValueError, match="each with a case"):
-        roles.judge(choosing, judging._replace(cases=0 * judging.cases))
+    with pytest.raises(ValueError, match="need the same labels"):
+        syntax.evaluate_heads(choosing, judging._replace(labels=judging.labels[::-1]))
+    with pytest.raises(ValueError, match="each with a word"):
+        syntax.evaluate_heads(choosing, judging._replace(cases=0 * judging.cases))
 
 
 @pytest.mark.slow
@@ -219,11 +220,14 @@ def test_fixed_offsets_of_a_real_treebank(shared_data):
     """UD_English-EWT, chosen in train, right in dev: counted by others (shared/data/ANCHORS.md)."""
     parts = treebank_parts(shared_data / "ud_english_ewt")
     trees = [read_trees(parts[name]) for name in ("train", "dev")]
-    labels = roles.common_labels(*trees)
+    labels = syntax.frequent_labels(*trees)
     nobody = [[np.full((1, 1, 2, len(t.heads)), -1) for t in some] for some in trees]
-    tallies = [roles.tally(some, none, labels) for some, none in zip(trees, nobody, strict=True)]
+    tallies = [
+        syntax.count_correct(some, none, labels) for some, none in zip(trees, nobody, strict=True)
+    ]
     found = {
-        r.label: (r.cases, r.offset, round(100 * r.by_offset, 1)) for r in roles.judge(*tallies)
+        r.label: (r.cases, r.offset, round(100 * r.by_offset, 1))
+        for r in syntax.evaluate_heads(*tallies)
     }
     assert found[ALL] == (23146, 1, 31.6)
     assert found["nsubj"] == (2137, 1, 33.9)
@@ -245,12 +249,19 @@ def test_no_fresh_head_beats_what_needs_no_grammar_in_a_real_treebank(shared_dat
     trees, texts = (
         [[a[i] for i in k] for a, k in zip(b, kept, strict=True)] for b in (trees, texts)
     )
-    labels = roles.common_labels(*trees)
+    labels = syntax.frequent_labels(*trees)
     config = ModelConfig(
-        kind="encoder", vocab_size=tokenizer.size, max_len=64, width=32, num_layers=2, num_heads=4
+        kind="encoder",
+        vocab_size=tokenizer.size,
+        max_len=64,
+        width=32,
+        num_layers=2,
+        heads=layouts.Standard(num_heads=4),
     )
     for seed in range(4):
         params = jax.jit(config.build().init)(jax.random.key(seed), np.zeros((1, 4), np.int32))
-        picks = [roles.head_picks(config, params["params"], some) for some in texts]
-        found = roles.judge(*(roles.tally(t, p, labels) for t, p in zip(trees, picks, strict=True)))
-        assert [one.label for one in found if one.beats] == []
+        picks = [syntax.head_predictions(config, params["params"], some) for some in texts]
+        found = syntax.evaluate_heads(
+            *(syntax.count_correct(t, p, labels) for t, p in zip(trees, picks, strict=True))
+        )
+        assert [one.label for one in found if one.is_significant] == []

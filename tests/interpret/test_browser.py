@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from attnlab.inspect import Maps, Side, view, view_sides
+from attnlab.interpret import AttentionMaps, Panel, view, view_panels
 
 pytestmark = pytest.mark.browser
 
@@ -84,7 +84,7 @@ def title(tab, side=0):
 
 
 def thumb(tab, layer, head, side=0):
-    return tab.locator(".side").nth(side).locator(f'[aria-label="layer {layer}, head {head}"]')
+    return tab.locator(".panel").nth(side).locator(f'[aria-label="layer {layer}, head {head}"]')
 
 
 def readout(tab, side=0):
@@ -93,8 +93,8 @@ def readout(tab, side=0):
 
 def cell(tab, t, s, side=0):
     """The point of the canvas that shows who looks and who is looked at."""
-    side = f"sides[{side}]"
-    box = tab.locator(".stage canvas").nth(int(side[6])).bounding_box()
+    side = f"panels[{side}]"
+    box = tab.locator(".stage canvas").nth(int(side[7])).bounding_box()
     left, top, size = tab.evaluate(f"[{side}.form.left, {side}.form.top, {side}.form.cell]")
     return box["x"] + left + (s + 0.5) * size, box["y"] + top + (t + 0.5) * size
 
@@ -104,14 +104,14 @@ def test_pointing_tells_who_looks_where(one):
         one.mouse.move(*cell(one, t, s))
         p = PROBS[0, 0, t, s]
         said = readout(one)
-        assert f"{t} looks at " in said
+        assert f"{t} attends to " in said
         told = float(said.split(f" {s}: ")[1][:5])
         assert abs(told - p) <= 1 / 510 + 5e-4
         most = int(np.argmax(PROBS[0, 0, t]))
-        first = said.split("looks most at ")[1]
+        first = said.split("attends most to ")[1]
         assert first.startswith(f"{shown(TOKENS[most])} {most}: ")
     one.mouse.move(*cell(one, 1, 7))
-    assert "cannot, it comes later" in readout(one)
+    assert "masked, a later token" in readout(one)
     one.mouse.move(5, 5)
     assert "Point at a token" in readout(one)
 
@@ -119,9 +119,9 @@ def test_pointing_tells_who_looks_where(one):
 def test_a_click_holds_and_escape_lets_go(one):
     one.mouse.click(*cell(one, 4, 1))
     one.mouse.move(5, 5)
-    assert "שלום 4 looks at ·cat 1:" in readout(one)
+    assert "שלום 4 attends to ·cat 1:" in readout(one)
     one.mouse.move(*cell(one, 8, 8))
-    assert "שלום 4 looks at" in readout(one)
+    assert "שלום 4 attends to" in readout(one)
     one.keyboard.press("Escape")
     assert "Point at a token" in readout(one)
 
@@ -136,7 +136,7 @@ def test_heads_are_chosen_by_mouse_and_keys(one):
     assert one.locator('[aria-pressed="true"].thumb').count() == 1
     one.keyboard.press("j")
     one.keyboard.press("j")
-    assert "·cat 1 looks most at" in readout(one)
+    assert "·cat 1 attends most to" in readout(one)
     row = one.locator("tr", has_text="first")
     assert row.locator(".value").text_content() == f"{FIRST[1, 2]:.2f}"
 
@@ -150,23 +150,23 @@ def test_layers_with_the_same_weights_light_up(one):
     ]
     thumb(one, 2, 3).hover()
     assert lit() == [(0, 3), (2, 3)]
-    assert one.locator(".row.lit").all_text_contents() == ["0set 0", "2set 0"]
+    assert one.locator(".row.lit").all_text_contents() == ["0group 0", "2group 0"]
     thumb(one, 1, 3).hover()
     assert lit() == []
     one.mouse.move(900, 5)
     assert lit() == [(0, 0), (2, 0)]
-    assert "attention: set 0, shared with layer 2" in one.locator(".shares").text_content()
+    assert "attention: group 0, shared with layer 2" in one.locator(".shares").text_content()
 
 
 def test_edges_and_text_show_the_same_numbers(one):
     one.keyboard.press("e")
-    assert one.evaluate("sides[0].form.constructor.name") == "Edges"
-    one.evaluate("sides[0].look(7, null)")
-    assert "·the 7 looks most at" in readout(one)
+    assert one.evaluate("panels[0].form.constructor.name") == "Edges"
+    one.evaluate("panels[0].pointAt(7, null)")
+    assert "·the 7 attends most to" in readout(one)
     one.locator("#views button", has_text="Text").click()
     word = one.locator(".words span", has_text="mat")
     word.hover()
-    assert "·mat 8 looks most at" in readout(one)
+    assert "·mat 8 attends most to" in readout(one)
     shown = [span.get_attribute("title") for span in one.locator(".words span").all()]
     assert np.abs(np.array(shown, float) - PROBS[0, 0, 8]).max() < 0.01
     assert one.locator(".words span").nth(3).text_content() == "</script>"
@@ -176,8 +176,11 @@ def test_edges_and_text_show_the_same_numbers(one):
 
 
 def test_two_models_move_together_where_they_can(opened):
-    sides = [Side([Maps(PROBS, TOKENS)], "one"), Side([Maps(OTHER, TOKENS)], "other")]
-    tab = opened(view_sides(sides))
+    sides = [
+        Panel([AttentionMaps(PROBS, TOKENS)], "one"),
+        Panel([AttentionMaps(OTHER, TOKENS)], "other"),
+    ]
+    tab = opened(view_panels(sides))
     thumb(tab, 1, 3).click()
     assert [title(tab, i) for i in (0, 1)] == ["Layer 1, head 3"] * 2
     thumb(tab, 2, 1).click()  # the other has two layers
@@ -193,12 +196,20 @@ def test_two_models_move_together_where_they_can(opened):
 def test_three_attentions_of_one_model(opened):
     keys = ["x", "y"]
     cross = np.full((1, 2, LENGTH, 2), [0.75, 0.25])
-    tab = opened(view_sides([Side([Maps(PROBS, TOKENS), Maps(cross, TOKENS, keys, name="cross")])]))
+    tab = opened(
+        view_panels(
+            [
+                Panel(
+                    [AttentionMaps(PROBS, TOKENS), AttentionMaps(cross, TOKENS, keys, name="cross")]
+                )
+            ]
+        )
+    )
     thumb(tab, 2, 3).click()
     tab.locator(".choice button", has_text="cross").click()
     assert title(tab) == "Layer 0, head 1"  # as far as it has layers and heads
     tab.mouse.move(*cell(tab, 8, 1))
-    assert "·mat 8 looks at y 1: 0.250" in readout(tab)
+    assert "·mat 8 attends to y 1: 0.250" in readout(tab)
 
 
 def background(tab):
@@ -208,7 +219,7 @@ def background(tab):
 def test_dark_by_the_system_and_by_hand(opened):
     page = view(PROBS, TOKENS)
     tab = opened(page, color_scheme="dark")
-    pixel = "[...sides[0].canvas.getContext('2d').getImageData(2, 2, 1, 1).data]"
+    pixel = "[...panels[0].canvas.getContext('2d').getImageData(2, 2, 1, 1).data]"
     assert background(tab) == "rgb(20, 23, 27)"
     assert tab.evaluate(pixel) == [20, 23, 27, 255]
     tab.locator("#theme").click()
@@ -221,8 +232,8 @@ def test_dark_by_the_system_and_by_hand(opened):
 def test_nothing_is_wider_than_the_screen(opened, width, view_key):
     statistics = {"first": FIRST, "a statistic with a long name": FIRST}
     long = ["a" * 60, *TOKENS[1:]]
-    side = Side([Maps(PROBS, long, statistics=statistics)], "w" * 200, "of " * 99)
-    tab = opened(view_sides([side, side], title="t" * 150), width=width)
+    side = Panel([AttentionMaps(PROBS, long, statistics=statistics)], "w" * 200, "of " * 99)
+    tab = opened(view_panels([side, side], title="t" * 150), width=width)
     tab.keyboard.press(view_key)
     tab.keyboard.press("j")
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -230,12 +241,12 @@ def test_nothing_is_wider_than_the_screen(opened, width, view_key):
 
 def test_pictures_are_drawn_when_they_are_seen(opened):
     tab = opened(view(np.repeat(PROBS, 20, axis=0), TOKENS), height=500)
-    tab.wait_for_function("sides[0].kept.size > 9 && waiting.size === 0")
-    assert tab.evaluate("sides[0].kept.has('v0-0-0-0')")
-    assert tab.evaluate("sides[0].kept.size") < 60 * HEADS
+    tab.wait_for_function("panels[0].kept.size > 9 && waiting.size === 0")
+    assert tab.evaluate("panels[0].kept.has('v0-0-0-0')")
+    assert tab.evaluate("panels[0].kept.size") < 60 * HEADS
     thumb(tab, 59, 3).scroll_into_view_if_needed()
-    tab.wait_for_function("sides[0].kept.has('v0-0-59-3')")
-    drawn = "sides[0].thumbs[59][3].querySelector('canvas').width"
+    tab.wait_for_function("panels[0].kept.has('v0-0-59-3')")
+    drawn = "panels[0].thumbs[59][3].querySelector('canvas').width"
     assert tab.evaluate(drawn) == LENGTH
 
 
@@ -245,12 +256,12 @@ def test_large_pages_open(opened, record_property):
     page = view(probs, ["word"] * 512)
     assert len(page.html) < 60e6
     tab = opened(page)
-    tab.wait_for_function("sides[0].kept.size > 100")
+    tab.wait_for_function("panels[0].kept.size > 100")
     took = tab.evaluate("performance.now()")
     record_property("milliseconds until it is drawn", round(took))
     print(f"12 x 12 x 512: {len(page.html) / 1e6:.1f} MB, drawn after {took:.0f} ms")
     tab.mouse.move(*cell(tab, 400, 17))
-    assert "400 looks at" in readout(tab)
+    assert "400 attends to" in readout(tab)
 
 
 def test_in_a_notebook(opened):

@@ -1,25 +1,27 @@
-"""What figures have in common: colours, a frame without state, SVG that is the same each time."""
+"""Shared by all figures: colours, axes without global state, reproducible SVG."""
 
 import io
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from attnlab.extras import extra
 
-INK, GRID, PAPER = "#222222", "#d8d8d8", "#ffffff"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOREGROUND, GRID, BACKGROUND = "#222222", "#d8d8d8", "#ffffff"
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D")
 
-SIZE = (
-    4.7,
-    3.6,
-)  # inches: about as many points as a phone has pixels, so letters keep their size
-LETTERS = 10
+SIZE = (4.7, 3.6)
+"""Inches: about as many points wide as a phone has pixels, so text keeps its size."""
+FONT_SIZE = 10
 
 
 class Style(NamedTuple):
@@ -32,17 +34,17 @@ class Style(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A loss over steps, one row per seed. The range of the axes leaves broken curves out."""
+    """A metric over steps, one row per seed. Diverged curves do not set the range of the axes."""
 
     label: str
     style: Style
     steps: Int[np.ndarray, " P"]
     values: Float[np.ndarray, "S P"]
-    broken: bool
+    diverged: bool = False
 
 
 class Point(NamedTuple):
-    """A value at x with its spread to both sides (NaN: not known)."""
+    """A value at x, plus or minus a spread (NaN: unknown)."""
 
     label: str
     style: Style
@@ -52,7 +54,7 @@ class Point(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A difference with the ends of its interval (NaN: not known)."""
+    """A mean difference with the ends of its interval (NaN: unknown)."""
 
     label: str
     style: Style
@@ -62,7 +64,7 @@ class Interval(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A value with its spread to both sides (NaN: not known)."""
+    """A value, plus or minus a spread (NaN: unknown)."""
 
     label: str
     style: Style
@@ -71,7 +73,7 @@ class Bar(NamedTuple):
 
 
 def style(colour: int, pattern: int) -> Style:
-    """The `colour`-th colour with the `pattern`-th dashes and marker; both go round."""
+    """The `colour`-th colour with the `pattern`-th dashes and marker; both repeat."""
     return Style(
         COLOURS[colour % len(COLOURS)],
         DASHES[pattern % len(DASHES)],
@@ -80,39 +82,53 @@ def style(colour: int, pattern: int) -> Style:
     )
 
 
-def new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Any, Any]:
-    """A figure that no global state knows, and its quiet axes [rows, columns]."""
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1
+) -> tuple["Figure", "list[list[Axes]]"]:
+    """A figure outside of pyplot's global state, and its axes [rows][columns]."""
     with extra("plot"):
         from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=BACKGROUND)
     grid = figure.subplots(rows, columns, squeeze=False)
+    axes: Axes
     for axes in grid.flat:
         axes.set_facecolor("none")
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(GRID)
-        axes.tick_params(which="both", labelcolor=INK, color=GRID, labelsize=LETTERS)
+        axes.tick_params(which="both", labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE)
         axes.grid(color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.label.set(fontsize=LETTERS, color=INK)
-    return figure, grid
+            axis.label.set(fontsize=FONT_SIZE, color=FOREGROUND)
+    return figure, grid.tolist()
 
 
-def marker_of(look: Style, size: float) -> dict[str, Any]:
+class MarkerOptions(TypedDict):
+    """Arguments of matplotlib."""
+
+    marker: str
+    markersize: float
+    markerfacecolor: str
+    markeredgecolor: str
+    markeredgewidth: float
+
+
+def marker_options(look: Style, size: float) -> MarkerOptions:
+    """Arguments that draw the marker of a style."""
     return {
         "marker": look.marker,
         "markersize": size,
-        "markerfacecolor": PAPER if look.hollow else look.colour,
+        "markerfacecolor": BACKGROUND if look.hollow else look.colour,
         "markeredgecolor": look.colour,
         "markeredgewidth": 1.4,
     }
 
 
-def svg(figure: Any, name: str) -> str:
-    """The figure as an <svg> element that loads nothing and is the same each time.
+def to_svg(figure: "Figure", name: str) -> str:
+    """The figure as an <svg> element, self-contained and reproducible.
 
-    `name` keeps its inner ids apart from those of other figures on one page. Text stays text.
+    `name` makes its ids differ from those of other figures on a page. Text stays text.
     """
     import matplotlib
 

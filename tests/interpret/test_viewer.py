@@ -5,11 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from written_page import Parsed
 
-from attnlab.inspect import Maps, Side, view, view_sides
-from attnlab.sharing.plan import Plan
+from attnlab.interpret import AttentionMaps, Panel, view, view_panels
+from attnlab.sharing import Plan
 
 LAYERS, HEADS, LENGTH, SIZE = 3, 2, 7, 5
 TOKENS = [f"a{i}" for i in range(LENGTH)]
@@ -39,7 +38,7 @@ def test_a_decoder_takes_half():
     probs = softmax(LAYERS, HEADS, LENGTH, LENGTH, causal=True)
     causal = Parsed(view(probs[:, None], TOKENS).html)  # with its axis of texts
     whole = Parsed(view(softmax(LAYERS, HEADS, LENGTH, LENGTH), TOKENS).html)
-    assert (causal.sides[0]["maps"][0]["lower"], whole.sides[0]["maps"][0]["lower"]) == (
+    assert (causal.panels[0]["maps"][0]["lower"], whole.panels[0]["maps"][0]["lower"]) == (
         True,
         False,
     )
@@ -70,11 +69,11 @@ ODD = [
 
 def test_a_token_is_a_text_whatever_it_is():
     probs = softmax(1, 1, len(ODD), len(ODD))
-    page = view(probs, ODD, title="<b>&{{page}}", about="<i>{{values}}")
+    page = view(probs, ODD, title="<b>&{{page}}", description="<i>{{values}}")
     parsed = Parsed(page.html)
-    told = parsed.sides[0]
+    told = parsed.panels[0]
     assert told["maps"][0]["tokens"] == ODD
-    assert told["about"] == "<i>{{values}}"
+    assert told["description"] == "<i>{{values}}"
     assert set(parsed.scripts) == {"page", "v0-0-0-0", "code"}
     assert [tag for tag, _ in parsed.tags].count("script") == 3
     assert parsed.texts.count("<b>&{{page}}") == 2
@@ -96,11 +95,13 @@ def test_what_it_tells():
     plan = Plan(attention=(0, 1, 0, 2), kv=(0, 1, "@0", None), ffn=(0, 0, 0, 0))
     statistics = {"entropy": np.arange(8.0).reshape(4, 2), "same": np.full((4, 2), np.nan)}
     probs = softmax(4, 2, LENGTH, LENGTH, causal=True)
-    maps = Maps(probs, TOKENS, statistics=statistics, plan=dict(plan.items()), name="decoder")
-    cross = Maps(PROBS, TOKENS, KEYS, name="cross")
-    parsed = Parsed(view_sides([Side([maps, cross], "one", "of 4"), Side([cross], "two")]).html)
-    assert [side["name"] for side in parsed.sides] == ["one", "two"]
-    told, other = parsed.sides[0]["maps"]
+    maps = AttentionMaps(
+        probs, TOKENS, statistics=statistics, plan=dict(plan.items()), name="decoder"
+    )
+    cross = AttentionMaps(PROBS, TOKENS, KEYS, name="cross")
+    parsed = Parsed(view_panels([Panel([maps, cross], "one", "of 4"), Panel([cross], "two")]).html)
+    assert [side["name"] for side in parsed.panels] == ["one", "two"]
+    told, other = parsed.panels[0]["maps"]
     assert told["plan"]["attention"] == [0, 1, 0, 2]
     assert told["plan"]["kv"] == [0, 1, "@0", "@1"]
     assert told["statistics"] == {
@@ -133,26 +134,16 @@ def test_saved_once(tmp_path):
     [
         ({"probs": PROBS[0]}, "must be \\[layers, heads, queries, keys\\] of one text"),
         ({"probs": np.stack([PROBS] * 2, 1)}, "choose one"),
-        ({"probs": PROBS[:, :, :0]}, "nothing to see"),
+        ({"probs": PROBS[:, :, :0]}, "are empty"),
         ({"tokens": TOKENS[1:]}, "6 tokens do not fit .*: give 7"),
-        ({"tokens": "a b c"}, "must be a list of 7 texts"),
+        ({"tokens": "a b c"}, "must be a list of 7 strings"),
         ({"keys": None}, "7 keys do not fit"),
         ({"statistics": {"first": np.ones((2, 3))}}, r"'first' \(2, 3\) must be .* \(3, 2\)"),
-        ({"plan": {"attention": (0, 1)}}, "'attention' names 2 layers, probs have 3"),
-        ({"probs": np.where(PROBS > 0.5, np.nan, PROBS)}, "not finite"),
+        ({"plan": {"attention": (0, 1)}}, "'attention' has 2 layers, probs have 3"),
+        ({"probs": np.where(PROBS > 0.5, np.nan, PROBS)}, "NaN or inf"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(changes, said):
     given = {"probs": PROBS, "tokens": TOKENS, "keys": KEYS} | changes
     with pytest.raises(ValueError, match=said):
         view(given.pop("probs"), given.pop("tokens"), **given)
-
-
-def test_its_files_are_short():
-    files = list((ROOT / "attnlab/inspect").glob("viewer.*"))
-    files += (ROOT / "attnlab/inspect").glob("*.js")
-    assert len(files) >= 6
-    for file in files:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= 400, file
-        assert max(map(len, lines)) <= 100, file

@@ -1,0 +1,122 @@
+"""A treebank in CoNLL-U -> its sentences: the text, where each word stands in it, who depends on
+whom and how. The format: universaldependencies.org/format.html."""
+
+import gzip
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+COLUMNS = 10
+NUMBER = re.compile(r"\d+(-\d+|\.\d+)?")
+
+
+class Tree(NamedTuple):
+    """A sentence of W words."""
+
+    text: str
+    """As it was typed"""
+    words: tuple[str, ...]
+    spans: np.ndarray
+    """[W, 2]: from where to where in the text, in characters"""
+    heads: np.ndarray
+    """[W]: the word that each depends on, counted from 0; -1: the root, on none"""
+    labels: tuple[str, ...]
+    """How: nsubj, nmod:poss, ..."""
+
+
+def read_trees(path: Path | str) -> list[Tree]:
+    """The sentences of a file, packed (.gz) or not. Raises ValueError that names file and line."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no treebank at {path}; give a .conllu or .conllu.gz file")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        trees = list(parse_trees(file, str(path)))
+    if not trees:
+        raise ValueError(f"{path} holds no sentence")
+    return trees
+
+
+def treebank_parts(folder: Path | str) -> dict[str, Path]:
+    """The files of a treebank by their part: "train", "dev", "test", as their names end."""
+    files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
+    return {p.name.partition(".conllu")[0].rpartition("-")[2]: p for p in sorted(files)}
+
+
+def parse_trees(lines: Iterable[str], name: str = "line") -> Iterator[Tree]:
+    """The sentences of these lines.
+
+    The text is put together again: a blank behind every token but where SpaceAfter=No stands. A
+    token of several words ("3-4 don't") stands in the text once; where its words are its letters
+    ("do", "n't") each has its own, else each has all of them. Empty nodes ("8.1") are no words.
+
+    >>> rows = ["1-2 don't", "1 do 3 aux", "2 n't 3 advmod", "3 go 0 root", "3.1 home"]
+    >>> cells = (row.split() + ["_"] * 3 for row in rows)
+    >>> lines = ["\\t".join([a, b, *"____", c, d, *"__"]) for a, b, c, d, *_ in cells]
+    >>> tree = next(parse_trees(lines))
+    >>> tree.text, tree.spans.tolist(), tree.heads.tolist()
+    ("don't go", [[0, 2], [2, 5], [6, 8]], [2, 2, -1])
+    """
+    rows: list[list[str]] = []
+    number = 0
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r\n")
+        if line and not line.startswith("#"):
+            rows.append(line.split("\t"))
+            if len(rows[-1]) != COLUMNS or not NUMBER.fullmatch(rows[-1][0]):
+                raise ValueError(
+                    f"{name}:{number}: no line of CoNLL-U, which has {COLUMNS} columns with tabs "
+                    "between them and the number of the word in the first"
+                )
+        elif not line and rows:
+            yield _tree(rows, f"{name}:{number}")
+            rows = []
+    if rows:
+        yield _tree(rows, f"{name}:{number}")
+
+
+def _tree(rows: list[list[str]], where: str) -> Tree:
+    """One sentence; `where` it ends."""
+    text, gap = "", ""
+    until, inside = 0, (0, 0)  # the last word of the token that we are in, and where it stands
+    words: list[str] = []
+    spans: list[tuple[int, int]] = []
+    heads: list[str] = []
+    labels: list[str] = []
+    for number, form, *_, head, label, _, misc in rows:
+        first, _, last = number.partition("-")
+        if "." in number:
+            continue
+        if int(first) > until:
+            text, start = text + gap + form, len(text + gap)
+            gap = "" if "SpaceAfter=No" in misc.split("|") else " "
+            until, inside = int(last or first), (start, len(text))
+        if not last:
+            words.append(form)
+            spans.append(inside)
+            heads.append(head)
+            labels.append(label)
+    if not all(head.isdecimal() and int(head) <= len(words) for head in heads):
+        raise ValueError(
+            f"the sentence before {where}: a word depends on one that is not there; heads are 0 "
+            "(the root) to the number of words"
+        )
+    apart = _letters(words, spans, text)
+    return Tree(text, tuple(words), apart, np.array(heads, np.int32) - 1, tuple(labels))
+
+
+def _letters(words: list[str], spans: list[tuple[int, int]], text: str) -> np.ndarray:
+    """[W, 2]: words that share a token have its letters to themselves where they are its parts."""
+    found: list[tuple[int, int]] = []
+    for (start, end), token in itertools.groupby(zip(spans, words, strict=True), lambda w: w[0]):
+        forms = [word for _, word in token]
+        if "".join(forms) == text[start:end]:
+            ends = list(itertools.accumulate(map(len, forms), initial=start))
+            found += itertools.pairwise(ends)
+        else:
+            found += [(start, end)] * len(forms)
+    return np.array(found, np.int32).reshape(-1, 2)
