@@ -7,8 +7,19 @@ import gc
 import itertools
 import os
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
+if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
+    # XLA's fusion emitters take half of the time to compile. `optimized` goes without them too;
+    # commands that tests start do not. Later versions of XLA cannot be told.
+    os.environ["XLA_FLAGS"] = " ".join(
+        (
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",
+        )
+    )
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one worker or one command has compiled, all of this session read; set the variable to
     # keep it between sessions. Goes with the process that made it.
@@ -29,24 +40,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 # Commands, whose programs come again in the next one, keep them all.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-if jax.__version_info__ < (0, 11):
-    # XLA's fusion emitters are a third of what is left. XLA_FLAGS would take them from `optimized`
-    # too, and from the commands that tests start. Later versions cannot go without.
-    from jax._src import compiler
-
-    options_of_a_run = compiler.get_compile_options
-
-    def test_options(*args, **kwargs):
-        options = options_of_a_run(*args, **kwargs)
-        if jax.config.read("jax_disable_most_optimizations"):
-            options.env_option_overrides += [
-                ("xla_cpu_use_fusion_emitters", False),
-                ("xla_cpu_parallel_codegen_split_count", 1),
-            ]
-        return options
-
-    compiler.get_compile_options = test_options
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"

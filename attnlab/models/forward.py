@@ -14,6 +14,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
     DTYPES,
+    check_range,
     check_tokens,
     default_positions,
     embed,
@@ -268,13 +269,17 @@ class _Run:
         is_source = tokens is inputs.source
         tokens = check_tokens(c, tokens)
         length, after_cache = tokens.shape[1], None
+        mask = _as_bool(inputs.source_padding_mask if is_source else inputs.padding_mask)
+        check_range("token id", tokens, c.vocab_size, mask)
         if cache is not None:
-            mask = _as_bool(inputs.padding_mask)
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
         positions = None if is_source else inputs.positions
         if positions is None:
             positions = default_positions(c, tokens) if cache is None else after_cache
         token_types = None if is_source else inputs.token_types
+        if token_types is not None:
+            count = c.embedding.token_types or c.vocab_size
+            check_range("token type", token_types, count, mask)
         x = embed(self.params, tokens, c, positions=positions, token_types=token_types)
         rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
         x = self._dropout("embeddings", x, rate).astype(DTYPES[c.compute.dtype])

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import check_tokens
+from attnlab.models.embeddings import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
 from attnlab.models.parameters import check_params
 from attnlab.models.sampling import GREEDY, Sampling, SamplingArrays, next_token
@@ -230,22 +230,12 @@ def check_ids(
 
     >>> check_ids(ModelConfig(), [[1, 256]])
     Traceback (most recent call last):
-    ValueError: token 256 in row 0 is outside of the vocabulary: ids are 0 to 255
+    ValueError: token id 256 at [0, 1] is out of range: ids are 0 to 255
     """
     ids = check_tokens(config, tokens)
     if ids.ndim != 2:
         raise ValueError(f"tokens {ids.shape} are mixtures of tokens; a text continues from ids")
-    if isinstance(ids, jax.core.Tracer) or isinstance(padding_mask, jax.core.Tracer):
-        return ids
-    outside = (ids < 0) | (ids >= config.vocab_size)
-    if padding_mask is not None and padding_mask.shape == ids.shape:
-        outside &= padding_mask
-    if bool(outside.any()):
-        row, column = np.argwhere(np.asarray(outside))[0]
-        raise ValueError(
-            f"token {int(ids[row, column])} in row {row} is outside of the vocabulary: ids are 0 "
-            f"to {config.vocab_size - 1}"
-        )
+    check_range("token id", ids, config.vocab_size, padding_mask)
     return ids
 
 
