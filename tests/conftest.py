@@ -125,8 +125,7 @@ FORBIDDEN = {
 
 # Tests of code that is being replaced and does not change: one case of each by default.
 REPLACED = {
-    "test_beside_rows", "test_contract", "test_convert", "test_fields", "test_later_rows",
-    "test_low_rank", "test_maps", "test_multihead", "test_shown", "test_witness",
+    "test_beside_rows", "test_contract", "test_low_rank", "test_multihead", "test_shown",
 }  # fmt: skip
 
 

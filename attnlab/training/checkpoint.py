@@ -1,9 +1,11 @@
 """Checkpoints that are whole or not there, with a digest of every array.
 
 Orbax writes to a temporary folder and renames it, so a kill leaves the older step; but it reads a
-flipped bit, or another dtype, without a word. So each array's digest is stored and checked on load.
+flipped bit, or another dtype, without an error. So the digest of each array is stored and checked
+on load.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -13,21 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from attnlab.extras import extra
 from attnlab.models import ModelConfig, from_json, to_json
-from attnlab.training import shard
+from attnlab.sharing import PyTree
+from attnlab.training import sharding
 
 
-def digest(array: Any) -> str:
-    """blake2b of dtype, shape and bytes, wherever they lie."""
-    array = shard.gather(array)
-    head = f"{array.dtype} {array.shape} ".encode()
-    return hashlib.blake2b(head + array.tobytes(), digest_size=16).hexdigest()
+def digest(array: jax.typing.ArrayLike) -> str:
+    """blake2b of dtype, shape and bytes, whatever devices they are on."""
+    host: np.ndarray = sharding.gather(array)
+    head = f"{host.dtype} {host.shape} ".encode()
+    return hashlib.blake2b(head + host.tobytes(), digest_size=16).hexdigest()
 
 
 class WrongCheckpoint(ValueError):
-    """A checkpoint of something else than what is to go on."""
+    """A checkpoint of another run than the one that is to be resumed."""
 
 
 def describe_model(model: Any) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def describe_model(model: Any) -> dict[str, Any]:
     if config.encoder is not None:
         plans["encoder_layers"] = config.encoder_plan
     groups = {stack: {n: list(g) for n, g in plan.items()} for stack, plan in plans.items()}
-    return written["model"] | {"version": written["version"], "plans": groups}
+    return {**written["model"], "version": written["version"], "plans": groups}
 
 
 def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
@@ -67,7 +71,8 @@ def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
         nested config.
 
     >>> from attnlab.models import ModelConfig, Norm
-    >>> ours, theirs = (describe_model(ModelConfig(norm=Norm(kind=k)).build()) for k in ("rms", "layer"))
+    >>> configs = [ModelConfig(norm=Norm(kind=kind)) for kind in ("rms", "layer")]
+    >>> ours, theirs = (describe_model(config.build()) for config in configs)
     >>> try:
     ...     check_model(ours, {"model": theirs})
     ... except WrongCheckpoint as error:
@@ -105,7 +110,8 @@ def _all_fields(described: dict[str, Any]) -> dict[str, Any]:
         config = from_json(json.dumps({"version": described["version"], "model": model}))
     except ValueError as error:
         raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
-    return json.loads(to_json(config))["model"]
+    fields: dict[str, Any] = json.loads(to_json(config))["model"]
+    return fields
 
 
 def _differences(
@@ -121,10 +127,10 @@ def _differences(
 
 
 class Checkpoints:
-    """The newest `keep` steps of a state (any tree of arrays), and the step `also` where it is
-    saved, written in the background.
+    """The newest `keep` steps of a state (any tree of arrays), and the step `also` if it is saved.
 
-    Use as a context manager: leaving it waits for the last write and raises if it failed.
+    States are written in the background. Use as a context manager: leaving it waits for the last
+    write and raises if it failed. `say` receives lines about damaged checkpoints.
     """
 
     def __init__(
@@ -134,8 +140,8 @@ class Checkpoints:
         keep: int = 2,
         also: int = 0,
         say: Callable[[str], None] = print,
-    ):
-        # Orbax takes a second to import and talks through these loggers; our errors say it better.
+    ) -> None:
+        # Orbax takes a second to import and logs what our errors report more clearly.
         with extra("train"):
             from orbax.checkpoint import v1 as orbax
 
@@ -144,19 +150,21 @@ class Checkpoints:
         policies = orbax.training.preservation_policies
         kept = [policies.LatestN(keep), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
-        self._open = lambda: orbax.training.Checkpointer(
-            directory.resolve(), preservation_policy=policies.AnyPreservationPolicy(kept)
+        self._open = functools.partial(
+            orbax.training.Checkpointer,
+            directory.resolve(),
+            preservation_policy=policies.AnyPreservationPolicy(kept),
         )
         self._checkpointer = self._open()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._checkpointer.close()
 
-    def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
-        """Starts to write `state`; a step that is there already is kept."""
+    def save(self, step: int, state: PyTree, notes: dict[str, Any]) -> None:
+        """Starts to write `state`; a step that exists is kept. `notes` are JSON."""
         if any(c.step == step for c in self._checkpointer.checkpoints):
             return
         flat = _flat(state)
@@ -166,14 +174,19 @@ class Checkpoints:
         )
 
     def restore(
-        self, like: Any = None, check: Callable[[dict[str, Any]], None] = lambda notes: None
-    ) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, notes) of the newest step that is whole, or None where there is none.
+        self, like: PyTree = None, check: Callable[[dict[str, Any]], None] | None = None
+    ) -> tuple[int, PyTree, dict[str, Any]] | None:
+        """(step, state, notes) of the newest step that is whole, or None if there is none.
 
-        `like` gives the tree, shapes, dtypes and placement; without it the state is a dict of
-        path -> array on the first device, and nothing on the disk changes. `check` sees the notes
-        before the state is read and may raise WrongCheckpoint. A damaged step is reported in one
-        line and the next older one is tried. Raises ValueError where steps exist but none loads.
+        A damaged step is reported in one line and the next older one is tried.
+
+        Args:
+          like: a state with the tree, shapes, dtypes and shardings; without it the state is a dict
+            of path -> array on the first device, and nothing on the disk changes.
+          check: called with the notes before the state is read; may raise WrongCheckpoint.
+
+        Raises:
+          ValueError: steps exist but none can be loaded.
         """
         damaged = []
         for step in sorted((c.step for c in self._checkpointer.checkpoints), reverse=True):
@@ -186,7 +199,7 @@ class Checkpoints:
                 self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
                 damaged.append(step)
                 continue
-            if like is not None:  # the run gets there again and must be able to save
+            if like is not None:  # the run will save these steps again
                 self._remove(damaged)
             return step, state, notes
         if damaged:
@@ -197,7 +210,7 @@ class Checkpoints:
         return None
 
     def notes(self) -> tuple[int, dict[str, Any]] | None:
-        """(step, notes) of the newest step, whose arrays are not read; None where there is none."""
+        """(step, notes) of the newest step without reading its arrays; None if there is none."""
         step = max((c.step for c in self._checkpointer.checkpoints), default=None)
         if step is None:
             return None
@@ -211,10 +224,13 @@ class Checkpoints:
             self._checkpointer.close()
             self._checkpointer = self._open()
 
-    def _load(self, step: int, like: Any, check: Callable) -> tuple[Any, dict[str, Any]]:
+    def _load(
+        self, step: int, like: PyTree, check: Callable[[dict[str, Any]], None] | None
+    ) -> tuple[PyTree, dict[str, Any]]:
         stored = self._checkpointer.metadata(step)
         digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
-        check(notes)
+        if check is not None:
+            check(notes)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         flat_like = stored.metadata if like is None else _flat(like)
         abstract = {
@@ -227,13 +243,13 @@ class Checkpoints:
                 raise ValueError(f"the digest of {name} does not match")
         if like is None:
             return flat, notes
-        # Orbax hands the names back sorted, not in the tree's order.
+        # Orbax returns the names sorted, not in the tree's order.
         leaves = [flat[name] for name in flat_like]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
 
 
-def _flat(tree: Any) -> dict[str, Any]:
-    """Leaves by path, so that what is on disk does not depend on optax's classes."""
+def _flat(tree: PyTree) -> dict[str, Any]:
+    """Leaves by path, so that the files do not depend on optax's classes."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
 

@@ -9,11 +9,11 @@ import optax
 import pytest
 from conftest import assert_close
 from outside_layouts import MixtureOfHeads
-from test_train import SOURCE
+from test_train import DATASET
 
 from attnlab import heads, training
 from attnlab.models import FFN, ModelConfig
-from attnlab.training import tasks
+from attnlab.training.objectives import OBJECTIVES
 
 MODEL = ModelConfig(
     width=16, num_layers=2, max_len=8, ffn=FFN(width=24),
@@ -24,12 +24,12 @@ BATCH = {"tokens": jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 9))
 
 def one_step(accumulate):
     """Parameters before and after a step of plain gradient descent, and the state after it."""
-    task, optimizer = tasks.TASKS["causal_lm"], optax.sgd(1.0)
+    objective, optimizer = OBJECTIVES["causal_lm"], optax.sgd(1.0)
 
     @jax.jit
     def run(batch):
-        state = training.init_state(MODEL, task, optimizer, batch, 0)
-        step = functools.partial(training.train_step, MODEL, task, optimizer)
+        state = training.init_state(MODEL, objective, optimizer, batch, 0)
+        step = functools.partial(training.train_step, MODEL, objective, optimizer)
         return state.params, step(state, batch, 0, accumulate=accumulate)
 
     return run(BATCH)
@@ -70,7 +70,8 @@ def test_the_balance_loss_falls_in_training():
         attention["router"] = 10 * attention["router"]
         return params
 
-    run = training.trial(MODEL, tasks.TASKS["causal_lm"], config, SOURCE, params=preferring)
+    options = training.FitOptions(params=preferring)
+    run = training.fit_in_memory(MODEL, OBJECTIVES["causal_lm"], config, DATASET, options=options)
     _, balance = run.curve("train/head_balance")
     assert balance.shape == (2, 8)
     assert (balance[:, 0] > 4.1).all()
