@@ -42,13 +42,12 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import capture, training
+from attnlab import capture, data, training
 from attnlab import heads as layouts
 from attnlab.heads import multi_head_attention
 from attnlab.models import FFN, ModelConfig, match_budget
 from attnlab.models import num_parameters as count
 from attnlab.pretrained import from_variables
-from attnlab.training import sources, tasks
 from attnlab.transforms import Conversion, NotEquivalent, convert
 
 jax.config.update("jax_default_matmul_precision", "highest")  # a TPU rounds products otherwise
@@ -213,9 +212,9 @@ for name in ("narrow_tied", "narrow"):
 
 # %% [markdown]
 # The tutorial's attention is a special case of library attention, not the other way round.
-# `convert` has no proof for the last pair. One is easy to see by hand: *if all chunks of a token are
-# equal, tied heads have the same probabilities*. Heads with matrices of their own do not, as the
-# last two lines show.
+# `convert` has no proof for the last pair. One is easy to see by hand: *if all chunks of a token
+# are equal, tied heads have the same probabilities*. Heads with matrices of their own do not, as
+# the last two lines show.
 #
 # **Control.** Does `convert` say "impossible" to everything? No: take weights that were tied once,
 # written as a standard layer. It finds the one matrix in them again.
@@ -244,7 +243,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 
 
 def sized(layout):
@@ -255,7 +254,9 @@ def sized(layout):
 bits = {}
 for layout in ("standard", "narrow", "narrow_tied"):
     config = match_budget(sized(layout), sized("standard"), "parameters").config
-    result = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code).result
+    result = training.fit_in_memory(
+        config.build(), training.OBJECTIVES["causal_lm"], settings, code
+    ).result
     bits[layout] = result.heldout["bits_per_byte"]
     told = f"{count(config):,} parameters, feed-forward {config.ffn.width} wide"
     print(f"{layout:12}{told:42}{bits[layout].mean():.3f} bits per byte,", end=" ")

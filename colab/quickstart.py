@@ -42,8 +42,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import heads, models, training
-from attnlab.training import sources, tasks
+from attnlab import data, heads, models, training
 
 print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())
 
@@ -84,13 +83,15 @@ settings = training.TrainConfig(
     steps=200, batch_size=16, length=32, seeds=(0, 1), eval_every=40, log_every=40,
     eval_windows=256, curve_windows=128,
 )  # fmt: skip
-source = sources.Text().load(settings.length)
+source = data.Text().load(settings.length)
 trained, runs = {}, {}
 for layout in ("standard", "wide", "narrow"):
     made = heads.make_layout(layout, num_heads=4, biases=("q", "k", "v", "o"))
     sizes = dict(width=32, num_layers=2, ffn=models.FFN(width=128), max_len=32)
     trained[layout] = models.ModelConfig(heads=made, **sizes).build()
-    runs[layout] = training.trial(trained[layout], tasks.TASKS["causal_lm"], settings, source)
+    runs[layout] = training.fit_in_memory(
+        trained[layout], training.OBJECTIVES["causal_lm"], settings, source
+    )
     bits = runs[layout].result.heldout["bits_per_byte"]
     print(f"{layout:10} held out: {bits.mean():.3f} bits per byte, seeds {np.round(bits, 3)}")
 

@@ -44,7 +44,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import pretrained, training
+from attnlab import data, pretrained, training
 from attnlab.heads import Standard
 from attnlab.models import (
     FFN,
@@ -57,7 +57,6 @@ from attnlab.models import (
     num_parameters,
 )
 from attnlab.pretrained import published_config
-from attnlab.training import sources, tasks
 from attnlab.transforms import unshare
 
 print("jax", jax.__version__, "on", jax.default_backend())
@@ -121,8 +120,8 @@ assert jnp.abs(one - four).max() < 1e-5 * jnp.abs(one).max()
 # %%
 tiny = dict(width=32, num_layers=3, vocab_size=100, max_len=16)
 stored = {}
-for name, embedding_width in (("bert_base", None), ("albert_base", 8)):
-    config = published_config(name)
+for name, plan, embedding_width in (("bert_base", "separate", None), ("albert_base", "albert", 8)):
+    config = published_config(name, sharing=plan)
     model = replace(
         config,
         **tiny,
@@ -260,7 +259,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 arms = {
     "separate": small("separate"),
     "albert": small("albert"),
@@ -271,7 +270,9 @@ arms = {
 found = {}
 print(f"{'bits per byte, held out':28}{'parameters':>11}{'FLOPs/token':>13}   mean   the 3 seeds")
 for name, config in arms.items():
-    result = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code).result
+    result = training.fit_in_memory(
+        config.build(), training.OBJECTIVES["causal_lm"], settings, code
+    ).result
     bits = found[name] = result.heldout["bits_per_byte"]
     counts = f"{num_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
     print(f"{name:28}{counts}   {bits.mean():.3f}  {np.round(bits, 3)}")

@@ -39,7 +39,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import capture, training
+from attnlab import capture, data, training
 from attnlab import heads as layouts
 from attnlab.heads import Standard, multi_head_attention
 from attnlab.models import (
@@ -51,9 +51,8 @@ from attnlab.models import (
     identical_heads,
     match_budget,
     num_parameters,
-    smallest_change,
 )
-from attnlab.training import sources, tasks
+from attnlab.models.head_similarity import smallest_change
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -99,7 +98,7 @@ assert reads == {"standard": 64, "wide": 64, "narrow": 16}
 
 # %%
 points = 8
-source = sources.Endpoints(vertices=points).load(4)
+source = data.Endpoints(vertices=points).load(4)
 settings = training.TrainConfig(
     steps=800,
     batch_size=64,
@@ -143,12 +142,16 @@ for name, (heads, head_dim, same) in arms.items():
     def watch(begun, now, config=config):
         return {"apart": head_distance(config, now), "moved": smallest_change(begun, now)}
 
-    run = training.trial(
-        model, tasks.TASKS["endpoint"], settings, source, params=start, watch=watch
+    run = training.fit_in_memory(
+        model,
+        training.OBJECTIVES["endpoint"],
+        settings,
+        source,
+        options=training.FitOptions(params=start, measure=watch),
     )
     right[name] = run.result.heldout["accuracy"]
     curves[name] = run.curve("weights/apart")
-    apart, moved = run.result.watched["apart"].max(), run.result.watched["moved"].min()
+    apart, moved = run.result.measured["apart"].max(), run.result.measured["moved"].min()
     print(f"{name:40} right {right[name].round(0)} %", end="")
     print(f"   distance {apart:.3f}, least moved {moved:.2f}" if heads > 1 else "")
 
@@ -206,7 +209,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 
 
 def small(layout, **fields):
@@ -225,7 +228,7 @@ arms = {
 }
 print(f"{'':31}{'parameters':>11}{'FLOPs/token':>13}   bits per byte, 2 seeds")
 for name, config in arms.items():
-    run = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code)
+    run = training.fit_in_memory(config.build(), training.OBJECTIVES["causal_lm"], settings, code)
     bits = run.result.heldout["bits_per_byte"]
     counts = f"{num_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
     print(f"{name:31}{counts}   {bits.mean():.3f}  {np.round(bits, 3)}")
@@ -257,7 +260,7 @@ assert abs(most - num_parameters(wide)) < 200
 # also where nothing was learnt.
 
 # %%
-source = sources.Recall(vocab_size=32, pairs=4, heldout_rows=256).load(16)
+source = data.Recall(vocab_size=32, pairs=4, heldout_rows=256).load(16)
 config = ModelConfig(
     vocab_size=32,
     max_len=16,
@@ -278,7 +281,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=0,
 )
-run = training.trial(model, tasks.TASKS["recall"], settings, source)
+run = training.fit_in_memory(model, training.OBJECTIVES["recall"], settings, source)
 rows = source.heldout(0)
 tokens, values = rows["tokens"], rows["values"]
 text, asked = np.nonzero(values >= 0)  # every place where a key is asked for
@@ -338,7 +341,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # ## Exercise
 #
 # The other way round: find a task where **one full-width head beats many narrow ones** with as
-# many parameters. `sources.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
+# many parameters. `data.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
 # model must say the point farthest from it. Train one head 16 wide against 8 heads 2 wide. The
 # metric is `"unexplained"`, in percent of the variance; the point itself with a minus sign leaves
 # about 78 %.
@@ -351,7 +354,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # ```python
 # from attnlab.models import NoPositions, OutputHead
 #
-# far = sources.Farthest(dimensions=8).load(8)
+# far = data.Farthest(dimensions=8).load(8)
 # of_points = dict(
 #     kind="encoder", vocab_size=8, max_len=8, width=16, num_layers=1, ffn=FFN(width=0),
 #     positions=NoPositions(), norm=Norm(kind="rms"),
@@ -364,7 +367,7 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # left = {}
 # for heads, wide in ((1, 16), (8, 2)):
 #     config = ModelConfig(heads=Standard(num_heads=heads, head_dim=wide), **of_points)
-#     run = training.trial(config.build(), tasks.TASKS["regression"], settings, far)
+#     run = training.fit_in_memory(config.build(), training.OBJECTIVES["regression"], settings, far)
 #     left[heads] = run.result.heldout["unexplained"][0]
 #     told = f"{heads} heads, {wide} wide, {num_parameters(config):,} parameters"
 #     print(f"{told}: {left[heads]:.1f} % unexplained")

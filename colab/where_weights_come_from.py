@@ -46,11 +46,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from attnlab import training
+from attnlab import data, training
 from attnlab.attention import attention_over_edges, dot_product_attention, masks
 from attnlab.heads import Standard
 from attnlab.models import FFN, Dropout, ModelConfig, NoPositions, OutputHead
-from attnlab.training import sources, tasks
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -303,7 +302,7 @@ assert np.allclose(equal, mean, atol=1e-5)
 
 # %%
 if Path("cora").is_dir():
-    source = sources.Nodes(path="cora").load(2708)
+    source = data.Nodes(path="cora").load(2708)
     on_graph = ModelConfig(
         kind="encoder", vocab_size=1433, max_len=2708, width=64, num_layers=2,
         heads=Standard(num_heads=8, biases=("q", "k", "v", "o")), ffn=FFN(width=64),
@@ -314,9 +313,11 @@ if Path("cora").is_dir():
         steps=100, warmup_steps=10, length=2708, batch_size=1, eval_batch_size=1, seeds=(0,),
         learning_rate=5e-3, weight_decay=0.5, eval_every=1000, eval_windows=0,
     )  # fmt: skip
-    result = training.trial(on_graph.build(), tasks.TASKS["node_class"], settings, source).result
+    result = training.fit_in_memory(
+        on_graph.build(), training.OBJECTIVES["node_class"], settings, source
+    ).result
     print(f"attention over citations: {result.heldout['accuracy'][0]:.1f} % of the test papers")
-    for name, value in source.yardsticks()["accuracy"].items():
+    for name, value in source.baselines()["accuracy"].items():
         print(f"{name}: {value:.1f} %")
 else:
     print("There is no folder 'cora' here: this cell is skipped.")

@@ -16,7 +16,6 @@ import numpy as np
 from attnlab import training
 from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
-from attnlab.training.tasks import TASKS
 from experiments.benchmarks.attention import reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 from experiments.benchmarks.peers import decoders
@@ -88,16 +87,17 @@ def _tokens(config: ModelConfig, trains: training.TrainConfig, *first: int) -> n
 
 def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    task, tokens = TASKS["causal_lm"], _tokens(config, trains, count)
-    start = lambda seed: training.init_state(model, task, optimizer, {"tokens": tokens[0]}, seed)
+    objective, tokens = training.OBJECTIVES["causal_lm"], _tokens(config, trains, count)
+    first_batch = {"tokens": tokens[0]}
+    start = lambda seed: training.init_state(model, objective, optimizer, first_batch, seed)
     states = jax.jit(jax.vmap(start))(jnp.arange(count))
 
     def step(state, tokens, seed):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = training.train_step(model, task, optimizer, state, {"tokens": tokens}, seed)
+        state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, seed)
         return state, state.window_loss
 
-    together = training.over_seeds(step)
+    together = training.map_over_seeds(step)
     seeds = jnp.arange(count)
     many = _jax_entry(f"{count} seeds in one program", together, states, tokens, seeds)
     first = jax.tree.map(lambda a: a[0], states)
@@ -117,14 +117,14 @@ def _step_entries(
     config: ModelConfig, trains: training.TrainConfig, linen: Sequence[str], lenient: bool
 ) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    tokens, task = _tokens(config, trains), TASKS["causal_lm"]
+    tokens, objective = _tokens(config, trains), training.OBJECTIVES["causal_lm"]
     batch = {"tokens": tokens}
-    state = jax.jit(lambda: training.init_state(model, task, optimizer, batch, 0))()
+    state = jax.jit(lambda: training.init_state(model, objective, optimizer, batch, 0))()
     parameters = {"attnlab": _count(state.params)}
 
     def ours(state, tokens):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = training.train_step(model, task, optimizer, state, {"tokens": tokens}, 0)
+        state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, 0)
         return state, state.window_loss
 
     def of_linen(name: str) -> Entry:
