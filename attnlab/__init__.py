@@ -85,7 +85,7 @@ from attnlab.transforms.truncate import truncate
 
 __version__ = "0.1.0"
 
-_LAZY_PACKAGES = ("contrib", "interpret", "lab", "plotting", "pretrained", "training")
+_LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "plotting", "pretrained", "training")
 """Imported on first use, as `attnlab.interpret`."""
 _LAZY_NAMES = {"load_run": "attnlab.runs"}
 _OLD = {

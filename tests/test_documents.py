@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 import attnlab
-from attnlab.inspect import STATISTICS
+from attnlab.interpret import STATISTICS
 from attnlab.observe import OF_LAYER
 
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
@@ -42,7 +42,7 @@ def test_the_table_of_names_is_that_of_the_code():
 
 
 def test_the_table_of_statistics_is_that_of_the_code():
-    page = (ROOT / "docs" / "inspect.md").read_text().replace(r"\|", "!")
+    page = (ROOT / "docs" / "interpret.md").read_text().replace(r"\|", "!")
     rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)
     table = [(name, one.unit, one.formula.replace("|", "!")) for name, one in STATISTICS.items()]
     assert [row for row in rows if row[0] in STATISTICS] == table

@@ -109,8 +109,8 @@ def test_import_is_light():
 
 def test_lazy_packages_load_on_first_use():
     code = (
-        "import sys, attnlab; before = 'attnlab.inspect' in sys.modules; "
-        "print(before, attnlab.inspect.head_statistics.__name__, hasattr(attnlab, 'inspected'))"
+        "import sys, attnlab; before = 'attnlab.interpret' in sys.modules; "
+        "print(before, attnlab.interpret.head_statistics.__name__, hasattr(attnlab, 'interpreted'))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "head_statistics", "False"]

@@ -1,10 +1,12 @@
 """Which head of one layer does what a head of another layer does."""
 
+import dataclasses
+
 import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.heads import Alt, Layout, Params
+from attnlab.heads import Alt, Layout, Params, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 
@@ -31,6 +33,9 @@ def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.in
       ValueError: heads of this layout cannot be permuted one by one.
     """
     _check_can_align(layout)
+    # Talking heads see a key bias, which the form of a head alone leaves out.
+    extras = tuple(extra for extra in layout.extras if not isinstance(extra, TalkingHeads))
+    layout = dataclasses.replace(layout, extras=extras)
     from scipy.optimize import linear_sum_assignment
 
     pair = target, params

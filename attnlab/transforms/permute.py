@@ -35,7 +35,9 @@ def take_heads(
     return made
 
 
-def reorder_heads(w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int]) -> dict[str, ArrayT]:
+def reorder_heads(
+    w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int]
+) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`; heads that share keys stay together."""
     groups = layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
     size = layout.num_heads // groups

@@ -328,12 +328,9 @@ def _smaller(config: ModelConfig, num_kv_heads: int, per_kv_head: int) -> ModelC
     """The config with fewer heads; sizes that would follow their number are written out."""
     layout = config.layout
     known = {field.name for field in dataclasses.fields(layout)}
-    sizes = {
-        name: layout.size(name)
-        for name in ("head_dim", "value_dim", "latent_dim", "rotary_dim")
-        if name in known
-    }
+    names = "head_dim", "value_dim", "latent_dim", "rotary_dim"
+    sizes = {name: layout.size(name) for name in names if name in known}
     if "num_kv_heads" in known:
-        sizes["num_kv_heads"] = num_kv_heads
-    heads = dataclasses.replace(config.heads, num_heads=num_kv_heads * per_kv_head, **sizes)
+        sizes = {**sizes, "num_kv_heads": num_kv_heads}
+    heads = config.heads.to(type(config.heads), num_heads=num_kv_heads * per_kv_head, **sizes)
     return dataclasses.replace(config, heads=heads)

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import attnlab
 from attnlab import training
-from attnlab.heads.old.multihead import explain_heads
-from attnlab.heads.old.spec import HeadSpec
-from attnlab.model.config import ModelConfig
+from attnlab.attention import dot_product_attention, explain
+from attnlab.heads import Standard, explain_heads, init, multi_head_attention
+from attnlab.models import FFN, Compute, ModelConfig, OutputHead
 from experiments.benchmarks import train
 from experiments.benchmarks.attention import (
     OURS,
@@ -67,17 +66,15 @@ class Design(NamedTuple):
             max_len=1024,
             width=768,
             num_layers=12,
-            num_heads=12,
-            ffn_width=3072,
-            activation="gelu_tanh",
-            readout="own",
-            remat=False,  # as the peer
-            dtype="bfloat16",
+            heads=Standard(num_heads=12, biases=("q", "k", "v", "o")),
+            ffn=FFN(width=3072, activation="gelu_tanh"),
+            output=OutputHead(kind="own"),
+            compute=Compute(dtype="bfloat16", remat=False),  # as the peer
         ),
         training.TrainConfig(batch_size=16, length=1024, seeds=(0,)),
     )
     small: tuple[ModelConfig, training.TrainConfig] = (
-        dataclasses.replace(train.SMALL_DECODER, dtype="bfloat16"),
+        dataclasses.replace(train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)),
         train.TRAINS,
     )
     """Trained from several seeds at once."""
@@ -93,12 +90,10 @@ _TINY_DECODER = ModelConfig(
     max_len=8,
     width=8,
     num_layers=2,
-    num_heads=2,
-    ffn_width=16,
-    activation="gelu_tanh",
-    readout="own",
-    remat=False,
-    dtype="bfloat16",
+    heads=Standard(num_heads=2, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=16, activation="gelu_tanh"),
+    output=OutputHead(kind="own"),
+    compute=Compute(dtype="bfloat16", remat=False),
 )
 _TINY_STEPS = training.TrainConfig(batch_size=4, length=8, warmup_steps=1, seeds=(0,))
 TINY = Design(
@@ -178,31 +173,31 @@ def _of_function(size: Size, mode: str) -> list[Entry]:
     shape = (size.B, size.T, size.N, size.H)
     normal = lambda key: jax.random.normal(key, shape, size.dtype)
     q, k, v = jax.jit(lambda: tuple(map(normal, jax.random.split(quick_key(0), 3))))()
-    call = functools.partial(attnlab.dot_product_attention, is_causal=size.is_causal)
-    own, refused = by_backend(attnlab.explain(q, k, v, is_causal=size.is_causal), call)
+    call = functools.partial(dot_product_attention, is_causal=size.is_causal)
+    own, refused = by_backend(explain(q, k, v, is_causal=size.is_causal), call)
     others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in FUNCTION_PEERS}
     return entries(own, others, (q, k, v), mode, "", lenient=True) + refused
 
 
 def _of_layer(size: Size, mode: str) -> list[Entry]:
     """Backends under the order of contraction that is chosen, and the other orders."""
-    spec = HeadSpec("standard", size.D, size.N, head_dim=size.H)
+    layout = Standard(width=size.D, num_heads=size.N, head_dim=size.H)
 
     @jax.jit
     def start() -> Any:
-        w = attnlab.init_heads(quick_key(0), spec, dtype=size.dtype)
+        w = init(quick_key(0), layout, dtype=size.dtype)
         return w, jax.random.normal(quick_key(1), (size.B, size.T, size.D), size.dtype)
 
     w, x = start()
-    call = functools.partial(attnlab.multi_head_attention, spec=spec, is_causal=size.is_causal)
-    would = explain_heads(spec, x, is_causal=size.is_causal)
+    call = functools.partial(multi_head_attention, layout=layout, is_causal=size.is_causal)
+    would = explain_heads(layout, x, is_causal=size.is_causal)
     order = would["chosen"]["order"]
     ordered = functools.partial(call, order=order)
     own, refused = by_backend(would["implementation"], ordered, f"{OURS} {order},")
     for other, cost in would["order"].items():
         if other != order and isinstance(cost, int):
             own[f"{OURS} {other}, as chosen"] = functools.partial(call, order=other)
-    others = {n: functools.partial(peers.LAYERS[n], spec, size.is_causal) for n in LAYER_PEERS}
+    others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in LAYER_PEERS}
     return entries(own, others, (w, x), mode, "", lenient=True) + refused
 
 

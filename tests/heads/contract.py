@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from outside import OUTSIDE
 
-from attnlab import LAYOUTS, HeadSpec, Layout, multi_head_attention
+from attnlab.heads.old.layouts import LAYOUTS, Layout
+from attnlab.heads.old.multihead import multi_head_attention
+from attnlab.heads.old.spec import HeadSpec
 
 
 class Case(NamedTuple):

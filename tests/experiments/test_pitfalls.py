@@ -1,4 +1,4 @@
-"""The traps tell right from wrong, and attnlab passes them all."""
+"""The pitfalls tell right from wrong, and attnlab passes them all."""
 
 import re
 
@@ -10,26 +10,26 @@ import pytest
 from commands import command
 from conftest import deep
 
-from experiments.benchmarks import traps
+from experiments.benchmarks import pitfalls
 
-KNOWN = traps.systems()
+KNOWN = pitfalls.systems()
 OURS = [name for name in KNOWN if name.startswith("attnlab")]
 # Said by the system itself: it has no such option, or refuses and names the way out.
 LACKS = {
-    ("attnlab xla", traps.empty_row_float16),
-    ("attnlab xla", traps.head_counts),
-    ("attnlab xla", traps.residual_dtype),
-    ("attnlab in Flax", traps.residual_dtype),
-    ("attnlab in Flax", traps.decode_overflow),
+    ("attnlab xla", pitfalls.empty_row_float16),
+    ("attnlab xla", pitfalls.head_counts),
+    ("attnlab xla", pitfalls.residual_dtype),
+    ("attnlab in Flax", pitfalls.residual_dtype),
+    ("attnlab in Flax", pitfalls.decode_overflow),
 }
 
 
-@pytest.mark.parametrize("name", deep(traps.TRAPS, *list(traps.TRAPS)[::3]))
+@pytest.mark.parametrize("name", deep(pitfalls.PITFALLS, *list(pitfalls.PITFALLS)[::3]))
 def test_ours_pass(name):
-    trap = traps.TRAPS[name]
+    pitfall = pitfalls.PITFALLS[name]
     for system in OURS:
-        finding = traps.ask(trap, KNOWN[system])
-        passes = finding.right or (finding.right is None and (system, trap) in LACKS)
+        finding = pitfalls.check(pitfall, KNOWN[system])
+        passes = finding.is_right or (finding.is_right is None and (system, pitfall) in LACKS)
         assert passes, (system, finding)
 
 
@@ -40,8 +40,8 @@ def test_every_backend_of_this_device_is_asked():
 
 @pytest.mark.parametrize("peer", ["jax.nn", "linen", "nnx"])
 def test_peers_agree_where_all_are_right(peer):
-    for trap in (traps.huge_scores, traps.causal_alignment, traps.initial_scale):
-        assert traps.ask(trap, KNOWN[peer]).right is not False
+    for pitfall in (pitfalls.huge_scores, pitfalls.causal_alignment, pitfalls.initial_scale):
+        assert pitfalls.check(pitfall, KNOWN[peer]).is_right is not False
 
 
 def test_attention_without_rules_fails():
@@ -52,8 +52,10 @@ def test_attention_without_rules_fails():
         probs = jax.nn.softmax(jnp.where(mask, scores, -1e30))
         return jnp.einsum("bnts,bsnv->btnv", probs, v)
 
-    system = traps.System(textbook, looks=lambda *a: textbook(*a) + 1)
-    wrong = {name for name, p in traps.TRAPS.items() if traps.ask(p, system).right is False}
+    system = pitfalls.System(textbook, with_probs=lambda *a: textbook(*a) + 1)
+    wrong = {
+        name for name, p in pitfalls.PITFALLS.items() if pitfalls.check(p, system).is_right is False
+    }
     assert wrong == {
         "row with nothing to attend to",
         "the same in float16",
@@ -62,22 +64,22 @@ def test_attention_without_rules_fails():
         "float mask (0, -1e9) as mask",
         "asking for probabilities, bfloat16",
     }
-    assert traps.ask(traps.value_width, system).right
-    assert traps.ask(traps.causal_alignment, system) == traps.Finding("–")
-    assert str(traps.ask(traps.head_counts, system)) == "refuses (ValueError)"
+    assert pitfalls.check(pitfalls.value_width, system).is_right
+    assert pitfalls.check(pitfalls.causal_alignment, system) == pitfalls.Finding("–")
+    assert str(pitfalls.check(pitfalls.head_counts, system)) == "refuses (ValueError)"
 
 
 def test_an_additive_mask_of_minus_1e5_loses():
-    """What the trap of huge scores is there for."""
+    """What the pitfall of huge scores is there for."""
 
     def additive(q, k, v, *, mask):
         scores = jnp.einsum("btnh,bsnh->bnts", q, k) + jnp.where(mask, 0.0, -1e5)
         return jnp.einsum("bnts,bsnv->btnv", jax.nn.softmax(scores), v)
 
-    assert traps.huge_scores(traps.System(additive)) == traps.Finding("output 9", False)
+    assert pitfalls.huge_scores(pitfalls.System(additive)) == pitfalls.Finding("output 9", False)
 
 
-def test_each_trap_can_fail():
+def test_each_pitfall_can_be_found():
     """Causal from the bottom right, a coarse residual, heads that are not treated alike."""
 
     def wrong(q, k, v, *, is_causal=False, return_residual=False):
@@ -86,11 +88,11 @@ def test_each_trap_can_fail():
         out = nn.dot_product_attention(q, k, v, mask=mask) * jnp.arange(1, 5)[:, None]
         return (out, jnp.zeros(out.shape[:3], out.dtype)) if return_residual else out
 
-    system = traps.System(wrong)
-    assert traps.ask(traps.causal_alignment, system) == ("query 0 of 5 sees 3 of 7", False)
-    assert traps.ask(traps.residual_dtype, system) == ("bfloat16", False)
-    for trap in (traps.value_width, traps.identical_heads):
-        assert traps.ask(trap, system).right is False
+    system = pitfalls.System(wrong)
+    assert pitfalls.check(pitfalls.causal_alignment, system) == ("query 0 of 5 sees 3 of 7", False)
+    assert pitfalls.check(pitfalls.residual_dtype, system) == ("bfloat16", False)
+    for pitfall in (pitfalls.value_width, pitfalls.identical_heads):
+        assert pitfalls.check(pitfall, system).is_right is False
 
 
 def test_a_cache_that_clamps_is_found():
@@ -98,9 +100,11 @@ def test_a_cache_that_clamps_is_found():
         held = [x[0, min(t, size - 1)] for t in range(x.shape[1])]
         return jnp.stack(held)
 
-    finding = traps.decode_overflow(traps.System(np.add, decode=clamps))
+    finding = pitfalls.decode_overflow(pitfalls.System(np.add, decode=clamps))
     assert finding == ("goes on, last place written over", False)
-    assert traps.ask(traps.decode_overflow, traps.System(np.add)) == traps.Finding("–")
+    assert pitfalls.check(pitfalls.decode_overflow, pitfalls.System(np.add)) == pitfalls.Finding(
+        "–"
+    )
 
 
 def test_wider_heads_under_xavier_start_smaller():
@@ -110,7 +114,7 @@ def test_wider_heads_under_xavier_start_smaller():
         shapes = (width, heads * head_dim), (heads * head_dim, width)
         return tuple(jax.nn.initializers.glorot_normal()(key, shape) for shape in shapes)
 
-    text, right = traps.initial_scale(traps.System(np.add, fresh=xavier))
+    text, right = pitfalls.initial_scale(pitfalls.System(np.add, init=xavier))
     assert not right
     # q: sqrt(2 / (64 + 64)) * sqrt(64) = 1, then sqrt(2 / (64 + 512)) * sqrt(64) = 0.47
     numbers = [float(n) for n in re.findall(r"\d\.\d\d", text)]
@@ -118,8 +122,8 @@ def test_wider_heads_under_xavier_start_smaller():
 
 
 def test_the_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(traps, "TRAPS", {"V = 3 H": traps.value_width})
-    lines = traps.table({"attnlab dense": KNOWN["attnlab dense"], "jax.nn": KNOWN["jax.nn"]})
+    monkeypatch.setattr(pitfalls, "PITFALLS", {"V = 3 H": pitfalls.value_width})
+    lines = pitfalls.table({"attnlab dense": KNOWN["attnlab dense"], "jax.nn": KNOWN["jax.nn"]})
     head, rule, row = lines.split("\n")
     assert (head, rule) == ("| | attnlab dense | jax.nn |", "|---|---|---|")
     assert row.startswith("| V = 3 H | ✓ error ")
@@ -127,7 +131,7 @@ def test_the_table(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    done = command("experiments.traps", f"--out={tmp_path}")
+    done = command("experiments.benchmarks.pitfalls", f"--out={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "traps.md").read_text() in done.stdout
-    assert all(f"| {name} |" in done.stdout for name in traps.TRAPS)
+    assert (tmp_path / "pitfalls.md").read_text() in done.stdout
+    assert all(f"| {name} |" in done.stdout for name in pitfalls.PITFALLS)

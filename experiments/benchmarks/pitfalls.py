@@ -1,10 +1,10 @@
-"""What attention does where users trip, measured: python -m experiments.benchmarks.traps [--out=D]
+"""Pitfalls of attention, measured: python -m experiments.benchmarks.pitfalls [--out=DIR]
 
-A row of the table is one function of `TRAPS`, a column one system: attnlab's backends that run
+A row of the table is one function of `PITFALLS`, a column one system: attnlab's backends that run
 on this device, attnlab inside Flax, and every peer that is installed (jax.nn, Flax Linen, Flax
 NNX, Equinox, Haiku). Nothing is written down beforehand: a cell is what this machine gave.
 
-Three other traps are held by tests: lowered size of a program at every depth (tests/sharing),
+Three other pitfalls are held by tests: lowered size of a program at every depth (tests/sharing),
 a checkpoint that is half written or of another shape (tests/training), flags that are
 unknown, of a wrong type or None (tests/experiments).
 """
@@ -28,13 +28,13 @@ class Finding(NamedTuple):
     """A cell: what was measured, and whether it is as it should be (None: not offered)."""
 
     text: str
-    right: bool | None = None
+    is_right: bool | None = None
 
     def __str__(self) -> str:
-        return {True: "✓ ", False: "✗ ", None: ""}[self.right] + self.text
+        return {True: "✓ ", False: "✗ ", None: ""}[self.is_right] + self.text
 
 
-# ---------------------------------------------------------------- what the traps are made of
+# ---------------------------------------------------------------- inputs
 
 
 def arrays(dtype=jnp.float32, *, heads=(4, 4, 4), t=5, s=7, v=8, scale=1.0, seed=0):
@@ -141,12 +141,12 @@ def float_mask(system: System) -> Finding:
     return Finding("added" if kept < 1e-5 else "something else", kept < 1e-5)
 
 
-def looking(system: System) -> Finding:
+def asking_for_probabilities(system: System) -> Finding:
     """Asking for the probabilities, bfloat16: the output must not change."""
-    if system.looks is None:
+    if system.with_probs is None:
         raise NotOfferedError("probabilities")
     qkv = arrays(jnp.bfloat16, heads=(4, 4, 4), t=64, s=64, scale=4.0)
-    change = largest(call(system, *qkv) - jax.jit(system.looks)(*qkv))
+    change = largest(call(system, *qkv) - jax.jit(system.with_probs)(*qkv))
     return Finding(f"changes by {number(change)}", change == 0)
 
 
@@ -177,12 +177,12 @@ def residual_dtype(system: System) -> Finding:
 
 
 def initial_scale(system: System) -> Finding:
-    """Heads 8 and 64 wide: does a fresh map keep the variance, std * sqrt(fan in)?"""
-    if system.fresh is None:
+    """Heads 8 and 64 wide: does an initial projection keep the variance, std * sqrt(fan in)?"""
+    if system.init is None:
         raise NotOfferedError("initialiser")
     rows = []
     for head_dim in (8, 64):
-        q, o = system.fresh(jax.random.key(0), 64, 8, head_dim)
+        q, o = system.init(jax.random.key(0), 64, 8, head_dim)
         rows.append((float(jnp.std(q)) * 8, float(jnp.std(o)) * (8 * head_dim) ** 0.5))
     (q8, o8), (q64, o64) = rows
     same = max(abs(q64 / q8 - 1), abs(o64 / o8 - 1)) < 0.1
@@ -230,43 +230,43 @@ def identical_heads(system: System) -> Finding:
     )
 
 
-TRAPS: dict[str, Callable[[System], Finding]] = {
+PITFALLS: dict[str, Callable[[System], Finding]] = {
     "row with nothing to attend to": empty_row,
     "the same in float16": empty_row_float16,
     "row of bias -inf": bias_of_minus_infinity,
     "NaN at hidden positions": hidden_nan,
     "huge hidden scores": huge_scores,
     "float mask (0, -1e9) as mask": float_mask,
-    "asking for probabilities, bfloat16": looking,
+    "asking for probabilities, bfloat16": asking_for_probabilities,
     "V = 3 H": value_width,
     "6 query, 3 key, 2 value heads": head_counts,
     "causal, T < S": causal_alignment,
     "residual of bfloat16": residual_dtype,
     "6 tokens into a cache of 4": decode_overflow,
-    "fresh heads 8 and 64 wide": initial_scale,
+    "initial heads 8 and 64 wide": initial_scale,
     "200 steps from identical heads": identical_heads,
 }
 
 
-def ask(trap: Callable[[System], Finding], system: System) -> Finding:
-    """A refusal is right where the question is a mistake, and otherwise something not offered."""
+def check(pitfall: Callable[[System], Finding], system: System) -> Finding:
+    """What the system does; an error is right where the call is a mistake, else "not offered"."""
     try:
-        return trap(system)
+        return pitfall(system)
     except NotOfferedError:
         return Finding("–")
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
-        return Finding(f"refuses ({type(error).__name__})", True if trap is float_mask else None)
+        return Finding(f"refuses ({type(error).__name__})", True if pitfall is float_mask else None)
 
 
 def table(known: dict[str, System]) -> str:
-    """All traps on all systems, in Markdown."""
+    """All pitfalls on all systems, in Markdown."""
     lines = [f"| | {' | '.join(known)} |", "|---" * (len(known) + 1) + "|"]
-    for name, trap in TRAPS.items():
-        lines.append(f"| {name} | {' | '.join(str(ask(trap, s)) for s in known.values())} |")
+    for name, pitfall in PITFALLS.items():
+        lines.append(f"| {name} | {' | '.join(str(check(pitfall, s)) for s in known.values())} |")
     return "\n".join(lines)
 
 
-_OUT = flags.DEFINE_string("out", "", "A folder for traps.md; empty writes none.")
+_OUT = flags.DEFINE_string("out", "", "A folder for pitfalls.md; empty writes none.")
 
 
 def main() -> None:
@@ -277,7 +277,7 @@ def main() -> None:
     print(text)
     if _OUT.value:
         Path(_OUT.value).mkdir(parents=True, exist_ok=True)
-        (Path(_OUT.value) / "traps.md").write_text(text)
+        (Path(_OUT.value) / "pitfalls.md").write_text(text)
 
 
 if __name__ == "__main__":

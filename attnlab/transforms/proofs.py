@@ -4,9 +4,9 @@ Facts are equations that every set of weights of a built-in target fulfils, such
 attends to one key gives an output that does not depend on the query". The source, which may be any
 layout, is called as a black box at inputs where it breaks the equation.
 
-Forms: functions x, y -> softmax(x A y^T) of different score matrices A are linearly independent, so
-heads without norms, gates or sinks settle A_n and W_V W_O of all heads that differ and have an
-effect, up to their order. A target whose heads have lower ranks is then another function.
+Ranks: functions x, y -> softmax(x A y^T) of different score matrices A are linearly independent, so
+heads without norms, gates or sinks determine the A_n of all heads that differ and have an effect. A
+target whose score matrices have lower ranks is then another function.
 
 A proof must hold by far more than rounding: `FAR` of the largest output, and `NOISE` times what
 changes when the weights change in their last digits. Else `convert` returns `Undecided`.
@@ -22,8 +22,6 @@ import numpy as np
 
 from attnlab.heads import (
     Alt,
-    Bilinear,
-    Collaborative,
     ExtraKeys,
     Gate,
     GroupedTied,
@@ -32,14 +30,13 @@ from attnlab.heads import (
     LowRankQuery,
     Narrow,
     Sink,
-    Standard,
     TalkingHeads,
     TensorProduct,
 )
 from attnlab.heads.standard import Separate
 from attnlab.transforms.dtypes import eps
 from attnlab.transforms.forms import canonical, extra_of, is_known, untied
-from attnlab.transforms.matrices import rank_at_least, stacked_scores
+from attnlab.transforms.matrices import stacked_scores
 from attnlab.transforms.measure import (
     NUM_KEYS,
     NUM_QUERIES,
@@ -53,11 +50,11 @@ from attnlab.transforms.measure import (
 
 FAR, NOISE = 1e-6, 100.0
 LARGE = 0.05
-"""Standard deviation of the scores that a proof by forms is about, for inputs of deviation 1."""
+"""Standard deviation of the scores that a proof by ranks is about, for inputs of deviation 1."""
 GAP = 0.01
 """Singular values below this share of the largest are not counted."""
 
-Kind = Literal["bias", "one_key", "slices", "scaling", "rank", "heads"]
+Kind = Literal["bias", "one_key", "slices", "scaling", "rank"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +64,8 @@ class NotEquivalent:
     Attributes:
       kind: what differs. "bias": an output that only a bias could make. "one_key": what a query
         gets that attends to one key, which gates, sinks and extra keys change. "slices": heads that
-        read more than a slice of x. "scaling": inputs of another size. "rank": the rank of the
-        scores of a head, or of heads that share keys and values. "heads": their number.
+        read more than a slice of x. "scaling": inputs of another size. "rank": of the scores of a
+        head.
       reason: the fact, and by how much these weights break it.
       found: what was measured.
       allowed: what the target can have.
@@ -143,7 +140,7 @@ def prove(question: Question) -> NotEquivalent | None:
     with np.errstate(all="ignore"):
         if not is_known(question.target) or question.free.norm_eps == 0 or question.call.score_mods:
             return None
-        proofs = itertools.chain(facts(question), forms(question))
+        proofs = itertools.chain(facts(question), ranks(question))
         return next(proofs, None)
 
 
@@ -227,21 +224,11 @@ def _mixed_differences(ask: Question, w: Weights, one: Inputs, two: Inputs) -> F
     return np.stack([mixed(one, two, n) + mixed(two, one, n) - both for n in range(heads)])
 
 
-# Forms --------------------------------------------------------------------------------------------
+# Ranks --------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Forms:
-    """Score matrices [n, D (+1), E] and values W_V W_O [n, W, O] of heads that clearly differ and
-    have an effect; `others` other heads have, or may have, an effect too."""
-
-    scores: Floats
-    values: Floats
-    others: int
-
-
-def clear_forms(ask: Question) -> Forms | None:
-    """The heads of the source that the function settles."""
+def clear_scores(ask: Question) -> Floats | None:
+    """The score matrices [n, D (+1), E] of the heads that clearly differ and have an effect."""
     found = ask.absorb(ask.w)
     again = [ask.absorb(w) for w in ask.nearby]
     if found is None or any(a is None for a in again):
@@ -252,72 +239,42 @@ def clear_forms(ask: Question) -> Forms | None:
         assert other is not None
         for a, b in ((scores, stacked_scores(other)), (values, other["vo"])):
             sure &= _norms(a - b) * NOISE <= _norms(a)
-    kept: list[tuple[Floats, Floats, bool]] = []
-    for a, b, good in zip(scores, values, sure, strict=True):
-        twin = next((i for i, k in enumerate(kept) if _norm(k[0] - a) <= 1e-10 * _norm(a)), None)
-        if twin is None:
-            kept.append((a, b, bool(good)))
-        else:
-            kept[twin] = kept[twin][0], kept[twin][1] + b, False  # their sum may be rounding
-    largest = max(_norm(b) for _, b, _ in kept)
-    clear = []
-    for i, (a, b, good) in enumerate(kept):
-        apart = min((_norm(a - k[0]) for j, k in enumerate(kept) if j != i), default=np.inf)
-        large = 2 * LARGE <= _norm(a) <= 100 and _norm(b) >= GAP * largest
-        if good and large and apart >= 2 * LARGE:
-            clear.append(i)
-    if not clear:
-        return None
-    return Forms(
-        np.stack([kept[i][0] for i in clear]),
-        np.stack([kept[i][1] for i in clear]),
-        len(kept) - len(clear),
-    )
-
-
-def _norm(a: Floats) -> float:
-    return float(np.linalg.norm(a))
+    apart = _norms((scores[:, None] - scores).reshape(-1, *scores.shape[1:]))
+    apart = apart.reshape(len(scores), -1) + np.diag(np.full(len(scores), np.inf))
+    sizes, effects = _norms(scores), _norms(values)
+    large = (sizes >= 2 * LARGE) & (sizes <= 100) & (effects >= GAP * np.max(effects))
+    clear = sure & large & (np.min(apart, axis=1) >= 2 * LARGE)
+    return scores[clear] if np.any(clear) else None
 
 
 def _norms(a: Floats) -> Floats:
     return np.asarray(np.linalg.norm(a.reshape(len(a), -1), axis=1))
 
 
-def rank(a: Floats) -> int:
-    """A lower bound of the rank of score matrices, whatever their rounding is."""
-    values = np.linalg.svd(a, compute_uv=False)
-    return int(np.sum(values > max(GAP * values[0], LARGE)))
-
-
-def forms(ask: Question) -> Iterator[NotEquivalent]:
-    """Ranks and numbers of heads that the target cannot have."""
+def ranks(ask: Question) -> Iterator[NotEquivalent]:
+    """A head whose scores have a rank that no head of the target can have."""
     target, call = ask.free, ask.call
     plain = not (ask.layout.extras or target.extras) and call.shift_invariant and not call.rotary
     normed = getattr(target, "qk_norm", None) is not None or _latent_norm(target)
     if not plain or normed or isinstance(target, TensorProduct):
         return
-    found = clear_forms(ask)
+    found = clear_scores(ask)
     # Few more heads than there are could not approximate one head of higher rank to 1e-9.
-    if found is None or target.num_heads > len(found.scores) + 2:
+    if found is None or target.num_heads > len(found) + 2:
         return
     largest = score_rank(target)
-    ranks = [rank(a) for a in found.scores]
-    if max(ranks) > largest:
+    values = np.linalg.svd(found, compute_uv=False)
+    # A lower bound of the rank, whatever the rounding is.
+    counts = np.sum(values > np.maximum(GAP * values[:, :1], LARGE), axis=1)
+    n = int(np.argmax(counts))
+    if counts[n] > largest:
         yield NotEquivalent(
             "rank",
             f"the scores of a head of the target have a rank of at most {largest}; here a head has "
-            f"{max(ranks)}, of singular value {largest + 1} "
-            f"{_singular_value(found.scores[int(np.argmax(ranks))], largest):.2g}",
-            max(ranks),
+            f"{counts[n]}, of singular value {largest + 1} {values[n, largest]:.2g}",
+            int(counts[n]),
             largest,
         )
-    yield from count_heads(target, found)
-    if len(found.scores) == target.num_heads and not found.others:
-        yield from groups(target, found)
-
-
-def _singular_value(a: Floats, index: int) -> float:
-    return float(np.linalg.svd(a, compute_uv=False)[index])
 
 
 def score_rank(target: Layout) -> int:
@@ -329,42 +286,3 @@ def score_rank(target: Layout) -> int:
     elif isinstance(target, Separate):
         most = min(most, target.size("head_dim"))
     return most
-
-
-def count_heads(target: Layout, found: Forms) -> Iterator[NotEquivalent]:
-    """A head of values of rank r takes r / V heads of the target, rounded up."""
-    width = target.size("value_dim") if hasattr(target, "value_dim") else target.size("out_width")
-    largest = max(float(np.linalg.norm(b, 2)) for b in found.values)
-    values = [np.linalg.svd(b, compute_uv=False) for b in found.values]
-    needed = sum(-(-int(np.sum(v > GAP * largest)) // width) for v in values)
-    if needed > target.num_heads:
-        yield NotEquivalent(
-            "heads",
-            f"{len(found.scores)} different heads with values of ranks "
-            f"{[int(np.sum(v > GAP * largest)) for v in values]} take {needed} heads of value_dim "
-            f"{width}; the target has {target.num_heads}",
-            needed,
-            target.num_heads,
-        )
-
-
-def groups(target: Layout, found: Forms) -> Iterator[NotEquivalent]:
-    """Heads that share keys and values: a head that fits to no other cannot be in a group."""
-    heads = target.num_heads
-    if not isinstance(target, Standard | Bilinear) or target.size("num_kv_heads") == heads:
-        return
-    shares_keys = isinstance(target, Standard) and not isinstance(target, Collaborative)
-    units = found.values / _norms(found.values)[:, None, None]
-
-    def fit(n: int, m: int) -> bool:
-        pair = np.concatenate([found.scores[n], found.scores[m]])
-        keys = not shares_keys or rank(pair) <= target.size("head_dim")
-        together = np.concatenate([units[n], units[m]], axis=1)
-        return keys and rank_at_least(together, LARGE) <= target.size("value_dim")
-
-    for n in range(heads):
-        if not any(fit(n, m) for m in range(heads) if m != n):
-            size = heads // target.size("num_kv_heads")
-            reason = f"{size} heads of the target share keys and values; head {n} fits to no other"
-            yield NotEquivalent("rank", reason, 1, 0)
-            return
