@@ -208,19 +208,7 @@ def _run(
             params, result["start"] = _started(arm, stored, task, source)
             recorder.say(f"starting from {result['start']}")
         try:
-            fitted = training.fit(
-                arm.model.build(),
-                task,
-                training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
-                arm.train,
-                source,
-                mesh=mesh,
-                recorder=recorder,
-                checkpoints=checkpoints,
-                params=params,
-                cut=shard.Cut(models.shard_axes(arm.model), cut_state),
-                watch=functools.partial(_watch, arm.model) if arm.watch else None,
-            )
+            fitted = _fit(arm, task, source, params, recorder, checkpoints, mesh, cut_state)
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
         else:
@@ -234,6 +222,32 @@ def _run(
             workdir.write_json(done, result)
         shard.wait_for_all("result")
         return result
+
+
+def _fit(
+    arm: Arm,
+    task: Task,
+    source: Source,
+    params: Any,
+    recorder: Recorder,
+    checkpoints: Checkpoints,
+    mesh: Any,
+    cut_state: bool,
+) -> training.Result:
+    """The training; `params` as `training.fit` takes them."""
+    return training.fit(
+        arm.model.build(),
+        task,
+        training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
+        arm.train,
+        source,
+        mesh=mesh,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        params=params,
+        cut=shard.Cut(models.shard_axes(arm.model), cut_state),
+        watch=functools.partial(_watch, arm.model) if arm.watch else None,
+    )
 
 
 def _mesh(trains: training.TrainConfig, model_parallel: int) -> Any:
