@@ -4,6 +4,7 @@ import dataclasses
 from typing import get_args
 
 from attnlab.heads import HeadNorm, Standard, make_layout
+from attnlab.heads.layout import Bias
 from attnlab.models import FFN, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
 from attnlab.names import lookup
@@ -12,7 +13,7 @@ from attnlab.training.config import TrainConfig
 NUM_LAYERS = 4
 BATCH_TOKENS = 2048
 """Tokens of a batch, at every length."""
-BIASES = ("q", "k", "v", "o")
+BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
 PARAMETRIZATIONS = {
     "one_rate": "AdamW with one learning rate",
     "fan_in": "AdamW, learning rate per matrix x 64 / fan-in",

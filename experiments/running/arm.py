@@ -209,21 +209,7 @@ def _run(
             params, result["start"] = _started(arm, stored, task, source)
             recorder.say(f"starting from {result['start']}")
         try:
-            fitted = training.fit(
-                arm.model.build(),
-                task,
-                training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
-                arm.train,
-                source,
-                recorder=recorder,
-                checkpoints=checkpoints,
-                options=training.FitOptions(
-                    mesh=mesh,
-                    sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
-                    params=params,
-                    measure=functools.partial(_watch, arm.model) if arm.watch else None,
-                ),
-            )
+            fitted = _fit(arm, task, source, params, recorder, checkpoints, mesh, cut_state)
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
         else:
@@ -237,6 +223,35 @@ def _run(
             workdir.write_json(done, result)
         sharding.wait_for_all("result")
         return result
+
+
+def _fit(
+    arm: Arm,
+    task: Objective,
+    source: Dataset,
+    params: Any,
+    recorder: Recorder,
+    checkpoints: Checkpoints,
+    mesh: Any,
+    cut_state: bool,
+) -> training.FitResult:
+    """The training; `params` as `training.fit` takes them."""
+    options = training.FitOptions(
+        mesh=mesh,
+        sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+        params=params,
+        measure=functools.partial(_watch, arm.model) if arm.watch else None,
+    )
+    return training.fit(
+        arm.model.build(),
+        task,
+        training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
+        arm.train,
+        source,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        options=options,
+    )
 
 
 def _mesh(trains: training.TrainConfig, model_parallel: int) -> Any:
