@@ -6,7 +6,7 @@ attention (Hu et al. 2024, arXiv 2412.19255).
 
 import jax.numpy as jnp
 
-from attnlab import LAYOUTS, Layout
+from attnlab.heads.old.layouts import LAYOUTS, Layout
 from attnlab.norms import rms_norm
 
 

@@ -51,9 +51,7 @@ def test_padding_may_hold_any_id(kind):
     model, variables = model_of(dataclasses.replace(CONFIG, kind=kind, output=output))
     mask = jnp.array([[True, True, False]])
     for call in (model.apply, jax.jit(model.apply)):
-        got = [
-            call(variables, jnp.array([[1, 2, last]]), padding_mask=mask) for last in (-100, 0)
-        ]
+        got = [call(variables, jnp.array([[1, 2, last]]), padding_mask=mask) for last in (-100, 0)]
         np.testing.assert_array_equal(*(outputs.logits[:, :2] for outputs in got))
         np.testing.assert_array_equal(*(outputs.classes for outputs in got))
 
