@@ -125,7 +125,8 @@ def _over(panel: Panel, told: dict[str, Any], label: str) -> Any:
         found.sort(key=lambda pair: pair[0])
         at, values = np.array([x for x, _ in found]), np.stack([r.heldout for _, r in found], 1)
         curves.append(plotting.Curve(word, looks[found[0][1].name], at, values, False))
-    return plotting.metric_curves(curves, [], name.replace("num_", "").replace("_", " "), label, told["log"])
+    quantity = name.replace("num_", "").replace("_", " ")
+    return plotting.metric_curves(curves, [], quantity, label, told["log"])
 
 
 DRAWINGS = {"bars": _bars, "dots": _dots, "curves": _curves, "over": _over}

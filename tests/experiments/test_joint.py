@@ -12,8 +12,8 @@ from experiments.reporting import joint, results
 def asked(monkeypatch):
     """What `plotting.scatter_with_front` is asked to draw; nothing is drawn."""
     calls = []
-    monkeypatch.setattr(plot, "joint", lambda *given: calls.append(given))
-    monkeypatch.setattr(plot, "svg", lambda figure, name: "<svg/>")
+    monkeypatch.setattr(plotting, "scatter_with_front", lambda *given: calls.append(given))
+    monkeypatch.setattr(plotting, "to_svg", lambda figure, name: "<svg/>")
     return calls
 
 
@@ -73,7 +73,8 @@ def test_only_the_front_is_named_and_the_legend_stays_inside():
         plotting.Point(name, look, x, y, 0.1)
         for name, look, x, y in zip("abc", looks, (1e3, 2e3, 9e3), (3.0, 3.5, 2.0), strict=True)
     ]
-    figure = plotting.scatter_with_front(points, [points[0], points[2]], [("layout", looks[0])] * 5, "x", "y")
+    legend = [("layout", looks[0])] * 5
+    figure = plotting.scatter_with_front(points, [points[0], points[2]], legend, "x", "y")
     [axes], [legend] = figure.axes, figure.legends
     assert sorted(text.get_text() for text in axes.texts) == ["a", "c"]
     assert axes.get_xscale() == "log"
