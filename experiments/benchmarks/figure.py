@@ -47,7 +47,9 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
     every = _all(groups.values())
     low, high = min(r.low or 1.0 for r in every), max(r.high or 1.0 for r in every)
     grid[0, 0].set_xlim(min(0.5, low / 1.1), max(2.0, high * 1.1))
-    figure.supxlabel("time, ours / this (below 1: ours is faster)", fontsize=FONT_SIZE, color=FOREGROUND)
+    figure.supxlabel(
+        "time, ours / this (below 1: ours is faster)", fontsize=FONT_SIZE, color=FOREGROUND
+    )
     _legend(figure, looks)
     return figure
 
