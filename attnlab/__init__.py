@@ -84,8 +84,8 @@ __all__ = [
     "unique_parameters",
 ]
 
-LAZY_PACKAGES = ("inspect", "interpret", "plotting", "pretrained", "training", "transforms")
-"""Imported on first use, as `attnlab.inspect`."""
+LAZY_PACKAGES = ("interpret", "plotting", "pretrained", "training", "transforms")
+"""Imported on first use, as `attnlab.interpret`."""
 
 
 if TYPE_CHECKING:

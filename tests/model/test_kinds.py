@@ -12,8 +12,6 @@ from conftest import assert_close, deep
 
 from attnlab import HeadSpec, ModelConfig, generate, pretrained, training, transformer_block
 from attnlab.heads.positions import rotary_angles
-from attnlab.inspect.roles import head_picks
-from attnlab.inspect.sides import side_of
 from attnlab.model import accounting
 from attnlab.model.block import BlockSpec
 from attnlab.model.decode import prefill
@@ -227,22 +225,12 @@ def test_plans_of_kinds_are_taken_apart():
 def test_what_looks_at_a_model():
     """Maps where every layer has as many heads; where not, and for what reads weights, a reason."""
     config = CONFIGS["local and global"]
-    model, params = config.build(), jax.tree.map(jnp.asarray, weights(config))
-    text = {"tokens": TOKENS[:1]}, {"tokens": list("abcdefghi")}
-    page = side_of(model, params, *text)
-    assert page.maps[0].probs.shape == (5, 4, 9, 9)
-    assert page.maps[0].plan["attention"] == (0, 3, 1, 3, 2)
-    assert "4 standard heads of width 4, 2 key heads" in page.about
+    params = jax.tree.map(jnp.asarray, weights(config))
     told = explain_model(config, {"tokens": TOKENS})
     assert set(told) == {"layers_0", "layers_1"}
     assert "chosen" in told["layers_0"]
     # Muon sees matrices of heads, whose names say in what.
     assert weight_axes(config)(params)["layers_1"]["attention"]["k"] == (1, 2)
-    other = CONFIGS["wide below, narrow above"]
-    with pytest.raises(ValueError, match="layers have 1 or 3 heads"):
-        side_of(
-            other.build(), weights(other), {"tokens": TOKENS[:1]}, {"tokens": list("abcdefghi")}
-        )
     with pytest.raises(ValueError, match="have no heads in common"):
         remove_heads(config, params, {0: [0]})
     other = dataclasses.replace(SMALL, head_dim=2, kinds="1(num_heads=1) 1()")
@@ -307,8 +295,6 @@ def test_where_one_kind_is_meant():
     config = CONFIGS["wide below, narrow above"]
     with pytest.raises(ValueError, match="have no heads in common; each model of config"):
         _ = config.heads
-    with pytest.raises(ValueError, match="layers have 1 or 3 heads"):
-        head_picks(config, {}, [])
     params = {"params": weights(config)}
     for model, cache in ((config, SMALL.empty_cache(2, 9)), (SMALL, config.empty_cache(2, 9))):
         call = functools.partial(model.build().apply, cache=cache)

@@ -9,7 +9,6 @@ import pytest
 from conftest import assert_close
 
 from attnlab import ModelConfig, pretrained
-from attnlab.inspect.circuits import circuit
 
 CONFIG = ModelConfig(
     width=12, num_heads=3, num_layers=3, vocab_size=17, max_len=9, ffn_width=8, dtype="float64",
@@ -47,16 +46,6 @@ def test_it_is_a_factor_of_the_queries(order, x64):
     assert_close(got, expected, loosen=100)
     assert_close(cached, expected[:, :5], loosen=100)
     assert_close(shown["scores"], scores["scores"], loosen=100)
-
-
-def test_circuits_are_scaled_too(x64):
-    """Each layer's scores, whatever the text, by its number."""
-    rng, tokens = np.random.default_rng(0), jnp.zeros((1, 2), int)
-    shapes = jax.eval_shape(CONFIG.build().init, jax.random.key(0), tokens)["params"]
-    params = jax.tree.map(lambda a: rng.normal(size=a.shape), shapes)
-    plain = circuit(CONFIG, params, "qk").sizes
-    scaled = circuit(dataclasses.replace(CONFIG, layer_scales=SCALES), params, "qk").sizes
-    assert_close(scaled, plain * np.reshape(SCALES, (3, 1, 1)))
 
 
 @pytest.mark.parametrize(

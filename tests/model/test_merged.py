@@ -12,8 +12,6 @@ from contract import SPECS
 from attnlab import HeadSpec, ModelConfig, pretrained, unique_parameters
 from attnlab.heads.old.multihead import attend_heads
 from attnlab.heads.positions import rotary_angles
-from attnlab.inspect import circuits, importance
-from attnlab.inspect.sides import side_of
 from attnlab.model.accounting import flops_per_token
 from attnlab.model.decode import prefill
 from attnlab.observe import Given
@@ -185,18 +183,6 @@ def test_what_is_seen_and_changed(x64):
     assert np.abs(changed - logits).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_the_page_of_heads():
-    config = dataclasses.replace(CONFIG, dtype="float32")
-    source, tokens = texts()
-    params = jax.tree.map(lambda a: a.astype(np.float32), weights(config))
-    inputs = {"source": source[:1], "tokens": tokens[:1]}
-    side = side_of(config.build(), params, inputs, {"source": "abcdefg", "tokens": "hijkl"})
-    assert [m.probs.shape for m in side.maps] == [(2, 4, S, S), (3, 4, T, T), (3, 4, T, S)]
-    lost = [m.statistics[next(n for n in m.statistics if "without" in n)] for m in side.maps[1:]]
-    np.testing.assert_array_equal(*lost)  # they are the same heads
-
-
 # Gemma 2 2B on both sides, as T5Gemma 2 (arXiv 2512.14856, section 4) compares; sizes of the model
 # card.
 GEMMA = ModelConfig(
@@ -236,10 +222,6 @@ def test_there_is_no_cross_attention_to_look_at(x64):
     model, params = CONFIG.build(), weights(CONFIG)
     with pytest.raises(ValueError, match=r"unknown value 'cross\.probs'"):
         jax.eval_shape(lambda: model.apply({"params": params}, *texts(), show=("cross.probs",)))
-    with pytest.raises(ValueError, match=r"no 'cross\.heads': its 'heads' read both texts"):
-        importance.gates_of(CONFIG, "cross.heads")
-    with pytest.raises(ValueError, match="one set of maps reads both texts"):
-        circuits.circuit(CONFIG, params, "ov", cross=True)
 
 
 def test_a_family_without_it_refuses(tmp_path):
