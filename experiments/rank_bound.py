@@ -193,7 +193,9 @@ def figure(results: Sequence[Result]) -> Any:
     from matplotlib.figure import Figure
 
     sizes = sorted({r.n for r in results})
-    drawn = Figure((0.6 + 3.9 * len(sizes), 3.6), layout="constrained", facecolor=plotting.BACKGROUND)
+    drawn = Figure(
+        (0.6 + 3.9 * len(sizes), 3.6), layout="constrained", facecolor=plotting.BACKGROUND
+    )
     panels = drawn.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, n in zip(panels, sizes, strict=True):
         rows = [r for r in results if r.n == n]
@@ -220,7 +222,9 @@ def figure(results: Sequence[Result]) -> Any:
                 x, np.median(values, 1), look.marker + look.dashes, color=look.colour, label=label
             )
         axes.set_yscale("log")
-        axes.set_title(f"{n} tokens", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND, loc="left")
+        axes.set_title(
+            f"{n} tokens", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND, loc="left"
+        )
         axes.set_xlabel("head_dim", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(plotting.GRID)
@@ -228,8 +232,12 @@ def figure(results: Sequence[Result]) -> Any:
         axes.grid(color=plotting.GRID, linewidth=0.6)
         axes.set_xticks([1, n // 4, n // 2, 3 * n // 4, n - 1])
     first = drawn.axes[0]
-    first.set_ylabel("largest error of a probability", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND)
-    first.legend(loc="lower left", frameon=False, labelcolor="linecolor", fontsize=plotting.FONT_SIZE)
+    first.set_ylabel(
+        "largest error of a probability", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND
+    )
+    first.legend(
+        loc="lower left", frameon=False, labelcolor="linecolor", fontsize=plotting.FONT_SIZE
+    )
     return drawn
 
 

@@ -18,7 +18,7 @@ LAYERS = (
     {"model"},
     {"conversion"},
     {"transforms"},
-    {"inspect", "interpret"},
+    {"interpret"},
     {"pretrained", "adapters"},
 )
 # `training` and `data` take a model as an argument, `plot` takes arrays, `lab` runs everything.

@@ -19,7 +19,6 @@ from attnlab import (
     run_stack,
     unique_parameters,
 )
-from attnlab.inspect import gates_of
 from attnlab.model.accounting import making_flops, parameters_by_uses
 from attnlab.sharing.mixing import fit_mixture, mix
 from attnlab.sharing.named_plans import parse_plan, plan_name
@@ -240,7 +239,7 @@ def test_both_texts_and_kinds():
 
 
 def test_layers_that_mix_share_nothing_but_coefficients():
-    assert gates_of(SMALL, by="group").rows == (0, 1, 2, 3, 4)
+    assert SMALL.layer_plan.distinct_parameters("attention") == (0, 1, 2, 3, 4)
     matrices = jax.tree_util.tree_leaves_with_path(weight_decay_mask(shapes_of(SMALL)["layers"]))
     assert {path[-1].key for path, on in matrices if on} == {*"qkvo", "up", "down"}
     assert not any(on for path, on in matrices if path[0].key == "attention_mixture")
