@@ -30,7 +30,7 @@ class Window(Field):
     default: int = 4096
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("sliding_window", self.default, nullable=True),)
 
     def read(self, given: JSON, source: Source) -> Values:
@@ -63,7 +63,7 @@ class LayerTypes(Field):
     rope: ClassVar[RotaryField] = RotaryField()
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         types = Attribute("layer_types", None, nullable=True, json_type=list)
         window = Attribute("sliding_window", self.default_window, nullable=True)
         return (types, window, *self.more, *self.rope.attributes)
