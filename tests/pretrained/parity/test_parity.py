@@ -21,7 +21,7 @@ NAMES = [
     "albert", "albert-groups-inner", "albert-square-map", "albert-one-call-two-blocks",
     "roberta", "roberta-bare-pad-4", "roberta-untied",
     "distilbert", "distilbert-bare-sinusoids",
-    "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied",
+    "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied", "gpt2-scores-by-layer",
     "llama", "llama-llama3-biases-tied", "llama-bare-linear", "mistral",
     "qwen3", "qwen3-sliding-biases", "qwen3-mixed", "qwen2", "qwen2-bare-all-see-all", "ministral",
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
