@@ -17,9 +17,9 @@ from attnlab.heads.layout import Extra
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
+from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
 from attnlab.pretrained.fields import ACTIVATIONS, BIASES
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
-from attnlab.pretrained.variables import Arrays, Built, depth, require, take
 from attnlab.pretrained.weights import Entry
 
 NORMS: dict[tuple[bool, bool], NormPosition] = {
