@@ -55,7 +55,7 @@ class Attribute:
       least: of whole numbers.
       is_depth: it counts layers.
       compute: attributes before it -> its value where config.json has none or null.
-      is_derived: it may only have the computed value.
+      follows: attributes from which `compute` derives the only value that it may have.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Attribute:
     least: int = 1
     is_depth: bool = False
     compute: Callable[[JSON], Any] | None = None
-    is_derived: bool = False
+    follows: tuple[str, ...] = ()
 
     def check(self, value: Any) -> None:
         """Raise ValueError unless `value` is of the right type, finite, and of a possible size."""
@@ -90,13 +90,13 @@ class Attribute:
             check_number(name, value, least=0 if "eps" in name else -LARGEST_NUMBER)
 
 
-def derived(name: str, compute: Callable[[JSON], Any]) -> Attribute:
+def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:
     """A whole number that follows from other attributes, and may be null.
 
-    >>> derived("head_dim", lambda given: given["width"]).is_derived
-    True
+    >>> derived("head_dim", lambda given: given["width"], "width").follows
+    ('width',)
     """
-    return Attribute(name, json_type=int, compute=compute, is_derived=True)
+    return Attribute(name, json_type=int, compute=compute, follows=follows)
 
 
 def read_attributes(
@@ -138,13 +138,14 @@ def read_attributes(
     found: JSON = {}
     for name, one in known.items():
         found[name] = raw.get(name, one.default)
-        if one.compute is None or (found[name] is not None and not one.is_derived):
+        if one.compute is None or (found[name] is not None and not one.follows):
             continue
         computed = one.compute(found)
         if found[name] not in (None, computed):
+            others = " and ".join(f"{other} = {shown(found[other])}" for other in one.follows)
             raise ValueError(
-                f"config.json: {name} = {shown(found[name])} contradicts the other attributes, "
-                f"from which follows {computed!r}"
+                f"config.json: {name} = {shown(found[name])} contradicts {others}, from which "
+                f"follows {computed!r}"
             )
         found[name] = computed
     return found

@@ -69,9 +69,9 @@ DEEPSEEK_V3 = decoder(
     other_attributes=(
         *map(Attribute, EXPERTS),
         Attribute("rope_interleave", True),
-        derived("num_key_value_heads", _num_heads),
-        derived("qk_head_dim", _query_size),
-        derived("head_dim", _rotary_size),
+        derived("num_key_value_heads", _num_heads, "num_attention_heads"),
+        derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
+        derived("head_dim", _rotary_size, "qk_rope_head_dim"),
     ),
     written={"rope_interleave": True, "num_nextn_predict_layers": 0},  # as all that are published
     architecture="DeepseekV3",

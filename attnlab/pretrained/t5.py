@@ -19,8 +19,6 @@ from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, line
 from attnlab.sharing.bits import same_bits
 
 ANY_LENGTH = 2**20
-
-
 # "gated-gelu" means the tanh kind, "gelu" alone the exact one.
 FEED_FORWARD = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
 FEED_FORWARD["gated-gelu"] = GATED["gelu_new"]
@@ -159,8 +157,12 @@ T5 = Family(
         _Head(),
     ),
     other_attributes=(
-        Attribute("is_gated_act", json_type=bool, compute=_is_gated, is_derived=True),
-        Attribute("dense_act_fn", json_type=str, compute=_activation, is_derived=True),
+        Attribute(
+            "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
+        ),
+        Attribute(
+            "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
+        ),
         Attribute("n_positions", 512),  # of the training data; relative positions go on
     ),
     written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
