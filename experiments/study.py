@@ -5,7 +5,7 @@
 
 Runs whose rows are in --rows are skipped; a run that was stopped goes on from its checkpoint in
 --workdir. SIGTERM saves and ends with exit code 75. --status prints how far the study is, --pages
-writes its tables.
+writes its tables, --analysis the registered analysis.
 """
 
 import functools
@@ -35,6 +35,9 @@ JOBS = flags.DEFINE_integer("jobs", 2, "worker processes, one thread each", lowe
 ACCEPT = flags.DEFINE_list("accept_commit", [], "other commits whose rows may stand beside ours")
 STATUS = flags.DEFINE_bool("status", False, "print how far the study is, and end")
 PAGES = flags.DEFINE_string("pages", None, "write the pages of --rows to this folder, and end")
+ANALYSIS = flags.DEFINE_string(
+    "analysis", None, "write analysis.md, its table and its figures to this folder, and end"
+)
 
 AGAIN = 75
 GUESS = 45e9
@@ -129,6 +132,11 @@ def main(argv: Sequence[str]) -> None:
         return
     if PAGES.value:
         print("\n".join(map(str, write_pages(rows, Path(PAGES.value)))))
+        return
+    if ANALYSIS.value:
+        from experiments.reporting.study_analysis import write_analysis  # needs [plot]
+
+        print("\n".join(map(str, write_analysis(rows, Path(ANALYSIS.value)))))
         return
     if not WORKDIR.value:
         raise app.UsageError("--workdir is needed: the folder of unfinished runs")

@@ -1,0 +1,154 @@
+"""Figures of the head-width study as SVG that is legible on light and dark pages."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from attnlab.lab.mixed_model import Estimate
+
+INK = "#57606a"
+"""Grey that is legible on white and black. SVG text takes `currentColor` instead."""
+COLOURS = ("#3b8fd4", "#d55e00", "#12a17a", "#cc79a7", "#e69f00")
+NGRAMS = {"ngram3": ":", "ngram4": "--", "ngram5": "-."}
+Series = Mapping[int, Estimate]
+"""head_dim -> value with its interval."""
+
+
+class SizePanel(NamedTuple):
+    """A model size of figure 1: loss by head_dim, and n-gram baselines."""
+
+    width: int
+    loss: Series
+    ngrams: Mapping[str, float]
+
+
+def new_axes(rows: int, height: float = 3.2) -> tuple[Figure, list[Any]]:
+    """A transparent figure as wide as a phone, panels below each other."""
+    figure = Figure(figsize=(4.7, height * rows), layout="constrained", facecolor="none")
+    grid = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+    for axes in grid:
+        axes.set_facecolor("none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(INK)
+        axes.tick_params(which="both", colors=INK)
+        axes.grid(color=INK, alpha=0.2, linewidth=0.6)
+        axes.xaxis.label.set_color(INK)
+        axes.yaxis.label.set_color(INK)
+        axes.title.set_color(INK)
+    return figure, grid
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as SVG, the same each time; ink follows the light or dark theme of the reader."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata=nothing, transparent=True)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = text.replace(INK, "currentColor")
+    style = (
+        "<style>svg{color:#24292f;max-width:100%;height:auto}"
+        "@media(prefers-color-scheme:dark){svg{color:#d8dee4}}</style>"
+    )
+    return text.replace(">", f">{style}", 1).strip() + "\n"
+
+
+def _head_dims(axes: Any, values: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(values)), [str(v) for v in sorted(set(values))])
+    axes.set_xlabel("head_dim h")
+
+
+def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o") -> None:
+    x = sorted(series)
+    y = [series[h].value for h in x]
+    axes.plot(x, y, color=colour, linewidth=1.2, label=label)
+    for h in x:
+        low, high = series[h].low, series[h].high
+        axes.plot([h], [series[h].value], marker, color=colour, markersize=5)
+        if low == low and high == high:
+            axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
+
+
+def loss_figure(panels: Sequence[SizePanel]) -> Figure:
+    """Figure 1: loss over head_dim on N h = D, a panel per model size, n-gram lines."""
+    figure, grid = new_axes(len(panels), 2.4)
+    for axes, panel in zip(grid, panels, strict=True):
+        _errors(axes, panel.loss, COLOURS[0], "models")
+        _head_dims(axes, list(panel.loss))
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.35 * (high - low))
+        low, high = axes.get_ylim()
+        inside = {name: y for name, y in panel.ngrams.items() if low < y < high}
+        for name, y in inside.items():
+            axes.axhline(y, color=INK, linestyle=NGRAMS[name], linewidth=1)
+            axes.text(0.98, y, f"{name[5:]}-gram", ha="right", va="bottom", color=INK,
+                      fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
+        outside = [f"{name[5:]}-gram {y:.3f}" for name, y in panel.ngrams.items()
+                   if name not in inside]  # fmt: skip
+        note = f"; above or below: {', '.join(outside)}" if outside else ""
+        axes.set_title(f"D = {panel.width}{note}", fontsize=8, color=INK, loc="left")
+        axes.set_ylabel("bits per byte")
+    return figure
+
+
+def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, float]]) -> Figure:
+    """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
+    figure, [axes] = new_axes(1)
+    lines = axes.contour(2.0**u, 2.0**v, bits, 10, colors=COLOURS[0], linewidths=1.2)
+    axes.clabel(lines, fmt="%.3f", fontsize=8)
+    axes.plot([p[0] for p in points], [p[1] for p in points], "o", color=COLOURS[1], markersize=5,
+              clip_on=False)  # fmt: skip
+    _head_dims(axes, [int(p[0]) for p in points])
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([0.5, 1, 1.5], ["1/2", "1", "3/2"])
+    axes.minorticks_off()
+    axes.set_ylabel("N h / D")
+    return figure
+
+
+def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
+    """Figure 3: the compute multiple of each sharing plan."""
+    figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
+    for i, found in enumerate(list(multiples.values())[::-1]):
+        if found.low == found.low:
+            axes.plot([found.low, found.high], [i, i], color=COLOURS[0], linewidth=1.8)
+        axes.plot([found.value], [i], "o", color=COLOURS[0])
+        axes.text(found.value, i + 0.18, f"{found.value:.2f}", color=INK, fontsize=9, ha="center")
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.set_yticks(range(len(multiples)), list(multiples)[::-1])
+    axes.set_ylim(-0.6, len(multiples) - 0.3)
+    axes.set_xscale("log")
+    ends = [e for f in multiples.values() for e in (f.low, f.value, f.high) if e == e]
+    low, high = min(0.8, *ends) * 0.95, max(1.25, *ends) * 1.05
+    axes.set_xlim(low, high)
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= t <= high]
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("times the compute for the same loss")
+    return figure
+
+
+def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Figure 4: the best learning rate over head_dim on N h = D."""
+    figure, [axes] = new_axes(1)
+    for i, (name, values) in enumerate(series.items()):
+        x = sorted(values)
+        axes.plot(x, [values[h] for h in x], color=COLOURS[i], marker="os^D"[i % 4], label=name)
+    _head_dims(axes, [h for values in series.values() for h in values])
+    axes.set_yscale("log")
+    rates = [r for values in series.values() for r in values.values()]
+    ticks = [t for t in (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05)
+             if min(rates) * 0.7 <= t <= max(rates) * 1.4]  # fmt: skip
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_ylim(min(rates) * 0.6, max(rates) * 1.5)
+    axes.minorticks_off()
+    axes.set_ylabel("best learning rate")
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure

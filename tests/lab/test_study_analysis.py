@@ -1,0 +1,84 @@
+"""The page of the analysis, from rows of a simulated study and from those there are today."""
+
+import csv
+import os
+import runpy
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from simulated_study import Simulation, rows_of
+
+from attnlab.lab.rows import columns, flat, read_rows
+from experiments.reporting import study_analysis
+
+FOLDER = ROOT / "docs/results/head_width"
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    rows = rows_of((2, 3, 4, 5, 6))
+    sim = Simulation(rows)
+    return [r for r in rows if r.spec.stage < 2] + sim.drawn_rows(np.random.default_rng(3))
+
+
+def write_rows(path, rows):
+    """What append_row writes, at once."""
+
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(flat, rows))
+    assert read_rows(path) == rows
+
+
+def test_a_complete_study_fills_every_blank(simulated, tmp_path):
+    paths = study_analysis.write_analysis(simulated, tmp_path)
+    assert [p.name for p in paths[2:]] == [f"figure{i}.svg" for i in (1, 2, 3, 4)]
+    page = (tmp_path / "analysis.md").read_text()
+    sentence = next(line for line in page.splitlines() if line.startswith("> "))
+    assert "not yet" not in sentence
+    assert "stage 7 (P1, second look) lacks 32 runs" in page
+    # albert is 0.12 worse, 2x32 and 4x16 are equal
+    results = {r.name: r for r in study_analysis.secondary(study_analysis.read_study(simulated))}
+    assert results["S4"].found.low < 0.12 < results["S4"].found.high
+    assert results["S4"].conclusion == "significant"
+    for path in paths[2:]:
+        text = path.read_text()
+        assert "prefers-color-scheme:dark" in text
+        assert "#000000" not in text
+
+
+def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
+    write_rows(tmp_path / "runs.csv", simulated)
+    monkeypatch.chdir(tmp_path)
+    page = study_analysis.page(simulated, study_analysis.read_study(simulated), [])
+    script = page.split("```python\n")[1].split("```")[0]
+    (tmp_path / "check.py").write_text(script)
+    found = runpy.run_path(os.fspath(tmp_path / "check.py"))["RESULTS"]
+    study = study_analysis.read_study(simulated)
+    ours = {r.name.split()[0]: r for r in study_analysis.primary(study)[1:]}
+    ours |= {r.name: r for r in study_analysis.secondary(study)}
+    assert set(found) == {"P1", "S2", "S4", "S5"}
+    for name, (mean, error, count) in found.items():
+        one = ours[name].found
+        assert (one.value, one.error, one.count) == (
+            pytest.approx(mean, abs=1e-12), pytest.approx(error, abs=1e-12), count)  # fmt: skip
+
+
+def test_an_incomplete_stage_has_no_numbers(simulated, tmp_path):
+    last = [row for row in simulated if row.spec.stage == 3][-1]
+    rows = [row for row in simulated if row is not last]
+    study_analysis.write_analysis(rows, tmp_path)
+    page = (tmp_path / "analysis.md").read_text()
+    assert "stage 3 (surface, D = 64) lacks 1 runs" in page
+    assert not (tmp_path / "figure2.svg").exists()
+    results = study_analysis.primary(study_analysis.read_study(rows))
+    results += study_analysis.secondary(study_analysis.read_study(rows))
+    assert {r.conclusion for r in results} == {"not yet"}
+
+
+def test_the_rows_of_today(tmp_path):
+    rows = read_rows(FOLDER / "runs.csv")
+    paths = study_analysis.write_analysis(rows, tmp_path)
+    assert paths[0].read_text().startswith("# Head-width study: analysis")
