@@ -9,8 +9,7 @@ from attnlab.pretrained.loading import load, load_config, tokenizer
 from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.saving import save
-from attnlab.pretrained.systems import SYSTEMS
-from attnlab.pretrained.variables import from_variables
+from attnlab.pretrained.variables import SYSTEMS, from_variables
 
 __all__ = [
     "FAMILIES",

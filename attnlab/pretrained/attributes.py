@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 LARGEST_COUNT = 2**31 - 1
@@ -54,6 +54,8 @@ class Attribute:
         value, which the family checks.
       least: of whole numbers.
       is_depth: it counts layers.
+      compute: attributes before it -> its value where config.json has none or null.
+      follows: attributes from which `compute` derives the only value that it may have.
     """
 
     name: str
@@ -62,12 +64,14 @@ class Attribute:
     json_type: type[Any] | None = None
     least: int = 1
     is_depth: bool = False
+    compute: Callable[[JSON], Any] | None = None
+    follows: tuple[str, ...] = ()
 
     def check(self, value: Any) -> None:
         """Raise ValueError unless `value` is of the right type, finite, and of a possible size."""
         if self.json_type is None and self.default is None:
             return
-        if value is None and self.nullable:
+        if value is None and (self.nullable or self.compute is not None):
             return
         name, kind = self.name, self.json_type or type(self.default)
         allowed = (int, float) if kind is float else kind
@@ -84,6 +88,15 @@ class Attribute:
                 )
         if kind is float:
             check_number(name, value, least=0 if "eps" in name else -LARGEST_NUMBER)
+
+
+def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:
+    """A whole number that follows from other attributes, and may be null.
+
+    >>> derived("head_dim", lambda given: given["width"], "width").follows
+    ('width',)
+    """
+    return Attribute(name, json_type=int, compute=compute, follows=follows)
 
 
 def read_attributes(
@@ -122,7 +135,20 @@ def read_attributes(
                 f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
                 f"what the model computes; if it does not, pass ignore=({shown(name)},)"
             )
-    return {name: raw.get(name, one.default) for name, one in known.items()}
+    found: JSON = {}
+    for name, one in known.items():
+        found[name] = raw.get(name, one.default)
+        if one.compute is None or (found[name] is not None and not one.follows):
+            continue
+        computed = one.compute(found)
+        if found[name] not in (None, computed):
+            others = " and ".join(f"{other} = {shown(found[other])}" for other in one.follows)
+            raise ValueError(
+                f"config.json: {name} = {shown(found[name])} contradicts {others}, from which "
+                f"follows {computed!r}"
+            )
+        found[name] = computed
+    return found
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

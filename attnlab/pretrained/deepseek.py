@@ -2,8 +2,8 @@
 
 from attnlab.heads import Latent
 from attnlab.models.config import ModelConfig
-from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.fields import Field, Source, Values, changed, config_value, sizes, value
+from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.pretrained.fields import Field, Source, Values, changed, sizes, value
 from attnlab.pretrained.llama import FIELDS, decoder
 from attnlab.pretrained.name_table import Module, linears
 
@@ -15,47 +15,34 @@ aux_loss_alpha seq_aux ep_size num_nextn_predict_layers
 """What no dense layer reads, nor the last norm."""
 
 
-class _Dense(Field):
-    """Attributes that follow from others, and those that only layers with experts read."""
+class _DenseLayers(Field):
+    """All layers are dense: first_k_dense_replace is at least their number."""
 
-    attributes = (
-        *map(Attribute, EXPERTS),
-        Attribute("first_k_dense_replace", 3, least=0),
-        Attribute("rope_interleave", True),
-        Attribute("num_key_value_heads", 128, nullable=True),
-        Attribute("qk_head_dim", None, nullable=True, json_type=int),
-        Attribute("head_dim", None, nullable=True, json_type=int),
-    )
+    attributes = (Attribute("first_k_dense_replace", 3, least=0),)
 
     def read(self, given: JSON, source: Source) -> Values:
-        if given["first_k_dense_replace"] < given["num_hidden_layers"]:
+        count, layers = given["first_k_dense_replace"], given["num_hidden_layers"]
+        if count < layers:
             raise ValueError(
-                f"config.json: first_k_dense_replace = {given['first_k_dense_replace']} of "
-                f"{given['num_hidden_layers']} layers: the others have experts, which are not "
-                "supported"
+                f"config.json: first_k_dense_replace = {count} of {layers} layers: the others have "
+                "experts, which are not supported"
             )
-        derived = {
-            "num_key_value_heads": given["num_attention_heads"],
-            "qk_head_dim": given["qk_nope_head_dim"] + given["qk_rope_head_dim"],
-            "head_dim": given["qk_rope_head_dim"],
-        }
-        for name, one in derived.items():
-            if given[name] not in (None, one):
-                raise ValueError(
-                    f"config.json: {name} = {given[name]!r} is not supported, only {one}"
-                )
         return {}
 
     def write(self, config: ModelConfig) -> JSON:
-        rotary = config_value(config, "heads.rotary_dim")
-        return {
-            "first_k_dense_replace": config.num_layers,
-            "num_nextn_predict_layers": 0,
-            "rope_interleave": True,  # as all that are published
-            "num_key_value_heads": config.heads.num_heads,
-            "qk_head_dim": config_value(config, "heads.head_dim") + rotary,
-            "head_dim": rotary,
-        }
+        return {"first_k_dense_replace": config.num_layers}
+
+
+def _num_heads(given: JSON) -> int:
+    return int(given["num_attention_heads"])
+
+
+def _query_size(given: JSON) -> int:
+    return int(given["qk_nope_head_dim"] + given["qk_rope_head_dim"])
+
+
+def _rotary_size(given: JSON) -> int:
+    return int(given["qk_rope_head_dim"])
 
 
 NEIGHBOURS = ("q_rotary", "k_rotary")
@@ -76,9 +63,17 @@ DEEPSEEK_V3 = decoder(
         value("qk_rope_head_dim", 64, "heads.rotary_dim"),
         value("qk_nope_head_dim", 128, "heads.head_dim"),
         value("v_head_dim", 128, "heads.value_dim"),
-        _Dense(),
-        without=("mlp_bias", "attention_bias"),
+        _DenseLayers(),
+        without=("mlp_bias", "attention_bias", "num_key_value_heads", "head_dim"),
     ),
+    other_attributes=(
+        *map(Attribute, EXPERTS),
+        Attribute("rope_interleave", True),
+        derived("num_key_value_heads", _num_heads, "num_attention_heads"),
+        derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
+        derived("head_dim", _rotary_size, "qk_rope_head_dim"),
+    ),
+    written={"rope_interleave": True, "num_nextn_predict_layers": 0},  # as all that are published
     architecture="DeepseekV3",
     modules=(
         QUERIES._replace(name="self_attn.q_proj", only_without="q_down"),

@@ -2,26 +2,12 @@
 
 import dataclasses
 
-from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout, Norm
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, OLD_NORMS, masked_head
 from attnlab.pretrained.family import Family
-from attnlab.pretrained.fields import ACTIVATIONS, Choice, Field, MaskedHead, Source, Values, value
+from attnlab.pretrained.fields import ACTIVATIONS, Choice, MaskedHead, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
-
-
-class _Sinusoids(Field):
-    """The table of sinusoids is stored as a weight: only how it was made differs."""
-
-    attributes = (Attribute("sinusoidal_pos_embds", False),)
-
-    def read(self, given: JSON, source: Source) -> Values:
-        return {}
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {"sinusoidal_pos_embds": False}
-
 
 DISTILBERT = Family(
     name="distilbert",
@@ -40,9 +26,11 @@ DISTILBERT = Family(
         value("dropout", 0.1, "dropout.rate"),
         value("attention_dropout", 0.1, "dropout.attention"),
         Choice("activation", "gelu", "ffn.activation", ACTIVATIONS),
-        _Sinusoids(),
         MaskedHead("DistilBert", transform="vocab_transform", activation="activation"),
     ),
+    # The table of sinusoids is stored as a weight: only how it was made differs.
+    other_attributes=(Attribute("sinusoidal_pos_embds", False),),
+    written={"sinusoidal_pos_embds": False},
     table=NameTable(
         modules=(
             *EMBEDDINGS,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from attnlab.models.config import ModelConfig
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.fields import Field, Source, build_config
+from attnlab.pretrained.fields import Field, Source, Values, build_config
 from attnlab.pretrained.name_table import NameTable
 
 
@@ -17,6 +17,8 @@ class Family:
       name: the `model_type`.
       base: what no attribute sets.
       fields: how attributes and config become each other.
+      other_attributes: those that set no field of the config.
+      written: constant attributes that are written.
       table: the names of the weights.
       prefix: of the names of the bare model in the files of its task models.
       task_modules: how names begin that belong to a task and never have the prefix.
@@ -33,6 +35,8 @@ class Family:
     base: ModelConfig
     fields: tuple[Field, ...]
     table: NameTable
+    other_attributes: tuple[Attribute, ...] = ()
+    written: Mapping[str, object] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     task_modules: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -45,11 +49,11 @@ class Family:
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         """All attributes that are read."""
-        return tuple(one for field in self.fields for one in field.attributes)
+        return (*(one for field in self.fields for one in field.attributes), *self.other_attributes)
 
     def config(self, given: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError for what is not supported, or no model."""
-        values = {}
+        values: Values = {}
         for field in self.fields:
             values |= field.read(given, source)
         try:
@@ -62,7 +66,10 @@ class Family:
         given: JSON = {}
         for field in self.fields:
             given |= field.write(config)
-        return given
+        for one in self.other_attributes:
+            if one.compute is not None:
+                given[one.name] = one.compute(given)
+        return given | dict(self.written)
 
     def ignores(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that are not read for this model."""

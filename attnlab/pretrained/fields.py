@@ -6,11 +6,12 @@ A family lists such fields. Values go by their path in the config: "ffn.width", 
 import dataclasses
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attnlab.heads import Layout
+from attnlab.heads.layout import Bias
 from attnlab.models.config import ModelConfig
 from attnlab.pretrained.attributes import JSON, Attribute, shown
 
@@ -32,8 +33,10 @@ class Source(NamedTuple):
 class Field:
     """Attributes of config.json that set fields of a `ModelConfig` together."""
 
-    attributes: tuple[Attribute, ...]
-    """What it reads and writes."""
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        """What it reads and writes."""
+        raise NotImplementedError
 
     def read(self, given: JSON, source: Source) -> Values:
         """Attributes of the family -> values of the config.
@@ -63,7 +66,7 @@ class Value(Field):
     default_path: str = ""
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         return (self.attribute,)
 
     def read(self, given: JSON, source: Source) -> Values:
@@ -101,7 +104,7 @@ class Choice(Field):
     values: Mapping[Any, Any]
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute(self.name, self.default),)
 
     def read(self, given: JSON, source: Source) -> Values:
@@ -177,7 +180,7 @@ def changed(
 
 # Fields of several families -----------------------------------------------------------------------
 
-BIASES = ("q", "k", "v", "o")
+BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
 SIZES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_len",
@@ -228,7 +231,7 @@ class CausalHead(Field):
     bare_kind: str = "none"
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("tie_word_embeddings", self.tied),)
 
     def read(self, given: JSON, source: Source) -> Values:
@@ -259,21 +262,24 @@ class MaskedHead(Field):
     activation: str = "hidden_act"
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("tie_word_embeddings", True),)
 
     def read(self, given: JSON, source: Source) -> Values:
-        has = lambda module: f"{module}.weight" in source.tensors
+        has = {
+            name: f"{name}.weight" in source.tensors
+            for name in (self.transform, self.pooler, self.classifier)
+        }
         both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
         act = (
             choose(self.activation, given[self.activation], ACTIVATIONS) if self.activation else ""
         )
         values: Values = {
-            "output.pooler": "first" if both or has(self.pooler) else None,
-            "output.num_classes": 2 if both or has(self.classifier) else 0,
+            "output.pooler": "first" if both or has[self.pooler] else None,
+            "output.num_classes": 2 if both or has[self.classifier] else 0,
             "output.kind": "none",
         }
-        if both or source.architecture == f"{self.name}ForMaskedLM" or has(self.transform):
+        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
             values["output.kind"] = "tied" if given["tie_word_embeddings"] else "own"
             values |= {"output.bias": True, "output.transform": act or "gelu"}
         return values
@@ -285,33 +291,25 @@ class MaskedHead(Field):
         return {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupedHeads(Field):
+def _head_dim(given: JSON) -> int | None:
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    return None if width % heads else int(width // heads)
+
+
+def _num_heads(given: JSON) -> int:
+    return int(given["num_attention_heads"])
+
+
+def grouped_heads(
+    num_kv_heads: int | None = None, head_dim: int | None = None
+) -> tuple[Field, ...]:
     """num_key_value_heads and head_dim; null is a key head for each head, and the width per head.
 
-    Attributes:
+    Args:
       num_kv_heads, head_dim: where config.json has none.
     """
-
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-
-    @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
-        kv = Attribute("num_key_value_heads", self.num_kv_heads, nullable=True, json_type=int)
-        nullable = self.head_dim is None
-        return kv, Attribute("head_dim", self.head_dim, nullable=nullable, json_type=int)
-
-    def read(self, given: JSON, source: Source) -> Values:
-        width, heads = given["hidden_size"], given["num_attention_heads"]
-        each = None if width % heads else width // heads
-        return {
-            "heads.num_kv_heads": given["num_key_value_heads"] or heads,
-            "heads.head_dim": given["head_dim"] or each,
-        }
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {
-            "num_key_value_heads": config_value(config, "heads.num_kv_heads"),
-            "head_dim": cast(int, config_value(config, "heads.head_dim")),
-        }
+    return (
+        value("num_key_value_heads", num_kv_heads, "heads.num_kv_heads", compute=_num_heads,
+              json_type=int),
+        value("head_dim", head_dim, "heads.head_dim", compute=_head_dim, json_type=int),
+    )  # fmt: skip

@@ -9,8 +9,8 @@ from attnlab.heads import Alt, HeadNorm, Layout, NarrowTied, Standard, Wide
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Norm, OutputHead
 from attnlab.names import lookup
+from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
 from attnlab.pretrained.name_table import Layers, Module, NameTable
-from attnlab.pretrained.variables import Arrays, Built, depth, require, take
 from attnlab.pretrained.weights import Entry
 
 LAYOUTS: dict[str, type[Layout]] = {

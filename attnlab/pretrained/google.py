@@ -6,12 +6,12 @@ from typing import Any
 
 from attnlab.models.config import ModelConfig
 from attnlab.pretrained.albert import ALBERT
+from attnlab.pretrained.arrays import Arrays, Built
 from attnlab.pretrained.attributes import JSON, read_attributes
 from attnlab.pretrained.bert import BASE, BERT, QKV
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, Values, build_config, changed
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
-from attnlab.pretrained.variables import Arrays, Built
 from attnlab.pretrained.weights import Entry
 from attnlab.sharing.plan import GROUP_RULES, Plan
 

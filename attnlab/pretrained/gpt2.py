@@ -18,16 +18,8 @@ from attnlab.pretrained.fields import (
 from attnlab.pretrained.name_table import Layers, Module, NameTable
 
 
-class _HiddenWidth(Field):
-    """n_inner; null is four times the width."""
-
-    attributes = (Attribute("n_inner", None, nullable=True, json_type=int),)
-
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"ffn.width": given["n_inner"] or 4 * given["n_embd"]}
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {"n_inner": config.ffn.width}
+def _hidden_width(given: JSON) -> int:
+    return 4 * int(given["n_embd"])
 
 
 class _LayerScales(Field):
@@ -56,7 +48,7 @@ GPT2 = Family(
         value("n_embd", 768, "width"),
         value("n_layer", 12, "num_layers", is_depth=True),
         value("n_head", 12, "heads.num_heads"),
-        _HiddenWidth(),
+        value("n_inner", None, "ffn.width", json_type=int, compute=_hidden_width),
         Choice("activation_function", "gelu_new", "ffn.activation", ACTIVATIONS),
         value("resid_pdrop", 0.1, "dropout.rate"),
         value("embd_pdrop", 0.1, "dropout.embedding", default_path="dropout.rate"),

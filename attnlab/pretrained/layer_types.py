@@ -30,7 +30,7 @@ class Window(Field):
     default: int = 4096
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("sliding_window", self.default, nullable=True),)
 
     def read(self, given: JSON, source: Source) -> Values:
@@ -63,7 +63,7 @@ class LayerTypes(Field):
     rope: ClassVar[RotaryField] = RotaryField()
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         types = Attribute("layer_types", None, nullable=True, json_type=list)
         window = Attribute("sliding_window", self.default_window, nullable=True)
         return (types, window, *self.more, *self.rope.attributes)
@@ -82,10 +82,6 @@ class LayerTypes(Field):
                 f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
                 f"{given['num_hidden_layers']}"
             )
-        if SLIDING in types and given["sliding_window"] is None:
-            raise ValueError(
-                f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
-            )
         return list(types)
 
     def positions(self, given: JSON) -> dict[str, Positions]:
@@ -94,6 +90,10 @@ class LayerTypes(Field):
 
     def read(self, given: JSON, source: Source) -> Values:
         types, positions = self.types(given), self.positions(given)
+        if SLIDING in types and given["sliding_window"] is None:
+            raise ValueError(
+                f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
+            )
         base = FULL if FULL in types else SLIDING
         window = None if base == FULL else given["sliding_window"] - 1
         values: Values = {"positions": positions[base], "attention.window": window}

@@ -15,8 +15,8 @@ from attnlab.pretrained.fields import (
     CausalHead,
     Choice,
     Field,
-    GroupedHeads,
     changed,
+    grouped_heads,
     sizes,
     value,
 )
@@ -27,7 +27,7 @@ from attnlab.pretrained.rope import RotaryField
 FIELDS: tuple[Field, ...] = (
     *sizes(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32),
     *sizes(num_attention_heads=32, max_position_embeddings=2048),
-    GroupedHeads(),
+    *grouped_heads(),
     Choice("hidden_act", "silu", "ffn.activation", GATED),
     value("rms_norm_eps", 1e-6, "norm.eps"),
     Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
@@ -59,6 +59,8 @@ def decoder(
     fixed: Mapping[str, object] | None = None,
     tied: bool = False,
     bare: str = "",
+    other_attributes: tuple[Attribute, ...] = (),
+    written: Mapping[str, object] | None = None,
 ) -> Family:
     """A family whose files name things as Llama's do.
 
@@ -72,6 +74,7 @@ def decoder(
       norms: weight -> module of the norms of a layer.
       fixed: attributes that may only have this value.
       tied: the default of tie_word_embeddings.
+      other_attributes, written: as in `Family`.
       bare: the architecture without an LM head; "" is that name and "Model".
     """
     modules += linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
@@ -97,6 +100,8 @@ def decoder(
         ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
         ignored_if_tied=("lm_head.weight",),
         fixed=fixed or {},
+        other_attributes=other_attributes,
+        written=written or {},
     )
 
 
@@ -134,14 +139,14 @@ QWEN_TYPES = _QwenTypes(
 MISTRAL_FIELDS = changed(
     FIELDS,
     *sizes(intermediate_size=14336, max_position_embeddings=131072),
-    GroupedHeads(num_kv_heads=8),
+    *grouped_heads(num_kv_heads=8),
     Window(),
     without=("attention_bias", "mlp_bias"),
 )
 QWEN_FIELDS = changed(
     FIELDS,
     *sizes(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
-    GroupedHeads(num_kv_heads=32),
+    *grouped_heads(num_kv_heads=32),
     QWEN_TYPES,
     without=("attention_bias", "mlp_bias"),
 )
@@ -161,7 +166,7 @@ QWEN3 = decoder(
     Standard(num_heads=4, qk_norm=HeadNorm("rms")),
     changed(
         QWEN_FIELDS,
-        GroupedHeads(num_kv_heads=32, head_dim=128),
+        *grouped_heads(num_kv_heads=32, head_dim=128),
         Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
         value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps"),
     ),

@@ -73,7 +73,8 @@ def load(
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
 
     def put(path: WeightPath, a: np.ndarray) -> jax.Array:
-        return jax.device_put(a, _sharding_of(sharding, path, a.shape))
+        placed: jax.Array = jax.device_put(a, _sharding_of(sharding, path, a.shape))
+        return placed
 
     params = fill(
         param_shapes(config),

@@ -13,6 +13,7 @@ from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.weights import Entry, Path
 from attnlab.sharing.plan import Plan
 
+Stack = Literal["encoder", "decoder", ""]
 Kind = Literal["linear", "conv1d", "norm", "table", "vector", "bias"]
 
 
@@ -53,7 +54,7 @@ class Layers(NamedTuple):
     """How names of a layer begin; "{}" is its index."""
     modules: tuple[Module, ...]
     """Of each layer; weights are paths such as "attention.q"."""
-    stack: Literal["encoder", "decoder", ""] = ""
+    stack: Stack = ""
     """Of an encoder-decoder which stack; "encoder" is also that of an encoder alone."""
     outer: tuple[Module, ...] = ()
     """Modules of this stack outside its layers, such as its final norm."""

@@ -25,7 +25,7 @@ class RotaryField(Field):
     default_fraction: float = 1.0
 
     @property
-    def attributes(self) -> tuple[Attribute, ...]:  # type: ignore[override]
+    def attributes(self) -> tuple[Attribute, ...]:
         own = [Attribute(name) for name in (self.base, self.fraction) if name]
         objects = (
             Attribute("rope_parameters", None, nullable=True, json_type=dict),

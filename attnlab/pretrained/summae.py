@@ -8,13 +8,13 @@ sublayer's post-processing and once more by the layer.
 from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, OutputHead, Sinusoidal
-from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
-from attnlab.pretrained.variables import Arrays, Built, depth, require, take
+from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
 
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj"}
 
 
-def _stack(stack: str) -> Layers:
+def _stack(stack: Stack) -> Layers:
     norm, modules = "preprocess/LayerNorm", list[Module]()
     for sublayer, name in {"attention": "self_attention", "cross": "encdec_attention"}.items():
         modules += linears(f"{name}/", sublayer, **PROJECTIONS)
@@ -22,8 +22,7 @@ def _stack(stack: str) -> Layers:
     modules += linears("ffn/ffn/", "ffn", up="dense", down="dense_1")
     modules.append(Module(f"ffn/{norm}", "ffn.norm", "norm"))
     outer = (Module(f"{stack}/{norm}", "final_norm", "norm"),)
-    side = "encoder" if stack == "encoder" else "decoder"
-    return Layers(f"{stack}/layer_{{}}/", tuple(modules), side, outer)
+    return Layers(f"{stack}/layer_{{}}/", tuple(modules), stack, outer)
 
 
 TABLE = NameTable(

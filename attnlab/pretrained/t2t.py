@@ -8,8 +8,8 @@ from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, Sinusoidal
 from attnlab.names import lookup
-from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
-from attnlab.pretrained.variables import Arrays, Built, depth, require, take
+from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
 
 NORMS: dict[str, tuple[NormPosition, str]] = {
     "da": ("pre", "layer_prepostprocess"),
@@ -18,7 +18,7 @@ NORMS: dict[str, tuple[NormPosition, str]] = {
 """layer_postprocess_sequence -> (position of norms, where their variables are)."""
 
 
-def _stack(stack: str, place: str, three: bool) -> Layers:
+def _stack(stack: Stack, place: str, three: bool) -> Layers:
     """`three`: projections have three axes; `place`: where the norms are named."""
     norm, modules = f"{place}/layer_norm/layer_norm", list[Module]()
     for sublayer, name in {"attention": "self_attention", "cross": "encdec_attention"}.items():
@@ -30,8 +30,7 @@ def _stack(stack: str, place: str, three: bool) -> Layers:
     modules += linears("ffn/", "ffn", up="conv1", down="conv2")
     modules.append(Module(f"ffn/{norm}", "ffn.norm", "norm"))
     outer = (Module(f"body/{stack}/{norm}", "final_norm", "norm"),)
-    side = "encoder" if stack == "encoder" else "decoder"
-    return Layers(f"body/{stack}/layer_{{}}/", tuple(modules), side, outer)
+    return Layers(f"body/{stack}/layer_{{}}/", tuple(modules), stack, outer)
 
 
 SUFFIXES = Suffixes("/kernel", "/bias", "_scale", "_bias", table="", linear="conv1d")

@@ -5,11 +5,40 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Norm, Relative
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.family import Family
-from attnlab.pretrained.fields import ACTIVATIONS, Field, Source, Tensors, Values, choose, value
-from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.fields import (
+    ACTIVATIONS,
+    GATED,
+    Choice,
+    Field,
+    Source,
+    Tensors,
+    Values,
+    value,
+)
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
 from attnlab.sharing.bits import same_bits
 
 ANY_LENGTH = 2**20
+# "gated-gelu" means the tanh kind, "gelu" alone the exact one.
+FEED_FORWARD = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
+FEED_FORWARD["gated-gelu"] = GATED["gelu_new"]
+
+
+def _is_gated(given: JSON) -> bool:
+    return str(given["feed_forward_proj"]).startswith("gated-")
+
+
+def _activation(given: JSON) -> str:
+    name = str(given["feed_forward_proj"])
+    return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+
+
+def _decoder_layers(given: JSON) -> int:
+    return int(given["num_layers"])
+
+
+def _is_tied(given: JSON) -> bool:
+    return bool(given["tie_word_embeddings"])
 
 
 class _Stacks(Field):
@@ -17,20 +46,15 @@ class _Stacks(Field):
 
     attributes = (
         Attribute("num_layers", 6, is_depth=True),
-        Attribute("num_decoder_layers", None, nullable=True, json_type=int, is_depth=True),
+        Attribute("num_decoder_layers", json_type=int, is_depth=True, compute=_decoder_layers),
         Attribute("is_encoder_decoder", True),
-        Attribute("n_positions", 512),  # of the training data; relative positions go on
     )
 
     def read(self, given: JSON, source: Source) -> Values:
         layers = given["num_layers"]
         if source.architecture == "T5EncoderModel":
             return {"kind": "encoder", "encoder": None, "num_layers": layers}
-        decoder = given["num_decoder_layers"]
-        return {
-            "num_layers": layers if decoder is None else decoder,
-            "encoder.num_layers": layers,
-        }
+        return {"num_layers": given["num_decoder_layers"], "encoder.num_layers": layers}
 
     def write(self, config: ModelConfig) -> JSON:
         alone = config.encoder is None
@@ -38,50 +62,6 @@ class _Stacks(Field):
             "num_layers": config.num_layers if alone else config.encoder_plan.num_layers,
             "num_decoder_layers": config.num_layers,
             "is_encoder_decoder": not alone,
-            "decoder_start_token_id": 0,
-            "pad_token_id": 0,
-            "eos_token_id": 1,
-        }
-
-
-class _Activation(Field):
-    """feed_forward_proj: "gated-gelu" means the tanh kind, "gelu" alone the exact one."""
-
-    attributes = (
-        Attribute("feed_forward_proj", "relu"),
-        Attribute("is_gated_act", None, nullable=True, json_type=bool),
-        Attribute("dense_act_fn", None, nullable=True, json_type=str),
-    )
-
-    def read(self, given: JSON, source: Source) -> Values:
-        name = given["feed_forward_proj"]
-        *gate, last = name.split("-")
-        theirs = "gelu_new" if gate and last == "gelu" else last
-        for other, derived in {"is_gated_act": bool(gate), "dense_act_fn": theirs}.items():
-            if given[other] not in (None, derived):
-                raise ValueError(
-                    f"config.json: {other} = {given[other]!r} contradicts feed_forward_proj = "
-                    f"{name!r}, which says {derived!r}"
-                )
-        if gate not in ([], ["gated"]):
-            raise ValueError(
-                f"config.json: feed_forward_proj = {name!r} is not supported; known: the name of "
-                "an activation, with 'gated-' before it or not"
-            )
-        plain = choose("feed_forward_proj", theirs, ACTIVATIONS)
-        return {"ffn.activation": f"gated_{plain}" if gate else plain}
-
-    def write(self, config: ModelConfig) -> JSON:
-        gated = config.ffn.activation.startswith("gated_")
-        ours = config.ffn.activation.removeprefix("gated_")
-        plain = next(theirs for theirs, one in ACTIVATIONS.items() if one == ours)
-        if gated and plain == "gelu":
-            raise ValueError("feed_forward_proj has no name for the exact gelu with a gate")
-        last = "gelu" if gated and plain == "gelu_new" else plain
-        return {
-            "feed_forward_proj": f"gated-{last}" if gated else last,
-            "is_gated_act": gated,
-            "dense_act_fn": plain,
         }
 
 
@@ -90,14 +70,13 @@ class _Head(Field):
 
     attributes = (
         Attribute("tie_word_embeddings", True),
-        Attribute("scale_decoder_outputs", None, nullable=True, json_type=bool),
+        Attribute("scale_decoder_outputs", json_type=bool, compute=_is_tied),
     )
 
     def read(self, given: JSON, source: Source) -> Values:
         if source.architecture in ("T5EncoderModel", "T5Model"):
             return {"output.kind": "none"}
         scaled = given["scale_decoder_outputs"]
-        scaled = given["tie_word_embeddings"] if scaled is None else scaled
         return {
             "output.kind": "own" if _has_own_head(source.tensors) else "tied",
             "output.scale": given["d_model"] ** -0.5 if scaled else 1.0,
@@ -121,7 +100,7 @@ def _has_own_head(tensors: Tensors) -> bool:
     return not same_bits(own, table)
 
 
-def _layers(stack: str, ffn: int) -> tuple[Module, ...]:
+def _layers(stack: Stack, ffn: int) -> tuple[Module, ...]:
     """The modules of a layer; the FFN is its sublayer number `ffn`."""
     projections = {name: name for name in "qkvo"}
     modules = linears("layer.0.SelfAttention.", "attention", **projections)
@@ -139,12 +118,12 @@ def _layers(stack: str, ffn: int) -> tuple[Module, ...]:
     )
 
 
-def _stack(stack: str, ffn: int) -> Layers:
+def _stack(stack: Stack, ffn: int) -> Layers:
     bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
     return Layers(
         f"{stack}.block.{{}}.",
         _layers(stack, ffn),
-        "encoder" if stack == "encoder" else "decoder",
+        stack,
         outer=(
             Module(bias, "relative_bias", "table"),
             Module(f"{stack}.final_layer_norm", "final_norm", "norm"),
@@ -174,9 +153,19 @@ T5 = Family(
         value("relative_attention_max_distance", 128, "positions.max_distance"),
         value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
         value("layer_norm_epsilon", 1e-6, "norm.eps"),
-        _Activation(),
+        Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
         _Head(),
     ),
+    other_attributes=(
+        Attribute(
+            "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
+        ),
+        Attribute(
+            "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
+        ),
+        Attribute("n_positions", 512),  # of the training data; relative positions go on
+    ),
+    written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
     table=NameTable(
         modules=(Module("shared", "embedding", "table"), Module("lm_head", "lm_head")),
         layers=(_stack("encoder", 1), _stack("decoder", 2)),

@@ -17,9 +17,9 @@ from attnlab.heads.layout import Extra
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
+from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
 from attnlab.pretrained.fields import ACTIVATIONS, BIASES
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
-from attnlab.pretrained.variables import Arrays, Built, depth, require, take
 from attnlab.pretrained.weights import Entry
 
 NORMS: dict[tuple[bool, bool], NormPosition] = {
@@ -121,10 +121,6 @@ def build_layers(config: dict[str, Any], tensors: Arrays) -> Built:
         encoder=encoder if decodes else None,
     )
     stacks = tuple(_stack(s, p, depths[s] > 0, paired) for s, p in prefixes.items())
-    table = NameTable((Module("embedding", "embedding", "vector"),), stacks)
-    entries = table.entries(model)
-    names = {"embedding.weight": "embedding"}
-    return model, [
-        one._replace(name=names.get(one.name, one.name.replace("in_proj.", "in_proj_")))
-        for one in entries
-    ]
+    entries = NameTable((), stacks).entries(model)
+    packed = [one._replace(name=one.name.replace("in_proj.", "in_proj_")) for one in entries]
+    return model, [Entry("embedding", (("embedding",),)), *packed]

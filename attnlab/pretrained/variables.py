@@ -3,26 +3,33 @@
 Beside folders (`load`): systems that have no config.json, or none with a model_type.
 """
 
-import re
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attnlab.heads import Layout, weight_shapes
-from attnlab.models.config import ModelConfig
 from attnlab.models.modules import MultiHeadAttention
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.weights import Entry, fill
+from attnlab.pretrained import former, google, summae, t2t, torch_layers
+from attnlab.pretrained.arrays import Arrays, Built
+from attnlab.pretrained.weights import fill
 from attnlab.sharing import Params
 
-Arrays: TypeAlias = dict[str, np.ndarray]
-Built: TypeAlias = tuple[Layout | ModelConfig, list[Entry]]
-"""A layout or a config, and the name table."""
+SYSTEMS: dict[str, Callable[[dict[str, Any], Arrays], Built]] = {
+    "torch_mha": torch_layers.build_attention,
+    "torch_layers": torch_layers.build_layers,
+    "former": former.build,
+    "seed_snippet": former.build_tutorial,
+    "t2t": t2t.build,
+    "google_bert": google.build_bert,
+    "google_albert": google.build_albert,
+    "summae": summae.build,
+}
 
 
 def from_variables(
@@ -60,8 +67,6 @@ def from_variables(
 
     Raises ValueError that names the variable that is missing, unknown or of a wrong shape.
     """
-    from attnlab.pretrained.systems import SYSTEMS
-
     tensors = {name: np.asarray(a) for name, a in variables.items()}
     built, entries = lookup(SYSTEMS, system, what="system")(dict(config), tensors)
     unknown = sorted(set(tensors) - {entry.name for entry in entries})
@@ -76,31 +81,3 @@ def from_variables(
         return MultiHeadAttention(built), jax.tree.map(jnp.asarray, params)
     params = fill(param_shapes(built), entries, tensors)
     return built.build(), jax.tree.map(jnp.asarray, params)
-
-
-def take(config: Mapping[str, Any], *needed: str, **defaults: Any) -> list[Any]:
-    """The values of these words. Raises ValueError for one that is missing or unknown."""
-    for name in needed:
-        if name not in config:
-            raise ValueError(f"config needs {name!r}; it has {sorted(config)}")
-    for name in config:
-        if name not in (*needed, *defaults):
-            raise ValueError(f"config: {name!r} is unknown; known: {[*needed, *defaults]}")
-    return [config[name] for name in needed] + [config.get(n, d) for n, d in defaults.items()]
-
-
-def require(tensors: Arrays, *names: str) -> None:
-    """Raises ValueError for a variable that is missing."""
-    for name in names:
-        if name not in tensors:
-            raise ValueError(f"the variable {name!r} is missing")
-
-
-def depth(tensors: Arrays, pattern: str) -> int:
-    """Number of layers: 1 + the largest number that the group of `pattern` matches, 0 for none.
-
-    >>> depth({"layers.1.up": np.ones(1)}, r"layers\\.(\\d+)\\.")
-    2
-    """
-    found = [re.match(pattern, name) for name in tensors]
-    return 1 + max((int(one[1]) for one in found if one), default=-1)
