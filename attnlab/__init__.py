@@ -16,8 +16,8 @@
 
 Packages: `attention` (softmax attention on q, k, v), `heads` (layouts), `sharing` (plans),
 `models`, `transforms` (exact conversion, re-sharing, pruning), `pretrained` (published
-checkpoints), `training`, `lab` (experiments), `interpret` and `plotting`. `dir(attnlab)` lists what is
-here; `help(attnlab.multi_head_attention)` and `help(attnlab.heads)` document it.
+checkpoints), `data`, `training`, `lab` (experiments), `interpret`, `plotting`. `dir(attnlab)` lists
+what is here; `help(attnlab.multi_head_attention)` and `help(attnlab.heads)` document it.
 """
 
 import importlib as _importlib
@@ -88,15 +88,6 @@ __version__ = "0.1.0"
 _LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "plotting", "pretrained", "training")
 """Imported on first use, as `attnlab.interpret`."""
 _LAZY_NAMES = {"load_run": "attnlab.runs"}
-_OLD = {
-    "HeadSpec": "attnlab.heads.old.spec",
-    "init_heads": "attnlab.heads.old.project",
-    "merge_heads": "attnlab.heads.old.project",
-    "regauge": "attnlab.conversion",
-    "transformer_block": "attnlab.model.block",
-    "unique_parameters": "attnlab.model.accounting",
-}
-"""Names of the code that is being replaced; they go with it."""
 
 if _TYPE_CHECKING:
     from attnlab.runs import load_run
@@ -120,8 +111,8 @@ else:  # a checker shall go on to find names that are none
     def __getattr__(name: str) -> object:
         if name in _LAZY_PACKAGES:
             return _importlib.import_module(f"attnlab.{name}")
-        if name in _LAZY_NAMES or name in _OLD:
-            return getattr(_importlib.import_module((_LAZY_NAMES | _OLD)[name]), name)
+        if name in _LAZY_NAMES:
+            return getattr(_importlib.import_module(_LAZY_NAMES[name]), name)
         raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
 
 

@@ -11,7 +11,7 @@ NumPy in float64.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args, cast
 
 import jax
 import jax.numpy as jnp
@@ -230,7 +230,7 @@ class _HeadMatrices:
         return np.asarray(norm["scale"] + 1 - STARTS[self.spec.norm.kind])
 
     def _centred(self, a: Matrices) -> Matrices:
-        return np.asarray(CENTRES[self.spec.norm.kind](a))
+        return np.asarray(CENTRES[self.spec.norm.kind](cast(Array, a)))  # stays NumPy's float64
 
     def _normalized(self, norm: Params, a: Matrices) -> Matrices:
         """x -> centred(x) scale, of rows."""

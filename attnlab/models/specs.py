@@ -11,7 +11,7 @@ from attnlab.attention.dispatch import check_implementation
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout, check_size
 from attnlab.models.checks import check_bool, check_choice, check_count, check_number
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.norms import NORM_KINDS
 
 Activation: TypeAlias = Literal[
@@ -88,7 +88,7 @@ class Norm(Spec):
     bias: bool | None = None
 
     def __post_init__(self) -> None:
-        find("norm.kind", self.kind, NORM_KINDS)
+        lookup(NORM_KINDS, self.kind, what="norm.kind")
         check_choice("norm.position", self.position, get_args(NormPosition))
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
