@@ -11,9 +11,7 @@ from attnlab.attention.masks import Edges
 from attnlab.models import Attention, Dropout, EncoderConfig, ModelConfig, Rotary, param_shapes
 
 QKVO = ("q", "k", "v", "o")
-WIDE = ModelConfig(
-    width=32, heads=heads.Wide(num_heads=4, biases=QKVO), num_layers=4, max_len=2048
-)
+WIDE = ModelConfig(width=32, heads=heads.Wide(num_heads=4, biases=QKVO), num_layers=4, max_len=2048)
 
 
 def shape(*sizes, dtype="int32"):
