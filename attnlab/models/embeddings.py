@@ -56,7 +56,7 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
     >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
     (1, 3)
     """
-    is_list = isinstance(tokens, str | list | tuple)
+    is_list = isinstance(tokens, str | bytes | list | tuple)
     first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
     if any(isinstance(token, str | bytes) for token in first):
         raise ValueError(
