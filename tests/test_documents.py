@@ -12,8 +12,9 @@ import pytest
 from conftest import ROOT
 
 import attnlab
+from attnlab.heads.inputs import HEAD_VALUES
 from attnlab.interpret import STATISTICS
-from attnlab.observe import OF_LAYER
+from attnlab.models.layer import LAYER_VALUES
 
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
@@ -37,8 +38,8 @@ def test_code_prints_what_the_page_says(page):
 
 def test_the_table_of_names_is_that_of_the_code():
     page = (ROOT / "docs" / "observe.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
-    assert rows == {name: f"{v.axes} | {v.meaning}" for name, v in OF_LAYER.items()}
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE))
+    assert rows == HEAD_VALUES | LAYER_VALUES
 
 
 def test_the_table_of_statistics_is_that_of_the_code():

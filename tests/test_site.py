@@ -105,7 +105,13 @@ def test_every_public_name_has_an_entry_in_the_reference(site, pages):
     anchors = set().union(*(pages[p].anchors for p in (site / "reference").iterdir()))
     last = {anchor.rpartition(".")[2] for anchor in anchors}
     rooms = {"adapters", "masks", "positions"}  # each a page or a section
-    for module in (attnlab, attnlab.interpret, attnlab.training, attnlab.pretrained, attnlab.plotting):
+    for module in (
+        attnlab,
+        attnlab.interpret,
+        attnlab.training,
+        attnlab.pretrained,
+        attnlab.plotting,
+    ):
         names = [n for n in module.__all__ if not re.fullmatch("[A-Z_]+", n)]  # tables of values
         assert [n for n in names if n not in last | rooms | {"sharding", "objectives"}] == []
     assert {"LAYOUTS", "PLANS", "BACKENDS"} <= last
