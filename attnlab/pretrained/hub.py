@@ -1,5 +1,6 @@
 """From the name of a model on the Hugging Face Hub to a folder, by the library huggingface_hub."""
 
+import os
 import re
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def find_folder(name: str | Path, revision: str | None = None) -> Path:
       ConnectionError: the hub cannot be reached and its cache does not hold the model.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # False, not an error, where the name is too long
         if revision is not None:
             raise ValueError(f"{name} is a folder, which has no revisions; leave revision out")
         return path
