@@ -20,6 +20,7 @@ from attnlab.names import lookup
 from attnlab.pretrained.attributes import JSON, read_attributes, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
+from attnlab.pretrained.hub import find_folder
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
@@ -32,8 +33,9 @@ PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def load(
-    folder: str | Path,
+    name: str | Path,
     *,
+    revision: str | None = None,
     ignore: tuple[str, ...] = (),
     param_dtype: str = "float32",
     detect_sharing: bool = False,
@@ -41,15 +43,19 @@ def load(
     sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[Transformer, dict[str, Any]]:
-    """Read a folder with config.json and safetensors, as transformers saves it.
+    """Read a model by its name on the Hugging Face Hub, or a folder, as transformers saves it.
+
+        model, params = load("openai-community/gpt2")
 
     The LM head, pooler and classes are those that the file or its architecture has. Weights are
     read one by one: the peak of memory is the result and the part of a tensor that is being read.
     Every tensor must be used or known to hold nothing, and every weight filled.
 
     Args:
-      folder: holds config.json and model.safetensors, or several files and their index. Nothing in
-        it is run or unpickled.
+      name: a folder with config.json and model.safetensors, or several files and their index; or
+        the name of a model on the hub ("org/name"), whose config, safetensors and tokenizer.json
+        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled.
+      revision: branch, tag or commit on the hub.
       ignore: patterns of further tensors, or of attributes in config.json, to leave out.
       param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
         its range is refused.
@@ -65,9 +71,10 @@ def load(
 
     Raises:
       ValueError: names the file, the tensor or attribute, and its value.
+      ConnectionError: the hub cannot be reached, and its cache does not hold the model.
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
-    family, given, tensors, config = _read(Path(folder), ignore)
+    family, given, tensors, config = _read(find_folder(name, revision), ignore)
     dataclasses.replace(config, **fields)  # its errors, before anything is read
     entries = family.table.entries(config, given)
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
@@ -109,24 +116,26 @@ def _sharding_of(sharding: Any, path: WeightPath, shape: tuple[int, ...]) -> Any
     return sharding and functools.reduce(operator.getitem, path, sharding)
 
 
-def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """The config of the model that `load` gives; no weight is read. The errors are those of `load`,
-    as far as names and config.json tell.
+def load_config(
+    name: str | Path, *, revision: str | None = None, ignore: tuple[str, ...] = ()
+) -> ModelConfig:
+    """The config of the model that `load` gives. Weights are fetched from the hub, whose names are
+    needed, but none is read. The errors are those of `load`, as far as names and config.json tell.
     """
-    return _read(Path(folder), ignore)[-1]
+    return _read(find_folder(name, revision), ignore)[-1]
 
 
-def tokenizer(folder: str | Path) -> Tokenizer:
-    """What turns text into the tokens of a folder's model and back: its tokenizer.json, read by the
-    package tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special
-    tokens too, and where each stands in the text; `decode` is the way back.
+def tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenizer:
+    """What turns text into the tokens of a model and back: its tokenizer.json, read by the package
+    tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special tokens
+    too, and where each stands in the text; `decode` is the way back.
 
-    Raises ValueError for a folder without the file, and for a file that is none.
+    Raises ValueError for a model without the file, and for a file that is none.
     """
-    path = Path(folder) / FILE
+    path = find_folder(name, revision) / FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
+            f"{name} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
             "spiece.model alone needs to be saved again by transformers"
         )
     return make_tokenizer(str(path), ())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,15 +15,17 @@ from attnlab.models.parameters import check_params
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
 from attnlab.pretrained.attributes import JSON
+from attnlab.pretrained.card import make_card
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, config_value
 from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.registry import FAMILIES
-from attnlab.pretrained.tensors import CHUNK, ONE_FILE, is_floating, write_file
+from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, is_floating, write_file
 from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.sharing.plan import mixtures
 from attnlab.transforms import unshare
+from attnlab.transforms.convert import Conversion
 
 
 def save(
@@ -32,6 +35,9 @@ def save(
     *,
     family: str = "",
     allow_nonfinite: bool = False,
+    max_shard_bytes: int = 5 * 10**9,
+    model_card: bool = False,
+    conversion: Conversion | None = None,
 ) -> None:
     """Write config.json and model.safetensors, which transformers loads with equal outputs.
 
@@ -49,6 +55,10 @@ def save(
       params: its weights, without {"params": ...}.
       family: a name of `FAMILIES`; "" takes the first whose config.json can describe the model.
       allow_nonfinite: write NaN and infinite weights too.
+      max_shard_bytes: weights of more bytes become several files and an index, as
+        `model-00001-of-00003.safetensors`. One tensor is never divided.
+      model_card: write README.md, which says what the model is; an older one is replaced.
+      conversion: by which the weights were made, told in the model card with its errors.
 
     Raises:
       ValueError: no family computes the same as the model, or `params` are not its weights: names
@@ -72,7 +82,11 @@ def save(
         config, params = unshare(config, params)
     chosen = _choose_family(config, family)
     check_weights(config, params, allow_nonfinite=allow_nonfinite)
-    _write(folder, chosen, config, params)
+    if conversion is not None and not model_card:
+        raise ValueError("conversion is told in the model card; pass model_card=True")
+    given, tensors = _contents(chosen, config, params)
+    card = make_card(config, params, conversion) if model_card else ""
+    _write(folder, given, tensors, max_shard_bytes, card)
 
 
 def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> None:
@@ -107,19 +121,68 @@ def _check_finite(name: str, a: np.ndarray) -> None:
             )
 
 
-def _write(folder: str | Path, family: Family, config: ModelConfig, params: Params) -> None:
+def _contents(
+    family: Family, config: ModelConfig, params: Params
+) -> tuple[JSON, dict[str, np.ndarray]]:
+    """config.json and the tensors."""
     given = family.describe(config)
     tensors = _tensors(family, config, given, params)
     given |= {"model_type": family.name}
     dtypes = {str(a.dtype) for a in tensors.values()}
-    given |= {"dtype": dtypes.pop()} if len(dtypes) == 1 else {}
-    text = json.dumps(given, indent=2, sort_keys=True, allow_nan=False)
+    return given | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
+
+
+def _write(
+    folder: str | Path, given: JSON, tensors: dict[str, np.ndarray], max_bytes: int, card: str
+) -> None:
+    shards = split_shards(tensors, max_bytes)
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    texts = {"config.json": json.dumps(given, indent=2, sort_keys=True, allow_nan=False) + "\n"}
+    if len(shards) == 1:
+        names = [ONE_FILE]
+    else:
+        places = {t: name for name, shard in zip(names, shards, strict=True) for t in shard}
+        size = sum(a.nbytes for a in tensors.values())
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        texts[INDEX] = json.dumps(index, indent=2) + "\n"
+    if card:
+        texts["README.md"] = card
 
     def write(new: Path) -> None:
-        write_file(new / ONE_FILE, tensors)
-        (new / "config.json").write_text(text + "\n", encoding="utf-8")
+        for name, shard in zip(names, shards, strict=True):
+            write_file(new / name, {tensor: tensors[tensor] for tensor in shard})
+        for name, text in texts.items():
+            (new / name).write_text(text, encoding="utf-8")
 
-    write_together(Path(folder), write)
+    # Weights that a save before has left would be read in place of these.
+    write_together(Path(folder), write, remove=is_weight_file)
+
+
+def is_weight_file(name: str) -> bool:
+    """Whether `load` could read a file of this name as weights, or as their index.
+
+    >>> is_weight_file("model-00001-of-00002.safetensors"), is_weight_file("tokenizer.json")
+    (True, False)
+    """
+    pattern = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+    return re.fullmatch(pattern, name) is not None
+
+
+def split_shards(tensors: Mapping[str, np.ndarray], max_bytes: int) -> list[list[str]]:
+    """Names of the tensors of each file, in order, none of more bytes unless it is one tensor.
+
+    >>> split_shards({"a": np.zeros(4), "b": np.zeros(2), "c": np.zeros(2)}, 40)
+    [['a'], ['b', 'c']]
+    """
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, a in tensors.items():
+        if shards[-1] and size + a.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += a.nbytes
+    return shards
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:

@@ -18,6 +18,7 @@ from attnlab import pretrained
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig, Norm
 from attnlab.pretrained.tensors import read_file
+from attnlab.transforms import Conversion, convert
 
 CONFIG = ModelConfig(
     vocab_size=19,
@@ -312,3 +313,44 @@ def test_one_dtype_of_all_is_named(dtype, tmp_path):
     params = jax.tree.map(lambda a: a.astype(jnp.dtype(dtype)), params_of(CONFIG))
     pretrained.save(tmp_path / "model", CONFIG.build(), params)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
+
+
+# Several files, and a card ---------------------------------------------------------------------
+
+
+def test_weights_in_several_files(tmp_path):
+    """Sharded in and out, bit-equal; a later save leaves no file that would be read instead."""
+    params = params_of(CONFIG)
+    for bytes_, files in ((2000, "several"), (10**9, "one"), (1, "one tensor each")):
+        pretrained.save(tmp_path, CONFIG.build(), params, max_shard_bytes=bytes_)
+        weights = sorted(tmp_path.glob("*.safetensors"))
+        again = pretrained.load(tmp_path)[1]
+        assert jax.tree.all(jax.tree.map(np.array_equal, params, again)), files
+        tensors = [name for path in weights for name in read_file(path)]
+        assert len(tensors) == len(set(tensors))
+        if files == "one":
+            assert [path.name for path in weights] == ["model.safetensors"]
+            assert not (tmp_path / "model.safetensors.index.json").exists()
+        else:
+            assert not (tmp_path / "model.safetensors").exists()
+            index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+            assert set(index["weight_map"]) == set(tensors)
+            sizes = [sum(a.nbytes for a in read_file(path).values()) for path in weights]
+            assert index["metadata"]["total_size"] == sum(sizes)
+            alone = [len(read_file(path)) == 1 for path in weights]
+            assert all(size <= bytes_ or one for size, one in zip(sizes, alone, strict=True))
+            assert len(weights) > 1
+
+
+def test_model_card(tmp_path):
+    """README.md says what was converted, with the measured error."""
+    stacked = params_of(CONFIG)["layers"]["attention"]
+    layer = {name: stacked[name][0] for name in stacked if name != "norm"}
+    done = convert(layer, CONFIG.layout, dataclasses.replace(CONFIG.layout, num_kv_heads=3))
+    assert isinstance(done, Conversion)
+    with pytest.raises(ValueError, match="model_card=True"):
+        pretrained.save(tmp_path, CONFIG.build(), params_of(CONFIG), conversion=done)
+    pretrained.save(tmp_path, CONFIG.build(), params_of(CONFIG), model_card=True, conversion=done)
+    card = (tmp_path / "README.md").read_text()
+    assert f"output {done.forward_error:.1e}" in card
+    assert f"{sum(a.size for a in jax.tree.leaves(params_of(CONFIG))):,} parameters" in card
