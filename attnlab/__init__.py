@@ -22,7 +22,7 @@ what is here; `help(attnlab.multi_head_attention)` and `help(attnlab.heads)` doc
 
 import importlib as _importlib
 import types as _types
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from attnlab import adapters, heads, models, sharing, transforms
 from attnlab.attention import (
@@ -89,7 +89,7 @@ _LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "plotting", "pretrained
 """Imported on first use, as `attnlab.interpret`."""
 _LAZY_NAMES = {"load_run": "attnlab.runs"}
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from attnlab.runs import load_run
 
     # Not at run time: `help(attnlab)` would print all of these, with all that Flax adds to modules.
