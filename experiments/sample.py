@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab.models import generate, stream
+from attnlab.models import Sampling, generate, stream
 from experiments.running import launch
 from experiments.running.reading import Asked, Opened, open_folder, open_run
 

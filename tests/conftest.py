@@ -108,12 +108,11 @@ HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
 # Files of whole models, programs and pages, and a test of many draws: seconds each, too.
 LONG = {
     "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
-    "test_circuits", "test_decode", "test_documents", "test_extras", "test_flags",
-    "test_importance", "test_inspect_model", "test_jobs", "test_latent", "test_models",
-    "test_notebooks", "test_observe", "test_optimizers", "test_own_lengths", "test_plans",
+    "test_circuits", "test_decoding", "test_documents", "test_extras", "test_flags",
+    "test_importance", "test_inspect_model", "test_jobs", "test_models",
+    "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
     "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
     "test_objectives", "test_train", "test_jax_transforms", "test_pitfalls",
-    "test_initial_scale_is_the_same_in_every_layout",
 }  # fmt: skip
 
 # They hand over what annotations forbid, to see our own error or a shape alone; `-m quick` also
@@ -121,11 +120,6 @@ LONG = {
 FORBIDDEN = {
     "test_a_cache_that_does_not_fit_is_refused", "test_a_mixture_is_the_sum", "test_bad_shapes",
     "test_the_cheapest_form_is_chosen", "test_windows_own_lengths_and_overflow",
-}  # fmt: skip
-
-# Tests of code that is being replaced and does not change: one case of each by default.
-REPLACED = {
-    "test_beside_rows", "test_contract", "test_low_rank", "test_multihead", "test_shown",
 }  # fmt: skip
 
 
@@ -142,10 +136,6 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]
-        if item.path.stem in REPLACED:
-            for other in of_one_test:
-                if other is not item:
-                    other.add_marker("slow")
         if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & (
             LONG | FORBIDDEN
         ):
@@ -191,16 +181,6 @@ def optimized():
     yield
     jax.config.update("jax_disable_most_optimizations", True)
     jax.clear_caches()
-
-
-@pytest.fixture
-def outside_row(monkeypatch):
-    """The row of tests/heads/outside.py is one of LAYOUTS for this test."""
-    from outside import OUTSIDE
-
-    from attnlab import LAYOUTS
-
-    monkeypatch.setitem(LAYOUTS, "outside", OUTSIDE)
 
 
 @pytest.fixture(scope="session")

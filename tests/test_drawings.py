@@ -15,6 +15,7 @@ from attnlab.heads import init, num_parameters
 from attnlab.sharing.named_plans import parse_plan
 from attnlab.sharing.plan import mixtures
 from experiments import atlas
+from experiments.drawing.conversions import NAMES
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.plans import drawn_plans, plan_drawing
 
@@ -36,7 +37,7 @@ def test_they_are_what_the_code_makes():
     assert [name for name in files if f"](drawings/{name})" not in pages] == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", NAMES)
 def test_matrices_of_one_colour_once_have_the_parameters_of_the_layout(layout):
     """Norms are not drawn, so none is asked for."""
     latent = hasattr(LAYOUTS[layout], "latent_norm")

@@ -11,7 +11,7 @@ NumPy in float64.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, get_args, cast
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp

@@ -12,8 +12,8 @@ from experiments.reporting import joint, results
 def asked(monkeypatch):
     """What `plotting.scatter_with_front` is asked to draw; nothing is drawn."""
     calls = []
-    monkeypatch.setattr(plot, "joint", lambda *given: calls.append(given))
-    monkeypatch.setattr(plot, "svg", lambda figure, name: "<svg/>")
+    monkeypatch.setattr(plotting, "scatter_with_front", lambda *given: calls.append(given))
+    monkeypatch.setattr(plotting, "to_svg", lambda figure, name: "<svg/>")
     return calls
 
 

@@ -218,9 +218,9 @@ def test_flags_reach_what_arms_are_computed_from():
     """Scores / H are of the heads that the flags ask for, equal parameters of their width."""
     path = f"{ROOT}/experiments/configs/heads_and_sharing.py:scores"
     arms = sweep.read(path, {"model.heads.num_heads": 8}).arms
-    assert arms["standard-albert-scores-H"]["model.attention_scale"] == 1 / (64 // 8)
+    assert arms["standard-albert-scores-H"]["model.heads.scale"] == 1 / (64 // 8)
     arms = sweep.read(f"{ROOT}/experiments/configs/chunks.py", {"model.width": 128}).arms
-    assert arms["one-for-all-chunks-small-scores"]["model.attention_scale"] == 128**-0.5
+    assert arms["one-for-all-chunks-small-scores"]["model.heads.scale"] == 128**-0.5
 
 
 def test_a_question_that_is_put_alone():

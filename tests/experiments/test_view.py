@@ -10,7 +10,7 @@ from commands import command
 from tokenizers import Tokenizer, models, pre_tokenizers
 from written_page import Parsed
 
-from attnlab import pretrained, training
+from attnlab import data, pretrained, training
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig
 from attnlab.training.checkpoint import Checkpoints

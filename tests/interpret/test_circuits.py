@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from random_models import config_of, random_params
+from interpreted_models import config_of, random_params
 
 from attnlab import heads
 from attnlab.interpret import (

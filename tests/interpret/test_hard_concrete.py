@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import assert_close, deep
-from random_models import config_of, random_params
+from interpreted_models import config_of, random_params
 
 from attnlab.interpret import (
     GatedModel,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
-from random_models import config_of, random_params
+from interpreted_models import config_of, random_params
 
 from attnlab.interpret import (
     STATISTICS,

@@ -6,7 +6,7 @@ import numpy as np
 import planted_syntax as language
 import pytest
 from conftest import assert_close
-from random_models import config_of, random_params
+from interpreted_models import config_of, random_params
 
 from attnlab import heads as layouts
 from attnlab.data.tokenizer import make_tokenizer

@@ -32,6 +32,7 @@ def sequence_to_sequence(batch: DeviceBatch, key: Array, /, sizes: DataSizes = B
     are the target and the end token V + 1, which therefore need T + 1 positions. `bytes`
     [B, T + 1], if the batch has it, says how many bytes each of these stands for.
 
+    >>> import jax
     >>> batch = {"source": jnp.array([[7, -1]]), "target": jnp.array([[5, 6, -1]])}
     >>> example = sequence_to_sequence(batch, jax.random.key(0))
     >>> example.inputs["tokens"].tolist(), example.targets.tolist(), example.weights.tolist()
