@@ -67,17 +67,18 @@ function. This page is made by `python -m experiments.atlas`; a test fails while
 
     out = sum_n softmax(scale q_n k_n^T) v_n W_O,n
 
-x is the query input, y the key input, z the value input (self-attention: all the same). x_n is slice
-n of x, its columns n C to (n+1) C.
+x is the query input, y the key input, z the value input (self-attention: all the same). x_n is
+slice n of x, its columns n C to (n+1) C.
 
-D width, N heads, K key/value heads, H width of a query and key, V width of a value, C = D/N, E and W
-widths of y and z, O output width, M and Q widths of the latents of keys and queries, P width of the
-rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes have their defaults: D/N
-for H and V, D for E, W, O, Q and H of `collaborative`, 4 H for M and H/2 for P; `low_rank_query` has
-K = 1, H = 2 D/N and Q = D/2, `grouped_tied` H = P = V/2, `tensor_product` X = 6 and Y = Z = 2.
-`rotate` is rotary embedding; where an equation has none, it rotates all of q and k (not of `absorbed`). Sizes of
-heads, their number and the width are independent: what a head *reads* (all of x or its slice) is the
-layout, how *wide* it is a size. Numbers are for D = 512, N = 8, T = 512, one text, no biases.
+D width, N heads, K key/value heads, H width of a query and key, V width of a value, C = D/N, E and
+W widths of y and z, O output width, M and Q widths of the latents of keys and queries, P width of
+the rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes have their defaults:
+D/N for H and V, D for E, W, O, Q and H of `collaborative`, 4 H for M and H/2 for P;
+`low_rank_query` has K = 1, H = 2 D/N and Q = D/2, `grouped_tied` H = P = V/2, `tensor_product` X =
+6 and Y = Z = 2. `rotate` is rotary embedding; where an equation has none, it rotates all of q and
+k (not of `absorbed`). Sizes of heads, their number and the width are independent: what a head
+*reads* (all of x or its slice) is the layout, how *wide* it is a size. Numbers are for D = 512, N
+= 8, T = 512, one text, no biases.
 
 In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The bar above is
 what there is to read, filled where the head reads it, the bar below what it makes, to scale, and
@@ -158,7 +159,8 @@ def numbers() -> str:
         )  # fmt: skip
         rows.append(f"| {name} | " + " | ".join(f"{c:,}" for c in cost) + f" | {rank(layout)} |")
     return (
-        f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, default sizes. FLOPs are those "
+        f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, default sizes. FLOPs are "
+        "those "
         "of the weights as they are;\n`multi_head_attention` runs the cheapest layout of the chain "
         "(`contraction_orders`).\n\n"
         "| layout | parameters | FLOPs per token | cache bytes per token | rank of scores |\n"
@@ -253,7 +255,8 @@ def backends() -> str:
     names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in kernels]
     return (
         "## Backends\n\nWhich can run q, k and v of these sizes, forward and backward, without "
-        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities 8.0 "
+        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities "
+        "8.0 "
         "and 9.0), `pallas_wide` a GPU.\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )

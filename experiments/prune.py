@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +147,12 @@ def begin(
 
 
 def look(
-    study: Study, pressures: Sequence[float], *, by: str, rate: float, rows: int
+    study: Study,
+    pressures: Sequence[float],
+    *,
+    by: Literal["layer", "group"],
+    rate: float,
+    rows: int,
 ) -> tuple[float | None, list[Row]]:
     """The loss of the model as it was (None: it is fresh), and what every pressure leads to."""
     gates = interpret.all_head_gates(study.config, by=by)

@@ -10,8 +10,10 @@ in any browser: nothing is loaded from anywhere.
 """
 
 import dataclasses
+import math
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 
 from attnlab.interpret import model_panel, view_panels
@@ -61,9 +63,7 @@ def main() -> None:
         )
     page = view_panels(panels, title=given.title or f"Attention heads of {models[0].name}")
     page.save(out, overwrite=given.overwrite)
-    heads = sum(
-        maps.probs.shape[0] * maps.probs.shape[1] for panel in panels for maps in panel.maps
-    )
+    heads = sum(math.prod(np.shape(maps.probs)[:2]) for panel in panels for maps in panel.maps)
     print(f"{out}: {heads} heads, {out.stat().st_size / 2**20:.1f} MiB")
 
 

@@ -168,6 +168,11 @@ def generate(
     Raises:
       ValueError: before anything is compiled: tokens outside the vocabulary, a text longer than
         `max_len` or the cache, a missing key, weights of another model, or a model without logits.
+
+    >>> config = ModelConfig(width=8, num_layers=2)
+    >>> params = config.build().init(jax.random.key(0), jnp.array([[1, 2, 3]]))["params"]
+    >>> generate(params, [[1, 2, 3]], config, 4).shape
+    (1, 4)
     """
     request = _check(params, prompt, config, num_tokens, options)
     written: Array = request.programs.whole(*request.arrays, request.keys)

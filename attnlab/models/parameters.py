@@ -136,7 +136,8 @@ def check_params(config: ModelConfig, params: object) -> None:
 
     >>> check_params(ModelConfig(), param_shapes(ModelConfig(vocab_size=255)))
     Traceback (most recent call last):
-    ValueError: params are not those of this model: weight 'embedding' has shape (255, 64), ...
+    ValueError: params are not those of this model: weight 'embedding' has shape (255, 64), the \
+model has (256, 64)
     """
     problem = describe_mismatch(param_shapes(config), params)
     if problem is not None:

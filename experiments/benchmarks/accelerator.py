@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -202,7 +202,7 @@ def _of_layer(size: Size, mode: str) -> list[Entry]:
 
 
 def by_backend(
-    would: dict[str, str], call: Callable, title: str = OURS
+    would: Mapping[str, object], call: Callable, title: str = OURS
 ) -> tuple[dict[str, Callable], list[Entry]]:
     """What `explain` says -> our calls by name, the chosen one first, and rows that refuse."""
     first = chosen_in(would)
@@ -210,7 +210,7 @@ def by_backend(
     own: dict[str, Callable] = {
         f"{OURS} {n}": functools.partial(call, implementation=n) for n in able
     }
-    return own, [refuse(f"{title} {n}", would[n], ours=True) for n in would if n not in able]
+    return own, [refuse(f"{title} {n}", str(would[n]), ours=True) for n in would if n not in able]
 
 
 def work(case: Case, rounds: int) -> dict[str, Any]:

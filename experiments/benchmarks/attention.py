@@ -158,9 +158,9 @@ def function_case(
     return _case("function", size, mode, build, bars=bars, **rounds)
 
 
-def chosen_in(backends: Mapping[str, str]) -> str:
+def chosen_in(backends: Mapping[str, object]) -> str:
     """The backend that `explain` says would run."""
-    return next(name for name, word in backends.items() if word.startswith("chosen"))
+    return next(name for name, word in backends.items() if str(word).startswith("chosen"))
 
 
 def _case(word: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:

@@ -60,7 +60,7 @@ def decode_case(size: Size) -> Case:
             keys = jax.random.split(quick_key(0), 2)
             weights = [init(keys[0], wide, dtype=dtype)]
             for step in rewrites:
-                weights.append(step.params(weights[-1]))
+                weights.append(dict(step.params(weights[-1])))
             x = jax.random.normal(keys[1], (size.B, size.T, size.D), dtype)
             old = x.at[:, past:].set(0)
             read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, weights[0][name])

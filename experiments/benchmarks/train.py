@@ -118,7 +118,7 @@ def _step_entries(
 ) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
     tokens, objective = _tokens(config, trains), training.OBJECTIVES["causal_lm"]
-    batch = {"tokens": tokens}
+    batch = {"tokens": jnp.asarray(tokens)}
     state = jax.jit(lambda: training.init_state(model, objective, optimizer, batch, 0))()
     parameters = {"attnlab": _count(state.params)}
 

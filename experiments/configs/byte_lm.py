@@ -148,7 +148,7 @@ def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -
         set_source(config, word)
     else:
         known = dict.fromkeys([*LAYOUTS, *PLANS, *DATASETS, *MODELS])
-        for path, value in lookup(variants | known, word, what="word").items():
+        for path, value in (lookup(variants | known, word, what="word") or {}).items():
             config.update_from_flattened_dict({path: value})
 
 

@@ -77,8 +77,10 @@ def steps() -> str:
         needs = "structure" if step in STRUCTURED else "–"
         rows.append(f"| `{step.__name__}` | {' '.join(first.split()).rstrip('.')} | {needs} |")
     return (
-        "## Conversion steps\n\n`convert` finds the shortest chain of these. `to <layout>` multiplies "
-        "two matrices out, `untie` copies\na projection that stands for two. Steps that need weights "
+        "## Conversion steps\n\n`convert` finds the shortest chain of these. `to <layout>` "
+        "multiplies "
+        "two matrices out, `untie` copies\na projection that stands for two. Steps that need "
+        "weights "
         "of some structure look for it, and come last.\n\n"
         "| step | what it does | needs |\n|---|---|---|\n" + "\n".join(rows)
     )
@@ -95,8 +97,10 @@ def pairs() -> str:
         lines += [f"| {source} | {name} | {f.text} |" for name, f in found.items() if f.word != "–"]
     return (
         "## Which layout is which\n\nEvery layout at D = 12, N = 4 and its own default sizes, with "
-        "random weights, no rotary positions.\n*exact*: `convert` returns weights of the target (top) "
-        "that are the same function as the source\n(left). Else the kind of its proof that there are "
+        "random weights, no rotary positions.\n*exact*: `convert` returns weights of the target "
+        "(top) "
+        "that are the same function as the source\n(left). Else the kind of its proof that there "
+        "are "
         "none, or *undecided*; see `NotEquivalent`.\n\n"
         f"| | {' | '.join(SMALL)} |\n|---|{'---|' * len(SMALL)}\n"
         + "\n".join(table)
@@ -159,8 +163,10 @@ def matching_sizes() -> str:
         lines.append(f"| `{layout!r}` | `{target!r}` | {positions} | {found.text} |")
     return (
         "## With matching sizes\n\nWhat the default sizes, and the norm of a latent, keep apart. "
-        "Rotary positions rotate all of a\nstandard key, but only the P shared numbers of a latent or "
-        "tied one: no exact conversion is known\n(TransMLA, arXiv 2502.07864, has approximate ones).\n\n"
+        "Rotary positions rotate all of a\nstandard key, but only the P shared numbers of a "
+        "latent or "
+        "tied one: no exact conversion is known\n(TransMLA, arXiv 2502.07864, has approximate "
+        "ones).\n\n"
         "| source | target | positions | steps, largest difference; or why not |\n"
         "|---|---|---|---|\n" + "\n".join(lines)
     )
@@ -203,7 +209,8 @@ def options() -> str:
             lines.append(f"| {option} | {one} | {two} | {found.text} | {back} |")
     return (
         "## Option against option\n\nOne option changes, in `standard` at D = 6, N = 2 with random "
-        "weights and no rotary positions. Where\nthere are weights of the target, the last column goes "
+        "weights and no rotary positions. Where\nthere are weights of the target, the last column "
+        "goes "
         "back from them. `no_sink` is exact to the\nprecision of a dtype, all others in exact "
         "numbers.\n\n"
         "| option | source | target | steps, largest difference; or the proof | back |\n"

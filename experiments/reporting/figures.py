@@ -2,6 +2,7 @@
 
 import math
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from experiments.reporting.pairs import compare
 from experiments.reporting.results import Panel, Run, layout_number
 from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
@@ -172,7 +176,9 @@ def _budgets(match: str) -> list[tuple[str, str]]:
     return [(name.replace(" ", "_").lower(), name) for name in names.values()]
 
 
-def drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
+def drawn(
+    name: str, figure: "matplotlib.figure.Figure", alt: str, caption: str, source: str = ""
+) -> Figure:
     return Figure(name, plotting.to_svg(figure, name), alt, caption, source)
 
 

@@ -74,8 +74,8 @@ def test_statistics_of_heads_are_those_of_their_probabilities():
 def test_a_text_longer_than_the_model_goes_on_from_its_end(monkeypatch):
     seen = []
 
-    def count_on(model, params, prompt, new, **options):
-        seen.append((np.asarray(prompt)[0].tolist(), options["temperature"]))
+    def count_on(params, prompt, config, new, *, sampling, key):
+        seen.append((np.asarray(prompt)[0].tolist(), sampling.temperature))
         return prompt[:, -1:] + 1 + jnp.arange(new)[None]
 
     monkeypatch.setattr(writing, "generate", count_on)
