@@ -1,100 +1,129 @@
-"""attnlab: a JAX/Flax laboratory for attention heads."""
+"""Attention heads in JAX, and the models, conversions and experiments built from them.
 
-import importlib
-from typing import TYPE_CHECKING, Any
+    import jax, jax.numpy as jnp
+    import attnlab
+    from attnlab import heads
 
-from attnlab import adapters
+    layout = heads.Wide(width=64, num_heads=4)
+    params = heads.init(jax.random.key(0), layout)
+    y = attnlab.multi_head_attention(params, jnp.ones((1, 5, 64)), layout, is_causal=True)
+
+    config = attnlab.ModelConfig(width=64, heads=heads.Wide(num_heads=4), sharing="albert")
+    model, tokens = config.build(), jnp.zeros((1, 5), int)
+    params = model.init(jax.random.key(0), tokens)["params"]
+    logits = model.apply({"params": params}, tokens).logits
+    text = attnlab.generate(params, tokens, config, 8)
+
+Packages: `attention` (softmax attention on q, k, v), `heads` (layouts), `sharing` (plans),
+`models`, `transforms` (exact conversion, re-sharing, pruning), `pretrained` (published
+checkpoints), `data`, `training`, `lab` (experiments), `interpret`, `plotting`. `dir(attnlab)` lists
+what is here; `help(attnlab.multi_head_attention)` and `help(attnlab.heads)` document it.
+"""
+
+import importlib as _importlib
+import types as _types
+import typing as _typing
+
+from attnlab import adapters, heads, models, sharing, transforms
 from attnlab.attention import (
     BACKENDS,
+    ALiBi,
+    RelativeBias,
     attention_over_edges,
     dot_product_attention,
     explain,
     masks,
 )
-from attnlab.conversion import convert, permute_heads, regauge, truncate
-from attnlab.heads import positions
-from attnlab.heads.old.cache import init_cache
-from attnlab.heads.old.layouts import LAYOUTS, Layout
-from attnlab.heads.old.multihead import explain_heads, multi_head_attention
-from attnlab.heads.old.orders import contraction_orders
-from attnlab.heads.old.project import init_heads, merge_heads, project_heads
-from attnlab.heads.old.spec import HeadSpec
-from attnlab.model.accounting import applied_parameters, flops_per_token, unique_parameters
-from attnlab.model.block import transformer_block
-from attnlab.model.config import ModelConfig
-from attnlab.model.decode import generate, prefill, stream
-from attnlab.model.explain import explain_model
-from attnlab.model.layers import run_layers
-from attnlab.model.models import Decoder, Encoder, EncoderDecoder, Outputs
-from attnlab.model.modules import FeedForward, LayerStack, MultiHeadAttention
-from attnlab.model.pointwise import feed_forward
+from attnlab.heads import (
+    LAYOUTS,
+    Extra,
+    HeadInputs,
+    Layout,
+    attend_heads,
+    contraction_orders,
+    decode,
+    explain_heads,
+    init_cache,
+    multi_head_attention,
+    positions,
+    project_heads,
+)
+from attnlab.models import (
+    FFN,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    FeedForward,
+    LayerOverrides,
+    LayerStack,
+    ModelConfig,
+    MultiHeadAttention,
+    Norm,
+    Outputs,
+    Sampling,
+    applied_parameters,
+    cache_bytes_per_token,
+    explain_model,
+    feed_forward,
+    flops_per_token,
+    generate,
+    match_budget,
+    num_parameters,
+    prefill,
+    run_layers,
+    run_model,
+    stream,
+    transformer_layer,
+)
 from attnlab.norms import layer_norm, rms_norm
-from attnlab.sharing.named_plans import PLANS, plan_names
-from attnlab.sharing.plan import Plan
-from attnlab.sharing.stack import init_stacked, run_stack
+from attnlab.sharing import PLANS, Plan, init_stacked, parse_plan, plan_names, run_stack
+from attnlab.tap import capture
+from attnlab.transforms.convert import Conversion, NotEquivalent, Undecided, convert
+from attnlab.transforms.permute import permute_heads
+from attnlab.transforms.reparametrize import reparametrize
+from attnlab.transforms.truncate import truncate
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BACKENDS",
-    "LAYOUTS",
-    "PLANS",
-    "Decoder",
-    "Encoder",
-    "EncoderDecoder",
-    "FeedForward",
-    "HeadSpec",
-    "LayerStack",
-    "Layout",
-    "ModelConfig",
-    "MultiHeadAttention",
-    "Outputs",
-    "Plan",
-    "adapters",
-    "applied_parameters",
-    "attention_over_edges",
-    "contraction_orders",
-    "convert",
-    "dot_product_attention",
-    "explain",
-    "explain_heads",
-    "explain_model",
-    "feed_forward",
-    "flops_per_token",
-    "generate",
-    "init_cache",
-    "init_heads",
-    "init_stacked",
-    "layer_norm",
-    "masks",
-    "merge_heads",
-    "multi_head_attention",
-    "permute_heads",
-    "plan_names",
-    "positions",
-    "prefill",
-    "project_heads",
-    "regauge",
-    "rms_norm",
-    "run_layers",
-    "run_stack",
-    "stream",
-    "transformer_block",
-    "truncate",
-    "unique_parameters",
-]
+_LAZY_PACKAGES = ("contrib", "data", "interpret", "lab", "plotting", "pretrained", "training")
+"""Imported on first use, as `attnlab.interpret`."""
+_LAZY_NAMES = {"load_run": "attnlab.runs"}
 
-LAZY_PACKAGES = ("inspect", "plot", "pretrained", "training", "transforms")
-"""Imported on first use, as `attnlab.inspect`."""
+if _typing.TYPE_CHECKING:
+    from attnlab.runs import load_run
 
-
-if TYPE_CHECKING:
-    from attnlab.runs import load_run as load_run
+    # Not at run time: `help(attnlab)` would print all of these, with all that Flax adds to modules.
+    __all__ = [
+        "BACKENDS", "FFN", "LAYOUTS", "PLANS", "ALiBi", "Conversion", "Decoder", "Encoder",
+        "EncoderDecoder", "Extra", "FeedForward", "HeadInputs", "LayerOverrides", "LayerStack",
+        "Layout", "ModelConfig", "MultiHeadAttention", "Norm", "NotEquivalent", "Outputs", "Plan",
+        "RelativeBias", "Sampling", "Undecided", "adapters", "applied_parameters", "attend_heads",
+        "attention_over_edges", "cache_bytes_per_token", "capture", "contraction_orders", "convert",
+        "decode", "dot_product_attention", "explain", "explain_heads", "explain_model",
+        "feed_forward", "flops_per_token", "generate", "heads", "init_cache", "init_stacked",
+        "layer_norm", "load_run", "masks", "match_budget", "models", "multi_head_attention",
+        "num_parameters", "parse_plan", "permute_heads", "plan_names", "positions", "prefill",
+        "project_heads", "reparametrize", "rms_norm", "run_layers", "run_model", "run_stack",
+        "sharing", "stream", "transformer_layer", "transforms", "truncate",
+    ]  # fmt: skip
 else:  # a checker shall go on to find names that are none
 
-    def __getattr__(name: str) -> Any:
-        if name in LAZY_PACKAGES:
-            return importlib.import_module(f"attnlab.{name}")
-        if name == "load_run":
-            return importlib.import_module("attnlab.runs").load_run
+    def __getattr__(name: str) -> object:
+        if name in _LAZY_PACKAGES:
+            return _importlib.import_module(f"attnlab.{name}")
+        if name in _LAZY_NAMES:
+            return getattr(_importlib.import_module(_LAZY_NAMES[name]), name)
         raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
+
+
+_PUBLIC_MODULES = ("adapters", "attention", "heads", "masks", "models", "positions", "sharing",
+                   "transforms", *_LAZY_PACKAGES)  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    names = {
+        name
+        for name, value in globals().items()
+        if not name.startswith("_") and not isinstance(value, _types.ModuleType)
+    }
+    return sorted({*names, *_PUBLIC_MODULES, *_LAZY_NAMES, "__version__"})

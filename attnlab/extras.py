@@ -1,4 +1,4 @@
-"""What the base install leaves out: an import that fails says which extra brings it."""
+"""Optional dependencies: a failing import names the extra of attnlab that installs it."""
 
 import contextlib
 from collections.abc import Iterator

@@ -25,15 +25,6 @@ def lookup(table: Mapping[str, T], name: str, *, what: str) -> T:
     raise ValueError(f"unknown {what} {name!r}: {hint}known: {', '.join(table)}")
 
 
-def find(kind: str, name: str, table: Mapping[str, Any]) -> Any:
-    """`lookup` as the code before November 2026 calls it.
-
-    >>> find("fruit", "pear", {"apple": 1, "pear": 2})
-    2
-    """
-    return lookup(table, name, what=kind)
-
-
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name at an edit distance of at most 2, closest first; None if there is none.
 

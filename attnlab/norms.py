@@ -1,15 +1,16 @@
-"""Layer norm and RMS norm: of a position, of a head, of a latent."""
+"""Layer norm and RMS norm, of tokens, heads and latents."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-Weights = dict[str, Array]
+Params: TypeAlias = Mapping[str, Array]
 
 
-def layer_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
+def layer_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
     """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016).
 
     >>> layer_norm({"scale": jnp.ones(2)}, jnp.array([1.0, 3.0]), eps=0.0).tolist()
@@ -22,7 +23,7 @@ def layer_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Fl
     return (y + w["bias"].astype(y.dtype) if "bias" in w else y).astype(x.dtype)
 
 
-def rms_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float[Array, "... D"]:
+def rms_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float[Array, "... D"]:
     """x / sqrt(mean(x^2) + eps) * scale, in float32 at least (Zhang and Sennrich 2019).
 
     >>> rms_norm({"scale": jnp.ones(2)}, jnp.array([2.0, 2.0]), eps=0.0).tolist()
@@ -34,7 +35,7 @@ def rms_norm(w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Floa
 
 
 def rms_plus_one(
-    w: Weights, x: Float[Array, "... D"], *, eps: float = 1e-6
+    w: Params, x: Float[Array, "... D"], *, eps: float = 1e-6
 ) -> Float[Array, "... D"]:
     """x / sqrt(mean(x^2) + eps) * (1 + scale): `rms_norm` with a scale counted from 1 (Gemma).
 
@@ -45,22 +46,38 @@ def rms_plus_one(
     return rms_norm({"scale": 1 + scale}, x, eps=eps)
 
 
-NORM_KINDS: dict[str, Callable] = {
+class NormFunction(Protocol):
+    """A norm: (params with "scale" and perhaps "bias", x) -> x, normalized over its last axis."""
+
+    def __call__(self, w: Params, x: Array, *, eps: float = ...) -> Array: ...
+
+
+NORM_KINDS: dict[str, NormFunction] = {
     "layer": layer_norm,
     "rms": rms_norm,
     "rms_plus_one": rms_plus_one,
 }
-CENTRES: dict[str, Callable] = {
-    "layer": lambda x: x - x.mean(axis=-1, keepdims=True),
-    "rms": lambda x: x,
-    "rms_plus_one": lambda x: x,
+
+
+def _centered(x: Array) -> Array:
+    return x - x.mean(axis=-1, keepdims=True)
+
+
+def _unchanged(x: Array) -> Array:
+    return x
+
+
+CENTRES: dict[str, Callable[[Array], Array]] = {
+    "layer": _centered,
+    "rms": _unchanged,
+    "rms_plus_one": _unchanged,
 }
-"""What each does to x before it divides by the root of its mean square."""
+"""Kind of norm -> what it does to x before dividing by the root of its mean square."""
 STARTS = {"layer": 1.0, "rms": 1.0, "rms_plus_one": 0.0}
-"""The scale that each begins with, by which it changes nothing."""
+"""Kind of norm -> its initial scale, which leaves the size of x unchanged."""
 
 
-def init_norm(width: int, *, bias: bool = True, kind: str = "layer") -> Weights:
-    """A scale that changes nothing, bias zero."""
+def init_norm(width: int, *, bias: bool = True, kind: str = "layer") -> dict[str, Array]:
+    """The initial scale, and a bias of zeros."""
     scale = jnp.full(width, STARTS[kind])
     return {"scale": scale} | ({"bias": jnp.zeros(width)} if bias else {})

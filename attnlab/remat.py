@@ -1,4 +1,4 @@
-"""What a layer saves for its backward pass, where it does not save everything or nothing."""
+"""Mark values that a layer keeps for its backward pass when it keeps neither all nor none."""
 
 from typing import TypeVar
 
@@ -13,11 +13,12 @@ T = TypeVar("T")
 def save_for_backward(x: T) -> T:
     """`x` itself; `run_stack(..., remat=False)` saves it, if the backward pass reads it.
 
-    For what is dear to compute twice: products of tokens. Not for what is made of weights alone
-    (a matrix and its delta): that would be one copy of the weights per layer.
+    For values that are expensive to compute twice: products of tokens. Not for values computed from
+    weights alone (a matrix and its delta): that would be one copy of the weights per layer.
 
     >>> import jax.numpy as jnp
     >>> save_for_backward(jnp.ones(2)).tolist()
     [1.0, 1.0]
     """
-    return checkpoint_name(x, SAVED)
+    saved: T = checkpoint_name(x, SAVED)
+    return saved

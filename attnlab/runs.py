@@ -1,13 +1,12 @@
 """What a run of `experiments` left behind, as a model with its weights."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlab.model.config import Model, ModelConfig
-from attnlab.sharing.plan import Plan
+from attnlab.models import ModelConfig, from_json
+from attnlab.models.transformer import Transformer
 from attnlab.training.checkpoint import Checkpoints
 
 
@@ -23,7 +22,7 @@ class Left(NamedTuple):
     """Its config.json"""
 
 
-def load_run(folder: str | Path, seed: int | None = None) -> tuple[Model, dict[str, Any]]:
+def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, dict[str, Any]]:
     """(model, params) of one seed, the first where it is None, at the newest checkpoint of the run
     that has `folder` as its --workdir.
 
@@ -66,13 +65,22 @@ def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> Left:
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     step, notes = found[0], found[-1]
     params = {seed: _weights(found[1], there.index(seed)) for seed in seeds}
-    return Left(_config(notes), params, step, record)
+    return Left(_config(folder, notes), params, step, record)
 
 
-def _config(notes: dict[str, Any]) -> ModelConfig:
-    known = [f.name for f in dataclasses.fields(ModelConfig)]
-    told = {name: notes["model"][name] for name in known if name in notes["model"]}
-    return ModelConfig(**{name: _as_data(value) for name, value in told.items()})
+LAST_OF_FLAT_CONFIGS = "aa6530e"
+"""The last commit that reads runs whose model config is flat."""
+
+
+def _config(folder: Path, notes: dict[str, Any]) -> ModelConfig:
+    """The config of the model, of what `describe_model` wrote."""
+    fields = {name: value for name, value in notes["model"].items() if name != "plans"}
+    if "version" not in fields:
+        raise ValueError(
+            f"{folder} is a run of attnlab before the nested model config (November 2026), which "
+            f"this version cannot read; use commit {LAST_OF_FLAT_CONFIGS}"
+        )
+    return from_json(json.dumps({"version": fields.pop("version"), "model": fields}))
 
 
 def _weights(state: dict[str, Any], place: int) -> dict[str, Any]:
@@ -86,10 +94,3 @@ def _weights(state: dict[str, Any], place: int) -> dict[str, Any]:
                 where = where.setdefault(step, {})
             where[last] = a[place]
     return params
-
-
-def _as_data(value: Any) -> Any:
-    """What JSON made of a field, as the field is: tuples and plans."""
-    if isinstance(value, dict):
-        return Plan(**value)
-    return tuple(value) if isinstance(value, list) else value

@@ -111,6 +111,13 @@ def capture(
 
     Raises:
       ValueError: the function has no value of one of these names.
+
+    >>> import jax.numpy as jnp
+    >>> from attnlab import dot_product_attention
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> _, values = capture(dot_product_attention, x, x, x, names=("probs",), is_causal=True)
+    >>> values["probs"][0, 0, 1].tolist()
+    [0.5, 0.5, 0.0]
     """
     tap = Tap(names, patch)
     result = function(*args, tap=tap, **kwargs)

@@ -42,14 +42,12 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import HeadSpec, ModelConfig, flops_per_token, training, unique_parameters
-from attnlab.heads.old.cost import head_flops, head_parameters
-from attnlab.training import sources, tasks
+from attnlab import data, heads, models, training
 
 print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())
 
 # %% [markdown]
-# ## A layout is a row of a table
+# ## A layout says how a head computes q, k and v
 #
 # `standard` is the paper's, `wide` gives each head the full width, `narrow` shows it only its chunk
 # of x; `narrow_tied`, a tutorial's code, lets all heads use one small matrix. Are weights shared
@@ -58,9 +56,9 @@ print("jax", jax.__version__, "on", jax.device_count(), jax.default_backend())
 # %%
 print(f"{'layout':12}{'head width':>11}{'parameters':>12}{'FLOPs/token':>13}  W_Q")
 for layout in ("standard", "wide", "narrow", "narrow_tied"):
-    spec = HeadSpec(layout, width=64, num_heads=4)
-    counts = f"{head_parameters(spec):>12,}{head_flops(spec, 24):>13,}"
-    print(f"{layout:12}{spec.sizes['H']:>11}{counts}  {spec.shapes['q']}")
+    made = heads.make_layout(layout, width=64, num_heads=4)
+    counts = f"{heads.num_parameters(made):>12,}{heads.flops_per_token(made, 24):>13,}"
+    print(f"{layout:12}{made.size('head_dim'):>11}{counts}  {heads.weight_shapes(made)['q']}")
 
 # %% [markdown]
 # ## A plan says which layer uses which weights
@@ -70,11 +68,10 @@ for layout in ("standard", "wide", "narrow", "narrow_tied"):
 
 # %%
 for plan in ("separate", "groups:2", "cycle:2", "albert"):
-    config = ModelConfig(plan=plan, num_layers=4)
-    counts = (
-        f"{unique_parameters(config):>9,} parameters{flops_per_token(config, 64):>9,} FLOPs/token"
-    )
-    print(f"{plan:10}{counts}   layers use sets {config.layer_plan['attention']}")
+    config = models.ModelConfig(sharing=plan, num_layers=4)
+    counts = f"{models.num_parameters(config):>9,} parameters"
+    counts += f"{models.flops_per_token(config, 64):>9,} FLOPs/token"
+    print(f"{plan:10}{counts}   layers use sets {config.plan['attention']}")
 
 # %% [markdown]
 # ## Train a tiny model of each layout
@@ -86,12 +83,15 @@ settings = training.TrainConfig(
     steps=200, batch_size=16, length=32, seeds=(0, 1), eval_every=40, log_every=40,
     eval_windows=256, curve_windows=128,
 )  # fmt: skip
-source = sources.Text().load(settings.length)
-models, runs = {}, {}
+source = data.Text().load(settings.length)
+trained, runs = {}, {}
 for layout in ("standard", "wide", "narrow"):
-    sizes = dict(width=32, num_layers=2, num_heads=4, ffn_width=128, max_len=32)
-    models[layout] = ModelConfig(layout=layout, **sizes).build()
-    runs[layout] = training.trial(models[layout], tasks.TASKS["causal_lm"], settings, source)
+    made = heads.make_layout(layout, num_heads=4, biases=("q", "k", "v", "o"))
+    sizes = dict(width=32, num_layers=2, ffn=models.FFN(width=128), max_len=32)
+    trained[layout] = models.ModelConfig(heads=made, **sizes).build()
+    runs[layout] = training.fit_in_memory(
+        trained[layout], training.OBJECTIVES["causal_lm"], settings, source
+    )
     bits = runs[layout].result.heldout["bits_per_byte"]
     print(f"{layout:10} held out: {bits.mean():.3f} bits per byte, seeds {np.round(bits, 3)}")
 
@@ -107,8 +107,8 @@ for axis, (layout, run) in zip(axes[1:], runs.items(), strict=True):
     steps, bits = run.curve("eval/bits_per_byte")
     axes[0].plot(steps, bits.mean(0), label=layout)
     axes[0].fill_between(steps, bits.min(0), bits.max(0), alpha=0.2)
-    _, shown = models[layout].apply({"params": run.params()}, text, show=("probs",))
-    axis.imshow(np.sqrt(shown["probs"][-1, 0, 0]), cmap="Blues", vmin=0, vmax=1)
+    outputs = trained[layout].apply({"params": run.params()}, text, capture=("probs",))
+    axis.imshow(np.sqrt(outputs.captured["probs"][-1, 0, 0]), cmap="Blues", vmin=0, vmax=1)
     axis.set(title=f"{layout}, trained", xticks=[], yticks=[], xlabel="looked at", ylabel="looks")
 axes[0].set(xlabel="step", ylabel="bits per byte, held out", title="2 seeds each")
 _ = axes[0].legend(frameon=False)

@@ -36,6 +36,7 @@ if importlib.util.find_spec("attnlab") is None:
 
 # %%
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -43,11 +44,19 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import ModelConfig, flops_per_token, pretrained, training, unique_parameters
-from attnlab.model.accounting import model_cache_bytes
-from attnlab.model.match import match
+from attnlab import data, pretrained, training
+from attnlab.heads import Standard
+from attnlab.models import (
+    FFN,
+    EncoderConfig,
+    ModelConfig,
+    OutputHead,
+    cache_bytes_per_token,
+    flops_per_token,
+    match_budget,
+    num_parameters,
+)
 from attnlab.pretrained import published_config
-from attnlab.training import sources, tasks
 from attnlab.transforms import unshare
 
 print("jax", jax.__version__, "on", jax.default_backend())
@@ -61,8 +70,9 @@ print("jax", jax.__version__, "on", jax.default_backend())
 
 # %%
 def small(plan, **changes):
-    sizes = dict(width=32, num_layers=4, num_heads=4, ffn_width=128, max_len=32)
-    return ModelConfig(**(sizes | dict(plan=plan) | changes))
+    heads = Standard(num_heads=4, biases=("q", "k", "v", "o"))
+    sizes = dict(width=32, num_layers=4, heads=heads, ffn=FFN(width=128), max_len=32)
+    return ModelConfig(**(sizes | dict(sharing=plan) | changes))
 
 
 text = jnp.arange(32)[None] % 7
@@ -70,7 +80,7 @@ weights = {}
 for plan in ("separate", "albert"):
     weights[plan] = small(plan).build().init(jax.random.key(0), text)["params"]
     shape = weights[plan]["layers"]["attention"]["q"].shape
-    uses = small(plan).layer_plan["attention"]
+    uses = small(plan).plan["attention"]
     print(f"{plan:9} layers use set {uses}   W_Q {shape} = {shape[0]} x (width, heads, head width)")
 
 assert len(weights["separate"]["layers"]["attention"]["q"]) == 4
@@ -95,9 +105,9 @@ assert np.abs(sets @ sets.T - np.eye(4)).max() < 6 * sets.shape[1] ** -0.5
 # %%
 config, params = small("albert"), weights["albert"]
 copied_config, copied = unshare(config, params)
-one = config.build().apply({"params": params}, text)
-four = copied_config.build().apply({"params": copied}, text)
-print("parameters", f"{unique_parameters(config):,} and {unique_parameters(copied_config):,}")
+one = config.build().apply({"params": params}, text).logits
+four = copied_config.build().apply({"params": copied}, text).logits
+print("parameters", f"{num_parameters(config):,} and {num_parameters(copied_config):,}")
 print("largest difference of the outputs", float(jnp.abs(one - four).max()))
 assert jnp.abs(one - four).max() < 1e-5 * jnp.abs(one).max()
 
@@ -108,10 +118,17 @@ assert jnp.abs(one - four).max() < 1e-5 * jnp.abs(one).max()
 # These are the names of all their matrices W_Q.
 
 # %%
-tiny = dict(width=32, num_layers=3, num_heads=4, ffn_width=64, vocab_size=100, max_len=16)
+tiny = dict(width=32, num_layers=3, vocab_size=100, max_len=16)
 stored = {}
-for name, changes in (("bert_base", {}), ("albert_base", dict(plan="albert", embedding_width=8))):
-    model = published_config(name, **tiny, **changes).build()
+for name, plan, embedding_width in (("bert_base", "separate", None), ("albert_base", "albert", 8)):
+    config = published_config(name, sharing=plan)
+    model = replace(
+        config,
+        **tiny,
+        heads=replace(config.heads, num_heads=4),
+        ffn=replace(config.ffn, width=64),
+        embedding=replace(config.embedding, width=embedding_width),
+    ).build()
     fresh = model.init(jax.random.key(0), text[:, :4])["params"]
     with tempfile.TemporaryDirectory() as folder:
         pretrained.save(folder, model, fresh)
@@ -135,28 +152,30 @@ published = {
     "BERT, base": published_config("bert_base"),
     "GPT-2": published_config("gpt2"),
     "T5, base": published_config("t5_base"),
-    "T5, base, encoder = decoder": published_config("t5_base", share_encoder=True),
+    "T5, base, encoder = decoder": published_config(
+        "t5_base", encoder=EncoderConfig(shares_decoder=True)
+    ),
     "ALBERT, base": published_config("albert_base"),
 }
 
 
 def count_sets(config):
     """(applications of self-attention, sets of its weights)."""
-    plans = [config.layer_plan]
-    if config.kind == "encoder_decoder":
-        plans.append(config.encoder_layer_plan)
-    own = plans[:1] if config.share_encoder else plans
+    plans = [config.plan]
+    if config.encoder is not None:
+        plans.append(config.encoder_plan)
+    own = plans[:1] if config.encoder and config.encoder.shares_decoder else plans
     return sum(p.num_layers for p in plans), sum(p.num_groups["attention"] for p in own)
 
 
 print(f"{'model':30}{'layers':>7}{'sets':>6}{'parameters':>14}")
 for name, config in published.items():
     layers, sets = count_sets(config)
-    print(f"{name:30}{layers:>7}{sets:>6}{unique_parameters(config):>14,}")
+    print(f"{name:30}{layers:>7}{sets:>6}{num_parameters(config):>14,}")
 
 assert count_sets(published["BERT, base"]) == (12, 12)
 assert count_sets(published["ALBERT, base"]) == (12, 1)
-assert unique_parameters(published["GPT-2"]) == 124_439_808  # as published
+assert num_parameters(published["GPT-2"]) == 124_439_808  # as published
 
 # %% [markdown]
 # Two things that are often told wrongly:
@@ -167,15 +186,15 @@ assert unique_parameters(published["GPT-2"]) == 124_439_808  # as published
 #   with twelve sets of its own has 90M.
 
 # %%
-t5, shared = (unique_parameters(published[n]) for n in ("T5, base", "T5, base, encoder = decoder"))
+t5, shared = (num_parameters(published[n]) for n in ("T5, base", "T5, base, encoder = decoder"))
 print(f"T5 with one set for encoder and decoder: {100 * shared / t5:.1f} % of {t5:,}")
 assert (t5, round(100 * shared / t5)) == (222_903_552, 62)
 
-encoder = dict(readout="none", readout_transform=None, readout_bias=False, pooled_classes=0)
+encoder = OutputHead(kind="none", pooler="first")
 for plan in ("albert", "separate"):
-    config = published_config("albert_base", plan=plan, **encoder)
-    print(f"ALBERT's encoder, plan {plan:9}{unique_parameters(config):>12,} parameters")
-assert unique_parameters(config) == 89_650_176
+    config = published_config("albert_base", sharing=plan, output=encoder)
+    print(f"ALBERT's encoder, plan {plan:9}{num_parameters(config):>12,} parameters")
+assert num_parameters(config) == 89_650_176
 
 # %% [markdown]
 # ## 4. What sharing saves: the picture
@@ -195,7 +214,7 @@ figure.subplots_adjust(left=0.13, right=0.62, wspace=0.12, top=0.84, bottom=0.13
 for axis, (part, title) in zip(
     axes, {"attention": "attention", "ffn": "feed-forward"}.items(), strict=True
 ):
-    slots = np.array([config.layer_plan[part] for config in configs.values()])
+    slots = np.array([config.plan[part] for config in configs.values()])
     axis.imshow(slots, cmap="Pastel1", vmin=0, vmax=8, aspect="auto")
     for (i, j), slot in np.ndenumerate(slots):
         axis.text(j, i, slot, ha="center", va="center", fontsize=10)
@@ -204,9 +223,9 @@ for axis, (part, title) in zip(
     axis.set_yticks(range(len(plans)), plans, family="monospace")
     axis.tick_params(length=0)
 costs = {
-    "parameters": unique_parameters,
+    "parameters": num_parameters,
     "FLOPs\na token": lambda c: flops_per_token(c, 32),
-    "cache bytes\na token": model_cache_bytes,
+    "cache bytes\na token": cache_bytes_per_token,
 }
 for column, (name, cost) in enumerate(costs.items()):
     x = 6.55 + 2.3 * column
@@ -216,7 +235,7 @@ for column, (name, cost) in enumerate(costs.items()):
         axes[1].text(x + 1.7, row, told, ha="right", va="center", fontsize=10, clip_on=False)
 
 flops = {flops_per_token(c, 32) for name, c in configs.items() if name != "cla:3"}
-caches = {model_cache_bytes(c) for name, c in configs.items() if name != "cla:3"}
+caches = {cache_bytes_per_token(c) for name, c in configs.items() if name != "cla:3"}
 assert len(flops) == len(caches) == 1  # no plan of sharing weights changes either
 
 # %% [markdown]
@@ -240,18 +259,22 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 arms = {
     "separate": small("separate"),
     "albert": small("albert"),
-    "albert, as many parameters": match(small("albert"), small("separate"), "parameters").config,
+    "albert, as many parameters": match_budget(
+        small("albert"), small("separate"), "parameters"
+    ).config,
 }
 found = {}
 print(f"{'bits per byte, held out':28}{'parameters':>11}{'FLOPs/token':>13}   mean   the 3 seeds")
 for name, config in arms.items():
-    result = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code).result
+    result = training.fit_in_memory(
+        config.build(), training.OBJECTIVES["causal_lm"], settings, code
+    ).result
     bits = found[name] = result.heldout["bits_per_byte"]
-    counts = f"{unique_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
+    counts = f"{num_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
     print(f"{name:28}{counts}   {bits.mean():.3f}  {np.round(bits, 3)}")
 
 gap = found["albert"].mean() - found["separate"].mean()
@@ -277,14 +300,14 @@ print(f"seeds of one plan differ by up to {np.ptp(found['separate']):.3f}")
 #
 # ```python
 # mine = small("attention=0,1,1,1,1,2 ffn=0,1,1,1,1,2", num_layers=6)
-# assert mine.layer_plan == small("sandwich", num_layers=6).layer_plan
+# assert mine.plan == small("sandwich", num_layers=6).plan
 #
-# every = unique_parameters(small("separate", num_layers=6))
+# every = num_parameters(small("separate", num_layers=6))
 # for part, plan in {
 #     "attention": "attention=0,1,1,1,1,2 ffn=0,1,2,3,4,5",
 #     "feed-forward": "attention=0,1,2,3,4,5 ffn=0,1,1,1,1,2",
 # }.items():
-#     saved = every - unique_parameters(small(plan, num_layers=6))
+#     saved = every - num_parameters(small(plan, num_layers=6))
 #     print(f"{part} shared in the middle saves {saved:,} of {every:,}")
 # ```
 #

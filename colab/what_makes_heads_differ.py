@@ -39,19 +39,20 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from attnlab import (
-    HeadSpec,
+from attnlab import capture, data, training
+from attnlab import heads as layouts
+from attnlab.heads import Standard, multi_head_attention
+from attnlab.models import (
+    FFN,
     ModelConfig,
+    Norm,
     flops_per_token,
-    init_heads,
-    multi_head_attention,
-    training,
-    unique_parameters,
+    head_distance,
+    identical_heads,
+    match_budget,
+    num_parameters,
 )
-from attnlab.heads.old.cost import head_parameters
-from attnlab.model.alike import heads_apart, least_moved, same_heads
-from attnlab.model.match import match
-from attnlab.training import sources, tasks
+from attnlab.models.head_similarity import smallest_change
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -67,17 +68,17 @@ x = jax.random.normal(jax.random.key(0), (D,))
 print(f"{'layout':10}{'reads':>11}{'head width':>12}{'parameters':>12}   W_Q")
 reads = {}
 for layout in ("standard", "wide", "narrow"):
-    spec = HeadSpec(layout, width=D, num_heads=h)
-    w = init_heads(jax.random.key(1), spec)
+    made = layouts.make_layout(layout, width=D, num_heads=h)
+    params = layouts.init(jax.random.key(1), made)
 
-    def query(row, w=w, spec=spec):
-        _, shown = multi_head_attention(w, row[None, None], spec=spec, show=("q",))
-        return shown["q"][0, 0, 0]  # of head 0
+    def query(row, params=params, made=made):
+        _, values = capture(multi_head_attention, params, row[None, None], made, names=("q",))
+        return values["q"][0, 0, 0]  # of head 0
 
     depends = np.asarray(jax.jacobian(query)(x)).any(axis=0)  # on which numbers of x?
     reads[layout] = int(depends.sum())
-    print(f"{layout:10}{reads[layout]:>5} of {D}{spec.sizes['H']:>12}", end="")
-    print(f"{head_parameters(spec):>12,}   {spec.shapes['q']}")
+    print(f"{layout:10}{reads[layout]:>5} of {D}{made.size('head_dim'):>12}", end="")
+    print(f"{layouts.num_parameters(made):>12,}   {layouts.weight_shapes(made)['q']}")
 
 assert reads == {"standard": 64, "wide": 64, "narrow": 16}
 
@@ -97,7 +98,7 @@ assert reads == {"standard": 64, "wide": 64, "narrow": 16}
 
 # %%
 points = 8
-source = sources.Endpoints(vertices=points).load(4)
+source = data.Endpoints(vertices=points).load(4)
 settings = training.TrainConfig(
     steps=800,
     batch_size=64,
@@ -118,9 +119,8 @@ sizes = dict(
     max_len=4,
     width=16,
     num_layers=1,
-    ffn_width=0,
-    norm_bias=False,
-    attention_biases="",
+    ffn=FFN(width=0),
+    norm=Norm(bias=False),
 )
 arms = {  # name: (heads, width of a head, what the start does)
     "two heads, drawn apart": (2, 8, None),
@@ -130,24 +130,28 @@ arms = {  # name: (heads, width of a head, what the start does)
 }
 curves, right = {}, {}
 for name, (heads, head_dim, same) in arms.items():
-    config = ModelConfig(num_heads=heads, head_dim=head_dim, **sizes)
+    config = ModelConfig(heads=Standard(num_heads=heads, head_dim=head_dim), **sizes)
     model = config.build()
 
     def start(key, inputs, config=config, model=model, same=same):
         params = model.init(key, **inputs)["params"]
         if same is None:
             return params
-        return same_heads(config, params, "qkvo", key=jax.random.fold_in(key, 1), **same)
+        return identical_heads(config, params, key=jax.random.fold_in(key, 1), **same)
 
     def watch(begun, now, config=config):
-        return {"apart": heads_apart(config, now), "moved": least_moved(begun, now)}
+        return {"apart": head_distance(config, now), "moved": smallest_change(begun, now)}
 
-    run = training.trial(
-        model, tasks.TASKS["endpoint"], settings, source, params=start, watch=watch
+    run = training.fit_in_memory(
+        model,
+        training.OBJECTIVES["endpoint"],
+        settings,
+        source,
+        options=training.FitOptions(params=start, measure=watch),
     )
     right[name] = run.result.heldout["accuracy"]
     curves[name] = run.curve("weights/apart")
-    apart, moved = run.result.watched["apart"].max(), run.result.watched["moved"].min()
+    apart, moved = run.result.measured["apart"].max(), run.result.measured["moved"].min()
     print(f"{name:40} right {right[name].round(0)} %", end="")
     print(f"   distance {apart:.3f}, least moved {moved:.2f}" if heads > 1 else "")
 
@@ -205,39 +209,32 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=512,
 )
-code = sources.Text().load(settings.length)
+code = data.Text().load(settings.length)
 
 
-def small(layout, **changes):
-    return ModelConfig(
-        layout=layout,
-        width=64,
-        num_layers=2,
-        num_heads=8,
-        ffn_width=128,
-        max_len=32,
-        **changes,
-    )
+def small(layout, **fields):
+    made = layouts.make_layout(layout, num_heads=8, biases=("q", "k", "v", "o"), **fields)
+    return ModelConfig(width=64, num_layers=2, heads=made, ffn=FFN(width=128), max_len=32)
 
 
 wide = small("wide")
 arms = {
-    "narrow, as coded in 2019": small("narrow_tied", attention_scale=64**-0.5),
+    "narrow, as coded in 2019": small("narrow_tied", scale=64**-0.5),
     "... scores scaled right": small("narrow_tied"),
     "... a matrix for each head": small("narrow"),
     "... reads all of x (standard)": small("standard"),
     "... heads as wide as x (wide)": wide,
-    "standard, parameters of wide": match(small("standard"), wide, "parameters").config,
+    "standard, parameters of wide": match_budget(small("standard"), wide, "parameters").config,
 }
 print(f"{'':31}{'parameters':>11}{'FLOPs/token':>13}   bits per byte, 2 seeds")
 for name, config in arms.items():
-    run = training.trial(config.build(), tasks.TASKS["causal_lm"], settings, code)
+    run = training.fit_in_memory(config.build(), training.OBJECTIVES["causal_lm"], settings, code)
     bits = run.result.heldout["bits_per_byte"]
-    counts = f"{unique_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
+    counts = f"{num_parameters(config):>11,}{flops_per_token(config, 32):>13,}"
     print(f"{name:31}{counts}   {bits.mean():.3f}  {np.round(bits, 3)}")
 
-most = unique_parameters(arms["standard, parameters of wide"])
-assert abs(most - unique_parameters(wide)) < 200
+most = num_parameters(arms["standard, parameters of wide"])
+assert abs(most - num_parameters(wide)) < 200
 
 # %% [markdown]
 # Compare neighbours, and hold each step against the spread of its seeds. The wide model has the
@@ -263,8 +260,15 @@ assert abs(most - unique_parameters(wide)) < 200
 # also where nothing was learnt.
 
 # %%
-source = sources.Recall(vocab_size=32, pairs=4, heldout_rows=256).load(16)
-config = ModelConfig(vocab_size=32, max_len=16, width=64, num_layers=2, num_heads=2, ffn_width=0)
+source = data.Recall(vocab_size=32, pairs=4, heldout_rows=256).load(16)
+config = ModelConfig(
+    vocab_size=32,
+    max_len=16,
+    width=64,
+    num_layers=2,
+    heads=Standard(num_heads=2, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=0),
+)
 model = config.build()
 settings = training.TrainConfig(
     steps=250,
@@ -277,7 +281,7 @@ settings = training.TrainConfig(
     log_every=50,
     eval_windows=0,
 )
-run = training.trial(model, tasks.TASKS["recall"], settings, source)
+run = training.fit_in_memory(model, training.OBJECTIVES["recall"], settings, source)
 rows = source.heldout(0)
 tokens, values = rows["tokens"], rows["values"]
 text, asked = np.nonzero(values >= 0)  # every place where a key is asked for
@@ -287,8 +291,8 @@ assert (tokens[text, first + 1] == values[text, asked]).all()
 
 
 def maps(params):
-    _, shown = model.apply({"params": params}, tokens, show=("probs",))
-    return np.asarray(shown["probs"])  # [layers, texts, heads, queries, keys]
+    outputs = model.apply({"params": params}, tokens, capture=("probs",))
+    return np.asarray(outputs.captured["probs"])  # [layers, texts, heads, queries, keys]
 
 
 models = {"never trained": model.init(jax.random.key(5), tokens)["params"]}
@@ -337,22 +341,24 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # ## Exercise
 #
 # The other way round: find a task where **one full-width head beats many narrow ones** with as
-# many parameters. `sources.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
+# many parameters. `data.Farthest(dimensions=8)` deals 8 points in 8 dimensions; for each, the
 # model must say the point farthest from it. Train one head 16 wide against 8 heads 2 wide. The
 # metric is `"unexplained"`, in percent of the variance; the point itself with a minus sign leaves
 # about 78 %.
 #
-# *Hint:* `ModelConfig(kind="encoder", positions="none", readout="none", pooler="each", ...)`, as in
-# the solution; it takes a minute.
+# *Hint:* `ModelConfig(kind="encoder", positions=NoPositions(), output=OutputHead(kind="none",
+# pooler="each", ...), ...)`, as in the solution; it takes a minute.
 #
 # <details><summary>Solution (click)</summary>
 #
 # ```python
-# far = sources.Farthest(dimensions=8).load(8)
+# from attnlab.models import NoPositions, OutputHead
+#
+# far = data.Farthest(dimensions=8).load(8)
 # of_points = dict(
-#     kind="encoder", vocab_size=8, pooled_classes=8, max_len=8, width=16, num_layers=1,
-#     ffn_width=0, positions="none", readout="none", pooler="each", norm_kind="rms",
-#     norm_bias=False, attention_biases="",
+#     kind="encoder", vocab_size=8, max_len=8, width=16, num_layers=1, ffn=FFN(width=0),
+#     positions=NoPositions(), norm=Norm(kind="rms"),
+#     output=OutputHead(kind="none", pooler="each", num_classes=8),
 # )
 # settings = training.TrainConfig(
 #     steps=1500, batch_size=64, length=8, seeds=(0,), optimizer="adam", learning_rate=1e-2,
@@ -360,10 +366,10 @@ for row, (name, title) in enumerate({"never trained": "never trained",
 # )
 # left = {}
 # for heads, wide in ((1, 16), (8, 2)):
-#     config = ModelConfig(num_heads=heads, head_dim=wide, **of_points)
-#     run = training.trial(config.build(), tasks.TASKS["regression"], settings, far)
+#     config = ModelConfig(heads=Standard(num_heads=heads, head_dim=wide), **of_points)
+#     run = training.fit_in_memory(config.build(), training.OBJECTIVES["regression"], settings, far)
 #     left[heads] = run.result.heldout["unexplained"][0]
-#     told = f"{heads} heads, {wide} wide, {unique_parameters(config):,} parameters"
+#     told = f"{heads} heads, {wide} wide, {num_parameters(config):,} parameters"
 #     print(f"{told}: {left[heads]:.1f} % unexplained")
 # assert left[1] < left[8]
 # ```

@@ -46,14 +46,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from attnlab import (
-    ModelConfig,
-    attention_over_edges,
-    dot_product_attention,
-    masks,
-    training,
-)
-from attnlab.training import sources, tasks
+from attnlab import data, training
+from attnlab.attention import attention_over_edges, dot_product_attention, masks
+from attnlab.heads import Standard
+from attnlab.models import FFN, Dropout, ModelConfig, NoPositions, OutputHead
 
 print("jax", jax.__version__, "on", jax.default_backend())
 
@@ -72,9 +68,9 @@ config = ModelConfig(
     max_len=colours + 1,
     width=32,
     num_layers=1,
-    num_heads=1,
-    ffn_width=0,
-    positions="none",
+    heads=Standard(num_heads=1, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=0),
+    positions=NoPositions(),
 )
 model = config.build()
 
@@ -100,7 +96,7 @@ print("its answer:", int(answer[0]), "  on the card at place", int(place[0]))
 
 # %%
 def loss(params, tokens, answer, **options):
-    logits = model.apply({"params": params}, tokens, **options)[:, -1, :numbers]
+    logits = model.apply({"params": params}, tokens, **options).logits[:, -1, :numbers]
     return optax.softmax_cross_entropy_with_integer_labels(logits, answer).mean()
 
 
@@ -157,9 +153,10 @@ def train(params, learns=lambda name: True, steps=500, **options):
 def look(params, **options):
     """(% of 1,024 new texts that are answered right, the probabilities of the last token)."""
     tokens, place, answer = deal(jax.random.key(3), 1024)
-    logits, shown = model.apply({"params": params}, tokens, show=("probs",), **options)
-    right = jnp.argmax(logits[:, -1, :numbers], -1) == answer
-    return 100 * float(right.mean()), np.asarray(shown["probs"])[0, :, 0, -1], np.asarray(place)
+    outputs = model.apply({"params": params}, tokens, capture=("probs",), **options)
+    right = jnp.argmax(outputs.logits[:, -1, :numbers], -1) == answer
+    probs = np.asarray(outputs.captured["probs"])[0, :, 0, -1]
+    return 100 * float(right.mean()), probs, np.asarray(place)
 
 
 history = train(fresh)
@@ -219,8 +216,8 @@ trained, maps = history[-1], []
 for seed in (10, 11):
     text = deal(jax.random.key(seed), 1)[0]
     before = fingerprint(trained)
-    _, shown = model.apply({"params": trained}, text, show=("probs",))
-    maps.append(np.asarray(shown["probs"])[0, 0, 0])
+    outputs = model.apply({"params": trained}, text, capture=("probs",))
+    maps.append(np.asarray(outputs.captured["probs"])[0, 0, 0])
     print("parameters", fingerprint(trained), "  last row", np.round(maps[-1][-1], 2))
     assert fingerprint(trained) == before  # looking changed nothing
     assert np.allclose(maps[-1].sum(-1), 1, atol=1e-5)
@@ -238,7 +235,7 @@ for length in (64, 256, 1024):
 # are 0, so the last token looks at all cards alike and cannot use the colour that was named.
 
 # %%
-blind = dict(edit={"scores": lambda scores, layer: 0 * scores})
+blind = dict(patch={"scores": lambda scores, layer: 0 * scores})
 arms = {
     "all learn": (lambda name: True, {}),
     "W_Q and W_K stay random": (lambda name: name not in ("q", "k", "q_bias", "k_bias"), {}),
@@ -305,19 +302,22 @@ assert np.allclose(equal, mean, atol=1e-5)
 
 # %%
 if Path("cora").is_dir():
-    source = sources.Nodes(path="cora").load(2708)
+    source = data.Nodes(path="cora").load(2708)
     on_graph = ModelConfig(
-        kind="encoder", vocab_size=1433, max_len=2708, positions="none", readout="none",
-        pooler="each", pooled_classes=7, width=64, num_layers=2, num_heads=8, ffn_width=64,
-        dropout_rate=0.6, attention_dropout_rate=0.6, ffn_dropout_rate=0.6,
+        kind="encoder", vocab_size=1433, max_len=2708, width=64, num_layers=2,
+        heads=Standard(num_heads=8, biases=("q", "k", "v", "o")), ffn=FFN(width=64),
+        positions=NoPositions(), output=OutputHead(kind="none", pooler="each", num_classes=7),
+        dropout=Dropout(rate=0.6, attention=0.6, ffn=0.6),
     )  # fmt: skip
     settings = training.TrainConfig(
         steps=100, warmup_steps=10, length=2708, batch_size=1, eval_batch_size=1, seeds=(0,),
         learning_rate=5e-3, weight_decay=0.5, eval_every=1000, eval_windows=0,
     )  # fmt: skip
-    result = training.trial(on_graph.build(), tasks.TASKS["node_class"], settings, source).result
+    result = training.fit_in_memory(
+        on_graph.build(), training.OBJECTIVES["node_class"], settings, source
+    ).result
     print(f"attention over citations: {result.heldout['accuracy'][0]:.1f} % of the test papers")
-    for name, value in source.yardsticks()["accuracy"].items():
+    for name, value in source.baselines()["accuracy"].items():
         print(f"{name}: {value:.1f} %")
 else:
     print("There is no folder 'cora' here: this cell is skipped.")
@@ -335,10 +335,10 @@ else:
 # ```python
 # order = np.array([3, 1, 4, 0, 5, 7, 2, 6])
 # shuffled = tokens[:, [*order, 8]]
-# one, seen_one = model.apply({"params": trained}, tokens, show=("probs",))
-# two, seen_two = model.apply({"params": trained}, shuffled, show=("probs",))
-# print("answers move by", float(abs(one[:, -1] - two[:, -1]).max()))
-# last = [np.asarray(seen["probs"])[0, :, 0, -1, :8] for seen in (seen_one, seen_two)]
+# one = model.apply({"params": trained}, tokens, capture=("probs",))
+# two = model.apply({"params": trained}, shuffled, capture=("probs",))
+# print("answers move by", float(abs(one.logits[:, -1] - two.logits[:, -1]).max()))
+# last = [np.asarray(seen.captured["probs"])[0, :, 0, -1, :8] for seen in (one, two)]
 # print("probabilities, shuffled the same way, by", np.abs(last[0][:, order] - last[1]).max())
 # assert np.allclose(last[0][:, order], last[1], atol=1e-3)
 # ```

@@ -1,16 +1,15 @@
 """The layout atlas, docs/layouts.md, and docs/drawings: python -m experiments.atlas
 
-Everything on the page is asked of the code: formulas from the axes of the weights, backends from
-their own refusals, and the table of layout against layout from `convert` on generic weights. Half
-a minute on 2 cores; a test fails while the page is not what this makes.
+Everything on the page is computed: formulas from the axes of the weights, backends from their own
+refusals, and the tables of layout against layout from `convert` on random weights. A minute on 2
+cores; a test fails while the page is not what this makes.
 """
 
-import dataclasses
 import functools
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +17,33 @@ import jax.numpy as jnp
 from attnlab.attention import BACKENDS, explain
 from attnlab.attention.jax_nn import assume_device
 from attnlab.contrib import interpreted
-from attnlab.heads.old.cost import cache_bytes_per_token, head_flops, head_parameters
-from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.heads.old.project import project_heads
-from attnlab.heads.old.spec import HeadSpec, absorption, weight_axes
-from experiments.drawing.arrows import between_fields, fitting, maps, pairs
+from attnlab.heads import (
+    LAYOUTS,
+    ExtraKeys,
+    Gate,
+    HeadNorm,
+    Layout,
+    Sink,
+    cache_bytes_per_token,
+    num_parameters,
+    project_heads,
+    weight_shapes,
+)
+from attnlab.heads.cost import flops_per_token
+from attnlab.heads.layout import all_weights
+from attnlab.heads.rewrites import chain
+from attnlab.heads.shapes import token_shapes
+from attnlab.heads.weights import Axes
+from experiments.drawing.conversions import NAMES, matching_sizes, options, pairs, steps
 from experiments.drawing.layouts import layout_drawing
+from experiments.drawing.letters import letters
 from experiments.drawing.plans import drawn_plans, plan_drawing
 from experiments.running import launch
 
 PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
 DRAWINGS = PATH.parent / "drawings"
 TOKENS = 512
-SIZES = {layout: HeadSpec(layout, width=512, num_heads=8) for layout in LAYOUTS}
+EXAMPLES = {name: LAYOUTS[name](width=512, num_heads=8) for name in NAMES}
 
 URLS = {
     r"arXiv (\d+\.\d+)": "https://arxiv.org/abs/{}",
@@ -42,95 +55,91 @@ URLS = {
 
 def page() -> str:
     """The whole page."""
-    tables = numbers(), fields(), between_fields(), backends(), maps(), pairs(), fitting()
-    return "\n\n".join([INTRODUCTION, *map(section, LAYOUTS), *tables]) + "\n"
+    tables = numbers(), options_table(), options(), backends(), steps(), pairs(), matching_sizes()
+    return "\n\n".join([INTRODUCTION, *map(section, EXAMPLES.values()), *tables]) + "\n"
 
 
 INTRODUCTION = """\
 # The layout atlas
 
-How heads get q, k and v from x, layout by layout: what it costs, and which layouts are the same
+How heads compute q, k and v from x, layout by layout: what it costs, and which layouts are the same
 function. This page is made by `python -m experiments.atlas`; a test fails while it is stale.
 
     out = sum_n softmax(scale q_n k_n^T) v_n W_O,n
 
-x asks, y gives the keys, z the values (self-attention: all the same). x_n is chunk n of x, its
-columns n C to (n+1) C.
+x is the query input, y the key input, z the value input (self-attention: all the same). x_n is
+slice n of x, its columns n C to (n+1) C.
 
-D width, N heads, K key/value heads, H width of a head, V value width of a head, C = D/N, E and W
-widths of y and z, O output width, R shared key width, M and Q widths of the latents of keys and
-queries, P rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes left out are
-D/N for H and V, D for E, W, O, R and Q, 4 H for M and H/2 for P; `low_rank_q` has K = 1, H = 2 D/N
-and Q = D/2, `grouped_tied` H = P = V/2, `tensor` X = 6 and Y = Z = 2. `turn` is rotary positions;
-where an equation has none, they turn all of q and k (not of `absorbed`). Head sizes, head counts
-and the width are independent: what a head *reads* (all of x or its chunk) is the layout, how *wide*
-it is a size.
-Numbers are for D = 512, N = 8, T = 512, one text, no biases.
+D width, N heads, K key/value heads, H width of a query and key, V width of a value, C = D/N, E and
+W widths of y and z, O output width, M and Q widths of the latents of keys and queries, P width of
+the rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes have their defaults:
+D/N for H and V, D for E, W, O, Q and H of `collaborative`, 4 H for M and H/2 for P;
+`low_rank_query` has K = 1, H = 2 D/N and Q = D/2, `grouped_tied` H = P = V/2, `tensor_product` X =
+6 and Y = Z = 2. `rotate` is rotary embedding; where an equation has none, it rotates all of q and
+k (not of `absorbed`). Sizes of heads, their number and the width are independent: what a head
+*reads* (all of x or its slice) is the layout, how *wide* it is a size. Numbers are for D = 512, N
+= 8, T = 512, one text, no biases.
 
 In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The bar above is
 what there is to read, filled where the head reads it, the bar below what it makes, to scale, and
-the matrix stands between. A colour is a set of weights; grey is one set that all heads use."""
+the matrix is between. A colour is one matrix; grey is one that all heads use."""
 
 
 def drawings() -> dict[str, str]:
     """File name -> drawing, of every layout and of the plans."""
-    layouts = {f"layout_{layout}.svg": layout_drawing(layout) for layout in LAYOUTS}
+    layouts = {f"layout_{name}.svg": layout_drawing(name) for name in NAMES}
     return layouts | {f"plan_{n}.svg": plan_drawing(text) for n, text in drawn_plans().items()}
 
 
-def section(layout: str) -> str:
+def section(layout: Layout) -> str:
     """One layout: equation, weights, formulas, source."""
-    spec, row = SIZES[layout], LAYOUTS[layout]
-    chain = [layout, *(step.spec.layout for step in absorption(spec))]
-    weights = ", ".join(f"`{n}` [{', '.join(a)}]" for n, a in weight_axes(spec))
-    counted, flops = products(spec), products(spec, applied=True)
-    attended = f"N T ({row.scores} + {row.values})"
+    forms = [layout.name, *(step.layout.name for step in chain(layout)[0])]
+    weights = {name: weight.axes for name, weight in all_weights(layout).items()}
+    token = token_shapes(layout)
+    listed = ", ".join(f"`{n}` [{letters(axes).replace(' ', ', ')}]" for n, axes in weights.items())
+    scores = f"{token.q[0]} T ({token.q[-1]} + {token.v[-1]})"
+    cache = sum(map(math.prod, token.entries.values()))
     lines = [
-        ("equation", f"`{row.equation}`"),
-        ("weights", weights),
-        ("parameters", f"{total(counted)} = {evaluate(counted, spec):,}"),
-        ("FLOPs per token", f"2 ({total(flops)} + {attended}) = {head_flops(spec, TOKENS):,}"),
-        ("rank of a head's scores", f"at most min({row.rank}) = {rank(spec)}"),
+        ("equation", f"`{layout.equation}`"),
+        ("weights", listed),
+        ("parameters", f"{total(list(weights.values()))} = {num_parameters(layout):,}"),
         (
-            "cache",
-            f"{cached(spec)} numbers = {cache_bytes_per_token(spec):,} bytes a token (float32)",
+            "FLOPs per token",
+            f"2 ({products(layout)} + {scores}) = {flops_per_token(layout, TOKENS):,}",
         ),
-        ("same function as", " → ".join(chain) if len(chain) > 1 else "end of the chain"),
-        ("source", link(row.source)),
+        ("rank of a head's scores", f"at most min({layout.rank}) = {rank(layout)}"),
+        ("cache", f"{cache} numbers = {cache_bytes_per_token(layout):,} bytes a token (float32)"),
+        ("same function as", " → ".join(forms) if len(forms) > 1 else "end of the chain"),
+        ("source", link(layout.source)),
     ]
-    drawn = f"![{layout}: what each head reads](drawings/layout_{layout}.svg)"
+    drawn = f"![{layout.name}: what each head reads](drawings/layout_{layout.name}.svg)"
     table = "\n".join(f"| {a} | {b} |" for a, b in lines)
-    return f"## {layout}\n\n{drawn}\n\n| | |\n|---|---|\n{table}"
+    return f"## {layout.name}\n\n{drawn}\n\n| | |\n|---|---|\n{table}"
 
 
-def products(spec: HeadSpec, applied: bool = False) -> list[str]:
-    """Each weight as a product of letters; as often as it is applied to a token, or stored once."""
-    maps = spec.maps.values()
-    if not applied:
-        return [one.axes for one in maps]
-    beside = [text.split(": ")[1].replace(" ", "") for text in LAYOUTS[spec.layout].products]
-    return [one.products for one in maps if one.products] + beside
+def total(terms: list[Axes]) -> str:
+    """Products of axes as text: DNH + DNH -> 2 D N H."""
+    texts = [letters(axes) for axes in terms]
+    counts = {text: texts.count(text) for text in texts}
+    return " + ".join(f"{count} {text}" if count > 1 else text for text, count in counts.items())
 
 
-def total(terms: list[str]) -> str:
-    """Letters as text: DNH + DNH -> 2 D N H."""
-    counts = {term: terms.count(term) for term in terms}
-    return " + ".join(" ".join([*([str(c)] * (c > 1)), *t]) for t, c in counts.items())
+def products(layout: Layout) -> str:
+    """Multiply-adds per token of the weights, and of products that involve none."""
+    applied = [
+        weight.axes + weight.applied_per
+        for weight in all_weights(layout).values()
+        if weight.reads
+        for _ in weight.methods
+    ]
+    others = sum(layout.extra_multiply_adds().values())
+    return total(applied) + (f" + {others}" if others else "")
 
 
-def evaluate(terms: list[str], spec: HeadSpec) -> int:
-    """The sum of the products at the sizes of `spec`."""
-    return sum(math.prod(spec.sizes[a] for a in term) for term in terms)
-
-
-def rank(spec: HeadSpec) -> int:
+def rank(layout: Layout) -> int:
     """The largest rank that the scores of a head can have."""
-    return min(map(spec.size, LAYOUTS[spec.layout].rank.split(", ")))
-
-
-def cached(spec: HeadSpec) -> str:
-    """What decoding keeps, in letters."""
-    return " + ".join(LAYOUTS[spec.layout].cache.values())
+    sums = [bound.split(" + ") for bound in layout.rank.split(", ")]
+    return min(sum(map(layout.size, axes)) for axes in sums)
 
 
 def link(source: str) -> str:
@@ -144,101 +153,121 @@ def link(source: str) -> str:
 def numbers() -> str:
     """Every layout beside the others."""
     rows = []
-    for layout, spec in SIZES.items():
-        cost = head_parameters(spec), head_flops(spec, TOKENS), cache_bytes_per_token(spec)
-        rows.append(f"| {layout} | " + " | ".join(f"{c:,}" for c in cost) + f" | {rank(spec)} |")
+    for name, layout in EXAMPLES.items():
+        cost = (
+            num_parameters(layout), flops_per_token(layout, TOKENS), cache_bytes_per_token(layout)
+        )  # fmt: skip
+        rows.append(f"| {name} | " + " | ".join(f"{c:,}" for c in cost) + f" | {rank(layout)} |")
     return (
-        f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, all other sizes left out. "
-        "FLOPs are those of the\nweights as they are; `multi_head_attention` runs the cheapest "
-        "layout of the chain (`contraction_orders`).\n\n"
+        f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, default sizes. FLOPs are "
+        "those "
+        "of the weights as they are;\n`multi_head_attention` runs the cheapest layout of the chain "
+        "(`contraction_orders`).\n\n"
         "| layout | parameters | FLOPs per token | cache bytes per token | rank of scores |\n"
         "|---|--:|--:|--:|--:|\n" + "\n".join(rows)
     )
 
 
-BESIDE: dict[str, tuple[dict[str, Any], str, str]] = {
-    'gate="head"': (
-        {"gate": "head"},
-        "each head times sigmoid(x g_n), one number",
-        "Qiu et al. 2025, arXiv 2505.06708",
-    ),
-    'gate="element"': (
-        {"gate": "element"},
+class Option(NamedTuple):
+    """An option that most layouts have."""
+
+    code: str
+    fields: dict[str, object]
+    what: str
+    source: str
+
+
+QIU = "Qiu et al. 2025, arXiv 2505.06708"
+TIES = "arXiv 2606.04032"
+OPTIONS = (
+    Option("Gate()", {"extras": (Gate(),)}, "each head times sigmoid(x g_n), one number", QIU),
+    Option(
+        'Gate("element")',
+        {"extras": (Gate("element"),)},
         "each head times sigmoid(x G_n), V numbers",
-        "Qiu et al. 2025, arXiv 2505.06708",
+        QIU,
     ),
-    'sink="learnt"': (
-        {"sink": "learnt"},
+    Option(
+        "Sink()",
+        {"extras": (Sink(),)},
         "exp(s_n) in the sum of each softmax",
         "gpt-oss, arXiv 2508.10925",
     ),
-    'sink="one"': ({"sink": "one"}, "1 in the sum of each softmax", "torch's `add_zero_attn`"),
-    "extra_keys=1": (
-        {"extra_keys": 1},
+    Option(
+        "Sink(learnt=False)",
+        {"extras": (Sink(learnt=False),)},
+        "1 in the sum of each softmax",
+        "torch's `add_zero_attn`",
+    ),
+    Option(
+        "ExtraKeys(1)",
+        {"extras": (ExtraKeys(1),)},
         "a learnt key and value per key head, which no input has",
         "torch's `bias_k`, `bias_v`",
     ),
-    'ties="kv"': ({"ties": "kv"}, "W_V is W_K", "arXiv 2606.04032"),
-    'ties="qk"': ({"ties": "qk"}, "W_K is W_Q", "arXiv 2606.04032"),
-    'ties="qkv"': ({"ties": "qkv"}, "one map", "arXiv 2606.04032"),
-    'qk_norm="layer"': (
-        {"qk_norm": "layer"},
-        "a norm of each head's q and k, with `qk_norm_bias` a bias too",
+    Option('tie="kv"', {"tie": "kv"}, "W_V is W_K", TIES),
+    Option('tie="qk"', {"tie": "qk"}, "W_K is W_Q", TIES),
+    Option('tie="qkv"', {"tie": "qkv"}, "one projection", TIES),
+    Option(
+        'qk_norm=HeadNorm("layer")',
+        {"qk_norm": HeadNorm("layer")},
+        "a norm of each head's q and k, with `bias=True` a bias too",
         "Dehghani et al. 2023, arXiv 2302.05442",
     ),
-}
-"""What a person writes -> fields, what they do, where they come from."""
+)
 
 
-def fields() -> str:
-    """What a spec may have beside its layout: its cost in `standard`, and which layouts cannot."""
-    rows, plain = [], SIZES["standard"]
-    for told, (asked, what, source) in BESIDE.items():
-        spec = dataclasses.replace(plain, **asked)
-        more = head_parameters(spec) - head_parameters(plain)
-        cost = f"{more:+,} | {cache_bytes_per_token(spec):,}"
-        without = ", ".join(n for n in LAYOUTS if not takes(n, asked)) or "–"
-        rows.append(f"| `{told}` | {what} | {cost} | {without} | {link(source)} |")
+def options_table() -> str:
+    """What a layout may have beside its sizes: its cost in `standard`, and which layouts cannot."""
+    rows, plain = [], EXAMPLES["standard"]
+    for option in OPTIONS:
+        layout = with_option("standard", option)
+        assert layout is not None
+        more = num_parameters(layout) - num_parameters(plain)
+        cost = f"{more:+,} | {cache_bytes_per_token(layout):,}"
+        without = ", ".join(n for n in NAMES if with_option(n, option) is None) or "–"
+        source = link(option.source)
+        rows.append(f"| `{option.code}` | {option.what} | {cost} | {without} | {source} |")
     return (
-        "## Beside a layout\n\nFields that most layouts take. Parameters are those more, or fewer, "
-        "than `standard` has, bytes a token those of\nits cache without rotary positions, which "
-        "keep tied keys and values apart.\n\n"
-        "| field | what it does | parameters | cache bytes | not for | source |\n"
+        "## Options of a layout\n\nExtras and fields that most layouts have. Parameters are those "
+        "more, or fewer, than `standard` has, bytes\na token those of its cache without rotary "
+        "positions, which keep tied keys and values apart.\n\n"
+        "| option | what it does | parameters | cache bytes | not for | source |\n"
         "|---|---|--:|--:|---|---|\n" + "\n".join(rows)
     )
 
 
-def takes(layout: str, asked: dict[str, Any]) -> bool:
-    """Is there such a spec?"""
+def with_option(name: str, option: Option) -> Layout | None:
+    """The layout with this option; None where it cannot have it."""
     try:
-        dataclasses.replace(SIZES[layout], **asked)
-    except ValueError:
-        return False
-    return True
+        return LAYOUTS[name](width=512, num_heads=8, **option.fields)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
 
 
 def backends() -> str:
     """Which backend can run the q, k and v of each layout."""
-    # `edges` is a matter of the mask, not of sizes; no device chooses the others.
+    # `edges` depends on the mask, not on sizes; no device chooses the others.
     rows, kernels = [], [n for n in BACKENDS if n not in ("edges", "tokamax", "splash")]
-    for layout, spec in SIZES.items():
-        cells = [can_run(spec, name) for name in kernels]
-        rows.append(f"| {layout} | " + " | ".join(cells) + " |")
+    for name, layout in EXAMPLES.items():
+        cells = [can_run(layout, kernel) for kernel in kernels]
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
     names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in kernels]
     return (
-        "## Backends\n\nWhat can run q, k and v of these sizes, forward and backward, without "
-        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (asked are compute "
-        "capabilities 8.0 and 9.0), `pallas_wide` a GPU.\n\n"
+        "## Backends\n\nWhich can run q, k and v of these sizes, forward and backward, without "
+        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities "
+        "8.0 "
+        "and 9.0), `pallas_wide` a GPU.\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 
 
-def can_run(spec: HeadSpec, backend: str) -> str:
+def can_run(layout: Layout, backend: str) -> str:
     """ "yes", or the backend's own reason, whatever this machine is."""
     dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
-    x = jax.ShapeDtypeStruct((1, TOKENS, spec.width), dtype)
-    w = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in spec.shapes.items()}
-    q, k, v = jax.eval_shape(functools.partial(project_heads, spec=spec), w, x)
+    x = jax.ShapeDtypeStruct((1, TOKENS, layout.width), dtype)
+    params = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in weight_shapes(layout).items()}
+    q, k, v = jax.eval_shape(functools.partial(project_heads, layout=layout), params, x)
     answers = {}
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
         with assume_device("gpu", float(capability or 0)), interpreted():

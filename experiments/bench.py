@@ -24,7 +24,7 @@ import jax
 from absl import flags
 
 import attnlab.contrib  # noqa: F401  (its backends are rows too)
-from attnlab import plot
+from attnlab import plotting
 from attnlab.attention import BACKENDS
 from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks.figure import ratios
@@ -96,7 +96,7 @@ def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:
     figure = ratios(results) if folder else None
     if figure is not None:
         figure.savefig(place.with_suffix(".png"), dpi=150)
-        place.with_suffix(".svg").write_text(plot.svg(figure, name))
+        place.with_suffix(".svg").write_text(plotting.to_svg(figure, name))
 
 
 def _record(case: Case, rows: Sequence[Row]) -> dict[str, Any]:

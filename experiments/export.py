@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from attnlab import pretrained
-from attnlab.model import accounting
+from attnlab.models import num_parameters
 from experiments.running import initial, launch
 
 
@@ -35,14 +35,14 @@ def main() -> None:
     if given.plan:
         size = (2, min(config.max_len, 64))
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
-        config = dataclasses.replace(config, plan=given.plan)
+        config = dataclasses.replace(config, sharing=given.plan)
         params, told = initial.under_plan(found, config, tokens)
         print(told)
     pretrained.save(out, config.build(), jax.tree.map(np.asarray, params))
     written = pretrained.load_config(out)
     print(
-        f"{out}: {accounting.unique_parameters(written):,} parameters"
-        f" ({accounting.unique_parameters(config):,} before it was written)"
+        f"{out}: {num_parameters(written):,} parameters"
+        f" ({num_parameters(config):,} before it was written)"
     )
 
 

@@ -19,14 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab import generate, pretrained
-from attnlab.model import accounting
-from attnlab.model.config import ModelConfig
-from attnlab.model.explain import explain_model
-from attnlab.model.outer import count_outer
-from attnlab.sharing.named_plans import plan_name
+from attnlab import models, pretrained
+from attnlab.models import ModelConfig, generate
+from attnlab.models.config import sharing_name
+from attnlab.models.cost import sublayer_parameters
+from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.plan import Plan
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
 from experiments.reporting.wording import columns
 from experiments.running import arm, launch
 
@@ -45,7 +44,7 @@ def main() -> None:
             print("\n" + read_text(path, flags.FLAGS.text))
         return
     resolved = arm.resolve(launch.config()[1])
-    task = TASKS[resolved.task].bind(resolved.data.sizes())
+    task = OBJECTIVES[resolved.task].bind(resolved.data.sizes())
     row = resolved.data.shapes(resolved.train.length)
     inputs = arm.step_inputs(task, row, resolved.train)
     print(describe(resolved.model, resolved.train.batch_size, resolved.train.length, inputs))
@@ -58,26 +57,25 @@ def describe(
 
     Attention is that of a training step on `inputs`, where given, else of a call on such texts.
     """
-    plan = plan_name(config.plan)
+    plan = sharing_name(config)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
-    heads = [f"{c.num_heads} {c.layout} heads" for c in config.stacks.values()]
-    if config.encoder_heads:
-        heads.insert(0, f"{config.encoder_heads} in the encoder")
+    heads = [f"{c.heads.num_heads} {c.heads.name} heads" for c in config.stacks.values()]
+    if config.encoder is not None and config.encoder.num_heads:
+        heads.insert(0, f"{config.encoder.num_heads} in the encoder")
     title = (
         f"{config.kind}, {config.num_layers} layers of width {config.width}, "
         f"{' or '.join(dict.fromkeys(heads))}, plan {plan}"
-        + (f", kinds {config.kinds}" if config.kinds else "")
+        + (f", layer types {config.layer_types}" if config.layer_types else "")
     )
-    unique = accounting.unique_parameters(config)
-    applied = accounting.applied_parameters(config)
-    cache = accounting.model_cache_bytes(config)
+    unique, applied = models.num_parameters(config), models.applied_parameters(config)
+    cache = models.cache_bytes_per_token(config)
     costs = [
         ("unique parameters", f"{unique:,}"),
         ("applied parameters", f"{applied:,} ({applied / unique:.2f} x unique)"),
-        ("FLOPs per token", f"{accounting.flops_per_token(config, length):,} at length {length}"),
+        ("FLOPs per token", f"{models.flops_per_token(config, length):,} at length {length}"),
         ("cache per token", f"{cache:,} bytes in float32"),
     ]
-    if making := accounting.making_flops(config):
+    if making := models.weight_flops(config):
         costs.append(("FLOPs per call", f"{making:,} to make the weights of the layers"))
     return "\n\n".join(
         [
@@ -103,22 +101,23 @@ def read_text(folder: str, text: str) -> str:
     config = model.config
     if len(read.tokens) > config.max_len:
         raise ValueError(f"{len(read.tokens)} tokens are longer than max_len {config.max_len}")
-    ids, both = jnp.asarray(read.tokens)[None], config.kind == "encoder_decoder"
-    texts = (ids, jnp.zeros((1, 1), ids.dtype)) if both else (ids,)  # T5 begins with token 0
-    asked = dict(return_outputs=True, return_probs=True)
-    seen = jax.jit(lambda p: model.apply({"params": p}, *texts, **asked))(params)
+    ids, both = jnp.asarray(read.tokens)[None], config.encoder is not None
+    prompt = jnp.zeros((1, 1), ids.dtype) if both else ids  # T5 begins with token 0
+    source, probs_of = ids if both else None, "encoder.probs" if both else "probs"
+    seen = jax.jit(
+        lambda p: model.apply({"params": p}, prompt, source=source, capture=(probs_of,))
+    )(params)
     names = [repr(name) for name in read.names]
     rows = zip(range(len(names)), read.tokens, names, strict=True)
     sections = ["\n".join(["token  id      text", *(f"{i:<6} {t:<7} {n}" for i, t, n in rows)])]
-    probs = [np.asarray(p[0]) for p in (seen.encoder_probs if both else seen.probs)]
+    probs = [np.asarray(p[0]) for p in seen.captured[probs_of]]
     sections.append("where each head looks most, over all tokens:\n" + _looks(probs, names))
     room = config.max_len - (1 if both else len(names))
     if config.kind == "encoder" and seen.logits is not None:
         best = [repr(tokenizer.decode([t])) for t in np.argmax(seen.logits[0], axis=-1)]
         sections.append("what it reads in their place: " + " ".join(best))
-    elif config.kind != "encoder" and config.readout != "none" and room > 0:
-        count, source = min(NEW_TOKENS, room), ids if both else None
-        new = generate(model, params, texts[-1], count, source=source)
+    elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
+        new = generate(params, prompt, config, min(NEW_TOKENS, room), source=source)
         sections.append("goes on with: " + repr(tokenizer.decode(np.asarray(new[0]).tolist())))
     return "\n\n".join(sections)
 
@@ -128,55 +127,58 @@ def _looks(probs: Sequence[np.ndarray], names: Sequence[str]) -> str:
     of each layer, and how much; of a causal head that is often the first."""
     cell = lambda p: f"{names[int(p.argmax())]} {p.max():.2f}"
     heads = max(map(len, probs))
-    rows = [("layer", *(f"head {n + 1}" for n in range(heads)))]
+    rows = [("layer", *(f"head {n}" for n in range(heads)))]
     for i, layer in enumerate(probs):
         cells = [cell(p) for p in layer.mean(axis=1)]
-        rows.append((str(i + 1), *cells, *[""] * (heads - len(cells))))
+        rows.append((str(i), *cells, *[""] * (heads - len(cells))))
     return columns(rows)
 
 
 def _stacks(config: ModelConfig) -> dict[str, Plan]:
     """Name -> plan of every stack."""
     if config.kind != "encoder_decoder":
-        return {config.kind: config.layer_plan}
-    return {"encoder": config.encoder_layer_plan, "decoder": config.layer_plan}
+        return {config.kind: config.plan}
+    return {"encoder": config.encoder_plan, "decoder": config.plan}
 
 
 def _picture(config: ModelConfig) -> str:
-    """One row per part, one column per application: the number of the slot that it uses."""
+    """One row per sublayer, one column per layer: its parameter group. All count from 0."""
     lines = []
     for stack, plan in _stacks(config).items():
-        rows: list[tuple[str, list[Any]]] = [(stack, list(range(1, plan.num_layers + 1)))]
-        if config.kinds:
-            rows.append(("  kind", [name.removeprefix("layers_") for name in config.layer_names]))
+        rows: list[tuple[str, list[Any]]] = [(stack, list(range(plan.num_layers)))]
+        if config.layer_types:
+            rows.append(("  type", [name.removeprefix("layers_") for name in config.layer_names]))
         rows += [
-            (f"  {part}", [s + 1 if isinstance(s, int) else _pointer(s) for s in slots])
-            for part, slots in plan.items()
+            (f"  {part}", [g if isinstance(g, int) else _pointer(g) for g in groups])
+            for part, groups in plan.items()
         ]
         width = max(len(str(cell)) for _, row in rows for cell in row)
         names = max(11, *(len(name) for name, _ in rows)) + 2
         lines += [f"{name:<{names}}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
-    if config.kind == "encoder_decoder" and config.share_encoder:
+    if config.encoder is not None and config.encoder.shares_decoder:
         lines.append("both stacks read one pool of sets")
     return "\n".join(lines)
 
 
-def _pointer(slot: str | None) -> str:
-    """To keys and values of the layer before, or of one with a number; counted from 1 here."""
-    return "<" if slot is None else f"@{int(slot[1:]) + 1}"
+def _pointer(group: str | None) -> str:
+    """To keys and values of the layer before, or of one with a number."""
+    return "<" if group is None else group
 
 
 def _parts(config: ModelConfig) -> str:
-    outer = count_outer(config)
+    outer = num_outer_parameters(config)
     rows = [("part", "sets", "parameters each", "unique", "applied")]
-    stacks = [(name, config, plan) for name, plan in _stacks(config).items()]
-    if config.kinds:
-        stacks = [(name, c, c.layer_plan) for name, c in config.stacks.items()]
-    for stack, its, plan in stacks:
-        its = its.as_encoder if stack == "encoder" else its
-        for part, size in accounting.part_parameters(its, plan).items():
-            count, uses = plan.num_groups[part], plan.num_applications[part]
-            own = 0 if stack == "encoder" and config.share_encoder else count
+    stacks = [
+        (name, config.encoder_layer if name == "encoder" else config.layer, plan)
+        for name, plan in ({} if config.layer_types else _stacks(config)).items()
+    ]
+    stacks += [(n, c.layer, c.plan) for n, c in config.stacks.items() if config.layer_types]
+    shares = config.encoder is not None and config.encoder.shares_decoder
+    for stack, layer, plan in stacks:
+        sizes = sublayer_parameters(layer)
+        for part, count in plan.num_groups.items():
+            uses, size = plan.num_applications[part], sizes[part]
+            own = 0 if stack == "encoder" and shares else count
             numbers = (f"{size:,}", f"{size * own:,}", f"{size * uses:,}")
             rows.append((f"{stack} {part}", str(own), *numbers))
     return columns([*rows, ("outside the layers", "1", f"{outer:,}", f"{outer:,}", f"{outer:,}")])
@@ -194,7 +196,7 @@ def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -
     """Order of contraction and backend, with the reasons against the others."""
     texts = {"self": "tokens", "cross": "tokens", "encoder": "source"}
     sections = []
-    for name, told in explain_model(config, inputs, training=training).items():
+    for name, told in arm.attention_reports(config, inputs, training=training).items():
         batch, length = inputs[texts.get(name, "tokens")].shape[:2]
         which = ATTENTION.get(name, f"attention of {name}")
         lines = [f"{which}, order of contraction at {batch} texts of {length} tokens:"]

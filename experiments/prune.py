@@ -17,22 +17,20 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab import inspect, training
-from attnlab.model.accounting import unique_parameters
-from attnlab.model.config import ModelConfig
-from attnlab.model.matrices import weight_axes
-from attnlab.names import find
-from attnlab.observe import Edit
+from attnlab import interpret, training
+from attnlab.data import Dataset
+from attnlab.models import ModelConfig, matrix_axes, num_parameters
+from attnlab.names import lookup
+from attnlab.tap import Patches
+from attnlab.training.objectives import OBJECTIVES, Objective
 from attnlab.training.schedules import SCHEDULES
-from attnlab.training.sources import Source
-from attnlab.training.tasks import TASKS, Task
 from experiments.reporting.wording import columns
 from experiments.running import arm, initial, launch, machine, workdir
 
@@ -52,8 +50,8 @@ class Study(NamedTuple):
     config: ModelConfig
     params: Any
     """None: fresh ones"""
-    task: Task
-    source: Source
+    task: Objective
+    source: Dataset
     trains: training.TrainConfig
 
 
@@ -143,31 +141,37 @@ def begin(
     if frozen:
         more["frozen"] = ALL
     trains = dataclasses.replace(was, **more)
-    task = find("task", record["task"], TASKS)._replace(closing=None)
+    task = lookup(OBJECTIVES, record["task"], what="task")._replace(final_metrics=None)
     source = arm.data_of(record["data"]).load(trains.length, folder)
     return Study(found.config, None if fresh else found.params, task, source, trains)
 
 
 def look(
-    study: Study, pressures: Sequence[float], *, by: str, rate: float, rows: int
+    study: Study,
+    pressures: Sequence[float],
+    *,
+    by: Literal["layer", "group"],
+    rate: float,
+    rows: int,
 ) -> tuple[float | None, list[Row]]:
     """The loss of the model as it was (None: it is fresh), and what every pressure leads to."""
-    gated = inspect.Gated(study.config.build(), inspect.every_gate(study.config, by=by))
+    gates = interpret.all_head_gates(study.config, by=by)
+    gated = interpret.GatedModel(study.config.build(), gates)
     choose, judge = (loss_on(study, of(rows)) for of in (study.source.train, study.source.heldout))
-    mean = lambda params, values: jnp.mean(judge(gated.model, params, gated.edit(values)))
+    mean = lambda params, values: jnp.mean(judge(gated.model, params, gated.patch(values)))
     score: Callable = jax.jit(mean)
     orders: dict[str, list[np.ndarray]] = {}
     if study.params is not None:
         loss = functools.partial(choose, gated.model, study.params)
-        orders |= {"gradient": [_order(inspect.gate_gradients, loss, gated)]}
-        orders |= {"ablation": [_order(inspect.ablations, loss, gated)]}
+        orders |= {"gradient": [_order(interpret.head_importance, loss, gated)]}
+        orders |= {"ablation": [_order(interpret.ablation_effects, loss, gated)]}
     size = sum(np.prod(one.shape) for one in gated.gates)
     draw = np.random.default_rng(study.trains.seeds[0])
     orders |= {"chance": [draw.permutation(size) for _ in range(DRAWS)]}
-    begun, found = gated.around({})["gates"], []
+    begun, found = gated.with_gates({})["gates"], []
     for pressure in pressures:
         params = _train(study, gated, begun, pressure=pressure, rate=rate)
-        values = {name: np.asarray(inspect.gate_values(a)) for name, a in params["gates"].items()}
+        values = {name: np.asarray(interpret.gate_values(a)) for name, a in params["gates"].items()}
         flat = np.concatenate([np.ravel(values[one.name]) for one in gated.gates])
         kept = int((flat > 0).sum())
         loss_then = float(score(params["model"], values))
@@ -192,13 +196,13 @@ def look(
     return None if study.params is None else float(score(study.params, ones)), found
 
 
-def loss_on(study: Study, rows: Any) -> Callable[[Any, Any, Edit], jax.Array]:
-    """(model, params, edit) -> [B], whose mean is the mean loss of the targets of these rows."""
+def loss_on(study: Study, rows: Any) -> Callable[[Any, Any, Patches], jax.Array]:
+    """(model, params, patch) -> [B], whose mean is the mean loss of the targets of these rows."""
     task = study.task.bind(study.source.sizes)
     example = jax.jit(task.prepare)(rows, jax.random.key(0))
 
-    def loss(model: Any, params: Any, edit: Edit) -> jax.Array:
-        answer = task.answer(model, params, example.inputs, edit=edit)
+    def loss(model: Any, params: Any, patch: Patches) -> jax.Array:
+        answer, _ = task.predict(model, params, example.inputs, patch=patch)
         each = task.loss(answer, example.targets, 0.0) * example.weights
         of_row = jnp.sum(each.reshape(len(each), -1), axis=1)
         return of_row * len(each) / jnp.maximum(jnp.sum(example.weights), 1)
@@ -206,13 +210,13 @@ def loss_on(study: Study, rows: Any) -> Callable[[Any, Any, Edit], jax.Array]:
     return loss
 
 
-def _order(importance: Callable, loss: Callable, gated: inspect.Gated) -> np.ndarray:
+def _order(importance: Callable, loss: Callable, gated: interpret.GatedModel) -> np.ndarray:
     """The numbers of all heads, the least important first."""
     found = [jax.jit(lambda one=one: importance(loss, one))() for one in gated.gates]
     return np.argsort(np.concatenate([np.ravel(a) for a in found]), kind="stable")
 
 
-def _without(gated: inspect.Gated, heads: np.ndarray) -> Values:
+def _without(gated: interpret.GatedModel, heads: np.ndarray) -> Values:
     """Gates of 0 for these, of 1 for the others."""
     flat = np.ones(sum(np.prod(one.shape) for one in gated.gates), np.float32)
     flat[heads] = 0
@@ -222,39 +226,44 @@ def _without(gated: inspect.Gated, heads: np.ndarray) -> Values:
 
 
 def _train(
-    study: Study, gated: inspect.Gated, alphas: Any, *, pressure: float, rate: float
+    study: Study, gated: interpret.GatedModel, alphas: Any, *, pressure: float, rate: float
 ) -> dict[str, Any]:
     """Weights and gates after as many steps; `alphas` are the first log_alpha."""
-    made = training.make_optimizer(study.trains, weight_axes(study.config))
-    transform = inspect.with_gates(made.transform, pressure=pressure, rate=rate)
-    start = lambda params: gated.around(params) | {"gates": alphas}
+    made = training.make_optimizer(study.trains, matrix_axes(study.config))
+    transform = interpret.gated_optimizer(made.transform, penalty=pressure, learning_rate=rate)
+    start = lambda params: gated.with_gates(params) | {"gates": alphas}
 
     def fresh(key: Any, inputs: Any) -> Any:
         return start(gated.model.init(key, **inputs)["params"])
 
-    done = training.trial(
+    done = training.fit_in_memory(
         gated,
         study.task,
         study.trains,
         study.source,
-        params=fresh if study.params is None else start(study.params),
         optimizer=made._replace(transform=transform),
+        options=training.FitOptions(params=fresh if study.params is None else start(study.params)),
     )
     return done.params()
 
 
 def _smaller(
-    row: Row, study: Study, params: Any, gated: inspect.Gated, values: Values, judge: Callable
+    row: Row,
+    study: Study,
+    params: Any,
+    gated: interpret.GatedModel,
+    values: Values,
+    judge: Callable,
 ) -> Row:
     """The row with what is told of the model without the heads that are closed in all uses."""
     try:
-        small = inspect.close_gates(study.config, params, gated.gates, values)
+        small = interpret.remove_closed_heads(study.config, params, gated.gates, values)
     except ValueError as error:
         return row._replace(why=str(error))
-    of = jax.jit(lambda w: jnp.mean(judge(small.config.build(), w, small.edit)))
-    size = unique_parameters(small.config)
+    of = jax.jit(lambda w: jnp.mean(judge(small.config.build(), w, small.patch)))
+    size = num_parameters(small.config)
     return row._replace(
-        heads=small.config.num_heads, parameters=size, small_loss=float(of(small.params))
+        heads=small.config.heads.num_heads, parameters=size, small_loss=float(of(small.params))
     )
 
 
@@ -276,7 +285,7 @@ def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: 
     }[by]
     note = (
         f"Of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
-        f"All heads: {unique_parameters(config):,} parameters; –: no head is closed in all uses of "
+        f"All heads: {num_parameters(config):,} parameters; –: no head is closed in all uses of "
         "its weights in every parameter group.\n"
         "before: these heads, or as many chosen otherwise, in the model as it was;\n"
         "after: after the same training without the others. chance: the mean of "

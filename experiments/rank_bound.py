@@ -22,7 +22,7 @@ import optax
 from absl import flags
 from jaxtyping import Float
 
-from attnlab import dot_product_attention, plot
+from attnlab import dot_product_attention, plotting
 from attnlab.tap import capture
 from experiments.running import launch
 
@@ -193,12 +193,14 @@ def figure(results: Sequence[Result]) -> Any:
     from matplotlib.figure import Figure
 
     sizes = sorted({r.n for r in results})
-    drawn = Figure((0.6 + 3.9 * len(sizes), 3.6), layout="constrained", facecolor=plot.PAPER)
+    drawn = Figure(
+        (0.6 + 3.9 * len(sizes), 3.6), layout="constrained", facecolor=plotting.BACKGROUND
+    )
     panels = drawn.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, n in zip(panels, sizes, strict=True):
         rows = [r for r in results if r.n == n]
         x = [r.head_dim for r in rows]
-        axes.axvline(n - 1, color=plot.INK, linewidth=0.8, linestyle=":")
+        axes.axvline(n - 1, color=plotting.FOREGROUND, linewidth=0.8, linestyle=":")
         axes.annotate(
             "n − 1",
             (n - 1, 1.0),
@@ -207,29 +209,35 @@ def figure(results: Sequence[Result]) -> Any:
             textcoords="offset points",
             ha="right",
             va="top",
-            color=plot.INK,
-            fontsize=plot.LETTERS,
+            color=plotting.FOREGROUND,
+            fontsize=plotting.FONT_SIZE,
         )
         for k, (name, label) in enumerate(
             {"constructed": "truncated SVD", "fitted": "fitted"}.items()
         ):
-            look, values = plot.style(k, k), np.array([getattr(r, name) for r in rows])
+            look, values = plotting.style(k, k), np.array([getattr(r, name) for r in rows])
             band = values.min(1), values.max(1)
             axes.fill_between(x, *band, color=look.colour, alpha=0.2, linewidth=0)
             axes.plot(
                 x, np.median(values, 1), look.marker + look.dashes, color=look.colour, label=label
             )
         axes.set_yscale("log")
-        axes.set_title(f"{n} tokens", fontsize=plot.LETTERS, color=plot.INK, loc="left")
-        axes.set_xlabel("head_dim", fontsize=plot.LETTERS, color=plot.INK)
+        axes.set_title(
+            f"{n} tokens", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND, loc="left"
+        )
+        axes.set_xlabel("head_dim", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(plot.GRID)
-        axes.tick_params(which="both", labelcolor=plot.INK, color=plot.GRID)
-        axes.grid(color=plot.GRID, linewidth=0.6)
+        axes.spines[["left", "bottom"]].set_color(plotting.GRID)
+        axes.tick_params(which="both", labelcolor=plotting.FOREGROUND, color=plotting.GRID)
+        axes.grid(color=plotting.GRID, linewidth=0.6)
         axes.set_xticks([1, n // 4, n // 2, 3 * n // 4, n - 1])
     first = drawn.axes[0]
-    first.set_ylabel("largest error of a probability", fontsize=plot.LETTERS, color=plot.INK)
-    first.legend(loc="lower left", frameon=False, labelcolor="linecolor", fontsize=plot.LETTERS)
+    first.set_ylabel(
+        "largest error of a probability", fontsize=plotting.FONT_SIZE, color=plotting.FOREGROUND
+    )
+    first.legend(
+        loc="lower left", frameon=False, labelcolor="linecolor", fontsize=plotting.FONT_SIZE
+    )
     return drawn
 
 
@@ -267,7 +275,7 @@ def main() -> None:
         (folder / "rank_bound.csv").write_text(comma_separated(results))
         drawn = figure(results)
         drawn.savefig(folder / "rank_bound.png", dpi=150)
-        (folder / "rank_bound.svg").write_text(plot.svg(drawn, "rank_bound"))
+        (folder / "rank_bound.svg").write_text(plotting.to_svg(drawn, "rank_bound"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting import (
     averages,
@@ -37,7 +36,7 @@ from experiments.reporting.document import (
 from experiments.reporting.findings import answer, caution, heading
 from experiments.reporting.making import making
 from experiments.reporting.page import to_html
-from experiments.reporting.results import Panel, Run, names, read, to_csv, warnings
+from experiments.reporting.results import LAYOUT_ORDER, Panel, Run, names, read, to_csv, warnings
 from experiments.reporting.wording import (
     direction,
     listed,
@@ -145,7 +144,7 @@ def _title(panels: Sequence[Panel]) -> str:
     papers = list(dict.fromkeys(p.paper["title"] for p in panels if p.paper))
     if papers:
         return f"{listed(papers, 'and')}, on other data and at another scale"
-    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
+    layouts, plans = names(panels, "layout", LAYOUT_ORDER), names(panels, "plan", PLANS)
     asks = list(dict.fromkeys(r.result["asks"] for p in panels for r in p.runs))
     what = asks[0] if len(asks) == 1 else "what they are asked"
     if len(layouts) > 1:
@@ -265,7 +264,7 @@ def _scores(panel: Panel) -> Table:
             scores = [score(run), *(_mean(run, *which) for which in more)]
             costs = [f"{r['tokens_per_second']:,.0f}", f"{r['wall_seconds']:,.1f}"]
         budgets = [f"{r[name]:,}" for name in BUDGETS]
-        shape = [f"{r['model']['ffn_width']:,}"]
+        shape = [f"{r['model']['ffn']['width']:,}"]
         shape += [f"{r['learning_rate']:.3g}"] if len(panel.rates) > 1 else []
         rows.append([run.name, *scores, *budgets, *costs, *shape, str(len(run.seeds))])
         roles.append("bad" if not run.complete else "best" if i == 0 else "")

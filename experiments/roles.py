@@ -23,9 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab.inspect import roles
-from attnlab.inspect.roles import Role
-from attnlab.inspect.treebank import Tree, read_trees, treebank_parts
+from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
 from experiments.reporting.wording import columns
 from experiments.running import launch, workdir
 from experiments.running.reading import LONGEST, Opened, open_folder, open_run
@@ -56,7 +54,7 @@ def main() -> None:
 class Study(NamedTuple):
     """What was found, and in what."""
 
-    found: dict[str, list[Role]]
+    found: dict[str, list[SyntaxScore]]
     """Name of a model -> a role for each label, the same labels for all"""
     sentences: tuple[int, int]
     """To choose in, and to judge in"""
@@ -67,25 +65,27 @@ class Study(NamedTuple):
 def look(
     models: dict[str, Opened], parts: Sequence[Sequence[Tree]], *, fresh: bool, least: int
 ) -> Study:
-    """`roles.judge` for each model, which are seeds of one, and with `fresh` for how each began."""
+    """`syntax.evaluate_heads` for each seed of a model, and with `fresh` also before training."""
     first = next(iter(models.values()))
     kept = [readable(first, trees) for trees in parts]
     trees = [[tree for tree, _ in part] for part in kept]
-    labels = roles.common_labels(*trees, least=least)
+    labels = syntax.frequent_labels(*trees, least=least)
     if not labels:
         raise ValueError(
             f"no relation has {least} words in both parts that the model can read: take more "
             "sentences, or lower --least"
         )
 
-    def study(opened: Opened, params: Any) -> list[Role]:
+    def study(opened: Opened, params: Any) -> list[SyntaxScore]:
         tallies = [
-            roles.tally(
-                some, roles.head_picks(opened.config, params, [text for _, text in part]), labels
+            syntax.count_correct(
+                some,
+                syntax.head_predictions(opened.config, params, [text for _, text in part]),
+                labels,
             )
             for some, part in zip(trees, kept, strict=True)
         ]
-        return roles.judge(*tallies)
+        return syntax.evaluate_heads(*tallies)
 
     found = {name: study(one, one.params) for name, one in models.items()}
     one = {"tokens": jnp.zeros((1, 1), jnp.int32)}
@@ -99,11 +99,11 @@ def look(
 def readable(
     opened: Opened, trees: Sequence[Tree]
 ) -> list[tuple[Tree, tuple[np.ndarray, np.ndarray]]]:
-    """The sentences that the model can read, each word of them, with what `head_picks` takes."""
+    """The sentences that the model can read whole, with the input of `head_predictions`."""
     found = []
     for tree in trees:
         tokens, spans = opened.split(tree.text)
-        shares = roles.token_shares(spans, tree.spans)
+        shares = syntax.token_word_overlap(spans, tree.spans)
         if len(tokens) <= min(opened.config.max_len, LONGEST) and shares.any(0).all():
             found.append((tree, (tokens, shares)))
     return found
@@ -183,11 +183,11 @@ def table(study: Study) -> str:
     return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(outcome(study.found))])
 
 
-def outcome(found: dict[str, list[Role]]) -> list[str]:
+def outcome(found: dict[str, list[SyntaxScore]]) -> list[str]:
     """What follows for each model, in a sentence."""
     lines, every = [], len(next(iter(found.values())))
     for name, some in found.items():
-        won = [one.label for one in some if one.beats]
+        won = [one.label for one in some if one.is_significant]
         lines.append(
             f"{name}: its best head beats what needs no grammar in {len(won)} of {every} rows "
             f"({', '.join(won)})."
@@ -197,8 +197,8 @@ def outcome(found: dict[str, list[Role]]) -> list[str]:
     return lines
 
 
-def _right(one: Role) -> str:
-    return _percent(one.by_head) + ("*" if one.beats else " ")
+def _right(one: SyntaxScore) -> str:
+    return _percent(one.by_head) + ("*" if one.is_significant else " ")
 
 
 def _percent(share: float, sign: str = "") -> str:
@@ -209,7 +209,7 @@ def write_table(study: Study, out: Path) -> None:
     """A row a model and relation."""
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(("model", *Role._fields))
+        writer.writerow(("model", *SyntaxScore._fields))
         for name, some in study.found.items():
             writer.writerows((name, *one) for one in some)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab import generate, stream
+from attnlab.models import Sampling, generate, stream
 from experiments.running import launch
 from experiments.running.reading import Asked, Opened, open_folder, open_run
 
@@ -87,14 +87,13 @@ def _call(
     fits = min(new_tokens, most - prompt.shape[1])
     options = {
         "source": given.get("source"),
+        "source_padding_mask": given.get("source_padding_mask"),
         "end": opened.ends or None,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
+        "sampling": Sampling(temperature=temperature, top_k=top_k, top_p=top_p),
         "key": jax.random.key(draw) if temperature else None,
     }
     before = [] if "source" in given else prompt[0].tolist()
-    return before, (opened.config.build(), opened.params, prompt, fits), options
+    return before, (opened.params, prompt, opened.config, fits), options
 
 
 def _until(row: list[int], ends: tuple[int, ...]) -> list[int]:

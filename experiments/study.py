@@ -23,7 +23,7 @@ from attnlab.lab.rows import Row, append_row, check_origin, read_rows
 from attnlab.lab.run import Place, remove_run, run_one
 from attnlab.lab.spec import RunSpec, model_config, reference_parameters
 from attnlab.lab.texts import load_text
-from attnlab.model.accounting import flops_per_token
+from attnlab.models import flops_per_token
 from experiments.configs import head_width
 from experiments.reporting.study_tables import write_pages
 

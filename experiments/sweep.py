@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from attnlab.names import find
+from attnlab.names import lookup
 from experiments import report
 from experiments.reporting import pairs, rates, results, terminal
 from experiments.running import arm, clock, jobs, ladder, launch, slurm, workdir
@@ -101,25 +101,23 @@ def main() -> None:
     """Checks every arm, then runs them side by side."""
     filename, base, overrides = launch.config()
     folder, plan = Path(flags.FLAGS.workdir), read(filename, overrides)
+    _check_flags()
     if _LADDER.value:
         plan = climb(plan, base, ladder.sizes(_LADDER.value), _LADDER_BY.value)
-    if _SLURM.value and _LAUNCHER.value != "slurm":
-        raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
     jax.config.update("jax_platforms", "cpu")  # accelerators are for the arms
     threads = flags.FLAGS.threads or workdir.began_with(folder).get("threads")
-    configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
+    configs = configs_of(plan, base)
     if clock.wanted(configs):
         plan = timed(plan, configs, folder, threads)
-        configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
+        configs = configs_of(plan, base)
     elif _CALIBRATE_ONLY.value:
         raise ValueError("--calibrate_only measures what match=seconds needs; no arm asks for it")
     if _CALIBRATE_ONLY.value:
         return
-    if _TUNE_FROM.value and _TUNE.value:
-        raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
+    tuned_before: dict[str, Any] = {}
     if _TUNE_FROM.value:
-        plan, told = at_rates_of(plan, configs, Path(_TUNE_FROM.value))
-        configs = {name: with_changes(base, changes) for name, changes in plan.arms.items()}
+        plan, tuned_before = at_rates_of(plan, configs, Path(_TUNE_FROM.value))
+        configs = configs_of(plan, base)
     if _PRINT_ONLY.value and _LAUNCHER.value == "local":
         for name, changes in plan.arms.items():
             print(command(filename, overrides | changes, folder / name, flags.FLAGS.threads))
@@ -128,24 +126,14 @@ def main() -> None:
     arms = {name: arm.resolve(config) for name, config in configs.items()}
     if _TUNE.value:
         check_tuning(configs)
-    record: dict[str, Any] = {"arms": {n: c.to_dict() for n, c in configs.items()}}
-    record |= {"titles": plan.titles} if plan.titles else {}
-    record |= {"paper": plan.paper} if plan.paper else {}
-    record |= {"tune": _TUNE.value} if _TUNE.value else {}
-    record |= {"tuned_before": told} if _TUNE_FROM.value else {}
-    record |= {"claim": plan.claim} if plan.claim else {}
-    record |= {"ladder": plan.ladder} if plan.ladder else {}
     asks = slurm.Asked(_SLURM.value, _JOBS.value, not _PRINT_ONLY.value, jobs.jax_flags())
     if _LAUNCHER.value == "slurm":
         slurm.check(asks)
         room = jobs.Room(_JOBS.value or 0, threads, [], [])
     else:
         room = jobs.divide(len(configs), _JOBS.value, threads)
-    with workdir.own(folder, patience=60):
-        environment = {"config": filename, "threads": room.threads}
-        workdir.claim(folder, record | {"environment": environment})
-        asked = {"limit": _MAX_SEEDS.value, "smallest": _SMALLEST.value, "pairs": plan.pairs}
-        workdir.write_json(folder / results.QUESTION, {"question": asked})
+    environment = {"config": filename, "threads": room.threads}
+    _claim(folder, plan, configs, tuned_before, environment)
     print(terminal.header(arms, folder, room), file=sys.stderr, flush=True)
 
     def run(some: dict[str, Any], place: Path) -> dict[str, str]:
@@ -159,6 +147,48 @@ def main() -> None:
         with workdir.own(folder, patience=60):
             return slurm.run(lines, place, asks)
 
+    _run_and_report(configs, folder, run)
+
+
+def _check_flags() -> None:
+    """Raises ValueError for flags that do not go together."""
+    if _SLURM.value and _LAUNCHER.value != "slurm":
+        raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
+    if _TUNE_FROM.value and _TUNE.value:
+        raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
+
+
+def configs_of(plan: Sweep, base: Any) -> dict[str, Any]:
+    """Folder -> the config of the arm."""
+    return {name: with_changes(base, changes) for name, changes in plan.arms.items()}
+
+
+def _claim(
+    folder: Path,
+    plan: Sweep,
+    configs: dict[str, Any],
+    tuned_before: dict[str, Any],
+    environment: dict[str, Any],
+) -> None:
+    """Writes what the sweep is, or raises where the folder holds another one."""
+    record: dict[str, Any] = {"arms": {n: c.to_dict() for n, c in configs.items()}}
+    optional = {
+        "titles": plan.titles,
+        "paper": plan.paper,
+        "tune": _TUNE.value,
+        "tuned_before": tuned_before,
+        "claim": plan.claim,
+        "ladder": plan.ladder,
+    }
+    record |= {name: value for name, value in optional.items() if value}
+    asked = {"limit": _MAX_SEEDS.value, "smallest": _SMALLEST.value, "pairs": plan.pairs}
+    with workdir.own(folder, patience=60):
+        workdir.claim(folder, record | {"environment": environment})
+        workdir.write_json(folder / results.QUESTION, {"question": asked})
+
+
+def _run_and_report(configs: dict[str, Any], folder: Path, run: Run) -> None:
+    """Runs the arms and writes the report; exits with what is not complete."""
     ends, queued = {}, ""
     try:
         ends = rounds(configs, folder, run)
@@ -362,7 +392,7 @@ def with_changes(config: Any, changes: dict[str, Any]) -> Any:
     """The config of one arm."""
     known = launch.fields(config)
     for field in changes:
-        find("config field", field, known)
+        lookup(known, field, what="config field")
     copy = config.copy_and_resolve_references()
     copy.update_from_flattened_dict(changes)
     return copy

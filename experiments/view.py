@@ -10,12 +10,13 @@ in any browser: nothing is loaded from anywhere.
 """
 
 import dataclasses
+import math
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 
-from attnlab.inspect.sides import side_of
-from attnlab.inspect.viewer import view_sides
+from attnlab.interpret import model_panel, view_panels
 from experiments.running import launch
 from experiments.running.reading import Asked, Opened, open_folder, open_run
 
@@ -44,23 +45,25 @@ def main() -> None:
     if given.fresh:
         models.append(_begun(models[0], read[0].inputs))
         read.append(read[0])
-    sides = []
+    panels = []
     for opened, one in zip(models, read, strict=True):
-        model = dataclasses.replace(opened.config, order=None).build()
-        sides.append(
-            side_of(
-                model,
+        # Gated heads are those of the factored order, which gives the same values as any other.
+        attention = dataclasses.replace(opened.config.attention, order=None)
+        config = dataclasses.replace(opened.config, attention=attention)
+        panels.append(
+            model_panel(
+                config,
                 opened.params,
                 one.inputs,
                 one.written,
-                worth=one.worth and one.worth(model),
+                metric=one.metric and one.metric(config.build()),
                 ablate=given.ablation,
                 name=opened.name if len(models) > 1 else "",
             )
         )
-    page = view_sides(sides, title=given.title or f"Attention heads of {models[0].name}")
+    page = view_panels(panels, title=given.title or f"Attention heads of {models[0].name}")
     page.save(out, overwrite=given.overwrite)
-    heads = sum(maps.probs.shape[0] * maps.probs.shape[1] for side in sides for maps in side.maps)
+    heads = sum(math.prod(np.shape(maps.probs)[:2]) for panel in panels for maps in panel.maps)
     print(f"{out}: {heads} heads, {out.stat().st_size / 2**20:.1f} MiB")
 
 

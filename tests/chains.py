@@ -1,4 +1,4 @@
-"""A source and a task that are drawn on the device: no row of the package."""
+"""A dataset that is generated on the device and its objective, neither of the package."""
 
 import dataclasses
 
@@ -6,19 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.training.sources import Sizes, Source
-from attnlab.training.tasks import Example, Task, accuracy
+from attnlab.data import Dataset, DataSizes
+from attnlab.training.objectives import Example, Objective, accuracy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chains:
-    """Every token names the next: 3 t + 1 modulo `count`. Drawn on the device."""
+    """Every token names the next: 3 t + 1 modulo `count`. Generated on the device."""
 
     count: int = 7
     step: int | None = None
 
     def sizes(self):
-        return Sizes(self.count)
+        return DataSizes(self.count)
 
     def shapes(self, length):
         return jax.eval_shape(lambda: self.rows(jax.random.key(0), 1, length))
@@ -33,24 +33,26 @@ class Chains:
         scored = lambda count: {
             "walks": np.asarray(held)[: count or 32], "valid": np.ones(count or 32, bool)
         }  # fmt: skip
-        return Source(
+        return Dataset(
             name=f"chains of {self.count}",
             digest=repr(self),
             sizes=self.sizes(),
             row_tokens=length,
-            draw=lambda resident, key, size: self.rows(key, size, length),
+            generate=lambda arrays, key, size: self.rows(key, size, length),
             heldout=scored,
             train=scored,
-            yardsticks=lambda: {"accuracy": {"a guess": 100 / self.count}},
+            baselines=lambda: {"accuracy": {"a guess": 100 / self.count}},
             facts={"links": self.count},
         )
 
 
-def follow(batch, key, sizes=None):
+def follow(batch, key, /, sizes=None):
     tokens, valid = batch["walks"][:, :-1], batch.get("valid")
     weights = jnp.ones(tokens.shape)
     weights = weights if valid is None else weights * valid[:, None]
     return Example({"tokens": tokens}, batch["walks"][:, 1:], weights)
 
 
-FOLLOW = Task(follow, "the next link", ("decoder",), (accuracy("links"),), needs=("walks",))
+FOLLOW = Objective(
+    follow, "the next link", ("decoder",), (accuracy("links"),), required_arrays=("walks",)
+)

@@ -7,8 +7,19 @@ import gc
 import itertools
 import os
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
+if tuple(map(int, version("jax").split(".")[:2])) < (0, 11):
+    # XLA's fusion emitters take half of the time to compile. `optimized` goes without them too;
+    # commands that tests start do not. Later versions of XLA cannot be told.
+    os.environ["XLA_FLAGS"] = " ".join(
+        (
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",
+        )
+    )
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # What one worker or one command has compiled, all of this session read; set the variable to
     # keep it between sessions. Goes with the process that made it.
@@ -29,24 +40,6 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
 # Commands, whose programs come again in the next one, keep them all.
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
-if jax.__version_info__ < (0, 11):
-    # XLA's fusion emitters are a third of what is left. XLA_FLAGS would take them from `optimized`
-    # too, and from the commands that tests start. Later versions cannot go without.
-    from jax._src import compiler
-
-    options_of_a_run = compiler.get_compile_options
-
-    def test_options(*args, **kwargs):
-        options = options_of_a_run(*args, **kwargs)
-        if jax.config.read("jax_disable_most_optimizations"):
-            options.env_option_overrides += [
-                ("xla_cpu_use_fusion_emitters", False),
-                ("xla_cpu_parallel_codegen_split_count", 1),
-            ]
-        return options
-
-    compiler.get_compile_options = test_options
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -115,12 +108,11 @@ HEAVY = {"tmp_path", "tmp_path_factory", "optimized", "shared_data"}
 # Files of whole models, programs and pages, and a test of many draws: seconds each, too.
 LONG = {
     "test_adapted_weights", "test_adapters", "test_atlas", "test_bad_input", "test_bench",
-    "test_circuits", "test_decode", "test_documents", "test_extras", "test_flags",
-    "test_importance", "test_inspect_model", "test_jobs", "test_latent", "test_models",
-    "test_notebooks", "test_observe", "test_optimizers", "test_own_lengths", "test_plans",
-    "test_pruning", "test_rank_bound", "test_resharing", "test_sides", "test_sums_of_writes",
-    "test_tasks", "test_train", "test_transforms", "test_traps",
-    "test_initial_scale_is_the_same_in_every_layout",
+    "test_circuits", "test_decoding", "test_documents", "test_extras", "test_flags",
+    "test_importance", "test_inspect_model", "test_jobs", "test_models",
+    "test_notebooks", "test_model_capture", "test_optimizers", "test_plans",
+    "test_pruning", "test_rank_bound", "test_resharing", "test_panels", "test_residual_terms",
+    "test_objectives", "test_train", "test_jax_transforms", "test_pitfalls",
 }  # fmt: skip
 
 # They hand over what annotations forbid, to see our own error or a shape alone; `-m quick` also
@@ -128,12 +120,6 @@ LONG = {
 FORBIDDEN = {
     "test_a_cache_that_does_not_fit_is_refused", "test_a_mixture_is_the_sum", "test_bad_shapes",
     "test_the_cheapest_form_is_chosen", "test_windows_own_lengths_and_overflow",
-}  # fmt: skip
-
-# Tests of code that is being replaced and does not change: one case of each by default.
-REPLACED = {
-    "test_beside_rows", "test_contract", "test_convert", "test_fields", "test_later_rows",
-    "test_low_rank", "test_maps", "test_multihead", "test_shown", "test_witness",
 }  # fmt: skip
 
 
@@ -150,10 +136,6 @@ def pytest_collection_modifyitems(items):
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one_test in cases.values():
         item = of_one_test[len(of_one_test) // 2]
-        if item.path.stem in REPLACED:
-            for other in of_one_test:
-                if other is not item:
-                    other.add_marker("slow")
         if not HEAVY & set(item.fixturenames) and not {item.path.stem, item.originalname} & (
             LONG | FORBIDDEN
         ):
@@ -199,16 +181,6 @@ def optimized():
     yield
     jax.config.update("jax_disable_most_optimizations", True)
     jax.clear_caches()
-
-
-@pytest.fixture
-def outside_row(monkeypatch):
-    """The row of tests/heads/outside.py is one of LAYOUTS for this test."""
-    from outside import OUTSIDE
-
-    from attnlab import LAYOUTS
-
-    monkeypatch.setitem(LAYOUTS, "outside", OUTSIDE)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
-"""Runs a model of ours on a peer's inputs and compares it with the peer's outputs."""
+"""Runs a model on a peer's inputs and compares it with the peer's outputs."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,59 +16,75 @@ OUTPUTS = {
     "sop_logits": "classes",
     "attentions": "probs",
     "decoder_attentions": "probs",
-    "cross_attentions": "cross_probs",
-    "encoder_attentions": "encoder_probs",
+    "cross_attentions": "cross.probs",
+    "encoder_attentions": "encoder.probs",
     "encoder_last_hidden_state": "encoded",
 }
+NAMES = ("embeddings", "residual", "probs")
+
+
+def inputs(config, given):
+    """(tokens, keyword arguments) of a call of our model for a peer's keyword arguments."""
+    given = {name: jnp.asarray(a) for name, a in given.items()}
+    if "pixel_values" in given:
+        return jnp.moveaxis(given["pixel_values"], 1, -1).astype(jnp.float32), {}
+    ids, real = given["input_ids"], given["attention_mask"] == 1
+    if config.kind == "encoder_decoder":
+        return given["decoder_input_ids"], dict(source=ids, source_padding_mask=real)
+    types, positions = given.get("token_type_ids"), given.get("position_ids")
+    return ids, dict(padding_mask=real, token_types=types, positions=positions)
 
 
 def run(model, params, given):
-    """`Outputs` for a peer's keyword arguments."""
-    given = {name: jnp.asarray(a) for name, a in given.items()}
-    if "pixel_values" in given:
-        ids, real = jnp.moveaxis(given["pixel_values"], 1, -1).astype(jnp.float32), None
-    else:
-        ids, real = given["input_ids"], given["attention_mask"] == 1
+    """Name -> value: what a peer returns, by our names."""
+    names = list(NAMES)
     if model.config.kind == "encoder_decoder":
-        texts, options = (ids, given["decoder_input_ids"]), {}
-    else:
-        texts = (ids,)
-        options = dict(token_types=given.get("token_type_ids"), positions=given.get("position_ids"))
+        names += ["cross.probs", *(f"encoder.{name}" for name in NAMES)]
+    tokens, options = inputs(model.config, given)
 
     @jax.jit
     def apply(params):
-        return model.apply(
-            {"params": params},
-            *texts,
-            padding_mask=real,
-            return_outputs=True,
-            return_probs=True,
-            **options,
-        )
+        return model.apply({"params": params}, tokens, capture=names, **options)
 
-    return apply(params)
+    outputs = apply(params)
+    found: dict[str, Any] = {
+        name: getattr(outputs, name)
+        for name in ("logits", "pooled", "classes", "encoded")
+        if getattr(outputs, name) is not None
+    }
+    seen = outputs.captured
+    found["last"] = outputs.hidden
+    for at, last in (("", outputs.hidden), ("encoder.", outputs.encoded)):
+        if f"{at}residual" in seen:
+            # Where there is a final norm, the peer shows its output in the last layer's place.
+            layers = (
+                np.ravel(seen[f"{at}embeddings"]).reshape(1, *last.shape),
+                seen[f"{at}residual"],
+            )
+            found[f"{at}hidden"] = np.concatenate([*layers])
+            found[f"{at}hidden"][-1] = last
+    return found | {name: a for name, a in seen.items() if name.endswith("probs")}
 
 
 def compare(seen, expected, close):
     """Checks what both have and returns its names (ours)."""
-    compared = {}
-    for theirs, ours in OUTPUTS.items():
-        if theirs in expected and getattr(seen, ours) is not None:
-            compared[ours] = (getattr(seen, ours), expected[theirs])
-    if seen.logits is None and "logits" in expected:
-        compared["classes"] = (seen.classes, expected["logits"])
-    if seen.encoder_hidden is not None:
+    compared = {
+        ours: (seen[ours], expected[theirs])
+        for theirs, ours in OUTPUTS.items()
+        if theirs in expected and ours in seen
+    }
+    if "logits" not in seen and "logits" in expected:
+        compared["classes"] = (seen["classes"], expected["logits"])
+    if "encoder.hidden" in seen:
         # Of two texts, "last_hidden_state" and "hidden_states" are of the one or the other.
         expected = {name: a for name, a in expected.items() if name != "hidden_states"}
-    for theirs, ours, last in (
-        ("hidden_states", "hidden", "last"),
-        ("decoder_hidden_states", "hidden", "last"),
-        ("encoder_hidden_states", "encoder_hidden", "encoded"),
+    for theirs, ours in (
+        ("hidden_states", "hidden"),
+        ("decoder_hidden_states", "hidden"),
+        ("encoder_hidden_states", "encoder.hidden"),
     ):
-        if theirs in expected and getattr(seen, ours) is not None:
-            # Where there is a final norm, the peer shows its output in the last layer's place.
-            layers = np.concatenate([getattr(seen, ours)[:-1], getattr(seen, last)[None]])
-            compared[ours] = (layers, expected[theirs])
+        if theirs in expected and ours in seen:
+            compared[ours] = (seen[ours], expected[theirs])
     for got, wanted in compared.values():
         assert got.shape == wanted.shape
         close(got, wanted)

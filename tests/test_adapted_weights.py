@@ -1,5 +1,6 @@
-"""The weights of Flax's attention modules in a HeadSpec and back, and the page that tells of it."""
+"""Weights of Flax's attention modules as weights of a layout and back; docs/coming_from.md."""
 
+import dataclasses
 import re
 
 import jax
@@ -20,7 +21,7 @@ from flax_modules import (
 )
 
 import attnlab
-from attnlab import HeadSpec, multi_head_attention
+from attnlab import heads, multi_head_attention
 from attnlab.adapters import heads_from_linen, heads_from_nnx, heads_to_linen
 
 SIZES = {
@@ -39,19 +40,20 @@ def test_heads_from_linen_and_back(sizes):
     module = build(*args, **options)
     params = linen_params(module, *widths)
     inputs = [draw(2, 5 if i == 0 else 7, w) for i, w in enumerate(widths)]
-    w, spec = heads_from_linen(params)
-    assert spec.layout == "standard"
+    w, layout = heads_from_linen(params)
+    assert type(layout) is heads.Standard
     assert sum(a.size for a in w.values()) == sum(a.size for a in jax.tree.leaves(params))
 
     def ours(params, x, *context):
-        w, spec = heads_from_linen(params)
-        more = dict(zip(("context", "value_context"), context, strict=False))
-        return multi_head_attention(w, x, spec=spec, **more)
+        w, layout = heads_from_linen(params)
+        return multi_head_attention(
+            w, x, layout, context[0] if len(context) == 1 else context or None
+        )
 
     got = value_and_grads(ours, params, *inputs)
     expected = value_and_grads(lambda p, *x: module.apply({"params": p}, *x), params, *inputs)
     assert_close(got, expected, loosen=5)
-    back = heads_to_linen(w, spec)
+    back = heads_to_linen(w, layout)
     jax.tree.map(np.testing.assert_array_equal, back, dict(params))
 
 
@@ -59,27 +61,28 @@ def test_heads_from_nnx_and_back():
     grouped = {"num_kv_heads": 2} if "num_kv_heads" in HAS else {}
     for options in ({"normalize_qk": True, "dropout_rate": 0.1}, {"use_bias": False, **grouped}):
         module = nnx_module(in_kv_features=10, **options)
-        w, spec = heads_from_nnx(nnx.state(module))
-        assert (spec.num_heads, spec.head_dim, spec.key_width, spec.out_width) == (4, 3, 10, 11)
-        assert spec.num_kv_heads == options.get("num_kv_heads")
+        w, layout = heads_from_nnx(nnx.state(module))
+        sizes = (layout.num_heads, layout.head_dim, layout.key_width, layout.out_width)
+        assert sizes == (4, 3, 10, 11)
+        assert layout.num_kv_heads == options.get("num_kv_heads")
         x, y = draw(2, 5, 6), draw(2, 7, 10)
         expected = module(x, y, deterministic=True)
-        run = jax.jit(lambda w, x, y, spec=spec: multi_head_attention(w, x, y, spec=spec))
+        run = jax.jit(lambda w, x, y, layout=layout: multi_head_attention(w, x, layout, y))
         assert_close(run(w, x, y), expected)
         fresh = NNX(in_kv_features=10, **options, rngs=nnx.Rngs(1))
-        nnx.update(fresh, heads_to_linen(w, spec))
+        nnx.update(fresh, heads_to_linen(w, layout))
         np.testing.assert_array_equal(fresh(x, y, deterministic=True), expected)
     module.init_cache((2, 5, 6))
-    assert heads_from_nnx(nnx.state(module))[1] == spec
+    assert heads_from_nnx(nnx.state(module))[1] == layout
 
 
 def test_our_weights_in_flax():
     """Wide heads with one bias: Flax has all four, so the others are zeros."""
-    spec = HeadSpec("wide", width=6, num_heads=3, biases="q")
-    w = random_like(jax.eval_shape(lambda k: attnlab.init_heads(k, spec), jax.random.key(0)))
+    layout = heads.Wide(width=6, num_heads=3, biases=("q",))
+    w = random_like(jax.eval_shape(lambda k: heads.init(k, layout), jax.random.key(0)))
     x, module = draw(2, 5, 6), LINEN(3, qkv_features=18)
-    got = jax.jit(module.apply)({"params": heads_to_linen(w, spec)}, x)
-    assert_close(got, jax.jit(lambda w, x: multi_head_attention(w, x, spec=spec))(w, x))
+    got = jax.jit(module.apply)({"params": heads_to_linen(w, layout)}, x)
+    assert_close(got, jax.jit(lambda w, x: multi_head_attention(w, x, layout))(w, x))
 
 
 @pytest.mark.parametrize(
@@ -109,25 +112,28 @@ def test_other_shapes_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("layout", "message"),
     [
-        ({"layout": "narrow"}, "no layout 'narrow'"),
-        ({"value_dim": 5}, "no value_dim 5 beside head_dim 2"),
-        ({"scale": 1.0}, "no scale 1.0"),
-        ({"output": False}, "no output=False"),
-        ({"qk_norm": "rms"}, "no qk_norm 'rms'"),
+        (heads.Narrow(num_heads=3), "no layout 'narrow'"),
+        (heads.Standard(num_heads=3, value_dim=5), "no value_dim 5 beside head_dim 2"),
+        (heads.Standard(num_heads=3, scale=1.0), "no scale 1.0"),
+        (heads.Standard(num_heads=3, output_projection=False), "no output_projection=False"),
+        (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("rms")), "no qk_norm HeadNorm"),
+        (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm("layer", bias=True)), "no qk_norm"),
+        (heads.Standard(num_heads=3, tie="kv"), "no tie='kv'"),
+        (heads.Standard(num_heads=3, extras=(heads.Sink(),)), "no extra 'sink'"),
     ],
 )
-def test_what_flax_cannot_be(changes, message):
-    spec = HeadSpec(**{"layout": "standard", "width": 6, "num_heads": 3} | changes)
+def test_what_flax_cannot_be(layout, message):
+    layout = layout.with_width(6)
     with pytest.raises(ValueError, match=message):
-        heads_to_linen(attnlab.init_heads(jax.random.key(0), spec), spec)
+        heads_to_linen(heads.init(jax.random.key(0), layout), layout)
 
 
 def test_our_linen_module_in_nnx():
     """`nnx.bridge.ToNNX`: the same output and gradient, and dropout from its random streams."""
-    spec = HeadSpec("narrow", width=6, num_heads=3, biases="qo")
-    linen, x = attnlab.MultiHeadAttention(spec, dropout_rate=0.5), draw(2, 5, 6)
+    layout = heads.Narrow(width=6, num_heads=3, biases=("q", "o"))
+    linen, x = attnlab.MultiHeadAttention(layout, dropout_rate=0.5), draw(2, 5, 6)
     module = nnx.bridge.ToNNX(linen, rngs=nnx.Rngs(params=0, dropout=1))
     nnx.bridge.lazy_init(module, x)
     nnx.update(module, random_like(nnx.state(module, nnx.Param)))
@@ -157,4 +163,4 @@ def test_the_page_for_newcomers_names_fields_that_exist():
     table = PAGE.split("## Names")[1].split("## Calls")[0]
     named = set(re.findall(r"`(\w+)", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE))))
     assert len(named) > 10
-    assert named - {"HeadSpec"} <= set(HeadSpec.__dataclass_fields__)
+    assert named - {"Standard"} <= {field.name for field in dataclasses.fields(heads.Standard)}

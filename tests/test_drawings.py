@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from attnlab import LAYOUTS, PLANS, HeadSpec, init_heads, project_heads
-from attnlab.heads.old.cost import head_parameters
+from attnlab import LAYOUTS, PLANS, project_heads
+from attnlab.heads import init, num_parameters
 from attnlab.sharing.named_plans import parse_plan
 from attnlab.sharing.plan import mixtures
 from experiments import atlas
+from experiments.drawing.conversions import NAMES
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.plans import drawn_plans, plan_drawing
 
@@ -25,8 +26,8 @@ def marks(svg, data):
     return [mark.attrib for mark in found if f"data-{data}" in mark.attrib]
 
 
-def spec_of(layout, **fields):
-    return HeadSpec(layout, width=64, num_heads=4, **fields)
+def layout_of(name, **fields):
+    return LAYOUTS[name](width=64, num_heads=4, **fields)
 
 
 def test_they_are_what_the_code_makes():
@@ -36,26 +37,26 @@ def test_they_are_what_the_code_makes():
     assert [name for name in files if f"](drawings/{name})" not in pages] == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", NAMES)
 def test_matrices_of_one_colour_once_have_the_parameters_of_the_layout(layout):
     """Norms are not drawn, so none is asked for."""
-    latent = "latent_norm" in LAYOUTS[layout].asks
+    latent = hasattr(LAYOUTS[layout], "latent_norm")
     sets = {
         (m["data-weight"], m["fill"]): (float(m["data-reads"]) or 1) * int(m["data-makes"])
         for m in marks(layout_drawing(layout), "weight")
     }
-    spec = spec_of(layout, **({"latent_norm": False} if latent else {}))
-    assert sum(sets.values()) == head_parameters(spec)
+    made = layout_of(layout, **({"latent_norm": False} if latent else {}))
+    assert sum(sets.values()) == num_parameters(made)
 
 
 def test_a_head_reads_what_is_filled():
     """By the gradient of its query with respect to x."""
     direct = ("standard", "wide", "narrow", "narrow_tied", "bilinear")
-    weights = {one: init_heads(jax.random.key(0), spec_of(one)) for one in direct}
+    weights = {one: init(jax.random.key(0), layout_of(one)) for one in direct}
 
     @jax.jit
     def slopes(weights, x):
-        query = lambda x, one: project_heads(weights[one], x[None, None], spec=spec_of(one))[0]
+        query = lambda x, one: project_heads(weights[one], x[None, None], layout_of(one))[0]
         return {one: jax.jacobian(query)(x, one)[0, 0] for one in direct}
 
     for layout, slope in slopes(weights, jnp.ones(64)).items():

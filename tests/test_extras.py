@@ -40,16 +40,16 @@ def test_the_base_install_is_four_packages():
 
 FUNCTIONS = """
 import jax, jax.numpy as jnp
-import attnlab, attnlab.plot, attnlab.pretrained, attnlab.training
-from attnlab import HeadSpec, ModelConfig, init_heads, multi_head_attention
-spec = HeadSpec("wide", width=6, num_heads=2)
-w = init_heads(jax.random.key(0), spec)
-y = multi_head_attention(w, jnp.ones((1, 5, 6)), spec=spec)
+import attnlab, attnlab.plotting, attnlab.pretrained, attnlab.training
+from attnlab import ModelConfig, heads, multi_head_attention
+layout = heads.Wide(width=6, num_heads=2)
+params = heads.init(jax.random.key(0), layout)
+y = multi_head_attention(params, jnp.ones((1, 5, 6)), layout)
 model, tokens = ModelConfig(width=12, num_layers=1).build(), jnp.ones((1, 2), int)
-print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).shape)
+print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).logits.shape)
 """
 NEEDY = {
-    "from attnlab import plot; plot.intervals([], '')": ("matplotlib", "plot"),
+    "from attnlab import plotting; plotting.interval_plot([], '')": ("matplotlib", "plot"),
     "from attnlab.training import Recorder; Recorder(None, [0])": ("tensorboardX", "train"),
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (
         "safetensors", "pretrained",

@@ -15,23 +15,32 @@ from jax import export
 import attnlab.contrib  # noqa: F401
 from attnlab import (
     BACKENDS,
+    FFN,
     LAYOUTS,
-    HeadSpec,
     ModelConfig,
+    Sampling,
     dot_product_attention,
     explain,
-    init_cache,
+    generate,
     masks,
     multi_head_attention,
     plan_names,
 )
 from attnlab.attention.jax_nn import assume_device
-from attnlab.heads.old.orders import contraction_orders
-from attnlab.model import decode
+from attnlab.data import DataSizes
+from attnlab.heads import (
+    HeadInputs,
+    Standard,
+    attend_heads,
+    contraction_orders,
+    init_cache,
+    weight_shapes,
+)
+from attnlab.heads.rewrites import CallSizes
+from attnlab.models import Attention, Compute
 from attnlab.training import TrainConfig, make_optimizer
-from attnlab.training.sources import Sizes
-from attnlab.training.step import init_state, over_seeds, train_step
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.step import init_state, map_over_seeds, train_step
 
 DEVICES = {
     "hopper": ("cuda", "gpu", 9.0),
@@ -62,10 +71,10 @@ def seen_from(monkeypatch):
             monkeypatch.setattr(jax_cudnn, question, answer)
         return platform
 
-    decode._programs.cache_clear()  # what was traced for one device is not for the next
+    jax.clear_caches()  # what was traced for one device is not for the next
     with contextlib.ExitStack() as assumed:
         yield pretend
-    decode._programs.cache_clear()
+    jax.clear_caches()
 
 
 def few(cases, *kept):
@@ -175,27 +184,29 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
 def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
     """Forward and backward in bfloat16, and a step behind a cache."""
     platform = seen_from(device)
-    spec = HeadSpec(layout, 24, 3, biases=HeadSpec.bias_letters(layout, True))
+    made = LAYOUTS[layout](width=24, num_heads=3, biases=LAYOUTS[layout].bias_names)
     x, new = shape(2, 8, 24, dtype="bfloat16"), shape(2, 1, 24, dtype="bfloat16")
-    w = {name: shape(*sizes) for name, sizes in spec.shapes.items()}
-    angles = lambda a: jnp.ones((a.shape[1], (spec.turned or 0) // 2)) if rotary else None
+    w = {name: shape(*sizes) for name, sizes in weight_shapes(made).items()}
+
+    def angles(a):
+        return jnp.ones((a.shape[1], (made.rotary_size or 0) // 2)) if rotary else None
 
     def gradient(order, w, x):
         def loss(w, x):
-            out = multi_head_attention(
-                w, x, spec=spec, order=order, rotary=angles(x), is_causal=True
-            )
-            return jnp.sum(out.astype(jnp.float32))
+            options = dict(order=order, rotary=angles(x), is_causal=True)
+            return jnp.sum(multi_head_attention(w, x, made, **options).astype(jnp.float32))
 
         return jax.value_and_grad(loss, (0, 1))(w, x)
 
     def step(order, w, x):
-        cache = init_cache(spec, 2, 6, jnp.bfloat16, order=order)
-        return multi_head_attention(w, x, spec=spec, order=order, cache=cache, rotary=angles(x))
+        cache = init_cache(made, 2, 6, jnp.bfloat16, order=order)
+        inputs = HeadInputs(cache=cache, rotary=angles(x), order=order)
+        return attend_heads(w, x, made, inputs, is_causal=True).output
 
-    orders = contraction_orders(spec, 2, 8, rotary=rotary)
+    sizes = CallSizes(batch=2, num_queries=8, num_keys=8, rotary=rotary)
+    orders = contraction_orders(made, sizes)
     can = [order for order, cost in orders.items() if isinstance(cost, int)]
-    if not (rotary and spec.turned is None):
+    if not (rotary and made.rotary_size is None):
         assert can[0] == "factored"
         lowered(platform, lambda *a: [gradient(order, *a) for order in can], w, x)
         lowered(platform, lambda *a: [step(order, *a) for order in can], w, new)
@@ -205,7 +216,13 @@ def test_an_order_lowers_or_says_why(layout, rotary, device, seen_from):
 
 
 MODEL = ModelConfig(
-    vocab_size=19, max_len=12, width=16, num_layers=4, num_heads=2, ffn_width=20, dtype="bfloat16"
+    vocab_size=19,
+    max_len=12,
+    width=16,
+    num_layers=4,
+    heads=Standard(num_heads=2),
+    ffn=FFN(width=20),
+    compute=Compute(dtype="bfloat16"),
 )
 KINDS = {
     "decoder": ({}, "causal_lm"),
@@ -223,16 +240,16 @@ STEPS = [  # every plan, with kinds and devices in turn
 @pytest.mark.parametrize(("plan", "kind", "device"), few(STEPS, ("albert", "encoder", "ampere")))
 def test_a_training_step_lowers(plan, kind, device, seen_from):
     """Of two seeds side by side, as on an accelerator."""
-    platform, (changes, task) = seen_from(device), KINDS[kind]
-    model = dataclasses.replace(MODEL, plan=plan, **changes).build()
-    task = TASKS[task].bind(Sizes(19, 12))
+    platform, (changes, objective) = seen_from(device), KINDS[kind]
+    model = dataclasses.replace(MODEL, sharing=plan, **changes).build()
+    objective = OBJECTIVES[objective].bind(DataSizes(19, 12))
     transform = make_optimizer(TrainConfig()).transform
     batch = {"tokens": shape(4, 13, dtype="int32")}
 
     def run(batch, seeds):
-        first = functools.partial(init_state, model, task, transform, batch)
-        step = lambda state, seed: train_step(model, task, transform, state, batch, seed)
-        return over_seeds(step)(over_seeds(first)(seeds), seeds)
+        first = functools.partial(init_state, model, objective, transform, batch)
+        step = lambda state, seed: train_step(model, objective, transform, state, batch, seed)
+        return map_over_seeds(step)(map_over_seeds(first)(seeds), seeds)
 
     lowered(platform, run, batch, shape(2, dtype="int32"))
 
@@ -241,13 +258,16 @@ def test_a_training_step_lowers(plan, kind, device, seen_from):
 def test_decoding_lowers(layout, device, seen_from):
     """The whole loop: rows of lengths of their own, a window, drawn tokens."""
     platform = seen_from(device)
-    config = dataclasses.replace(MODEL, layout=layout, window=3)
-    model, prompt = config.build(), shape(2, 5, dtype="int32")
-    params = jax.eval_shape(model.init, jax.random.key(0), prompt)["params"]
+    layers = dict(heads=LAYOUTS[layout](num_heads=2), attention=Attention(window=3))
+    config, prompt = dataclasses.replace(MODEL, **layers), shape(2, 5, dtype="int32")
+    params = jax.eval_shape(config.build().init, jax.random.key(0), prompt)["params"]
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9)
 
     def write(params, prompt, real, key):
-        options = dict(prompt_mask=real, end=3, temperature=0.7, top_k=5, top_p=0.9)
-        return model.generate(params, prompt, 4, key=jax.random.wrap_key_data(key), **options)
+        key = jax.random.wrap_key_data(key)
+        return generate(
+            params, prompt, config, 4, key=key, sampling=sampling, end=3, padding_mask=real
+        )
 
     args = params, prompt, shape(2, 5, dtype="bool"), shape(2, dtype="uint32")
     lowered(platform, write, *args)

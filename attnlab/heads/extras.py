@@ -114,7 +114,6 @@ class TalkingHeads(Extra):
     Shazeer et al. 2020, arXiv 2003.02436. Both matrices are initially the identity.
     """
 
-    shift_invariant: ClassVar[bool] = False
     excludes: ClassVar[tuple[str, ...]] = ("extra_keys",)
 
     def weights(self, layout: Layout) -> dict[str, Weight]:

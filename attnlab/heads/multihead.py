@@ -145,6 +145,12 @@ def attend_heads(
       tap: records or replaces named values.
       report: filled, while JAX traces, with the chosen form and what `explain` says of backends.
       **options: of `attnlab.dot_product_attention`.
+
+    >>> from attnlab.heads import Standard, init
+    >>> layout = Standard(width=6, num_heads=2)
+    >>> params, x = init(jax.random.key(0), layout), jnp.ones((1, 5, 6))
+    >>> attend_heads(params, x, layout, HeadInputs(head_mask=jnp.array([0.0, 1.0]))).output.shape
+    (1, 5, 6)
     """
     check_inputs(params, x, layout, inputs)
     _check_options("attend_heads", options)

@@ -13,21 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab.data.dataset import Batch, Dataset
+from attnlab.data.text import Corpus, dataset_of_corpus, sample, windows
 from attnlab.lab.ngrams import gzip_bits, witten_bell
 from attnlab.lab.rows import COMPLETE, DIVERGED, Baselines, Origin, Row, Scores, Sizes, write_whole
 from attnlab.lab.spec import BATCH_TOKENS, RunSpec, model_config, num_steps, train_config
 from attnlab.lab.texts import load_text
-from attnlab.model import accounting
-from attnlab.model.matrices import weight_axes
-from attnlab.training import shard
+from attnlab.models import flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import NonFiniteLoss, fit
 from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import make_optimizer
-from attnlab.training.sources.source import Batch, Source
-from attnlab.training.sources.text import Corpus, sample, source_of, windows
-from attnlab.training.tasks import TASKS
 
 HELDOUT_BYTES, VALIDATION_BYTES = 1 << 18, 1 << 17
 """At most so many targets of a part are scored."""
@@ -49,14 +47,14 @@ def scored_windows(text: np.ndarray, length: int, most: int) -> Batch:
     return {"tokens": tokens, "valid": valid}
 
 
-def make_source(corpus: Corpus, length: int) -> Source:
+def make_source(corpus: Corpus, length: int) -> Dataset:
     """The source of a run: random training windows; fixed held-out and validation windows."""
     kept = corpus.validation
     assert kept is not None
     heldout = scored_windows(corpus.heldout, length, HELDOUT_BYTES)
     validation = scored_windows(kept, length, VALIDATION_BYTES)
     return dataclasses.replace(
-        source_of(corpus, length),
+        dataset_of_corpus(corpus, length),
         heldout=lambda count: heldout,
         validation=lambda count: validation,
     )
@@ -121,11 +119,10 @@ def _fit(spec: RunSpec, config: TrainConfig, corpus: Corpus, folder: Path) -> tu
         try:
             fitted = fit(
                 model.build(),
-                TASKS["causal_lm"],
-                make_optimizer(config, weight_axes(model)),
+                OBJECTIVES["causal_lm"],
+                make_optimizer(config, matrix_axes(model)),
                 config,
                 make_source(corpus, config.length),
-                mesh=shard.data_mesh(batch_size=config.batch_size),
                 recorder=recorder,
                 checkpoints=checkpoints,
             )
@@ -142,9 +139,9 @@ def _sizes(spec: RunSpec) -> Sizes:
     model = model_config(spec.variant, spec.parametrization)
     steps = num_steps(spec)
     return Sizes(
-        model.ffn_width,
-        accounting.unique_parameters(model),
-        accounting.flops_per_token(model, spec.variant.length),
+        model.ffn.width,
+        num_parameters(model),
+        flops_per_token(model, spec.variant.length),
         steps,
         steps * BATCH_TOKENS,
     )

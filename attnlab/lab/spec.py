@@ -1,15 +1,19 @@
 """`Variant` and `RunSpec`: what one run of the head-width study trains, and how."""
 
 import dataclasses
+from typing import get_args
 
-from attnlab.model.config import ModelConfig
-from attnlab.model.match import match
-from attnlab.names import find
+from attnlab.heads import HeadNorm, Standard, make_layout
+from attnlab.heads.layout import Bias
+from attnlab.models import FFN, ModelConfig, Rotary, match_budget
+from attnlab.models.budget import Budget
+from attnlab.names import lookup
 from attnlab.training.config import TrainConfig
 
 NUM_LAYERS = 4
 BATCH_TOKENS = 2048
 """Tokens of a batch, at every length."""
+BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
 PARAMETRIZATIONS = {
     "one_rate": "AdamW with one learning rate",
     "fan_in": "AdamW, learning rate per matrix x 64 / fan-in",
@@ -85,31 +89,36 @@ def num_steps(spec: RunSpec) -> int:
 def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelConfig:
     """The model of a variant, its FFN width solved.
 
-    >>> model_config(Variant(3, 32)).ffn_width
+    >>> model_config(Variant(3, 32)).ffn.width
     128
 
     Raises ValueError where the heads alone cost more than the reference.
     """
-    find("parametrization", parametrization, PARAMETRIZATIONS)
+    lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
     reference = ModelConfig(
         width=variant.width,
         num_layers=NUM_LAYERS,
-        num_heads=variant.width // 16 or 1,
-        head_dim=min(16, variant.width),
-        ffn_width=4 * variant.width,
+        heads=Standard(
+            num_heads=variant.width // 16 or 1, head_dim=min(16, variant.width), biases=BIASES
+        ),
+        ffn=FFN(width=4 * variant.width),
         max_len=variant.length,
-        positions="rotary",
+        positions=Rotary(),
     )
     config = dataclasses.replace(
         reference,
-        num_heads=variant.num_heads,
-        head_dim=variant.head_dim,
-        layout=variant.layout,
-        plan=variant.plan,
+        heads=make_layout(
+            variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
+        ),
+        sharing=variant.plan,
     )
-    solved = match(config, reference, variant.budget, length=variant.length).config
-    qk_norm = "rms" if parametrization == "qk_norm" else None
-    return dataclasses.replace(solved, qk_norm=qk_norm)
+    budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
+    solved = match_budget(config, reference, budget, length=variant.length).config
+    if parametrization != "qk_norm":
+        return solved
+    fields = {f.name: getattr(solved.heads, f.name) for f in dataclasses.fields(solved.heads)}
+    normed = make_layout(variant.layout, **fields | {"qk_norm": HeadNorm("rms")})
+    return dataclasses.replace(solved, heads=normed)
 
 
 def train_config(spec: RunSpec) -> TrainConfig:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.names import find
-from attnlab.training.sources.text import SKIPPED_FOLDERS, Corpus
+from attnlab.data.text import SKIPPED_FOLDERS, Corpus
+from attnlab.names import lookup
 
 Parts = tuple[bytes, bytes, bytes]
 """Training, validation, held out."""
@@ -32,7 +32,7 @@ def load_text(name: str, data: Path) -> Corpus:
 
 @functools.lru_cache(maxsize=2)
 def _load(name: str, data: Path) -> Corpus:
-    parts = find("text", name, TEXTS)(data)
+    parts = lookup(TEXTS, name, what="text")(data)
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part)

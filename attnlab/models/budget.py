@@ -80,6 +80,11 @@ def match_budget(
       ValueError: even the smallest size is over the budget; the budget does not depend on the size,
         or stops growing with it (layers that share parameters); or the smallest size is no model
         (an odd head_dim with rotary positions).
+
+    >>> from attnlab.heads import Standard, Wide
+    >>> standard, wide = (ModelConfig(heads=kind(num_heads=4)) for kind in (Standard, Wide))
+    >>> match_budget(standard, wide, "parameters").config.ffn.width
+    637
     """
     wanted = budget_cost(reference, budget, length)
     size = size or DEFAULT_SIZES[budget]

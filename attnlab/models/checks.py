@@ -2,14 +2,14 @@
 
 import math
 
-from attnlab.names import find
+from attnlab.names import lookup
 
 
 def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:
     """Raises ValueError for what is none of the known names."""
     if not isinstance(value, str):
         raise ValueError(f"{field} must be one of {', '.join(known)}, not {value!r}")
-    find(field, value, dict.fromkeys(known))
+    lookup(dict.fromkeys(known), value, what=field)
 
 
 def check_count(field: str, value: object, least: int) -> None:

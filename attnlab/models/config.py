@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 import jax.numpy as jnp
 
@@ -194,6 +194,11 @@ class ModelConfig(Spec):
         # One way to write the same thing, so that equal configs are equal.
         if self.heads.width == self.width:
             self._set("heads", dataclasses.replace(self.heads, width=0))
+        if not isinstance(self.layer_types, list | tuple):
+            raise ValueError(
+                f"layer_types must be a tuple of pairs (count, LayerOverrides(...)), not "
+                f"{self.layer_types!r}"
+            )
         self._set("layer_types", tuple(_layer_type(pair, self.width) for pair in self.layer_types))
         if self.kind == "encoder_decoder":
             self._set("encoder", self.encoder or Encoder())
@@ -229,12 +234,12 @@ class ModelConfig(Spec):
         kinds = {
             "heads": Layout, "attention": Attention, "ffn": FFN, "norm": Norm, "dropout": Dropout,
             "positions": Positions, "embedding": Embedding, "output": OutputHead, "init": Init,
-            "compute": Compute, "sharing": str | Plan,
+            "compute": Compute, "sharing": str | Plan, "encoder": Encoder | None,
         }  # fmt: skip
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
-                wanted = getattr(kind, "__name__", str(kind))
+                wanted = " or ".join(one.__name__ for one in get_args(kind) or (kind,))
                 example = " such as heads.Standard(num_heads=4)" if name == "heads" else ""
                 raise ValueError(f"{name} must be a {wanted}{example}, not {value!r}")
 

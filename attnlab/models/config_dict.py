@@ -2,7 +2,8 @@
 
 In the dict for flags, a part that is chosen by name has the fields of all choices, so that each of
 them is a flag: `--config.model.heads.layout=latent --config.model.heads.latent_dim=16`. A field
-that is None takes the default of the choice. A field that the choice does not have must stay None.
+that is None takes the default of the choice. A field that the choice does not have must stay None,
+or be the default of the choices that have it.
 
 >>> from attnlab.heads import Wide
 >>> fields = to_dict(ModelConfig(heads=Wide(num_heads=4)))
@@ -340,7 +341,8 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
     extras = set_fields.pop("extras", None) or {}
     kinds = field_types(cls)
     for field, value in set_fields.items():
-        if field not in kinds and any(a is not None for a in _leaves(value)):
+        is_set = any(a is not None for a in _leaves(value))
+        if field not in kinds and is_set and not _is_default(choice, field, value):
             _raise_unknown(choice, name, field)
     given = {field: value for field, value in set_fields.items() if field in kinds}
     if "extras" not in kinds:
@@ -352,6 +354,13 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
         biases=_read_biases(biases, cls, _given_fields(layout)),
         extras=_read_extras(extras, f"{path}.extras", none_is_unset),
     )
+
+
+def _is_default(choice: Choice, field: str, value: Any) -> bool:
+    """Is it the default of every choice with this field? Then a flag says that it is not set."""
+    owners = [cls for cls in choice.classes.values() if field in field_types(cls)]
+    defaults = [f.default for cls in owners for f in dataclasses.fields(cls) if f.name == field]
+    return bool(defaults) and all(value == default for default in defaults)
 
 
 def _raise_unknown(choice: Choice, name: str, field: str) -> None:

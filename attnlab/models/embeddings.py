@@ -1,5 +1,6 @@
 """What stands before the layers: tokens, embeddings and positions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -55,7 +56,7 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
     >>> check_tokens(ModelConfig(), [[1, 2, 3]]).shape
     (1, 3)
     """
-    is_list = isinstance(tokens, str | list | tuple)
+    is_list = isinstance(tokens, str | bytes | list | tuple)
     first = [*np.ravel(np.asarray(tokens, object))[:1]] if is_list else []
     if any(isinstance(token, str | bytes) for token in first):
         raise ValueError(
@@ -79,6 +80,48 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
             f"{tokens.shape[1]} tokens are longer than max_len {config.max_len}; raise max_len"
         )
     return tokens
+
+
+def check_range(what: str, ids: ArrayLike, count: int, mask: Array | None = None) -> None:
+    """Raises ValueError for the first id that is not one of 0 to `count` - 1.
+
+    Traced ids cannot be checked: there such an id makes the outputs of its text NaN (`read_rows`).
+
+    Args:
+      what: what the ids are, for the message.
+      ids: integers [B, T]; floats are not checked.
+      mask: [B, T], True where an id counts; padding may hold any.
+
+    >>> check_range("token id", [[1, 7]], 7)
+    Traceback (most recent call last):
+    ValueError: token id 7 at [0, 1] is out of range: ids are 0 to 6
+    """
+    known = all(not isinstance(a, jax.core.Tracer) for a in (ids, mask))
+    if not known or not getattr(ids, "is_fully_addressable", True):
+        return
+    values = np.asarray(ids)
+    if not np.issubdtype(values.dtype, np.integer) or not values.size:
+        return
+    outside = (values < 0) | (values >= count)
+    if mask is not None and mask.shape == values.shape:
+        outside &= np.asarray(mask)
+    if outside.any():
+        index = [int(i) for i in np.argwhere(outside)[0]]
+        raise ValueError(
+            f"{what} {values[tuple(index)]} at {index} is out of range: ids are 0 to {count - 1}"
+        )
+
+
+def read_rows(table: Float[Array, "rows D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+    """The rows of a table; NaN, and no gradient, for an id that is negative or beyond its end.
+
+    Plain indexing takes the last row instead.
+
+    >>> read_rows(jnp.array([[1.0], [2.0]]), jnp.array([1, 2, -1]))[:, 0].tolist()
+    [2.0, nan, nan]
+    """
+    rows: Array = table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return rows
 
 
 def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] | None:
@@ -114,7 +157,7 @@ def embed(
       params: of the model.
       tokens: ids; or floats, a weighted sum of tokens, or any `vocab_size` features.
       config: of the model.
-      positions: None for 0, 1, 2, ...; one past the table gives NaN.
+      positions: None for 0, 1, 2, ...; a position, token id or type outside its table gives NaN.
       token_types: None for type 0. A model without a table of types reads them from the table of
         tokens (GPT-2).
 
@@ -125,7 +168,9 @@ def embed(
     """
     spec = config.embedding
     is_mixture = jnp.issubdtype(tokens.dtype, jnp.floating)
-    x: Array = tokens @ params["embedding"] if is_mixture else params["embedding"][tokens]
+    x: Array = (
+        tokens @ params["embedding"] if is_mixture else read_rows(params["embedding"], tokens)
+    )
     # Weights may be less precise than the model computes.
     x = x.astype(jnp.promote_types(x.dtype, config.compute.dtype))
     x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
@@ -133,10 +178,10 @@ def embed(
         x = jnp.where((tokens == spec.zero_token)[..., None], 0, x)
     x = _add_positions(params, x, config, positions)
     if spec.token_types:
-        types = jnp.zeros_like(tokens) if token_types is None else token_types
-        x = x + params["token_types"][types]
+        types = jnp.zeros(tokens.shape[:2], int) if token_types is None else token_types
+        x = x + read_rows(params["token_types"], types)
     elif token_types is not None:
-        x = x + params["embedding"][token_types]
+        x = x + read_rows(params["embedding"], token_types)
     if spec.norm:
         x = normalize(params["embedding_norm"], x, config.norm)
     return dense(params, "embedding_projection", x) if spec.width else x

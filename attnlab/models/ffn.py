@@ -1,7 +1,6 @@
 """The position-wise feed-forward network (FFN)."""
 
 from collections.abc import Callable
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from jaxtyping import Array, Float
 from attnlab.heads.weights import Params
 from attnlab.models.dense import dense, dropout
 from attnlab.models.specs import FFN
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.remat import save_for_backward
 from attnlab.tap import Tap
 
@@ -43,8 +42,7 @@ def activation_function(name: str) -> Callable[[Array], Array]:
     >>> activation_function("gated_relu")(jnp.array([-1.0, 2.0])).tolist()
     [0.0, 2.0]
     """
-    function = find("activation", name.removeprefix(GATED), ACTIVATIONS)
-    return cast(Callable[[Array], Array], function)
+    return lookup(ACTIVATIONS, name.removeprefix(GATED), what="activation")
 
 
 def is_gated(activation: str) -> bool:

@@ -14,6 +14,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
     DTYPES,
+    check_range,
     check_tokens,
     default_positions,
     embed,
@@ -23,6 +24,7 @@ from attnlab.models.embeddings import (
 from attnlab.models.layer import Report, TextInputs, layer_values
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head, pool
+from attnlab.models.parameters import empty_sublayers
 from attnlab.models.specs import DropoutPlace, Relative
 from attnlab.models.stack import (
     HeadMask,
@@ -212,7 +214,7 @@ class _Run:
         tap = self._tap(ENCODER)
         text = self._embed(self.inputs.source, tap)
         layers = LayersOfType(
-            params=self.params[f"{prefix}layers"],
+            params=empty_sublayers(c.encoder_layer) | self.params[f"{prefix}layers"],
             plan=c.encoder_plan,
             spec=c.encoder_layer,
             text=TextInputs(
@@ -234,7 +236,7 @@ class _Run:
         text = self._embed(tokens, tap, next(iter(caches.values())))
         layer_types = {
             name: LayersOfType(
-                params=self.params[name],
+                params=empty_sublayers(stack.layer) | self.params[name],
                 plan=stack.plan,
                 spec=stack.layer,
                 text=TextInputs(
@@ -267,13 +269,17 @@ class _Run:
         is_source = tokens is inputs.source
         tokens = check_tokens(c, tokens)
         length, after_cache = tokens.shape[1], None
+        mask = _as_bool(inputs.source_padding_mask if is_source else inputs.padding_mask)
+        check_range("token id", tokens, c.vocab_size, mask)
         if cache is not None:
-            mask = _as_bool(inputs.padding_mask)
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
         positions = None if is_source else inputs.positions
         if positions is None:
             positions = default_positions(c, tokens) if cache is None else after_cache
         token_types = None if is_source else inputs.token_types
+        if token_types is not None:
+            count = c.embedding.token_types or c.vocab_size
+            check_range("token type", token_types, count, mask)
         x = embed(self.params, tokens, c, positions=positions, token_types=token_types)
         rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
         x = self._dropout("embeddings", x, rate).astype(DTYPES[c.compute.dtype])

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.heads.cache import stacked_size
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import check_tokens
+from attnlab.models.embeddings import check_range, check_tokens
 from attnlab.models.forward import ModelCache, ModelInputs, cache_by_type, run_model
 from attnlab.models.parameters import check_params
 from attnlab.models.sampling import GREEDY, Sampling, SamplingArrays, next_token
@@ -168,6 +168,11 @@ def generate(
     Raises:
       ValueError: before anything is compiled: tokens outside the vocabulary, a text longer than
         `max_len` or the cache, a missing key, weights of another model, or a model without logits.
+
+    >>> config = ModelConfig(width=8, num_layers=2)
+    >>> params = config.build().init(jax.random.key(0), jnp.array([[1, 2, 3]]))["params"]
+    >>> generate(params, [[1, 2, 3]], config, 4).shape
+    (1, 4)
     """
     request = _check(params, prompt, config, num_tokens, options)
     written: Array = request.programs.whole(*request.arrays, request.keys)
@@ -230,22 +235,12 @@ def check_ids(
 
     >>> check_ids(ModelConfig(), [[1, 256]])
     Traceback (most recent call last):
-    ValueError: token 256 in row 0 is outside of the vocabulary: ids are 0 to 255
+    ValueError: token id 256 at [0, 1] is out of range: ids are 0 to 255
     """
     ids = check_tokens(config, tokens)
     if ids.ndim != 2:
         raise ValueError(f"tokens {ids.shape} are mixtures of tokens; a text continues from ids")
-    if isinstance(ids, jax.core.Tracer) or isinstance(padding_mask, jax.core.Tracer):
-        return ids
-    outside = (ids < 0) | (ids >= config.vocab_size)
-    if padding_mask is not None and padding_mask.shape == ids.shape:
-        outside &= padding_mask
-    if bool(outside.any()):
-        row, column = np.argwhere(np.asarray(outside))[0]
-        raise ValueError(
-            f"token {int(ids[row, column])} in row {row} is outside of the vocabulary: ids are 0 "
-            f"to {config.vocab_size - 1}"
-        )
+    check_range("token id", ids, config.vocab_size, padding_mask)
     return ids
 
 

@@ -1,7 +1,5 @@
 """Norms of the residual stream."""
 
-from typing import cast
-
 from jaxtyping import Array, Float
 
 from attnlab.models.specs import Norm
@@ -17,7 +15,7 @@ def normalize(params: Params, x: Float[Array, "... D"], norm: Norm) -> Float[Arr
     >>> normalize(params, jnp.array([1.0, 3.0]), Norm(eps=0.0)).tolist()
     [-1.0, 1.0]
     """
-    return cast(Array, NORM_KINDS[norm.kind](params, x, eps=norm.eps))
+    return NORM_KINDS[norm.kind](params, x, eps=norm.eps)
 
 
 def init_normalize(width: int, norm: Norm) -> dict[str, Array]:

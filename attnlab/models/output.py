@@ -86,6 +86,9 @@ def pool(
         total = jnp.sum(jnp.where(is_token, hidden, 0), axis=1)
         return total / jnp.maximum(jnp.sum(is_token, axis=1), 1)
     if pooler == "max":
-        largest = jnp.max(jnp.where(is_token, hidden, -jnp.inf), axis=1)
+        # Not jnp.max: its gradient compares with a maximum that XLA may round in another way, and
+        # divides by the number of equal values, which then is 0.
+        index = jnp.argmax(jnp.where(is_token, hidden, -jnp.inf), axis=1, keepdims=True)
+        largest = jnp.take_along_axis(hidden, index, axis=1)[:, 0]
         return jnp.where(jnp.any(is_token, axis=1), largest, 0)
     return hidden

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from jaxtyping import Array
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import Shapes, embedding_shapes
 from attnlab.models.layer import Init, init_layer
+from attnlab.models.mismatch import describe_mismatch
 from attnlab.models.norm import init_normalize, norm_shapes
 from attnlab.models.output import output_shapes
 from attnlab.models.specs import LayerSpec, Relative
@@ -128,33 +128,17 @@ def num_outer_parameters(config: ModelConfig) -> int:
     return sum(map(math.prod, shapes))
 
 
-def check_params(config: ModelConfig, params: Mapping[str, PyTree]) -> None:
-    """Raises ValueError where params are not those of the model: the first weight that is missing,
-    superfluous or of another shape.
+def check_params(config: ModelConfig, params: object) -> None:
+    """Raises ValueError where params are not those of the model.
 
-    >>> check_params(ModelConfig(), {"embedding": jnp.zeros((2, 3))})
+    The message names the first weight that is missing, superfluous or of another shape, says whose
+    weights they look like, and how to convert them.
+
+    >>> check_params(ModelConfig(), param_shapes(ModelConfig(vocab_size=255)))
     Traceback (most recent call last):
-    ValueError: params are not those of this model: weight 'embedding' has shape (2, 3), the model \
-has (256, 64); make them with model.init, or convert them with attnlab.convert
+    ValueError: params are not those of this model: weight 'embedding' has shape (255, 64), the \
+model has (256, 64)
     """
-    expected, given = _flat(param_shapes(config)), _flat(params)
-    differing = (
-        [f"weight {n!r} is missing" for n in expected if n not in given]
-        + [f"weight {n!r} is not one of the model" for n in given if n not in expected]
-    )  # fmt: skip
-    different_shapes = [
-        f"weight {n!r} has shape {given[n]}, the model has {shape}"
-        for n, shape in expected.items()
-        if n in given and given[n] != shape
-    ]
-    if problems := [*different_shapes, *differing]:
-        raise ValueError(
-            f"params are not those of this model: {problems[0]}; make them with model.init, or "
-            "convert them with attnlab.convert"
-        )
-
-
-def _flat(tree: Mapping[str, PyTree]) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of every weight."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {"/".join(str(getattr(k, "key", k)) for k in path): jnp.shape(a) for path, a in leaves}
+    problem = describe_mismatch(param_shapes(config), params)
+    if problem is not None:
+        raise ValueError(f"params are not those of this model: {problem}")

@@ -7,10 +7,11 @@ composes them.
 import dataclasses
 from typing import ClassVar, Literal, TypeAlias, get_args
 
+from attnlab.attention.dispatch import check_implementation
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout, check_size
 from attnlab.models.checks import check_bool, check_choice, check_count, check_number
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.norms import NORM_KINDS
 
 Activation: TypeAlias = Literal[
@@ -35,6 +36,13 @@ class Spec:
             if getattr(self, f.name) != f.default
         )
         return f"{type(self).__name__}({changed})"
+
+
+def _set_tuple(spec: Spec, field: str, value: object) -> None:
+    """Sets a field to its value as a tuple, so that a list of a config file is hashable."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{field} must be a tuple, not {value!r}; write ({value!r},) for one")
+    object.__setattr__(spec, field.partition(".")[2], tuple(value))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -80,7 +88,7 @@ class Norm(Spec):
     bias: bool | None = None
 
     def __post_init__(self) -> None:
-        find("norm.kind", self.kind, NORM_KINDS)
+        lookup(NORM_KINDS, self.kind, what="norm.kind")
         check_choice("norm.position", self.position, get_args(NormPosition))
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
@@ -125,8 +133,10 @@ class Attention(Spec):
     def __post_init__(self) -> None:
         if self.window is not None:
             check_count("attention.window", self.window, 0)
+        if self.implementation is not None:
+            check_implementation(self.implementation)
         if self.layer_scales is not None:
-            object.__setattr__(self, "layer_scales", tuple(self.layer_scales))
+            _set_tuple(self, "attention.layer_scales", self.layer_scales)
             for scale in self.layer_scales:
                 check_number("attention.layer_scales", scale, above=0.0)
         check_number("attention.output_scale", self.output_scale)
@@ -155,7 +165,7 @@ class Dropout(Spec):
             value = getattr(self, name)
             if value is not None:
                 check_number(f"dropout.{name}", value, least=0.0, below=1.0)
-        object.__setattr__(self, "places", tuple(self.places))
+        _set_tuple(self, "dropout.places", self.places)
         for place in self.places:
             check_choice("dropout.places", place, get_args(DropoutPlace))
 
@@ -238,6 +248,8 @@ class Rotary(Positions):
         check_number("positions.base", self.base, above=0.0)
         check_number("positions.fraction", self.fraction, above=0.0, most=1.0)
         if self.scaling is not None:
+            if not isinstance(self.scaling, str):
+                raise ValueError(f"positions.scaling must be a str or None, not {self.scaling!r}")
             positions.read_scaling(self.scaling)
 
     def rotated_size(self, layout: Layout) -> int:
@@ -349,6 +361,8 @@ class Embedding(Spec):
         check_bool("embedding.norm", self.norm)
         if self.zero_token is not None:
             check_count("embedding.zero_token", self.zero_token, 0)
+        if not isinstance(self.images, Images | None):
+            raise ValueError(f"embedding.images must be Images(...) or None, not {self.images!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

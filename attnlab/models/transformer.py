@@ -32,12 +32,18 @@ class Transformer(nn.Module):
         """`flax.linen.Module.apply`: `Outputs` for {"params": params} and the arguments of a call.
 
         Raises:
-          ValueError: `variables` are params without {"params": ...} around them.
+          ValueError: `variables` are not {"params": params}, or params are those of another model.
         """
-        if "params" not in variables and "embedding" in variables:
+        if not isinstance(variables, Mapping):
+            raise ValueError(
+                f"apply takes {{'params': params}} first, not a {type(variables).__name__}; the "
+                "order is (variables, tokens)"
+            )
+        if "params" not in variables:
             raise ValueError(
                 "apply takes {'params': params} as its first argument, not params alone"
             )
+        check_params(self.config, variables["params"])  # before Flax sees what is no tree of arrays
         return super().apply(variables, *args, **kwargs)
 
     @nn.compact

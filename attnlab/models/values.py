@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from attnlab.names import find
+from attnlab.names import lookup
 from attnlab.tap import Patch, Patches
 
 
@@ -31,7 +31,7 @@ def check_values(
         raise TypeError(f"patch must be a dict, name -> f(value, layer), not {patch!r:.80}")
     patches = dict(patch or {})
     for name in (*names, *patches):
-        find("value", name, known)
+        lookup(known, name, what="value")
     for name, function in patches.items():
         if not callable(function):
             raise TypeError(

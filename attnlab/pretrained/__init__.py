@@ -4,11 +4,11 @@ Each family has one table of tensor names. Neither torch nor transformers is nee
 a folder is executed.
 """
 
+from attnlab.models.parameters import param_shapes
 from attnlab.pretrained.loading import load, load_config, tokenizer
 from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.saving import save
-from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.variables import SYSTEMS, from_variables
 
 __all__ = [

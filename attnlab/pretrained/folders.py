@@ -14,7 +14,9 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Constants of Linux's renameat2(2)."""
 
 
-def write_together(folder: Path, write: Callable[[Path], None]) -> None:
+def write_together(
+    folder: Path, write: Callable[[Path], None], *, remove: Callable[[str], bool] | None = None
+) -> None:
     """Add the files that `write` makes to `folder`, replacing those of the same names.
 
     `write(new)` writes into a new, empty folder beside `folder`. All is flushed to disk, the other
@@ -29,6 +31,7 @@ def write_together(folder: Path, write: Callable[[Path], None]) -> None:
     Args:
       folder: made if missing, with its parents. A link to a folder is followed.
       write: makes files, not folders.
+      remove: name -> whether a file in `folder` of that name, which `write` does not make, goes.
 
     Raises:
       ValueError: `folder` is a file.
@@ -45,12 +48,16 @@ def write_together(folder: Path, write: Callable[[Path], None]) -> None:
     try:
         write(new)
         names = sorted(os.listdir(new))
+        present = os.listdir(target) if remove and target.exists() else []
+        stale = [name for name in present if remove and remove(name) and name not in names]
         for path in (*(new / name for name in names), new):
             _flush(path)
         if not target.exists():
             os.rename(new, target)
-        elif not (beside and _exchange_keeping(new, target, names)):
+        elif not (beside and _exchange_keeping(new, target, [*names, *stale])):
             _replace_each(new, target, names)
+            for name in stale:
+                os.unlink(target / name)
         _flush(target.parent if beside else target)
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -1,66 +1,131 @@
-"""`layer_types` of a config.json: layers with a sliding window and layers without in turn."""
+"""`layer_types` of a config.json: layers with a sliding window and layers without."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from attnlab.model.config import ModelConfig
-from attnlab.pretrained.settings import shown
+from attnlab.models.config import LayerOverrides, ModelConfig
+from attnlab.models.specs import Positions
+from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.fields import Field, Source, Values
+from attnlab.pretrained.rope import RotaryField
 from attnlab.sharing.stack import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def by_pattern(num_layers: int, pattern: int) -> list[str]:
-    """Every layer whose number `pattern` divides sees all, counted from 1.
+def every(num_layers: int, pattern: int) -> list[str]:
+    """Every layer whose number `pattern` divides has no window, counted from 1.
 
-    >>> by_pattern(5, 2)[:2]
+    >>> every(5, 2)[:2]
     ['sliding_attention', 'full_attention']
     """
     return [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
 
 
-def read_types(
-    s: dict[str, Any], types: list[str], fields: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """The fields of a ModelConfig whose layers are of these types; `fields` are those of a type.
+@dataclasses.dataclass(frozen=True)
+class Window(Field):
+    """sliding_window of all layers; it counts the token itself."""
 
-    Raises ValueError for a type that is none, or another number of them than of layers.
+    default: int = 4096
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute("sliding_window", self.default, nullable=True),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        window = given["sliding_window"]
+        return {"attention.window": None if window is None else window - 1}
+
+    def write(self, config: ModelConfig) -> JSON:
+        window = config.attention.window
+        return {"sliding_window": None if window is None else window + 1}
+
+
+def _by_window(given: JSON) -> list[str]:
+    return [FULL if given["sliding_window"] is None else SLIDING] * int(given["num_hidden_layers"])
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTypes(Field):
+    """layer_types and sliding_window.
+
+    Attributes:
+      default_window: where config.json has none.
+      default_types: attributes -> the types where config.json has none.
+      more: attributes that `default_types` reads.
     """
-    if not isinstance(types, list) or not types or any(t not in (SLIDING, FULL) for t in types):
-        raise ValueError(
-            f"config.json: layer_types = {shown(types)} is not supported, only a list of "
-            f"{SLIDING!r} and {FULL!r}"
-        )
-    if len(types) != s["num_hidden_layers"]:
-        raise ValueError(
-            f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
-            f"{s['num_hidden_layers']}"
-        )
-    if SLIDING in types and s["sliding_window"] is None:
-        raise ValueError(f"config.json: sliding_window = None, but some layer_types are {SLIDING}")
-    base = fields[FULL if FULL in types else SLIDING]
-    if len(set(types)) == 1:
-        return base
-    own = {name: value for name, value in fields[SLIDING].items() if base.get(name) != value}
-    runs = repeating_pattern(types)[0][0]
-    return base | dict(kinds=[(count, own if name == SLIDING else {}) for name, count in runs])
+
+    default_window: int = 4096
+    default_types: Callable[[JSON], list[str]] = _by_window
+    more: tuple[Attribute, ...] = ()
+
+    rope: ClassVar[RotaryField] = RotaryField()
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        types = Attribute("layer_types", None, nullable=True, json_type=list)
+        window = Attribute("sliding_window", self.default_window, nullable=True)
+        return (types, window, *self.more, *self.rope.attributes)
+
+    def types(self, given: JSON) -> list[str]:
+        """The type of every layer. Raises ValueError for another number of them than of layers."""
+        types = given["layer_types"]
+        types = self.default_types(given) if types is None else types
+        if not types or any(t not in (SLIDING, FULL) for t in types):
+            raise ValueError(
+                f"config.json: layer_types = {shown(types)} is not supported, only a list of "
+                f"{SLIDING!r} and {FULL!r}"
+            )
+        if len(types) != given["num_hidden_layers"]:
+            raise ValueError(
+                f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
+                f"{given['num_hidden_layers']}"
+            )
+        return list(types)
+
+    def positions(self, given: JSON) -> dict[str, Positions]:
+        """Type of a layer -> its positions."""
+        return dict.fromkeys((FULL, SLIDING), self.rope.positions(given))
+
+    def read(self, given: JSON, source: Source) -> Values:
+        types, positions = self.types(given), self.positions(given)
+        if SLIDING in types and given["sliding_window"] is None:
+            raise ValueError(
+                f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
+            )
+        base = FULL if FULL in types else SLIDING
+        window = None if base == FULL else given["sliding_window"] - 1
+        values: Values = {"positions": positions[base], "attention.window": window}
+        if len(set(types)) == 1:
+            return values
+        own = positions[SLIDING] if positions[SLIDING] != positions[FULL] else None
+        slides = LayerOverrides(window=given["sliding_window"] - 1, positions=own)
+        runs: Any = repeating_pattern(types)[0][0]
+        return values | {
+            "layer_types": tuple((n, slides if t == SLIDING else LayerOverrides()) for t, n in runs)
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        """Raises ValueError for windows of two sizes."""
+        windows = {c.attention.window for c in config.stacks.values()} - {None}
+        if len(windows) > 1:
+            raise ValueError(f"all layers with a window must have the same, not {windows}")
+        window = max((w for w in windows if w is not None), default=None)
+        slides = {name: c.attention.window is not None for name, c in config.stacks.items()}
+        return self.write_positions(config) | {
+            "layer_types": [SLIDING if slides[name] else FULL for name in config.layer_names],
+            "sliding_window": None if window is None else window + 1,
+        }
+
+    def write_positions(self, config: ModelConfig) -> JSON:
+        """The attributes of rotary positions."""
+        return self.rope.describe(positions_of(config, FULL))
 
 
-def write_types(c: ModelConfig) -> dict[str, Any]:
-    """layer_types and sliding_window: the inverse. Raises ValueError for windows of two sizes."""
-    windows = {stack.window for stack in c.stacks.values() if stack.window is not None}
-    if len(windows) > 1:
-        raise ValueError(f"all layers that slide have one window, not {sorted(windows)}")
-    slides = {name: stack.window is not None for name, stack in c.stacks.items()}
-    return dict(
-        layer_types=[SLIDING if slides[name] else FULL for name in c.layer_names],
-        # They count the token itself.
-        sliding_window=windows.pop() + 1 if windows else None,
-    )
-
-
-def of_type(c: ModelConfig, kind: str) -> ModelConfig:
-    """The model of the layers of a type; of one without, that of the others."""
+def positions_of(config: ModelConfig, type_: str) -> Positions:
+    """The positions of the layers of a type; if there are none, those of the others."""
     stacks = sorted(
-        c.stacks.values(), key=lambda stack: (stack.window is None) == (kind == SLIDING)
+        config.stacks.values(), key=lambda c: (c.attention.window is None) == (type_ == SLIDING)
     )
-    return stacks[0]
+    return stacks[0].positions

@@ -1,274 +1,174 @@
 """Llama (Touvron et al. 2023), Mistral (Jiang et al. 2023), Ministral, Qwen2 (Qwen Team 2024) and
-Qwen3 (2025), in the names of Hugging Face: one family with other settings.
+Qwen3 (2025), in the names of Hugging Face.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
 
-from attnlab.model.config import ModelConfig
-from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.layer_types import FULL, SLIDING, of_type, read_types, write_types
-from attnlab.pretrained.rope import ROPE, read_rope, write_rope
-from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import (
-    Null,
-    OrNull,
-    activation,
-    shown,
-    size_fields,
-    size_settings,
-    their_activation,
+from attnlab.heads import HeadNorm, Layout, Standard
+from attnlab.models.config import ModelConfig
+from attnlab.models.specs import FFN, Init, Norm
+from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import (
+    BIASES,
+    GATED,
+    CausalHead,
+    Choice,
+    Field,
+    changed,
+    grouped_heads,
+    sizes,
+    value,
+)
+from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, Window
+from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.rope import RotaryField
+
+FIELDS: tuple[Field, ...] = (
+    *sizes(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32),
+    *sizes(num_attention_heads=32, max_position_embeddings=2048),
+    *grouped_heads(),
+    Choice("hidden_act", "silu", "ffn.activation", GATED),
+    value("rms_norm_eps", 1e-6, "norm.eps"),
+    Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
+    value("mlp_bias", False, "ffn.bias"),
+    value("attention_dropout", 0.0, "dropout.attention"),
+    RotaryField(),
+)
+RMS = Norm(kind="rms")
+NORMS = {
+    "attention.norm": "input_layernorm",
+    "ffn.norm": "post_attention_layernorm",
+}
+HEADS = (
+    *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
+    Module("self_attn.q_norm", "attention.q_norm", "table"),
+    Module("self_attn.k_norm", "attention.k_norm", "table"),
 )
 
-SETTINGS = ROPE | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": Null(int),
-    "head_dim": Null(int),
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
-}
-NORMS = {("attention", "norm"): "input_layernorm", ("ffn", "norm"): "post_attention_layernorm"}
-Heads = Callable[[str, str, int], list[Row]]
-"""(name in front, name of the stack, slot) -> the name table of one attention."""
 
-
-def decoder_fields(s: dict[str, Any], architecture: str, act: str = "hidden_act") -> dict[str, Any]:
-    """What decoders of this kind have in common: all but the heads and their positions. `act` is
-    what the family calls its activation.
-    """
-    bare = architecture.endswith("Model") and not s["tie_word_embeddings"]
-    return dict(
-        kind="decoder",
-        **size_fields(s),
-        ffn_bias=s["mlp_bias"],
-        attention_biases="qkvo" if s["attention_bias"] else "",
-        norm_kind="rms",
-        norm_bias=False,
-        norm_eps=s["rms_norm_eps"],
-        activation=f"gated_{activation(s, act)}",
-        readout="none" if bare else "tied" if s["tie_word_embeddings"] else "own",
-        attention_dropout_rate=s["attention_dropout"],
-        init_std=0.02,
-    )
-
-
-def decoder_settings(c: ModelConfig) -> dict[str, Any]:
-    """The inverse of `decoder_fields`."""
-    if not c.activation.startswith("gated_"):
-        raise ValueError(f"the feed-forward part has a gate, not {c.activation!r}")
-    return dict(
-        **size_settings(c),
-        mlp_bias=c.ffn_bias,
-        attention_bias=bool(c.attention_biases),
-        rms_norm_eps=c.norm_eps,
-        hidden_act=their_activation(c.activation.removeprefix("gated_")),
-        tie_word_embeddings=c.readout == "tied",
-        attention_dropout=c.attention_dropout_rate,
-    )
-
-
-def decoder_rows(
-    c: ModelConfig, heads: Heads, norms: dict[tuple[str, str], str] = NORMS
-) -> list[Row]:
-    """The name table, of layers of several kinds too; `norms` are theirs of (part, ours)."""
-    rows, count = same("embed_tokens.weight", "embedding"), dict.fromkeys(c.stacks, 0)
-    groups = {
-        name: {part: stack.layer_plan.indices(part) for part in stack.layer_plan}
-        for name, stack in c.stacks.items()
-    }
-    for i, stack in enumerate(c.layer_names):
-        at = f"layers.{i}."
-        slots = {part: each[count[stack]] for part, each in groups[stack].items()}
-        count[stack] += 1
-        rows += heads(f"{at}self_attn.", stack, slots["attention"])
-        for n in ("gate", "up", "down"):
-            rows += dense(f"{at}mlp.{n}_proj", stack, "ffn", n, slot=slots["ffn"], bias=c.ffn_bias)
-        for (part, ours), theirs in norms.items():
-            rows += norm(at + theirs, stack, part, ours, slot=slots[part], bias=False)
-    rows += norm("norm", "final_norm", bias=False)
-    return rows + (dense("lm_head", "readout", bias=False) if c.readout == "own" else [])
-
-
-def plain_heads(c: ModelConfig) -> Heads:
-    """Of maps named as in Llama, with norms of queries and keys where there are such."""
-
-    def heads(at: str, stack: str, slot: int) -> list[Row]:
-        rows: list[Row] = []
-        for n in "qkvo":
-            bias = n in c.stacks[stack].heads.biases
-            rows += dense(f"{at}{n}_proj", stack, "attention", n, slot=slot, bias=bias)
-        for n in ("q_norm", "k_norm") if c.qk_norm else ():
-            rows += same(f"{at}{n}.weight", stack, "attention", n, slot=slot)
-        return rows
-
-    return heads
-
-
-def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
-    return decoder_rows(c, plain_heads(c))
-
-
-def _heads(s: dict[str, Any]) -> dict[str, Any]:
-    return dict(num_kv_heads=s["num_key_value_heads"], head_dim=s["head_dim"]) | read_rope(s)
-
-
-def _head_settings(c: ModelConfig) -> dict[str, Any]:
-    one = of_type(c, FULL)  # the others have the same
-    sizes = one.heads.sizes
-    return dict(num_key_value_heads=sizes["K"], head_dim=sizes["H"]) | write_rope(one)
-
-
-def _llama(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    return decoder_fields(s, architecture) | _heads(s)
-
-
-def named(c: ModelConfig, name: str) -> str:
-    """The architecture of a family's `name` that has what `c` has."""
-    return f"{name}Model" if c.readout == "none" else f"{name}ForCausalLM"
-
-
-def _describe_llama(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    return decoder_settings(c) | _head_settings(c), named(c, "Llama")
-
-
-def _mistral(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    plain = s | dict(attention_bias=False, mlp_bias=False)
-    window = s["sliding_window"]
-    # They count the token itself.
-    return _llama(plain, tensors, architecture) | dict(window=window and window - 1)
-
-
-def _describe_mistral(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    settings = decoder_settings(c) | _head_settings(c)
-    del settings["attention_bias"], settings["mlp_bias"]
-    window = None if c.window is None else c.window + 1
-    return settings | dict(sliding_window=window), named(c, "Mistral")
-
-
-def _windows(s: dict[str, Any], types: list[str]) -> dict[str, Any]:
-    """The fields of layers of these types; they count the token itself."""
-    window = s["sliding_window"]
-    return read_types(
-        s, types, {FULL: dict(window=None), SLIDING: dict(window=window and window - 1)}
-    )
-
-
-def _ministral(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    types = s["layer_types"]
-    if types is None:
-        types = [FULL if s["sliding_window"] is None else SLIDING] * s["num_hidden_layers"]
-    return _mistral(s, tensors, architecture) | _windows(s, types)
-
-
-def _describe_ministral(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    return _describe_mistral(c)[0] | write_types(c), named(c, "Ministral")
-
-
-def _qwen_windows(s: dict[str, Any]) -> dict[str, Any]:
-    slides = s["use_sliding_window"] and s["sliding_window"] is not None
-    count, types = s["num_hidden_layers"], s["layer_types"]
-    if types is None:
-        first = s["max_window_layers"] if slides else count
-        types = [FULL if i < first else SLIDING for i in range(count)]
-    if isinstance(types, list) and SLIDING in types and not s["use_sliding_window"]:
-        raise ValueError(
-            f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
-        )
-    return _windows(s, types)
-
-
-def _write_qwen_windows(c: ModelConfig) -> dict[str, Any]:
-    told = write_types(c)
-    types = told["layer_types"]
-    return told | dict(
-        use_sliding_window=SLIDING in types,
-        max_window_layers=types.index(SLIDING) if SLIDING in types else c.num_layers,
-    )
-
-
-def _qwen2(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    width = s["head_dim"] or s["hidden_size"] // s["num_attention_heads"]
-    plain = s | dict(attention_bias=False, mlp_bias=False, head_dim=width)
-    fields = _llama(plain, tensors, architecture) | dict(attention_biases="qkv")
-    return fields | _qwen_windows(s)
-
-
-def _describe_qwen2(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    settings = decoder_settings(c) | _head_settings(c) | _write_qwen_windows(c)
-    del settings["mlp_bias"], settings["attention_bias"]
-    return settings, named(c, "Qwen2")
-
-
-def _qwen3(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    norms = dict(qk_norm="rms", head_norm_eps=s["rms_norm_eps"])
-    return _llama(s | dict(mlp_bias=False), tensors, architecture) | norms | _qwen_windows(s)
-
-
-def _describe_qwen3(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    settings = decoder_settings(c) | _head_settings(c) | _write_qwen_windows(c)
-    del settings["mlp_bias"]
-    return settings, named(c, "Qwen3")
-
-
-def family(
-    name: str, settings: dict[str, Any], fields: Any, describe: Any, rows: Any, **more: Any
+def decoder(
+    name: str,
+    heads_: Layout,
+    fields: tuple[Field, ...],
+    *,
+    architecture: str,
+    norm: Norm = RMS,
+    modules: tuple[Module, ...] = HEADS,
+    norms: Mapping[str, str] = NORMS,
+    fixed: Mapping[str, object] | None = None,
+    tied: bool = False,
+    bare: str = "",
+    other_attributes: tuple[Attribute, ...] = (),
+    written: Mapping[str, object] | None = None,
 ) -> Family:
-    """A family whose files name things as Llama's do."""
+    """A family whose files name things as Llama's do.
+
+    Args:
+      name: its `model_type`.
+      heads_: the layout, with what no attribute sets.
+      fields: without the LM head.
+      architecture: how the names of its architectures begin.
+      norm: kind and position.
+      modules: of self-attention.
+      norms: weight -> module of the norms of a layer.
+      fixed: attributes that may only have this value.
+      tied: the default of tie_word_embeddings.
+      other_attributes, written: as in `Family`.
+      bare: the architecture without an LM head; "" is that name and "Model".
+    """
+    modules += linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
+    modules += tuple(Module(theirs, ours, "norm") for ours, theirs in norms.items())
     return Family(
         name=name,
-        settings=settings,
-        fields=fields,
-        describe=describe,
-        rows=rows,
+        base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=False), init=Init(std=0.02)),
+        fields=(
+            *fields,
+            CausalHead(bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied),
+        ),
+        table=NameTable(
+            modules=(
+                Module("embed_tokens", "embedding", "table"),
+                Module("norm", "final_norm", "norm"),
+                Module("lm_head", "lm_head"),
+            ),
+            layers=(Layers("layers.{}.", modules),),
+        ),
         prefix="model.",
-        readouts=("lm_head.",),
+        task_modules=("lm_head.",),
         # Rates of the rotary positions, which follow from config.json.
         ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
-        ignored_for=lambda c: ("lm_head.weight",) if c.readout == "tied" else (),
-        **more,
+        ignored_if_tied=("lm_head.weight",),
+        fixed=fixed or {},
+        other_attributes=other_attributes,
+        written=written or {},
     )
 
 
-def without(*names: str) -> dict[str, Any]:
-    """The settings of Llama but these."""
-    return {name: value for name, value in SETTINGS.items() if name not in names}
+def _qwen_types(given: JSON) -> list[str]:
+    slides = given["use_sliding_window"] and given["sliding_window"] is not None
+    count = given["num_hidden_layers"]
+    first = given["max_window_layers"] if slides else count
+    return [FULL if i < first else SLIDING for i in range(count)]
 
 
-LLAMA = family("llama", SETTINGS, _llama, _describe_llama, _rows)
-OF_MISTRAL = without("attention_bias", "mlp_bias") | {
-    "intermediate_size": 14336,
-    "num_key_value_heads": OrNull(8),
-    "max_position_embeddings": 131072,
-    "sliding_window": OrNull(4096),
-}
-MISTRAL = family("mistral", OF_MISTRAL, _mistral, _describe_mistral, _rows)
-MINISTRAL = family(
-    "ministral", OF_MISTRAL | {"layer_types": Null(list)}, _ministral, _describe_ministral, _rows
+class _QwenTypes(LayerTypes):
+    """layer_types, or windows from layer max_window_layers on; where use_sliding_window is true."""
+
+    def types(self, given: JSON) -> list[str]:
+        types = super().types(given)
+        if SLIDING in types and not given["use_sliding_window"]:
+            raise ValueError(
+                f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
+            )
+        return types
+
+    def write(self, config: ModelConfig) -> JSON:
+        given = super().write(config)
+        types = given["layer_types"]
+        return given | {
+            "use_sliding_window": SLIDING in types,
+            "max_window_layers": types.index(SLIDING) if SLIDING in types else config.num_layers,
+        }
+
+
+QWEN_TYPES = _QwenTypes(
+    default_types=_qwen_types,
+    more=(Attribute("use_sliding_window", False), Attribute("max_window_layers", 28, least=0)),
 )
-OF_QWEN = without("attention_bias", "mlp_bias") | {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": OrNull(32),
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": OrNull(4096),
-    "max_window_layers": 28,
-    "layer_types": Null(list),
-}
-QWEN2 = family("qwen2", OF_QWEN, _qwen2, _describe_qwen2, _rows)
-QWEN3 = family(
+MISTRAL_FIELDS = changed(
+    FIELDS,
+    *sizes(intermediate_size=14336, max_position_embeddings=131072),
+    *grouped_heads(num_kv_heads=8),
+    Window(),
+    without=("attention_bias", "mlp_bias"),
+)
+QWEN_FIELDS = changed(
+    FIELDS,
+    *sizes(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
+    *grouped_heads(num_kv_heads=32),
+    QWEN_TYPES,
+    without=("attention_bias", "mlp_bias"),
+)
+LLAMA = decoder("llama", Standard(num_heads=4), FIELDS, architecture="Llama")
+MISTRAL = decoder("mistral", Standard(num_heads=4), MISTRAL_FIELDS, architecture="Mistral")
+MINISTRAL = decoder(
+    "ministral",
+    Standard(num_heads=4),
+    changed(MISTRAL_FIELDS, LayerTypes()),
+    architecture="Ministral",
+)
+QWEN2 = decoder(
+    "qwen2", Standard(num_heads=4, biases=("q", "k", "v")), QWEN_FIELDS, architecture="Qwen2"
+)
+QWEN3 = decoder(
     "qwen3",
-    OF_QWEN | {"attention_bias": False, "head_dim": 128},
-    _qwen3,
-    _describe_qwen3,
-    _rows,
+    Standard(num_heads=4, qk_norm=HeadNorm("rms")),
+    changed(
+        QWEN_FIELDS,
+        *grouped_heads(num_kv_heads=32, head_dim=128),
+        Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
+        value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps"),
+    ),
+    architecture="Qwen3",
 )

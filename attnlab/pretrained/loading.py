@@ -10,16 +10,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from attnlab.model.config import Model, ModelConfig
+from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer
+from attnlab.models.config import ModelConfig
+from attnlab.models.parameters import param_shapes
+from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.attributes import JSON, read_attributes, shown
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import Source
+from attnlab.pretrained.hub import find_folder
 from attnlab.pretrained.registry import FAMILIES, REFUSED
-from attnlab.pretrained.rows import fill
-from attnlab.pretrained.settings import DEPTHS, read_settings, shown
-from attnlab.pretrained.shapes import param_shapes
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
-from attnlab.tokenizer import FILE, Tokenizer, make_tokenizer
+from attnlab.pretrained.weights import fill
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
@@ -29,24 +33,29 @@ PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def load(
-    folder: str | Path,
+    name: str | Path,
     *,
+    revision: str | None = None,
     ignore: tuple[str, ...] = (),
     param_dtype: str = "float32",
     detect_sharing: bool = False,
     allow_nonfinite: bool = False,
     sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
     **fields: Any,
-) -> tuple[Model, dict[str, Any]]:
-    """Read a folder with config.json and safetensors, as transformers saves it.
+) -> tuple[Transformer, dict[str, Any]]:
+    """Read a model by its name on the Hugging Face Hub, or a folder, as transformers saves it.
+
+        model, params = load("openai-community/gpt2")
 
     The LM head, pooler and classes are those that the file or its architecture has. Weights are
     read one by one: the peak of memory is the result and the part of a tensor that is being read.
     Every tensor must be used or known to hold nothing, and every weight filled.
 
     Args:
-      folder: holds config.json and model.safetensors, or several files and their index. Nothing in
-        it is run or unpickled.
+      name: a folder with config.json and model.safetensors, or several files and their index; or
+        the name of a model on the hub ("org/name"), whose config, safetensors and tokenizer.json
+        are fetched once (see `hub.find_folder`). Nothing in it is run or unpickled.
+      revision: branch, tag or commit on the hub.
       ignore: patterns of further tensors, or of attributes in config.json, to leave out.
       param_dtype: "float32" or "bfloat16", of all weights, whatever the file holds. A number beyond
         its range is refused.
@@ -62,15 +71,26 @@ def load(
 
     Raises:
       ValueError: names the file, the tensor or attribute, and its value.
+      ConnectionError: the hub cannot be reached, and its cache does not hold the model.
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
-    family, settings, tensors, config = _read(Path(folder), ignore)
+    family, given, tensors, config = _read(find_folder(name, revision), ignore)
     dataclasses.replace(config, **fields)  # its errors, before anything is read
-    rows = family.rows(config, settings)
-    _check_all_used(tensors, {row.name for row in rows}, family, config, ignore)
-    put = lambda path, a: jax.device_put(a, _sharding_of(sharding, path, a.shape))
-    options: dict[str, Any] = dict(dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
-    params = fill(param_shapes(config), rows, tensors, **options)
+    entries = family.table.entries(config, given)
+    _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
+
+    def put(path: WeightPath, a: np.ndarray) -> jax.Array:
+        placed: jax.Array = jax.device_put(a, _sharding_of(sharding, path, a.shape))
+        return placed
+
+    params = fill(
+        param_shapes(config),
+        entries,
+        tensors,
+        dtype=dtype,
+        put=put,
+        allow_nonfinite=allow_nonfinite,
+    )
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
@@ -79,7 +99,7 @@ def load(
 def _check_all_used(
     tensors: Stored, known: set[str], family: Family, config: ModelConfig, ignore: tuple[str, ...]
 ) -> None:
-    patterns = (*family.ignored, *family.ignored_for(config), *family.unused(config), *ignore)
+    patterns = (*family.ignores(config), *ignore)
     unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
     if unknown:
         first = shown(unknown[0])
@@ -96,51 +116,49 @@ def _sharding_of(sharding: Any, path: WeightPath, shape: tuple[int, ...]) -> Any
     return sharding and functools.reduce(operator.getitem, path, sharding)
 
 
-def load_config(folder: str | Path, *, ignore: tuple[str, ...] = ()) -> ModelConfig:
-    """The config of the model that `load` gives; no weight is read. The errors are those of `load`,
-    as far as names and config.json tell.
+def load_config(
+    name: str | Path, *, revision: str | None = None, ignore: tuple[str, ...] = ()
+) -> ModelConfig:
+    """The config of the model that `load` gives. Weights are fetched from the hub, whose names are
+    needed, but none is read. The errors are those of `load`, as far as names and config.json tell.
     """
-    return _read(Path(folder), ignore)[-1]
+    return _read(find_folder(name, revision), ignore)[-1]
 
 
-def tokenizer(folder: str | Path) -> Tokenizer:
-    """What turns text into the tokens of a folder's model and back: its tokenizer.json, read by the
-    package tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special
-    tokens too, and where each stands in the text; `decode` is the way back.
+def tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenizer:
+    """What turns text into the tokens of a model and back: its tokenizer.json, read by the package
+    tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special tokens
+    too, and where each stands in the text; `decode` is the way back.
 
-    Raises ValueError for a folder without the file, and for a file that is none.
+    Raises ValueError for a model without the file, and for a file that is none.
     """
-    path = Path(folder) / FILE
+    path = find_folder(name, revision) / FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
+            f"{name} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
             "spiece.model alone needs to be saved again by transformers"
         )
     return make_tokenizer(str(path), ())
 
 
-def _read(
-    folder: Path, ignore: tuple[str, ...]
-) -> tuple[Family, dict[str, Any], Stored, ModelConfig]:
-    """All but the weights: (family, settings, tensors not read yet, config)."""
+def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig]:
+    """All but the weights: (family, attributes, tensors not read yet, config)."""
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
-    settings = read_settings(raw, family.settings, family.fixed, ignore)
-    tensors = _ours(family, read_folder(folder), ignore)
-    for name in DEPTHS & {*settings}:  # layers that share their weights are counted by the family
-        if "num_hidden_groups" not in settings and (settings[name] or 0) > len(tensors):
-            raise ValueError(
-                f"config.json: {name} = {settings[name]} is more than the {len(tensors)} tensors "
-                "in the folder"
-            )
-    fields = family.fields(settings, tensors, _architecture(raw))
-    try:
-        return family, settings, tensors, ModelConfig(**fields)
-    except ValueError as error:
-        raise ValueError(f"config.json describes no model of attnlab: {error}") from None
+    given = read_attributes(raw, family.attributes, family.fixed, ignore)
+    tensors = _renamed(family, read_folder(folder), ignore)
+    if not family.shares_layers:
+        for one in family.attributes:
+            if one.is_depth and (given[one.name] or 0) > len(tensors):
+                raise ValueError(
+                    f"config.json: {one.name} = {given[one.name]} is more than the {len(tensors)} "
+                    "tensors in the folder"
+                )
+    source = Source(_architecture(raw), tensors)
+    return family, given, tensors, family.config(given, source)
 
 
-def _family(raw: dict[str, Any], path: Path) -> Family:
+def _family(raw: JSON, path: Path) -> Family:
     if "model_type" not in raw:
         raise ValueError(f"{path} has no model_type; known: {', '.join(FAMILIES)}")
     name = raw["model_type"]
@@ -154,7 +172,7 @@ def _family(raw: dict[str, Any], path: Path) -> Family:
     return lookup(FAMILIES, name, what="model_type")
 
 
-def _architecture(raw: dict[str, Any]) -> str:
+def _architecture(raw: JSON) -> str:
     """The first of `architectures`; "" where there is none."""
     names = raw.get("architectures")
     if names is None:
@@ -166,7 +184,7 @@ def _architecture(raw: dict[str, Any]) -> str:
     return names[0] if names else ""
 
 
-def _ours(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
+def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored:
     """The tensors under the names of the name table: no prefix, today's endings."""
     found: dict[str, str] = {}
     for name in tensors:

@@ -4,7 +4,7 @@ from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.deepseek import DEEPSEEK_V3
 from attnlab.pretrained.distilbert import DISTILBERT
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.family import Family
 from attnlab.pretrained.gemma import GEMMA3
 from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX

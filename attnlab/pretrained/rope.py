@@ -1,81 +1,120 @@
 """Rotary positions in a config.json: of today (`rope_parameters`) and before transformers 5."""
 
+import dataclasses
 from typing import Any
 
 from attnlab.heads.positions import SCALINGS, read_scaling
-from attnlab.model.config import ModelConfig
-from attnlab.pretrained.settings import LARGEST_NUMBER, Null, shown
-
-ROPE: dict[str, Any] = {
-    "rope_parameters": Null(dict),
-    "rope_theta": None,
-    "rope_scaling": Null(dict),
-}
-"""Attributes that `read_rope` reads, beside the family's own names."""
+from attnlab.models.config import ModelConfig
+from attnlab.models.specs import Positions, Rotary
+from attnlab.pretrained.attributes import JSON, LARGEST_NUMBER, Attribute, shown
+from attnlab.pretrained.fields import Field, Source, Values
 
 
-def read_rope(
-    s: dict[str, Any], *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
-) -> dict[str, Any]:
-    """Read the fields of a ModelConfig that set rotary positions.
+@dataclasses.dataclass(frozen=True)
+class RotaryField(Field):
+    """Rotary positions.
 
-    Args:
-      s: the settings of config.json.
+    Attributes:
       base, fraction: the family's own names of two numbers that `rope_parameters` calls rope_theta
         and partial_rotary_factor. A family without a `fraction` rotates whole heads.
-      part: the fraction where config.json has none.
-
-    Raises:
-      ValueError: names the attribute that is unknown, missing, given twice or no number.
+      default_fraction: where config.json has none.
     """
-    said = _given(s, {"rope_theta": base, "partial_rotary_factor": fraction})
-    kind = said.pop("rope_type", "default")
-    if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
-        raise ValueError(
-            f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
-            f"{', '.join(SCALINGS)}"
+
+    base: str = "rope_theta"
+    fraction: str = ""
+    default_fraction: float = 1.0
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        own = [Attribute(name) for name in (self.base, self.fraction) if name]
+        objects = (
+            Attribute("rope_parameters", None, nullable=True, json_type=dict),
+            Attribute("rope_scaling", None, nullable=True, json_type=dict),
         )
-    names = () if kind == "default" else SCALINGS[kind].numbers
-    found = {"rope_theta": 10000.0, "partial_rotary_factor": part}
-    found |= _numbers(said, (*found, *names), kind)
-    if "original_max_position_embeddings" in names:
-        found.setdefault("original_max_position_embeddings", s["max_position_embeddings"])
-    if missing := [n for n in names if n not in found]:
-        raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
-    if not fraction and found["partial_rotary_factor"] != 1:
-        raise ValueError(
-            f"config.json: partial_rotary_factor = {found['partial_rotary_factor']!r} is not "
-            "supported in this family, only 1.0"
-        )
-    scaling = f"{kind}:{','.join(_short(found[name]) for name in names)}" if names else None
-    if scaling:
-        read_scaling(scaling)
-    return dict(
-        positions="rotary",
-        rotary_base=float(found["rope_theta"]),
-        rotary_fraction=float(found["partial_rotary_factor"]),
-        rotary_scaling=scaling,
-    )
+        return (*objects, *own)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {"positions": self.positions(given)}
+
+    def positions(self, given: JSON) -> Rotary:
+        """Raises ValueError that names the attribute that is unknown, missing, given twice or no
+        number."""
+        found = _collect(given, {"rope_theta": self.base, "partial_rotary_factor": self.fraction})
+        kind = found.pop("rope_type", "default")
+        if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
+            raise ValueError(
+                f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
+                f"{', '.join(SCALINGS)}"
+            )
+        names = () if kind == "default" else SCALINGS[kind].numbers
+        numbers = {"rope_theta": 10000.0, "partial_rotary_factor": self.default_fraction}
+        _check_numbers(found, (*numbers, *names), kind)
+        numbers |= found
+        if "original_max_position_embeddings" in names:
+            numbers.setdefault("original_max_position_embeddings", given["max_position_embeddings"])
+        if missing := [n for n in names if n not in numbers]:
+            raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
+        share = numbers["partial_rotary_factor"]
+        if not self.fraction and share != 1:
+            raise ValueError(
+                f"config.json: partial_rotary_factor = {share!r} is not supported in this family, "
+                "only 1.0"
+            )
+        scaling = f"{kind}:{','.join(_short(numbers[name]) for name in names)}" if names else None
+        return Rotary(base=float(numbers["rope_theta"]), fraction=float(share), scaling=scaling)
+
+    def write(self, config: ModelConfig) -> JSON:
+        return self.describe(config.positions)
+
+    def describe(self, positions: Positions) -> JSON:
+        """The inverse of `positions`, for readers of today and of before."""
+        if not isinstance(positions, Rotary):
+            raise ValueError(f"positions must be rotary, not {positions.name!r}")
+        scaled: JSON = {}
+        if positions.scaling:
+            scaling, numbers = read_scaling(positions.scaling)
+            scaled = dict(zip(scaling.numbers, numbers, strict=True))
+            if (length := "original_max_position_embeddings") in scaled:
+                scaled[length] = int(scaled[length])
+            scaled["rope_type"] = positions.scaling.partition(":")[0]
+        own = {self.fraction: positions.fraction} if self.fraction else {}
+        today = {"rope_type": "default"} | scaled | {"rope_theta": positions.base}
+        today |= {"partial_rotary_factor": positions.fraction} if self.fraction else {}
+        return own | {
+            self.base: positions.base,
+            "rope_scaling": scaled or None,
+            "rope_parameters": today,
+        }
 
 
-def _given(s: dict[str, Any], own: dict[str, str]) -> dict[str, Any]:
-    """What rope_scaling, rope_parameters and the family's own names (`own`) say, in the words of
+def _collect(given: JSON, own: dict[str, str]) -> JSON:
+    """What rope_scaling, rope_parameters and the family's own names say, in the words of
     `rope_parameters`."""
-    said: dict[str, Any] = {}
+    found: JSON = {}
+
+    def add(key: str, value: Any, name: str) -> None:
+        if found.setdefault(key, value) != value:
+            raise ValueError(
+                f"config.json: {name} = {shown(value)} contradicts another attribute of the rotary "
+                f"positions, which says {shown(found[key])}"
+            )
+
     for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(s[name], dict | None):
-            raise ValueError(f"config.json: {name} = {shown(s[name])} should be an object or null")
-        for key, value in (s[name] or {}).items():
-            _say(said, "rope_type" if key == "type" else key, value, f"{name}.{key}")
+        if not isinstance(given[name], dict | None):
+            raise ValueError(
+                f"config.json: {name} = {shown(given[name])} should be an object or null"
+            )
+        for key, value in (given[name] or {}).items():
+            add("rope_type" if key == "type" else key, value, f"{name}.{key}")
     for key, name in own.items():
-        if name and s[name] is not None:
-            _say(said, key, s[name], name)
-    return said
+        if name and given[name] is not None:
+            add(key, given[name], name)
+    return found
 
 
-def _numbers(said: dict[str, Any], known: tuple[str, ...], kind: str) -> dict[str, Any]:
-    """The numbers that were given, all of them known, finite and above 0."""
-    for key, value in said.items():
+def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
+    """Raise ValueError unless all are known numbers, finite and above 0."""
+    for key, value in found.items():
         if key not in known:
             raise ValueError(
                 f"config.json: {shown(key)[1:-1]} = {shown(value)} of the rotary positions "
@@ -86,32 +125,6 @@ def _numbers(said: dict[str, Any], known: tuple[str, ...], kind: str) -> dict[st
             raise ValueError(
                 f"config.json: {key} = {shown(value)} of the rotary positions is no number above 0"
             )
-    return said
-
-
-def write_rope(
-    c: ModelConfig, *, base: str = "rope_theta", fraction: str = "", part: float = 1.0
-) -> dict[str, Any]:
-    """The inverse, for readers of today and of before."""
-    scaled: dict[str, Any] = {}
-    if c.rotary_scaling:
-        row, numbers = read_scaling(c.rotary_scaling)
-        scaled = dict(zip(row.numbers, numbers, strict=True))
-        if (length := "original_max_position_embeddings") in scaled:
-            scaled[length] = int(scaled[length])
-        scaled["rope_type"] = c.rotary_scaling.partition(":")[0]
-    own = {fraction: c.rotary_fraction} if fraction else {}
-    today = scaled | {"rope_theta": c.rotary_base, "rope_type": scaled.get("rope_type", "default")}
-    today |= {"partial_rotary_factor": c.rotary_fraction} if fraction else {}
-    return own | {base: c.rotary_base, "rope_scaling": scaled or None, "rope_parameters": today}
-
-
-def _say(said: dict[str, Any], key: str, value: Any, name: str) -> None:
-    if said.setdefault(key, value) != value:
-        raise ValueError(
-            f"config.json: {name} = {shown(value)} contradicts another attribute of the rotary "
-            f"positions, which says {shown(said[key])}"
-        )
 
 
 def _short(number: float) -> str:

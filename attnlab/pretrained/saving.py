@@ -2,32 +2,42 @@
 
 import dataclasses
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from attnlab.model.config import Model, ModelConfig
-from attnlab.model.outer import POSITIONS
+from attnlab.heads import Layout, all_weights, score_scale
+from attnlab.models.config import ModelConfig
+from attnlab.models.parameters import check_params
+from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.families import Family
+from attnlab.pretrained.attributes import JSON
+from attnlab.pretrained.card import make_card
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import Source, config_value
 from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.registry import FAMILIES
-from attnlab.pretrained.rows import unfill
-from attnlab.pretrained.shapes import check_params
-from attnlab.pretrained.tensors import ONE_FILE, write_file
+from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, is_floating, write_file
+from attnlab.pretrained.weights import unfill
+from attnlab.sharing import Params
 from attnlab.sharing.plan import mixtures
 from attnlab.transforms import unshare
+from attnlab.transforms.convert import Conversion
 
 
 def save(
     folder: str | Path,
-    model: Model,
-    params: dict[str, Any],
+    model: Transformer,
+    params: Params,
     *,
     family: str = "",
     allow_nonfinite: bool = False,
+    max_shard_bytes: int = 5 * 10**9,
+    model_card: bool = False,
+    conversion: Conversion | None = None,
 ) -> None:
     """Write config.json and model.safetensors, which transformers loads with equal outputs.
 
@@ -45,6 +55,10 @@ def save(
       params: its weights, without {"params": ...}.
       family: a name of `FAMILIES`; "" takes the first whose config.json can describe the model.
       allow_nonfinite: write NaN and infinite weights too.
+      max_shard_bytes: weights of more bytes become several files and an index, as
+        `model-00001-of-00003.safetensors`. One tensor is never divided.
+      model_card: write README.md, which says what the model is; an older one is replaced.
+      conversion: by which the weights were made, told in the model card with its errors.
 
     Raises:
       ValueError: no family computes the same as the model, or `params` are not its weights: names
@@ -53,7 +67,8 @@ def save(
 
     >>> import tempfile
     >>> import jax.numpy as jnp
-    >>> model = ModelConfig(width=8, num_heads=2, activation="gelu_tanh").build()
+    >>> from attnlab.models import FFN
+    >>> model = ModelConfig(width=8, ffn=FFN(activation="gelu_tanh")).build()
     >>> params = model.init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(folder, model, params)
@@ -61,28 +76,113 @@ def save(
     ['config.json', 'model.safetensors']
     """
     config = model.config
-    parts = {*config.layer_plan, *config.encoder_layer_plan}
-    if {"kv", "delta"} & parts or mixtures(parts):  # no format knows these parts
-        check_params(config, params, allow_nonfinite=allow_nonfinite)
+    sublayers = {*config.plan} | ({*config.encoder_plan} if config.encoder else set())
+    if {"kv", "delta"} & sublayers or mixtures(sublayers):  # no format has these
+        check_weights(config, params, allow_nonfinite=allow_nonfinite)
         config, params = unshare(config, params)
     chosen = _choose_family(config, family)
-    check_params(config, params, allow_nonfinite=allow_nonfinite)
-    _write(folder, chosen, config, params)
+    check_weights(config, params, allow_nonfinite=allow_nonfinite)
+    if conversion is not None and not model_card:
+        raise ValueError("conversion is told in the model card; pass model_card=True")
+    given, tensors = _contents(chosen, config, params)
+    card = make_card(config, params, conversion) if model_card else ""
+    _write(folder, given, tensors, max_shard_bytes, card)
 
 
-def _write(folder: str | Path, family: Family, config: ModelConfig, params: dict[str, Any]) -> None:
-    settings, architecture = family.describe(config)
-    tensors = _tensors(family, config, settings, architecture, params)
-    about: dict[str, Any] = {"architectures": [architecture], "model_type": family.name}
+def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> None:
+    """Check that `params` are the weights of `config.build()`: names, shapes, dtypes, values.
+
+    Any floating-point dtype is accepted; each weight may have its own.
+
+    Raises:
+      ValueError: names the first weight that is wrong, what it is and what the model expects.
+    """
+    if not isinstance(params, Mapping):
+        raise ValueError(f"params must be a dict of weights by name, not {params!r:.99}")
+    check_params(config, params)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name, a = ".".join(key.key for key in path), np.asarray(leaf)
+        if not is_floating(a.dtype):
+            raise ValueError(f"params: {name} is {a.dtype}, the model expects a floating dtype")
+        if not allow_nonfinite:
+            _check_finite(f"params: {name}", a)
+
+
+def _check_finite(name: str, a: np.ndarray) -> None:
+    flat = a.reshape(-1)
+    for first in range(0, flat.size, CHUNK):
+        finite = np.isfinite(flat[first : first + CHUNK])
+        if not finite.all():
+            place = first + int(np.argmin(finite))
+            index = ", ".join(str(i) for i in np.unravel_index(place, a.shape))
+            raise ValueError(
+                f"{name} has {float(flat[place])} at {index or 'its only place'}; if it is meant "
+                "to, pass allow_nonfinite=True"
+            )
+
+
+def _contents(
+    family: Family, config: ModelConfig, params: Params
+) -> tuple[JSON, dict[str, np.ndarray]]:
+    """config.json and the tensors."""
+    given = family.describe(config)
+    tensors = _tensors(family, config, given, params)
+    given |= {"model_type": family.name}
     dtypes = {str(a.dtype) for a in tensors.values()}
-    about |= {"dtype": dtypes.pop()} if len(dtypes) == 1 else {}
-    text = json.dumps(settings | about, indent=2, sort_keys=True, allow_nan=False)
+    return given | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
+
+
+def _write(
+    folder: str | Path, given: JSON, tensors: dict[str, np.ndarray], max_bytes: int, card: str
+) -> None:
+    shards = split_shards(tensors, max_bytes)
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    texts = {"config.json": json.dumps(given, indent=2, sort_keys=True, allow_nan=False) + "\n"}
+    if len(shards) == 1:
+        names = [ONE_FILE]
+    else:
+        places = {t: name for name, shard in zip(names, shards, strict=True) for t in shard}
+        size = sum(a.nbytes for a in tensors.values())
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        texts[INDEX] = json.dumps(index, indent=2) + "\n"
+    if card:
+        texts["README.md"] = card
 
     def write(new: Path) -> None:
-        write_file(new / ONE_FILE, tensors)
-        (new / "config.json").write_text(text + "\n", encoding="utf-8")
+        for name, shard in zip(names, shards, strict=True):
+            write_file(new / name, {tensor: tensors[tensor] for tensor in shard})
+        for name, text in texts.items():
+            (new / name).write_text(text, encoding="utf-8")
 
-    write_together(Path(folder), write)
+    # Weights that a save before has left would be read in place of these.
+    write_together(Path(folder), write, remove=is_weight_file)
+
+
+def is_weight_file(name: str) -> bool:
+    """Whether `load` could read a file of this name as weights, or as their index.
+
+    >>> is_weight_file("model-00001-of-00002.safetensors"), is_weight_file("tokenizer.json")
+    (True, False)
+    """
+    pattern = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+    return re.fullmatch(pattern, name) is not None
+
+
+def split_shards(tensors: Mapping[str, np.ndarray], max_bytes: int) -> list[list[str]]:
+    """Names of the tensors of each file, in order, none of more bytes unless it is one tensor.
+
+    >>> split_shards({"a": np.zeros(4), "b": np.zeros(2), "c": np.zeros(2)}, 40)
+    [['a'], ['b', 'c']]
+    """
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, a in tensors.items():
+        if shards[-1] and size + a.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += a.nbytes
+    return shards
 
 
 def _choose_family(config: ModelConfig, family: str) -> Family:
@@ -90,7 +190,7 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
     families = [lookup(FAMILIES, family, what="family")] if family else list(FAMILIES.values())
     reasons: dict[str, str] = {}
     for one in families:
-        if (reason := _cannot(one, config)) is None:
+        if (reason := _difference(one, config)) is None:
             return one
         reasons[one.name] = reason
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -98,68 +198,78 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
 
 
 def _tensors(
-    family: Family,
-    config: ModelConfig,
-    settings: dict[str, Any],
-    architecture: str,
-    params: dict[str, Any],
+    family: Family, config: ModelConfig, given: JSON, params: Params
 ) -> dict[str, np.ndarray]:
     """Name in the file -> tensor."""
-    tensors = unfill(jax.tree.map(np.asarray, params), family.rows(config, settings))
-    for name, other in family.unused(config).items():
+    tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, given))
+    for name, other in family.unused_in(config).items():
         tensors[name] = tensors[other]
+    architecture = given["architectures"][0]
     if architecture.endswith("Model") and not architecture.endswith("HeadModel"):
         return tensors
-    own = family.readouts
+    own = family.task_modules
     return {n if n.startswith(own) else family.prefix + n: a for n, a in tensors.items()}
 
 
-def _cannot(family: Family, config: ModelConfig) -> str | None:
+def _difference(family: Family, config: ModelConfig) -> str | None:
     """Why a config.json of the family would describe another model; None where it would not."""
     try:
-        settings, architecture = family.describe(config)
-        names = {row.name: None for row in family.rows(config, settings)}
-        read = ModelConfig(**family.fields(settings, names, architecture))
-    except (ValueError, KeyError, StopIteration, TypeError) as error:
+        given = family.describe(config)
+        names = {entry.name: None for entry in family.table.entries(config, given)}
+        read = family.config(given, Source(given["architectures"][0], names))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         return str(error) or type(error).__name__
-    ours, theirs = _meaning(config), _meaning(read)
-    for field, value in ours.items():
-        if theirs.get(field, NOTHING) != value:
-            return f"{field} would be {theirs.get(field, NOTHING)!r}, not {value!r}"
+    ours, theirs = computed_values(config), computed_values(read)
+    for path in {**ours, **theirs}:
+        if theirs.get(path, NOTHING) != ours.get(path, NOTHING):
+            return f"{path} would be {theirs.get(path, NOTHING)}, not {ours.get(path, NOTHING)}"
     return None
 
 
-# How a model computes what it computes, and where its layers keep their weights.
-FREE = {"plan", "encoder_plan", "share_encoder", "dtype", "remat", "order", "implementation"}
-FREE |= {"init_std", "init_residual"}
-DROPOUT = {"dropout_rate", "embedding_dropout_rate", "dropout_places"}
+FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout"}
+FREE |= {"encoder.sharing", "encoder.shares_decoder", "attention.order", "attention.implementation"}
+"""What does not change the function that a model computes, or is compared in another form."""
 NOTHING = "nothing"
 
 
-def _meaning(config: ModelConfig) -> dict[str, Any]:
-    """The fields that decide what is computed, with every None resolved; of several kinds those of
-    every layer."""
-    if config.kinds:
-        each = {name: _meaning(c) for name, c in config.stacks.items()}
+def computed_values(config: ModelConfig) -> dict[str, object]:
+    """The fields that decide what is computed, each None resolved; with layer types of each layer.
+
+    >>> computed_values(ModelConfig())["heads.head_dim"]
+    16
+    """
+    if config.layer_types:
+        each = {name: computed_values(c) for name, c in config.stacks.items()}
         layers = [each[name] | {"num_layers": config.num_layers} for name in config.layer_names]
         return {f"{n} of layer {i}": a for i, one in enumerate(layers) for n, a in one.items()}
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    values |= {name: config.heads.sizes[a] for name, a in HEAD_SIZES.items()}
-    values["attention_scale"] = config.heads.score_scale
-    values["attention_biases"] = sorted(config.heads.biases)
-    values["encoder_layers"] = config.encoder_layers or config.num_layers
-    rate = config.dropout_rate
-    first = rate if config.embedding_dropout_rate is None else config.embedding_dropout_rate
-    rates = {place: first if place == "embeddings" else rate for place in config.dropout_places}
-    # A place where nothing drops is none.
+    values: dict[str, object] = {}
+    for field in dataclasses.fields(config):
+        part = getattr(config, field.name)
+        values[field.name] = part if not dataclasses.is_dataclass(part) else type(part).__name__
+        for own in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+            path = f"{field.name}.{own.name}"
+            values[path] = config_value(config, path)
+    values["heads.scale"] = score_scale(config.layout)
+    values["norm.bias"] = config.norm.has_bias
+    if config.encoder is not None:
+        values["encoder.num_layers"] = config.encoder_plan.num_layers
+        values["encoder.num_heads"] = config.encoder_layout.num_heads
+    rate, first = config.dropout.rate, config.dropout.embedding
+    rates = {
+        place: rate if place != "embeddings" or first is None else first
+        for place in config.dropout.places
+    }
+    # A place where nothing is dropped does not count.
     values["dropout at each place"] = {place: rate for place, rate in rates.items() if rate}
-    row = POSITIONS[config.positions]
-    unread = FREE | DROPOUT
-    unread |= set() if row.rotary else {"rotary_base", "rotary_fraction", "rotary_scaling"}
-    unread |= set() if row.skips_padding else {"pad_token"}
-    unread |= {"delta_rank"} if "delta" not in config.layer_plan else set()
-    unread |= {"max_len"} if row.relative else {"relative_buckets", "relative_distance"}
-    return {name: value for name, value in values.items() if name not in unread}
+    values["dropout of attention and ffn"] = config.dropout.attention, config.dropout.ffn
+    unread = {"max_len"} if config.positions.is_relative else set()
+    unread |= {"heads.norm_eps"} if not _has_head_norm(config.layout) else set()
+    return {
+        path: value
+        for path, value in values.items()
+        if path not in FREE | unread and path.partition(".")[0] not in FREE
+    }
 
 
-HEAD_SIZES = {"num_kv_heads": "K", "head_dim": "H", "value_dim": "V", "shared_dim": "R"}
+def _has_head_norm(layout: Layout) -> bool:
+    return any("norm" in name for name in all_weights(layout))

@@ -1,182 +1,180 @@
 """T5, versions 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), in the names of Hugging Face."""
 
-from typing import Any
-
-from attnlab.model.config import ModelConfig
-from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import Null, activation, their_activation
+from attnlab.heads import Standard
+from attnlab.models.config import ModelConfig
+from attnlab.models.specs import FFN, Dropout, Norm, Relative
+from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import (
+    ACTIVATIONS,
+    GATED,
+    Choice,
+    Field,
+    Source,
+    Tensors,
+    Values,
+    value,
+)
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
 from attnlab.sharing.bits import same_bits
-from attnlab.sharing.plan import Plan
 
-SETTINGS = {
-    "vocab_size": 32128,
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_decoder_layers": Null(int),
-    "num_heads": 8,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-    "is_gated_act": Null(bool),
-    "dense_act_fn": Null(str),
-    "tie_word_embeddings": True,
-    "scale_decoder_outputs": Null(bool),
-    "is_encoder_decoder": True,
-    "n_positions": 512,  # of the training data; relative positions go on
-}
 ANY_LENGTH = 2**20
+# "gated-gelu" means the tanh kind, "gelu" alone the exact one.
+FEED_FORWARD = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in GATED.items()}
+FEED_FORWARD["gated-gelu"] = GATED["gelu_new"]
 
 
-def _activation(s: dict[str, Any]) -> str:
-    """ "gated-gelu" means the tanh kind, "gelu" alone the exact one; the last word decides."""
-    *gate, last = s["feed_forward_proj"].split("-")
-    theirs = "gelu_new" if gate and last == "gelu" else last
-    for name, derived in {"is_gated_act": bool(gate), "dense_act_fn": theirs}.items():
-        if s[name] not in (None, derived):
-            raise ValueError(
-                f"config.json: {name} = {s[name]!r} contradicts feed_forward_proj = "
-                f"{s['feed_forward_proj']!r}, which says {derived!r}"
-            )
-    if gate not in ([], ["gated"]):
-        raise ValueError(
-            f"config.json: feed_forward_proj = {s['feed_forward_proj']!r} is not supported; "
-            "known: the name of an activation, with 'gated-' before it or not"
-        )
-    plain = activation({"feed_forward_proj": theirs}, "feed_forward_proj")
-    return f"gated_{plain}" if gate else plain
+def _is_gated(given: JSON) -> bool:
+    return str(given["feed_forward_proj"]).startswith("gated-")
 
 
-def _own_readout(tensors: Tensors) -> bool:
-    """The file decides: a readout that differs from the table is used, a copy is not."""
+def _activation(given: JSON) -> str:
+    name = str(given["feed_forward_proj"])
+    return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+
+
+def _decoder_layers(given: JSON) -> int:
+    return int(given["num_layers"])
+
+
+def _is_tied(given: JSON) -> bool:
+    return bool(given["tie_word_embeddings"])
+
+
+class _Stacks(Field):
+    """Which stacks there are, and their depth."""
+
+    attributes = (
+        Attribute("num_layers", 6, is_depth=True),
+        Attribute("num_decoder_layers", json_type=int, is_depth=True, compute=_decoder_layers),
+        Attribute("is_encoder_decoder", True),
+    )
+
+    def read(self, given: JSON, source: Source) -> Values:
+        layers = given["num_layers"]
+        if source.architecture == "T5EncoderModel":
+            return {"kind": "encoder", "encoder": None, "num_layers": layers}
+        return {"num_layers": given["num_decoder_layers"], "encoder.num_layers": layers}
+
+    def write(self, config: ModelConfig) -> JSON:
+        alone = config.encoder is None
+        return {
+            "num_layers": config.num_layers if alone else config.encoder_plan.num_layers,
+            "num_decoder_layers": config.num_layers,
+            "is_encoder_decoder": not alone,
+        }
+
+
+class _Head(Field):
+    """The LM head. The file decides: one that differs from the table is used, a copy is not."""
+
+    attributes = (
+        Attribute("tie_word_embeddings", True),
+        Attribute("scale_decoder_outputs", json_type=bool, compute=_is_tied),
+    )
+
+    def read(self, given: JSON, source: Source) -> Values:
+        if source.architecture in ("T5EncoderModel", "T5Model"):
+            return {"output.kind": "none"}
+        scaled = given["scale_decoder_outputs"]
+        return {
+            "output.kind": "own" if _has_own_head(source.tensors) else "tied",
+            "output.scale": given["d_model"] ** -0.5 if scaled else 1.0,
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        bare = config.output.kind == "none"
+        scaled = config.output.scale != 1 or bare
+        name = "T5ForConditionalGeneration"
+        if bare:
+            name = "T5EncoderModel" if config.kind == "encoder" else "T5Model"
+        # What a reader before version 5 takes for "scaled", and for "tied".
+        names = ("tie_word_embeddings", "scale_decoder_outputs")
+        return dict.fromkeys(names, scaled) | {"architectures": [name]}
+
+
+def _has_own_head(tensors: Tensors) -> bool:
     own, table = tensors.get("lm_head.weight"), tensors.get("shared.weight")
     if own is None or table is None:
         return "lm_head.weight" in tensors
     return not same_bits(own, table)
 
 
-def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    alone = architecture == "T5EncoderModel"
-    scaled = s["scale_decoder_outputs"]
-    scaled = s["tie_word_embeddings"] if scaled is None else scaled
-    readout = "own" if _own_readout(tensors) else "tied"
-    readout = "none" if alone or architecture == "T5Model" else readout
-    depth = dict(num_layers=s["num_layers"])
-    if not alone:
-        decoder = s["num_layers"] if s["num_decoder_layers"] is None else s["num_decoder_layers"]
-        depth = dict(num_layers=decoder, encoder_layers=s["num_layers"])
-    return depth | dict(
-        kind="encoder" if alone else "encoder_decoder",
-        vocab_size=s["vocab_size"],
-        max_len=ANY_LENGTH,
-        width=s["d_model"],
-        num_heads=s["num_heads"],
-        head_dim=s["d_kv"],
-        ffn_width=s["d_ff"],
-        attention_scale=1.0,
-        attention_biases="",
-        ffn_bias=False,
-        norm_kind="rms",
-        norm_bias=False,
-        norm_eps=s["layer_norm_epsilon"],
-        activation=_activation(s),
-        positions="relative",
-        relative_buckets=s["relative_attention_num_buckets"],
-        relative_distance=s["relative_attention_max_distance"],
-        readout=readout,
-        readout_scale=s["d_model"] ** -0.5 if scaled and readout != "none" else 1.0,
-        dropout_rate=s["dropout_rate"],
-        attention_dropout_rate=s["dropout_rate"],
-        ffn_dropout_rate=s["dropout_rate"],
-        dropout_places=("embeddings", "attention", "ffn", "final"),
+def _layers(stack: Stack, ffn: int) -> tuple[Module, ...]:
+    """The modules of a layer; the FFN is its sublayer number `ffn`."""
+    projections = {name: name for name in "qkvo"}
+    modules = linears("layer.0.SelfAttention.", "attention", **projections)
+    modules += (Module("layer.0.layer_norm", "attention.norm", "norm"),)
+    if stack == "decoder":
+        modules += linears("layer.1.EncDecAttention.", "cross", **projections)
+        modules += (Module("layer.1.layer_norm", "cross.norm", "norm"),)
+    at = f"layer.{ffn}.DenseReluDense."
+    return (
+        *modules,
+        Module(f"{at}wi", "ffn.up", only_without="gate"),
+        Module(f"{at}wi_1", "ffn.up", only_with="gate"),
+        *linears(at, "ffn", gate="wi_0", down="wo"),
+        Module(f"layer.{ffn}.layer_norm", "ffn.norm", "norm"),
     )
 
 
-def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    plain = their_activation(c.activation.removeprefix("gated_"))
-    gated = c.activation.startswith("gated_")
-    words = {"gelu_new": "gated-gelu"}.get(plain, f"gated-{plain}") if gated else plain
-    if gated and plain == "gelu":
-        raise ValueError("no word for the exact gelu behind a gate")
-    alone, scaled = c.kind == "encoder", c.readout_scale != 1
-    settings = dict(
-        vocab_size=c.vocab_size,
-        d_model=c.width,
-        d_kv=c.heads.sizes["H"],
-        d_ff=c.ffn_width,
-        num_layers=c.num_layers if alone else c.encoder_layer_plan.num_layers,
-        num_decoder_layers=c.num_layers,
-        num_heads=c.num_heads,
-        relative_attention_num_buckets=c.relative_buckets,
-        relative_attention_max_distance=c.relative_distance,
-        dropout_rate=c.dropout_rate,
-        layer_norm_epsilon=c.norm_eps,
-        feed_forward_proj=words,
-        is_gated_act=gated,
-        dense_act_fn=plain,
-        # What a reader before version 5 takes for "scaled", and for "tied".
-        tie_word_embeddings=scaled or c.readout == "none",
-        scale_decoder_outputs=scaled or c.readout == "none",
-        is_encoder_decoder=not alone,
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
+def _stack(stack: Stack, ffn: int) -> Layers:
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    return Layers(
+        f"{stack}.block.{{}}.",
+        _layers(stack, ffn),
+        stack,
+        outer=(
+            Module(bias, "relative_bias", "table"),
+            Module(f"{stack}.final_layer_norm", "final_norm", "norm"),
+        ),
     )
-    names = {"none": "T5Model"} | ({"none": "T5EncoderModel"} if alone else {})
-    return settings, names.get(c.readout, "T5ForConditionalGeneration")
-
-
-def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
-    own = "" if c.share_encoder or c.kind == "encoder" else "encoder_"
-    encoder = c.layer_plan if c.kind == "encoder" else c.encoder_layer_plan
-    rows = same("shared.weight", "embedding")
-    rows += _stack("encoder", own, encoder, c)
-    if c.kind != "encoder":
-        rows += _stack("decoder", "", c.layer_plan, c)
-    return rows + (dense("lm_head", "readout", bias=False) if c.readout == "own" else [])
-
-
-PARTS = {"attention": "SelfAttention", "cross": "EncDecAttention", "ffn": "DenseReluDense"}
-
-
-def _stack(name: str, own: str, plan: Plan, c: ModelConfig) -> list[Row]:
-    """All of an encoder or decoder, stored under its `name`; `own` begins our names."""
-    heads = {ours: ours for ours in "qkvo"}
-    ffn = {"up": "wi", "down": "wo"}
-    if c.activation.startswith("gated_"):
-        ffn = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
-    matrices = {"attention": heads, "cross": heads, "ffn": ffn}
-    rows = same(
-        f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-        f"{own}relative_bias",
-    )
-    groups = {part: plan.indices(part) for part in plan}
-    for i in range(plan.num_layers):
-        for j, part in enumerate(p for p in PARTS if p in plan):
-            at, slot = f"{name}.block.{i}.layer.{j}.", groups[part][i]
-            where = (f"{own}layers", part)
-            for ours, theirs in matrices[part].items():
-                file = f"{at}{PARTS[part]}.{theirs}"
-                rows += dense(file, *where, ours, slot=slot, bias=False)
-            rows += norm(f"{at}layer_norm", *where, "norm", slot=slot, bias=False)
-    return rows + norm(f"{name}.final_layer_norm", f"{own}final_norm", bias=False)
 
 
 T5 = Family(
     name="t5",
-    settings=SETTINGS,
-    fields=_fields,
-    describe=_describe,
-    rows=_rows,
-    # The table may be stored again for each stack, and a bias that no release ever used.
+    base=ModelConfig(
+        kind="encoder_decoder",
+        max_len=ANY_LENGTH,
+        heads=Standard(num_heads=4, scale=1.0),
+        ffn=FFN(bias=False),
+        norm=Norm(kind="rms"),
+        positions=Relative(),
+        dropout=Dropout(places=("embeddings", "attention", "ffn", "final")),
+    ),
+    fields=(
+        value("vocab_size", 32128, "vocab_size"),
+        value("d_model", 512, "width"),
+        value("d_kv", 64, "heads.head_dim"),
+        value("d_ff", 2048, "ffn.width"),
+        value("num_heads", 8, "heads.num_heads"),
+        _Stacks(),
+        value("relative_attention_num_buckets", 32, "positions.buckets"),
+        value("relative_attention_max_distance", 128, "positions.max_distance"),
+        value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
+        value("layer_norm_epsilon", 1e-6, "norm.eps"),
+        Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
+        _Head(),
+    ),
+    other_attributes=(
+        Attribute(
+            "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
+        ),
+        Attribute(
+            "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
+        ),
+        Attribute("n_positions", 512),  # of the training data; relative positions go on
+    ),
+    written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+    table=NameTable(
+        modules=(Module("shared", "embedding", "table"), Module("lm_head", "lm_head")),
+        layers=(_stack("encoder", 1), _stack("decoder", 2)),
+    ),
+    # The table may be stored again for each stack and as LM head, and a bias that no release used.
     ignored=(
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+        "lm_head.weight",
     ),
-    ignored_for=lambda c: () if c.readout == "own" else ("lm_head.weight",),
 )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.pretrained.settings import shown
+from attnlab.pretrained.attributes import shown
 
 DTYPES: dict[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,

@@ -1,98 +1,126 @@
-"""torch.nn's stacks of layers: TransformerEncoderLayer, TransformerDecoderLayer, several of them
-(TransformerEncoder, TransformerDecoder), and Transformer.
+"""torch.nn.MultiheadAttention and torch.nn's layers: TransformerEncoderLayer,
+TransformerDecoderLayer, several of them (TransformerEncoder, TransformerDecoder), and Transformer.
 
-They take vectors, which a model of ours reads as floats [B, T, d_model] through a table that is the
-identity; there are no positions and no readout, `Outputs.last` is what they return.
+The layers take vectors, which a model here reads as floats [B, T, d_model] through a table that is
+the identity; there are no positions and no LM head, `Outputs.hidden` is what they return.
 
-A decoder alone is that of an encoder-decoder whose encoder would read its weights (share_encoder),
-and does not run: it is given the memory as `encoded`.
+A decoder alone is that of an encoder-decoder whose encoder uses its weights (shares_decoder), and
+does not run: it is given the memory as `encoded`.
 """
 
-import re
 from typing import Any
 
 import numpy as np
 
-from attnlab.model.config import ModelConfig
+from attnlab.heads import ExtraKeys, Sink, Standard
+from attnlab.heads.layout import Extra
+from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
-from attnlab.pretrained.rows import Row, dense, norm, same
-from attnlab.pretrained.settings import ACTIVATIONS
+from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
+from attnlab.pretrained.fields import ACTIVATIONS, BIASES
+from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.weights import Entry
 
-PARTS = {  # part -> (module, number of its norm) in a layer of the encoder, and of the decoder
-    "encoder": {"attention": ("self_attn", 1), "ffn": ("", 2)},
-    "decoder": {"attention": ("self_attn", 1), "cross": ("multihead_attn", 2), "ffn": ("", 3)},
-}
-NORMS = {  # (norm_first, is there a norm behind the layers?) -> ours
+NORMS: dict[tuple[bool, bool], NormPosition] = {
     (False, False): "post",
     (False, True): "post_final",
     (True, False): "pre_open",
     (True, True): "pre",
 }
+"""(norm_first, is there a norm behind the layers?) -> position of the norms."""
 
 
-def build(
-    tensors: dict[str, Any], heads: int, first: bool, activation: str, eps: float, length: int
-) -> tuple[ModelConfig, list[Row]]:
-    """(config, name table); adds the table of the identity to `tensors`."""
-    both = any(name.startswith("decoder.") for name in tensors)
-    alone = "decoder" if any("multihead_attn." in name for name in tensors) else "encoder"
-    prefixes = {"encoder": "encoder.", "decoder": "decoder."} if both else {alone: ""}
-    rows = same("embedding", "embedding")
-    depth = {stack: _depth(tensors, prefix) for stack, prefix in prefixes.items()}
-    first_stack, first_prefix = next(iter(prefixes.items()))
-    sample = f"{first_prefix}layers.0." if depth[first_stack] else first_prefix
-    if f"{sample}linear1.weight" not in tensors:
-        raise ValueError(f"the variable {sample + 'linear1.weight'!r} is missing")
-    ffn_width, width = np.shape(tensors[f"{sample}linear1.weight"])
-    bias = f"{sample}linear1.bias" in tensors
-    final = f"{first_prefix}norm.weight" in tensors
-    for stack, count in depth.items():
-        own = "encoder_" if both and stack == "encoder" else ""
-        prefix = prefixes[stack]
-        for i in range(max(count, 1)):
-            rows += _layer_rows(f"{prefix}layers.{i}." if count else prefix, stack, own, i, bias)
-        rows += norm(f"{prefix}norm", f"{own}final_norm", bias=bias) if final else []
-    tensors["embedding"] = np.eye(width, dtype=np.float32)
-    config = ModelConfig(
-        kind="encoder_decoder" if "decoder" in depth else "encoder",
-        vocab_size=width,
-        max_len=length,
+def build_attention(config: dict[str, Any], tensors: Arrays) -> Built:
+    """torch.nn.MultiheadAttention."""
+    width, heads, kdim, vdim, add_bias_kv, add_zero_attn, _ = take(
+        config, "embed_dim", "num_heads", kdim=None, vdim=None, add_bias_kv=None,
+        add_zero_attn=False, batch_first=True,
+    )  # fmt: skip
+    has_biases, has_keys = "in_proj_bias" in tensors, "bias_k" in tensors
+    if add_bias_kv is not None and bool(add_bias_kv) != has_keys:
+        found = "" if has_keys else "not "
+        raise ValueError(f"add_bias_kv is {add_bias_kv}, and bias_k is {found}there")
+    extras: list[Extra] = [ExtraKeys(1)] if has_keys else []
+    extras += [Sink(learnt=False)] if add_zero_attn else []
+    layout = Standard(
         width=width,
-        num_layers=max([*depth.values()][-1], 1),
-        encoder_layers=max(depth["encoder"], 1) if both else None,
-        share_encoder=[*depth] == ["decoder"],
         num_heads=heads,
-        attention_biases="qkvo" if bias else "",
-        ffn_width=ffn_width,
-        ffn_bias=bias,
-        norm=NORMS[first, final],
-        norm_eps=eps,
-        norm_bias=bias,
-        activation=lookup(ACTIVATIONS, activation, what="activation"),
-        positions="none",
-        readout="none",
+        key_width=kdim,
+        value_width=vdim,
+        biases=BIASES if has_biases else (),
+        extras=tuple(extras),
     )
-    return config, rows
+    paths = tuple(("heads", n) for n in "qkv")
+    biases = tuple(("heads", f"{n}_bias") for n in "qkv")
+    if "in_proj_weight" in tensors:
+        entries = [Entry("in_proj_weight", paths, None, "linear")]
+    else:
+        entries = [Entry(f"{path[-1]}_proj_weight", (path,), None, "linear") for path in paths]
+    entries.append(Entry("out_proj.weight", (("heads", "o"),), None, "linear"))
+    if has_biases:
+        entries.append(Entry("in_proj_bias", biases, None, "vector"))
+        entries.append(Entry("out_proj.bias", (("heads", "o_bias"),), None, "vector"))
+    for n in "kv" if has_keys else "":
+        tensors[f"bias_{n}"] = np.ravel(tensors.get(f"bias_{n}", np.zeros(0)))  # torch: [1, 1, E]
+        entries.append(Entry(f"bias_{n}", (("heads", f"extra_{n}"),), None, "vector"))
+    return layout, entries
 
 
-def _layer_rows(at: str, stack: str, own: str, layer: int, bias: bool) -> list[Row]:
-    """The name table of one layer, whose names begin with `at`; `own` begins our names."""
-    rows: list[Row] = []
-    for part, (module, number) in PARTS[stack].items():
-        where = (f"{own}layers", part)
-        rows += norm(f"{at}norm{number}", *where, "norm", slot=layer, bias=bias)
-        if part == "ffn":
-            rows += dense(f"{at}linear1", *where, "up", slot=layer, bias=bias)
-            rows += dense(f"{at}linear2", *where, "down", slot=layer, bias=bias)
-            continue
-        for kind, end in (("linear", "weight"), ("vector", "bias"))[: 1 + bias]:
-            ours = tuple((*where, n if end == "weight" else f"{n}_bias") for n in "qkv")
-            rows.append(Row(f"{at}{module}.in_proj_{end}", ours, layer, kind))
-        rows += dense(f"{at}{module}.out_proj", *where, "o", slot=layer, bias=bias)
-    return rows
+def _stack(stack: str, prefix: str, numbered: bool, paired: bool) -> Layers:
+    """The layers of a stack; `paired`: there is an encoder and a decoder."""
+    sublayers = {"attention": "self_attn.", "cross": "multihead_attn."}
+    sublayers = sublayers if stack == "decoder" else {"attention": "self_attn."}
+    modules: list[Module] = []
+    for number, (sublayer, name) in enumerate(sublayers.items(), 1):
+        packed = tuple(f"{sublayer}.{n}" for n in "qkv")
+        modules.append(Module(f"{name}in_proj", packed))
+        modules.append(Module(f"{name}out_proj", f"{sublayer}.o"))
+        modules.append(Module(f"norm{number}", f"{sublayer}.norm", "norm"))
+    modules += linears("", "ffn", up="linear1", down="linear2")
+    modules.append(Module(f"norm{len(sublayers) + 1}", "ffn.norm", "norm"))
+    outer = (Module(f"{prefix}norm", "final_norm", "norm"),)
+    at = f"{prefix}layers.{{}}." if numbered else prefix
+    return Layers(at, tuple(modules), "encoder" if paired and stack == "encoder" else "", outer)
 
 
-def _depth(tensors: dict[str, Any], prefix: str) -> int:
-    """How many numbered layers; 0 for one that stands alone."""
-    found = [re.match(rf"{re.escape(prefix)}layers\.(\d+)\.", name) for name in tensors]
-    return 1 + max((int(one[1]) for one in found if one), default=-1)
+def build_layers(config: dict[str, Any], tensors: Arrays) -> Built:
+    """torch.nn's layers and stacks of them; adds the table of the identity to `tensors`."""
+    heads, norm_first, activation, eps, max_len, *_ = take(
+        config, "nhead", norm_first=False, activation="relu", layer_norm_eps=1e-5, max_length=1024,
+        batch_first=True,
+    )  # fmt: skip
+    paired = any(name.startswith("decoder.") for name in tensors)
+    alone = "decoder" if any("multihead_attn." in name for name in tensors) else "encoder"
+    prefixes = {"encoder": "encoder.", "decoder": "decoder."} if paired else {alone: ""}
+    depths = {s: depth(tensors, rf"{p}layers\.(\d+)\.") for s, p in prefixes.items()}
+    first, prefix = next(iter(prefixes.items()))
+    sample = f"{prefix}layers.0." if depths[first] else prefix
+    require(tensors, f"{sample}linear1.weight")
+    ffn_width, width = np.shape(tensors[f"{sample}linear1.weight"])
+    tensors["embedding"] = np.eye(width, dtype=np.float32)
+    bias, decodes = f"{sample}linear1.bias" in tensors, "decoder" in depths
+    encoder = Encoder(num_layers=max(depths.get("encoder", 1), 1), shares_decoder=not paired)
+    model = ModelConfig(
+        kind="encoder_decoder" if decodes else "encoder",
+        vocab_size=width,
+        max_len=max_len,
+        width=width,
+        num_layers=max([*depths.values()][-1], 1),
+        heads=Standard(num_heads=heads, biases=BIASES if bias else ()),
+        ffn=FFN(
+            width=ffn_width,
+            bias=bias,
+            activation=lookup(ACTIVATIONS, activation, what="activation"),  # type: ignore[arg-type]
+        ),
+        norm=Norm(
+            position=NORMS[norm_first, f"{prefix}norm.weight" in tensors], eps=eps, bias=bias
+        ),
+        positions=NoPositions(),
+        output=OutputHead(kind="none"),
+        encoder=encoder if decodes else None,
+    )
+    stacks = tuple(_stack(s, p, depths[s] > 0, paired) for s, p in prefixes.items())
+    entries = NameTable((), stacks).entries(model)
+    packed = [one._replace(name=one.name.replace("in_proj.", "in_proj_")) for one in entries]
+    return model, [Entry("embedding", (("embedding",),)), *packed]

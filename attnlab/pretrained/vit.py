@@ -1,38 +1,22 @@
 """ViT (Dosovitskiy et al. 2021, arXiv 2010.11929), in the names of Hugging Face."""
 
-from typing import Any
+import dataclasses
 
-from attnlab.model.config import ModelConfig
-from attnlab.model.images import Images, read_images
-from attnlab.pretrained.bert import layer_rows
-from attnlab.pretrained.families import Family, Tensors
-from attnlab.pretrained.rows import Row, dense, norm
-from attnlab.pretrained.settings import SIZES, Null, activation, shown, their_activation
+from attnlab.models.config import ModelConfig
+from attnlab.models.specs import Embedding, Images, Norm
+from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.bert import BASE, FIELDS, QKV
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import BIASES, Choice, Field, Source, Values, changed, value
+from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.weights import Entry
 
-OF_VIT = {ours: theirs for ours, theirs in SIZES.items() if ours not in ("vocab_size", "max_len")}
-SETTINGS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "layer_norm_eps": 1e-12,
-    "image_size": None,
-    "patch_size": None,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "pooler_output_size": Null(int),
-    "encoder_stride": None,  # of a readout that gives pixels back, which has no place here
-    "id2label": Null(dict),
-}
 CLASSIFIER = "ViTForImageClassification"
 
 
-def _sides(s: dict[str, Any], name: str, default: int) -> list[int]:
+def _sides(given: JSON, name: str, default: int) -> list[int]:
     """Height and width, which may be one number."""
-    said = default if s[name] is None else s[name]
+    said = default if given[name] is None else given[name]
     sides = said if isinstance(said, list) else [said, said]
     if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
         raise ValueError(
@@ -42,43 +26,45 @@ def _sides(s: dict[str, Any], name: str, default: int) -> list[int]:
     return sides
 
 
-def _images(s: dict[str, Any]) -> Images:
-    height, width = _sides(s, "image_size", 224)
-    p, q = _sides(s, "patch_size", 16)
-    try:
-        return read_images(str(Images(height, width, s["num_channels"], (p, q))))
-    except ValueError as error:
-        raise ValueError(f"config.json: image_size = {[height, width]}: {error}") from None
+class _Images(Field):
+    """Sizes of images and patches."""
 
-
-def _fields(s: dict[str, Any], tensors: Tensors, architecture: str) -> dict[str, Any]:
-    if s["pooler_output_size"] not in (None, 0, s["hidden_size"]):
-        raise ValueError(
-            f"config.json: pooler_output_size = {s['pooler_output_size']!r} is not supported, only "
-            f"hidden_size = {s['hidden_size']}"
-        )
-    images = _images(s)
-    pooler = "first" if "pooler.dense.weight" in tensors else None
-    classes = 0
-    if architecture == CLASSIFIER or "classifier.weight" in tensors:
-        pooler, classes = "first_plain", 2 if s["id2label"] is None else len(s["id2label"])
-    return dict(
-        kind="encoder",
-        **{ours: s[theirs] for ours, theirs in OF_VIT.items()},
-        images=str(images),
-        vocab_size=images.num_features,
-        max_len=images.num_tokens,
-        attention_biases="qkvo" if s["qkv_bias"] else "o",
-        norm="pre",
-        norm_eps=s["layer_norm_eps"],
-        activation=activation(s, "hidden_act"),
-        readout="none",
-        pooler=pooler,
-        pooled_classes=classes,
-        dropout_rate=s["hidden_dropout_prob"],
-        attention_dropout_rate=s["attention_probs_dropout_prob"],
-        init_std=0.02,
+    attributes = (
+        Attribute("image_size"),
+        Attribute("patch_size"),
+        Attribute("num_channels", 3),
+        Attribute("encoder_stride", None),  # of a decoder to pixels, which no model has here
     )
+
+    def read(self, given: JSON, source: Source) -> Values:
+        height, width = _sides(given, "image_size", 224)
+        patch_height, patch_width = _sides(given, "patch_size", 16)
+        try:
+            images = Images(
+                height=height,
+                width=width,
+                channels=given["num_channels"],
+                patch_height=patch_height,
+                patch_width=patch_width,
+            )
+        except ValueError as error:
+            raise ValueError(f"config.json: image_size = {[height, width]}: {error}") from None
+        return {
+            "embedding.images": images,
+            "vocab_size": images.num_features,
+            "max_len": images.num_tokens,
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        images = config.embedding.images
+        if images is None:
+            raise ValueError("it reads images, and this model has none")
+        return {
+            "image_size": _short(images.height, images.width),
+            "patch_size": _short(images.patch_height, images.patch_width),
+            "num_channels": images.channels,
+            "encoder_stride": images.patch_height,
+        }
 
 
 def _short(height: int, width: int) -> int | list[int]:
@@ -86,67 +72,83 @@ def _short(height: int, width: int) -> int | list[int]:
     return height if height == width else [height, width]
 
 
-def _describe(c: ModelConfig) -> tuple[dict[str, Any], str]:
-    if c.images is None:
-        raise ValueError("it reads images, and this model has none")
-    images = read_images(c.images)
-    settings = dict(
-        **{theirs: getattr(c, ours) for ours, theirs in OF_VIT.items()},
-        image_size=_short(images.height, images.width),
-        patch_size=_short(*images.patch),
-        num_channels=images.channels,
-        qkv_bias="q" in c.attention_biases,
-        layer_norm_eps=c.norm_eps,
-        hidden_act=their_activation(c.activation),
-        hidden_dropout_prob=c.dropout_rate,
-        attention_probs_dropout_prob=c.attention_dropout_rate,
-        pooler_output_size=c.width,
-        encoder_stride=images.patch[0],
+class _Head(Field):
+    """Pooler or classifier: what the architecture needs, or whose tensors are there."""
+
+    attributes = (
+        Attribute("pooler_output_size", None, nullable=True, json_type=int, least=0),
+        Attribute("id2label", None, nullable=True, json_type=dict),
     )
-    if c.pooler != "first_plain":
-        return settings, "ViTModel"
-    labels = {str(i): f"LABEL_{i}" for i in range(c.pooled_classes)}
-    return settings | dict(
-        id2label=labels, label2id={label: int(i) for i, label in labels.items()}
-    ), CLASSIFIER
+
+    def read(self, given: JSON, source: Source) -> Values:
+        if given["pooler_output_size"] not in (None, 0, given["hidden_size"]):
+            raise ValueError(
+                f"config.json: pooler_output_size = {given['pooler_output_size']!r} is not "
+                f"supported, only hidden_size = {given['hidden_size']}"
+            )
+        if source.architecture == CLASSIFIER or "classifier.weight" in source.tensors:
+            labels = given["id2label"]
+            count = 2 if labels is None else len(labels)
+            return {"output.pooler": "first_plain", "output.num_classes": count}
+        return {"output.pooler": "first" if "pooler.dense.weight" in source.tensors else None}
+
+    def write(self, config: ModelConfig) -> JSON:
+        given: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
+        if config.output.pooler != "first_plain":
+            return given
+        labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
+        back = {label: int(i) for i, label in labels.items()}
+        return given | {"id2label": labels, "label2id": back, "architectures": [CLASSIFIER]}
 
 
-NAMES = {
-    "q": "attention.attention.query",
-    "k": "attention.attention.key",
-    "v": "attention.attention.value",
-    "o": "attention.output.dense",
-    "attention": "layernorm_before",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "ffn": "layernorm_after",
-}
-
-
-def _rows(c: ModelConfig, s: dict[str, Any]) -> list[Row]:
-    images, at, table = read_images(c.images or ""), "embeddings.", (("embedding",),)
-    whole, bias = c.vocab_size - 2, c.vocab_size - 1
-    window = (c.width, images.channels, *images.patch)
-    rows = [
-        Row(
-            f"{at}patch_embeddings.projection.weight", table, slice(whole), "conv2d", stored=window
-        ),
-        Row(f"{at}cls_token", table, whole, stored=(1, 1, c.width)),
-        Row(f"{at}patch_embeddings.projection.bias", table, bias),
-        Row(f"{at}position_embeddings", (("positions",),), stored=(1, c.max_len, c.width)),
+def _embedding(config: ModelConfig) -> list[Entry]:
+    """The table holds the projection of the patches, the class token and the bias."""
+    images, at, table = config.embedding.images, "embeddings.", (("embedding",),)
+    assert images is not None
+    pixels, width = config.vocab_size - 2, config.width
+    window = (width, images.channels, images.patch_height, images.patch_width)
+    projection = f"{at}patch_embeddings.projection"
+    return [
+        Entry(f"{projection}.weight", table, slice(pixels), "conv2d", stored=window),
+        Entry(f"{at}cls_token", table, pixels, stored=(1, 1, width)),
+        Entry(f"{projection}.bias", table, pixels + 1),
+        Entry(f"{at}position_embeddings", (("positions",),), stored=(1, config.max_len, width)),
     ]
-    rows += layer_rows(c, NAMES, "encoder.layer.{}.") + norm("layernorm", "final_norm")
-    rows += dense("pooler.dense", "pooler") if c.pooler == "first" else []
-    return rows + (dense("classifier", "classes") if c.pooled_classes else [])
 
 
 VIT = Family(
     name="vit",
-    settings=SETTINGS,
-    fields=_fields,
-    describe=_describe,
-    rows=_rows,
+    base=dataclasses.replace(BASE, norm=Norm(), embedding=Embedding()),
+    fields=changed(
+        FIELDS,
+        value("hidden_dropout_prob", 0.0, "dropout.rate"),
+        value("attention_probs_dropout_prob", 0.0, "dropout.attention"),
+        Choice("qkv_bias", True, "heads.biases", {True: BIASES, False: ("o",)}),
+        _Images(),
+        _Head(),
+        without=("vocab_size", "max_position_embeddings", "type_vocab_size"),
+    ),
+    table=NameTable(
+        modules=(
+            Module("layernorm", "final_norm", "norm"),
+            Module("pooler.dense", "pooler"),
+            Module("classifier", "classifier"),
+        ),
+        layers=(
+            Layers(
+                "encoder.layer.{}.",
+                (
+                    *linears("attention.attention.", "attention", **QKV),
+                    Module("attention.output.dense", "attention.o"),
+                    Module("layernorm_before", "attention.norm", "norm"),
+                    *linears("", "ffn", up="intermediate.dense", down="output.dense"),
+                    Module("layernorm_after", "ffn.norm", "norm"),
+                ),
+            ),
+        ),
+        special=_embedding,
+    ),
     prefix="vit.",
-    readouts=("classifier.",),
+    task_modules=("classifier.",),
     fixed={"pooler_act": "tanh"},
 )

@@ -1,37 +1,21 @@
-"""From data to weights: sources and tasks, optimizers, the steps of S seeds, exact resume."""
+"""Training: objectives, optimizers, the steps of several seeds, evaluation, exact resume."""
 
-from attnlab.training import shard, sources, tasks
+from attnlab.training import objectives, sharding
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
 from attnlab.training.config import TrainConfig
-from attnlab.training.fit import NonFiniteLoss, Result, Stopped, fit
+from attnlab.training.fit import FitOptions, FitResult, NonFiniteLoss, Stopped, TrainStep, fit
+from attnlab.training.in_memory import InMemoryFit, fit_in_memory
 from attnlab.training.metrics import Recorder
-from attnlab.training.optimizers import OPTIMIZERS, Optimizer, frozen, make_optimizer
+from attnlab.training.objectives import OBJECTIVES, Objective
+from attnlab.training.optimizers import OPTIMIZERS, Optimizer, frozen_mask, make_optimizer
 from attnlab.training.schedules import SCHEDULES
-from attnlab.training.step import TrainState, init_state, over_seeds, train_step
-from attnlab.training.trial import Trial, trial
+from attnlab.training.sharding import StateSharding
+from attnlab.training.step import Evaluator, TrainState, init_state, map_over_seeds, train_step
 
 __all__ = [
-    "OPTIMIZERS",
-    "SCHEDULES",
-    "Checkpoints",
-    "NonFiniteLoss",
-    "Optimizer",
-    "Recorder",
-    "Result",
-    "Stopped",
-    "TrainConfig",
-    "TrainState",
-    "Trial",
-    "WrongCheckpoint",
-    "describe_model",
-    "fit",
-    "frozen",
-    "init_state",
-    "make_optimizer",
-    "over_seeds",
-    "shard",
-    "sources",
-    "tasks",
-    "train_step",
-    "trial",
-]
+    "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Checkpoints", "Evaluator", "FitOptions", "FitResult",
+    "InMemoryFit", "NonFiniteLoss", "Objective", "Optimizer", "Recorder", "StateSharding",
+    "Stopped", "TrainConfig", "TrainState", "TrainStep", "WrongCheckpoint", "describe_model", "fit",
+    "fit_in_memory", "frozen_mask", "init_state", "make_optimizer", "map_over_seeds", "objectives",
+    "sharding", "train_step",
+]  # fmt: skip

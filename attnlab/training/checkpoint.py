@@ -1,94 +1,136 @@
 """Checkpoints that are whole or not there, with a digest of every array.
 
 Orbax writes to a temporary folder and renames it, so a kill leaves the older step; but it reads a
-flipped bit, or another dtype, without a word. So each array's digest is stored and checked on load.
+flipped bit, or another dtype, without an error. So the digest of each array is stored and checked
+on load.
 """
 
-import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from attnlab.extras import extra
-from attnlab.training import shard
+from attnlab.models import ModelConfig, from_json, to_json
+from attnlab.sharing import PyTree
+from attnlab.training import sharding
 
 
-def digest(array: Any) -> str:
-    """blake2b of dtype, shape and bytes, wherever they lie."""
-    array = shard.gather(array)
-    head = f"{array.dtype} {array.shape} ".encode()
-    return hashlib.blake2b(head + array.tobytes(), digest_size=16).hexdigest()
+def digest(array: jax.typing.ArrayLike) -> str:
+    """blake2b of dtype, shape and bytes, whatever devices they are on."""
+    host: np.ndarray = sharding.gather(array)
+    head = f"{host.dtype} {host.shape} ".encode()
+    return hashlib.blake2b(head + host.tobytes(), digest_size=16).hexdigest()
 
 
 class WrongCheckpoint(ValueError):
-    """A checkpoint of something else than what is to go on."""
-
-
-PLANS_WERE = {"layer_plan": "slots", "encoder_layer_plan": "encoder_slots"}
-"""The plans of a config, and what checkpoints before November 2026 call them."""
+    """A checkpoint of another run than the one that is to be resumed."""
 
 
 def describe_model(model: Any) -> dict[str, Any]:
-    """The config of a model as JSON can say it: its fields, and its plans as data.
+    """The config of a model as nested JSON, with its version and its sharing plans.
 
-    `plans` are the layers' and an encoder's beside a decoder, sublayer -> parameter group of each
-    layer, so that two names of one plan are the same. Empty for a model without a dataclass
-    `config`.
+    `plans` are those of the layers and of an encoder beside a decoder: sublayer -> parameter group
+    of each layer, so that two names of one plan are the same. Empty for a model whose `config` is
+    no `ModelConfig`.
 
-    >>> from attnlab import ModelConfig
-    >>> describe_model(ModelConfig(plan="cycle:2").build())["plans"]["layer_plan"]["ffn"]
+    >>> from attnlab.models import ModelConfig
+    >>> describe_model(ModelConfig(sharing="cycle:2").build())["plans"]["layers"]["ffn"]
     [0, 1, 0, 1]
     """
     config = getattr(model, "config", None)
-    if not dataclasses.is_dataclass(config):
+    if not isinstance(config, ModelConfig):
         return {}
-    told = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    told["plans"] = {n: getattr(config, n) for n in PLANS_WERE if hasattr(config, n)}
-    # A plan is a mapping that JSON does not know.
-    return json.loads(json.dumps(told, default=lambda plan: dict(plan.items())))
+    written = json.loads(to_json(config))
+    plans = {"layers": config.plan}
+    if config.encoder is not None:
+        plans["encoder_layers"] = config.encoder_plan
+    groups = {stack: {n: list(g) for n, g in plan.items()} for stack, plan in plans.items()}
+    return {**written["model"], "version": written["version"], "plans": groups}
 
 
 def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
-    """Raises WrongCheckpoint where `notes["model"]` describes another model than `model`.
+    """Compares the model of a checkpoint with another.
 
-    Both are of `describe_model`. Equal shapes do not say that two models are the same.
+    Equal shapes do not say that two models are the same: plans, norms and masks leave no trace in
+    them.
 
+    Args:
+      model: of `describe_model`.
+      notes: of a checkpoint; `notes["model"]` is of `describe_model` too.
+
+    Raises:
+      WrongCheckpoint: names the fields that differ, or says that the checkpoint is older than the
+        nested config.
+
+    >>> from attnlab.models import ModelConfig, Norm
+    >>> configs = [ModelConfig(norm=Norm(kind=kind)) for kind in ("rms", "layer")]
+    >>> ours, theirs = (describe_model(config.build()) for config in configs)
     >>> try:
-    ...     check_model({"norm": "pre"}, {"model": {"norm": "post"}})
+    ...     check_model(ours, {"model": theirs})
     ... except WrongCheckpoint as error:
     ...     print(str(error).partition(";")[0])
-    the checkpoint is of a model with norm='post', not 'pre'
+    the checkpoint is of a model with norm.kind='layer', not 'rms'
     """
-    other = notes.get("model", {})
-    for name, old in PLANS_WERE.items():
-        plans = [m.get("plans", {}) for m in (model, other)]
-        ours, theirs = (p.get(name, p.get(old)) for p in plans)
-        if ours and theirs and ours != theirs:
-            raise WrongCheckpoint(
-                f"the checkpoint is of a model with {name} {theirs} (plan {other['plan']!r}), this "
-                f"model has {ours} (plan {model['plan']!r}); give the model the plan of the "
-                "checkpoint, or the run another folder"
-            )
-    fields = (model.keys() & other.keys()) - {"plan", "encoder_plan", "plans"}
-    if changed := [f for f in sorted(fields) if model[f] != other[f]]:
-        told = ", ".join(f"{f}={other[f]!r}, not {model[f]!r}" for f in changed)
+    other = notes.get("model") or {}
+    if not model or not other:
+        return
+    if "version" not in other:
         raise WrongCheckpoint(
-            f"the checkpoint is of a model with {told}; give the model these fields, or the run "
+            "the checkpoint is of an attnlab before the nested model config (November 2026); use "
+            "another folder, or that version"
+        )
+    for stack, plan in model["plans"].items():
+        theirs = other["plans"].get(stack, plan)
+        if theirs != plan:
+            raise WrongCheckpoint(
+                f"the checkpoint is of a model whose {stack} have the sharing plan {theirs} "
+                f"({other['sharing']!r}), this model has {plan} ({model['sharing']!r}); give the "
+                "model the plan of the checkpoint, or the run another folder"
+            )
+    if changed := list(_differences(_all_fields(model), _all_fields(other))):
+        fields = ", ".join(f"{path}={theirs!r}, not {ours!r}" for path, ours, theirs in changed)
+        raise WrongCheckpoint(
+            f"the checkpoint is of a model with {fields}; give the model these fields, or the run "
             "another folder"
         )
 
 
-class Checkpoints:
-    """The newest `keep` steps of a state (any tree of arrays), and the step `also` where it is
-    saved, written in the background.
+def _all_fields(described: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the config, those that are newer than the description with their defaults."""
+    model = {name: value for name, value in described.items() if name not in ("version", "plans")}
+    try:
+        config = from_json(json.dumps({"version": described["version"], "model": model}))
+    except ValueError as error:
+        raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
+    fields: dict[str, Any] = json.loads(to_json(config))["model"]
+    return fields
 
-    Use as a context manager: leaving it waits for the last write and raises if it failed.
+
+def _differences(
+    ours: dict[str, Any], theirs: dict[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """(path, ours, theirs) of each field that differs, but for the names of plans."""
+    for name in sorted((ours.keys() | theirs.keys()) - {"sharing"}):
+        a, b = ours.get(name), theirs.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _differences(a, b, f"{path}{name}.")
+        elif a != b:
+            yield f"{path}{name}", a, b
+
+
+class Checkpoints:
+    """The newest `keep` steps of a state (any tree of arrays), and the step `also` if it is saved.
+
+    States are written in the background. Use as a context manager: leaving it waits for the last
+    write and raises if it failed. `say` receives lines about damaged checkpoints.
     """
 
     def __init__(
@@ -98,8 +140,8 @@ class Checkpoints:
         keep: int = 2,
         also: int = 0,
         say: Callable[[str], None] = print,
-    ):
-        # Orbax takes a second to import and talks through these loggers; our errors say it better.
+    ) -> None:
+        # Orbax takes a second to import and logs what our errors report more clearly.
         with extra("train"):
             from orbax.checkpoint import v1 as orbax
 
@@ -108,19 +150,21 @@ class Checkpoints:
         policies = orbax.training.preservation_policies
         kept = [policies.LatestN(keep), policies.CustomSteps([also])]
         self._directory, self._say = directory, say
-        self._open = lambda: orbax.training.Checkpointer(
-            directory.resolve(), preservation_policy=policies.AnyPreservationPolicy(kept)
+        self._open = functools.partial(
+            orbax.training.Checkpointer,
+            directory.resolve(),
+            preservation_policy=policies.AnyPreservationPolicy(kept),
         )
         self._checkpointer = self._open()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._checkpointer.close()
 
-    def save(self, step: int, state: Any, notes: dict[str, Any]) -> None:
-        """Starts to write `state`; a step that is there already is kept."""
+    def save(self, step: int, state: PyTree, notes: dict[str, Any]) -> None:
+        """Starts to write `state`; a step that exists is kept. `notes` are JSON."""
         if any(c.step == step for c in self._checkpointer.checkpoints):
             return
         flat = _flat(state)
@@ -130,14 +174,19 @@ class Checkpoints:
         )
 
     def restore(
-        self, like: Any = None, check: Callable[[dict[str, Any]], None] = lambda notes: None
-    ) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, notes) of the newest step that is whole, or None where there is none.
+        self, like: PyTree = None, check: Callable[[dict[str, Any]], None] | None = None
+    ) -> tuple[int, PyTree, dict[str, Any]] | None:
+        """(step, state, notes) of the newest step that is whole, or None if there is none.
 
-        `like` gives the tree, shapes, dtypes and placement; without it the state is a dict of
-        path -> array on the first device, and nothing on the disk changes. `check` sees the notes
-        before the state is read and may raise WrongCheckpoint. A damaged step is reported in one
-        line and the next older one is tried. Raises ValueError where steps exist but none loads.
+        A damaged step is reported in one line and the next older one is tried.
+
+        Args:
+          like: a state with the tree, shapes, dtypes and shardings; without it the state is a dict
+            of path -> array on the first device, and nothing on the disk changes.
+          check: called with the notes before the state is read; may raise WrongCheckpoint.
+
+        Raises:
+          ValueError: steps exist but none can be loaded.
         """
         damaged = []
         for step in sorted((c.step for c in self._checkpointer.checkpoints), reverse=True):
@@ -150,7 +199,7 @@ class Checkpoints:
                 self._say(f"checkpoint {step} is damaged, trying an older one: {_brief(cause)}")
                 damaged.append(step)
                 continue
-            if like is not None:  # the run gets there again and must be able to save
+            if like is not None:  # the run will save these steps again
                 self._remove(damaged)
             return step, state, notes
         if damaged:
@@ -161,7 +210,7 @@ class Checkpoints:
         return None
 
     def notes(self) -> tuple[int, dict[str, Any]] | None:
-        """(step, notes) of the newest step, whose arrays are not read; None where there is none."""
+        """(step, notes) of the newest step without reading its arrays; None if there is none."""
         step = max((c.step for c in self._checkpointer.checkpoints), default=None)
         if step is None:
             return None
@@ -175,10 +224,13 @@ class Checkpoints:
             self._checkpointer.close()
             self._checkpointer = self._open()
 
-    def _load(self, step: int, like: Any, check: Callable) -> tuple[Any, dict[str, Any]]:
+    def _load(
+        self, step: int, like: PyTree, check: Callable[[dict[str, Any]], None] | None
+    ) -> tuple[PyTree, dict[str, Any]]:
         stored = self._checkpointer.metadata(step)
         digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
-        check(notes)
+        if check is not None:
+            check(notes)
         one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         flat_like = stored.metadata if like is None else _flat(like)
         abstract = {
@@ -191,13 +243,13 @@ class Checkpoints:
                 raise ValueError(f"the digest of {name} does not match")
         if like is None:
             return flat, notes
-        # Orbax hands the names back sorted, not in the tree's order.
+        # Orbax returns the names sorted, not in the tree's order.
         leaves = [flat[name] for name in flat_like]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
 
 
-def _flat(tree: Any) -> dict[str, Any]:
-    """Leaves by path, so that what is on disk does not depend on optax's classes."""
+def _flat(tree: PyTree) -> dict[str, Any]:
+    """Leaves by path, so that the files do not depend on optax's classes."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
 

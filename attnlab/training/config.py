@@ -8,14 +8,14 @@ from attnlab.training.optimizers import make_optimizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train. Valid once it exists; raises ValueError with a way out.
+    """How to train. Validated when it is made; a ValueError says what to change.
 
     Each batch goes through the model in `accumulate` equal parts, one after the other: less
     memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
-    `tasks.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
-    `frozen` is a regular expression of weights that keep their first values (see `frozen`).
-    `optimizer` and `schedule` are rows of `OPTIMIZERS` and `SCHEDULES`, which read the fields from
-    `learning_rate` to `clip_norm` (0: no clipping). `length` is that of a row of the source,
+    `objectives.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
+    `frozen` is a regular expression of parameters that keep their initial values (see `frozen`).
+    `optimizer` and `schedule` name entries of `OPTIMIZERS` and `SCHEDULES`, which read the fields
+    from `learning_rate` to `clip_norm` (0: no clipping). `length` is that of a row of the dataset,
     `eval_windows` and `curve_windows` how many rows are scored at the end and before (0: all).
 
     `base_fan_in` (adamw only; None: off) sets the learning rate of each matrix of attention and FFN
@@ -51,16 +51,10 @@ class TrainConfig:
     curve_windows: int = 256
     checkpoint_every: int = 400
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, zero_is_fine = getattr(self, field.name), field.name in _MAY_BE_ZERO
-            if field.name in ("seeds", "optimizer", "schedule", "frozen"):
-                continue
-            if field.name == "base_fan_in" and value is None:
-                continue
-            if isinstance(value, bool) or value < 0 or (value == 0 and not zero_is_fine):
-                least = "0 or more" if zero_is_fine else "more than 0"
-                raise ValueError(f"{field.name} must be {least}, not {value!r}")
+            if field.name not in _NOT_NUMBERS:
+                _check_number(field.name, getattr(self, field.name))
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")
         if self.batch_size % self.accumulate:
@@ -80,9 +74,19 @@ class TrainConfig:
             re.compile(self.frozen)
         except re.error as error:
             raise ValueError(f"frozen={self.frozen!r} is no regular expression: {error}") from None
-        make_optimizer(self)  # says so where the row cannot be made of these fields
+        make_optimizer(self)  # raises where the optimizer cannot be made of these fields
 
 
+def _check_number(name: str, value: float | None) -> None:
+    if name == "base_fan_in" and value is None:
+        return
+    may_be_zero = name in _MAY_BE_ZERO
+    if value is None or isinstance(value, bool) or value < 0 or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise ValueError(f"{name} must be {least}, not {value!r}")
+
+
+_NOT_NUMBERS = {"seeds", "optimizer", "schedule", "frozen"}
 _MAY_BE_ZERO = {
     "final_learning_rate", "warmup_steps", "weight_decay", "eval_windows", "beta1",
     "label_smoothing", "clip_norm",

@@ -1,4 +1,4 @@
-"""What a step needs on each device, told and checked before the first one runs."""
+"""The memory that a step needs on each device, checked before the first step runs."""
 
 import os
 from typing import Any, NamedTuple
@@ -6,56 +6,56 @@ from typing import Any, NamedTuple
 import jax
 
 
-class Need(NamedTuple):
+class StepMemory(NamedTuple):
     """Bytes on one device."""
 
     arguments: int
-    """Weights, what the optimizer keeps, and the batch, of all seeds."""
+    """Parameters, optimizer state and batch, of all seeds."""
     peak: int
-    """The most that a step holds at once, the arguments included."""
+    """The most that a step holds at once, with the arguments."""
 
 
-def need(compiled: Any) -> Need | None:
-    """Of a compiled step, as XLA planned it; None where a platform does not tell."""
+def step_memory(compiled: Any) -> StepMemory | None:
+    """What XLA planned for a compiled step; None where a platform does not report it."""
     plan = compiled.memory_analysis()
     if plan is None:
         return None
-    made = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    given = plan.argument_size_in_bytes
-    return Need(given, given + made + plan.temp_size_in_bytes)
+    outputs: int = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    arguments: int = plan.argument_size_in_bytes
+    return StepMemory(arguments, arguments + outputs + plan.temp_size_in_bytes)
 
 
-def there(device: Any) -> int | None:
+def device_memory(device: jax.Device) -> int | None:
     """Bytes that a device has, used or not; the devices of a CPU share its memory evenly."""
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
-        return stats["bytes_limit"]
+        return int(stats["bytes_limit"])
     if device.platform == "cpu" and hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return memory // jax.local_device_count("cpu")
     return None
 
 
-def check(needed: Need, has: int | None) -> str:
+def check_fits(needed: StepMemory, available: int | None) -> str:
     """A line that says how much is needed. Raises ValueError where a device has less."""
-    told = (
-        f"each device needs {amount(needed.peak)} for a step, "
-        f"{amount(needed.arguments)} of it weights, optimizer and batch"
+    report = (
+        f"each device needs {format_bytes(needed.peak)} for a step, "
+        f"{format_bytes(needed.arguments)} of it weights, optimizer and batch"
     )
-    if has is None:
-        return told
-    if needed.peak > has:
+    if available is None:
+        return report
+    if needed.peak > available:
         raise ValueError(
-            f"{told}, and has {amount(has)}: raise train.accumulate or lower train.batch_size, set "
-            "model.remat, train fewer seeds at once, or cut the weights with --model_parallel and "
-            "--cut_state"
+            f"{report}, and has {format_bytes(available)}: raise train.accumulate or lower "
+            "train.batch_size, set model.remat, train fewer seeds at once, or cut the weights with "
+            "--model_parallel and --cut_state"
         )
-    return f"{told}; it has {amount(has)}"
+    return f"{report}; it has {format_bytes(available)}"
 
 
-def amount(size: float) -> str:
+def format_bytes(size: float) -> str:
     """
-    >>> amount(1000), amount(123_456_789), amount(7.5e10)
+    >>> format_bytes(1000), format_bytes(123_456_789), format_bytes(7.5e10)
     ('0.001 MB', '123 MB', '75 GB')
     """
     unit, divisor = ("GB", 1e9) if size >= 1e9 else ("MB", 1e6)

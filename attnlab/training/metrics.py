@@ -3,18 +3,19 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from attnlab.extras import extra
 
 
 def summary_writer() -> Any:
-    """TensorBoard's writer, without torch: it would load it, two seconds and half a gigabyte."""
+    """TensorBoard's writer. It would import torch, which takes two seconds and half a gigabyte."""
     hidden = "torch" not in sys.modules
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -30,9 +31,9 @@ class Recorder:
     """Writes metrics of a run with several seeds into `folder`. Use as a context manager.
 
     `metrics.jsonl` holds one object per write: step and, per metric, a number or one per seed.
-    TensorBoard files lie in `tensorboard/seed_<n>`, with `about`, Markdown, as their text. Where
-    `writes` is False (every process but the first) it does nothing; with `speaks` False it writes,
-    and tells people nothing.
+    TensorBoard files are in `tensorboard/seed_<n>`, with `about`, Markdown, as their text. If
+    `writes` is False (every process but the first) it does nothing; with `speaks` False it writes
+    files only.
     """
 
     def __init__(
@@ -44,25 +45,21 @@ class Recorder:
         about: str = "",
         writes: bool = True,
         speaks: bool = True,
-    ):
+    ) -> None:
         with extra("train"):  # now, not after the first step has compiled
             import rich  # noqa: F401
 
             self._board = summary_writer()
-        self._path, self._seeds, self._name, self._writes = (
-            folder / "metrics.jsonl",
-            seeds,
-            name,
-            writes,
-        )
-        self._about, self._speaks = about, writes and speaks
+        self._path, self._seeds = folder / "metrics.jsonl", seeds
+        self._name, self._about = name, about
+        self._writes, self._speaks = writes, writes and speaks
         self._lines: Any = None
         self._boards: list[Any] = []
 
     def __enter__(self) -> "Recorder":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         for file in (self._lines, *self._boards):
             if file is not None:
                 file.close()
@@ -73,7 +70,7 @@ class Recorder:
             print(f"[{self._name}] {line}" if self._name else line, file=sys.stderr, flush=True)
 
     def rewind(self, step: int) -> None:
-        """Drops what was written after `step`: a resumed run writes it again."""
+        """Removes what was written after `step`: a resumed run writes it again."""
         if not self._writes:
             return
         kept = [row for row in read_metrics(self._path) if row["step"] <= step]
@@ -91,17 +88,20 @@ class Recorder:
                 board.add_text("about", self._about)
 
     def show(
-        self, step: int, numbers: dict[str, float], images: dict[str, Any] | None = None
+        self,
+        step: int,
+        numbers: Mapping[str, float],
+        images: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """On TensorBoard alone, beside the first seed: what is of one machine, as tokens/s, and
-        images, [H, W] from 0 to 1."""
+        """Writes to TensorBoard alone, for the first seed: what depends on the machine, as
+        tokens/s, and images, [H, W] from 0 to 1."""
         for board in self._boards[:1]:
             for name, number in numbers.items():
                 board.add_scalar(name, number, step)
             for name, image in (images or {}).items():
                 board.add_image(name, image, step, dataformats="HW")
 
-    def write(self, step: int, metrics: dict[str, Any]) -> None:
+    def write(self, step: int, metrics: Mapping[str, ArrayLike]) -> None:
         """Each value is one number or an array with one per seed."""
         if not self._writes:
             return

@@ -1,75 +1,89 @@
-"""Optimizers. `OPTIMIZERS`: name -> what it is called, and (config, rate, axes) -> transform.
+"""Optimizers. `OPTIMIZERS`: name -> title, and (config, rate, axes) -> transform.
 
-Every row is made of optax's parts. Each leaves out weight decay where `decays` says so, multiplies
-it by the learning rate, and reads the fields of `TrainConfig` from `learning_rate` to `clip_norm`.
-`beta1` is the decay of its momentum, `beta2` that of its second moment.
+All are made of optax's parts. Each leaves out weight decay where `weight_decay_mask` is False,
+multiplies it by the learning rate, and reads the fields of `TrainConfig` from `learning_rate` to
+`clip_norm`. `beta1` is the decay of its momentum, `beta2` that of its second moment.
 
-The weights of layers are stacked, and the maps of heads have more than two axes: [G, D, N, H] is G
-matrices of D x N H, [G, N, C, H] of heads that read their own chunk is G N matrices of C x H. What
-looks at a whole matrix (Muon, LAMB, Adafactor) must be told, so it takes `axes`: params -> the tree
-of `Axes`. `by_shape` knows plain matrices alone; for the models of attnlab
-`attnlab.model.matrices.weight_axes` knows all.
+The parameters of layers are stacked, and the projections of heads have more than two axes:
+[G, D, N, H] is G matrices of D x N H, [G, N, C, H] of heads that read a slice of x each is G N
+matrices of C x H. Optimizers of whole matrices (Muon, LAMB, Adafactor) therefore take `axes`:
+params -> the tree of `MatrixAxes`. `axes_by_shape` knows plain matrices only; for the models of
+attnlab `attnlab.models.matrix_axes` knows all.
 """
 
 import functools
 import math
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import optax
 
-from attnlab.names import find
+from attnlab.names import lookup
+from attnlab.sharing import Params, PyTree
 from attnlab.training.schedules import SCHEDULES, Rate
+
+if TYPE_CHECKING:
+    from attnlab.training.config import TrainConfig
+
+MatrixAxes: TypeAlias = tuple[int, int]
+"""(number of axes that one output sums over, number of axes of the outputs), from the end. All axes
+before them number separate matrices. (0, n) is a vector."""
+AxesOf: TypeAlias = Callable[[Params], PyTree]
+"""params -> the tree of `MatrixAxes`."""
+Transform: TypeAlias = optax.GradientTransformation
 
 
 class Optimizer(NamedTuple):
-    """Gradients -> updates, and the learning rate of each step, which is what is logged."""
+    """Gradients -> updates, and the learning rate of each step, which is logged."""
 
-    transform: optax.GradientTransformation
+    transform: Transform
     schedule: Rate
 
 
-class Row(NamedTuple):
-    """One optimizer."""
+class OptimizerEntry(NamedTuple):
+    """One entry of `OPTIMIZERS`."""
 
     title: str
-    make: Callable[[Any, Rate, Callable], optax.GradientTransformation]
+    build: Callable[["TrainConfig", Rate, AxesOf], Transform]
     """(config, rate, axes) -> transform, without clipping."""
 
 
-Axes = tuple[int, int]
-"""The axes of a weight from the end: so many that a matrix sums over, before so many that it
-makes. All before them number matrices that are apart. (0, n) is a vector."""
-
-
-def decays(params: Any) -> Any:
+def weight_decay_mask(params: Params) -> PyTree:
     """True for matrices, False for biases, sinks, norm scales and the coefficients of mixtures: by
-    name, since slots are stacked."""
-    matrices = _by_name(params, lambda name: not name.endswith(("bias", "scale", "norm", "sink")))
-    mixed = lambda path: any("_mixture" in jax.tree_util.keystr((key,)) for key in path)
-    return jax.tree_util.tree_map_with_path(lambda path, on: on and not mixed(path), matrices)
+    name, since parameters of layers are stacked."""
+
+    def decays(path: tuple[Any, ...], _: object) -> bool:
+        is_mixture = any("_mixture" in _last_name((key,)) for key in path)
+        return not is_mixture and not _last_name(path).endswith(("bias", "scale", "norm", "sink"))
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
-def by_shape(params: Any) -> Any:
-    """The last axis is made, all before it are summed over; a bias or a norm scale is a vector."""
-    shaped = lambda on, a: (a.ndim - 1, 1) if on else (0, a.ndim)
-    return jax.tree.map(shaped, decays(params), params)
+def axes_by_shape(params: Params) -> PyTree:
+    """The last axis is the output, all before it are summed over; a bias or norm scale is a
+    vector."""
+    return jax.tree.map(
+        lambda is_matrix, a: (a.ndim - 1, 1) if is_matrix else (0, a.ndim),
+        weight_decay_mask(params),
+        params,
+    )
 
 
-LOOKED_UP = ("embedding", "positions", "token_types", "relative_bias", "readout", "classes")
-"""Ends of the names of tables and of what is read off: no map within the model."""
+OUTER_PARAMETERS = (
+    "embedding", "positions", "token_types", "relative_bias", "lm_head", "classifier",
+)  # fmt: skip
+"""Ends of the names of embedding tables and output heads: no matrices within the model."""
 
 
-def adamw(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
-    """Loshchilov and Hutter 2017, arXiv 1711.05101. Reads `base_fan_in` (see `by_fan_in`)."""
+def adamw(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+    """Loshchilov and Hutter 2017, arXiv 1711.05101. Reads `base_fan_in` (`scale_by_fan_in`)."""
     if config.base_fan_in is not None:
         return optax.chain(
-            optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon),
-            by_fan_in(config.base_fan_in, axes),
-            optax.add_decayed_weights(config.weight_decay, decays),
-            optax.scale_by_learning_rate(rate),
+            _scale_by_adam(config),
+            scale_by_fan_in(config.base_fan_in, axes),
+            *_decay_and_scale(config, rate),
         )
     return optax.adamw(
         rate,
@@ -77,11 +91,11 @@ def adamw(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformati
         b2=config.beta2,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
-        mask=decays,
+        mask=weight_decay_mask,
     )
 
 
-def adam(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
+def adam(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Kingma and Ba 2014, arXiv 1412.6980. Raises ValueError with a weight decay."""
     if config.weight_decay:
         raise ValueError(
@@ -91,202 +105,219 @@ def adam(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformatio
     return optax.adam(rate, b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
 
-def adafactor(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
+def adafactor(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Shazeer and Stern 2018, arXiv 1804.04235, without momentum: `rate` is relative to the root
     mean square of a matrix (0.001 at least), the second moment decays by 1 - step^-0.8, updates of
-    a matrix are cut at a root mean square of 1. Sizes below 128 are not factored. `beta1`, `beta2`
-    and `epsilon` are not read.
+    a matrix are clipped at a root mean square of 1. Sizes below 128 are not factored. `beta1`,
+    `beta2` and `epsilon` are not read.
     """
-    shrunk = optax.chain(
+    scaled = optax.chain(
         optax.scale_by_factored_rms(decay_rate=0.8),
         optax.clip_by_block_rms(1.0),
         optax.scale_by_param_block_rms(),
     )
+    return optax.chain(per_matrix(scaled, axes), *_decay_and_scale(config, rate))
+
+
+def lamb(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+    """You et al. 2019, arXiv 1904.00962: Adam's update of each matrix, scaled to the norm of the
+    matrix. As in ALBERT's code, parameters without decay are not scaled either."""
     return optax.chain(
-        each_matrix(shrunk, axes),
-        optax.add_decayed_weights(config.weight_decay, decays),
+        _scale_by_adam(config),
+        optax.add_decayed_weights(config.weight_decay, weight_decay_mask),
+        optax.masked(per_matrix(optax.scale_by_trust_ratio(), axes), weight_decay_mask),
         optax.scale_by_learning_rate(rate),
     )
 
 
-def lamb(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
-    """You et al. 2019, arXiv 1904.00962: Adam's step of each matrix, made as long as the matrix. As
-    in ALBERT's code, what does not decay is not scaled either."""
-    return optax.chain(
-        optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon),
-        optax.add_decayed_weights(config.weight_decay, decays),
-        optax.masked(each_matrix(optax.scale_by_trust_ratio(), axes), decays),
-        optax.scale_by_learning_rate(rate),
-    )
-
-
-def lion(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
-    """Chen et al. 2023, arXiv 2302.06675; wants a third to a tenth of AdamW's rate."""
+def lion(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+    """Chen et al. 2023, arXiv 2302.06675; needs a third to a tenth of AdamW's rate."""
     return optax.lion(
-        rate, b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decays
+        rate,
+        b1=config.beta1,
+        b2=config.beta2,
+        weight_decay=config.weight_decay,
+        mask=weight_decay_mask,
     )
 
 
-def muon(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
+def muon(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Jordan et al. 2024, github.com/KellerJordan/Muon: the momentum of each matrix is made nearly
-    orthogonal by 5 steps of Newton and Schulz, and scaled to 0.2 sqrt(max(rows, columns)) (Liu et
-    al. 2025, arXiv 2502.16982), so that `rate` is that of AdamW. AdamW has what is no matrix inside
-    the model: biases, norm scales, embeddings, positions, readouts."""
-
+    orthogonal by 5 steps of Newton and Schulz, and scaled by 0.2 sqrt(max(rows, columns)) (Liu et
+    al. 2025, arXiv 2502.16982), so that `rate` is that of AdamW. Adam updates what is no matrix
+    within the model: biases, norm scales, embeddings, positions, output heads."""
     from optax import contrib
 
-    inside = functools.partial(hidden_matrices, axes)
-    outside = lambda params: jax.tree.map(lambda on: not on, inside(params))
-    dimensions = contrib.MuonDimensionNumbers(0, 1)
+    inside = functools.partial(hidden_matrix_mask, axes)
     orthogonal = optax.chain(
-        contrib.scale_by_muon(beta=config.beta1, weight_dimension_numbers=dimensions),
+        contrib.scale_by_muon(
+            beta=config.beta1, weight_dimension_numbers=contrib.MuonDimensionNumbers(0, 1)
+        ),
         optax.stateless(lambda u, _: 0.2 * max(u.shape) ** 0.5 * u),
     )
-    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
     return optax.chain(
-        optax.masked(each_matrix(orthogonal, axes), inside),
-        optax.masked(adam, outside),
-        optax.add_decayed_weights(config.weight_decay, decays),
-        optax.scale_by_learning_rate(rate),
+        optax.masked(per_matrix(orthogonal, axes), inside),
+        optax.masked(
+            _scale_by_adam(config), lambda params: jax.tree.map(lambda on: not on, inside(params))
+        ),
+        *_decay_and_scale(config, rate),
     )
 
 
-def sgd(config: Any, rate: Rate, axes: Callable) -> optax.GradientTransformation:
+def sgd(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Gradient descent with a momentum of `beta1` (0: none)."""
-    return optax.chain(
-        optax.trace(config.beta1),
-        optax.add_decayed_weights(config.weight_decay, decays),
+    return optax.chain(optax.trace(config.beta1), *_decay_and_scale(config, rate))
+
+
+def _scale_by_adam(config: "TrainConfig") -> Transform:
+    return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
+
+
+def _decay_and_scale(config: "TrainConfig", rate: Rate) -> tuple[Transform, Transform]:
+    return (
+        optax.add_decayed_weights(config.weight_decay, weight_decay_mask),
         optax.scale_by_learning_rate(rate),
     )
 
 
-def hidden_matrices(axes: Callable, params: Any) -> Any:
-    """True for the matrices of attention and FFN; False for embeddings, positions, the LM head,
+def hidden_matrix_mask(axes: AxesOf, params: Params) -> PyTree:
+    """True for the matrices of attention and FFN; False for embeddings, positions, output heads,
     norms, biases and mixture coefficients."""
+    is_inside = jax.tree_util.tree_map_with_path(
+        lambda path, _: not _last_name(path).endswith(OUTER_PARAMETERS), params
+    )
     return jax.tree.map(
-        lambda named, on, pair: named and on and pair[0] > 0,
-        _by_name(params, lambda name: not name.endswith(LOOKED_UP)),
-        decays(params),
+        lambda inside, decays, pair: inside and decays and pair[0] > 0,
+        is_inside,
+        weight_decay_mask(params),
         axes(params),
     )
 
 
-def fan_in(shape: tuple[int, ...], pair: Axes) -> int:
-    """How many numbers a matrix sums over.
+def fan_in(shape: tuple[int, ...], axes: MatrixAxes) -> int:
+    """How many numbers an output of a matrix sums over.
 
     >>> fan_in((3, 4, 16, 64), (2, 1))  # W_O [G, N, V, D] of 4 heads of 16
     64
     """
-    reads, makes = pair
-    end = len(shape) - makes
-    return math.prod(shape[end - reads : end])
+    summed, outputs = axes
+    end = len(shape) - outputs
+    return math.prod(shape[end - summed : end])
 
 
-def by_fan_in(base: int, axes: Callable) -> optax.GradientTransformation:
-    """Multiply the update of every hidden matrix by `base` / fan-in (`hidden_matrices`, `fan_in`).
+def scale_by_fan_in(base: int, axes: AxesOf) -> Transform:
+    """Multiply the update of every hidden matrix by `base` / fan-in (`hidden_matrix_mask`,
+    `fan_in`).
 
     After Adam this is a learning rate of `base` / fan-in per matrix: the change of a matrix's
     output in one step then does not grow with its fan-in (Yang et al. 2022, arXiv 2203.03466,
     table 8). Embeddings, LM head, positions, norms and biases keep the learning rate; Adam's
-    epsilon is not scaled. Embeddings start at 1/sqrt(D), not at muP's 1, so their own change
+    epsilon is not scaled. Initial embeddings have scale 1/sqrt(D), not muP's 1, so their own change
     relative to their size still grows with D.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        assert params is not None
         factors = jax.tree.map(
             lambda a, pair, hidden: base / fan_in(a.shape, pair) if hidden else 1.0,
             params,
             axes(params),
-            hidden_matrices(axes, params),
+            hidden_matrix_mask(axes, params),
         )
         return jax.tree.map(lambda u, factor: u * factor, updates, factors), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def each_matrix(
-    transform: optax.GradientTransformation, axes: Callable
-) -> optax.GradientTransformation:
+def per_matrix(transform: Transform, axes: AxesOf) -> Transform:
     """`transform` on every matrix by itself, where an array holds several."""
 
-    def spread(a: Any, pair: Axes) -> Any:
-        """[matrices, rows, columns], or [vectors, size]"""
-        reads, makes = pair
-        apart, read = a.ndim - reads - makes, a.ndim - makes
-        rows = [math.prod(a.shape[apart:read])] if reads else []
-        return a.reshape(math.prod(a.shape[:apart]), *rows, math.prod(a.shape[read:]))
+    def init(params: Params) -> PyTree:
+        return jax.tree.map(
+            lambda a, pair: jax.vmap(transform.init)(_separate(a, pair)), params, axes(params)
+        )
 
-    def init(params: Any) -> Any:
-        start = lambda a, pair: jax.vmap(transform.init)(spread(a, pair))
-        return jax.tree.map(start, params, axes(params))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: optax.Updates, state: PyTree, params: Params | None = None
+    ) -> tuple[optax.Updates, PyTree]:
+        assert params is not None
         tree: Any = jax.tree.structure(updates)
         leaves = tree.flatten_up_to(updates)
         others = [tree.flatten_up_to(t) for t in (state, params, axes(params))]
-        found = [
-            jax.vmap(transform.update)(spread(g, pair), s, spread(w, pair))
+        updated = [
+            jax.vmap(transform.update)(_separate(g, pair), s, _separate(w, pair))
             for g, s, w, pair in zip(leaves, *others, strict=True)
         ]
-        new = [u.reshape(g.shape) for (u, _), g in zip(found, leaves, strict=True)]
-        return tree.unflatten(new), tree.unflatten([s for _, s in found])
+        new = [u.reshape(g.shape) for (u, _), g in zip(updated, leaves, strict=True)]
+        return tree.unflatten(new), tree.unflatten([s for _, s in updated])
 
     return optax.GradientTransformation(init, update)
 
 
-def _by_name(params: Any, on: Callable[[str], bool]) -> Any:
-    last = lambda path: jax.tree_util.keystr(path[-1:], simple=True)
-    return jax.tree_util.tree_map_with_path(lambda path, _: on(last(path)), params)
+def _separate(a: jax.Array, axes: MatrixAxes) -> jax.Array:
+    """[matrices, rows, columns], or [vectors, size]."""
+    summed, outputs = axes
+    apart, end = a.ndim - summed - outputs, a.ndim - outputs
+    rows = [math.prod(a.shape[apart:end])] if summed else []
+    return a.reshape(math.prod(a.shape[:apart]), *rows, math.prod(a.shape[end:]))
 
 
-OPTIMIZERS: dict[str, Row] = {
-    "adamw": Row("AdamW", adamw),
-    "adam": Row("Adam", adam),
-    "adafactor": Row("Adafactor", adafactor),
-    "lamb": Row("LAMB", lamb),
-    "lion": Row("Lion", lion),
-    "muon": Row("Muon", muon),
-    "sgd": Row("SGD", sgd),
+def _last_name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path[-1:], simple=True)
+
+
+OPTIMIZERS: dict[str, OptimizerEntry] = {
+    "adamw": OptimizerEntry("AdamW", adamw),
+    "adam": OptimizerEntry("Adam", adam),
+    "adafactor": OptimizerEntry("Adafactor", adafactor),
+    "lamb": OptimizerEntry("LAMB", lamb),
+    "lion": OptimizerEntry("Lion", lion),
+    "muon": OptimizerEntry("Muon", muon),
+    "sgd": OptimizerEntry("SGD", sgd),
 }
-"""Name -> `Row`."""
+"""Name -> entry."""
 
 
-def frozen(pattern: str, params: Any) -> Any:
-    r"""True for the weights whose path ("layers.attention.q") the regular expression finds.
+def frozen_mask(pattern: str, params: Params) -> PyTree:
+    r"""True for parameters whose path ("layers.attention.q") matches the regular expression.
 
-    Raises ValueError where it finds none.
+    Raises:
+      ValueError: none does.
 
-    >>> frozen(r"attention\.[qk]$", {"attention": {"q": 1.0, "v": 2.0}})
+    >>> frozen_mask(r"attention\.[qk]$", {"attention": {"q": 1.0, "v": 2.0}})
     {'attention': {'q': True, 'v': False}}
     """
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
-    found = jax.tree_util.tree_map_with_path(
-        lambda path, _: re.search(pattern, name(path)) is not None, params
-    )
-    if not any(jax.tree.leaves(found)):
-        paths = [name(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    named = jax.tree_util.tree_flatten_with_path(params)
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named[0]]
+    matches = [re.search(pattern, path) is not None for path in paths]
+    if not any(matches):
         raise ValueError(f"frozen={pattern!r} is none of the weights {', '.join(paths)}")
-    return found
+    return jax.tree.unflatten(named[1], matches)
 
 
-def make_optimizer(config: Any, axes: Callable[[Any], Any] = by_shape) -> Optimizer:
+def make_optimizer(config: "TrainConfig", axes: AxesOf = axes_by_shape) -> Optimizer:
     """The optimizer and schedule of a `TrainConfig`, after clipping by the global norm.
 
-    Weights that are `frozen` have no gradient, which the norm does not count, and no update, not
-    even by decay.
+    Frozen parameters have no gradient, which the norm does not count, and no update, not even by
+    weight decay.
 
-    `axes` (params -> a tree of `Axes`) says what the matrices are, for the rows that ask.
+    Args:
+      config: with the fields from `optimizer` to `clip_norm`.
+      axes: which axes of each parameter form a matrix.
     """
     if config.base_fan_in is not None and config.optimizer != "adamw":
         raise ValueError(
             f"base_fan_in={config.base_fan_in} needs optimizer='adamw', not "
             f"{config.optimizer!r}; set base_fan_in=None"
         )
-    schedule = find("schedule", config.schedule, SCHEDULES)(config)
-    transform = find("optimizer", config.optimizer, OPTIMIZERS).make(config, schedule, axes)
+    schedule = lookup(SCHEDULES, config.schedule, what="schedule")(config)
+    entry = lookup(OPTIMIZERS, config.optimizer, what="optimizer")
+    transform = entry.build(config, schedule, axes)
     if config.clip_norm:
         transform = optax.chain(optax.clip_by_global_norm(config.clip_norm), transform)
     if config.frozen:
-        still = optax.masked(optax.set_to_zero(), functools.partial(frozen, config.frozen))
-        transform = optax.chain(still, transform, still)
+        no_update = optax.masked(optax.set_to_zero(), functools.partial(frozen_mask, config.frozen))
+        transform = optax.chain(no_update, transform, no_update)
     return Optimizer(transform, schedule)

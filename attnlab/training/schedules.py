@@ -1,78 +1,91 @@
 """Schedules of the learning rate. `SCHEDULES`: name -> config -> (step -> rate).
 
-Step 0 is the first. With w = `warmup_steps` + 1 every row but one rises over the first w steps,
-rate(step) = `learning_rate` (step + 1) / w, and then goes its own way.
+Step 0 is the first. With w = `warmup_steps` + 1 every schedule but one rises over the first w
+steps, rate(step) = `learning_rate` (step + 1) / w, and then continues as documented.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-Rate = Callable[[Any], Any]
+if TYPE_CHECKING:
+    from attnlab.training.config import TrainConfig
+
+Steps: TypeAlias = int | np.ndarray | jax.Array
+Rate: TypeAlias = Callable[[Steps], jax.Array | float]
+"""Step -> learning rate."""
 
 
-def cosine(config: Any) -> Rate:
-    """Down half a cosine to `final_learning_rate` at the last step (Loshchilov and Hutter 2016,
+def cosine(config: "TrainConfig") -> Rate:
+    """Half a cosine down to `final_learning_rate` at the last step (Loshchilov and Hutter 2016,
     arXiv 1608.03983, without restarts)."""
-    return optax.schedules.warmup_cosine_decay_schedule(
+    schedule: Rate = optax.schedules.warmup_cosine_decay_schedule(
         init_value=config.learning_rate / (config.warmup_steps + 1),
         peak_value=config.learning_rate,
         warmup_steps=config.warmup_steps,
         decay_steps=config.steps,
         end_value=config.final_learning_rate,
     )
+    return schedule
 
 
-def linear(config: Any) -> Rate:
-    """Down a line to `final_learning_rate` at the last step (BERT; Devlin et al. 2018, A.2)."""
+def linear(config: "TrainConfig") -> Rate:
+    """Linearly down to `final_learning_rate` at the last step (BERT; Devlin et al. 2018, A.2)."""
     return _warmed(config, lambda step: _line(config, step, config.warmup_steps))
 
 
-def constant(config: Any) -> Rate:
-    """As it is."""
+def constant(config: "TrainConfig") -> Rate:
+    """`learning_rate` after the warm-up."""
     return _warmed(config, lambda step: config.learning_rate)
 
 
-def inverse_sqrt(config: Any) -> Rate:
+def inverse_sqrt(config: "TrainConfig") -> Rate:
     """rate = `learning_rate` sqrt(w / (step + 1)): with `learning_rate` = (D w)^-0.5 that of
     Vaswani et al. 2017, section 5.3. `final_learning_rate` is not read."""
     return _warmed(config, lambda step: _root(config, step))
 
 
-def flat_inverse_sqrt(config: Any) -> Rate:
-    """The one row that does not rise: `learning_rate` for w steps, then as `inverse_sqrt`. With
+def flat_inverse_sqrt(config: "TrainConfig") -> Rate:
+    """The one schedule without a rise: `learning_rate` for w steps, then as `inverse_sqrt`. With
     0.01 and w = 10,000 it is 1 / sqrt(max(step + 1, w)), that of T5 (Raffel et al. 2020, section
     3.1.2)."""
     return lambda step: jnp.minimum(config.learning_rate, _root(config, step))
 
 
-def warmup_stable_decay(config: Any) -> Rate:
-    """As it is, but for the last `decay_share` of the steps: there down a line to
+def warmup_stable_decay(config: "TrainConfig") -> Rate:
+    """Constant, except for the last `decay_share` of the steps: there linearly down to
     `final_learning_rate` at the last (Hu et al. 2024, arXiv 2404.06395, with a line)."""
     begin = round(config.steps * (1 - config.decay_share))
-    stable = lambda step: jnp.where(step < begin, config.learning_rate, _line(config, step, begin))
+
+    def stable(step: Steps) -> jax.Array:
+        return jnp.where(step < begin, config.learning_rate, _line(config, step, begin))
+
     return _warmed(config, stable)
 
 
-def _warmed(config: Any, after: Rate) -> Rate:
-    rising = lambda step: config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    return lambda step: jnp.where(step < config.warmup_steps, rising(step), after(step))
+def _warmed(config: "TrainConfig", after: Rate) -> Rate:
+    def rate(step: Steps) -> jax.Array:
+        rising = config.learning_rate * (step + 1) / (config.warmup_steps + 1)
+        return jnp.where(step < config.warmup_steps, rising, after(step))
+
+    return rate
 
 
-def _line(config: Any, step: Any, begin: int) -> Any:
+def _line(config: "TrainConfig", step: Steps, begin: int) -> jax.Array:
     done = jnp.clip((step - begin) / (config.steps - begin), 0, 1)
     return config.learning_rate + done * (config.final_learning_rate - config.learning_rate)
 
 
-def _root(config: Any, step: Any) -> Any:
+def _root(config: "TrainConfig", step: Steps) -> jax.Array:
     return config.learning_rate * jnp.sqrt((config.warmup_steps + 1) / (step + 1))
 
 
-SCHEDULES: dict[str, Callable[[Any], Rate]] = {
+SCHEDULES: dict[str, Callable[["TrainConfig"], Rate]] = {
     "cosine": cosine,
     "linear": linear,
     "inverse_sqrt": inverse_sqrt,
@@ -83,8 +96,8 @@ SCHEDULES: dict[str, Callable[[Any], Rate]] = {
 """Name -> (config -> step -> rate)."""
 
 
-def common_steps(config: Any, steps: int) -> int:
-    """How many first steps have the rates of a training of so many `steps` too.
+def common_steps(config: "TrainConfig", steps: int) -> int:
+    """How many first steps have the same rates in a training of `steps` steps.
 
     >>> from attnlab.training import TrainConfig
     >>> common_steps(TrainConfig(steps=800, warmup_steps=50, schedule="cosine"), 1200)
@@ -102,9 +115,9 @@ def common_steps(config: Any, steps: int) -> int:
     return int(np.argmin(np.append(rates[0] == rates[1], False)))
 
 
-def fork_step(config: Any) -> int:
-    """The step up to which longer trainings go the same way, where that is worth a checkpoint of
-    its own: behind the warm-up, before the end; else 0.
+def fork_step(config: "TrainConfig") -> int:
+    """The last step with the same rates in longer trainings, if that is worth a checkpoint of its
+    own: after the warm-up, before the end; else 0.
 
     >>> from attnlab.training import TrainConfig
     >>> [fork_step(TrainConfig(schedule=name)) for name in ("cosine", "constant")]

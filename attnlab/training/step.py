@@ -1,8 +1,8 @@
-"""The steps of S seeds in one compiled program, and their evaluation."""
+"""One training step, its state, and evaluation, for several seeds in one compiled program."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,145 +10,199 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh
+from jaxtyping import Array
 
-from attnlab.training import shard
-from attnlab.training.sources.source import Batch
-from attnlab.training.tasks.task import Example, Task
+from attnlab.data.dataset import Batch, BatchShapes, DeviceBatch
+from attnlab.sharing import Params, PyTree
+from attnlab.training import sharding
+from attnlab.training.objectives.objective import Example, Inputs, Losses, Model, Objective
+
+InitParams: TypeAlias = Callable[[Array, Inputs], Params]
+"""(key, inputs of a model's call) -> parameters."""
 
 
 class TrainState(NamedTuple):
-    """What a run is at a step. Every leaf has a leading seeds axis."""
+    """The state of a run at a step. In `fit` every leaf has a leading axis of seeds."""
 
-    params: Any
-    opt_state: Any
+    params: Params
+    opt_state: optax.OptState
     step: jax.Array
     window_loss: jax.Array
-    """Sum of the losses since the last log line, so that a resumed log is the same too."""
+    """Sum of the losses since the last log line, so that the log of a resumed run is the same."""
+    window_auxiliary: Losses = {}  # noqa: RUF012
+    """The same of each auxiliary loss of the model, by name."""
 
 
-def over_seeds(step: Callable) -> Callable:
-    """`step` for a leading seeds axis on every argument.
+def map_over_seeds(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`step` for a leading axis of seeds on every argument.
 
-    One after the other on a CPU, where that is faster and bit-equal to each seed alone; side by
-    side on an accelerator.
+    One seed after the other on a CPU, where that is faster and bit-equal to each seed alone;
+    vectorised on an accelerator.
     """
     if jax.default_backend() == "cpu":
-        return lambda *args: lax.map(lambda row: step(*row), args)
+        return lambda *args: lax.map(lambda seed: step(*seed), args)
     return jax.vmap(step)
 
 
 def init_state(
-    model: Any, task: Task, transform: Any, batch: Batch, seed: Any, params: Any = None
+    model: Model,
+    objective: Objective,
+    transform: optax.GradientTransformation,
+    batch: BatchShapes | DeviceBatch,
+    seed: jax.typing.ArrayLike,
+    params: Params | InitParams | None = None,
 ) -> TrainState:
-    """The state of one seed at step 0, without the seeds axis: with fresh weights, or `params`,
-    which may be a function (key, inputs) -> weights. Weights of less than float32 are widened: in
-    bfloat16 an update of less than 0.4 % of a weight would change nothing.
+    """The state of one seed at step 0, without an axis of seeds.
 
-    Of `batch` shapes and dtypes count alone.
+    Args:
+      model: with `init` and `apply`.
+      objective: what it is trained to predict.
+      transform: the optimizer.
+      batch: of the dataset; only shapes and dtypes matter.
+      seed: of the initial parameters.
+      params: parameters to start from, or a function (key, inputs) -> parameters; None: those of
+        `model.init`. Parameters below float32 are widened: in bfloat16 an update of less than 0.4 %
+        of a parameter would change nothing.
     """
-    if params is None or callable(params):
-        row = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), batch)
-        row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
-        inputs = task.prepare(row, jax.random.key(0)).inputs
-        key = jax.random.key(seed)
-        params = params(key, inputs) if params else model.init(key, **inputs)["params"]
-    params = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), params)
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(params, transform.init(params), zero, jnp.zeros(()))
+    row = {name: jnp.zeros((1, *a.shape[1:]), a.dtype) for name, a in batch.items()}
+    row = lax.optimization_barrier(row)  # else the compiler folds a forward pass of constants
+    inputs = objective.prepare(row, jax.random.key(0)).inputs
+    key = jax.random.key(seed)
+    if params is None:
+        params = model.init(key, **inputs)["params"]
+    made: Params = params(key, inputs) if callable(params) else params
+    made = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), made)
+    _, losses = jax.eval_shape(lambda p, i: objective.predict(model, p, i), made, inputs)
+    auxiliary = {name: jnp.zeros(a.shape, a.dtype) for name, a in losses.items()}
+    step = jnp.zeros((), jnp.int32)
+    return TrainState(made, transform.init(made), step, jnp.zeros(()), auxiliary)
 
 
 def train_step(
-    model: Any,
-    task: Task,
-    transform: Any,
+    model: Model,
+    objective: Objective,
+    transform: optax.GradientTransformation,
     state: TrainState,
-    batch: Batch,
-    seed: Any,
+    batch: DeviceBatch,
+    seed: jax.typing.ArrayLike,
     *,
     accumulate: int = 1,
     label_smoothing: float = 0.0,
 ) -> TrainState:
-    """One step of the optimizer's `transform`, of one seed, on a batch of a source.
+    """One optimizer step of one seed on a batch of a dataset.
 
-    The loss is sum(w l) / sum(w) over the targets of the whole batch, l the task's loss and w their
-    weights, however many parts it goes through in: the gradient is the sum over the parts of the
-    gradients of sum(w l), divided by the sum of w over all parts. (A mean of the parts' means would
-    weigh targets of a part that has few of them more.) The batch is prepared whole, so the targets
-    do not depend on `accumulate`; dropout does.
+    The loss is sum(w l) / sum(w) over the targets of the whole batch, l the objective's loss and w
+    the weights of the targets, for any number of parts `accumulate`: the gradient is the sum over
+    the parts of the gradients of sum(w l), divided by the sum of w over all parts. (A mean of the
+    parts' means would give targets of a part with few of them more weight.) The batch is prepared
+    whole, so the targets do not depend on `accumulate`; dropout does.
+
+    The auxiliary losses of the model (`Outputs.losses`) are added, each with weight 1. With
+    `accumulate` > 1 the model computes them on each part and their mean over the parts is added. If
+    such a loss is no mean over rows (a product of means, say), this is another number than that of
+    the whole batch. `window_loss` is without them.
     """
     prepare_key, dropout_key = jax.random.split(step_key(seed, state.step))
-    example = task.prepare(batch, prepare_key)
+    example = objective.prepare(batch, prepare_key)
     count = jnp.maximum(jnp.sum(example.weights), 1)
 
-    def loss(params, part, dropout_key):
-        rngs = {"dropout": dropout_key}
-        answer = task.answer(model, params, part.inputs, deterministic=False, rngs=rngs)
-        return jnp.sum(task.loss(answer, part.targets, label_smoothing) * part.weights) / count
+    def loss(params: Params, part: Example, key: Array) -> tuple[Array, tuple[Array, Losses]]:
+        prediction, auxiliary = objective.predict(
+            model, params, part.inputs, deterministic=False, rngs={"dropout": key}
+        )
+        losses = objective.loss(prediction, part.targets, label_smoothing)
+        value = jnp.sum(losses * part.weights) / count
+        auxiliary = {name: a / accumulate for name, a in auxiliary.items()}
+        return sum(auxiliary.values(), value), (value, auxiliary)
 
-    value_and_grad = functools.partial(jax.value_and_grad(loss), state.params)
+    grad = functools.partial(jax.grad(loss, has_aux=True), state.params)
     if accumulate == 1:
-        value, grads = value_and_grad(example, dropout_key)
+        grads, (value, auxiliary) = grad(example, dropout_key)
     else:
-        value, grads = _in_parts(value_and_grad, example, dropout_key, accumulate)
+        grads, (value, auxiliary) = _sum_over_parts(grad, example, dropout_key, accumulate)
     updates, opt_state = transform.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params, opt_state, state.step + 1, state.window_loss + value)
+    sums = jax.tree.map(jnp.add, state.window_auxiliary, auxiliary)
+    return TrainState(params, opt_state, state.step + 1, state.window_loss + value, sums)
 
 
-def step_key(seed: Any, step: Any) -> jax.Array:
-    """The key of a step. `train_step` splits it in two; `fold_in(key, 2)` is another, for draws."""
+def step_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Array:
+    """The key of a step. `train_step` splits it in two; `generation_key` is a third."""
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def _in_parts(call: Callable, example: Example, key: jax.Array, count: int) -> Any:
-    """The sum of what `call(part, key)` gives for every part, one after the other."""
+def generation_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike) -> Array:
+    """The key of a batch that is generated on the device."""
+    return jax.random.fold_in(step_key(seed, step), 2)
+
+
+def _sum_over_parts(
+    call: Callable[[Example, Array], PyTree], example: Example, key: Array, count: int
+) -> PyTree:
+    """The sum of `call(part, key)` over the parts, one after the other."""
     # Part i has the rows i, i + count, ...: so every device has rows of every part.
     parts = jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), example)
-    steps = parts, jax.random.split(key, count)
-    shapes = jax.eval_shape(lambda s: call(*jax.tree.map(lambda a: a[0], s)), steps)
+    inputs = parts, jax.random.split(key, count)
+    shapes = jax.eval_shape(lambda s: call(*jax.tree.map(lambda a: a[0], s)), inputs)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    add = lambda sums, step: (jax.tree.map(jnp.add, sums, call(*step)), None)
-    return lax.scan(add, zeros, steps)[0]
+
+    def add(sums: PyTree, part: tuple[Example, Array]) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, sums, call(*part)), None
+
+    return lax.scan(add, zeros, inputs)[0]
 
 
-def make_evaluate(model: Any, task: Task, mesh: Mesh, batch_size: int) -> Callable:
-    """(params [S, ...], rows of a source) -> {"loss" and every metric that is measured: [S]}."""
-    measures = [m.measure for m in task.metrics if m.measure is not None]
-    measured = [m for m in task.metrics if m.measure is not None]
+class Evaluator:
+    """(params [S, ...], scored rows of a dataset) -> {"loss" and every metric: [S]}.
 
-    def sums(params, batch, key):
-        example = task.prepare(batch, key)
-        answer = task.answer(model, params, example.inputs)
-        losses = task.loss(answer, example.targets, 0.0)
+    Args:
+      model: that the parameters are of.
+      objective: bound to the sizes of the dataset.
+      mesh: of devices.
+      batch_size: rows that are computed at a time.
+    """
+
+    def __init__(self, model: Model, objective: Objective, mesh: Mesh, batch_size: int) -> None:
+        self._model, self._objective, self._mesh = model, objective, mesh
+        self._batch_size = batch_size
+        self._metrics = [m for m in objective.metrics if m.measure is not None]
+        self._sums = jax.jit(self._sums_of_seeds, out_shardings=sharding.replicated(mesh))
+
+    def _sums_of_seeds(self, params: Params, batch: DeviceBatch, key: Array) -> Array:
+        """[S, metrics, 2]: sums of amounts and of counts."""
+        one_seed: Callable[..., Array] = map_over_seeds(lambda p: self._sums_of_one(p, batch, key))
+        return one_seed(params)
+
+    def _sums_of_one(self, params: Params, batch: DeviceBatch, key: Array) -> Array:
+        example = self._objective.prepare(batch, key)
+        prediction, _ = self._objective.predict(self._model, params, example.inputs)
+        losses = self._objective.loss(prediction, example.targets, 0.0)
         pairs = [(losses * example.weights, example.weights)]
-        pairs += [measure(answer, example) for measure in measures]
+        pairs += [m.measure(prediction, example) for m in self._metrics if m.measure]
         return jnp.array([[jnp.sum(a), jnp.sum(n)] for a, n in pairs])
 
-    @functools.partial(jax.jit, out_shardings=shard.whole(mesh))
-    def batch_sums(params, batch, key):
-        return over_seeds(lambda p: sums(p, batch, key))(params)
-
-    processes, process = jax.process_count(), jax.process_index()
-    names = ["loss", *(m.name for m in measured)]
-    divisors = [1.0, *(m.divisor for m in measured)]
-
-    def evaluate(params, rows):
-        totals, count = np.zeros(()), len(jax.tree.leaves(rows)[0])
-        groups = mesh.shape["data"]
-        size = min(batch_size, -(-count // groups) * groups)
+    def __call__(self, params: Params, rows: Batch) -> dict[str, np.ndarray]:
+        totals, count = np.zeros(()), len(next(iter(rows.values())))
+        groups, processes, process = (
+            self._mesh.shape["data"], jax.process_count(), jax.process_index()
+        )  # fmt: skip
+        size = min(self._batch_size, -(-count // groups) * groups)
         mine = slice(process * size // processes, (process + 1) * size // processes)
         for i, start in enumerate(range(0, count, size)):
-            part = jax.tree.map(lambda a: _fill(a[start : start + size], size)[mine], rows)  # noqa: B023
-            placed = jax.tree.map(lambda a: shard.spread(mesh, a, axis=0), part)
+            batch = {
+                name: sharding.shard_batch(
+                    self._mesh, _pad_with_zeros(a[start : start + size], size)[mine], axis=0
+                )
+                for name, a in rows.items()
+            }
             # The same masks for every model: the key depends on the batch alone.
-            got = batch_sums(params, placed, jax.random.fold_in(jax.random.key(0), i))
-            totals = totals + np.asarray(got, np.float64)  # [S, metrics, 2]
-        means = totals[..., 0] / totals[..., 1] / divisors
+            sums = self._sums(params, batch, jax.random.fold_in(jax.random.key(0), i))
+            totals = totals + np.asarray(sums, np.float64)
+        means = totals[..., 0] / totals[..., 1] / [1.0, *(m.divisor for m in self._metrics)]
+        names = ["loss", *(m.name for m in self._metrics)]
         return dict(zip(names, means.T, strict=True))
 
-    return evaluate
 
-
-def _fill(rows: np.ndarray, count: int) -> np.ndarray:
+def _pad_with_zeros(rows: np.ndarray, count: int) -> np.ndarray:
     """Rows of zeros (which do not count) up to `count`."""
     return np.pad(rows, [(0, count - len(rows))] + [(0, 0)] * (rows.ndim - 1))

@@ -1,11 +1,8 @@
 """Exact conversion between head layouts: the same function with other weights, or why not."""
 
 import dataclasses
-import heapq
-import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,13 +10,11 @@ from jaxtyping import Array
 
 from attnlab.attention import ScoreMod
 from attnlab.heads import Absorbed, Layout, Params, weight_shapes
-from attnlab.heads.rewrites import order_name
-from attnlab.transforms import steps_options, steps_structured
 from attnlab.transforms.dtypes import common_dtype, eps, in_float64
 from attnlab.transforms.forms import Goal, canonical, untied
 from attnlab.transforms.measure import CallOptions, Weights, compare, float64
-from attnlab.transforms.obstructions import NotEquivalent, Question, prove
-from attnlab.transforms.steps import STEPS, Step
+from attnlab.transforms.proofs import NotEquivalent, Question, prove
+from attnlab.transforms.search import State, search
 
 EXACT = 1e-9
 """Largest relative error of an exact conversion, computed in float64."""
@@ -28,7 +23,6 @@ ROUNDED = 32
 `EXACT`. float32: 4e-6; bfloat16: 0.25; float16: 0.03."""
 
 __all__ = ["EXACT", "ROUNDED", "Conversion", "NotEquivalent", "Undecided", "convert", "error_bound"]
-_ALL_STEPS = (steps_options, steps_structured)  # importing them adds their steps to STEPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +83,7 @@ def convert(
 ) -> Conversion | NotEquivalent | Undecided:
     """The weights of `target` that are the same function as `params`, or why there are none.
 
-    Searches for the shortest chain of exact steps (`steps.STEPS`), those that need weights of some
+    Searches for the shortest chain of exact steps (`search`), those that need weights of some
     structure last, in float64. A chain is returned only if its measured forward and gradient
     errors are finite and below a bound: 1e-9 relative, for weights of ordinary size, before
     weights are cast to the dtype of `params`, and `error_bound(dtype)` for the weights as
@@ -159,39 +153,6 @@ def convert(
         return Conversion(returned, target, found.steps, *errors)
 
 
-class State(NamedTuple):
-    """A layout that a search reached."""
-
-    layout: Layout
-    params: Weights
-    steps: tuple[str, ...] = ()
-
-
-def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
-    """The shortest chain of steps to the goal. Dijkstra's search, in which a structured step costs
-    more than any number of others; a step runs when its turn comes."""
-    start, order = State(canonical(layout), w), itertools.count()
-    queue: list[tuple[int, int, int, State, Step | None]] = [(0, 0, next(order), start, None)]
-    done: set[tuple[Layout, bool]] = set()
-    while queue:
-        structured, length, _, state, step = heapq.heappop(queue)
-        following = state if step is None else _after(state, step, goal)
-        if following is None:
-            continue
-        # Weights that were simplified are others of the same layout.
-        key = (following.layout, "simplify" in following.steps)
-        if key in done:
-            continue
-        done.add(key)
-        if following.layout == goal.tied:
-            return following
-        for step in STEPS:
-            if step.ties or not getattr(following.layout, "tie", ""):
-                cost = structured + step.structured, length + 1
-                heapq.heappush(queue, (*cost, next(order), following, step))
-    return None
-
-
 def absorbed(
     w: Weights, layout: Layout, call: CallOptions, rng: np.random.Generator
 ) -> Weights | None:
@@ -206,24 +167,6 @@ def absorbed(
     if found is None or not compare(found.params, target, w, layout, call, rng).below(EXACT):
         return None
     return found.params
-
-
-def _after(state: State, step: Step, goal: Goal) -> State | None:
-    """The state that a step leads to."""
-    with np.errstate(all="ignore"):
-        try:
-            made = step.apply(state.params, state.layout, goal)
-        except np.linalg.LinAlgError:  # of weights near the largest float
-            return None
-    if made is None:
-        return None
-    layout = canonical(made[0])
-    shapes = {n: np.shape(a) for n, a in made[1].items()}
-    if shapes != weight_shapes(layout):  # a step that does not know a layout or extra from outside
-        return None
-    name = step.name or ("untie" if type(layout) is type(state.layout)
-                         else f"to {order_name(layout)}")  # fmt: skip
-    return State(layout, made[1], (*state.steps, name))
 
 
 def _check_widths(layout: Layout, target: Layout) -> None:

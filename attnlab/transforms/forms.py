@@ -110,11 +110,6 @@ def with_extra(layout: LayoutT, kind: type[Extra], extra: Extra | None) -> Layou
     return changed(layout, extras=tuple(sorted(kept, key=lambda e: type(e).__name__)))
 
 
-def rows_sum_to_one(layout: Layout) -> bool:
-    """Do the probabilities of every head sum to 1, where a query attends to any key?"""
-    return all(isinstance(extra, SoftCap | Gate) for extra in layout.extras)
-
-
 def axes(layout: Layout) -> dict[str, tuple[str | int, ...]]:
     """Axes of every weight, with names for the head axes of extra keys and values."""
     made = {name: weight.axes for name, weight in all_weights(layout).items()}

@@ -1,27 +1,30 @@
-"""Which head of one layer does what a head of another layer does, and heads in that order."""
+"""Which head of one layer does what a head of another layer does."""
 
-from collections.abc import Sequence
+import dataclasses
 
-import jax
 import numpy as np
+from jaxtyping import Array
+from numpy.typing import NDArray
 
-from attnlab.conversion import permute_heads
-from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.heads.old.spec import HeadSpec, absorption
-from attnlab.sharing.mixing import Params
+from attnlab.heads import Alt, Layout, Params, TalkingHeads
+from attnlab.heads.layout import all_weights
+from attnlab.heads.rewrites import chain
+
+HEAD_AND_INPUTS = {"num_heads", "width", "key_width", "value_width", "out_width"}
+"""Axes of a weight that is a head's matrix in no basis of its own."""
 
 
-def align_heads(params: Params, target: Params, spec: HeadSpec) -> np.ndarray:
+def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.int64]:
     """The order of the heads of `params` that agrees best with those of `target`.
 
     Two heads agree as far as their matrices W_Q W_K^T and W_V W_O point the same way (cosine): the
     function of a head, in whatever basis its q, k and v are written. The best order is found
-    exactly (Hungarian method).
+    exactly (Hungarian method). `permute_heads` brings heads in this order.
 
     Args:
-      params: of one attention, weight -> array.
-      target: of another attention with the same layout.
-      spec: the head layout of both.
+      params: weights of one attention.
+      target: weights of another attention with the same layout.
+      layout: of both.
 
     Returns:
       [N] integers: head order[n] of `params` corresponds to head n of `target`.
@@ -29,60 +32,54 @@ def align_heads(params: Params, target: Params, spec: HeadSpec) -> np.ndarray:
     Raises:
       ValueError: heads of this layout cannot be permuted one by one.
     """
-    _check_can_align(spec)
+    _check_can_align(layout)
+    # Talking heads see a key bias, which the form of a head alone leaves out.
+    extras = tuple(extra for extra in layout.extras if not isinstance(extra, TalkingHeads))
+    layout = dataclasses.replace(layout, extras=extras)
     from scipy.optimize import linear_sum_assignment
 
-    steps = absorption(spec)
-    last = steps[-1].spec if steps else spec
-    axes = {name: one.axes for name, one in last.maps.items() if "N" in one.axes and one.drawn}
-    if any(set(letters) & set("HVMPQR") for letters in axes.values()):
+    pair = target, params
+    for step in chain(layout)[0]:
+        layout, pair = step.layout, (step.params(pair[0]), step.params(pair[1]))
+    weights = {
+        name: weight
+        for name, weight in all_weights(layout).items()
+        if "num_heads" in weight.axes and weight.constant is None
+    }
+    if any(set(weight.axes) - HEAD_AND_INPUTS for weight in weights.values()):
         raise ValueError(
-            f"layout {spec.layout!r} has no form in which a head is its matrices alone, in "
+            f"layout {layout.name!r} has no form in which a head is its matrices alone, in "
             "whatever basis they are written; use merge='mean'"
         )
-    agreement = np.zeros((spec.num_heads, spec.num_heads))
-    whole = (target, params)
-    for step in steps:
-        whole = step.weights(whole[0]), step.weights(whole[1])
-    for name, letters in axes.items():
-        ours, theirs = (
-            _unit_rows(np.moveaxis(np.asarray(w[name], np.float64), letters.index("N"), 0))
-            for w in whole
-        )
+    agreement = np.zeros((layout.num_heads, layout.num_heads))
+    for name, weight in weights.items():
+        axis = weight.axes.index("num_heads")
+        ours, theirs = (_unit_rows(w[name], axis) for w in pair)
         agreement += ours @ theirs.T
-    order: np.ndarray = linear_sum_assignment(-agreement)[1]
+    order: NDArray[np.int64] = linear_sum_assignment(-agreement)[1]
     return order
 
 
-def reorder_heads(params: Params, order: Sequence[int] | np.ndarray, spec: HeadSpec) -> Params:
-    """The same attention with head order[n] as head n, rows and columns of talking heads included.
-
-    Raises:
-      ValueError: as `permute_heads`.
-    """
-    numbers = [int(n) for n in order]
-    moved = permute_heads({name: params[name] for name in spec.shapes}, spec, numbers)
-    if "mix" in params:
-        index = np.asarray(numbers)
-        moved["mix"] = jax.tree.map(lambda a: a[index][:, index], params["mix"])
-    return params | moved
-
-
-def _check_can_align(spec: HeadSpec) -> None:
-    if "C" in LAYOUTS[spec.layout].letters:
+def _check_can_align(layout: Layout) -> None:
+    weights = all_weights(layout).values()
+    if any("slice_width" in weight.axes for weight in weights) and not isinstance(layout, Alt):
         raise ValueError(
-            f"layout {spec.layout!r}: each head reads its own slice of x, so heads cannot be "
+            f"layout {layout.name!r}: each head reads its own slice of x, so heads cannot be "
             "permuted; use merge='mean'"
         )
-    if spec.sizes["K"] != spec.num_heads or not spec.output or spec.qk_norm:
+    shared = hasattr(layout, "num_kv_heads") and layout.size("num_kv_heads") != layout.num_heads
+    if shared or not layout.output_projection or getattr(layout, "qk_norm", None):
         raise ValueError(
             "heads are aligned one by one, which heads that share keys, heads without an output "
             "projection and heads with q/k norms do not allow; use merge='mean'"
         )
 
 
-def _unit_rows(a: np.ndarray) -> np.ndarray:
-    """[N, ...] as [N, size], each row of length 1."""
-    rows = a.reshape(len(a), -1)
-    unit: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+def _unit_rows(a: Array, axis: int) -> NDArray[np.float64]:
+    """The heads of a weight as rows of length 1: [N, size]."""
+    rows = np.moveaxis(np.asarray(a, np.float64), axis, 0)
+    rows = rows.reshape(len(rows), -1)
+    unit: NDArray[np.float64] = rows / np.maximum(
+        np.linalg.norm(rows, axis=1, keepdims=True), 1e-30
+    )
     return unit

@@ -1,40 +1,54 @@
 """The same function with its heads in another order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Array
+from numpy.typing import NDArray
 
 from attnlab.heads import Alt, Layout, Params
-from attnlab.transforms.dtypes import in_float64
+from attnlab.heads.params import check_params
 from attnlab.transforms.forms import axes
-from attnlab.transforms.measure import Floats, Weights
 
-PER_HEAD = ("num_heads", "num_score_maps")
+ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
 
-def take_heads(w: Weights, layout: Layout, order: Sequence[int]) -> dict[str, Floats]:
+def take_heads(
+    w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int], kv_order: Sequence[int]
+) -> dict[str, ArrayT]:
+    """Weights whose head n is head order[n] of `w`, and key/value head k its head kv_order[k]."""
+    heads, kv_heads = np.array(order, int), np.array(kv_order, int)
+    if layout.num_score_maps != layout.num_heads:
+        raise ValueError(
+            f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "
+            "heads; which of them belong to a head is not known here"
+        )
+    by_axis = {"num_heads": heads, "num_score_maps": heads, "num_kv_heads": kv_heads}
+    made = {}
+    names_of = axes(layout)
+    for name, a in w.items():
+        for i, axis in enumerate(names_of[name]):
+            if axis in by_axis:
+                a = a.take(by_axis[axis], i)
+        made[name] = a
+    return made
+
+
+def reorder_heads(
+    w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int]
+) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`; heads that share keys stay together."""
     groups = layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
     size = layout.num_heads // groups
-    key_heads = [n // size for n in order[::size]]
-    made = {}
-    for name, names in axes(layout).items():
-        a = w[name]
-        for i, axis in enumerate(names):
-            if axis in PER_HEAD:
-                a = np.take(a, order, i)
-            elif axis == "num_kv_heads":
-                a = np.take(a, key_heads, i)
-        made[name] = a
-    return made
+    return take_heads(w, layout, order, [n // size for n in order[::size]])
 
 
 def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[str, Array]:
     """The same function with its heads in another order: new head n is old head order[n].
 
     Args:
-      params, layout: the heads.
+      params, layout: the heads. Matrices of talking heads move by rows and columns.
       order: each of 0..N-1 once. Heads that share keys and values must stay together.
 
     Raises:
@@ -48,9 +62,10 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     >>> bool((permute_heads(params, layout, [1, 0])["q"][:, 0] == params["q"][:, 1]).all())
     True
     """
-    heads = layout.num_heads
+    check_params(params, layout)
+    order, heads = [int(n) for n in order], layout.num_heads
     if sorted(order) != list(range(heads)):
-        raise ValueError(f"order must hold each of 0..{heads - 1} once, not {list(order)}")
+        raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
     names = axes(layout)
     reads_slices = any("slice_width" in a for a in names.values()) and not isinstance(layout, Alt)
     if reads_slices or not layout.output_projection:
@@ -60,8 +75,7 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
         size = heads // layout.size("num_kv_heads")
         if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
             raise ValueError(
-                f"order {list(order)} splits heads that share keys and values; keep each {size} "
+                f"order {order} splits heads that share keys and values; keep each {size} "
                 "neighbours together, or convert to num_kv_heads=num_heads first"
             )
-    w, restore = in_float64(params, layout)
-    return restore(take_heads(w, layout, order))
+    return reorder_heads(params, layout, order)

@@ -1,19 +1,20 @@
-"""Removes heads for good: a smaller model that computes the same as with gates of 0."""
+"""Remove heads: a smaller model that computes the same as with a head mask of 0."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.heads.old.spec import HeadSpec
-from attnlab.model.config import ModelConfig
+from attnlab.heads import Layout, TalkingHeads
+from attnlab.heads.layout import all_weights
+from attnlab.models.config import ModelConfig
+from attnlab.models.parameters import stack_specs
 from attnlab.names import lookup
-from attnlab.sharing.mixing import Params
-from attnlab.sharing.plan import Plan, mixtures
+from attnlab.sharing import Params, Plan, mixtures
+from attnlab.transforms.permute import take_heads
 
 Removed: TypeAlias = Mapping[int, Iterable[int]]
 """Parameter group, or layer -> numbers of the heads to remove."""
@@ -47,12 +48,12 @@ def remove_heads(
     cross: Removed | None = None,
     encoder: Removed | None = None,
 ) -> tuple[ModelConfig, Params, dict[str, dict[int, tuple[int, ...]]]]:
-    """The function that the model computes with `head_gate` 0 for these heads, with fewer weights.
+    """The function that the model computes with `head_mask` 0 for these heads, with fewer weights.
 
     A model has one number of heads, so every parameter group keeps as many as the one that keeps
     most. With grouped-query attention that holds for key/value heads and for the query heads of
     each. A group that would keep fewer fills up with removed heads whose output projection is zero:
-    they write nothing, but still cost time and memory.
+    they add nothing to the output, but still cost time and memory.
 
     Args:
       config: of the model as it is.
@@ -65,34 +66,34 @@ def remove_heads(
 
     Returns:
       (config, params, zeroed): of the smaller model, and the heads that fill up places, as "heads",
-      "cross" or "encoder" -> group -> old numbers. `unique_parameters` of both configs gives what
-      was saved.
+      "cross" or "encoder" -> group -> old numbers. `num_parameters` of both configs gives what was
+      saved.
 
     Raises:
-      ValueError: nothing would be saved (use `head_gate`); the layout ties a head to a slice of x;
+      ValueError: nothing would be saved (use `head_mask`); the layout ties a head to a slice of x;
         or layers would lose different heads that belong together: heads that attend to shared keys,
         or that have a row in a shared table of relative positions.
 
     >>> import jax
-    >>> from attnlab import ModelConfig
-    >>> config = ModelConfig(width=8, num_layers=3, num_heads=4, plan="albert")
+    >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 2), int))["params"]
     >>> small, weights, zeroed = remove_heads(config, params, {0: [1, 3]})
-    >>> small.num_heads, weights["layers"]["attention"]["q"].shape, zeroed
+    >>> small.heads.num_heads, weights["layers"]["attention"]["q"].shape, zeroed
     (2, (1, 8, 2, 2), {})
     """
     _check_can_remove(config)
-    plans = {"layers": config.layer_plan, "encoder_layers": config.encoder_layer_plan}
+    layout = config.layout
+    plans = {name: plan for name, (_, plan) in stack_specs(config).items()}
     removed = {
-        name: _by_group(name, plans[LOCATIONS[name][0]], asked, by, config.heads)
+        name: _by_group(name, plans[LOCATIONS[name][0]], asked, by, layout.num_heads)
         for name, asked in _requested(config, heads, cross, encoder).items()
     }
-    counts = _kept_counts(config.heads, removed)
+    counts = _kept_counts(layout, removed)
     made, zeroed = dict(params), {}
     for name, groups in removed.items():
-        kept = [_kept(lost, config.heads, *counts) for lost in groups]
+        kept = [_kept(lost, layout, *counts) for lost in groups]
         stack, sublayer = LOCATIONS[name]
-        made[stack] = _sliced_layers(made[stack], sublayer, kept, plans[stack], config.heads)
+        made[stack] = _sliced_layers(made[stack], sublayer, kept, plans[stack], layout)
         table = f"{stack.removesuffix('layers')}relative_bias"
         if sublayer == "attention" and table in made:
             made[table] = _sliced_table(made[table], kept)
@@ -104,13 +105,13 @@ def remove_heads(
 def scale_heads(
     config: ModelConfig, params: Params, gate: Mapping[str, Float[Array, "G N"]]
 ) -> Params:
-    """The function that the model computes with these gates, which go into output projections.
+    """The function that the model computes with this `head_mask`, in the output projections.
 
     Args:
       config: of the model.
       params: its parameters.
       gate: "heads", "cross" or "encoder" -> a factor for every head of every parameter group. For
-        factors that differ between layers of a group use `head_gate`.
+        factors that differ between layers of a group use `head_mask`.
 
     Returns:
       The parameters.
@@ -119,28 +120,27 @@ def scale_heads(
       ValueError: the model has no output projection, or its groups have deltas or are mixed.
 
     >>> import jax
-    >>> from attnlab import ModelConfig
-    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="albert")
+    >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.ones((1, 2), int))["params"]
-    >>> half = scale_heads(config, params, {"heads": jnp.array([[1.0, 0.5]])})
-    >>> of = lambda w: w["layers"]["attention"]["o"][0]
-    >>> bool((of(half)[0] == of(params)[0]).all()), bool((of(half)[1] == of(params)[1] / 2).all())
-    (True, True)
+    >>> half = scale_heads(config, params, {"heads": jnp.array([[1.0, 0.5, 1.0, 1.0]])})
+    >>> before, after = (tree["layers"]["attention"]["o"][0, 1] for tree in (params, half))
+    >>> bool((after == before / 2).all())
+    True
     """
-    if not config.attention_output:
+    if not config.layout.output_projection:
         raise ValueError(
-            "attention_output is False: each head is a part of the output; use head_gate"
+            "output_projection is False: each head is a part of the output; use head_mask"
         )
     _check_plain_groups(config)
-    spec, made = config.heads, dict(params)
+    made = dict(params)
     for name, factors in gate.items():
         stack, sublayer = lookup(LOCATIONS, name, what="heads")
         layers = dict(made[stack])
         stacked = dict(layers[sublayer])
-        for weight, axes in _output_weights(spec, stacked).items():
-            a = jnp.moveaxis(stacked[weight], 1 + axes.index("N"), -1)
-            a = a * jnp.expand_dims(factors, range(1, a.ndim - 1)).astype(a.dtype)
-            stacked[weight] = jnp.moveaxis(a, -1, 1 + axes.index("N"))
+        for weight in output_weights(config.layout):
+            a = stacked[weight]  # [G, N, ...]
+            shaped = jnp.expand_dims(factors, range(2, a.ndim))
+            stacked[weight] = a * shaped.astype(a.dtype)
         made[stack] = {**layers, sublayer: stacked}
     return made
 
@@ -150,9 +150,9 @@ def _requested(
 ) -> dict[str, Removed]:
     """The heads that the model has, by the names of LOCATIONS -> those to remove."""
     requested = {"heads": heads}
-    if "cross" in config.layer_plan:
+    if "cross" in config.plan:
         requested["cross"] = cross or {}
-    if config.kind == "encoder_decoder" and not config.share_encoder:
+    if config.encoder is not None and not config.encoder.shares_decoder:
         requested["encoder"] = encoder or {}
     for name, given in (("cross", cross), ("encoder", encoder)):
         if given and name not in requested:
@@ -160,50 +160,65 @@ def _requested(
     return requested
 
 
-def _kept_counts(spec: HeadSpec, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
+def _num_kv_heads(layout: Layout) -> int:
+    return layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
+
+
+def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
-    size = spec.num_heads // spec.sizes["K"]
+    size = layout.num_heads // _num_kv_heads(layout)
     kept = [
-        np.bincount([n // size for n in range(spec.num_heads) if n not in lost], minlength=1)
+        np.bincount([n // size for n in range(layout.num_heads) if n not in lost], minlength=1)
         for groups in removed.values()
         for lost in groups
     ]
     num_kv_heads = max(1, *(int(np.count_nonzero(a)) for a in kept))
     per_kv_head = max(1, *(int(a.max(initial=0)) for a in kept))
-    if num_kv_heads * per_kv_head == spec.num_heads:
+    if num_kv_heads * per_kv_head == layout.num_heads:
         raise ValueError(
             "nothing would be saved: every parameter group keeps as many heads as the one that "
-            f"keeps most, which keeps all {spec.num_heads} (of query heads that share keys, the "
-            "largest number counts); remove heads of every group, or use head_gate"
+            f"keeps most, which keeps all {layout.num_heads} (of query heads that share keys, the "
+            "largest number counts); remove heads of every group, or use head_mask"
         )
     return num_kv_heads, per_kv_head
 
 
-def _output_weights(spec: HeadSpec, params: Params) -> dict[str, str]:
-    """The weights by which each head writes -> their axes (without G)."""
-    return {
-        name: one.axes
-        for name, one in spec.maps.items()
-        if name in params and one.runs == "merge" and {"N", "O"} <= set(one.axes)
-    }
+def output_weights(layout: Layout) -> list[str]:
+    """The weights [N, ..., O] by which each head adds to the output.
+
+    >>> from attnlab.heads import Standard
+    >>> output_weights(Standard(width=8, num_heads=2, biases=("v", "o")))
+    ['o']
+    """
+    return [
+        name
+        for name, weight in all_weights(layout).items()
+        if "project_out" in weight.methods and weight.axes[0] == "num_heads"
+    ]
 
 
 def _check_can_remove(config: ModelConfig) -> None:
-    if config.encoder_heads is not None:
+    if config.layer_types:
         raise ValueError(
-            f"the encoder has {config.encoder_heads} heads, the decoder {config.num_heads}, and "
-            "both would have to keep as many; use head gates (inspect.gates_of)"
+            "layers of several types have no heads in common; use head_mask, or convert the model "
+            "to one layer type"
         )
-    if "C" in LAYOUTS[config.layout].letters:
+    layout = config.layout
+    if config.encoder is not None and config.encoder.num_heads is not None:
         raise ValueError(
-            f"layout {config.layout!r}: each head reads its own slice of x, so none can be "
+            f"the encoder has {config.encoder.num_heads} heads, the decoder {layout.num_heads}, "
+            "and both would have to keep as many; use head_mask"
+        )
+    if any("slice_width" in weight.axes for weight in all_weights(layout).values()):
+        raise ValueError(
+            f"layout {layout.name!r}: each head reads its own slice of x, so none can be "
             "removed; convert it to 'standard' first"
         )
-    if not config.attention_output:
+    if not layout.output_projection:
         raise ValueError(
-            "attention_output is False: each head is a part of the output, so none can be removed"
+            "output_projection is False: each head is a part of the output, so none can be removed"
         )
-    if config.talking_heads:
+    if any(isinstance(extra, TalkingHeads) for extra in layout.extras):
         raise ValueError(
             "talking_heads mixes the heads: one uses the scores of the others, so none can be "
             "removed"
@@ -213,8 +228,8 @@ def _check_can_remove(config: ModelConfig) -> None:
 
 def _check_plain_groups(config: ModelConfig) -> None:
     for what, found in (
-        ("delta", "delta" in config.layer_plan),
-        ("mixture", mixtures(config.layer_plan)),
+        ("delta", "delta" in config.plan),
+        ("mixture", mixtures(config.plan)),
     ):
         if found:
             raise ValueError(
@@ -224,7 +239,7 @@ def _check_plain_groups(config: ModelConfig) -> None:
 
 
 def _by_group(
-    name: str, plan: Plan, removed: Removed, by: By, spec: HeadSpec
+    name: str, plan: Plan, removed: Removed, by: By, num_heads: int
 ) -> list[frozenset[int]]:
     """The heads to remove, of every parameter group."""
     lookup({"group": 1, "layer": 1}, by, what="by")
@@ -235,8 +250,8 @@ def _by_group(
         raise ValueError(f"{name}: no {by} {unknown[0]}; there are {count}")
     sets = {n: frozenset(map(int, removed.get(n, ()))) for n in range(count)}
     for n, numbers in sets.items():
-        if unknown := sorted(numbers - set(range(spec.num_heads))):
-            raise ValueError(f"{name}: {by} {n} has no head {unknown[0]}; it has {spec.num_heads}")
+        if unknown := sorted(numbers - set(range(num_heads))):
+            raise ValueError(f"{name}: {by} {n} has no head {unknown[0]}; it has {num_heads}")
     if by == "group":
         return [sets[group] for group in range(count)]
     for group in range(num_groups):
@@ -249,10 +264,11 @@ def _by_group(
     return [sets[groups.index(group)] for group in range(num_groups)]
 
 
-def _kept(removed: frozenset[int], spec: HeadSpec, num_kv_heads: int, per_kv_head: int) -> Kept:
+def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_head: int) -> Kept:
     """`num_kv_heads` times `per_kv_head` heads: those not removed, filled up."""
-    size = spec.num_heads // spec.sizes["K"]
-    heads_of = [range(k * size, (k + 1) * size) for k in range(spec.sizes["K"])]
+    groups = _num_kv_heads(layout)
+    size = layout.num_heads // groups
+    heads_of = [range(k * size, (k + 1) * size) for k in range(groups)]
     used = [k for k, heads in enumerate(heads_of) if set(heads) - removed]
     rest = [k for k in range(len(heads_of)) if k not in used]
     chosen = sorted(used + rest[: num_kv_heads - len(used)])
@@ -264,13 +280,13 @@ def _kept(removed: frozenset[int], spec: HeadSpec, num_kv_heads: int, per_kv_hea
 
 
 def _sliced_layers(
-    layers: Params, sublayer: str, kept: Sequence[Kept], plan: Plan, spec: HeadSpec
+    layers: Params, sublayer: str, kept: Sequence[Kept], plan: Plan, layout: Layout
 ) -> Params:
     """The stacked parameters of one stack with fewer heads in one of its attentions."""
     made = dict(layers)
-    made[sublayer] = _sliced(made[sublayer], spec, kept)
+    made[sublayer] = _sliced(made[sublayer], layout, kept)
     if sublayer == "attention" and "kv" in made:
-        made["kv"] = _sliced(made["kv"], spec, _kept_in_kv(plan, kept))
+        made["kv"] = _sliced(made["kv"], layout, _kept_in_kv(plan, kept))
     return made
 
 
@@ -296,30 +312,25 @@ def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
     return [found[group] for group in range(len(found))]
 
 
-def _sliced(stacked: Params, spec: HeadSpec, kept: Sequence[Kept]) -> Params:
+def _sliced(stacked: Params, layout: Layout, kept: Sequence[Kept]) -> Params:
     """The parameters [G, ...] of one attention with the heads that are kept."""
-    made = dict(stacked)
-    for name, one in spec.maps.items():
-        if name not in stacked:
-            continue
-        groups = []
-        for a, stays in zip(stacked[name], kept, strict=True):
-            if one.runs == "merge" and "N" in one.axes:
-                a = jnp.moveaxis(a, one.axes.index("N"), 0)
-                a = a.at[np.array(stays.zeroed, int)].set(0)
-                a = jnp.moveaxis(a, 0, one.axes.index("N"))
-            for letter, numbers in (("N", stays.heads), ("K", stays.kv_heads)):
-                if letter in one.axes:
-                    a = jnp.take(a, np.array(numbers), axis=one.axes.index(letter))
-            groups.append(a)
-        made[name] = jnp.stack(groups)
-    return made
+    own = [name for name in all_weights(layout) if name in stacked]
+    groups = []
+    for group, stays in enumerate(kept):
+        params = {name: stacked[name][group] for name in own}
+        for name in set(output_weights(layout)) & set(own):
+            params[name] = params[name].at[np.array(stays.zeroed, int)].set(0)
+        groups.append(take_heads(params, layout, stays.heads, stays.kv_heads))
+    return {**stacked, **{name: jnp.stack([group[name] for group in groups]) for name in own}}
 
 
 def _smaller(config: ModelConfig, num_kv_heads: int, per_kv_head: int) -> ModelConfig:
     """The config with fewer heads; sizes that would follow their number are written out."""
-    letters, sizes = LAYOUTS[config.layout].letters, config.heads.sizes
-    fields = {"H": "head_dim", "V": "value_dim", "M": "latent_dim", "P": "rotary_dim"}
-    own: dict[str, Any] = {field: sizes[a] for a, field in fields.items() if a in letters}
-    own |= {"num_kv_heads": num_kv_heads} if "K" in letters else {}
-    return dataclasses.replace(config, num_heads=num_kv_heads * per_kv_head, **own)
+    layout = config.layout
+    known = {field.name for field in dataclasses.fields(layout)}
+    names = "head_dim", "value_dim", "latent_dim", "rotary_dim"
+    sizes = {name: layout.size(name) for name in names if name in known}
+    if "num_kv_heads" in known:
+        sizes = {**sizes, "num_kv_heads": num_kv_heads}
+    heads = config.heads.to(type(config.heads), num_heads=num_kv_heads * per_kv_head, **sizes)
+    return dataclasses.replace(config, heads=heads)

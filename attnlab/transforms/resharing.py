@@ -1,4 +1,4 @@
-"""Changes the sharing plan of a model that has its parameters already.
+"""Change the sharing plan of a model that has its parameters already.
 
 `params` are those of `config.build()`. A plan with fewer groups averages the parameters that become
 one; `share` measures by how much this changes the outputs.
@@ -6,41 +6,48 @@ one; `share` measures by how much this changes the outputs.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from attnlab.conversion.measure import difference
-from attnlab.heads.old.project import split_memory
-from attnlab.heads.old.spec import HeadSpec
-from attnlab.model.config import ModelConfig
-from attnlab.model.kinds import read_kinds, write_kinds
+from attnlab.heads import Layout, kv_weight_names, weight_shapes
+from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.parameters import stack_specs
 from attnlab.names import lookup
+from attnlab.sharing import (
+    Params,
+    Plan,
+    PyTree,
+    as_plan,
+    fit_delta,
+    fit_mixture,
+    layer_params,
+    mixtures,
+    plan_name,
+    separate,
+)
 from attnlab.sharing.bits import same_bits
-from attnlab.sharing.low_rank_delta import fit_delta, layer_params
-from attnlab.sharing.mixing import Params, PyTree, fit_mixture
-from attnlab.sharing.named_plans import as_plan, plan_name
-from attnlab.sharing.plan import Plan, mixtures, separate
-from attnlab.transforms.head_alignment import align_heads, reorder_heads
+from attnlab.transforms.head_alignment import align_heads
+from attnlab.transforms.permute import permute_heads
 
 Merge: TypeAlias = Literal["mean", "aligned"]
+MERGES = dict.fromkeys(get_args(Merge))
 
 PER_STACK = ("final_norm", "relative_bias")
-"""The parameters of an encoder or decoder outside its layers."""
+"""Parameters of an encoder or decoder outside its layers."""
 
 
 def unshare(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """The same function with plan "separate": every layer gets a copy of the parameters it used.
 
-    >>> from attnlab import ModelConfig
-    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="albert")
+    >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
     >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
     >>> separate, copied = unshare(config, params)
-    >>> separate.plan, copied["layers"]["ffn"]["up"].shape[0]
+    >>> separate.sharing, copied["layers"]["ffn"]["up"].shape[0]
     ('separate', 3)
     """
     return change_plan(config, params, "separate")
@@ -56,11 +63,10 @@ def share(
 ) -> tuple[ModelConfig, Params, float]:
     """`change_plan`, and the `output_difference` that it causes on `tokens`.
 
-    >>> from attnlab import ModelConfig
-    >>> config, tokens = ModelConfig(width=8, num_layers=3, num_heads=2), jnp.ones((1, 2), int)
+    >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
     >>> params = config.build().init(jax.random.key(0), tokens)["params"]
     >>> shared, _, difference = share(config, params, "albert", tokens)
-    >>> shared.plan, difference > 0.01
+    >>> shared.sharing, difference > 0.01
     ('albert', True)
     """
     after = change_plan(config, params, plan, merge=merge)
@@ -97,29 +103,16 @@ def change_plan(
       ValueError: the plan has another number of layers, or cannot be reached from the old one; or
         merge="aligned" and heads of this layout cannot be permuted.
     """
-    merge_groups = lookup(MERGES, merge, what="merge")
-    if config.kinds:
-        return _change_layer_types(config, params, plan, merge_groups)
-    given = as_plan(plan, config.num_layers)
-    if given.num_layers != config.num_layers:
-        raise ValueError(
-            f"the new plan has {given.num_layers} layers, the model has {config.num_layers}; they "
-            "must be the same"
-        )
-    changes: dict[str, Any] = {"plan": plan}
-    if config.kind == "encoder_decoder":
-        changes["encoder_plan"] = None if isinstance(plan, str) else config.encoder_layer_plan
-    after = dataclasses.replace(config, **changes)
+    lookup(MERGES, merge, what="merge")
+    after = _with_plan(config, plan)
+    new = {name: new_plan for name, (_, new_plan) in stack_specs(after).items()}
     stacked = dict(params)
-    pair = config.layer_plan, after.layer_plan
-    stacked["layers"] = _reshare(params["layers"], *pair, config, merge_groups)
-    if config.kind == "encoder_decoder":
-        encoder = config.encoder_layer_plan, after.encoder_layer_plan
-        if not config.share_encoder:
-            stacked["encoder_layers"] = _reshare(
-                params["encoder_layers"], *encoder, config.as_encoder, merge_groups
-            )
-        elif not all(_agree(e, d) for e, d in zip(encoder, pair, strict=True)):
+    for name, (layer, old_plan) in stack_specs(config).items():
+        change = PlanChange(old_plan, new[name], layer.heads, config.delta_rank, merge)
+        stacked[name] = _reshare(params[name], change)
+    if config.encoder is not None and config.encoder.shares_decoder:
+        encoders = config.encoder_plan, after.encoder_plan
+        if not all(map(_agree, encoders, (config.plan, after.plan))):
             raise ValueError(
                 "the encoder shares the decoder's parameters under another plan; separate them "
                 "with untie_encoder first"
@@ -127,25 +120,53 @@ def change_plan(
     return after, stacked
 
 
+def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
+    """The config under another sharing plan."""
+    if config.layer_types:
+        if not isinstance(plan, str):
+            raise ValueError(
+                "a Plan counts all layers, and layers of several types share none; give the name "
+                "of a plan"
+            )
+        types = tuple((n, dataclasses.replace(o, sharing=None)) for n, o in config.layer_types)
+        if len({o for _, o in types}) < len({o for _, o in config.layer_types}):
+            raise ValueError(
+                "some layer_types differ only in their plans; under one plan they would be one"
+            )
+        return dataclasses.replace(config, sharing=plan, layer_types=types)
+    given = as_plan(plan, config.num_layers)
+    if given.num_layers != config.num_layers:
+        raise ValueError(
+            f"the new plan has {given.num_layers} layers, the model has {config.num_layers}; they "
+            "must be the same"
+        )
+    encoder = config.encoder
+    if encoder is not None:
+        encoder_plan = None if isinstance(plan, str) else config.encoder_plan
+        encoder = dataclasses.replace(encoder, sharing=encoder_plan)
+    return dataclasses.replace(config, sharing=plan, encoder=encoder)
+
+
 def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """The same function with `share_encoder=False`: the encoder gets copies of what it used.
+    """The same function with `shares_decoder=False`: the encoder gets copies of what it used.
 
     Raises:
       ValueError: the encoder has its own parameters already.
 
-    >>> from attnlab import ModelConfig
-    >>> config = ModelConfig(kind="encoder_decoder", width=8, num_heads=2, share_encoder=True)
+    >>> config = ModelConfig(kind="encoder_decoder", encoder=Encoder(shares_decoder=True))
     >>> tokens = jnp.ones((1, 2), int)
-    >>> params = config.build().init(jax.random.key(0), tokens, tokens)["params"]
+    >>> params = config.build().init(jax.random.key(0), tokens, source=tokens)["params"]
     >>> sorted(set(untie_encoder(config, params)[1]) - set(params))
     ['encoder_final_norm', 'encoder_layers']
     """
-    if not config.share_encoder:
-        raise ValueError("share_encoder is False: the encoder has its own parameters already")
-    untied = dataclasses.replace(config, share_encoder=False)
+    if config.encoder is None or not config.encoder.shares_decoder:
+        raise ValueError(
+            "encoder.shares_decoder is False: the encoder has its own parameters already"
+        )
+    untied = _with_encoder(config, shares_decoder=False)
     stacked: Params = {
         name: jax.tree.map(lambda a, n=count: a[:n], params["layers"][name])
-        for name, count in config.encoder_layer_plan.num_groups.items()
+        for name, count in config.encoder_plan.num_groups.items()
         if name in params["layers"]  # a layer may have no FFN
     }
     if "delta" in stacked:
@@ -157,7 +178,7 @@ def untie_encoder(config: ModelConfig, params: Params) -> tuple[ModelConfig, Par
 def tie_encoder(
     config: ModelConfig, params: Params, *, merge: Merge = "mean"
 ) -> tuple[ModelConfig, Params]:
-    """Encoder and decoder with `share_encoder=True`: the mean of what both have.
+    """Encoder and decoder with `shares_decoder=True`: the mean of what both have.
 
     Raffel et al. 2020 (T5, arXiv 1910.10683), section 3.2.2. Cross-attention stays the decoder's.
 
@@ -167,28 +188,36 @@ def tie_encoder(
       merge: as in `change_plan`.
 
     Raises:
-      ValueError: the plans of the two differ, or have deltas or mixtures.
+      ValueError: no encoder_decoder; or the plans of the two differ, or have deltas or mixtures.
     """
-    plan = config.encoder_layer_plan
-    tied = dataclasses.replace(config, share_encoder=True)
-    if not _agree(plan, config.layer_plan) or "delta" in plan or mixtures(plan):
+    lookup(MERGES, merge, what="merge")
+    tied = _with_encoder(config, shares_decoder=True)
+    plan = config.encoder_plan
+    if not _agree(plan, config.plan) or "delta" in plan or mixtures(plan):
         raise ValueError(
             "encoder and decoder need the same plan, without deltas and mixtures; see change_plan"
         )
-    merge_groups = lookup(MERGES, merge, what="merge")
     layers = dict(params["layers"])
     for name in (name for name in plan if name in layers):
         groups = []
         for group in range(plan.num_groups[name]):
             pair = [_select(params[s][name], group) for s in ("layers", "encoder_layers")]
-            groups.append(merge_groups(pair, name, config.heads)[1])
+            if merge == "aligned" and name == "attention":
+                pair = _aligned(pair, config.layout)
+            groups.append(_mean(pair))
         layers[name] = _stack(groups)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
     for name in PER_STACK:
         if name in params:
-            pair = [params[name], params[f"encoder_{name}"]]
-            rest[name] = _mean(pair, name, config.heads)[1]
+            rest[name] = _mean([params[name], params[f"encoder_{name}"]])
     return tied, rest | {"layers": layers}
+
+
+def _with_encoder(config: ModelConfig, *, shares_decoder: bool) -> ModelConfig:
+    if config.encoder is None:
+        raise ValueError(f"this {config.kind} has no encoder beside a decoder")
+    encoder: Encoder = dataclasses.replace(config.encoder, shares_decoder=shares_decoder)
+    return dataclasses.replace(config, encoder=encoder)
 
 
 def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
@@ -201,31 +230,30 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     Raises:
       ValueError: the model has several layer types, or mixed groups.
 
-    >>> from attnlab import ModelConfig
-    >>> config = ModelConfig(width=8, num_layers=3, num_heads=2, plan="ffn_only")
+    >>> config = ModelConfig(width=8, num_layers=3, sharing="ffn_only")
     >>> params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
-    >>> detect_sharing(*unshare(config, params))[0].plan
+    >>> detect_sharing(*unshare(config, params))[0].sharing
     'ffn_only'
     """
-    if config.kinds:
+    if config.layer_types:
         raise ValueError("detect_sharing needs a model with one layer type; this one has several")
-    if mixtures([*config.layer_plan, *config.encoder_layer_plan]):
+    if any(mixtures(plan) for _, plan in stack_specs(config).values()):
         raise ValueError("detect_sharing cannot compare mixed groups; unshare the model first")
-    has_encoder = config.kind == "encoder_decoder"
-    plan, layers = _detected(config.layer_plan, params["layers"])
+    plan, layers = _detected(config.plan, params["layers"])
     params = params | {"layers": layers}
-    if not has_encoder or config.share_encoder:
-        named = plan if has_encoder else plan_name(plan)
-        return dataclasses.replace(config, plan=named), params
-    encoder_plan, encoder = _detected(config.encoder_layer_plan, params["encoder_layers"])
-    params["encoder_layers"] = encoder
-    config = dataclasses.replace(config, plan=plan, encoder_plan=encoder_plan)
+    if config.encoder is None or config.encoder.shares_decoder:
+        named = plan if config.encoder is not None else plan_name(plan)
+        return dataclasses.replace(config, sharing=named), params
+    encoder_plan, encoder_layers = _detected(config.encoder_plan, params["encoder_layers"])
+    params["encoder_layers"] = encoder_layers
+    encoder = dataclasses.replace(config.encoder, sharing=encoder_plan)
+    config = dataclasses.replace(config, sharing=plan, encoder=encoder)
     outside = [name for name in PER_STACK if name in params]
     ours = {name: layers[name] for name in encoder_plan if name in layers}
     ours |= {name: params[name] for name in outside}
-    theirs = encoder | {name: params.get(f"encoder_{name}") for name in outside}
+    theirs = encoder_layers | {name: params.get(f"encoder_{name}") for name in outside}
     can_tie = (
-        _agree(encoder_plan, plan) and "delta" not in encoder_plan and config.encoder_heads is None
+        _agree(encoder_plan, plan) and "delta" not in encoder_plan and encoder.num_heads is None
     )
     return tie_encoder(config, params) if can_tie and _equal(ours, theirs) else (config, params)
 
@@ -241,72 +269,58 @@ def output_difference(
     """
 
     def logits(config: ModelConfig, params: Params) -> np.ndarray:
-        texts = (tokens, tokens) if config.kind == "encoder_decoder" else (tokens,)
-        return np.asarray(_apply(config)({"params": params}, *texts), np.float64)
+        return np.asarray(_logits(config)(params, tokens), np.float64)
 
-    return difference(logits(*after), logits(*before))
+    expected, got = logits(*before), logits(*after)
+    largest = np.max(np.abs(expected), initial=0)
+    return float(np.max(np.abs(got - expected), initial=0) / max(largest, 1e-300))
 
 
 @functools.lru_cache(maxsize=4)
-def _apply(config: ModelConfig) -> Callable[..., Array]:
+def _logits(config: ModelConfig) -> Callable[[Params, Int[Array | np.ndarray, "B T"]], Array]:
     """Compiled once for all parameters."""
-    return jax.jit(config.build().apply)
+    model = config.build()
+
+    def logits(params: Params, tokens: Array) -> Array:
+        source = {} if config.encoder is None else {"source": tokens}
+        found: Array = model.apply({"params": params}, tokens, **source).logits
+        return found
+
+    return jax.jit(logits)
 
 
-MergeGroups: TypeAlias = Callable[[list[PyTree], str, HeadSpec], tuple[list[PyTree], PyTree]]
-"""(parameters of each layer of a group, sublayer, heads) -> (these as merged, their mean)"""
-
-
-def _mean(layers: list[PyTree], sublayer: str, heads: HeadSpec) -> tuple[list[PyTree], PyTree]:
+def _mean(layers: Sequence[PyTree]) -> PyTree:
     first, *rest = layers
     if all(_equal(first, other) for other in rest):
-        return layers, first  # the mean of equal numbers may differ from them in the last bit
-    return layers, jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *layers)
+        return first  # the mean of equal numbers may differ from them in the last bit
+    return jax.tree.map(lambda *a: jnp.mean(jnp.stack(a), axis=0), *layers)
 
 
-def _aligned(layers: list[PyTree], sublayer: str, heads: HeadSpec) -> tuple[list[PyTree], PyTree]:
-    if sublayer == "attention":
-        first, *rest = layers
-        layers = [first, *(reorder_heads(w, align_heads(w, first, heads), heads) for w in rest)]
-    return _mean(layers, sublayer, heads)
+def _aligned(layers: Sequence[Params], heads: Layout) -> list[Params]:
+    """Attention of several layers, with the heads in the order of the first."""
+    first, *rest = layers
+    made = [first]
+    for params in rest:
+        own = {name: params[name] for name in weight_shapes(heads)}  # without the norm beside them
+        made.append(params | permute_heads(own, heads, align_heads(own, first, heads).tolist()))
+    return made
 
 
-MERGES: dict[str, MergeGroups] = {"mean": _mean, "aligned": _aligned}
+class PlanChange(NamedTuple):
+    """What happens to the parameters of one stack."""
+
+    old: Plan
+    new: Plan
+    heads: Layout
+    delta_rank: int
+    merge: Merge
 
 
-def _change_layer_types(
-    config: ModelConfig, params: Params, plan: str | Plan, merge_groups: MergeGroups
-) -> tuple[ModelConfig, Params]:
-    """`change_plan` of a model with several layer types."""
-    if not isinstance(plan, str):
-        raise ValueError(
-            "a Plan counts all layers, and layers of several types share none; give the name of a "
-            "plan"
-        )
-    runs = read_kinds(config.kinds, type(config))
-    for run in runs:
-        run.fields.pop("plan", None)
-    after = dataclasses.replace(config, plan=plan, kinds=write_kinds(runs))
-    if after.layer_names != config.layer_names:
-        raise ValueError(
-            f"the layer types {config.kinds} differ only in their plans; under one plan they would "
-            "be one"
-        )
-    layers = {
-        name: _reshare(
-            params[name], old.layer_plan, after.stacks[name].layer_plan, old, merge_groups
-        )
-        for name, old in config.stacks.items()
-    }
-    return after, params | layers
-
-
-def _reshare(
-    stacked: Params, old: Plan, new: Plan, config: ModelConfig, merge_groups: MergeGroups
-) -> Params:
+def _reshare(stacked: Params, change: PlanChange) -> Params:
     """The stacked parameters of one stack under another plan."""
-    _check_reachable(old, new, merge_groups)
-    used = [layer_params(stacked, old, i) for i in range(old.num_layers)]
+    _check_reachable(change)
+    new = change.new
+    used = [layer_params(stacked, change.old, i) for i in range(new.num_layers)]
     targets: list[Params] = [{} for _ in used]
     layers: Params = {}
     mixed, known = mixtures(new), {"kv", *used[0]}
@@ -314,9 +328,10 @@ def _reshare(
         groups = []
         for group in range(new.num_groups[name]):
             members = [i for i, g in enumerate(new.indices(name)) if g == group]
-            before = [_sublayer(used[i], name, new, config.heads) for i in members]
-            before, merged = merge_groups(before, name, config.heads)
-            groups.append(merged)
+            before = [_sublayer(used[i], name, new, change.heads) for i in members]
+            if change.merge == "aligned" and name == "attention":
+                before = _aligned(before, change.heads)
+            groups.append(_mean(before))
             for i, params in zip(members, before, strict=True):
                 targets[i][name] = params
         if name in mixed:
@@ -327,17 +342,18 @@ def _reshare(
     if "delta" in new:
         have = [layer_params(layers, new, i) for i in range(new.num_layers)]
         pairs = zip(targets, have, strict=True)
-        layers["delta"] = _stack([fit_delta(a, b, config.delta_rank) for a, b in pairs])
+        layers["delta"] = _stack([fit_delta(a, b, change.delta_rank) for a, b in pairs])
     return layers
 
 
-def _check_reachable(old: Plan, new: Plan, merge_groups: MergeGroups) -> None:
+def _check_reachable(change: PlanChange) -> None:
+    old, new = change.old, change.new
     if any(old.reuses_kv) and old.kv_sources != new.kv_sources:
         raise ValueError(
             "layers that attend to the keys and values of an earlier layer have no projections of "
             f"their own; the new plan needs the same sublayer kv, {old['kv']}"
         )
-    if merge_groups is _aligned and "kv" in new:
+    if change.merge == "aligned" and "kv" in new:
         raise ValueError(
             "heads cannot be permuted under a plan with the sublayer kv; use merge='mean'"
         )
@@ -346,13 +362,14 @@ def _check_reachable(old: Plan, new: Plan, merge_groups: MergeGroups) -> None:
             raise ValueError(f"every layer needs its own {name}, in order; got {new[name]}")
 
 
-def _sublayer(params: Params, name: str, plan: Plan, heads: HeadSpec) -> Params:
+def _sublayer(params: Params, name: str, plan: Plan, heads: Layout) -> Params:
     """A sublayer of one layer as the plan divides it: with the projections of kv, or without."""
+    if name not in ("attention", "kv"):
+        found: Params = params[name]
+        return found
     attention: Params = params["attention"] | params.get("kv", {})
-    if name in ("attention", "kv") and "kv" in plan:
-        return split_memory(attention, heads)[name == "kv"]
-    found: Params = attention if name == "attention" else params[name]
-    return found
+    of_kv = set(kv_weight_names(heads)) if "kv" in plan else set()
+    return {n: a for n, a in attention.items() if (n in of_kv) == (name == "kv")}
 
 
 def _detected(plan: Plan, stacked: Params) -> tuple[Plan, Params]:
@@ -377,6 +394,7 @@ def _equal(one: PyTree, other: PyTree) -> bool:
 
 
 def _agree(encoder: Plan, decoder: Plan) -> bool:
+    """Does the encoder use the groups that the decoder uses?"""
     return all(encoder[name] == decoder[name] for name in encoder)
 
 
@@ -384,5 +402,5 @@ def _select(stacked: PyTree, group: int) -> PyTree:
     return jax.tree.map(lambda a: a[group], stacked)
 
 
-def _stack(groups: Sequence[PyTree]) -> PyTree:
+def _stack(groups: Iterable[PyTree]) -> PyTree:
     return jax.tree.map(lambda *a: jnp.stack(a), *groups)

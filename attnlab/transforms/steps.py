@@ -1,15 +1,11 @@
-"""Exact conversion steps between head layouts; `convert` searches for a chain of them.
+"""Conversion steps that hold for all weights: matrices multiplied out, zeros, identities, copies.
 
-A step takes (weights, layout, goal) and returns another layout and its weights, which are the same
-function, or None where it does not apply. Layouts are canonical (`forms.canonical`). A step that
-needs weights of some structure, such as a low rank, is marked `structured` and tried later.
-
-Steps between layouts are here and, where weights must have a structure, in `steps_structured.py`;
-those of biases, scale, extras, norms and ties are in `steps_options.py`.
+A step is a function of (weights, layout, goal). It returns another layout and its weights, which
+are the same function, or None where it does not apply. Layouts are canonical (`forms.canonical`).
+`search` looks for a chain of steps and lists all of them.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +20,6 @@ from attnlab.heads import (
     Latent,
     LatentAbsorbed,
     Layout,
-    LowRankQuery,
     Narrow,
     Standard,
     TensorProduct,
@@ -32,36 +27,11 @@ from attnlab.heads import (
     weight_shapes,
 )
 from attnlab.transforms.forms import PROJECTED, Goal, axes, changed
-from attnlab.transforms.matrices import same, split, stacked_values, zero
+from attnlab.transforms.matrices import stacked_values
 from attnlab.transforms.measure import Floats, Weights
-from attnlab.transforms.permute import take_heads
 
 Made = tuple[Layout, dict[str, Floats]] | None
-Apply = Callable[[Weights, Layout, Goal], Made]
-
-
-class Step(NamedTuple):
-    """One exact step."""
-
-    name: str
-    """Empty: "to " and the name of the layout that it reaches."""
-    apply: Apply
-    structured: bool = False
-    ties: bool = False
-    """Does it apply to layouts whose projections are tied?"""
-
-
-STEPS: list[Step] = []
-
-
-def step(name: str, *, structured: bool = False, ties: bool = False) -> Callable[[Apply], Apply]:
-    """Adds a function to `STEPS`."""
-
-    def add(apply: Apply) -> Apply:
-        STEPS.append(Step(name, apply, structured, ties))
-        return apply
-
-    return add
+Step = Callable[[Weights, Layout, Goal], Made]
 
 
 def finish(w: Weights, layout: Layout | None, **made: Floats) -> Made:
@@ -72,20 +42,8 @@ def finish(w: Weights, layout: Layout | None, **made: Floats) -> Made:
     return layout, {name: both[name] for name in weight_shapes(layout) if name in both}
 
 
-def pad_to(w: Weights, layout: Layout | None) -> Made:
-    """Zeros at the end of every axis that is longer in `layout`."""
-    if layout is None:
-        return None
-    shapes = weight_shapes(layout)
-    return layout, {
-        name: np.pad(a, [(0, m - n) for n, m in zip(a.shape, shapes[name], strict=True)])
-        for name, a in w.items()
-    }
-
-
-@step("", ties=True)
 def rewrite(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """The next layout of the chain of `Layout.rewritten`."""
+    """The next layout by `Layout.rewritten`: two matrices multiplied out, or a tie undone."""
     call = goal.call
     found = layout.rewritten(rotary=call.rotary, shift_invariant=call.shift_invariant)
     if isinstance(found, Blocked):
@@ -97,7 +55,6 @@ def rewrite(w: Weights, layout: Layout, goal: Goal) -> Made:
 # Sizes --------------------------------------------------------------------------------------------
 
 
-@step("pad")
 def pad(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Zero columns in q and k, in v (and rows in o), in a latent without a norm; heads of zeros."""
     to = goal.untied
@@ -106,13 +63,12 @@ def pad(w: Weights, layout: Layout, goal: Goal) -> Made:
     free = not goal.call.rotary or isinstance(layout, GroupedTied | Latent)
     free = free and getattr(layout, "qk_norm", None) is None
     each = isinstance(layout, Standard) and layout.size("num_kv_heads") == layout.num_heads
-    plain = type(layout) is Standard and each and layout.output_projection
     latents = isinstance(layout, Latent) and isinstance(to, Latent)
     grows = {
         "head_dim": free and (alike or both),
         "value_dim": layout.output_projection,
         "latent_dim": latents and not getattr(layout, "latent_norm", True),
-        "num_heads": plain,
+        "num_heads": type(layout) is Standard and each and layout.output_projection,
     }
     changes = {}
     for name, allowed in grows.items():
@@ -121,56 +77,25 @@ def pad(w: Weights, layout: Layout, goal: Goal) -> Made:
             changes[name] = to.size(name)
     if "num_heads" in changes:
         changes["num_kv_heads"] = changes["num_heads"]
-    return pad_to(w, changed(layout, **changes)) if changes else None
-
-
-@step("pad_rotary_pairs")
-def pad_rotary_pairs(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Zero pairs between the rotated pairs: column i of each half becomes column i H'/H, whose
-    angle base^(-2i/H) is the same."""
-    to = goal.untied
-    if not (hasattr(layout, "head_dim") and hasattr(to, "head_dim") and goal.call.rotary):
+    wider = changed(layout, **changes) if changes else None
+    if wider is None:
         return None
-    if layout.rotary_axis != "head_dim" or getattr(layout, "qk_norm", None) is not None:
-        return None
-    h, new = layout.size("head_dim"), to.size("head_dim")
-    if isinstance(layout, Collaborative) != isinstance(to, Collaborative) or h % 2 or new % h:
-        return None
-    if new == h:
-        return None
-
-    def spread(a: Floats) -> Floats:
-        wide = np.zeros((*a.shape[:-1], 2, h // 2, new // h))
-        wide[..., 0] = a.reshape(wide.shape[:-1])
-        return wide.reshape(*a.shape[:-1], new)
-
-    wider = changed(layout, head_dim=new)
-    names = axes(layout)
-    return finish(w, wider, **{
-        name: spread(a) if names[name][-1] == "head_dim" or name == "extra_k" else a
+    shapes = weight_shapes(wider)
+    return wider, {
+        name: np.pad(a, [(0, m - n) for n, m in zip(a.shape, shapes[name], strict=True)])
         for name, a in w.items()
-    })  # fmt: skip
+    }
 
 
-@step("pad_ranks")
-def pad_ranks(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """More factors, all zero; those of the heads grow, as the mean is over more."""
-    to = goal.untied
-    if not (isinstance(layout, TensorProduct) and isinstance(to, TensorProduct)):
+def repeat_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
+    """Every key/value head copied within its group: as many as the goal has, or one per head."""
+    if not hasattr(layout, "num_kv_heads"):
         return None
-    ranks = {"q": "query_rank", "k": "key_rank", "v": "value_rank"}
-    grow = {name: to.size(field) / layout.size(field) for name, field in ranks.items()}
-    if min(grow.values()) < 1 or max(grow.values()) == 1:
-        return None
-    found = pad_to(w, changed(layout, **{field: to.size(field) for field in ranks.values()}))
-    if found is None:
-        return None
-    wider, made = found
-    for name, factor in grow.items():
-        for end in ("_heads", "_heads_bias"):
-            if name + end in made:
-                made[name + end] = made[name + end] * factor
-    return wider, made
+    heads, count = layout.size("num_kv_heads"), layout.num_heads
+    if hasattr(goal.untied, "num_kv_heads"):
+        wanted = goal.untied.size("num_kv_heads")
+        count = wanted if wanted > heads and wanted % heads == 0 else count
+    return repeated(w, layout, count)
 
 
 def repeated(w: Weights, layout: Layout, count: int) -> Made:
@@ -187,73 +112,9 @@ def repeated(w: Weights, layout: Layout, count: int) -> Made:
     return finish(made, changed(layout, num_kv_heads=count))
 
 
-@step("repeat_heads")
-def repeat_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """A key/value head for each query head, copied within its group."""
-    return repeated(w, layout, layout.num_heads) if hasattr(layout, "num_kv_heads") else None
-
-
-@step("repeat_heads")
-def repeat_to_goal(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """As many key/value heads as the goal has."""
-    both = hasattr(layout, "num_kv_heads") and hasattr(goal.untied, "num_kv_heads")
-    return repeated(w, layout, goal.untied.size("num_kv_heads")) if both else None
-
-
-@step("share_heads", structured=True)
-def share_heads(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Key and value heads that are equal in groups, of heads in any order."""
-    to = goal.untied
-    if not (hasattr(layout, "num_kv_heads") and hasattr(to, "num_kv_heads")):
-        return None
-    heads, wanted = layout.size("num_kv_heads"), to.size("num_kv_heads")
-    if wanted >= heads or heads % wanted or layout.num_heads != to.num_heads:
-        return None
-    names = axes(layout)
-    shared = [n for n, a in names.items() if "num_kv_heads" in a]
-    each = [np.moveaxis(w[n], names[n].index("num_kv_heads"), 0) for n in shared]
-
-    def fit(members: list[int]) -> bool:
-        return all(equal(a[members]) for a in each)
-
-    order = grouped(heads, wanted, fit)
-    fixed = not layout.output_projection or layout.num_heads != heads
-    if order is None or (fixed and order != sorted(order)):
-        return None
-    if order != sorted(order):
-        w = take_heads(w, layout, order)
-    first = range(0, heads, heads // wanted)
-    made = {n: np.take(w[n], first, names[n].index("num_kv_heads")) for n in shared}
-    return finish(w, changed(layout, num_kv_heads=wanted), **made)
-
-
-def equal(heads: Floats) -> bool:
-    """Are all heads [N, ...] as the first?"""
-    return same(heads, np.broadcast_to(heads[:1], heads.shape))
-
-
-def grouped(count: int, groups: int, fit: Callable[[list[int]], bool]) -> list[int] | None:
-    """An order of heads in which neighbours fit together, 0, 1, 2, ... if possible; else None."""
-    size = count // groups
-    if all(fit(list(range(i, i + size))) for i in range(0, count, size)):
-        return list(range(count))
-    left, order = list(range(count)), []
-    while left:
-        members = [left.pop(0)]
-        for other in list(left):
-            if len(members) < size and fit([*members, other]):
-                members.append(other)
-                left.remove(other)
-        if len(members) < size:
-            return None
-        order += members
-    return order
-
-
 # Identities and copies ----------------------------------------------------------------------------
 
 
-@step("identity_outer")
 def identity_outer(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Standard to two_stage: outer matrices that are identities."""
     if type(layout) is not Standard or not isinstance(goal.untied, TwoStage):
@@ -263,7 +124,6 @@ def identity_outer(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(TwoStage), **made)
 
 
-@step("identity_mix")
 def identity_mix(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Narrow to alt: a shared matrix that is the identity."""
     if type(layout) is not Narrow or not isinstance(goal.untied, Alt):
@@ -272,7 +132,6 @@ def identity_mix(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(Alt), mix=mix)
 
 
-@step("identity_output")
 def identity_output(w: Weights, layout: Layout, goal: Goal) -> Made:
     """An output projection that is the identity."""
     if layout.output_projection or not goal.untied.output_projection:
@@ -282,7 +141,6 @@ def identity_output(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, changed(layout, output_projection=True, out_width=width), o=o)
 
 
-@step("identity_keys")
 def identity_keys(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Bilinear to standard with head_dim = width of the key input."""
     if not isinstance(layout, Bilinear) or isinstance(goal.untied, Bilinear | Absorbed):
@@ -292,7 +150,6 @@ def identity_keys(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(Standard, head_dim=width), q=w["qk"], k=keys)
 
 
-@step("identity_values")
 def identity_values(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Absorbed to bilinear: value_dim = width of the value input, one more with value biases."""
     to, both = goal.untied, stacked_values(w) if isinstance(layout, Absorbed) else None
@@ -301,15 +158,13 @@ def identity_values(w: Weights, layout: Layout, goal: Goal) -> Made:
     width = both.shape[1]
     if to.size("value_dim") < width:
         return None
-    heads = to.size("num_kv_heads") if hasattr(to, "num_kv_heads") else layout.num_heads
-    heads = heads if layout.num_heads % heads == 0 else layout.num_heads
+    heads = layout.num_heads
     v = np.repeat(np.eye(width)[None], heads, axis=0)
     made = {"v": v[:, : layout.size("value_width")].swapaxes(0, 1), "o": both}
     made |= {"v_bias": v[:, -1]} if "v_bias" in w else {}
     return finish(w, layout.to(Bilinear, num_kv_heads=heads, value_dim=width), **made)
 
 
-@step("repeat_keys")
 def repeat_keys(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Collaborative to standard: head_dim = shared dimensions, the one key head copied."""
     if not isinstance(layout, Collaborative):
@@ -325,7 +180,6 @@ def repeat_keys(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(Standard), **made)
 
 
-@step("block_mixing")
 def block_mixing(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Standard to collaborative with N H dimensions: head n weighs its own by 1, others by 0."""
     to, heads = goal.untied, layout.num_heads
@@ -342,7 +196,6 @@ def block_mixing(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(Collaborative, head_dim=wide), mixing=mixing, **made)
 
 
-@step("constant_factors")
 def constant_factors(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Standard to tensor_product of ranks N, K, K: factors of heads that are constants, 1 for one
     head or group."""
@@ -363,22 +216,6 @@ def constant_factors(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, found, **made)
 
 
-@step("constant_factors_to_heads", structured=True)
-def multiply_factors(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Tensor_product to standard, where the factors of the heads are constants."""
-    if not isinstance(layout, TensorProduct) or "factors" not in layout.biases:
-        return None
-    if any(not zero(w[f"{n}_heads"], w[f"{n}_heads_bias"]) for n in "qkv"):
-        return None
-    made = {n: np.einsum("DRH,RN->DNH", w[n], w[f"{n}_heads_bias"]) / w[n].shape[1] for n in "qkv"}
-    biases = tuple(b for b in layout.biases if b != "factors")
-    return finish(w, layout.to(Standard, biases=biases), **made)
-
-
-# Latents ------------------------------------------------------------------------------------------
-
-
-@step("expand_latent")
 def expand_latent(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Latent_absorbed to latent: the up-projections applied to the latent."""
     if type(layout) is not LatentAbsorbed or "extra_k" in w:
@@ -387,7 +224,6 @@ def expand_latent(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(Latent), **made)
 
 
-@step("multiply_latent")
 def multiply_latent(w: Weights, layout: Layout, goal: Goal) -> Made:
     """Latent without norms to standard: the matrices into and out of the latent multiplied."""
     if type(layout) is not Latent or layout.latent_norm or goal.call.rotary:
@@ -404,66 +240,10 @@ def multiply_latent(w: Weights, layout: Layout, goal: Goal) -> Made:
     return finish(w, layout.to(Standard, head_dim=head_dim), **made)
 
 
-def one_input(layout: Layout) -> bool:
-    """Plain standard heads: three inputs of one width, no bias but that of the output, no norm."""
-    widths = len(set(layout.input_widths)) == 1
-    plain = type(layout) is Standard and layout.qk_norm is None and "extra_k" not in axes(layout)
-    return widths and plain and set(layout.biases) <= {"o"}
-
-
-@step("factor_latent", structured=True)
-def factor_latent(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Standard to latent: keys and values of all heads side by side, or factored by SVD where the
-    latent is narrower."""
-    to = goal.untied
-    if not (isinstance(to, Latent) and one_input(layout)) or goal.call.rotary:
+def drop_key_bias(w: Weights, layout: Layout, goal: Goal) -> Made:
+    """A key bias adds the same to all scores of a query."""
+    seen = goal.call.rotary or not goal.call.shift_invariant or getattr(layout, "qk_norm", None)
+    seen = seen or not all(extra.shift_invariant for extra in layout.extras)
+    if "k" not in layout.biases or "k" in goal.untied.biases or seen:
         return None
-    if to.latent_norm or to.query_latent_dim is not None:
-        return None
-    heads, groups, m = layout.num_heads, layout.size("num_kv_heads"), to.size("latent_dim")
-    both = np.concatenate([w[n].reshape(len(w[n]), -1) for n in "kv"], axis=1)
-    size = both.shape[1]
-    if size <= m:
-        down, up = np.pad(both, [(0, 0), (0, m - size)]), np.eye(m, size)
-    else:
-        factors = split(both[None], m)
-        if factors is None:
-            return None
-        down, up = factors[0][0], factors[1][0]
-    parts = np.split(up, [groups * layout.size("head_dim")], axis=1)
-    k, v = (np.repeat(a.reshape(m, groups, -1), heads // groups, axis=1) for a in parts)
-    found = layout.to(Latent, latent_norm=False, latent_dim=m, rotary_dim=to.size("rotary_dim"))
-    none = {n: np.zeros(weight_shapes(found)[n]) for n in ("q_rotary", "k_rotary")}
-    return finish(w, found, kv_down=down, k=k, v=v, **none)
-
-
-@step("factor_queries", structured=True)
-def factor_queries(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Standard to low_rank_query without a norm: queries of all heads factored by SVD."""
-    to = goal.untied
-    if type(layout) is not Standard or not isinstance(to, LowRankQuery) or to.latent_norm:
-        return None
-    q, rank = w["q"], to.size("query_latent_dim")
-    if (factors := split(q.reshape(1, len(q), -1), rank)) is None:
-        return None
-    found = layout.to(LowRankQuery, latent_norm=False, query_latent_dim=rank)
-    left, right = factors
-    return finish(w, found, q_down=left[0], q=right[0].reshape(-1, *q.shape[1:]))
-
-
-@step("tie_states", structured=True)
-def tie_states(w: Weights, layout: Layout, goal: Goal) -> Made:
-    """Standard to grouped_tied: keys that begin as the values do and end as those of all heads."""
-    to = goal.untied
-    if not isinstance(to, GroupedTied) or not one_input(layout) or goal.call.rotary:
-        return None
-    h, rotary_dim = to.size("head_dim"), to.size("rotary_dim")
-    if layout.size("head_dim") != h + rotary_dim or h > layout.size("value_dim"):
-        return None
-    rest = w["k"][..., h:]
-    shared = same(rest, np.broadcast_to(rest[:, :1], rest.shape))
-    if not shared or not same(w["k"][..., :h], w["v"][..., :h]):
-        return None
-    found = layout.to(GroupedTied, head_dim=h, rotary_dim=rotary_dim)
-    made = {"q": w["q"][..., :h], "q_rotary": w["q"][..., h:], "kv": w["v"]}
-    return finish(w, found, k_rotary=rest[:, 0], **made)
+    return finish(w, changed(layout, biases=tuple(b for b in layout.biases if b != "k")))

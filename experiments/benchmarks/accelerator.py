@@ -10,17 +10,16 @@ import dataclasses
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-import attnlab
 from attnlab import training
-from attnlab.heads.old.multihead import explain_heads
-from attnlab.heads.old.spec import HeadSpec
-from attnlab.model.config import ModelConfig
+from attnlab.attention import dot_product_attention, explain
+from attnlab.heads import Standard, explain_heads, init, multi_head_attention
+from attnlab.models import FFN, Compute, ModelConfig, OutputHead
 from experiments.benchmarks import train
 from experiments.benchmarks.attention import (
     OURS,
@@ -67,17 +66,15 @@ class Design(NamedTuple):
             max_len=1024,
             width=768,
             num_layers=12,
-            num_heads=12,
-            ffn_width=3072,
-            activation="gelu_tanh",
-            readout="own",
-            remat=False,  # as the peer
-            dtype="bfloat16",
+            heads=Standard(num_heads=12, biases=("q", "k", "v", "o")),
+            ffn=FFN(width=3072, activation="gelu_tanh"),
+            output=OutputHead(kind="own"),
+            compute=Compute(dtype="bfloat16", remat=False),  # as the peer
         ),
         training.TrainConfig(batch_size=16, length=1024, seeds=(0,)),
     )
     small: tuple[ModelConfig, training.TrainConfig] = (
-        dataclasses.replace(train.SMALL_DECODER, dtype="bfloat16"),
+        dataclasses.replace(train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)),
         train.TRAINS,
     )
     """Trained from several seeds at once."""
@@ -93,12 +90,10 @@ _TINY_DECODER = ModelConfig(
     max_len=8,
     width=8,
     num_layers=2,
-    num_heads=2,
-    ffn_width=16,
-    activation="gelu_tanh",
-    readout="own",
-    remat=False,
-    dtype="bfloat16",
+    heads=Standard(num_heads=2, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=16, activation="gelu_tanh"),
+    output=OutputHead(kind="own"),
+    compute=Compute(dtype="bfloat16", remat=False),
 )
 _TINY_STEPS = training.TrainConfig(batch_size=4, length=8, warmup_steps=1, seeds=(0,))
 TINY = Design(
@@ -178,36 +173,36 @@ def _of_function(size: Size, mode: str) -> list[Entry]:
     shape = (size.B, size.T, size.N, size.H)
     normal = lambda key: jax.random.normal(key, shape, size.dtype)
     q, k, v = jax.jit(lambda: tuple(map(normal, jax.random.split(quick_key(0), 3))))()
-    call = functools.partial(attnlab.dot_product_attention, is_causal=size.is_causal)
-    own, refused = by_backend(attnlab.explain(q, k, v, is_causal=size.is_causal), call)
+    call = functools.partial(dot_product_attention, is_causal=size.is_causal)
+    own, refused = by_backend(explain(q, k, v, is_causal=size.is_causal), call)
     others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in FUNCTION_PEERS}
     return entries(own, others, (q, k, v), mode, "", lenient=True) + refused
 
 
 def _of_layer(size: Size, mode: str) -> list[Entry]:
     """Backends under the order of contraction that is chosen, and the other orders."""
-    spec = HeadSpec("standard", size.D, size.N, head_dim=size.H)
+    layout = Standard(width=size.D, num_heads=size.N, head_dim=size.H)
 
     @jax.jit
     def start() -> Any:
-        w = attnlab.init_heads(quick_key(0), spec, dtype=size.dtype)
+        w = init(quick_key(0), layout, dtype=size.dtype)
         return w, jax.random.normal(quick_key(1), (size.B, size.T, size.D), size.dtype)
 
     w, x = start()
-    call = functools.partial(attnlab.multi_head_attention, spec=spec, is_causal=size.is_causal)
-    would = explain_heads(spec, x, is_causal=size.is_causal)
+    call = functools.partial(multi_head_attention, layout=layout, is_causal=size.is_causal)
+    would = explain_heads(layout, x, is_causal=size.is_causal)
     order = would["chosen"]["order"]
     ordered = functools.partial(call, order=order)
     own, refused = by_backend(would["implementation"], ordered, f"{OURS} {order},")
     for other, cost in would["order"].items():
         if other != order and isinstance(cost, int):
             own[f"{OURS} {other}, as chosen"] = functools.partial(call, order=other)
-    others = {n: functools.partial(peers.LAYERS[n], spec, size.is_causal) for n in LAYER_PEERS}
+    others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in LAYER_PEERS}
     return entries(own, others, (w, x), mode, "", lenient=True) + refused
 
 
 def by_backend(
-    would: dict[str, str], call: Callable, title: str = OURS
+    would: Mapping[str, object], call: Callable, title: str = OURS
 ) -> tuple[dict[str, Callable], list[Entry]]:
     """What `explain` says -> our calls by name, the chosen one first, and rows that refuse."""
     first = chosen_in(would)
@@ -215,7 +210,7 @@ def by_backend(
     own: dict[str, Callable] = {
         f"{OURS} {n}": functools.partial(call, implementation=n) for n in able
     }
-    return own, [refuse(f"{title} {n}", would[n], ours=True) for n in would if n not in able]
+    return own, [refuse(f"{title} {n}", str(would[n]), ours=True) for n in would if n not in able]
 
 
 def work(case: Case, rounds: int) -> dict[str, Any]:

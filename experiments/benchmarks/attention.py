@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import attnlab
-from attnlab.heads.old.multihead import explain_heads
-from attnlab.heads.old.spec import HeadSpec
+from attnlab import heads
+from attnlab.attention import dot_product_attention, explain
 from experiments.benchmarks.flops import matmul_flops
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers import attention as peers
@@ -109,23 +108,25 @@ def layer_case(
     twin: str = "Linen",
 ) -> Case:
     """Self-attention with its projections, without biases: `multi_head_attention` and peers."""
-    spec = HeadSpec("standard", size.D, size.N, head_dim=size.H)
+    layout = heads.Standard(width=size.D, num_heads=size.N, head_dim=size.H)
 
     def build() -> list[Entry]:
         w, x = jax.jit(
             lambda key: (
-                attnlab.init_heads(key, spec, dtype=size.dtype),
+                heads.init(key, layout, dtype=size.dtype),
                 _normal(key, (size.B, size.T, size.D), size),
             )
         )(jax.random.key(0))
-        ours = functools.partial(attnlab.multi_head_attention, spec=spec, is_causal=size.is_causal)
-        would = explain_heads(spec, x, is_causal=size.is_causal)
+        ours = functools.partial(
+            heads.multi_head_attention, layout=layout, is_causal=size.is_causal
+        )
+        would = heads.explain_heads(layout, x, is_causal=size.is_causal)
         order, backend = would["chosen"]["order"], chosen_in(would["implementation"])
         own: dict[str, Callable] = {f"{OURS} ({order}, {backend})": ours}
         for other, cost in would["order"].items() if word == "wide layer" else ():
             if other != order and isinstance(cost, int):
                 own[f"{OURS}, {other}"] = functools.partial(ours, order=other)
-        others = {n: functools.partial(peers.LAYERS[n], spec, size.is_causal) for n in names}
+        others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in names}
         return entries(own, others, (w, x), mode, twin)
 
     return _case(word, size, mode, build, bars=bars)
@@ -144,8 +145,8 @@ def function_case(
     def build() -> list[Entry]:
         keys = jax.random.split(jax.random.key(0), 3)
         q, k, v = (_normal(key, (size.B, size.T, size.N, size.H), size) for key in keys)
-        ours = functools.partial(attnlab.dot_product_attention, is_causal=size.is_causal)
-        would = attnlab.explain(q, k, v, is_causal=size.is_causal)
+        ours = functools.partial(dot_product_attention, is_causal=size.is_causal)
+        would = explain(q, k, v, is_causal=size.is_causal)
         own: dict[str, Callable] = {f"{OURS} ({chosen_in(would)})": ours}
         for backend, word in would.items() if most_rounds is None else ():
             if word == "could run":
@@ -157,9 +158,9 @@ def function_case(
     return _case("function", size, mode, build, bars=bars, **rounds)
 
 
-def chosen_in(backends: Mapping[str, str]) -> str:
+def chosen_in(backends: Mapping[str, object]) -> str:
     """The backend that `explain` says would run."""
-    return next(name for name, word in backends.items() if word.startswith("chosen"))
+    return next(name for name, word in backends.items() if str(word).startswith("chosen"))
 
 
 def _case(word: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:

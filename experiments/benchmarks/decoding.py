@@ -1,7 +1,7 @@
 """Decoding of wide heads, token by token, from each cache that can hold their past.
 
 Keys and values of wide heads are 2 N H numbers a token. The same function can keep the D numbers
-of x alone (every head looks at x itself, its matrices multiplied out once, beforehand), or x and
+of x alone (every head attends to x itself, its matrices multiplied out once, beforehand), or x and
 the values. Latent heads, another function, keep one small vector. Rows that are one function have
 the same weights, and their outputs are compared before anything is timed.
 """
@@ -15,12 +15,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from attnlab.heads.old.cache import init_cache
-from attnlab.heads.old.cost import cache_bytes_per_token, cache_shapes
-from attnlab.heads.old.maps import Weights
-from attnlab.heads.old.multihead import multi_head_attention
-from attnlab.heads.old.project import init_heads
-from attnlab.heads.old.spec import HeadSpec, absorption
+from attnlab.heads import (
+    HeadInputs,
+    Latent,
+    Layout,
+    Params,
+    Standard,
+    attend_heads,
+    cache_bytes_per_token,
+    cache_shapes,
+    chain,
+    init,
+    init_cache,
+)
 from experiments.benchmarks.attention import Size, check_equal, quick_key, reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 
@@ -32,23 +39,28 @@ FROM_X = "attnlab, cache of x"
 def decode_case(size: Size) -> Case:
     """`size.T` is how many tokens the cache holds at the end of a call of `STEPS`."""
     dtype, steps = size.dtype, min(STEPS, size.T // 2)
-    wide = HeadSpec("standard", size.D, size.N, head_dim=size.H)
-    bilinear, absorbed = (step.spec for step in absorption(wide))
-    latent = HeadSpec(
-        "latent", size.D, size.N, head_dim=size.H, latent_dim=size.D // 2, rotary_dim=size.D // 8
+    wide = Standard(width=size.D, num_heads=size.N, head_dim=size.H)
+    rewrites, _ = chain(wide)
+    bilinear, absorbed = (step.layout for step in rewrites)
+    latent = Latent(
+        width=size.D,
+        num_heads=size.N,
+        head_dim=size.H,
+        latent_dim=size.D // 2,
+        rotary_dim=size.D // 8,
     )
 
     def build() -> list[Entry]:
-        past, steps_to = size.T - steps, absorption(wide)
+        past = size.T - steps
         names = ("attnlab, cache of k and v", "attnlab, cache of x and v", FROM_X)
-        specs = dict(zip(names, (wide, *(step.spec for step in steps_to)), strict=True))
+        layouts = dict(zip(names, (wide, bilinear, absorbed), strict=True))
 
         @jax.jit  # one program, where each product would be one
         def start() -> Any:
             keys = jax.random.split(quick_key(0), 2)
-            weights = [init_heads(keys[0], wide, dtype=dtype)]
-            for step in steps_to:
-                weights.append(step.weights(weights[-1]))
+            weights = [init(keys[0], wide, dtype=dtype)]
+            for step in rewrites:
+                weights.append(dict(step.params(weights[-1])))
             x = jax.random.normal(keys[1], (size.B, size.T, size.D), dtype)
             old = x.at[:, past:].set(0)
             read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, weights[0][name])
@@ -56,8 +68,8 @@ def decode_case(size: Size) -> Case:
 
         weights, past_of, given = start()
         held = {
-            name: (spec, w, {n: past_of[n] for n in cache_shapes(spec)})
-            for (name, spec), w in zip(specs.items(), weights, strict=True)
+            name: (layout, w, {n: past_of[n] for n in cache_shapes(layout)})
+            for (name, layout), w in zip(layouts.items(), weights, strict=True)
         }
         made, expected = [], None
         for name in sorted(held, key=lambda name: name != FROM_X):
@@ -74,7 +86,9 @@ def decode_case(size: Size) -> Case:
 
     sizes = " ".join(size.words()[:2])
     held = {"k and v": wide, "x and v": bilinear, "x": absorbed, "latent": latent}
-    caches = {n: cache_bytes_per_token(spec, jnp.dtype(dtype).itemsize) for n, spec in held.items()}
+    caches = {
+        n: cache_bytes_per_token(layout, jnp.dtype(dtype).itemsize) for n, layout in held.items()
+    }
     about = size._asdict() | {"word": "decoding", "bytes a token": caches}
     return Case(f"decoding {sizes}, {dtype}", "decoding", sizes, size.B * steps, build, about=about)
 
@@ -91,42 +105,43 @@ def _tried(name: str, make: Callable[[], Entry], expected: Any) -> tuple[Entry, 
 
 
 def _ours(
-    name: str, spec: HeadSpec, w: Weights, held: dict[str, Any], given: Any, past: int
+    name: str, layout: Layout, w: Params, held: dict[str, Any], given: Any, past: int
 ) -> Entry:
-    cache = init_cache(spec, given.shape[0], past + given.shape[1], given.dtype)
+    cache = init_cache(layout, given.shape[0], past + given.shape[1], given.dtype)
     cache = cache | held | {"length": jnp.asarray(past)}
-    run = functools.partial(multi_head_attention, spec=spec, is_causal=True, order="factored")
 
-    def step(w: Weights, cache: Any, x: Any) -> Any:
-        return run(w, x[:, None], cache=cache)
+    def step(w: Params, cache: Any, x: Any) -> Any:
+        inputs = HeadInputs(cache=cache, order="factored")
+        outputs = attend_heads(w, x[:, None], layout, inputs, is_causal=True)
+        return outputs.output, outputs.cache
 
     return _entry(name, step, w, cache, given, lambda cache: cache | {"length": jnp.asarray(past)})
 
 
-def _latent(spec: HeadSpec, size: Size, given: Any, past: int) -> Entry:
-    """Absorbed: every head looks at the latent. What it holds are normal numbers."""
-    (last,) = absorption(spec)
+def _latent(layout: Layout, size: Size, given: Any, past: int) -> Entry:
+    """Absorbed: every head attends to the latent. The cache holds normal numbers."""
+    ((last,), _) = chain(layout)
 
     @jax.jit
     def start() -> Any:
-        w = last.weights(init_heads(quick_key(2), spec, dtype=size.dtype))
-        shapes = {n: (size.B, size.T, *shape) for n, shape in cache_shapes(last.spec).items()}
+        w = last.params(init(quick_key(2), layout, dtype=size.dtype))
+        shapes = {n: (size.B, size.T, *shape) for n, shape in cache_shapes(last.layout).items()}
         return w, {
             n: jax.random.normal(jax.random.key(3), s, size.dtype) for n, s in shapes.items()
         }
 
     w, held = start()
-    return _ours("attnlab latent", last.spec, w, held, given, past)
+    return _ours("attnlab latent", last.layout, w, held, given, past)
 
 
 def _linen(
-    name: str, spec: HeadSpec, w: Weights, held: tuple[Any, Any], given: Any, past: int
+    name: str, layout: Layout, w: Params, held: tuple[Any, Any], given: Any, past: int
 ) -> Entry:
-    n, h = spec.sizes["N"], spec.sizes["H"]
+    n, h = layout.num_heads, layout.size("head_dim")
     layer = nn.MultiHeadDotProductAttention(
         n,
         qkv_features=n * h,
-        out_features=spec.width,
+        out_features=layout.width,
         use_bias=False,
         decode=True,
         dtype=given.dtype,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attnlab.plot import COLOURS, GRID, INK, LETTERS, MARKERS, PAPER
+from attnlab.plotting import BACKGROUND, COLOURS, FONT_SIZE, FOREGROUND, GRID, MARKERS
 from experiments.benchmarks.measure import NOT_SLOWER, Case, Row
 
 MOST_COLUMNS = 2
@@ -35,7 +35,7 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
     figure = Figure(
         figsize=(4.7 * columns, 0.8 + sum(0.6 + 0.13 * n for n in heights)),
         layout="constrained",
-        facecolor=PAPER,
+        facecolor=BACKGROUND,
     )
     grid = figure.subplots(len(lines), columns, squeeze=False, sharex=True, height_ratios=heights)
     for axes in grid.flat:
@@ -47,7 +47,9 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
     every = _all(groups.values())
     low, high = min(r.low or 1.0 for r in every), max(r.high or 1.0 for r in every)
     grid[0, 0].set_xlim(min(0.5, low / 1.1), max(2.0, high * 1.1))
-    figure.supxlabel("time, ours / this (below 1: ours is faster)", fontsize=LETTERS, color=INK)
+    figure.supxlabel(
+        "time, ours / this (below 1: ours is faster)", fontsize=FONT_SIZE, color=FOREGROUND
+    )
     _legend(figure, looks)
     return figure
 
@@ -69,8 +71,8 @@ def _panel(axes: Any, group: str, cases: Sequence[Shown], looks: Mapping[str, An
     from matplotlib.ticker import LogLocator, NullFormatter
 
     places, height = _places(cases)
-    axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
-    axes.axvline(NOT_SLOWER, color=INK, linewidth=0.8, linestyle=":", zorder=1)
+    axes.axvline(1.0, color=FOREGROUND, linewidth=1.0, zorder=1)
+    axes.axvline(NOT_SLOWER, color=FOREGROUND, linewidth=0.8, linestyle=":", zorder=1)
     for (_, rows), ys in zip(cases, places, strict=True):
         for row, y in zip(rows, ys, strict=True):
             look = looks["" if row.twin else row.name]
@@ -87,12 +89,12 @@ def _panel(axes: Any, group: str, cases: Sequence[Shown], looks: Mapping[str, An
     axes.set_facecolor("none")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
-    axes.tick_params(which="both", labelcolor=INK, color=GRID, labelsize=LETTERS - 1)
+    axes.tick_params(which="both", labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE - 1)
     axes.tick_params(axis="x", labelbottom=True)
     axes.tick_params(axis="y", length=0)
     axes.grid(color=GRID, linewidth=0.6, axis="x")
     axes.set_axisbelow(True)
-    axes.set_title(group, fontsize=LETTERS, color=INK, loc="left")
+    axes.set_title(group, fontsize=FONT_SIZE, color=FOREGROUND, loc="left")
 
 
 def _look(k: int) -> dict[str, Any]:
@@ -111,8 +113,8 @@ def _legend(figure: Any, looks: Mapping[str, Any]) -> None:
         loc="outside upper center",
         ncols=min(4, len(handles)),
         frameon=False,
-        fontsize=LETTERS,
-        labelcolor=INK,
+        fontsize=FONT_SIZE,
+        labelcolor=FOREGROUND,
         handletextpad=0.1,
         columnspacing=1.2,
     )

@@ -15,23 +15,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.heads.old.cache import init_cache
-from attnlab.model.block import init_block, transformer_block
-from attnlab.model.config import ModelConfig
-from attnlab.model.layers import run_layers
-from attnlab.sharing.mixing import select_params
-from attnlab.sharing.named_plans import plan_names
-from attnlab.sharing.stack import init_stacked
+from attnlab.heads import Standard, init_cache
+from attnlab.models import (
+    FFN,
+    LayerInputs,
+    LayersOfType,
+    ModelConfig,
+    StackInputs,
+    init_layer,
+    run_layers,
+    transformer_layer,
+)
+from attnlab.sharing import init_stacked, plan_names, select_params
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers.decoders import LinenBlock, linen_layers
 
 STACK = ModelConfig(
-    max_len=256, width=512, num_layers=24, num_heads=8, ffn_width=2048, activation="gelu_tanh"
+    max_len=256,
+    width=512,
+    num_layers=24,
+    heads=Standard(num_heads=8, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=2048, activation="gelu_tanh"),
 )
 BATCH, LENGTH = 4, 256
 OTHER_DEPTHS = (2, 96)
-SLOTS = 4
-"""Of the plans that take a number."""
+GROUPS = 4
+"""Parameter groups of the plans that take a number."""
 NN_SCAN = "Linen, nn.scan"
 LINEN_PLANS: dict[str, dict[str, Any]] = {
     "separate": {"variable_axes": {"params": 0}, "split_rngs": {"params": True}},
@@ -41,7 +50,7 @@ LINEN_PLANS: dict[str, dict[str, Any]] = {
 
 def cases(config: ModelConfig = STACK, batch: int = BATCH) -> Iterator[Case]:
     """One case per plan."""
-    for name in plan_names(SLOTS):
+    for name in plan_names(GROUPS):
         bars = (Bar(NN_SCAN, time=1.10, memory=1.05),) if name in LINEN_PLANS else ()
         yield Case(
             f"compile {config.num_layers} layers, plan {name}",
@@ -58,16 +67,16 @@ def cases(config: ModelConfig = STACK, batch: int = BATCH) -> Iterator[Case]:
 def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
     def sized(depth: int) -> ModelConfig:
         base, colon, _ = plan.partition(":")
-        sized_plan = f"{base}:{min(SLOTS, depth)}" if colon else plan
-        return dataclasses.replace(config, num_layers=depth, plan=sized_plan)
+        sized_plan = f"{base}:{min(GROUPS, depth)}" if colon else plan
+        return dataclasses.replace(config, num_layers=depth, sharing=sized_plan)
 
-    def pool_of(config: ModelConfig) -> Any:
-        return init_stacked(init_block(config.block), jax.random.key(0), config.layer_plan)
+    def init_layers(config: ModelConfig) -> Any:
+        return init_stacked(init_layer(config.layer), jax.random.key(0), config.plan)
 
     whole = sized(config.num_layers)
     shape = (batch, config.max_len, config.width)
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
-    w = jax.jit(functools.partial(pool_of, whole))()
+    w = jax.jit(functools.partial(init_layers, whole))()
     work: dict[str, tuple[Callable, Any]] = {
         "attnlab": (_ours(whole, remat=False), w),
         "attnlab, remat": (_ours(whole, remat=True), w),
@@ -86,7 +95,7 @@ def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
     print(f"losses agree: {losses['attnlab']:.6g}", flush=True)
     for depth in OTHER_DEPTHS:
         other = sized(depth)
-        like = jax.eval_shape(functools.partial(pool_of, other))
+        like = jax.eval_shape(functools.partial(init_layers, other))
         work[f"attnlab, {depth} layers"] = _ours(other, remat=False), like
     entries = []
     for name, (loss, weights) in work.items():
@@ -115,24 +124,27 @@ def _loss(y: Any) -> Any:
 
 
 def _ours(config: ModelConfig, remat: bool) -> Callable:
-    run = functools.partial(run_layers, spec=config.block, remat=remat)
-    return lambda w, x: _loss(run(w, config.layer_plan, x).x)
+    def loss(w: Any, x: Any) -> Any:
+        layers = LayersOfType(params=w, plan=config.plan, spec=config.layer)
+        inputs = StackInputs(remat=remat)
+        return _loss(run_layers({"layers": layers}, config.layer_names, x, inputs).x)
+
+    return loss
 
 
 def _loop(config: ModelConfig) -> Callable:
     """The same layers, one after another in Python."""
 
     def loss(w: Any, x: Any) -> Any:
-        plan, memory = config.layer_plan, None
+        plan, shared_kv = config.plan, None
         if any(plan.reuses_kv):
-            empty = init_cache(config.heads, x.shape[0], x.shape[1], x.dtype)
-            memory = {n: a for n, a in empty.items() if n != "length"}
+            empty = init_cache(config.layout, x.shape[0], x.shape[1], x.dtype)
+            shared_kv = {n: a for n, a in empty.items() if n != "length"}
         for i in range(plan.num_layers):
-            own = select_params(w, {part: plan.indices(part)[i] for part in plan})
-            ran = transformer_block(
-                own, x, spec=config.block, memory=memory, reuse=plan.reuses_kv[i]
-            )
-            x, memory = ran.x, ran.memory
+            params = select_params(w, {name: plan.indices(name)[i] for name in plan})
+            inputs = LayerInputs(layer=i, shared_kv=shared_kv, use_shared_kv=plan.reuses_kv[i])
+            outputs = transformer_layer(params, x, config.layer, inputs)
+            x, shared_kv = outputs.x, outputs.entries if any(plan.reuses_kv) else None
         return _loss(x)
 
     return loss

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import training
-from attnlab.model.accounting import flops_per_token
-from attnlab.model.config import ModelConfig
-from attnlab.training.tasks import TASKS
+from attnlab.heads import Standard
+from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
 from experiments.benchmarks.attention import reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 from experiments.benchmarks.peers import decoders
@@ -26,11 +25,10 @@ SMALL_DECODER = ModelConfig(
     max_len=256,
     width=256,
     num_layers=6,
-    num_heads=8,
-    ffn_width=1024,
-    activation="gelu_tanh",
-    readout="own",
-    remat=False,  # as the peers
+    heads=Standard(num_heads=8, biases=("q", "k", "v", "o")),
+    ffn=FFN(width=1024, activation="gelu_tanh"),
+    output=OutputHead(kind="own"),
+    compute=Compute(remat=False),  # as the peers
 )
 TRAINS = training.TrainConfig(batch_size=16, length=256, seeds=(0,))
 
@@ -73,7 +71,12 @@ def seeds_case(config: ModelConfig, trains: training.TrainConfig, count: int) ->
 def _about(config: ModelConfig, trains: training.TrainConfig, tokens: int) -> dict[str, Any]:
     """With FLOPs of 3 forward passes, as `sweep` counts."""
     flops = 3.0 * tokens * flops_per_token(config, trains.length)
-    sizes = {"D": config.width, "L": config.num_layers, "T": trains.length, "dtype": config.dtype}
+    sizes = {
+        "D": config.width,
+        "L": config.num_layers,
+        "T": trains.length,
+        "dtype": config.compute.dtype,
+    }
     return sizes | {"word": "training", "flops": flops}
 
 
@@ -84,16 +87,17 @@ def _tokens(config: ModelConfig, trains: training.TrainConfig, *first: int) -> n
 
 def _seeds_entries(config: ModelConfig, trains: training.TrainConfig, count: int) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    task, tokens = TASKS["causal_lm"], _tokens(config, trains, count)
-    start = lambda seed: training.init_state(model, task, optimizer, {"tokens": tokens[0]}, seed)
+    objective, tokens = training.OBJECTIVES["causal_lm"], _tokens(config, trains, count)
+    first_batch = {"tokens": tokens[0]}
+    start = lambda seed: training.init_state(model, objective, optimizer, first_batch, seed)
     states = jax.jit(jax.vmap(start))(jnp.arange(count))
 
     def step(state, tokens, seed):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = training.train_step(model, task, optimizer, state, {"tokens": tokens}, seed)
+        state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, seed)
         return state, state.window_loss
 
-    together = training.over_seeds(step)
+    together = training.map_over_seeds(step)
     seeds = jnp.arange(count)
     many = _jax_entry(f"{count} seeds in one program", together, states, tokens, seeds)
     first = jax.tree.map(lambda a: a[0], states)
@@ -113,14 +117,14 @@ def _step_entries(
     config: ModelConfig, trains: training.TrainConfig, linen: Sequence[str], lenient: bool
 ) -> list[Entry]:
     model, optimizer = config.build(), training.make_optimizer(trains).transform
-    tokens, task = _tokens(config, trains), TASKS["causal_lm"]
-    batch = {"tokens": tokens}
-    state = jax.jit(lambda: training.init_state(model, task, optimizer, batch, 0))()
+    tokens, objective = _tokens(config, trains), training.OBJECTIVES["causal_lm"]
+    batch = {"tokens": jnp.asarray(tokens)}
+    state = jax.jit(lambda: training.init_state(model, objective, optimizer, batch, 0))()
     parameters = {"attnlab": _count(state.params)}
 
     def ours(state, tokens):
         state = state._replace(window_loss=jnp.zeros(()))
-        state = training.train_step(model, task, optimizer, state, {"tokens": tokens}, 0)
+        state = training.train_step(model, objective, optimizer, state, {"tokens": tokens}, 0)
         return state, state.window_loss
 
     def of_linen(name: str) -> Entry:

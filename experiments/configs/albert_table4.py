@@ -18,14 +18,16 @@ Words after the colon: see `running/tables.py`. Without words: ALBERT-base with 
 sizes, steps, batch and optimizer (LAMB).
 """
 
+import dataclasses
+
 from attnlab.pretrained import published_config
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:
-    narrow = {} if embedding == 768 else {"model.embedding_width": embedding}
-    return Row(narrow | {"model.plan": plan}, parameters, printed, scores)
+    narrow = {} if embedding == 768 else {"model.embedding.width": embedding}
+    return Row(narrow | {"model.sharing": plan}, parameters, printed, scores)
 
 
 # Scores: Avg, SQuAD 1.1 F1 and EM, SQuAD 2.0 F1 and EM, MNLI, SST-2, RACE.
@@ -73,6 +75,13 @@ COLUMNS = (
     "RACE",
 )
 
+BASE = published_config("albert_base", max_len=512)
+MODEL = dataclasses.replace(
+    BASE,
+    embedding=dataclasses.replace(BASE.embedding, width=None),
+    output=dataclasses.replace(BASE.output, num_classes=0),
+)
+
 TABLE = Table(
     title="ALBERT's Table 4 and its groups of layers",
     source="Lan et al. 2019, ALBERT, arXiv 1909.11942 (ICLR 2020), Table 4",
@@ -95,7 +104,7 @@ TABLE = Table(
     better="higher",
     base="E=128 not-shared",
     rows=ROWS,
-    model=published_config("albert_base", pooled_classes=0, max_len=512, embedding_width=None),
+    model=MODEL,
     train=dict(
         steps=125_000,
         batch_size=4096,
@@ -117,15 +126,19 @@ TABLE = Table(
     tiny=tables.SHORT
     | {
         "model.vocab_size": 257,
-        "model.num_heads": 4,
-        "model.norm": "pre",
+        "model.heads.num_heads": 4,
+        "model.norm.position": "pre",
         "model.max_len": 32,
         "train.length": 32,
         "train.steps": 600,
         "train.eval_windows": 1024,
     },
-    tiny_rows={"model.embedding_width": 24},
-    uncounted={"readout": "none", "readout_bias": False, "readout_transform": None},
+    tiny_rows={"model.embedding.width": 24},
+    uncounted={
+        "model.output.kind": "none",
+        "model.output.bias": False,
+        "model.output.transform": None,
+    },
 )
 
 get_config, sweep, paper = tables.functions(TABLE)

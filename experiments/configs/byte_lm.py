@@ -23,17 +23,20 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.model.config import ModelConfig
-from attnlab.names import find
+from attnlab import models
+from attnlab.data import DATASETS, Text
+from attnlab.heads import LAYOUTS
+from attnlab.models import ModelConfig
+from attnlab.names import lookup
 from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing.named_plans import PLANS, plan_name, plan_names
 from attnlab.training.config import TrainConfig
-from attnlab.training.sources import SOURCES, Text
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
 
-MODELS = [name for name in PUBLISHED | TRANSFORMERS if published_config(name).images is None]
-"""Published models that read text: no row of `SOURCES` has images."""
+MODELS = [
+    name for name in PUBLISHED | TRANSFORMERS if published_config(name).embedding.images is None
+]
+"""Published models that read text: no row of `DATASETS` has images."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -44,7 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def other_data(
     arg: str, task: str, source: str, values: dict[str, Any], variants: dict[str, Any]
 ) -> ConfigDict:
-    """The config of another task and row of `SOURCES`: the base with `values` (field -> value),
+    """The config of another task and row of `DATASETS`: the base with `values` (field -> value),
     then the words of `arg`, those of `variants` among them."""
     config = _base()
     config.task = task
@@ -58,7 +61,7 @@ def words(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
     rows = {
         "a layout": LAYOUTS,
         "a plan": plan_names("COUNT"),
-        "data": SOURCES,
+        "data": DATASETS,
         "a published model": MODELS,
     }
     told = {kind: ", ".join(names) for kind, names in rows.items()}
@@ -82,15 +85,15 @@ def _base() -> ConfigDict:
             # Weights to start from: of a published folder (see pretrained.py), or of a run.
             "start": "",
             "data": {"source": "text", **fields(Text())},
-            "model": fields(ModelConfig()),
+            "model": model_fields(ModelConfig()),
             "train": fields(TrainConfig()),
-            # Heads start the same in the maps of these letters ("qkvo"), apart by so much relative
+            # Heads start with these values equal ("outputs", or "q,k"), apart by so much relative
             # noise; or one is the first of so many, as these would have been drawn.
-            "same": {"maps": "", "noise": 0.0, "first_of": 0},
+            "same": {"values": "", "noise": 0.0, "first_of": 0},
             # Measure how far apart the heads are and how far weights moved, at every evaluation.
             "watch_heads": False,
-            # Solve ffn_width for the "parameters" or "flops" of another layout and plan.
-            "match": {"budget": "", "layout": "standard", "plan": "separate"},
+            # Solve ffn.width for the "parameters" or "flops" of another layout and sharing plan.
+            "match": {"budget": "", "layout": "standard", "sharing": "separate"},
         }
     )
 
@@ -111,30 +114,41 @@ def fields(example: Any) -> dict[str, Any]:
 
 
 def set_source(config: ConfigDict, name: str, **values: Any) -> None:
-    """Another row of `SOURCES`, all its fields with their defaults or `values`."""
-    config.data = ConfigDict({"source": name, **fields(SOURCES[name](**values))})
+    """Another row of `DATASETS`, all its fields with their defaults or `values`."""
+    config.data = ConfigDict({"source": name, **fields(DATASETS[name](**values))})
+
+
+def model_fields(model: ModelConfig) -> dict[str, Any]:
+    """Every field of every layout and part of a model, so that every one is a flag; its sharing
+    plan by name.
+
+    Raises ValueError for extras that are not in alphabetical order, which a config cannot keep.
+    """
+    named = dataclasses.replace(model, sharing=plan_name(model.sharing))
+    names = [extra.name for extra in model.heads.extras]
+    if names != sorted(names):
+        raise ValueError(f"heads.extras={names}: a config sorts them; give them sorted by name")
+    return models.to_dict(named, config_dict.placeholder)
 
 
 def set_model(config: ConfigDict, model: ModelConfig) -> None:
-    """Every field of `model`, its plan by name, and the first task for its kind."""
-    plan = plan_name(model.plan)
-    for field in dataclasses.fields(model):
-        config.model[field.name] = plan if field.name == "plan" else getattr(model, field.name)
-    config.task = next(name for name, task in TASKS.items() if model.kind in task.kinds)
+    """Every field of `model`, and the first task for its kind."""
+    config.model = ConfigDict(model_fields(model))
+    config.task = next(name for name, task in OBJECTIVES.items() if model.kind in task.model_kinds)
 
 
 def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -> None:
     if word in LAYOUTS:
-        config.model.layout = word
+        config.model.heads.layout = word
     elif word in MODELS:
         set_model(config, published_config(word))
     elif word.partition(":")[0] in PLANS or word[:1].isdigit():
-        config.model.plan = word
-    elif word in SOURCES:
+        config.model.sharing = word
+    elif word in DATASETS:
         set_source(config, word)
     else:
-        known = dict.fromkeys([*LAYOUTS, *PLANS, *SOURCES, *MODELS])
-        for path, value in find("word", word, variants | known).items():
+        known = dict.fromkeys([*LAYOUTS, *PLANS, *DATASETS, *MODELS])
+        for path, value in (lookup(variants | known, word, what="word") or {}).items():
             config.update_from_flattened_dict({path: value})
 
 
@@ -165,8 +179,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tiny": {
         "model.width": 16,
         "model.num_layers": 2,
-        "model.num_heads": 2,
-        "model.ffn_width": 32,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
         "model.max_len": 16,
         **SHORTEST,
         "train.length": 16,
@@ -174,12 +188,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "nanogpt_cpu": {
         "model.width": 128,
-        "model.ffn_width": 512,
-        "model.attention_biases": "",
-        "model.ffn_bias": False,
-        "model.norm_bias": False,
-        "model.init_std": 0.02,
-        "model.init_residual": "depth",
+        "model.ffn.width": 512,
+        "model.heads.biases": "",
+        "model.ffn.bias": False,
+        "model.norm.bias": False,
+        "model.init.std": 0.02,
+        "model.init.residual": "depth",
         "train.batch_size": 12,
         "train.steps": 2000,
         "train.learning_rate": 1e-3,

@@ -36,9 +36,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.model.config import ModelConfig
-from attnlab.model.match import match
+from attnlab.models import ModelConfig, match_budget, with_layout
 from experiments.configs import byte_lm, reviews
+from experiments.running.arm import model_of
 from experiments.running.claims import Claim, Drawing, Expect
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
@@ -72,18 +72,24 @@ def sweep(add: Callable, arg: str = "") -> None:
         if everything or name in compared:
             add(name, **changes)
 
-    base = ModelConfig(**get_config(arg).model)
-    wide = dataclasses.replace(base, layout="wide")
+    base = model_of(get_config(arg).model)
+    wide = with_layout(base, "wide", "separate")
     kinds: dict[str, dict[str, Any]] = {STANDARD: {"layout": "standard"}}
     for name, layout in ((OWN, "narrow"), (ONE, "narrow_tied")):
         kinds[name] = {"layout": layout}
-        kinds[name + SMALL] = {"layout": layout, "attention_scale": base.width**-0.5}
-    put(WIDE, {"model.layout": "wide"})
+        kinds[name + SMALL] = {"layout": layout, "scale": base.width**-0.5}
+    put(WIDE, {"model.heads.layout": "wide"})
     for name, values in kinds.items():
-        as_many = match(dataclasses.replace(base, **values), wide, "parameters").config
-        changes = {f"model.{field}": value for field, value in values.items()}
+        as_many = match_budget(_with_heads(base, **values), wide, "parameters").config
+        changes = {f"model.heads.{field}": value for field, value in values.items()}
         put(name, changes)
-        put(name + EQUAL, changes | {"model.ffn_width": as_many.ffn_width})
+        put(name + EQUAL, changes | {"model.ffn.width": as_many.ffn.width})
+
+
+def _with_heads(base: ModelConfig, layout: str, scale: float | None = None) -> ModelConfig:
+    """`base` with another head layout and score scale."""
+    config = with_layout(base, layout, "separate")
+    return dataclasses.replace(config, heads=dataclasses.replace(config.heads, scale=scale))
 
 
 def pairs(arg: str = "") -> list[tuple[str, str]]:

@@ -25,16 +25,16 @@ VALUES = {
     "model.kind": "encoder",
     "model.vocab_size": 1433,
     "model.max_len": 2708,
-    "model.positions": "none",
-    "model.readout": "none",
-    "model.pooler": "each",
-    "model.pooled_classes": 7,
+    "model.positions.kind": "none",
+    "model.output.kind": "none",
+    "model.output.pooler": "each",
+    "model.output.num_classes": 7,
     "model.num_layers": 2,
-    "model.num_heads": 8,
-    "model.ffn_width": 64,
-    "model.dropout_rate": 0.6,
-    "model.attention_dropout_rate": 0.6,
-    "model.ffn_dropout_rate": 0.6,
+    "model.heads.num_heads": 8,
+    "model.ffn.width": 64,
+    "model.dropout.rate": 0.6,
+    "model.dropout.attention": 0.6,
+    "model.dropout.ffn": 0.6,
     "train.length": 2708,
     "train.batch_size": 1,
     "train.eval_batch_size": 1,
@@ -51,16 +51,16 @@ VARIANTS = {
     "citeseer": {
         "model.vocab_size": 3703,
         "model.max_len": 3312,
-        "model.pooled_classes": 6,
+        "model.output.num_classes": 6,
         "train.length": 3312,
     },
     "tiny": {
         "model.vocab_size": 6,
         "model.max_len": 30,
-        "model.pooled_classes": 2,
+        "model.output.num_classes": 2,
         "model.width": 16,
-        "model.num_heads": 2,
-        "model.ffn_width": 32,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
         **byte_lm.SHORTEST,
         "train.batch_size": 1,
         "train.eval_batch_size": 1,
@@ -77,4 +77,4 @@ def get_config(arg: str = "") -> ConfigDict:
 def sweep(add: Callable, arg: str = "") -> None:
     """What a head reads of a paper: all, all with a wider head, or a slice."""
     for layout in ("standard", "wide", "narrow"):
-        add(**{"model.layout": layout})
+        add(**{"model.heads.layout": layout})

@@ -7,7 +7,7 @@ r"""Wide, standard or narrow heads, each layer its own weights or all layers one
 bits per byte (narrow, albert) on the Python 3.11 standard library.
 
 Words after the colon: `match=parameters`, `match=flops` or `match=seconds` (every arm gets the
-ffn_width that brings it to the budget of standard heads with separate layers; seconds of a step are
+ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step are
 measured before the first arm, see docs/verdicts.md), `match=cache` (the number of heads that does:
 what decoding keeps, one wide head for four others), `scores` (every arm again with scores divided
 by H, the width of a head, in place of sqrt(H)), `lr` (three learning rates an arm), `study` (a plan
@@ -42,14 +42,14 @@ once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves
 8, which the units of a GPU like less.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from attnlab.model.config import ModelConfig
+from attnlab.models import with_layout
 from experiments.configs import byte_lm
+from experiments.running.arm import model_of
 
 LAYOUTS = ("standard", "wide", "narrow")
 PLANS = ("separate", "albert")
@@ -59,7 +59,7 @@ SCALES = {
     "gpu": {
         "model.width": 352,
         "model.max_len": 256,
-        "model.dtype": "bfloat16",
+        "model.compute.dtype": "bfloat16",
         "train.length": 256,
         "train.batch_size": 32,
         "train.steps": 1000,
@@ -97,7 +97,7 @@ def get_config(arg: str = "") -> ConfigDict:
         # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
         # score and sum over D numbers a key, too, which no count of parameters knows.
         counted = config.match.budget in ("", "parameters", "cache")
-        config.model.ffn_width = (8 if counted else 12) * config.model.width
+        config.model.ffn.width = (8 if counted else 12) * config.model.width
     return config
 
 
@@ -126,19 +126,19 @@ def pairs(arg: str = "") -> list[tuple[str, str]]:
 def sweep(add: Callable, arg: str = "") -> None:
     """One `add(name, **overrides)` per arm."""
     words = arg.split(",")
-    base = ModelConfig(**get_config(arg).model)
+    base = model_of(get_config(arg).model)
     rates: list[dict] = [{}]
     if "lr" in words:
         names = "train.learning_rate", "train.final_learning_rate"
         rates = [dict(zip(names, (rate, rate / 10), strict=True)) for rate in LEARNING_RATES]
     for layout, plan in itertools.product(_layouts(arg), _plans(arg)):
-        head = dataclasses.replace(base, layout=layout).heads.sizes["H"]
-        arm = {"model.layout": layout, "model.plan": plan}
+        head = with_layout(base, layout, plan).layout.size("head_dim")
+        arm = {"model.heads.layout": layout, "model.sharing": plan}
         for rate in rates:
             add(**arm, **rate)
             if "scores" in words:
                 name = f"{layout} · {plan}{BY_WIDTH}"
-                add(name, **arm, **{"model.attention_scale": 1 / head}, **rate)
+                add(name, **arm, **{"model.heads.scale": 1 / head}, **rate)
 
 
 def _plans(arg: str) -> tuple[str, ...]:

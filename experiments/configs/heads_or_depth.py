@@ -31,12 +31,12 @@ VALUES = {
     "model.vocab_size": 6,
     "model.max_len": 17,
     "model.width": 32,
-    "model.head_dim": 8,
-    "model.ffn_width": 128,
-    "model.positions": "none",
-    "model.readout": "none",
-    "model.pooler": "each",
-    "model.pooled_classes": 1,
+    "model.heads.head_dim": 8,
+    "model.ffn.width": 128,
+    "model.positions.kind": "none",
+    "model.output.kind": "none",
+    "model.output.pooler": "each",
+    "model.output.num_classes": 1,
     "model.num_layers": 1,
     "train.length": 17,
     "train.batch_size": 64,
@@ -78,7 +78,7 @@ CLAIM = Claim(
         "**Unexplained variance over heads, at one width.** Mean over seeds, lowest to highest; "
         "both axes by ratios. The sum has four maxima.",
         label="% of variance unexplained",
-        field="model.num_heads",
+        field="model.heads.num_heads",
         log=True,
     ),
 )  # fmt: skip
@@ -94,7 +94,7 @@ def sweep(add: Callable, arg: str = "") -> None:
     for word, (layers, counts) in DEPTHS.items():
         for heads in counts:
             name = f"{word} layer{'s' * (layers > 1)}, {heads} head{'s' * (heads > 1)}"
-            add(name, **{"model.num_layers": layers, "model.num_heads": heads})
+            add(name, **{"model.num_layers": layers, "model.heads.num_heads": heads})
 
 
 claim = CLAIM.record

@@ -26,12 +26,18 @@ from experiments.running.claims import Claim, Drawing, Expect
 
 HEADS = (2, 8, 32)
 ARMS: dict[str, dict[str, Any]] = {
-    **{f"H = D/N, {n} heads": {"model.num_heads": n} for n in HEADS},
-    **{f"H = 16, {n} heads": {"model.num_heads": n, "model.head_dim": 16} for n in HEADS},
-    "D = 48 and H = 16, 8 heads": {
-        "model.num_heads": 8, "model.head_dim": 16, "model.width": 48, "model.ffn_width": 192,
+    **{f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in HEADS},
+    **{
+        f"H = 16, {n} heads": {"model.heads.num_heads": n, "model.heads.head_dim": 16}
+        for n in HEADS
     },
-}  # fmt: skip
+    "D = 48 and H = 16, 8 heads": {
+        "model.heads.num_heads": 8,
+        "model.heads.head_dim": 16,
+        "model.width": 48,
+        "model.ffn.width": 192,
+    },
+}
 CLAIM = Claim(
     question="Do more heads help, or does each become too narrow to say where to look?",
     source="Bhojanapalli et al. 2020 (arXiv 2002.07028), an order of arms and no level",
@@ -51,7 +57,7 @@ CLAIM = Claim(
         "over",
         "**Held-out bits per byte over the number of heads**, each D / N wide, or 16 wide whatever "
         "their number.",
-        field="model.num_heads",
+        field="model.heads.num_heads",
     ),
 )  # fmt: skip
 

@@ -27,9 +27,9 @@ SHORT = {"train.seeds": (0,), "train.steps": 40}
 ARMS: dict[str, dict[str, Any]] = {
     EDGES: {},
     FIRST: SHORT,
-    DENSE: {"model.implementation": "dense"} | SHORT,
-    MEAN: {"model.attention_scale": 0.0},
-    ALONE: {"model.attention_gain": 0.0},
+    DENSE: {"model.attention.implementation": "dense"} | SHORT,
+    MEAN: {"model.heads.scale": 0.0},
+    ALONE: {"model.attention.output_scale": 0.0},
 }
 CLAIM = Claim(
     question="Does a paper need to choose among its neighbours, or is their mean enough?",

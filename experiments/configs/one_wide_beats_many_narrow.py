@@ -34,22 +34,22 @@ one full-rank head the most narrow heads have."""
 
 def sized(dimensions: int) -> dict[str, Any]:
     """What follows the dimensions of the points."""
-    names = ("data.dimensions", "model.vocab_size", "model.pooled_classes")
+    names = ("data.dimensions", "model.vocab_size", "model.output.num_classes")
     return dict.fromkeys(names, dimensions) | {"model.width": 2 * dimensions}
 
 
 VALUES = sized(8) | {
     "model.kind": "encoder",
     "model.max_len": 16,
-    "model.positions": "none",
-    "model.readout": "none",
-    "model.pooler": "each",
+    "model.positions.kind": "none",
+    "model.output.kind": "none",
+    "model.output.pooler": "each",
     "model.num_layers": 1,
-    "model.num_heads": 1,
-    "model.ffn_width": 0,
-    "model.norm_kind": "rms",
-    "model.norm_bias": False,
-    "model.attention_biases": "",
+    "model.heads.num_heads": 1,
+    "model.ffn.width": 0,
+    "model.norm.kind": "rms",
+    "model.norm.bias": False,
+    "model.heads.biases": "",
     "train.length": 8,
     "train.batch_size": 64,
     "train.steps": 3000,
@@ -100,11 +100,11 @@ def sweep(add: Callable, arg: str = "") -> None:
     words = [word for word in arg.split(",") if word in SIZES]
     dimensions, narrow, times = SIZES[words[-1] if words else ""]
     heads = 2 * dimensions // narrow
-    one = {"model.head_dim": narrow}
+    one = {"model.heads.head_dim": narrow}
     add("one full-rank head")
-    add("narrow heads, equal parameters", **one, **{"model.num_heads": heads})
-    add("many more narrow heads", **one, **{"model.num_heads": times * heads})
-    ffn = {"model.num_heads": heads, "model.ffn_width": 16 * dimensions}
+    add("narrow heads, equal parameters", **one, **{"model.heads.num_heads": heads})
+    add("many more narrow heads", **one, **{"model.heads.num_heads": times * heads})
+    ffn = {"model.heads.num_heads": heads, "model.ffn.width": 16 * dimensions}
     add("narrow heads, feed-forward", **one, **ffn)
 
 

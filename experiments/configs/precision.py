@@ -21,14 +21,14 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from attnlab.heads.old.layouts import LAYOUTS
+from attnlab.heads import LAYOUTS
 from experiments.configs import byte_lm
 
 DTYPES = ("float32", "bfloat16")
 VARIANTS = byte_lm.VARIANTS | {
     "small": {
         "model.num_layers": 2,
-        "model.ffn_width": 128,
+        "model.ffn.width": 128,
         "model.max_len": 32,
         "train.length": 32,
         "train.batch_size": 4,
@@ -52,7 +52,9 @@ def sweep(add: Callable, arg: str = "") -> None:
     """Every layout that was asked for, in both precisions."""
     for layout in _layouts(arg):
         for dtype in DTYPES:
-            add(_name(layout, dtype), **{"model.layout": layout, "model.dtype": dtype})
+            add(
+                _name(layout, dtype), **{"model.heads.layout": layout, "model.compute.dtype": dtype}
+            )
 
 
 def _words(arg: str) -> list[str]:

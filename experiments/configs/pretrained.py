@@ -1,7 +1,7 @@
 r"""What do published weights become when trained on under another plan of sharing?
 
     python -m experiments.run --config=experiments/configs/pretrained.py:FOLDER \
-        --config.model.plan=attention_only --config.train.steps=20 --workdir=runs/one
+        --config.model.sharing=attention_only --config.train.steps=20 --workdir=runs/one
 
 FOLDER, after the colon, holds config.json and safetensors (see `attnlab.pretrained`). The model is
 the folder's, every field of it a flag; what would need other weights is refused. The task is the
@@ -17,8 +17,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from attnlab import pretrained
-from attnlab.tokenizer import FILE, num_tokens
-from attnlab.training.tasks import TASKS
+from attnlab.data.tokenizer import FILE, num_tokens
+from attnlab.training.objectives import OBJECTIVES
 from experiments.configs import byte_lm
 
 
@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.start = arg
     byte_lm.set_model(config, model)
     path = Path(arg) / FILE
-    symbols = len(TASKS[config.task].symbols)
+    symbols = len(OBJECTIVES[config.task].special_tokens)
     if path.is_file() and num_tokens(str(path)) + symbols <= model.vocab_size:
         config.data.tokenizer = str(path)
     config.train.update(

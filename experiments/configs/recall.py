@@ -29,11 +29,11 @@ VALUES = {
     "data.vocab_size": 64,
     "data.pairs": 4,
     "model.vocab_size": 64,
-    "model.positions": "relative",  # a head finds the token before it in a few hundred steps
+    "model.positions.kind": "relative",  # a head finds the token before it in a few hundred steps
     "model.width": 64,
-    "model.ffn_width": 128,
+    "model.ffn.width": 128,
     "model.num_layers": 2,
-    "model.num_heads": 2,
+    "model.heads.num_heads": 2,
     "train.length": 32,
     "train.batch_size": 64,
     "train.steps": 1500,
@@ -47,7 +47,7 @@ VARIANTS = {
         "data.pairs": 8,
         "model.vocab_size": 8192,
         "model.width": 128,
-        "model.ffn_width": 512,
+        "model.ffn.width": 512,
         "train.length": 64,
     },
     "tiny": {
@@ -56,7 +56,7 @@ VARIANTS = {
         "data.heldout_rows": 64,
         "model.vocab_size": 32,
         "model.width": 16,
-        "model.ffn_width": 32,
+        "model.ffn.width": 32,
         "model.max_len": 16,
         **byte_lm.SHORTEST,
         "train.length": 16,
@@ -73,4 +73,4 @@ def sweep(add: Callable, arg: str = "") -> None:
     """Each layout with each number of pairs."""
     for layout in LAYOUTS:
         for pairs in (2, 4) if "tiny" in arg.split(",") else PAIRS:
-            add(f"{layout} {pairs} pairs", **{"model.layout": layout, "data.pairs": pairs})
+            add(f"{layout} {pairs} pairs", **{"model.heads.layout": layout, "data.pairs": pairs})

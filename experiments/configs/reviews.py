@@ -23,12 +23,12 @@ VALUES = {
     "model.kind": "encoder",
     "model.vocab_size": 4096,
     "model.max_len": 64,
-    "model.readout": "none",
-    "model.pooler": "mean",
-    "model.pooled_classes": 2,
+    "model.output.kind": "none",
+    "model.output.pooler": "mean",
+    "model.output.num_classes": 2,
     "model.num_layers": 2,
-    "model.dropout_rate": 0.5,
-    "model.attention_dropout_rate": 0.1,
+    "model.dropout.rate": 0.5,
+    "model.dropout.attention": 0.1,
     "train.length": 64,
     "train.batch_size": 32,
     "train.steps": 800,
@@ -39,14 +39,14 @@ VALUES = {
     "train.eval_windows": 0,
 }
 VARIANTS = {
-    "max": {"model.pooler": "max"},
+    "max": {"model.output.pooler": "max"},
     "long": {"model.max_len": 512, "train.length": 512, "train.batch_size": 16},
     "tiny": {
         "data.tokenizer": "bpe:280",
         "model.vocab_size": 280,
         "model.width": 16,
-        "model.num_heads": 2,
-        "model.ffn_width": 32,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
         "model.max_len": 16,
         **byte_lm.SHORTEST,
         "train.length": 16,
@@ -63,4 +63,7 @@ def sweep(add: Callable, arg: str = "") -> None:
     """What a head reads, and who speaks for the text."""
     for layout in ("standard", "wide", "narrow"):
         for pooler in ("mean", "max"):
-            add(f"{layout} {pooler}", **{"model.layout": layout, "model.pooler": pooler})
+            add(
+                f"{layout} {pooler}",
+                **{"model.heads.layout": layout, "model.output.pooler": pooler},
+            )

@@ -30,24 +30,24 @@ from experiments.configs import byte_lm, two_heads_beat_one
 from experiments.running.claims import Claim, Drawing, Expect
 
 VALUES = two_heads_beat_one.VALUES | {
-    "model.num_heads": 2,
-    "model.head_dim": 16,
-    "model.attention_biases": "",  # a key bias has no gradient, so it would not move
+    "model.heads.num_heads": 2,
+    "model.heads.head_dim": 16,
+    "model.heads.biases": "",  # a key bias has no gradient, so it would not move
     "train.clip_norm": 0.0,
     "train.seeds": (0, 1, 2),
     "watch_heads": True,
 }
 VARIANTS = {"tiny": two_heads_beat_one.VARIANTS["tiny"] | {"train.learning_rate": 3e-2}}
-EQUAL = {"same.maps": "qkvo"}
+EQUAL = {"same.values": "outputs"}
 ARMS: dict[str, dict[str, Any]] = {
     "apart": {},
     "equal": EQUAL,
     "one head, output times 2": {
-        "model.num_heads": 1, "model.attention_gain": 2.0, "same.first_of": 2,
+        "model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "same.first_of": 2,
     },
     "noise of 1e-4": EQUAL | {"same.noise": 1e-4},
-    "values apart": {"same.maps": "qk"},
-    "dropout of probabilities": EQUAL | {"model.attention_dropout_rate": 0.1},
+    "values apart": {"same.values": "probs"},
+    "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
 }  # fmt: skip
 FREE = ("noise of 1e-4", "values apart", "dropout of probabilities")
 APART, MOVED = "weights_heads_apart", "weights_least_moved"

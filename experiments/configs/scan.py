@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from attnlab.training.sources.dataset import Parts
-from attnlab.training.sources.files import bucket, read_lines
-from attnlab.training.sources.rows import padded
-from attnlab.training.sources.source import Sizes
+from attnlab.data.batching import pad_rows
+from attnlab.data.dataset import DataSizes
+from attnlab.data.files import bucket, read_lines
+from attnlab.data.random_access import Splits
 from experiments.configs import byte_lm, heads_and_sharing
 
 LONGEST = 9, 48
@@ -42,11 +42,11 @@ class Commands:
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         sides = ([self.numbers[w] for w in words] for words in self.rows[index])
-        source, target = (padded([s], n)[0] for s, n in zip(sides, LONGEST, strict=True))
+        source, target = (pad_rows([s], n)[0] for s, n in zip(sides, LONGEST, strict=True))
         return {"source": source, "target": target}
 
 
-def datasets(path: str, split: str = "simple") -> Parts:
+def datasets(path: str, split: str = "simple") -> Splits:
     """The parts of a split of SCAN; a twentieth of the training commands is for validation."""
     if not path:
         raise ValueError("set data.path to the folder of SCAN")
@@ -54,14 +54,14 @@ def datasets(path: str, split: str = "simple") -> Parts:
     words = sorted({w for row in train + test for side in row for w in side})
     held = [row for row in train if bucket(" ".join(row[0]), 20) == 0]
     kept = [row for row in train if bucket(" ".join(row[0]), 20) != 0]
-    return Parts(
+    return Splits(
         name=f"SCAN, {split} split",
         train=Commands(kept, words),
         heldout=Commands(test, words),
         validation=Commands(held, words),
-        sizes=Sizes(len(words)),
-        write=lambda tokens: " ".join(words[t] for t in tokens),
-        yardsticks=lambda: {"exact_match": {"the nearest command's": nearest(kept, test)}},
+        sizes=DataSizes(len(words)),
+        decode=lambda tokens: " ".join(words[t] for t in tokens),
+        baselines=lambda: {"exact_match": {"the nearest command's": nearest(kept, test)}},
     )
 
 
@@ -98,7 +98,7 @@ VALUES = {
     "model.kind": "encoder_decoder",
     "model.vocab_size": 21,
     "model.max_len": 49,
-    "model.positions": "relative",
+    "model.positions.kind": "relative",
     "model.num_layers": 2,
     "train.length": 48,
     "train.batch_size": 64,
@@ -113,8 +113,8 @@ VARIANTS = {
     "jump": {"data.make": "experiments.configs.scan:jump"},
     "tiny": {
         "model.width": 16,
-        "model.num_heads": 2,
-        "model.ffn_width": 32,
+        "model.heads.num_heads": 2,
+        "model.ffn.width": 32,
         **byte_lm.SHORTEST,
         "train.eval_windows": 32,
     },

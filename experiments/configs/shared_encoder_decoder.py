@@ -30,14 +30,14 @@ OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
 MERGED, ONE = "merged attention", "merged, one for both"
 ARMS: dict[str, dict[str, Any]] = {
     OWN: {},
-    SHARED: {"model.share_encoder": True},
+    SHARED: {"model.encoder.shares_decoder": True},
     HALF: {"model.num_layers": 1},
-    MERGED: {"model.cross": "merged"},
-    ONE: {"model.cross": "merged", "model.share_encoder": True},
+    MERGED: {"model.encoder.cross": "merged"},
+    ONE: {"model.encoder.cross": "merged", "model.encoder.shares_decoder": True},
 }
 SMALLER = {
     "model.width": 64,
-    "model.ffn_width": 256,
+    "model.ffn.width": 256,
     "train.steps": 400,
     "train.seeds": (0, 1, 2),
 }

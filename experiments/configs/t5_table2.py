@@ -37,7 +37,7 @@ ROWS = {
         {}, 222_903_552, "2P", (83.28, 19.24, 80.88, 71.36, 26.98, 39.82, 27.65)
     ),
     "shared": Row(
-        {"model.share_encoder": True},
+        {"model.encoder.shares_decoder": True},
         137_949_312,
         "P",
         (82.81, 18.78, 80.63, 70.73, 26.72, 39.03, 27.46),
@@ -52,12 +52,13 @@ ROWS = {
 LANGUAGE_MODEL = {
     "language model": Row({}, 109_628_544, "P", (73.78, 17.54, 53.81, 56.51, 25.23, 34.31, 25.38)),
 }
-MODEL = published_config(
-    "t5_base",
-    encoder_layers=None,  # as many as the decoder has
-    attention_scale=None,
-    embedding_scale=768**0.5,
-    readout_scale=1.0,
+BASE = published_config("t5_base")
+MODEL = dataclasses.replace(
+    BASE,
+    encoder=None,  # as many layers as the decoder has
+    heads=dataclasses.replace(BASE.heads, scale=None),
+    embedding=dataclasses.replace(BASE.embedding, scale=768**0.5),
+    output=dataclasses.replace(BASE.output, scale=1.0),
 )
 
 TABLE = Table(
@@ -104,7 +105,7 @@ TABLE = Table(
 ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,
     base="language model",
-    model=dataclasses.replace(MODEL, kind="decoder"),
+    model=dataclasses.replace(MODEL, kind="decoder", encoder=None),
     setting=TABLE.setting
     | {
         "task": "predict the next word piece, then fine-tuning",

@@ -21,16 +21,16 @@ from experiments.configs import vaswani_table3
 from experiments.running import tables
 from experiments.running.tables import Row, Table
 
-BIG = {"model.width": 1024, "model.ffn_width": 4096, "model.num_heads": 16}
+BIG = {"model.width": 1024, "model.ffn.width": 4096, "model.heads.num_heads": 16}
 SIX = 60_878_848
 
 
 def _row(plan: str, layers: int, bleu: float, parameters: int = SIX, printed: str = "61M") -> Row:
-    return Row({"model.plan": plan, "model.num_layers": layers}, parameters, printed, (bleu,))
+    return Row({"model.sharing": plan, "model.num_layers": layers}, parameters, printed, (bleu,))
 
 
 def _big(row: Row, dropout: float) -> Row:
-    return row._replace(changes=row.changes | BIG | {"model.dropout_rate": dropout})
+    return row._replace(changes=row.changes | BIG | {"model.dropout.rate": dropout})
 
 
 ROWS = {
@@ -69,7 +69,7 @@ TABLE = Table(
     model=published_config("transformer_base", vocab_size=32_768),
     train=vaswani_table3.TABLE.train,
     shrink=("width/8", "layers/3"),
-    tiny=tables.SHORT | {"model.vocab_size": 357, "model.norm": "pre"},
+    tiny=tables.SHORT | {"model.vocab_size": 357, "model.norm.position": "pre"},
 )
 
 get_config, sweep, paper = tables.functions(TABLE)

@@ -22,8 +22,8 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from attnlab.training.sources import Text
-from attnlab.training.tasks import TASKS
+from attnlab.data import Text
+from attnlab.training.objectives import OBJECTIVES
 from experiments.configs import byte_lm
 
 TOKENIZERS = ("bytes", "bpe:512", "bpe:4096")
@@ -48,5 +48,5 @@ def sweep(add: Callable, arg: str = "") -> None:
 
 
 def _tokens(task: str, name: str) -> dict:
-    size = Text(tokenizer=name).sizes().vocab_size + len(TASKS[task].symbols)
+    size = Text(tokenizer=name).sizes().vocab_size + len(OBJECTIVES[task].special_tokens)
     return {"data.tokenizer": name, "model.vocab_size": size}

@@ -36,9 +36,9 @@ VALUES = {
     "model.max_len": 4,
     "model.width": WIDTH,
     "model.num_layers": 1,
-    "model.num_heads": 1,
-    "model.ffn_width": 0,
-    "model.norm_bias": False,
+    "model.heads.num_heads": 1,
+    "model.ffn.width": 0,
+    "model.norm.bias": False,
     "train.length": 4,
     "train.batch_size": 128,
     "train.steps": 3000,
@@ -66,10 +66,10 @@ VARIANTS = {
 }
 ARMS: dict[str, dict[str, Any]] = {
     "one head": {},
-    "one head 8 times as wide": {"model.head_dim": 8 * WIDTH},
-    "two narrow heads": {"model.num_heads": 2, "model.head_dim": WIDTH // 4},
+    "one head 8 times as wide": {"model.heads.head_dim": 8 * WIDTH},
+    "two narrow heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},
     "one head, no cycle": {"data.graph": "acyclic"},
-    "one head, feed-forward": {"model.ffn_width": 4 * WIDTH},
+    "one head, feed-forward": {"model.ffn.width": 4 * WIDTH},
 }
 CLAIM = Claim(
     question="Can one wide head do what two narrow heads do?",

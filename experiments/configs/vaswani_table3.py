@@ -22,10 +22,20 @@ from experiments.running import tables
 from experiments.running.tables import Row, Table
 
 WARMUP = 4000
+PATHS = {
+    "num_heads": "heads.num_heads",
+    "head_dim": "heads.head_dim",
+    "value_dim": "heads.value_dim",
+    "ffn_width": "ffn.width",
+    "dropout_rate": "dropout.rate",
+    "positions": "positions.kind",
+    "halves": "positions.halves",
+}
+"""Arguments of `_row` -> fields of `config.model`, where they are others."""
 
 
 def _row(perplexity: float, bleu: float, parameters: int, printed: str = "", **changes) -> Row:
-    fields = {f"model.{name}": value for name, value in changes.items()}
+    fields = {f"model.{PATHS.get(name, name)}": value for name, value in changes.items()}
     fields |= {"train.learning_rate": _rate(changes["width"])} if "width" in changes else {}
     return Row(fields, parameters, printed, (perplexity, bleu))
 
@@ -61,7 +71,7 @@ ROWS = {
     "D dropout=0.2": _row(4.95, 25.5, BASE, dropout_rate=0.2),
     "D smoothing=0.0": _smoothed(_row(4.67, 25.3, BASE), 0.0),
     "D smoothing=0.2": _smoothed(_row(5.47, 25.7, BASE), 0.2),
-    "E learned": _row(4.92, 25.7, BASE + 1024 * 512, positions="learned"),
+    "E learned": _row(4.92, 25.7, BASE + 1024 * 512, positions="learned", halves=False),
     "big": _row(4.33, 26.4, 214_171_648, "213M", **BIG),
 }
 ROWS["big"].changes["train.steps"] = 300_000

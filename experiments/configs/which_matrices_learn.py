@@ -43,7 +43,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "all learn": {},
     "Q and K frozen": {"train.frozen": r"attention\.[qk](_bias)?$"},
     "V and O frozen": {"train.frozen": r"attention\.[vo](_bias)?$"},
-    "fixed random pattern": {"model.attention_scale": 0.0, "train.frozen": "relative_bias"},
+    "fixed random pattern": {"model.heads.scale": 0.0, "train.frozen": "relative_bias"},
 }
 CLAIM = Claim(
     question="Which matrices of attention must learn to find again what was said?",
@@ -92,7 +92,7 @@ def get_config(arg: str = "") -> ConfigDict:
     if "text" not in words:
         return byte_lm.other_data(arg, "recall", "recall", VALUES, recall.VARIANTS)
     config = byte_lm.get_config(",".join(word for word in words if word != "text"))
-    config.model.positions = "relative"
+    config.model.positions.kind = "relative"
     return config
 
 

@@ -1,97 +1,92 @@
-"""What each head of a layout reads and makes, matrix by matrix, from the maps of its row.
+"""What each head of a layout reads and makes, matrix by matrix, from the axes of its weights.
 
 A line is a weight, a column a head. The bar above is what there is to read, filled where this head
-reads it; the bar below what the head makes; the matrix between, its sides to scale. A colour is a
-set of weights: one for each head, or grey for a set that all heads use.
+reads it; the bar below what the head makes; the matrix is between, its sides to scale. A colour is
+one matrix: one for each head, or grey for one that all heads use.
 """
 
 import math
 
-from attnlab.heads.old.layouts import LAYOUTS
-from attnlab.heads.old.maps import Map
-from attnlab.heads.old.spec import HeadSpec
+from attnlab.heads import LAYOUTS, Layout, Weight
+from attnlab.heads.cost import cache_shapes
+from attnlab.heads.weights import Axes
+from experiments.drawing.letters import letters
 from experiments.drawing.marks import COLOURS, FAINT, SHARED, box, drawing, word
 
 WIDTH, HEADS = 64, 4
 LEFT, COLUMN, LINE, TOP = 104, 92, 62, 24
 SCALE = 80 / WIDTH
 BAR, BETWEEN = 7, 22
+HEAD_AXES = ("num_heads", "num_kv_heads")
 
 
-def layout_drawing(layout: str) -> str:
-    """The drawing of a row of `LAYOUTS`, at D = 64 and 4 heads."""
-    spec = HeadSpec(layout, width=WIDTH, num_heads=HEADS)
-    row = LAYOUTS[layout]
-    lines = [_kept(row.cache) for axes in row.cache.values() if axes == "E"]
-    lines += [_line(name, one, row.maps[name], spec) for name, one in matrices(spec).items()]
-    heads = [
-        word(LEFT + COLUMN * (n + 0.5), 14, f"head {n + 1}", at="middle") for n in range(HEADS)
-    ]
+def layout_drawing(name: str) -> str:
+    """The drawing of a registered layout, at D = 64 and 4 heads."""
+    layout = LAYOUTS[name](width=WIDTH, num_heads=HEADS)
+    cached = cache_shapes(layout)
+    lines = [_cached_input("keys" if "v" in cached else "keys, values")] if "x" in cached else []
+    lines += [_line(weight_name, one, layout) for weight_name, one in matrices(layout).items()]
+    heads = [word(LEFT + COLUMN * (n + 0.5), 14, f"head {n}", at="middle") for n in range(HEADS)]
     marks = [
         f'<g transform="translate(0 {TOP + LINE * i})">{"".join(line)}</g>'
         for i, line in enumerate(lines)
     ]
-    title = f"{layout}: what each of {HEADS} heads reads and makes"
+    title = f"{name}: what each of {HEADS} heads reads and makes"
     return drawing(LEFT + COLUMN * HEADS, TOP + LINE * len(lines), title, heads + marks)
 
 
-def matrices(spec: HeadSpec) -> dict[str, Map]:
-    """The maps that are drawn: those that sum over something, or are drawn at random."""
-    return {name: one for name, one in spec.maps.items() if one.drawn}
+def matrices(layout: Layout) -> dict[str, Weight]:
+    """The weights that are drawn: all but norms and biases."""
+    return {n: one for n, one in layout.weights().items() if one.reads or one.constant is None}
 
 
-def _line(name: str, one: Map, text: str, spec: HeadSpec) -> list[str]:
-    """A weight: as many pictures as it has heads, each over the columns of those who use it."""
-    reads, makes = one.reads, one.makes
-    sets = next((spec.sizes[a] for a in "NK" if a in one.axes), 1)
-    apart = text.split(": ")[1].startswith("(")  # the same set, once for each head
-    pictures = HEADS if apart else sets
-    share = COLUMN * HEADS / pictures
-    own = "".join(a for a in reads if a not in "NK")
-    made = _size(spec, "".join(a for a in makes if a not in "NK"))
-    said = text.split(": ")[1].split(" if ")[0].split(" ~ ")[0].replace("->", "→")
-    marks = [word(0, 22, name, more=' font-weight="600"'), word(0, 40, said, more=' opacity=".75"')]
-    marks += [_band()] if pictures == 1 else []
-    for i in range(pictures):
-        colour = SHARED if sets == 1 else COLOURS[i]
+def _line(name: str, one: Weight, layout: Layout) -> list[str]:
+    """A weight: as many matrices as it has heads, each over the columns of those that use it."""
+    count = next((layout.size(axis) for axis in one.axes if axis in HEAD_AXES), 1)
+    drawn = HEADS if one.applied_per else count  # narrow_tied: the same one, once for each head
+    share = COLUMN * HEADS / drawn
+    made = _size(layout, one.makes)
+    text = letters(one.makes) if not one.reads else f"{letters(one.reads)} → {letters(one.makes)}"
+    if one.per or one.applied_per:
+        text = f"{letters(one.per or one.applied_per)} ({text})"
+    marks = [word(0, 22, name, more=' font-weight="600"'), word(0, 40, text, more=' opacity=".75"')]
+    marks += [_band()] if drawn == 1 else []
+    slices = "slice_width" in one.reads
+    for i in range(drawn):
+        colour = SHARED if count == 1 else COLOURS[i]
         middle = LEFT + share * (i + 0.5)
-        first, last = (i, i + 1) if own == "C" else (0, 1)
-        there = WIDTH if own == "C" else _size(spec, own) if own else 0
-        marks += _picture(middle, there, first, last, own, made, colour, name)
+        width = WIDTH if slices else _size(layout, one.reads) if one.reads else 0
+        parts = HEADS if slices else 1
+        marks += _matrix(middle, width, i if slices else 0, parts, made, colour, name)
     return marks
 
 
-def _picture(
-    middle: float, there: int, first: int, last: int, own: str, made: int, colour: str, name: str
+def _matrix(
+    middle: float, width: int, part: int, parts: int, made: int, colour: str, name: str
 ) -> list[str]:
-    """One matrix between its two bars; `own` "C" is chunk `first` of what is there."""
-    start = middle - SCALE * there / 2
-    piece = SCALE * there / (HEADS if own == "C" else 1)
-    x0, x1 = start + piece * first, start + piece * last
+    """One matrix between its two bars: it reads one of so many parts of `width` numbers."""
+    start, piece = middle - SCALE * width / 2, SCALE * width / parts
+    x0, x1 = start + piece * part, start + piece * (part + 1)
     y0, y1 = BAR + 2, BAR + 2 + BETWEEN
     z0, z1 = middle - SCALE * made / 2, middle + SCALE * made / 2
     fill = f'fill="{colour}"'
     about = f'data-weight="{name}" data-reads="{(x1 - x0) / SCALE:g}" data-makes="{made}"'
-    marks = []
-    if own:
-        marks += [
-            box(start, 2, SCALE * there, BAR, FAINT),
-            box(x0, 2, x1 - x0, BAR, f'{fill} data-from="{(x0 - start) / SCALE:g}"'),
-            f'<path d="M{x0:g} {y0} L{x1:g} {y0} L{z1:g} {y1} L{z0:g} {y1} Z" {fill} '
-            f'fill-opacity=".45" {about}/>',
-            box(z0, y1, z1 - z0, BAR, fill),
-        ]
-    else:
-        marks.append(box(z0, y1, z1 - z0, BAR, f"{fill} {about}"))
-    return marks
+    if not width:
+        return [box(z0, y1, z1 - z0, BAR, f"{fill} {about}")]
+    return [
+        box(start, 2, SCALE * width, BAR, FAINT),
+        box(x0, 2, x1 - x0, BAR, f'{fill} data-from="{(x0 - start) / SCALE:g}"'),
+        f'<path d="M{x0:g} {y0} L{x1:g} {y0} L{z1:g} {y1} L{z0:g} {y1} Z" {fill} '
+        f'fill-opacity=".45" {about}/>',
+        box(z0, y1, z1 - z0, BAR, fill),
+    ]
 
 
-def _kept(cache: dict[str, str]) -> list[str]:
-    """A row that keeps of a token the token's own vector: its keys, and values if it has no v."""
+def _cached_input(name: str) -> list[str]:
+    """A layout that caches x itself: as its keys, and as values if it has no v."""
     bar = box(LEFT + (COLUMN * HEADS - SCALE * WIDTH) / 2, 16, SCALE * WIDTH, BAR, FAINT)
-    said = word(0, 40, "x as it is", more=' opacity=".75"')
-    name = "keys" if "v" in cache else "keys, values"
-    return [word(0, 22, name, more=' font-weight="600"'), said, _band(), bar]
+    text = word(0, 40, "x as it is", more=' opacity=".75"')
+    return [word(0, 22, name, more=' font-weight="600"'), text, _band(), bar]
 
 
 def _band() -> str:
@@ -100,5 +95,5 @@ def _band() -> str:
     return box(LEFT + 6, -4, COLUMN * HEADS - 12, 2 * BAR + BETWEEN + 12, look)
 
 
-def _size(spec: HeadSpec, letters: str) -> int:
-    return math.prod(spec.sizes[letter] for letter in letters)
+def _size(layout: Layout, axes: Axes) -> int:
+    return math.prod(layout.size(axis) for axis in axes if axis not in HEAD_AXES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab import plot
+from attnlab import plotting
 from experiments.benchmarks import fastest
 from experiments.benchmarks.accelerator import (
     DESIGNS,
@@ -173,12 +173,12 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
         some.sort(key=lambda point: point[0])
         values = np.array([[r.low, r.middle, r.high] for _, r in some]).T
         steps = np.array([h for h, _ in some])
-        curves.append(plot.Curve(name, plot.style(k, k), steps, values, False))
-    figure = plot.ratios(curves, "width of a head", "time, our fastest / this")
+        curves.append(plotting.Curve(name, plotting.style(k, k), steps, values, False))
+    figure = plotting.ratio_curves(curves, "width of a head", "time, our fastest / this")
     told = f"{word}, {dtype}, {'causal' if causal else 'not causal'}, {mode}, T = {length:,}"
     name = f"{word}-{dtype}-{'causal' if causal else 'all'}-{mode.replace(' ', '-')}-{length}"
     caption = f"**{told[0].upper()}{told[1:]}.** Below 1 the fastest of ours is faster."
-    return Figure(name, plot.svg(figure, name), f"ratios of times: {told}", caption)
+    return Figure(name, plotting.to_svg(figure, name), f"ratios of times: {told}", caption)
 
 
 def choices(about: dict[str, Any], records: Sequence[Record], level: int = 1) -> Iterator[Block]:

@@ -7,17 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnlab.heads.old.layouts import LAYOUTS
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Heading, Paragraph, Table
 from experiments.reporting.pairs import Pair, judged
-from experiments.reporting.results import Panel, Run, names
+from experiments.reporting.results import LAYOUT_ORDER, Panel, Run, names
 from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import p_value, percent, signed, span
 
 Cells = dict[tuple[str, str], Run]
 """(layout, plan) -> the arm."""
-FACTORS: dict[str, Iterable[str]] = {"layout": LAYOUTS, "plan": PLANS}
+FACTORS: dict[str, Iterable[str]] = {"layout": LAYOUT_ORDER, "plan": PLANS}
 TITLE = Heading(3, "A layout whatever the plan, a plan whatever the layout")
 
 

@@ -93,7 +93,7 @@ def _settings(panel: Panel) -> Bullets:
         "data": ", ".join([source["name"], *counted(source["facts"])]),
         "task": run.result["asks"],
         "model": f"{stacks[model['kind']]} of {model['num_layers']} layers{each}, width "
-        f"{model['width']:,}, {model['num_heads']} heads, FFN {model['ffn_width']:,}, "
+        f"{model['width']:,}, {model['heads']['num_heads']} heads, FFN {model['ffn']['width']:,}, "
         f"{model['vocab_size']:,} symbols (row {run.name})",
         "training": f"{trains['steps']:,} steps of {trains['batch_size']:,} rows of "
         f"{trains['length']:,} tokens, {optimizer(trains)}; seeds a row: {len(run.seeds)}",

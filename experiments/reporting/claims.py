@@ -1,12 +1,14 @@
 """What was known beforehand beside what came: one sentence, one figure (`running/claims.py`)."""
 
+import functools
+import operator
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from attnlab import plot
+from attnlab import plotting
 from attnlab.training.metrics import read_metrics
 from experiments.reporting.document import Block, Figure, Figures, Paragraph
 from experiments.reporting.figures import styles
@@ -78,27 +80,27 @@ def _drawing(panel: Panel, name: str) -> Figure | None:
         return None
     label = told["label"] or f"held-out {panel.unit}"
     figure = DRAWINGS[told["kind"]](panel, told, label)
-    return Figure(f"{name}-claim", plot.svg(figure, f"{name}-claim"), title, told["caption"])
+    return Figure(f"{name}-claim", plotting.to_svg(figure, f"{name}-claim"), title, told["caption"])
 
 
 def _bars(panel: Panel, told: dict[str, Any], label: str) -> Any:
     """Every arm in the order of the sweep; dashed what needs no model, of any of them."""
     looks, order = styles(panel), list(panel.sweep["titles"].values())
     runs = sorted(panel.complete, key=lambda run: order.index(run.name))
-    rows = [plot.Bar(run.name, looks[run.name], run.score, run.spread) for run in runs]
+    rows = [plotting.Bar(run.name, looks[run.name], run.score, run.spread) for run in runs]
     lines = {n: v for run in runs for n, v in run.yardsticks.items()}
-    return plot.bars(rows, lines, label)
+    return plotting.bar_plot(rows, lines, label)
 
 
 def _dots(panel: Panel, told: dict[str, Any], label: str) -> Any:
     """Every arm, best on top."""
     looks = styles(panel)
     rows = [
-        plot.Bar(fill(run.name, 30), looks[run.name], run.score, run.spread)
+        plotting.Bar(fill(run.name, 30), looks[run.name], run.score, run.spread)
         for run in panel.arms
         if run.complete
     ]
-    return plot.dots(rows, label, panel.complete[0].metrics[0]["digits"])
+    return plotting.dot_plot(rows, label, panel.complete[0].metrics[0]["digits"])
 
 
 def _curves(panel: Panel, told: dict[str, Any], label: str) -> Any:
@@ -108,24 +110,25 @@ def _curves(panel: Panel, told: dict[str, Any], label: str) -> Any:
         rows = [r for r in read_metrics(run.folder / "metrics.jsonl") if told["number"] in r]
         steps = np.array([r["step"] for r in rows], int)
         values = np.array([r[told["number"]] for r in rows]).T
-        curves.append(plot.Curve(run.name, looks[run.name], steps, values, False))
-    return plot.learning_curves(curves, label)
+        curves.append(plotting.Curve(run.name, looks[run.name], steps, values, False))
+    return plotting.learning_curves(curves, label)
 
 
 def _over(panel: Panel, told: dict[str, Any], label: str) -> Any:
     """Held-out scores over a number of the config, a curve for what stands before the
     comma in their names."""
-    looks, (section, name) = styles(panel), told["field"].split(".")
+    looks, path = styles(panel), told["field"].split(".")
     series: dict[str, list[tuple[int, Run]]] = {}
     for run in panel.complete:
-        at = run.record["config"][section][name]
+        at = functools.reduce(operator.getitem, path, run.record["config"])
         series.setdefault(run.name.partition(",")[0], []).append((at, run))
     curves = []
     for word, found in series.items():
         found.sort(key=lambda pair: pair[0])
         at, values = np.array([x for x, _ in found]), np.stack([r.heldout for _, r in found], 1)
-        curves.append(plot.Curve(word, looks[found[0][1].name], at, values, False))
-    return plot.over(curves, [], name.replace("num_", "").replace("_", " "), label, told["log"])
+        curves.append(plotting.Curve(word, looks[found[0][1].name], at, values, False))
+    quantity = path[-1].replace("num_", "").replace("_", " ")
+    return plotting.metric_curves(curves, [], quantity, label, told["log"])
 
 
 DRAWINGS = {"bars": _bars, "dots": _dots, "curves": _curves, "over": _over}

@@ -2,89 +2,107 @@
 
 import math
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnlab import plot
-from attnlab.heads.old.layouts import LAYOUTS
+from attnlab import plotting
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Figure
 from experiments.reporting.findings import heading
 from experiments.reporting.pairs import compare
-from experiments.reporting.results import Panel, Run
+from experiments.reporting.results import Panel, Run, layout_number
 from experiments.reporting.statistics import CONFIDENCE
 from experiments.reporting.wording import listed, percent
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 
 def of_panel(panel: Panel, name: str) -> list[Figure]:
     """Curves, scores against two budgets, and every arm's distance from the best or the base."""
-    title, figures = heading(panel).lower(), []
-    looks = styles(panel)
-    curves = []
+    title = heading(panel).lower()
+    figures = _learning_curves(panel, name, title)
+    if not panel.complete:
+        return figures
+    if len(panel.runs) > 1:
+        figures += _against_budgets(panel, name, title)
+    figures += _beside_yardsticks(panel, name, title) + _over_what_varies(panel, name, title)
+    return figures + _distances(panel, name, title)
+
+
+def _learning_curves(panel: Panel, name: str, title: str) -> list[Figure]:
+    """The scores while training."""
+    looks, curves = styles(panel), []
     for run in panel.arms:
         steps, values = run.curve()
         if len(steps):
             label = run.name if run.complete else f"{run.name} (diverged)"
-            curves.append(plot.Curve(label, looks[run.name], steps, values, not run.complete))
-    if curves:
-        first = panel.runs[0]
-        part, rows = (
-            first.result.get("curves", "held-out"),
-            first.record["config"]["train"]["curve_windows"],
+            curves.append(plotting.Curve(label, looks[run.name], steps, values, not run.complete))
+    if not curves:
+        return []
+    first = panel.runs[0]
+    part = first.result.get("curves", "held-out")
+    rows = first.record["config"]["train"]["curve_windows"]
+    last = "the last point is the final score on all"
+    if part == "validation":
+        last = "the last point is on all; the held-out rows are scored once, at the end"
+    return [
+        drawn(
+            f"{name}-curves",
+            plotting.learning_curves(curves, f"{part} {panel.unit}"),
+            f"Learning curves {title}",
+            f"**{part.capitalize()} score while training, {title}.** Line: mean over seeds; "
+            f"band: lowest to highest seed. On {rows:,} rows; {last}. The first quarter may "
+            "begin outside the figure.",
         )
-        last = "the last point is the final score on all"
-        if part == "validation":
-            last = "the last point is on all; the held-out rows are scored once, at the end"
-        figures.append(
-            drawn(
-                f"{name}-curves",
-                plot.learning_curves(curves, f"{part} {panel.unit}"),
-                f"Learning curves {title}",
-                f"**{part.capitalize()} score while training, {title}.** Line: mean over seeds; "
-                f"band: lowest to highest seed. On {rows:,} rows; {last}. The first quarter may "
-                "begin outside the figure.",
-            )
-        )
-    arms = panel.complete
-    if not arms:
-        return figures
-    for field, label in _budgets(panel.match) if len(panel.runs) > 1 else ():
+    ]
+
+
+def _against_budgets(panel: Panel, name: str, title: str) -> list[Figure]:
+    """Scores against what arms cost."""
+    looks, figures = styles(panel), []
+    for field, label in _budgets(panel.match):
         points = [
-            plot.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
-            for run in arms
+            plotting.Point(run.name, looks[run.name], run.result[field], run.score, run.spread)
+            for run in panel.complete
         ]
         figures.append(
             drawn(
                 f"{name}-{field.replace('_', '-')}",
-                plot.loss_against(points, label, f"held-out {panel.unit}"),
+                plotting.scatter(points, label, f"held-out {panel.unit}"),
                 f"Held-out score against {label} {title}",
                 f"**Held-out score against {label}, {title}.** Mean ± standard deviation over "
                 "seeds.",
             )
         )
-    figures += _beside_yardsticks(panel, name, title) + _over_what_varies(panel, name, title)
-    one = panel.base or arms[0]
-    rows = []
+    return figures
+
+
+def _distances(panel: Panel, name: str, title: str) -> list[Figure]:
+    """Every arm's distance from the best or the base."""
+    looks, rows = styles(panel), []
+    one = panel.base or panel.complete[0]
     for pair in compare(panel):
         a, b, d = pair.a, pair.b, pair.difference
         if math.isinf(d.high):
             continue
         if b is one:  # the difference the other way round
-            rows.append(plot.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
+            rows.append(plotting.Interval(a.name, looks[a.name], -d.mean, -d.high, -d.low))
         elif a is one:
-            rows.append(plot.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
-    if rows:
-        figures.append(
-            drawn(
-                f"{name}-distance",
-                plot.intervals(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
-                f"Distance of every arm from {one.name} {title}",
-                f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
-                f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
-                "zero: cannot tell.",
-            )
+            rows.append(plotting.Interval(b.name, looks[b.name], d.mean, d.low, d.high))
+    if not rows:
+        return []
+    return [
+        drawn(
+            f"{name}-distance",
+            plotting.interval_plot(rows, fill(f"{panel.unit} worse than {one.name}", 42)),
+            f"Distance of every arm from {one.name} {title}",
+            f"**How far each arm is from {one.name}, {title}.** Mean paired difference and "
+            f"its {percent(CONFIDENCE)} interval before Holm's correction; a line that crosses "
+            "zero: cannot tell.",
         )
-    return figures
+    ]
 
 
 def _beside_yardsticks(panel: Panel, name: str, title: str) -> list[Figure]:
@@ -93,12 +111,12 @@ def _beside_yardsticks(panel: Panel, name: str, title: str) -> list[Figure]:
     found = [run.yardsticks for run in panel.complete]
     if first.sign > 0 or not found[0] or any(one != found[0] for one in found):
         return []
-    rows = [plot.Bar(r.name, looks[r.name], r.score, r.spread) for r in panel.complete]
+    rows = [plotting.Bar(r.name, looks[r.name], r.score, r.spread) for r in panel.complete]
     told = listed([f"{n} {first.shown(v)}" for n, v in found[0].items()], "and")
     return [
         drawn(
             f"{name}-yardsticks",
-            plot.bars(rows, found[0], f"held-out {panel.unit}"),
+            plotting.bar_plot(rows, found[0], f"held-out {panel.unit}"),
             f"Held-out score beside yardsticks {title}",
             f"**Held-out score beside what needs no model, {title}.** Mean ± standard deviation "
             f"over seeds; dashed: {told}.",
@@ -121,9 +139,9 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
         curves = [_curve(word, looks, runs) for word, runs in series.items()]
         most = max(series.values(), key=len)
         known = {n for run in most.values() for n in run.yardsticks}
-        ink = plot.style(0, 0)._replace(colour=plot.INK)
+        ink = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
         yardsticks = [
-            plot.Curve(
+            plotting.Curve(
                 n, ink, np.array(sorted(most)),
                 np.array([[most[x].yardsticks.get(n, np.nan) for x in sorted(most)]]), False,
             )
@@ -132,7 +150,7 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
         figures.append(
             drawn(
                 f"{name}-{field}",
-                plot.over(curves, yardsticks, field, f"held-out {panel.unit}"),
+                plotting.metric_curves(curves, yardsticks, field, f"held-out {panel.unit}"),
                 f"Held-out score over {field} {title}",
                 f"**Held-out score over {field}, {title}.** Mean over seeds, lowest to highest; "
                 "dotted: what needs no model.",
@@ -141,10 +159,10 @@ def _over_what_varies(panel: Panel, name: str, title: str) -> list[Figure]:
     return figures
 
 
-def _curve(word: str, looks: dict[str, plot.Style], runs: dict[int, Run]) -> plot.Curve:
+def _curve(word: str, looks: dict[str, plotting.Style], runs: dict[int, Run]) -> plotting.Curve:
     at = sorted(runs)
     values = np.stack([runs[x].heldout for x in at], axis=1)
-    return plot.Curve(word, looks[runs[at[0]].name], np.array(at), values, False)
+    return plotting.Curve(word, looks[runs[at[0]].name], np.array(at), values, False)
 
 
 def _budgets(match: str) -> list[tuple[str, str]]:
@@ -158,11 +176,13 @@ def _budgets(match: str) -> list[tuple[str, str]]:
     return [(name.replace(" ", "_").lower(), name) for name in names.values()]
 
 
-def drawn(name: str, figure: object, alt: str, caption: str, source: str = "") -> Figure:
-    return Figure(name, plot.svg(figure, name), alt, caption, source)
+def drawn(
+    name: str, figure: "matplotlib.figure.Figure", alt: str, caption: str, source: str = ""
+) -> Figure:
+    return Figure(name, plotting.to_svg(figure, name), alt, caption, source)
 
 
-def styles(panel: Panel) -> dict[str, plot.Style]:
+def styles(panel: Panel) -> dict[str, plotting.Style]:
     """Of each arm. With titles the first word gives the colour: the group of rows of a table."""
     titles = {run.title for run in panel.runs}
     if "" in titles:
@@ -171,14 +191,14 @@ def styles(panel: Panel) -> dict[str, plot.Style]:
     for name in (name for name in panel.paper.get("rows", sorted(titles)) if name in titles):
         groups.setdefault(name.split()[0], []).append(name)
     return {
-        name: plot.style(colour, pattern)
+        name: plotting.style(colour, pattern)
         for colour, names in enumerate(groups.values())
         for pattern, name in enumerate(names)
     }
 
 
-def style_of(run: Run) -> plot.Style:
+def style_of(run: Run) -> plotting.Style:
     """The layout gives the colour, the plan the dashes and the marker."""
     plan = run.result["plan"].partition(":")[0]
     pattern = list(PLANS).index(plan) if plan in PLANS else len(PLANS)  # written by hand
-    return plot.style(list(LAYOUTS).index(run.result["layout"]), pattern)
+    return plotting.style(layout_number(run.result["layout"]), pattern)

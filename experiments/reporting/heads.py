@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab import plot
-from attnlab.heads.old.layouts import LAYOUTS
+from attnlab import plotting
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Code, Figure, Figures, Heading, Paragraph
 from experiments.reporting.figures import drawn, style_of
-from experiments.reporting.results import Panel, Run, names
+from experiments.reporting.results import LAYOUT_ORDER, Panel, Run, names
 from experiments.running.maps import FILE, WORDS
 
 MOST_LAYERS, MOST_HEADS = 4, 8
@@ -24,12 +23,12 @@ LONGEST = 9
 TITLES = {
     "entropy": "entropy, nats",
     "distance": "distance, tokens",
-    "previous": "% on the previous token",
-    "first": "% on the first token",
-    "same": "% on the same token",
+    "previous_token": "% on the previous token",
+    "first_token": "% on the first token",
+    "duplicate_token": "% on the same token",
     "induction": "% behind the same token",
 }
-"""Of `attnlab.inspect.statistics.STATISTICS`, those that are drawn."""
+"""Of `attnlab.interpret.statistics.STATISTICS`, those that are drawn."""
 
 
 def section(panels: Sequence[Panel]) -> list[Block]:
@@ -73,7 +72,7 @@ def _one_of_each(panels: Sequence[Panel]) -> list[Run]:
     found: dict[tuple[str, str], Run] = {}
     for run in (run for panel in panels for run in panel.complete):
         found.setdefault((run.result["layout"], run.result["plan"]), run)
-    layouts, plans = names(panels, "layout", LAYOUTS), names(panels, "plan", PLANS)
+    layouts, plans = names(panels, "layout", LAYOUT_ORDER), names(panels, "plan", PLANS)
     both = [(layout, plan) for layout in layouts for plan in plans]
     return [found[each] for each in both if each in found]
 
@@ -113,13 +112,13 @@ def _map(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
             f" {len(layers)} of {probs.shape[0]} layers and {len(heads)} of {probs.shape[1]} heads."
         )
     )
-    figure = plot.attention_map(
+    figure = plotting.attention_map(
         probs[np.ix_(layers, heads)],
         _layers(layers, left),
-        [f"head {i + 1}" for i in heads],
+        [f"head {i}" for i in heads],
         style_of(run).colour,
         **sides,
-        outer=True,
+        outer_labels=True,
     )
     return drawn(
         f"map-{_file(run)}",
@@ -144,8 +143,8 @@ def _shares(left: Mapping[str, np.ndarray]) -> bool:
 
 def _layers(layers: Sequence[int], left: Mapping[str, np.ndarray]) -> list[str]:
     """What the rows of a map are called: with their set of weights where some share it."""
-    of = (lambda i: f", set {left['sets'][i] + 1}") if _shares(left) else (lambda i: "")
-    return [f"layer {i + 1}{of(i)}" for i in layers]
+    of = (lambda i: f", group {left['sets'][i]}") if _shares(left) else (lambda i: "")
+    return [f"layer {i}{of(i)}" for i in layers]
 
 
 def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
@@ -160,10 +159,10 @@ def _statistics(run: Run, left: Mapping[str, np.ndarray]) -> Figure:
         told = [f"{np.nanmean(a):.{digits}f}" for a in (values, before)]
         title = f"{TITLES[name]}\nmean {told[0]}, untrained {told[1]}"
         most = 100.0 if share else float(np.nanmax(values))
-        tables.append(plot.HeadTable(title, values, most, digits))
+        tables.append(plotting.HeadTable(title, values, most, digits))
     layers, heads = left["probs"].shape[:2]
     names = _layers(range(layers), left)
-    figure = plot.head_tables(tables, names, style_of(run).colour)
+    figure = plotting.head_tables(tables, names, style_of(run).colour)
     name = f"heads-{_file(run)}"
     return drawn(
         name,

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlab import plot
-from attnlab.heads.old.layouts import LAYOUTS
+from attnlab import plotting
 from attnlab.sharing.named_plans import PLANS
 from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph
-from experiments.reporting.results import Panel, Run, names
+from experiments.reporting.results import LAYOUT_ORDER, Panel, Run, layout_number, names
 from experiments.reporting.wording import listed
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -103,14 +102,14 @@ def _figure(panels: Sequence[Panel], folders: Sequence[Path], cost: Cost, count:
     marker = {folder: MARKERS[i % len(MARKERS)] for i, folder in enumerate(folders)}
     runs = [(run, marker[panel.folder]) for panel in panels for run in panel.complete]
     points = [
-        plot.Point(run.name, _style(run, mark), cost.of(run), run.score, run.spread)
+        plotting.Point(run.name, _style(run, mark), cost.of(run), run.score, run.spread)
         for run, mark in runs
     ]
     best = front([p.x for p in points], [run.rank for run, _ in runs])
-    ink = plot.style(0, 0)._replace(colour=plot.INK)
+    ink = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
     legend = [
         (layout, ink._replace(colour=_colour(layout)))
-        for layout in names(panels, "layout", LAYOUTS)
+        for layout in names(panels, "layout", LAYOUT_ORDER)
     ]
     called = {folder: _called(folder, folders) for folder in _folders(panels)}
     legend += [(name, ink._replace(marker=marker[folder])) for folder, name in called.items()]
@@ -118,12 +117,12 @@ def _figure(panels: Sequence[Panel], folders: Sequence[Path], cost: Cost, count:
     legend += [(f"hollow: {listed(sharing, 'or')}", ink._replace(hollow=True))] if sharing else []
     told = listed(list(called.values()), "and")
     name = f"joint-{count + 1}-{cost.name}"
-    drawn = plot.joint(
+    drawn = plotting.scatter_with_front(
         points, [points[i] for i in best], legend, cost.label, f"held-out {panels[0].unit}"
     )
     return Figure(
         name,
-        plot.svg(drawn, name),
+        plotting.to_svg(drawn, name),
         f"Held-out score against {cost.label}, {told} together",
         f"**Held-out score against {cost.label}, {told} together.**{cost.told}",
     )
@@ -142,10 +141,10 @@ def front(costs: Sequence[float], ranks: Sequence[float]) -> list[int]:
     return found
 
 
-def _style(run: Run, marker: str) -> plot.Style:
+def _style(run: Run, marker: str) -> plotting.Style:
     shares = run.result["plan"] != "separate"
-    return plot.Style(_colour(run.result["layout"]), "-", marker, shares)
+    return plotting.Style(_colour(run.result["layout"]), "-", marker, shares)
 
 
 def _colour(layout: str) -> str:
-    return plot.style(list(LAYOUTS).index(layout), 0).colour
+    return plotting.style(layout_number(layout), 0).colour

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from attnlab import plot
+from attnlab import plotting
 from experiments.reporting import scaling
 from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph, Table
 from experiments.reporting.figures import styles
@@ -262,17 +262,17 @@ def _figure(ladder: Ladder, laws: dict[tuple[str, str], scaling.Law], name: str)
         points, lines = [], []
         for arm, runs in ladder.arms.items():
             at = np.array([size(run) for run in runs])
-            points.append(plot.Curve(arm, looks[arm], at, _losses(runs).T, False))
+            points.append(plotting.Curve(arm, looks[arm], at, _losses(runs).T, False))
             along = np.geomspace(at.min(), at.max(), 50)
             line = laws[over, arm].at(along)[None]
-            lines.append(plot.Curve(arm, looks[arm], along, line, False))
+            lines.append(plotting.Curve(arm, looks[arm], along, line, False))
         measured.append(points)
         fitted.append(lines)
     unit = ladder.panels[0].unit
-    drawn = plot.ladder(measured, fitted, list(SIZES), f"held-out {unit}")
+    drawn = plotting.scaling_curves(measured, fitted, list(SIZES), f"held-out {unit}")
     return Figure(
         name,
-        plot.svg(drawn, name),
+        plotting.to_svg(drawn, name),
         f"Held-out score over size, {ladder.sizes}",
         f"**Held-out {unit} over size, {ladder.sizes}.** Mean over seeds, lowest to highest; the "
         "lines are the laws of the table. Both axes are logarithmic.",

@@ -3,64 +3,76 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.reporting.document import Block, Bullets, Code, Heading, Paragraph
-from experiments.reporting.results import Panel
+from experiments.reporting.results import Panel, Run
 from experiments.reporting.wording import counted, optimizer, percent
 from experiments.running import machine, workdir
 
 
-def making(panels: Sequence[Panel]) -> list[Block]:
-    """All that a number depends on, and how to have it again."""
-    runs = [run for panel in panels for run in panel.runs]
-    facts: dict[str, dict[str, None]] = {}
-
-    def note(name: str, text: str) -> None:
-        facts.setdefault(name, {})[text] = None
-
-    for run in runs:
-        source, config, env = (run.record[k] for k in ("source", "config", "environment"))
-        trains, model = config["train"], config["model"]
-        note(
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """(name, what it is) of all that the numbers of a run depend on."""
+    source, config, env = (run.record[k] for k in ("source", "config", "environment"))
+    trains, model = config["train"], config["model"]
+    seen = trains["steps"] * trains["batch_size"] * trains["length"]
+    there = source["facts"].get("training tokens")
+    part = f", {percent(seen / there, 1)} of the training part" if there else ""
+    many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]
+    started = run.result.get("start")
+    return [
+        (
             "Data",
             f"{', '.join([source['name'], *counted(source['facts'])])}; the last score uses "
             f"{_scored(trains)}; sha256 `{source['sha256']}`",
-        )
-        seen = trains["steps"] * trains["batch_size"] * trains["length"]
-        there = source["facts"].get("training tokens")
-        part = f", {percent(seen / there, 1)} of the training part" if there else ""
-        note(
+        ),
+        (
             "Training",
             f"{trains['steps']:,} steps of {trains['batch_size']} rows of "
             f"{trains['length']} tokens: {seen:,} tokens a seed{part}; {optimizer(trains)}, "
             f"warm-up {trains['warmup_steps']} steps",
-        )
-        if told := run.result.get("start"):
-            note("Start", told)
-        note("Seeds", ", ".join(map(str, run.seeds)))
-        note("Learning rates", f"{trains['learning_rate']:g}")
-        encoder = more = ""
-        if model["kind"] == "encoder_decoder":
-            encoder = f"{model['encoder_layers'] or model['num_layers']} and "
-            more = f"{heads} and " if (heads := model.get("encoder_heads")) else ""
-        note(
-            "Model",
-            f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
-            f"{more}{model['num_heads']} heads, {model['dtype']}, task {config['task']}",
-        )
-        layout = run.result["layout"]
-        for name, told in run.result["attention"].items():
-            where = "" if name == "self" else f" ({name})"
-            chosen, others = _backends(told["implementation"])
-            order = told["chosen"]["order"]
-            note("Attention", f"{layout} heads in the order {order}{where}, backend {chosen}")
-            for other in others:
-                note("Other backends", other)
-        many = [f"{env[name]} {name}" for name in ("cores", "threads") if name in env]
-        note("Device", ", ".join([env["device"], env["machine"], *many]))
-        versions = [f"{k} {env[k]}" for k in ("python", *machine.PACKAGES)]
-        note("Versions", ", ".join(versions))
-        note("Commit", f"`{env['commit']}`")
+        ),
+        *([("Start", started)] if started else []),
+        ("Seeds", ", ".join(map(str, run.seeds))),
+        ("Learning rates", f"{trains['learning_rate']:g}"),
+        ("Model", f"{_sizes(model)}, task {config['task']}"),
+        *_attention(run),
+        ("Device", ", ".join([env["device"], env["machine"], *many])),
+        ("Versions", ", ".join(f"{k} {env[k]}" for k in ("python", *machine.PACKAGES))),
+        ("Commit", f"`{env['commit']}`"),
+    ]
+
+
+def _sizes(model: dict[str, Any]) -> str:
+    """Kind, layers, width, heads and dtype of a model."""
+    encoder = more = ""
+    if model["kind"] == "encoder_decoder":
+        encoder = f"{model['encoder']['num_layers'] or model['num_layers']} and "
+        more = f"{heads} and " if (heads := model["encoder"]["num_heads"]) else ""
+    return (
+        f"{model['kind']}, {encoder}{model['num_layers']} layers, width {model['width']}, "
+        f"{more}{model['heads']['num_heads']} heads, {model['compute']['dtype']}"
+    )
+
+
+def _attention(run: Run) -> list[tuple[str, str]]:
+    """How attention was computed, and why not otherwise."""
+    found = []
+    for name, told in run.result["attention"].items():
+        where = "" if name == "self" else f" ({name})"
+        chosen, others = _backends(told["implementation"])
+        order, layout = told["chosen"]["order"], run.result["layout"]
+        text = f"{layout} heads in the order {order}{where}, backend {chosen}"
+        found += [("Attention", text), *(("Other backends", other) for other in others)]
+    return found
+
+
+def making(panels: Sequence[Panel]) -> list[Block]:
+    """All that a number depends on, and how to have it again."""
+    facts: dict[str, dict[str, None]] = {}
+    for run in (run for panel in panels for run in panel.runs):
+        for name, text in _facts(run):
+            facts.setdefault(name, {})[text] = None
     folders = list(dict.fromkeys(panel.folder for panel in panels))
     again = [
         shlex.join(["python", "-m", "experiments.sweep", f"--config={config}", f"--workdir={f}"])

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from attnlab import plot
+from attnlab import plotting
 from attnlab.extras import extra
 
 WIDE = 480
@@ -141,8 +141,8 @@ def _marked(table: list[Any]) -> list[Any]:
 
 def _themed(svg: str, alt: str) -> str:
     """Colours become variables, so that the page can change them for the dark; a size to fit."""
-    names = {plot.INK: "ink", plot.GRID: "grid", plot.PAPER: "paper"}
-    names |= {colour: f"c{i}" for i, colour in enumerate(plot.COLOURS)}
+    names = {plotting.FOREGROUND: "ink", plotting.GRID: "grid", plotting.BACKGROUND: "paper"}
+    names |= {colour: f"c{i}" for i, colour in enumerate(plotting.COLOURS)}
     for colour, name in names.items():
         svg = re.sub(f"(fill|stroke): {colour}", rf"\1: var(--{name})", svg)
     width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]

@@ -157,6 +157,21 @@ def _family(ps: list[float]) -> list[float]:
     return [math.nan if math.isnan(p) else next(known) for p in ps]
 
 
+SEEDS_PAIR = (
+    "Seeds pair: seed n starts from the same random key and reads the same batches in the same "
+    "order in every arm. Intervals cover what seeds do, not other data or learning rates. "
+)
+SEEDS_GREW = (
+    "Seeds were added until the pairs were decided, so the test that may be looked at after "
+    "every seed judges (Wang and Ramdas 2023); Student's t, looked at like that, finds a "
+    "difference where there is none in one experiment of six by the tenth seed."
+)
+SEEDS_FIXED = (
+    "Student's t judges: the number of seeds was fixed beforehand. The other test (Wang and Ramdas "
+    "2023) would still hold if seeds were added until it decides."
+)
+
+
 def section(panel: Panel) -> list[Block]:
     """The table of pairs and how to read it."""
     pairs = compare(panel)
@@ -195,18 +210,7 @@ def section(panel: Panel) -> list[Block]:
         [""] * len(pairs),
         words=3,
     )
-    how = (
-        "Seeds pair: seed n starts from the same random key and reads the same batches in the same "
-        "order in every arm. Intervals cover what seeds do, not other data or learning rates. "
-    )
-    how += (
-        "Seeds were added until the pairs were decided, so the test that may be looked at after "
-        "every seed judges (Wang and Ramdas 2023); Student's t, looked at like that, finds a "
-        "difference where there is none in one experiment of six by the tenth seed."
-        if grows
-        else "Student's t judges: the number of seeds was fixed beforehand. The other test (Wang "
-        "and Ramdas 2023) would still hold if seeds were added until it decides."
-    )
+    how = SEEDS_PAIR + (SEEDS_GREW if grows else SEEDS_FIXED)
     if any(math.isnan(pair.fixed.p) for pair in pairs):
         how += " One seed gives no interval."
     return [Heading(3, "Differences, pair by pair"), Paragraph(how), table]

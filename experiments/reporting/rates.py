@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab import plot
+from attnlab import plotting
 from experiments.reporting import results
 from experiments.reporting.document import Block, Figure, Figures, Heading, Paragraph, Table
 from experiments.reporting.figures import styles
@@ -253,16 +253,16 @@ def _figure(panel: Panel, found: Mapping[str, Tuned], name: str) -> Figure:
         look = looks[tuned.name]
         rates = np.array([rate for rate in sorted(tuned.tried) if math.isfinite(tuned.tried[rate])])
         scores = tuned.sign * np.array([tuned.tried[rate] for rate in rates])
-        tried.append(plot.Curve(tuned.name, look, rates, scores[None], False))
+        tried.append(plotting.Curve(tuned.name, look, rates, scores[None], False))
         if tuned.best:
             near = np.geomspace(1 / FACTOR, FACTOR, 50) ** AROUND * tuned.best.rate
             a, b, c = tuned.best.coefficients
             scores = tuned.sign * (a + b * np.log(near) + c * np.log(near) ** 2)
-            fitted.append(plot.Curve(tuned.name, look, near, scores[None], False))
-    drawn = plot.parabolas(tried, fitted, "learning rate", f"validation {panel.unit}")
+            fitted.append(plotting.Curve(tuned.name, look, near, scores[None], False))
+    drawn = plotting.fitted_curves(tried, fitted, "learning rate", f"validation {panel.unit}")
     return Figure(
         f"{name}-rates",
-        plot.svg(drawn, f"{name}-rates"),
+        plotting.to_svg(drawn, f"{name}-rates"),
         "Validation score over the learning rate",
         "**Validation score over the learning rate.** One run a point; the parabolas through the "
         "best and its neighbours.",

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.heads import LAYOUTS
+from attnlab.runs import LAST_OF_FLAT_CONFIGS
 from attnlab.training.metrics import read_metrics
 from experiments.running import arm, workdir
 
@@ -221,6 +223,7 @@ def read(folders: Sequence[Path]) -> list[Panel]:
         for p in done:
             asked = SEEDS.sub("", p.parent.name)
             told = (workdir.read_json(p), workdir.read_json(p.parent / workdir.CONFIG))
+            _check_nested(p.parent, told[1])
             runs.append(Run(p.parent, *told, titles.get(asked, ""), sizes.get(asked)))
         together: dict[tuple[str, float | None], list[Run]] = {}
         for run in _seeds_together(runs):
@@ -228,6 +231,15 @@ def read(folders: Sequence[Path]) -> list[Panel]:
         for match, size in sorted(together, key=lambda at: (at[0], at[1] or 0.0)):
             panels.append(Panel(folder, match, together[match, size], sweep, size))
     return panels
+
+
+def _check_nested(folder: Path, record: dict[str, Any]) -> None:
+    """Raises WorkdirError for a run whose model config is flat."""
+    if "heads" not in record["config"]["model"]:
+        raise workdir.WorkdirError(
+            f"{folder} is a run of attnlab before the nested model config (November 2026), which "
+            f"this version cannot report; use commit {LAST_OF_FLAT_CONFIGS}"
+        )
 
 
 def _seeds_together(runs: list[Run]) -> list[Run]:
@@ -238,6 +250,23 @@ def _seeds_together(runs: list[Run]) -> list[Run]:
         alike = repr([run.name, run.size, run.complete, run.record["config"] | {"train": trains}])
         together[alike] = together[alike].joined(run) if alike in together else run
     return list(together.values())
+
+
+LAYOUT_ORDER = tuple(
+    dict.fromkeys(
+        [
+            "standard", "wide", "narrow", "narrow_tied", "alt", "collaborative", "bilinear",
+            "absorbed", "two_stage", "low_rank_query", "tensor_product", "grouped_tied", "latent",
+            "latent_absorbed", *LAYOUTS,
+        ]
+    )
+)  # fmt: skip
+"""Layouts in the order of tables and colours."""
+
+
+def layout_number(name: str) -> int:
+    """The place of a layout in `LAYOUT_ORDER`; behind all others for one that is not known here."""
+    return LAYOUT_ORDER.index(name) if name in LAYOUT_ORDER else len(LAYOUT_ORDER)
 
 
 def names(panels: Sequence[Panel], field: str, table: Iterable[str]) -> list[str]:
@@ -286,8 +315,8 @@ def warnings(panels: Sequence[Panel]) -> list[str]:
         configs = [run.record["config"] for run in panel.runs]
         asked = panel.sweep.get("arms", {}).values()
         for section, free in _FREE.items():
-            varied = {name for name, _ in _differing([c.get(section, {}) for c in asked])}
-            for name, values in _differing([c[section] for c in configs]):
+            varied = {name for name, _ in _differing([_flat(c.get(section, {})) for c in asked])}
+            for name, values in _differing([_flat(c[section]) for c in configs]):
                 if name not in free | varied:
                     lines.append(
                         f"{panel.folder.name}: the arms differ in {section}.{name} "
@@ -330,7 +359,16 @@ def _other_data(panels: Sequence[Panel]) -> bool:
     return any(len(found) > 1 for found in seen.values())
 
 
-_FREE = {"model": {"layout", "plan"}, "train": {"learning_rate", "final_learning_rate"}}
+_FREE = {"model": {"heads.layout", "sharing"}, "train": {"learning_rate", "final_learning_rate"}}
+
+
+def _flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Path -> value of nested fields."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        inner = isinstance(value, dict)
+        found |= _flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+    return found
 
 
 def _differing(tables: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -357,7 +395,7 @@ def to_csv(panels: Sequence[Panel]) -> str:
         for i, seed in enumerate(run.seeds):
             values = r | {
                 "seed": seed,
-                "ffn_width": r["model"]["ffn_width"],
+                "ffn_width": r["model"]["ffn"]["width"],
                 "arm": run.folder.name,
                 "data_sha256": run.record["source"]["sha256"],
             }

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab.model import accounting
+from attnlab import models
 from experiments.benchmarks.peaks import PEAKS
 from experiments.reporting import averages, beside, claims, findings, ladder
 from experiments.reporting.results import Panel
@@ -28,7 +28,7 @@ def header(arms: dict[str, Arm], folder: Path, room: Room) -> str:
         trains, model = arm.train, arm.model
         tokens, flops = _tokens(arm), training_flops(arm)
         total += flops
-        parameters = f"{accounting.unique_parameters(model):,}"
+        parameters = f"{models.num_parameters(model):,}"
         counts = (str(len(trains.seeds)), f"{trains.steps:,}", f"{tokens:,}", f"{flops:.2e}")
         rows.append((name, parameters, *counts))
     each = f", {room.threads} thread{'s' * (room.threads != 1)} each" if room.threads else ""
@@ -46,7 +46,7 @@ def _tokens(arm: Arm) -> int:
 
 def training_flops(arm: Arm) -> float:
     """3 forward passes a token (one forward, two backward), of all seeds."""
-    return 3.0 * _tokens(arm) * accounting.flops_per_token(arm.model, arm.train.length)
+    return 3.0 * _tokens(arm) * models.flops_per_token(arm.model, arm.train.length)
 
 
 def estimate(arms: dict[str, Arm], rates: int = 0) -> str:

@@ -4,26 +4,26 @@ import contextlib
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import training
-from attnlab.model import accounting, alike
-from attnlab.model.config import ModelConfig
-from attnlab.model.explain import explain_model
-from attnlab.model.match import match, under_layout
-from attnlab.model.matrices import weight_axes
-from attnlab.model.splits import split_axes
-from attnlab.names import find
-from attnlab.training import shard
+from attnlab import models, training
+from attnlab.data import DATASETS, Batch, DataConfig, Dataset, DataSizes
+from attnlab.data.dataset import BatchShapes
+from attnlab.models import ModelConfig
+from attnlab.models.budget import Budget
+from attnlab.models.config import heads_per_layer
+from attnlab.models.head_similarity import smallest_change
+from attnlab.names import lookup
+from attnlab.sharing.named_plans import plan_name
+from attnlab.training import sharding
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
+from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.schedules import fork_step
-from attnlab.training.sources import SOURCES, Batch, Data, Sizes, Source
-from attnlab.training.tasks import TASKS, Task, abstract_inputs
 from experiments.running import initial, launch, machine, maps, workdir, writing
 from experiments.running.longer import go_on
 
@@ -36,7 +36,7 @@ class Arm(NamedTuple):
     task: str
     model: ModelConfig
     train: training.TrainConfig
-    data: Data
+    data: DataConfig
     match: str
     """The budget that is equal to a reference's, or ""."""
     ratio: float | None
@@ -50,30 +50,30 @@ class Arm(NamedTuple):
 
 def resolve(config: Any) -> Arm:
     """A config of `experiments/configs` -> Arm. Raises ValueError, saying what to change."""
-    task = find("task", config.task, TASKS)
+    task = lookup(OBJECTIVES, config.task, what="task")
     trains = training.TrainConfig(**{**config.train, "seeds": tuple(config.train.seeds)})
-    model, data = ModelConfig(**config.model), data_of(config.data)
-    if model.kind not in task.kinds:
-        kinds = " or ".join(map(repr, task.kinds))
+    model, data = model_of(config.model), data_of(config.data)
+    if model.kind not in task.model_kinds:
+        kinds = " or ".join(map(repr, task.model_kinds))
         raise ValueError(f"task {config.task!r} needs model.kind={kinds}, not {model.kind!r}")
     sizes = data.sizes()
-    NEEDS[task.reads](config.task, task, model, sizes)
+    NEEDS[task.output](config.task, task, model, sizes)
     _check_lengths(task.bind(sizes), data.shapes(trains.length), model)
     budget, _, ratio = config.match.budget.partition(":")
     if budget == "seconds" and not ratio:
         raise ValueError(
             "match.budget=seconds is measured by experiments.sweep, which tells every arm the "
-            "ffn_width that it found; run the arm by a sweep"
+            "ffn.width that it found; run the arm by a sweep"
         )
     if budget and not ratio:
-        reference = under_layout(model, config.match.layout, config.match.plan)
-        model = match(model, reference, budget, length=trains.length).config
+        reference = models.with_layout(model, config.match.layout, config.match.sharing)
+        model = models.match_budget(model, reference, _budget(budget), length=trains.length).config
     if config.start:
         initial.check(model, config.start, trains.seeds)
     if trains.frozen:
-        inputs = abstract_inputs(task.bind(sizes), data.shapes(trains.length))
+        inputs = input_shapes(task.bind(sizes), data.shapes(trains.length))
         made = lambda: model.build().init(jax.random.key(0), **_zeros(inputs))["params"]
-        training.frozen(trains.frozen, jax.eval_shape(made))
+        training.frozen_mask(trains.frozen, jax.eval_shape(made))
     same = initial.Same(**config.same)
     if initial.fresh(model, same) and config.start:
         raise ValueError(f"same.* is of fresh weights; leave it out, or start={config.start!r}")
@@ -90,8 +90,8 @@ def resolve(config: Any) -> Arm:
     )
 
 
-def _check_lengths(task: Task, rows: Batch, model: ModelConfig) -> None:
-    inputs = abstract_inputs(task, rows)
+def _check_lengths(task: Objective, rows: Batch | BatchShapes, model: ModelConfig) -> None:
+    inputs = input_shapes(task, rows)
     for name in (name for name in maps.TEXTS if name in inputs):
         if (length := inputs[name].shape[1]) > model.max_len:
             raise ValueError(
@@ -104,10 +104,20 @@ def _zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
 
-def data_of(fields: Any) -> Data:
-    """`config.data` -> the row of `SOURCES` with its fields."""
+def _budget(name: str) -> Budget:
+    """The name of a budget that can be counted."""
+    return lookup({budget: budget for budget in get_args(Budget)}, name, what="match.budget")
+
+
+def model_of(fields: Any) -> ModelConfig:
+    """`config.model` -> the config of the model."""
+    return models.from_dict(fields.to_dict())
+
+
+def data_of(fields: Any) -> DataConfig:
+    """`config.data` -> the row of `DATASETS` with its fields."""
     given = dict(fields)
-    row = find("source", given.pop("source"), SOURCES)
+    row = lookup(DATASETS, given.pop("source"), what="source")
     known = [field.name for field in dataclasses.fields(row)]  # type: ignore[arg-type]
     if set(given) != set(known):
         raise ValueError(
@@ -117,29 +127,29 @@ def data_of(fields: Any) -> Data:
     return row(**given)
 
 
-def _needs_logits(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> None:
-    most = sizes.vocab_size + len(task.symbols)
+def _needs_logits(name: str, task: Objective, model: ModelConfig, sizes: DataSizes) -> None:
+    most = sizes.vocab_size + len(task.special_tokens)
     if model.vocab_size < most:
         raise ValueError(
             f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
         )
-    if model.readout == "none":
+    if model.output.kind == "none":
         raise ValueError(
-            f"task {name!r} reads logits, model.readout='none' has none; give the model a "
-            "readout, or start from a folder with a language-model readout"
+            f"task {name!r} reads logits, model.output.kind='none' has none; give the model an "
+            "LM head, or start from a folder with one"
         )
 
 
-def _needs_classes(name: str, task: Task, model: ModelConfig, sizes: Sizes) -> None:
-    most = sizes.vocab_size + len(task.symbols)
+def _needs_classes(name: str, task: Objective, model: ModelConfig, sizes: DataSizes) -> None:
+    most = sizes.vocab_size + len(task.special_tokens)
     if model.vocab_size < most:
         raise ValueError(
             f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
         )
-    if model.pooled_classes != sizes.num_classes:
+    if model.output.num_classes != sizes.num_classes:
         raise ValueError(
-            f"task {name!r} needs model.pooled_classes={sizes.num_classes} (and a model.pooler), "
-            f"not {model.pooled_classes}"
+            f"task {name!r} needs model.output.num_classes={sizes.num_classes} (and a "
+            f"model.output.pooler), not {model.output.num_classes}"
         )
 
 
@@ -154,7 +164,7 @@ def run(
 
     `model_parallel` devices compute one model together, each its own heads and hidden units; with
     `cut_state` the devices of a data axis share weights and optimizer out between them
-    (`training.shard`). Neither changes more than last bits, and a run may go on under others.
+    (`training.sharding`). Neither changes more than last bits, and a run may go on under others.
 
     Raises ValueError before any work for bad input and where another process owns the folder,
     training.Stopped after a signal. A loss that is not finite ends the arm with status "diverged"
@@ -169,153 +179,222 @@ def _run(
     arm: Arm, config: Any, folder: Path, name: str, model_parallel: int, cut_state: bool
 ) -> dict[str, Any]:
     """`run` in a folder that is ours."""
-    sizes = {"batch_size": arm.train.batch_size, "eval_batch_size": arm.train.eval_batch_size}
-    if arm.train.accumulate > 1:
-        sizes["batch_size / accumulate"] = arm.train.batch_size // arm.train.accumulate
-    mesh = shard.data_mesh(model_parallel=model_parallel, **sizes)
+    mesh = _mesh(arm.train, model_parallel)
     source = arm.data.load(arm.train.length, folder)
-    task = TASKS[arm.task].bind(source.sizes)
+    task = OBJECTIVES[arm.task].bind(source.sizes)
     # Rows that are scored may be longer than those that are learnt from.
     for rows in filter(None, (source.heldout, source.validation)):
         _check_lengths(task, rows(1), arm.model)
-    record = {
-        "config": config.to_dict(),
-        "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
-        "environment": machine.environment(),
-    }
-    if arm.start:
-        stored = initial.start(arm.start, arm.train.seeds)
-        record["start"] = stored.record
-    size = accounting.unique_parameters(arm.model) * len(arm.train.seeds)
-    # Parameters and two moments in float32, for three checkpoints and the one being written.
-    changed, longer = [], ""
-    if jax.process_index() == 0:
-        longer = go_on(folder, record, arm.train)
-        changed = workdir.claim(folder, record, room=12 * 4 * size + (64 << 20))
-        for file, content in source.files.items():
-            workdir.write_bytes(folder / file, content)
-    shard.wait_for_all("workdir")
+    stored = initial.start(arm.start, arm.train.seeds) if arm.start else None
+    said = _claim(arm, config, folder, source, stored)
+    sharding.wait_for_all("workdir")
     done = folder / workdir.RESULT
     if done.exists():
         return workdir.read_json(done)
+    writes = jax.process_index() == 0
     with (
         Recorder(
-            folder,
-            arm.train.seeds,
-            name=name,
-            about=_about(config),
-            writes=jax.process_index() == 0,
+            folder, arm.train.seeds, name=name, about=_about(config), writes=writes
         ) as recorder,
         Checkpoints(
             folder / "checkpoints", also=fork_step(arm.train), say=recorder.say
         ) as checkpoints,
     ):
-        if longer:
-            recorder.say(longer)
-        for line in changed:
-            recorder.say(f"since this run began, {line}: its numbers may differ in the last bits")
-        model = arm.model.build()
+        for line in said:
+            recorder.say(line)
         shapes = step_inputs(task, source.shapes(), arm.train)
-        result = {
-            "name": name,
-            "asks": task.asks,
-            "metrics": [metric.describe() for metric in task.metrics],
-            "layout": arm.model.layout,
-            "plan": arm.model.plan,
-            "match": arm.match,
-            **({"seconds_of_reference": arm.ratio} if arm.ratio else {}),
-            "model": training.describe_model(model),
-            "seeds": list(arm.train.seeds),
-            "steps": arm.train.steps,
-            "length": arm.train.length,
-            "learning_rate": arm.train.learning_rate,
-            "unique_parameters": accounting.unique_parameters(arm.model),
-            "applied_parameters": accounting.applied_parameters(arm.model),
-            "uses": accounting.parameters_by_uses(arm.model),
-            "cache_bytes_per_token": accounting.model_cache_bytes(arm.model),
-            "flops_per_token": accounting.flops_per_token(arm.model, arm.train.length),
-            "yardsticks": source.yardsticks(),
-            "curves": "held-out" if source.validation is None else "validation",
-            "attention": explain_model(arm.model, shapes, training=True),
-        }
+        result = _described(arm, name, task, source, shapes)
         params: Any = initial.fresh(arm.model, arm.same)
-        if arm.start:
-            inputs = task.prepare(source.heldout(1), jax.random.key(0)).inputs
-            params, told = initial.begin(stored, arm.model, inputs["tokens"])
-            if stored.record.get("source", source.digest) != source.digest:
-                told += "; it was trained on other data"
-            recorder.say(f"starting from {told}")
-            result["start"] = told
+        if stored is not None:
+            params, result["start"] = _started(arm, stored, task, source)
+            recorder.say(f"starting from {result['start']}")
         try:
-            fitted = training.fit(
-                model,
-                task,
-                training.make_optimizer(arm.train, weight_axes(arm.model)),
-                arm.train,
-                source,
-                mesh=mesh,
-                recorder=recorder,
-                checkpoints=checkpoints,
-                params=params,
-                cut=shard.Cut(split_axes(arm.model), cut_state),
-                watch=functools.partial(_watch, arm.model) if arm.watch else None,
-            )
+            fitted = _fit(arm, task, source, params, recorder, checkpoints, mesh, cut_state)
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
         else:
-            result |= {
-                "status": COMPLETE,
-                **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
-                **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
-                **{f"weights_{name}": v.tolist() for name, v in fitted.watched.items()},
-                "tokens_per_second": fitted.tokens_per_second,
-                "wall_seconds": fitted.wall_seconds,
-            }
-            seen, sample = _looked_at(arm, model, task, source, fitted, shapes, params)
+            result |= _scores(fitted)
+            seen, sample = _looked_at(arm, task, source, fitted, shapes, params)
             result |= {"sample": sample} if sample else {}
-            if seen and jax.process_index() == 0:
+            if seen and writes:
                 np.savez_compressed(folder / maps.FILE, **seen)
                 recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
-        if jax.process_index() == 0:
+        if writes:
             workdir.write_json(done, result)
-        shard.wait_for_all("result")
+        sharding.wait_for_all("result")
         return result
 
 
+def _fit(
+    arm: Arm,
+    task: Objective,
+    source: Dataset,
+    params: Any,
+    recorder: Recorder,
+    checkpoints: Checkpoints,
+    mesh: Any,
+    cut_state: bool,
+) -> training.FitResult:
+    """The training; `params` as `training.fit` takes them."""
+    options = training.FitOptions(
+        mesh=mesh,
+        sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+        params=params,
+        measure=functools.partial(_watch, arm.model) if arm.watch else None,
+    )
+    return training.fit(
+        arm.model.build(),
+        task,
+        training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
+        arm.train,
+        source,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        options=options,
+    )
+
+
+def _mesh(trains: training.TrainConfig, model_parallel: int) -> Any:
+    """The devices of a run; ValueError where its batches do not divide."""
+    sizes = {"batch_size": trains.batch_size, "eval_batch_size": trains.eval_batch_size}
+    if trains.accumulate > 1:
+        sizes["batch_size / accumulate"] = trains.batch_size // trains.accumulate
+    return sharding.data_mesh(model_parallel=model_parallel, **sizes)
+
+
+def _claim(
+    arm: Arm, config: Any, folder: Path, source: Dataset, stored: initial.Start | None
+) -> list[str]:
+    """Makes the folder this run's. Returns what to say: that it goes on for more steps, and what
+    differs in the environment since it began."""
+    record = {
+        "config": config.to_dict(),
+        "source": {"name": source.name, "sha256": source.digest, "facts": source.facts},
+        "environment": machine.environment(),
+    }
+    if stored is not None:
+        record["start"] = stored.record
+    if jax.process_index() != 0:
+        return []
+    longer = go_on(folder, record, arm.train)
+    # Parameters and two moments in float32, for three checkpoints and the one being written.
+    size = models.num_parameters(arm.model) * len(arm.train.seeds)
+    changed = workdir.claim(folder, record, room=12 * 4 * size + (64 << 20))
+    for file, content in source.files.items():
+        workdir.write_bytes(folder / file, content)
+    warnings = [
+        f"since this run began, {line}: its numbers may differ in the last bits" for line in changed
+    ]
+    return [longer, *warnings] if longer else warnings
+
+
+def _described(
+    arm: Arm, name: str, task: Objective, source: Dataset, shapes: dict[str, Any]
+) -> dict[str, Any]:
+    """What result.json holds before any training."""
+    model, trains = arm.model, arm.train
+    return {
+        "name": name,
+        "asks": task.description,
+        "metrics": [metric.describe() for metric in task.metrics],
+        "layout": model.heads.name,
+        "plan": model.sharing if isinstance(model.sharing, str) else plan_name(model.sharing),
+        "match": arm.match,
+        **({"seconds_of_reference": arm.ratio} if arm.ratio else {}),
+        "model": training.describe_model(model.build()),
+        "seeds": list(trains.seeds),
+        "steps": trains.steps,
+        "length": trains.length,
+        "learning_rate": trains.learning_rate,
+        "unique_parameters": models.num_parameters(model),
+        "applied_parameters": models.applied_parameters(model),
+        "uses": models.parameters_by_uses(model),
+        "cache_bytes_per_token": models.cache_bytes_per_token(model),
+        "flops_per_token": models.flops_per_token(model, trains.length),
+        "yardsticks": source.baselines(),
+        "curves": "held-out" if source.validation is None else "validation",
+        "attention": attention_reports(model, shapes, training=True),
+    }
+
+
+def attention_reports(
+    model: ModelConfig, inputs: dict[str, Any], *, training: bool
+) -> dict[str, Any]:
+    """`explain_model` by attention: "self", "cross" and "encoder"; with layer types one each, by
+    their names."""
+    found: dict[str, Any] = {}
+    for stack, reports in models.explain_model(model, inputs, training=training).items():
+        name = {"layers": "self", "encoder_layers": "encoder"}.get(stack, stack)
+        found |= {name: reports["self"]} if "self" in reports else {}
+        found |= {"cross": reports["cross"]} if "cross" in reports else {}
+    return found
+
+
+def _started(
+    arm: Arm, stored: initial.Start, task: Objective, source: Dataset
+) -> tuple[list[Any], str]:
+    """The weights of each seed, and in words where they come from."""
+    rows = jax.tree.map(jnp.asarray, source.heldout(1))
+    inputs = task.prepare(rows, jax.random.key(0)).inputs
+    params, told = initial.begin(stored, arm.model, inputs["tokens"])
+    if stored.record.get("source", source.digest) != source.digest:
+        told += "; it was trained on other data"
+    return params, told
+
+
+def _scores(fitted: training.FitResult) -> dict[str, Any]:
+    """What result.json holds of a training that came to its end."""
+    return {
+        "status": COMPLETE,
+        **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
+        **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
+        **{f"weights_{name}": v.tolist() for name, v in fitted.measured.items()},
+        "tokens_per_second": fitted.tokens_per_second,
+        "wall_seconds": fitted.wall_seconds,
+    }
+
+
 def _looked_at(
-    arm: Arm, model: Any, task: Task, source: Source, fitted: Any, shapes: Any, params: Any
+    arm: Arm, task: Objective, source: Dataset, fitted: Any, shapes: Any, params: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Maps and statistics of the heads, and a text that the model writes, of the first seed;
     nothing where there are none. `params` are what `fit` began with."""
-    tokens, heads = shapes["tokens"], {c.num_heads for c in arm.model.stacks.values()}
+    tokens = shapes["tokens"]
     if tokens.ndim != 2:  # features
         return {}, {}
     seed, rows = arm.train.seeds[0], maps.shown_rows(task, source)
 
     def begun(inputs: dict[str, Any]) -> Any:
-        return initial.begun(model, params, seed, inputs)
+        return initial.begun(arm.model.build(), params, seed, inputs)
 
     seen, told = {}, {}
-    # No map of layers that differ in their number of heads, nor of two such stacks.
-    of_one_number = len(heads) == 1 and arm.model.encoder_heads is None
-    if tokens.shape[1] <= maps.LONGEST and of_one_number:
+    if tokens.shape[1] <= maps.LONGEST and _of_one_number(arm.model):
         seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
     if arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
-        last = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
+        last = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
         told = writing.sample(arm.model, last, source, rows[0], seed)
     return seen, told
 
 
+def _of_one_number(model: ModelConfig) -> bool:
+    """Have all layers equally many heads? There is no map of others."""
+    try:
+        heads_per_layer(model)
+    except ValueError:
+        return False
+    return True
+
+
 def _watch(model: ModelConfig, begun: Any, params: Any) -> dict[str, jax.Array]:
-    apart, moved = alike.heads_apart(model, params), alike.least_moved(begun, params)
-    return {"heads_apart": apart, "least_moved": moved}
+    moved = smallest_change(begun, params)
+    return {"heads_apart": models.head_distance(model, params), "least_moved": moved}
 
 
-def step_inputs(task: Task, row: Any, trains: training.TrainConfig) -> dict[str, Any]:
+def step_inputs(task: Objective, row: Any, trains: training.TrainConfig) -> dict[str, Any]:
     """Shapes of what the model is called on in a training step; `row` are those of one row."""
     count = trains.batch_size // trains.accumulate
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), row)
-    return abstract_inputs(task, batch)
+    return input_shapes(task, batch)
 
 
 def _about(config: Any) -> str:

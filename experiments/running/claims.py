@@ -37,7 +37,7 @@ class Drawing(NamedTuple):
     label: str = ""
     """Of its axis; empty: the unit of the main metric."""
     field: str = ""
-    """Of "over": which of the config ("model.num_heads"); a curve for what stands before the
+    """Of "over": which of the config ("model.width"); a curve for what stands before the
     comma in the names of arms."""
     log: bool = False
     """Is the axis of values logarithmic?"""

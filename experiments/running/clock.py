@@ -1,7 +1,7 @@
 """Arms that take equal seconds a step: measured on this machine, before the first arm, and kept.
 
 `match.budget=seconds` cannot be counted. A sweep has the step of every arm timed beside that of
-its reference (`match.layout` and `match.plan`), in a process of its own as an arm is, solves
+its reference (`match.layout` and `match.sharing`), in a process of its own as an arm is, solves
 ffn_width for equal seconds and writes what it saw to calibration.json in its folder. The arms are
 told their ffn_width and, as `seconds:1.01`, how many of the reference's seconds their step takes;
 whoever goes on, on whatever machine, reads the file and measures nothing.
@@ -23,13 +23,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from attnlab import training
-from attnlab.model.config import ModelConfig
-from attnlab.model.match import match, under_layout
-from attnlab.model.matrices import weight_axes
-from attnlab.training import shard
-from attnlab.training.fit import host_batch, step_all
+from attnlab.models import ModelConfig, match_budget, matrix_axes, with_layout
+from attnlab.training import sharding
+from attnlab.training.fit import TrainStep, host_batch
+from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import init_state
-from attnlab.training.tasks import TASKS
 from experiments.running import arm, jobs, launch, machine, workdir
 
 SECONDS = "seconds"
@@ -96,7 +94,7 @@ def changes(
 
 def _fields(found: dict[str, Any]) -> dict[str, Any]:
     budget = f"{SECONDS}:{found['ratio']:.3f}"
-    return {"model.ffn_width": found["ffn_width"], "match.budget": budget}
+    return {"model.ffn.width": found["ffn_width"], "match.budget": budget}
 
 
 def _elsewhere(asked: dict[str, Any]) -> dict[str, Any]:
@@ -124,15 +122,19 @@ def main() -> None:
 def calibrate(name: str, config: Any) -> dict[str, Any]:
     """The nearest that was found for one arm, measured once more, and all that was tried."""
     made = arm.resolve(_without_match(config))
-    reference = under_layout(made.model, config.match.layout, config.match.plan)
+    reference = with_layout(made.model, config.match.layout, config.match.sharing)
     source = made.data.load(made.train.length)
     timed = step(made._replace(model=reference), source)
-    of = lambda width: dataclasses.replace(made.model, ffn_width=width)
-    compare = lambda width: ratio(width, step(made._replace(model=of(width)), source), timed)
+
+    def compare(width: int) -> Ratio:
+        ffn = dataclasses.replace(made.model.ffn, width=width)
+        resized = dataclasses.replace(made.model, ffn=ffn)
+        return ratio(width, step(made._replace(model=resized), source), timed)
+
     tried = solve(name, compare, _first(made.model, reference, made.train.length))
     best = compare(min(tried, key=_off).ffn_width)  # again: what was chosen looks better than it is
     text = f"{name}: ffn_width {best.ffn_width:,}, {best.ratio:.3f} times the seconds of a step of"
-    text += f" {reference.layout}, {reference.plan} ({len(tried)} tried)"
+    text += f" {reference.heads.name}, {reference.sharing} ({len(tried)} tried)"
     print(text, file=sys.stderr, flush=True)
     return best._asdict() | {"tried": [one._asdict() for one in tried]}
 
@@ -190,9 +192,9 @@ def _off(one: Ratio) -> float:
 def _first(model: ModelConfig, reference: ModelConfig, length: int) -> int:
     """Equal FLOPs where there are such, or the width that is there."""
     try:
-        return match(model, reference, "flops", length=length).config.ffn_width
+        return match_budget(model, reference, "flops", length=length).config.ffn.width
     except ValueError:
-        return model.ffn_width
+        return model.ffn.width
 
 
 def _without_match(config: Any) -> Any:
@@ -209,23 +211,22 @@ def step(made: arm.Arm, source: Any) -> Callable[[], float]:
     trains = made.train
     if jax.default_backend() == "cpu":
         trains = dataclasses.replace(trains, seeds=trains.seeds[:1])
-    mesh = shard.data_mesh(batch_size=trains.batch_size)
-    task, model = TASKS[made.task].bind(source.sizes), made.model.build()
-    transform = training.make_optimizer(trains, weight_axes(made.model)).transform
-    seeds = shard.replicate(mesh, np.array(trains.seeds, np.uint32))
-    start = lambda seed: init_state(model, task, transform, source.shapes(), seed)
-    state = shard.replicate(mesh, jax.jit(jax.vmap(start))(seeds))
-    resident, batch = shard.replicate(mesh, source.resident), host_batch(source, trains, mesh, 1)
-
-    def one(state: Any, batch: Any, seeds: Any, resident: Any) -> Any:
-        return step_all(model, task, transform, trains, source, mesh, state, batch, seeds, resident)
-
-    compiled = jax.jit(one, donate_argnums=0).lower(state, batch, seeds, resident).compile()
+    mesh = sharding.data_mesh(batch_size=trains.batch_size)
+    task, model = OBJECTIVES[made.task].bind(source.sizes), made.model.build()
+    optimizer = training.make_optimizer(trains, matrix_axes(made.model))
+    seeds = sharding.replicate(mesh, np.array(trains.seeds, np.uint32))
+    start = lambda seed: init_state(model, task, optimizer.transform, source.shapes(), seed)
+    state = sharding.replicate(mesh, jax.jit(jax.vmap(start))(seeds))
+    arrays = sharding.replicate(mesh, source.device_arrays)
+    batch = host_batch(source, trains, mesh, 1)
+    step_of_seeds = TrainStep(model, task, optimizer, trains, source, mesh)
+    jitted = jax.jit(step_of_seeds, donate_argnums=0)
+    compiled = jitted.lower(state, batch, seeds, arrays).compile()
 
     def run() -> float:
         nonlocal state
         began = time.perf_counter()
-        state = jax.block_until_ready(compiled(state, batch, seeds, resident))
+        state = jax.block_until_ready(compiled(state, batch, seeds, arrays))
         return time.perf_counter() - began
 
     run()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,18 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import pretrained, runs, transforms
-from attnlab.model.alike import same_heads
-from attnlab.model.config import ModelConfig
-from attnlab.sharing.named_plans import plan_name
+from attnlab import models, pretrained, runs, transforms
+from attnlab.models import ModelConfig
+from attnlab.models.config import sharing_name
 from attnlab.training.checkpoint import digest
 
 
 class Same(NamedTuple):
     """How the heads of fresh weights start: `config.same`."""
 
-    maps: str = ""
-    """Letters of the maps in which all heads are the first; "" leaves them apart."""
+    values: str = ""
+    """Values that are those of the first head in all heads, with commas between: "outputs" makes
+    heads equal, "probs" their scores; "" leaves them apart."""
     noise: float = 0.0
     """What tells them apart nevertheless, of the size of the weights."""
     first_of: int = 0
@@ -35,15 +36,9 @@ def fresh(model: ModelConfig, same: Same) -> Callable | None:
     """
     if same == Same():
         return None
-    if same.noise < 0 or (same.noise and not same.maps):
-        raise ValueError(f"same.noise {same.noise} must be 0 or more, and needs same.maps")
-    if same.first_of and same.first_of <= model.num_heads:
-        raise ValueError(
-            f"same.first_of {same.first_of} must be more than model.num_heads {model.num_heads}"
-        )
-    size = model.heads.sizes
-    sizes: dict[str, Any] = {"head_dim": size["H"], "value_dim": size["V"]}
-    many = dataclasses.replace(model, num_heads=same.first_of, **sizes) if same.first_of else model
+    if same.noise < 0 or (same.noise and not same.values):
+        raise ValueError(f"same.noise {same.noise} must be 0 or more, and needs same.values")
+    many = with_more_heads(model, same.first_of) if same.first_of else model
 
     def make(key: jax.Array, inputs: dict[str, Any]) -> Any:
         params = many.build().init(key, **inputs)["params"]
@@ -51,15 +46,30 @@ def fresh(model: ModelConfig, same: Same) -> Callable | None:
             shapes = jax.eval_shape(model.build().init, key, **inputs)["params"]
             cut = lambda a, like: a[tuple(map(slice, like.shape))]
             params = jax.tree.map(cut, params, shapes)
-        if same.maps:
+        if same.values:
             key = jax.random.fold_in(key, NOISE)
-            params = same_heads(model, params, same.maps, noise=same.noise, key=key)
+            names = same.values.split(",")
+            params = models.identical_heads(model, params, names, noise=same.noise, key=key)
         return params
 
     texts = ("source", "tokens") if model.kind == "encoder_decoder" else ("tokens",)
     one = dict.fromkeys(texts, jnp.zeros((1, 1), int))
     jax.eval_shape(lambda key: make(key, one), jax.random.key(0))
     return make
+
+
+def with_more_heads(model: ModelConfig, count: int) -> ModelConfig:
+    """`model` with `count` heads as wide as its own."""
+    if count <= model.heads.num_heads:
+        raise ValueError(
+            f"same.first_of {count} must be more than model.heads.num_heads {model.heads.num_heads}"
+        )
+    known = {field.name for field in dataclasses.fields(model.heads)}
+    widths: dict[str, Any] = {
+        name: model.layout.size(name) for name in known & {"head_dim", "value_dim"}
+    }
+    heads = dataclasses.replace(model.heads, num_heads=count, **widths)
+    return dataclasses.replace(model, heads=heads)
 
 
 def begun(model: Any, params: Any, seed: int, inputs: dict[str, Any]) -> Any:
@@ -95,19 +105,10 @@ class Start(NamedTuple):
 
 
 # What a run may choose: how weights are shared, computed with and dropped, not what is computed.
-MAY_DIFFER = {
-    "plan",
-    "share_encoder",
-    "delta_rank",
-    "dtype",
-    "remat",
-    "order",
-    "implementation",
-    "init_std",
-    "init_residual",
-}
-MAY_DIFFER |= {"dropout_rate", "embedding_dropout_rate", "attention_dropout_rate"}
-MAY_DIFFER |= {"ffn_dropout_rate", "dropout_places"}
+MAY_DIFFER = (
+    "sharing", "encoder.shares_decoder", "delta_rank", "compute", "attention.order",
+    "attention.implementation", "init", "dropout",
+)  # fmt: skip
 
 
 def check(model: ModelConfig, folder: str, seeds: Sequence[int]) -> None:
@@ -125,16 +126,34 @@ def check(model: ModelConfig, folder: str, seeds: Sequence[int]) -> None:
             )
     else:
         stored = pretrained.load_config(folder)
-    wrong = []
-    for field in dataclasses.fields(stored):
-        ours, theirs = getattr(model, field.name), getattr(stored, field.name)
-        if field.name not in MAY_DIFFER and ours != theirs:
-            wrong.append(f"model.{field.name}={ours!r} (there {theirs!r})")
+    ours, theirs = (_flat_fields(config) for config in (model, stored))
+    wrong = [
+        f"model.{path}={ours.get(path)!r} (there {theirs.get(path)!r})"
+        for path in sorted(ours.keys() | theirs.keys())
+        if ours.get(path) != theirs.get(path)
+    ]
     if wrong:
         raise ValueError(
             f"the weights of {folder} make another model than {', '.join(wrong)}; leave these "
             "fields as the folder has them, or start=''"
         )
+
+
+def _flat_fields(config: ModelConfig) -> dict[str, Any]:
+    """Path -> value of every field that makes other weights or computes otherwise."""
+    found: dict[str, Any] = {}
+
+    def visit(value: Any, path: str) -> None:
+        if path.startswith(MAY_DIFFER):
+            return
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                visit(inner, f"{path}.{name}" if path else name)
+        else:
+            found[path] = value
+
+    visit(json.loads(models.to_json(config))["model"], "")
+    return found
 
 
 def load(folder: str) -> Weights:
@@ -191,20 +210,23 @@ def under_plan(stored: Weights, model: ModelConfig, tokens: Any) -> tuple[Any, s
     """
     config, params = stored.config, stored.params
     changes = []
-    if config.share_encoder and not model.share_encoder:
+    shared, wanted = (c.encoder is not None and c.encoder.shares_decoder for c in (config, model))
+    if shared and not wanted:
         config, params = transforms.untie_encoder(config, params)
         changes.append("encoder and decoder part")
     ranked = dataclasses.replace(config, delta_rank=model.delta_rank)
-    if model.layer_plan != config.layer_plan or ("delta" in model.layer_plan and ranked != config):
-        changes.append(f"plan {plan_name(config.plan)} -> {plan_name(model.plan)}")
+    if model.plan != config.plan or ("delta" in model.plan and ranked != config):
+        changes.append(f"plan {sharing_name(config)} -> {sharing_name(model)}")
         # A name is the plan of both stacks; an encoder that has a plan of its own keeps it.
-        plan = model.plan if config.encoder_plan is None else model.layer_plan
-        config, params = transforms.change_plan(ranked, params, plan)
-    if model.share_encoder and not config.share_encoder:
+        own = config.encoder is not None and config.encoder.sharing is not None
+        config, params = transforms.change_plan(
+            ranked, params, model.plan if own else model.sharing
+        )
+    if wanted and not (config.encoder is not None and config.encoder.shares_decoder):
         config, params = transforms.tie_encoder(config, params)
         changes.append("encoder and decoder become one")
     if not changes:
-        return params, f"its plan, {plan_name(config.plan)}, is kept"
+        return params, f"its plan, {sharing_name(config)}, is kept"
     before, after = (stored.config, stored.params), (config, params)
     difference = transforms.output_difference(before, after, np.asarray(tokens))
     return params, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,41 +89,23 @@ def run(
     ends, then this raises training.Stopped.
     """
     ends: dict[str, str] = {}
-    left, put_off = collections.deque(configs), dict[str, float]()
     number = {name: f"arm {i}/{len(configs)}" for i, name in enumerate(configs, 1)}
     began = time.monotonic()
     complete = {name for name in configs if (folder / name / workdir.RESULT).exists()}
     running: dict[int, _Job] = {}
     with Display(configs, folder) as display, _signals() as signals:
-
-        def free() -> str | None:
-            """The next arm that nobody runs."""
-            for name in list(left):
-                if time.monotonic() < put_off.get(name, 0):
-                    continue
-                who = lock.holder(folder / name)
-                if not who:
-                    left.remove(name)
-                    return name
-                if name not in put_off or not waits:
-                    display.say(name, f"in use by {who}: {'put off' if waits else 'left to it'}")
-                if not waits:
-                    left.remove(name)
-                    ends[name] = LEFT
-                put_off[name] = time.monotonic() + LOOK
-            return None
-
+        queue = _Queue(configs, folder, waits, display.say)
         stopped = False
         try:
-            while left or running:
+            while queue.left or running:
                 if signals:
                     signals.clear()
                     stopped = True
-                    left.clear()
+                    queue.left.clear()
                     for job in running.values():
                         job.stop()
                 for slot in sorted(set(range(room.jobs)) - running.keys()):
-                    if name := free():
+                    if name := queue.next(ends):
                         if name not in complete:
                             display.say(name, f"{number[name]} begins")
                         running[slot] = _Job(name, configs[name], folder, room, slot, display.say)
@@ -132,7 +114,7 @@ def run(
                         continue
                     del running[slot]
                     if code == launch.AGAIN and not stopped and lock.holder(folder / job.name):
-                        left.append(job.name)
+                        queue.left.append(job.name)
                         continue
                     ends[job.name] = end = job.end(code)
                     if job.name not in complete:
@@ -153,6 +135,35 @@ def run(
             "last checkpoint with the same command"
         )
     return ends
+
+
+class _Queue:
+    """Arms that wait to begin."""
+
+    def __init__(
+        self, names: Iterable[str], folder: Path, waits: bool, say: Callable[[str, str], None]
+    ):
+        self.left = collections.deque(names)
+        self._folder, self._waits, self._say = folder, waits, say
+        self._put_off: dict[str, float] = {}
+
+    def next(self, ends: dict[str, str]) -> str | None:
+        """The next arm that nobody runs. Without `waits` one that another process runs ends here,
+        in `ends`."""
+        for name in list(self.left):
+            if time.monotonic() < self._put_off.get(name, 0):
+                continue
+            who = lock.holder(self._folder / name)
+            if not who:
+                self.left.remove(name)
+                return name
+            if name not in self._put_off or not self._waits:
+                self._say(name, f"in use by {who}: {'put off' if self._waits else 'left to it'}")
+            if not self._waits:
+                self.left.remove(name)
+                ends[name] = LEFT
+            self._put_off[name] = time.monotonic() + LOOK
+        return None
 
 
 class _Job:

@@ -1,20 +1,20 @@
 """The rungs of a ladder: one arm at several sizes, so that what holds at one is seen at others."""
 
-import re
+import functools
+import operator
 from typing import Any
 
 WIDTHS = (
     "width",
-    "ffn_width",
-    "embedding_width",
-    "head_dim",
-    "value_dim",
-    "shared_dim",
-    "latent_dim",
-    "query_latent_dim",
-    "rotary_dim",
+    "ffn.width",
+    "embedding.width",
+    "heads.head_dim",
+    "heads.value_dim",
+    "heads.latent_dim",
+    "heads.query_latent_dim",
+    "heads.rotary_dim",
 )
-DEPTHS = ("num_layers", "encoder_layers")
+DEPTHS = ("num_layers", "encoder.num_layers")
 FIELDS = {"width": WIDTHS, "depth": DEPTHS}
 """What a ladder climbs by -> the fields of `config.model` that are multiplied by a size."""
 
@@ -51,20 +51,20 @@ def scaled(model: Any, by: str, size: float) -> dict[str, Any]:
     every depth. Raises ValueError where a field would be no whole number, and where layers of
     several kinds have widths of their own.
     """
-    own = [name for name in FIELDS[by] if re.search(rf"\b{name}=", str(model.kinds or ""))]
+    own = [name for name in FIELDS[by] if any(_has(given, name) for _, given in model.layer_types)]
     if own:
         raise ValueError(
-            f"--ladder: model.kinds={model.kinds!r} has {own[0]} of its own, which would stay as "
-            "it is; leave it out there, or use --ladder_by=depth"
+            f"--ladder: model.layer_types={model.layer_types!r} have {own[0]} of their own, which "
+            "would stay as it is; leave it out there, or use --ladder_by=depth"
         )
-    if by == "width" and model.attention_scale:
+    if by == "width" and model.heads.scale:
         raise ValueError(
-            f"--ladder: model.attention_scale={model.attention_scale} would stay as it is while "
-            "heads grow wider; leave it out, or use --ladder_by=depth"
+            f"--ladder: model.heads.scale={model.heads.scale} would stay as it is while heads grow "
+            "wider; leave it out, or use --ladder_by=depth"
         )
     changes: dict[str, Any] = {}
     for name in FIELDS[by]:
-        value = model[name]
+        value = _of(model, name)
         if value is None:
             continue
         if not (value * size).is_integer():
@@ -73,6 +73,19 @@ def scaled(model: Any, by: str, size: float) -> dict[str, Any]:
                 "other sizes"
             )
         changes[f"model.{name}"] = int(value * size)
-    if by == "width" and model.embedding_scale == model.width**0.5:
-        changes["model.embedding_scale"] = float(changes["model.width"] ** 0.5)
+    if by == "width" and model.embedding.scale == model.width**0.5:
+        changes["model.embedding.scale"] = float(changes["model.width"] ** 0.5)
     return changes
+
+
+def _of(fields: Any, path: str) -> Any:
+    """The value at a path of nested fields."""
+    return functools.reduce(operator.getitem, path.split("."), fields)
+
+
+def _has(overrides: Any, path: str) -> bool:
+    """Does a layer type set this field?"""
+    try:
+        return _of(overrides, path) is not None
+    except KeyError:
+        return False

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attnlab.inspect.statistics import head_statistics
-from attnlab.model.config import ModelConfig
-from attnlab.training import shard
-from attnlab.training.sources import Source
-from attnlab.training.tasks import Task, written
-from attnlab.training.tasks.task import Example
+from attnlab.data import Dataset
+from attnlab.interpret.statistics import head_statistics
+from attnlab.models import ModelConfig
+from attnlab.training import sharding
+from attnlab.training.objectives import Objective, decode_tokens
+from attnlab.training.objectives.objective import Example
 
 FILE = "maps.npz"
 LONGEST = 512
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     """Its texts -> where each ends: what stands behind is filling."""
 
 
-def shown_rows(task: Task, source: Source) -> list[Row]:
+def shown_rows(task: Objective, source: Dataset) -> list[Row]:
     """Up to `ROWS` of the rows that are held out, evenly spaced; the one to be looked at first: of
     those that are no shorter than the one in the middle that which begins with most letters in
     words, where they are words at all, not the indentation of a program."""
@@ -55,37 +55,38 @@ def shown_rows(task: Task, source: Source) -> list[Row]:
     return [found[first], *found[:first], *found[first + 1 :]]
 
 
-def shown_row(task: Task, source: Source) -> Row:
+def shown_row(task: Objective, source: Dataset) -> Row:
     """The row that is looked at."""
     return shown_rows(task, source)[0]
 
 
 def _ends(example: Example) -> dict[str, int]:
     inputs = example.inputs
-    real = {name: np.ones(inputs[name].shape[1], bool) for name in TEXTS if name in inputs}
-    if "padding_mask" in inputs:  # of the text that is looked at
-        real["source" if "source" in inputs else "tokens"] = np.asarray(inputs["padding_mask"][0])
+    real = {name: np.ones(np.shape(inputs[name])[1], bool) for name in TEXTS if name in inputs}
+    for text, mask in (("tokens", "padding_mask"), ("source", "source_padding_mask")):
+        if mask in inputs:
+            real[text] = np.asarray(inputs[mask])[0]
     if "source" in inputs:
         real["tokens"] = np.asarray(example.weights[0] > 0)
     return {n: int(np.flatnonzero(a)[-1]) + 1 for n, a in real.items() if np.any(a)}
 
 
-def _letters(row: Row, source: Source) -> int:
+def _letters(row: Row, source: Dataset) -> int:
     """In words of two letters or more among the first `WORDS` tokens; 0 of features."""
     name = "source" if "source" in row.ends else "tokens"
-    tokens = np.asarray(row.example.inputs[name][0])[: min(row.ends.get(name, 0), WORDS)]
+    tokens = np.asarray(row.example.inputs[name])[0][: min(row.ends.get(name, 0), WORDS)]
     if not np.issubdtype(tokens.dtype, np.integer):
         return 0
-    text = source.write([t for t in tokens.tolist() if t < source.sizes.vocab_size])
+    text = source.decode([t for t in tokens.tolist() if t < source.sizes.vocab_size])
     text = re.sub(r"\\(x..|.)", " ", text)  # line ends and other escapes
     return sum(map(len, re.findall(r"[^\W\d_]{2,}", text)))
 
 
 def of_fitted(
     config: ModelConfig,
-    task: Task,
+    task: Objective,
     fitted: Any,
-    source: Source,
+    source: Dataset,
     rows: Sequence[Row],
     seed: int,
     begun: Callable[[dict[str, Any]], Any],
@@ -101,22 +102,11 @@ def of_fitted(
     rows, of the trained weights and of `begun` (inputs -> weights before any training).
     """
     example, ends = rows[0]
-    params = jax.tree.map(lambda a: a[0], shard.gather(fitted.state.params))
-    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
-    model = dataclasses.replace(config, implementation="dense").build()
-    merged = config.cross == "merged"
-
-    @jax.jit
-    def look(params: Any, inputs: Any, real: Any) -> Any:
-        tokens = inputs["tokens"]
-        probs = model.apply({"params": params}, **inputs, return_probs=True)[1]
-        if merged:  # behind the keys of its own text: no whole rows, no statistics
-            return probs[0][:, 0, ..., tokens.shape[1] :], {}
-        probs, keys = probs[1] if "source" in inputs else probs, inputs.get("source", tokens)
-        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+    params = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
+    look = _attention(config)
 
     def of_row(params: Any, row: Row) -> Any:
-        length = row.example.inputs["tokens"].shape[1]
+        length = np.shape(row.example.inputs["tokens"])[1]
         return look(params, row.example.inputs, np.arange(length)[None] < row.ends.get("tokens", 0))
 
     def mean(params: Any) -> dict[str, np.ndarray]:
@@ -127,11 +117,10 @@ def of_fitted(
             return {n: np.nanmean([one[n] for one in found], axis=0) for n in found[0]}
 
     probs, _ = of_row(params, rows[0])
-    texts = {name: np.asarray(example.inputs[name][0, :end]) for name, end in ends.items()}
+    texts = {name: np.asarray(example.inputs[name])[0, :end] for name, end in ends.items()}
     probs = probs[:, :, : ends["tokens"], : ends.get("source", ends["tokens"])]
-    plan = config.layer_plan
+    plan = config.plan
     part = "cross" if "source" in example.inputs and "cross" in plan else "attention"
-    piece = lambda token: written(task, source, [token])
     known, before = mean(params), mean(begun(example.inputs))
     statistics = {
         "names": np.array(list(known), str),
@@ -141,14 +130,44 @@ def of_fitted(
     }
     return {
         "probs": np.asarray(probs, np.float16),
-        **{name: np.asarray(a, np.int32) for name, a in texts.items()},
-        **{f"written_{name}": written(task, source, a.tolist()) for name, a in texts.items()},
-        **{f"pieces_{n}": np.array([piece(t) for t in a.tolist()]) for n, a in texts.items()},
+        **_as_written(task, source, texts),
         "sets": np.array(plan.distinct_parameters(part)),
         "step": np.array(fitted.step),
         "seed": np.array(seed),
         **statistics,
     }
+
+
+def _attention(config: ModelConfig) -> Callable[[Any, Any, Any], tuple[Any, dict[str, Any]]]:
+    """(params, inputs, True = a query that counts) -> attention of the first text and statistics of
+    all."""
+    # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
+    attention = dataclasses.replace(config.attention, implementation="dense")
+    model = dataclasses.replace(config, attention=attention).build()
+    merged = config.encoder is not None and config.encoder.cross == "merged"
+    name = "cross.probs" if config.encoder is not None and not merged else "probs"
+
+    @jax.jit
+    def look(params: Any, inputs: Any, real: Any) -> Any:
+        tokens = inputs["tokens"]
+        probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
+        if merged:  # behind the keys of its own text: no whole rows, no statistics
+            return probs[:, 0, ..., tokens.shape[1] :], {}
+        keys = inputs.get("source", tokens)
+        return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
+
+    return look
+
+
+def _as_written(task: Objective, source: Dataset, texts: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Texts as tokens, as a person reads them, and token by token."""
+    found: dict[str, Any] = {}
+    for name, a in texts.items():
+        tokens = a.tolist()
+        found[name] = np.asarray(a, np.int32)
+        found[f"written_{name}"] = decode_tokens(task, source, tokens)
+        found[f"pieces_{name}"] = np.array([decode_tokens(task, source, [t]) for t in tokens])
+    return found
 
 
 def tiles(probs: np.ndarray) -> np.ndarray:

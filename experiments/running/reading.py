@@ -1,6 +1,7 @@
 """A model that is there, of a run or of a published folder, and what it reads: text to tokens, and
 how each token is written."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -13,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained
-from attnlab.inspect.sides import Worth
-from attnlab.model.config import ModelConfig
-from attnlab.names import find
-from attnlab.tokenizer import FILE, make_tokenizer
-from attnlab.training.sources import Source
-from attnlab.training.tasks import TASKS, Task, written
-from attnlab.training.tasks.task import Example, cross_entropy
+from attnlab.data import DataConfig, Dataset
+from attnlab.data.tokenizer import FILE, make_tokenizer
+from attnlab.interpret import AblationMetric
+from attnlab.models import ModelConfig
+from attnlab.names import lookup
+from attnlab.training.objectives import OBJECTIVES, Objective, decode_tokens
+from attnlab.training.objectives.objective import Example, cross_entropy
 from experiments.running import arm, initial, maps, workdir
 
 LONGEST = 1024
@@ -47,8 +48,8 @@ class Read(NamedTuple):
     """Arguments of the model's call"""
     written: dict[str, list[str]]
     """Names of those that are texts -> how their tokens are written, without filling"""
-    worth: Callable[[Any], Worth] | None = None
-    """Model -> what the task of a run makes of it; None where it asks nothing"""
+    metric: Callable[[Any], AblationMetric] | None = None
+    """Model -> the task's loss of a run; None where it asks nothing"""
 
 
 class Opened(NamedTuple):
@@ -80,61 +81,99 @@ def open_run(folder: Path, seed: int | None = None) -> Opened:
     found = initial.of_run(folder, seed)
     record = workdir.read_json(folder / workdir.CONFIG)["config"]
     seed = record["train"]["seeds"][0] if seed is None else seed
-    task = find("task", record["task"], TASKS)
-
-    def fresh(inputs: dict[str, Any]) -> Any:
-        if record["start"]:
-            stored = initial.start(record["start"], [seed])
-            return initial.begin(stored, found.config, inputs["tokens"])[0][0]
-        make = initial.fresh(found.config, initial.Same(**record["same"]))
-        return initial.begun(found.config.build(), make, seed, inputs)
-
-    data = arm.data_of(record["data"])
-    name = getattr(data, "tokenizer", "")
-    kept = (folder / FILE).exists() or not name.startswith("bpe:")
-    tokenizer = functools.cache(lambda: make_tokenizer(name, [], folder))
-
-    def write(tokens: Sequence[int]) -> str:
-        if not name or not kept:
-            return ",".join(map(str, tokens))
-        size = data.sizes().vocab_size  # what the task adds behind it is no text
-        return tokenizer().decode([t for t in tokens if t < size])
-
-    def read(asked: Asked) -> Read:
-        if not asked or not name:
-            source = data.load(record["train"]["length"], folder)
-            bound = task.bind(source.sizes)
-            if not asked:
-                return _heldout(found.config, bound, source)
-            if asked.text or asked.source:
-                raise ValueError(
-                    f"the data of {folder} ({record['data']['source']}) are no text: give "
-                    "--tokens=1,2,3, or leave it out to see a row that is held out"
-                )
-            return _read(found.config, asked, None, functools.partial(_write, bound, source), [])
-        if not kept:
-            raise ValueError(f"{folder} has lost its {FILE}; give --tokens=1,2,3")
-        size = data.sizes().vocab_size
-        encode = lambda text: tokenizer().encode([text])[0].tokens.tolist()
-        symbols = task.symbols
-        piece = lambda t: symbols[t - size] if t >= size else tokenizer().piece(t)
-        starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
-        return _read(found.config, asked, encode, piece, starts)
-
+    task, data = lookup(OBJECTIVES, record["task"], what="task"), arm.data_of(record["data"])
+    run = _Run(folder, found.config, record, seed, task, data)
     ends: tuple[int, ...] = ()
-    if "<end>" in task.symbols:
-        ends = (data.sizes().vocab_size + task.symbols.index("<end>"),)
+    if "<end>" in task.special_tokens:
+        ends = (data.sizes().vocab_size + task.special_tokens.index("<end>"),)
+    return Opened(
+        str(folder), found.config, found.params, run.fresh, run.read, run.write, run.split, ends
+    )
 
-    def split(text: str) -> tuple[np.ndarray, np.ndarray]:
-        if not name or not kept:
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What a run reads and writes."""
+
+    folder: Path
+    config: ModelConfig
+    record: dict[str, Any]
+    seed: int
+    task: Objective
+    data: DataConfig
+
+    @property
+    def tokenizer_name(self) -> str:
+        """ "" where the data are no text."""
+        name: str = getattr(self.data, "tokenizer", "")
+        return name
+
+    @property
+    def is_kept(self) -> bool:
+        """Is the tokenizer known? One that was learnt is a file."""
+        return (self.folder / FILE).exists() or not self.tokenizer_name.startswith("bpe:")
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The run's own."""
+        return make_tokenizer(self.tokenizer_name, [], self.folder)
+
+    def fresh(self, inputs: dict[str, Any]) -> Any:
+        """The weights that it began with."""
+        if self.record["start"]:
+            stored = initial.start(self.record["start"], [self.seed])
+            return initial.begin(stored, self.config, inputs["tokens"])[0][0]
+        make = initial.fresh(self.config, initial.Same(**self.record["same"]))
+        return initial.begun(self.config.build(), make, self.seed, inputs)
+
+    def write(self, tokens: Sequence[int]) -> str:
+        """Tokens -> text."""
+        if not self.tokenizer_name or not self.is_kept:
+            return ",".join(map(str, tokens))
+        size = self.data.sizes().vocab_size  # what the task adds behind it is no text
+        text: str = self.tokenizer.decode([t for t in tokens if t < size])
+        return text
+
+    def read(self, asked: Asked) -> Read:
+        """What is asked for, as the model reads it."""
+        if not asked or not self.tokenizer_name:
+            return self._read_data(asked)
+        if not self.is_kept:
+            raise ValueError(f"{self.folder} has lost its {FILE}; give --tokens=1,2,3")
+        size, symbols = self.data.sizes().vocab_size, self.task.special_tokens
+        starts = [size + symbols.index("<start>")] if "<start>" in symbols else []
+
+        def encode(text: str) -> Sequence[int]:
+            tokens: list[int] = self.tokenizer.encode([text])[0].tokens.tolist()
+            return tokens
+
+        def piece(token: int) -> str:
+            return symbols[token - size] if token >= size else self.tokenizer.piece(token)
+
+        return _read(self.config, asked, encode, piece, starts)
+
+    def _read_data(self, asked: Asked) -> Read:
+        """A row that is held out, or numbers."""
+        source = self.data.load(self.record["train"]["length"], self.folder)
+        bound = self.task.bind(source.sizes)
+        if not asked:
+            return _heldout(self.config, bound, source)
+        if asked.text or asked.source:
             raise ValueError(
-                f"{folder} reads no text: its data ({record['data']['source']}) have none, or its "
-                f"{FILE} is lost"
+                f"the data of {self.folder} ({self.record['data']['source']}) are no text: give "
+                "--tokens=1,2,3, or leave it out to see a row that is held out"
             )
-        encoded = tokenizer().encode([text])[0]
-        return encoded.tokens, encoded.spans(text)
+        return _read(self.config, asked, None, functools.partial(_write, bound, source), [])
 
-    return Opened(str(folder), found.config, found.params, fresh, read, write, split, ends)
+    def split(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """A text's tokens, and where each stands."""
+        if not self.tokenizer_name or not self.is_kept:
+            raise ValueError(
+                f"{self.folder} reads no text: its data ({self.record['data']['source']}) have "
+                f"none, or its {FILE} is lost"
+            )
+        encoded = self.tokenizer.encode([text])[0]
+        return encoded.tokens, encoded.spans(text)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -180,8 +219,8 @@ def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
     return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
 
 
-def _write(task: Task, source: Source, token: int) -> str:
-    return written(task, source, [token])
+def _write(task: Objective, source: Dataset, token: int) -> str:
+    return decode_tokens(task, source, [token])
 
 
 def _read(
@@ -247,30 +286,30 @@ def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
             )
 
 
-def _heldout(config: ModelConfig, task: Task, source: Source) -> Read:
+def _heldout(config: ModelConfig, task: Objective, source: Dataset) -> Read:
     """The row in the middle of those that are held out, and what the task makes of it."""
     example, ends = maps.shown_row(task, source)
     inputs = example.inputs
     _check_length(config, ends)
 
     def write(name: str) -> list[str]:
-        row = np.asarray(inputs[name][0, : ends[name]])
+        row = np.asarray(inputs[name])[0, : ends[name]]
         if not np.issubdtype(row.dtype, np.integer):  # features have no words
             return [str(i) for i in range(len(row))]
         return [_write(task, source, t) for t in row.tolist()]
 
-    worth = functools.partial(_worth, task, example)
-    return Read(inputs, {name: write(name) for name in ends}, worth)
+    metric = functools.partial(_metric, task, example)
+    return Read(inputs, {name: write(name) for name in ends}, metric)
 
 
-def _worth(task: Task, example: Example, model: Any) -> Worth:
+def _metric(task: Objective, example: Example, model: Any) -> AblationMetric:
     """What the task says of the answer, the mean over its targets."""
     unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
 
-    def loss(params: Any, edit: Any) -> jax.Array:
-        answer = task.answer(model, params, example.inputs, edit=edit)
+    def loss(params: Any, patch: Any) -> jax.Array:
+        answer, _ = task.predict(model, params, example.inputs, patch=patch)
         losses = task.loss(answer, example.targets) * example.weights
         return jnp.sum(losses) / jnp.sum(example.weights) / divisor
 
     meaning = f"{unit}that a target of the task costs more when this head writes nothing"
-    return Worth("loss without it", meaning, loss, jnp.subtract)
+    return AblationMetric("loss without it", meaning, loss, jnp.subtract)

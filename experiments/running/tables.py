@@ -12,21 +12,21 @@ functions from here, with these words after its colon:
 Without words the sizes are the paper's.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from attnlab.model.accounting import unique_parameters
-from attnlab.model.config import ModelConfig
+from attnlab.models import ModelConfig, num_parameters
 from experiments.configs import byte_lm
+from experiments.running import arm, launch
 
-WIDTHS = tuple(
-    f"model.{name}" for name in ("width", "head_dim", "value_dim", "ffn_width", "embedding_width")
-)
-DEPTHS = ("model.num_layers", "model.encoder_layers")
+WIDTHS = (
+    "model.width", "model.heads.head_dim", "model.heads.value_dim", "model.ffn.width",
+    "model.embedding.width",
+)  # fmt: skip
+DEPTHS = ("model.num_layers", "model.encoder.num_layers")
 RATES = ("learning_rate", "final_learning_rate")
 FACTORS = (0.3, 1.0, 3.0)
 """Of the learning rates of the table, where the word `lr` asks for several."""
@@ -94,13 +94,15 @@ class Table(NamedTuple):
     tiny_rows: dict[str, Any] = {}  # noqa: RUF012
     """The same where a row changes the field."""
     uncounted: dict[str, Any] = {}  # noqa: RUF012
-    """Fields of the model that leave out what the paper does not count."""
+    """Config field -> value that leaves out what the paper does not count."""
 
     def paper_model(self, name: str) -> ModelConfig:
         """The model of a row at the paper's size, less what the paper does not count."""
         changes = _scaled(self, self.rows[name].changes, Words())
-        fields = {f.removeprefix("model."): v for f, v in changes.items() if _of_model(f)}
-        return dataclasses.replace(self.model, **fields | self.uncounted)
+        fields = {f: v for f, v in changes.items() if f.startswith("model.")}
+        config = ConfigDict({"model": byte_lm.model_fields(self.model)})
+        config.update_from_flattened_dict(fields | self.uncounted)
+        return arm.model_of(config.model)
 
 
 def functions(table: Table, **others: Table) -> tuple[Callable, Callable, Callable]:
@@ -128,7 +130,8 @@ def base_config(table: Table, arg: str) -> ConfigDict:
     base = byte_lm.get_config()
     byte_lm.set_model(base, table.model)
     base.train.update(table.train)
-    sizes = {f: base.model[f.removeprefix("model.")] for f in (*WIDTHS, *DEPTHS, "model.plan")}
+    known = launch.fields(base)
+    sizes = {f: known[f][1] for f in (*WIDTHS, *DEPTHS, "model.sharing")}
     base.update_from_flattened_dict(_scaled(table, sizes, words))
     base.update_from_flattened_dict(table.tiny if words.tiny else {})
     return base
@@ -156,7 +159,7 @@ def record(table: Table) -> dict[str, Any]:
     """What a report needs to print the paper beside ours, as JSON."""
     rows = {
         name: {
-            "parameters": unique_parameters(table.paper_model(name)),
+            "parameters": num_parameters(table.paper_model(name)),
             "printed": row.printed,
             "scores": row.scores,
         }
@@ -164,10 +167,6 @@ def record(table: Table) -> dict[str, Any]:
     }
     fields = ("title", "source", "setting", "notes", "columns", "better", "base")
     return {field: getattr(table, field) for field in fields} | {"rows": rows}
-
-
-def _of_model(field: str) -> bool:
-    return field.startswith("model.")
 
 
 class Words(NamedTuple):
@@ -205,12 +204,12 @@ def _scaled(table: Table, changes: dict[str, Any], words: Words) -> dict[str, An
     for fields, by, word in ((WIDTHS, words.width, "width"), (DEPTHS, words.layers, "layers")):
         for field in (f for f in fields if changes.get(f) is not None):
             divided[field] = _divided(field, changes[field], by, word)
-    name, _, count = changes.get("model.plan", "").partition(":")
+    name, _, count = changes.get("model.sharing", "").partition(":")
     if count:
         sets = _divided("the plan's number of sets", int(count), words.layers, "layers")
-        divided["model.plan"] = f"{name}:{sets}"
-    if "model.width" in divided and table.model.embedding_scale != 1:
-        divided["model.embedding_scale"] = divided["model.width"] ** 0.5
+        divided["model.sharing"] = f"{name}:{sets}"
+    if "model.width" in divided and table.model.embedding.scale != 1:
+        divided["model.embedding.scale"] = divided["model.width"] ** 0.5
     return divided
 
 

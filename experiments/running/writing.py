@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab import generate
-from attnlab.model.config import ModelConfig
-from attnlab.training.sources import Source
+from attnlab.data import Dataset
+from attnlab.models import ModelConfig, Sampling, generate
 from experiments.running.maps import Row
 
 TASK = "causal_lm"
@@ -18,7 +17,9 @@ PROMPT, LENGTH = 32, 160
 TEMPERATURE = 0.8
 
 
-def sample(config: ModelConfig, params: Any, source: Source, row: Row, seed: int) -> dict[str, Any]:
+def sample(
+    config: ModelConfig, params: Any, source: Dataset, row: Row, seed: int
+) -> dict[str, Any]:
     """The beginning of `row` and what the model makes of it, drawn with key 0.
 
     Where the model's longest text is full it goes on from the last tokens alone, as many as the
@@ -27,19 +28,19 @@ def sample(config: ModelConfig, params: Any, source: Source, row: Row, seed: int
     prompt = np.asarray(row.example.inputs["tokens"])[:, : min(PROMPT, config.max_len // 2)]
     size = prompt.shape[1]
     new = min(LENGTH, config.max_len - size)
-    model, text = config.build(), prompt
+    text = prompt
     for part in range(-(-LENGTH // new)):
         more = generate(
-            model,
             params,
             jnp.asarray(text[:, -size:]),
+            config,
             new,
-            temperature=TEMPERATURE,
+            sampling=Sampling(temperature=TEMPERATURE),
             key=jax.random.fold_in(jax.random.key(0), part),
         )
         text = np.concatenate([text, np.asarray(more)], axis=1)
     # A vocabulary may be larger than what the source can write.
-    told = lambda tokens: source.write([t for t in tokens if t < source.sizes.vocab_size])
+    told = lambda tokens: source.decode([t for t in tokens if t < source.sizes.vocab_size])
     return {
         "prompt": told(prompt[0].tolist()),
         "written": told(text[0, size : size + LENGTH].tolist()),

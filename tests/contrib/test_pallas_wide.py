@@ -10,12 +10,13 @@ from conftest import assert_close, deep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlab import HeadSpec, dot_product_attention, explain, init_heads, multi_head_attention
+from attnlab import dot_product_attention, explain
 from attnlab.attention import SoftCap
 from attnlab.attention.mask_spec import MaskSpec
 from attnlab.contrib import interpreted, pallas_wide_kernels
 from attnlab.contrib.pallas_wide import place_of
 from attnlab.contrib.pallas_wide_kernels import Tiling
+from attnlab.heads import HeadInputs, Wide, attend_heads, weight_shapes
 from attnlab.tap import Tap
 
 
@@ -194,15 +195,17 @@ def test_any_shape(data):
 
 def test_wide_heads_without_keys_of_their_own_are_read_once():
     """The order "absorbed": one array, one gradient, in a layer as in a call."""
-    spec = HeadSpec("wide", width=64, num_heads=2)
-    x, w = jnp.ones((1, 5, 64)), jax.eval_shape(lambda k: init_heads(k, spec), jax.random.key(0))
+    layout = Wide(width=64, num_heads=2)
+    x = jnp.ones((1, 5, 64))
+    w = {n: jax.ShapeDtypeStruct(a, "float32") for n, a in weight_shapes(layout).items()}
 
-    def operands(order, **call):
-        run = functools.partial(
-            multi_head_attention, spec=spec, order=order, implementation="pallas_wide", **call
-        )
-        gradient = jax.grad(lambda w, x: jnp.sum(run(w, x)), (0, 1))
-        return [len(e.invars) for e in equations("pallas_call", gradient, w, x)]
+    def operands(order, padding_mask=None, **options):
+        def run(w, x):
+            inputs = HeadInputs(order=order, padding_mask=padding_mask)
+            options_ = dict(implementation="pallas_wide", **options)
+            return jnp.sum(attend_heads(w, x, layout, inputs, **options_).output)
+
+        return [len(e.invars) for e in equations("pallas_call", jax.grad(run, (0, 1)), w, x)]
 
     # q, x, the row, who sees whom (2); going back four more: dO, top, share and delta.
     for call in ({}, {"is_causal": True}, {"padding_mask": jnp.ones((1, 5), bool)}):

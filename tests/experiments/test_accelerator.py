@@ -11,9 +11,8 @@ import pytest
 from commands import command
 from conftest import ROOT
 
-import attnlab
-from attnlab import unique_parameters
-from attnlab.attention import BACKENDS, Backend
+from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
+from attnlab.models import num_parameters
 from experiments import sweep
 from experiments.benchmarks import accelerator, attention, fastest, ledger
 from experiments.benchmarks.accelerator import FULL, TINY
@@ -130,8 +129,8 @@ def test_every_backend_is_a_row(monkeypatch):
     refuses = Backend(BACKENDS["dense"].run, lambda call: "not on this device")
     monkeypatch.setitem(BACKENDS, "new", refuses)
     q = jnp.ones((1, 2, 3, 4))
-    would = attnlab.explain(q, q, q)
-    own, refused = accelerator.by_backend(would, attnlab.dot_product_attention)
+    would = explain(q, q, q)
+    own, refused = accelerator.by_backend(would, dot_product_attention)
     assert [f"attnlab {n}" for n in sorted(BACKENDS)] == sorted([*own, *(e.name for e in refused)])
     assert next(iter(own)) == f"attnlab {attention.chosen_in(would)}"
     assert {e.name: e.refusal for e in refused}["attnlab new"] == "not on this device"
@@ -140,7 +139,7 @@ def test_every_backend_is_a_row(monkeypatch):
         raise RuntimeError("no such\n shared memory")
 
     x = tuple(jnp.asarray(np.random.default_rng(0).standard_normal((3, 1, 2, 3, 4), np.float32)))
-    right = attnlab.dot_product_attention
+    right = dot_product_attention
     calls = {"right": right, "wrong": lambda *a: 1.01 * right(*a), "broken": broken}
     peers = {"theirs": lambda: attention.Peer(broken)}
     made = attention.entries(calls, peers, x, "forward", "", lenient=True)
@@ -223,10 +222,10 @@ def test_the_study_at_the_scale_of_a_gpu():
     base, plan = heads_and_sharing.get_config(words), sweep.read(file, {})
     assert base == heads_and_sharing.get_config("scale=gpu,match=parameters,study")
     arms = {n: arm.resolve(sweep.with_changes(base, c)) for n, c in plan.arms.items()}
-    sizes = [unique_parameters(a.model) for a in arms.values()]
+    sizes = [num_parameters(a.model) for a in arms.values()]
     assert len(sizes) == 9
     assert 9e6 < min(sizes) <= max(sizes) < 1.01 * min(sizes) < 11e6
-    assert {(a.model.dtype, len(a.train.seeds), a.train.steps) for a in arms.values()} == {
+    assert {(a.model.compute.dtype, len(a.train.seeds), a.train.steps) for a in arms.values()} == {
         ("bfloat16", 10, 1000)
     }
     # Standard heads of separate layers: 4 D^2 + 2 D F in each of 4 layers and the readout are

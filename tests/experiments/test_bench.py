@@ -10,9 +10,9 @@ import pytest
 from commands import command
 from conftest import assert_close
 
-import attnlab
-from attnlab.heads.old.cost import head_flops
-from attnlab.heads.old.spec import HeadSpec
+from attnlab import heads
+from attnlab.attention import dot_product_attention
+from attnlab.models import FFN
 from attnlab.training.config import TrainConfig
 from experiments import bench
 from experiments.benchmarks import attention, figure, measure, train
@@ -178,7 +178,7 @@ WRONG = {
 def test_a_wrong_peer_is_noticed(wrong):
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 5, 3, 4), np.float32)
     call, mode = WRONG[wrong]
-    own = {"attnlab": attnlab.dot_product_attention}
+    own = {"attnlab": dot_product_attention}
     peers = {"right": lambda: Peer(plain), wrong: lambda: Peer(call)}
     with pytest.raises(attention.DifferentResultsError, match=wrong):
         attention.entries(own, peers, (q, k, v), mode, twin="")
@@ -194,11 +194,11 @@ def test_a_failure_of_ours_is_no_row():
 
 
 def test_a_peer_with_other_weights_is_noticed():
-    spec = HeadSpec("standard", 6, 3)
-    w, x = attnlab.init_heads(jax.random.key(0), spec), jnp.ones((2, 5, 6)).at[:, 1:].add(0.5)
-    peer = LAYERS["jax.nn"](spec, False)
+    layout = heads.Standard(width=6, num_heads=3)
+    w, x = heads.init(jax.random.key(0), layout), jnp.ones((2, 5, 6)).at[:, 1:].add(0.5)
+    peer = LAYERS["jax.nn"](layout, False)
     swapped = peer._replace(arrange=lambda w, x: (w | {"q": w["k"], "k": w["v"]}, x))
-    own = {"attnlab": lambda w, x: attnlab.multi_head_attention(w, x, spec=spec)}
+    own = {"attnlab": lambda w, x: heads.multi_head_attention(w, x, layout)}
     with pytest.raises(attention.DifferentResultsError, match=r"jax\.nn computes something"):
         attention.entries(own, {"jax.nn": lambda: swapped}, (w, x), "forward", twin="")
 
@@ -211,7 +211,7 @@ def test_missing_and_failing_peers(capsys, monkeypatch):
         raise NotImplementedError("heads wider than 3")
 
     args = (jnp.ones((1, 2, 3, 4)),) * 3
-    own = {"attnlab": attnlab.dot_product_attention}
+    own = {"attnlab": dot_product_attention}
     others = {"a": missing, "b": missing, "c": lambda: Peer(failing)}
     built = attention.entries(own, others, args, "forward", twin="a")
     assert [(e.name, e.refusal) for e in built[1:]] == [("c", "heads wider than 3")]
@@ -223,14 +223,14 @@ def test_missing_and_failing_peers(capsys, monkeypatch):
 
 
 def test_flops_of_a_layer_and_of_a_loop():
-    spec = HeadSpec("standard", width=6, num_heads=3, head_dim=4, value_dim=5)
-    w, x = attnlab.init_heads(jax.random.key(0), spec), jnp.ones((2, 7, 6))
+    layout = heads.Standard(width=6, num_heads=3, head_dim=4, value_dim=5)
+    w, x = heads.init(jax.random.key(0), layout), jnp.ones((2, 7, 6))
 
     def layer(w, x):
-        return attnlab.multi_head_attention(w, x, spec=spec, implementation="dense")
+        return heads.multi_head_attention(w, x, layout, implementation="dense")
 
     once = matmul_flops(jax.make_jaxpr(layer)(w, x))
-    assert once == 2 * 7 * head_flops(spec, 7)
+    assert once == 2 * 7 * heads.flops_per_token(layout, 7)
 
     def many(w, x):
         return jax.lax.scan(lambda x, _: (jax.checkpoint(layer)(w, x), None), x, length=5)[0]
@@ -243,8 +243,10 @@ def test_flops_of_a_layer_and_of_a_loop():
 @pytest.mark.slow
 def test_training_step_at_tiny_sizes():
     """Ours, Linen and (where installed) torch learn the same from the same weights."""
-    tiny = {"vocab_size": 11, "max_len": 8, "width": 6, "num_layers": 1, "num_heads": 3}
-    config = dataclasses.replace(train.SMALL_DECODER, **tiny, ffn_width=10)
+    tiny = {"vocab_size": 11, "max_len": 8, "width": 6, "num_layers": 1}
+    layout = dataclasses.replace(train.SMALL_DECODER.heads, num_heads=3)
+    ffn = FFN(width=10, activation="gelu_tanh")
+    config = dataclasses.replace(train.SMALL_DECODER, **tiny, heads=layout, ffn=ffn)
     trains = TrainConfig(batch_size=4, length=8, warmup_steps=1, seeds=(0,))
     (only,) = train.step_cases(config, trains)
     entries = only.build()

@@ -96,9 +96,11 @@ def test_rows_of_one_group_have_one_colour(tmp_path):
 def test_distances_are_drawn_from_the_base(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "drawn", lambda *args, **_: args[0])
-    monkeypatch.setattr(figures.plot, "intervals", lambda rows, label: drawn.append((label, rows)))
-    for name in ("learning_curves", "loss_against"):
-        monkeypatch.setattr(figures.plot, name, lambda *args: None)
+    monkeypatch.setattr(
+        figures.plotting, "interval_plot", lambda rows, label: drawn.append((label, rows))
+    )
+    for name in ("learning_curves", "scatter"):
+        monkeypatch.setattr(figures.plotting, name, lambda *args: None)
     figures.of_panel(results.read([write_table(tmp_path)])[0], "x")
     [(label, rows)] = drawn
     assert label == "bits per byte worse than base"

@@ -21,7 +21,7 @@ def configs():
     made = {}
     for layout in ("standard", "wide"):
         made[layout] = base.copy_and_resolve_references()
-        made[layout].model.layout = layout
+        made[layout].model.heads.layout = layout
     return made
 
 
@@ -75,12 +75,14 @@ def test_it_is_measured_once_and_then_read(tmp_path, monkeypatch, configs):
     first = clock.changes(configs, tmp_path / "sweep", 1, measures=True)
     again = clock.changes(configs, tmp_path / "sweep", 2, measures=False)
     assert first == again
-    assert first["wide"] == {"model.ffn_width": 77, "match.budget": "seconds:1.012"}
+    assert first["wide"] == {"model.ffn.width": 77, "match.budget": "seconds:1.012"}
     assert [what["threads"] for what in asked] == [1]
     with workdir.own(tmp_path / "sweep"):  # a folder that holds this alone is still a sweep's
         workdir.claim(tmp_path / "sweep", {"arms": {}, "environment": {}})
-    configs["wide"].model.num_heads = 1
-    with pytest.raises(ValueError, match=r"other arms:\n  wide\.model\.num_heads: there 2, here 1"):
+    configs["wide"].model.heads.num_heads = 1
+    with pytest.raises(
+        ValueError, match=r"other arms:\n  wide\.model\.heads\.num_heads: there 2, here 1"
+    ):
         clock.changes(configs, tmp_path / "sweep", 1, measures=True)
 
 
@@ -99,7 +101,7 @@ def test_who_waited_for_another_measurement_reads_it(tmp_path, monkeypatch, conf
     monkeypatch.setattr(workdir, "own", after_another)
     monkeypatch.setattr(clock, "_elsewhere", lambda asked: pytest.fail("measured again"))
     found = clock.changes(configs, tmp_path / "sweep", 1, measures=True)
-    assert found["wide"]["model.ffn_width"] == 77
+    assert found["wide"]["model.ffn.width"] == 77
 
 
 def test_all_arms_of_a_sweep_ask_for_seconds_or_none(tmp_path, configs):
@@ -113,9 +115,9 @@ def test_an_arm_has_the_width_that_it_is_told(configs):
     config = configs["wide"]
     with pytest.raises(ValueError, match=r"run the arm by a sweep"):
         arm.resolve(config)
-    config.model.ffn_width, config.match.budget = 77, "seconds:1.012"
+    config.model.ffn.width, config.match.budget = 77, "seconds:1.012"
     made = arm.resolve(config)
-    assert (made.model.ffn_width, made.match, made.ratio) == (77, "seconds", 1.012)
+    assert (made.model.ffn.width, made.match, made.ratio) == (77, "seconds", 1.012)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT, assert_close
+from ml_collections import ConfigDict
 
-from attnlab import unique_parameters
-from attnlab.model.accounting import model_cache_bytes
+from attnlab.heads import score_scale
+from attnlab.models import cache_bytes_per_token, num_parameters
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
 from experiments import sweep
@@ -23,7 +24,7 @@ from experiments.configs import (
     takase,
     vaswani_table3,
 )
-from experiments.running import arm, tables
+from experiments.running import arm, launch, tables
 
 # file and its extra word -> its config file and table
 TABLES = {
@@ -54,9 +55,16 @@ def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
     table, found = TABLES[name][1], arms(name)
     assert list(found) == list(table.rows)
     for row, one in found.items():
-        model = dataclasses.replace(one.model, **table.uncounted)
-        assert unique_parameters(model) == table.rows[row].parameters, row
+        output = table.paper_model(row).output  # less what the paper does not count
+        model = dataclasses.replace(one.model, output=output)
+        assert num_parameters(model) == table.rows[row].parameters, row
         assert model == table.paper_model(row)
+
+
+def flat(model):
+    """Path -> value of every field of a model."""
+    fields = launch.fields(ConfigDict({"model": byte_lm.model_fields(model)}))
+    return {path: value for path, (_, value) in fields.items()}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -64,20 +72,20 @@ def test_tiny_keeps_the_ratios(name):
     table, full, tiny = TABLES[name][1], arms(name), arms(name, "tiny")
     by = dict(word.split("/") for word in table.shrink)
     for row, one in tiny.items():
-        for field, size in dataclasses.asdict(one.model).items():
-            was = getattr(full[row].model, field)
-            word = ("width" if f"model.{field}" in tables.WIDTHS else
-                    "layers" if f"model.{field}" in tables.DEPTHS else "")  # fmt: skip
-            if word and was is not None and f"model.{field}" not in table.tiny_rows:
-                assert was == size * int(by.get(word, 1)), (row, field)
-        assert one.model.heads.sizes["N"] == full[row].model.num_heads or (
-            "model.num_heads" in table.tiny
+        paper = flat(full[row].model)
+        for field, size in flat(one.model).items():
+            word = ("width" if field in tables.WIDTHS else
+                    "layers" if field in tables.DEPTHS else "")  # fmt: skip
+            if word and paper[field] is not None and field not in table.tiny_rows:
+                assert paper[field] == size * int(by.get(word, 1)), (row, field)
+        assert one.model.heads.num_heads == full[row].model.heads.num_heads or (
+            "model.heads.num_heads" in table.tiny
         )
         assert {one.train.steps} == {table.tiny["train.steps"]}
     for row in tiny:
-        share = [p[row].model.layer_plan.num_groups["ffn"] / p[row].model.num_layers
+        share = [p[row].model.plan.num_groups["ffn"] / p[row].model.num_layers
                  for p in (full, tiny)]  # fmt: skip
-        assert share[0] == share[1] or full[row].model.plan == "albert"
+        assert share[0] == share[1] or full[row].model.sharing == "albert"
 
 
 def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
@@ -106,16 +114,17 @@ def test_the_paper_s_pooler_and_head_are_counted_apart():
     printed = {}
     for name, row in table.rows.items():
         model = table.paper_model(name)
-        alone = unique_parameters(dataclasses.replace(model, pooler=None))
-        assert unique_parameters(model) - alone == 590_592
-        printed[name] = {f"{n / 1e6:.0f}M" for n in (alone, unique_parameters(model))}
+        alone = dataclasses.replace(model, output=dataclasses.replace(model.output, pooler=None))
+        alone = num_parameters(alone)
+        assert num_parameters(model) - alone == 590_592
+        printed[name] = {f"{n / 1e6:.0f}M" for n in (alone, num_parameters(model))}
         assert not row.printed or row.printed in printed[name]
 
 
 def test_scaled_embeddings_follow_the_width():
     for row, one in arms("vaswani_table3", "width/4").items():
-        assert one.model.embedding_scale == pytest.approx(one.model.width**0.5), row
-    assert arms("takase", "tiny")["cycle M=6 N=18"].model.plan == "cycle:2"
+        assert one.model.embedding.scale == pytest.approx(one.model.width**0.5), row
+    assert arms("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
 
 
 def test_learning_rates_and_chosen_rows():
@@ -154,10 +163,21 @@ def test_two_arms_of_one_name(tmp_path):
 
 def test_t5_s_table_is_of_t5_s_functions(x64):
     """W_q sqrt(d_k) and embedding / sqrt(d) turn T5 as published into the model of the table."""
-    sizes = dict(width=20, num_heads=3, head_dim=4, ffn_width=7, num_layers=2, vocab_size=11)
-    sizes |= dict(dtype="float64")
-    theirs = published_config("t5_base", encoder_layers=2, **sizes, readout_scale=20**-0.5)
-    ours = dataclasses.replace(t5_table2.MODEL, **sizes, embedding_scale=20**0.5)
+
+    def small(model, embedding, output):
+        parts = {
+            "heads": dict(num_heads=3, head_dim=4),
+            "ffn": dict(width=7),
+            "encoder": dict(num_layers=None),
+            "embedding": dict(scale=embedding),
+            "output": dict(scale=output),
+            "compute": dict(dtype="float64"),
+        }
+        made = {n: dataclasses.replace(getattr(model, n), **f) for n, f in parts.items()}
+        return dataclasses.replace(model, width=20, num_layers=2, vocab_size=11, **made)
+
+    theirs = small(published_config("t5_base"), 1.0, 20**-0.5)
+    ours = small(t5_table2.MODEL, 20**0.5, 1.0)
     factors = {"q": 4**0.5, "embedding": 20**-0.5}
 
     def outputs(key):
@@ -168,7 +188,7 @@ def test_t5_s_table_is_of_t5_s_functions(x64):
             lambda path, a: a * factors.get(path[-1].key, 1.0), params
         )
         pairs = ((theirs, params), (ours, changed))
-        return [model.build().apply({"params": p}, **tokens) for model, p in pairs]
+        return [model.build().apply({"params": p}, **tokens).logits for model, p in pairs]
 
     got = jax.jit(outputs)(jax.random.key(0))
     assert float(jax.numpy.std(got[0])) > 0.1
@@ -187,11 +207,11 @@ def test_every_arm_of_the_study_has_a_feed_forward_part_left(words):
     def add(**changes):
         copy = base.copy_and_resolve_references()
         copy.update_from_flattened_dict(changes)
-        widths.append(arm.resolve(copy).model.ffn_width)
+        widths.append(arm.resolve(copy).model.ffn.width)
 
     heads_and_sharing.sweep(add, f"study,{words}")
     assert len(widths) == 9
-    assert min(widths) > base.model.ffn_width / 8
+    assert min(widths) > base.model.ffn.width / 8
 
 
 def test_scores_divided_by_the_width_of_a_head_are_arms_of_their_own():
@@ -201,28 +221,30 @@ def test_scores_divided_by_the_width_of_a_head_are_arms_of_their_own():
     assert len(planned.arms) == 3 * 2 * 2 * 3
     base = heads_and_sharing.get_config(words)
     for folder, changes in planned.arms.items():
-        heads = arm.resolve(sweep.with_changes(base, changes)).model.heads
-        width = heads.sizes["H"]
+        layout = arm.resolve(sweep.with_changes(base, changes)).model.layout
+        width = layout.size("head_dim")
         by_width = folder in planned.titles
-        assert heads.score_scale == (1 / width if by_width else width**-0.5)
+        assert score_scale(layout) == (1 / width if by_width else width**-0.5)
     named = {name for pair in planned.pairs for name in pair}
     assert set(planned.titles.values()) == {name for name in named if name.endswith("scores / H")}
 
 
 def test_at_equal_cache_one_wide_head_stands_for_four():
     base = heads_and_sharing.get_config("match=cache")
-    arms = [arm.resolve(sweep.with_changes(base, {"model.layout": n})) for n in ("wide", "narrow")]
-    assert [one.model.num_heads for one in arms] == [1, 4]
-    assert {model_cache_bytes(one.model) for one in arms} == {4 * 2 * 64 * 4}
-    assert {one.model.ffn_width for one in arms} == {base.model.ffn_width}
+    arms = [
+        arm.resolve(sweep.with_changes(base, {"model.heads.layout": n})) for n in ("wide", "narrow")
+    ]
+    assert [one.model.heads.num_heads for one in arms] == [1, 4]
+    assert {cache_bytes_per_token(one.model) for one in arms} == {4 * 2 * 64 * 4}
+    assert {one.model.ffn.width for one in arms} == {base.model.ffn.width}
 
 
 @pytest.mark.parametrize("name", byte_lm.MODELS)
 def test_published_models_by_name(name):
     resolved = arm.resolve(byte_lm.get_config(name))
     expected = published_config(name)
-    assert resolved.model.layer_plan == expected.layer_plan
-    assert dataclasses.replace(resolved.model, plan=expected.plan) == expected
+    assert resolved.model.plan == expected.plan
+    assert dataclasses.replace(resolved.model, sharing=expected.sharing) == expected
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 from commands import command, user_environment
 from conftest import ROOT, deep
 
-from attnlab.training.sources import Text
+from attnlab.data import Text
 from experiments import report
 from experiments.configs import byte_lm, token_lm
 from experiments.running import arm, launch, lock
@@ -65,8 +65,8 @@ def test_one_run_and_again(tmp_path, text):
 def test_an_encoder_and_a_decoder_train(tmp_path, text, shared, cross):
     if shared:  # in this process: faster
         config = byte_lm.get_config("seq2seq,tiny")
-        config.data.path, config.model.share_encoder = text.partition("=")[2], True
-        config.model.cross = cross
+        config.data.path, config.model.encoder.shares_decoder = text.partition("=")[2], True
+        config.model.encoder.cross = cross
         result = arm.run(config, tmp_path / "run")
     else:
         done = run(tmp_path / "run", "seq2seq,tiny", text)
@@ -76,7 +76,7 @@ def test_an_encoder_and_a_decoder_train(tmp_path, text, shared, cross):
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     first, last = (np.mean(rows[i]["train/loss"]) for i in (0, -2))
     assert last < first - 0.5
-    assert result["model"]["share_encoder"] == shared
+    assert result["model"]["encoder"]["shares_decoder"] == shared
     with np.load(tmp_path / "run" / "maps.npz") as maps:  # of the decoder to the source
         assert maps["probs"].shape == (2, 2, 4, 15)
         assert (maps["tokens"].shape, maps["source"].shape) == ((4,), (15,))
@@ -118,7 +118,7 @@ def test_a_learnt_tokenizer_is_kept(tmp_path, text):
 
 @pytest.mark.slow
 def test_another_backend_trains_and_is_shown(tmp_path, text):
-    result = run(tmp_path / "run", "tiny", text, "--config.model.implementation=xla")
+    result = run(tmp_path / "run", "tiny", text, "--config.model.attention.implementation=xla")
     assert len(losses(result)) == 2
     with np.load(tmp_path / "run" / "maps.npz") as maps:
         np.testing.assert_allclose(maps["probs"].sum(-1), 1, atol=1e-2)
@@ -312,9 +312,12 @@ BAD_FLAGS = {
     "a wrong type": (["--config.train.steps=abc"], "flag --config.train.steps=abc: invalid"),
     "no value": (["--config.train.seeds=(0,"], "--config.train.seeds=(0,: not a Python value"),
     "no threads": (["--threads=0"], "--threads=0: 0 is not a positive integer"),
-    "an unknown layout": (["--config.model.layout=wid"], "'wid': did you mean 'wide'"),
-    "an unknown plan": (["--config.model.plan=albrt"], "'albrt': did you mean 'albert'"),
-    "width and heads": (["--config.model.num_heads=3"], "width 16 is not divisible by 3 heads"),
+    "an unknown layout": (["--config.model.heads.layout=wid"], "'wid': did you mean 'wide'"),
+    "an unknown plan": (["--config.model.sharing=albrt"], "'albrt': did you mean 'albert'"),
+    "width and heads": (
+        ["--config.model.heads.num_heads=3"],
+        "width 16 is not divisible by num_heads 3",
+    ),
     "a negative size": (["--config.model.width=-8"], "width must be a whole number of at least 1"),
     "no steps": (["--config.train.steps=0"], "steps must be more than 0"),
     "a missing text": (["--config.data.path=/no/such/text"], "no text at /no/such/text"),
@@ -338,11 +341,15 @@ BAD_FLAGS = {
     ),
     "an unknown optimizer": (["--config.train.optimizer=adamm"], "'adamm': did you mean 'adam'"),
     "Adam's decay": (["--config.train.optimizer=adam"], "adam has no weight decay; set"),
-    "no logits": (["--config.model.readout=none"], "model.readout='none' has none"),
+    "no logits": (["--config.model.output.kind=none"], "model.output.kind='none' has none"),
     "the wrong task": (["--config.task=masked_lm"], "needs model.kind='encoder', not 'decoder'"),
     "an impossible match": (
-        ["--config.match.budget=flops", "--config.model.layout=wide", "--config.model.num_heads=8"],
-        "give the reference a larger ffn_width",
+        [
+            "--config.match.budget=flops",
+            "--config.model.heads.layout=wide",
+            "--config.model.heads.num_heads=8",
+        ],
+        "give the reference a larger ffn.width",
     ),
     "a stray word": (["wide"], "unexpected argument 'wide'"),
 }  # fmt: skip
@@ -381,10 +388,10 @@ def test_bad_config_files(tmp_path, words, message):
 
 
 def test_a_sweep_refuses_flags_that_it_varies(tmp_path):
-    flags = (f"--config={SWEEP}:tiny", f"--workdir={tmp_path}/s", "--config.model.plan=albert")
+    flags = (f"--config={SWEEP}:tiny", f"--workdir={tmp_path}/s", "--config.model.sharing=albert")
     result = command("experiments.sweep", *flags)
     assert result.returncode == 1
-    assert "--config.model.plan is what this sweep varies" in result.stderr
+    assert "--config.model.sharing is what this sweep varies" in result.stderr
 
 
 def test_a_batch_that_the_devices_do_not_divide(tmp_path, text):

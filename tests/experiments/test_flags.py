@@ -41,12 +41,12 @@ def test_the_fields_of_a_config_are_flags():
     config = "--config=experiments/configs/byte_lm.py:tiny"
     told = command("experiments.run", config, "--help").stdout
     assert "byte_lm.py: How well does one head layout under one sharing plan predict" in told
-    assert "Words behind the colon, with commas between them:\n  a layout: standard, wide," in told
+    assert "Words behind the colon, with commas between them:\n  a layout: " in told
     assert "\n  masked: task=masked_lm, model.kind=encoder, model.vocab_size=257\n" in told
     assert "  --config.train.steps: 20 in this config.\n    (an integer)\n" in told
-    assert "  --[no]config.model.norm_bias: True in this config.\n" in told
+    assert "  --[no]config.model.ffn.bias: True in this config.\n" in told
     assert "  --config.train.seeds: (0, 1) in this config.\n    (a Python value)\n" in told
-    assert "  --config.model.qk_norm: None in this config.\n" in told
+    assert "  --config.model.heads.qk_norm.kind: None in this config.\n" in told
     assert "  --workdir: " in told
     assert "--config.train" not in command("experiments.run", "--help").stdout
 
@@ -55,12 +55,12 @@ def test_the_fields_of_a_config_are_flags():
 def test_every_kind_of_field(seeds):
     """Read by a command that does no more than print them: what a sweep would run."""
     fields = ["--config.model.width=32", "--config.train.learning_rate=1", "--config.start=there"]
-    fields += ["--noconfig.model.norm_bias", "--config.model.qk_norm=rms", seeds]
+    fields += ["--noconfig.model.ffn.bias", "--config.model.heads.qk_norm.kind=rms", seeds]
     config = "--config=experiments/configs/heads_and_sharing.py:tiny"
     told = command("experiments.sweep", *fields, config, "--workdir=runs/x", "--print_only")
     line = told.stdout.splitlines()[0]
     assert told.stderr.startswith("not estimated: ")  # there is no folder `there`
-    for word in ("width=32", "learning_rate=1.0", "start=there", "norm_bias=False", "qk_norm=rms"):
+    for word in ("width=32", "learning_rate=1.0", "start=there", "ffn.bias=False", "kind=rms"):
         assert f"{word} " in line
     assert "'--config.train.seeds=(3,)'" in line
-    assert line.endswith("--config.model.plan=separate --workdir=runs/x/standard-separate")
+    assert line.endswith("--config.model.sharing=separate --workdir=runs/x/standard-separate")

@@ -12,23 +12,25 @@ from commands import command
 from conftest import ROOT
 
 import attnlab
-from attnlab import pretrained, unique_parameters
+from attnlab import pretrained
+from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
 from experiments.running import arm, initial
 from experiments.running.workdir import WorkdirError
 
+BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(
-    pretrained.published_config("albert_base"),
-    plan="albert",
+    BASE,
+    sharing="albert",
     width=16,
     num_layers=3,
-    num_heads=2,
-    ffn_width=24,
+    heads=dataclasses.replace(BASE.heads, num_heads=2),
+    ffn=dataclasses.replace(BASE.ffn, width=24),
     vocab_size=300,
     max_len=20,
-    embedding_width=8,
+    embedding=dataclasses.replace(BASE.embedding, width=8),
 )
 PLANS_OF_RECIPE = ("separate", "attention_only")
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 7), np.int32)
@@ -44,7 +46,7 @@ def write(folder, config=ALBERT):
 
 
 def logits(config, params):
-    return np.asarray(jax.jit(config.build().apply)({"params": params}, TOKENS))
+    return np.asarray(jax.jit(config.build().apply)({"params": params}, TOKENS).logits)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +76,12 @@ def test_the_recipe(tmp_path, text):
     for told, plans in ((said[0], "albert -> separate"), (said[1], "separate -> attention_only")):
         difference = re.search(rf"plan {plans}: outputs differ by (\S+) of the largest", told)[1]
         assert float(difference) < 1e-6
-    unique = [unique_parameters(dataclasses.replace(ALBERT, plan=p)) for p in PLANS_OF_RECIPE]
+    unique = [num_parameters(dataclasses.replace(ALBERT, sharing=p)) for p in PLANS_OF_RECIPE]
     assert f"{unique[0]:,} parameters ({unique[1]:,} before it was written)" in said[2]
     assert "encoder, 3 layers of width 16, 2 standard heads, plan separate" in said[3]
 
     run = initial.of_run(tmp_path / "attention_only")
-    assert (run.config.plan, run.params["layers"]["attention"]["q"].shape[0]) == (
+    assert (run.config.sharing, run.params["layers"]["attention"]["q"].shape[0]) == (
         "attention_only",
         1,
     )
@@ -97,7 +99,7 @@ def test_the_recipe(tmp_path, text):
 
     # The same run with other weights in the folder does not go on.
     config = config_file.get_config(str(tmp_path / "separate"))
-    config.model.plan, config.train.steps, config.data.path = "attention_only", 20, str(text)
+    config.model.sharing, config.train.steps, config.data.path = "attention_only", 20, str(text)
     config.train.update(eval_windows=8, eval_batch_size=8, seeds=(4, 2))
     file = tmp_path / "separate" / "model.safetensors"
     tensors = {name: np.array(a) for name, a in read_file(file).items()}
@@ -111,38 +113,47 @@ def test_the_config_is_the_folders(tmp_path):
     config = config_file.get_config(str(write(tmp_path / "albert")))
     stored = pretrained.load_config(tmp_path / "albert")
     resolved = arm.resolve(config)
-    assert resolved.model == dataclasses.replace(stored, plan="albert")
+    assert resolved.model == dataclasses.replace(stored, sharing="albert")
     assert (resolved.task, resolved.train.length, resolved.start) == (
         "masked_lm",
         20,
         str(tmp_path / "albert"),
     )
-    config.model.update(plan="cycle:2", dropout_rate=0.1, remat=False)
-    assert arm.resolve(config).model.plan == "cycle:2"
-    config.model.update(ffn_width=25, norm="pre")
-    both = r"another model than model\.ffn_width=25 \(there 24\), model\.norm='pre' \(there 'post'"
+    config.model.update(sharing="cycle:2", dropout={"rate": 0.1}, compute={"remat": False})
+    assert arm.resolve(config).model.sharing == "cycle:2"
+    config.model.update(ffn={"width": 25}, norm={"position": "pre"})
+    both = r"than model\.ffn\.width=25 \(there 24\), model\.norm\.position='pre' \(there 'post'"
     with pytest.raises(ValueError, match=both):
         arm.resolve(config)
 
 
 def test_a_folder_that_cannot_train_is_refused(tmp_path):
     bare = dataclasses.replace(
-        ALBERT, readout="none", readout_bias=False, readout_transform=None, pooled_classes=0
+        ALBERT,
+        output=dataclasses.replace(
+            ALBERT.output, kind="none", bias=False, transform=None, num_classes=0
+        ),
     )
-    with pytest.raises(ValueError, match="start from a folder with a language-model readout"):
+    with pytest.raises(ValueError, match="start from a folder with one"):
         arm.resolve(config_file.get_config(str(write(tmp_path / "bare", bare))))
     plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
-    inner = dataclasses.replace(ALBERT, num_layers=4, plan=plan)
-    assert config_file.get_config(str(write(tmp_path / "inner", inner))).model.plan == "cycle:2"
+    inner = dataclasses.replace(ALBERT, num_layers=4, sharing=plan)
+    assert config_file.get_config(str(write(tmp_path / "inner", inner))).model.sharing == "cycle:2"
+    base = pretrained.published_config("t5_v1_1_base")
     t5 = dataclasses.replace(
-        pretrained.published_config("t5_v1_1_base"),
-        width=16, num_layers=2, num_heads=2, head_dim=8, ffn_width=24, vocab_size=400,
-    )  # fmt: skip
+        base,
+        width=16,
+        num_layers=2,
+        heads=dataclasses.replace(base.heads, num_heads=2, head_dim=8),
+        ffn=dataclasses.replace(base.ffn, width=24),
+        encoder=dataclasses.replace(base.encoder, num_layers=None),
+        vocab_size=400,
+    )
     config = config_file.get_config(str(write(tmp_path / "t5", t5)))
     assert arm.resolve(config).task == "span_corruption"
     stored, tokens = initial.load(str(tmp_path / "t5")), jnp.zeros((1, 3), int)
     both, told = initial.under_plan(
-        stored, dataclasses.replace(stored.config, plan="albert"), tokens
+        stored, dataclasses.replace(stored.config, sharing="albert"), tokens
     )
     assert {both[stack]["ffn"]["up"].shape[0] for stack in ("layers", "encoder_layers")} == {1}
     assert "separate -> albert: outputs differ by " in told

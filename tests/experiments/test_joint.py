@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from written_arms import ARMS, write_arm, write_sweep
 
-from attnlab import plot
+from attnlab import plotting
 from experiments.reporting import joint, results
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What `plot.joint` is asked to draw; nothing is drawn."""
+    """What `plotting.scatter_with_front` is asked to draw; nothing is drawn."""
     calls = []
-    monkeypatch.setattr(plot, "joint", lambda *given: calls.append(given))
-    monkeypatch.setattr(plot, "svg", lambda figure, name: "<svg/>")
+    monkeypatch.setattr(plotting, "scatter_with_front", lambda *given: calls.append(given))
+    monkeypatch.setattr(plotting, "to_svg", lambda figure, name: "<svg/>")
     return calls
 
 
@@ -68,12 +68,14 @@ def test_more_may_be_better():
 
 
 def test_only_the_front_is_named_and_the_legend_stays_inside():
-    looks = [plot.style(i, i) for i in range(3)]
+    looks = [plotting.style(i, i) for i in range(3)]
     points = [
-        plot.Point(name, look, x, y, 0.1)
+        plotting.Point(name, look, x, y, 0.1)
         for name, look, x, y in zip("abc", looks, (1e3, 2e3, 9e3), (3.0, 3.5, 2.0), strict=True)
     ]
-    figure = plot.joint(points, [points[0], points[2]], [("layout", looks[0])] * 5, "x", "y")
+    figure = plotting.scatter_with_front(
+        points, [points[0], points[2]], [("layout", looks[0])] * 5, "x", "y"
+    )
     [axes], [legend] = figure.axes, figure.legends
     assert sorted(text.get_text() for text in axes.texts) == ["a", "c"]
     assert axes.get_xscale() == "log"

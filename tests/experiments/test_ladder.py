@@ -9,7 +9,7 @@ from commands import command
 from conftest import ROOT
 from written_arms import undrawn, write_arm, written
 
-from attnlab import unique_parameters
+from attnlab.models import num_parameters, with_layout
 from experiments import sweep
 from experiments.configs import heads_and_sharing
 from experiments.reporting import ladder, rates, results
@@ -37,9 +37,10 @@ def test_every_arm_at_every_size():
     assert {name.rpartition("-")[2] for name in arms} == {"x1", "x1.5", "x2"}
     for name, size in plan.ladder["sizes"].items():
         model = arms[name].model
-        assert (model.width, model.ffn_width) == (16 * size, 32 * size)
-        assert model.heads.sizes["N"] == 2
-        assert model.heads.sizes["H"] == model.width // (1 if model.layout == "wide" else 2)
+        assert (model.width, model.ffn.width) == (16 * size, 32 * size)
+        assert model.heads.num_heads == 2
+        share = 1 if model.heads.name == "wide" else 2
+        assert model.layout.size("head_dim") == model.width // share
     _, deep = climbed("tiny", by="depth")
     assert [deep[f"wide-albert-x{x}"].model.num_layers for x in ("1", "1.5", "2")] == [2, 3, 4]
     assert deep["wide-albert-x2"].model.width == 16
@@ -50,9 +51,10 @@ def test_budgets_are_matched_at_each_size():
     _, arms = climbed("match=parameters", (1.0, 2.0), only="wide-separate")
     for size, ffn in ((1, 512), (2, 1024)):
         wide = arms[f"wide-separate-x{size}"].model
-        standard = dataclasses.replace(wide, layout="standard", ffn_width=ffn)
-        assert unique_parameters(wide) == pytest.approx(unique_parameters(standard), rel=0.01)
-        assert 0 < wide.ffn_width < ffn
+        standard = with_layout(wide, "standard", "separate")
+        standard = dataclasses.replace(standard, ffn=dataclasses.replace(wide.ffn, width=ffn))
+        assert num_parameters(wide) == pytest.approx(num_parameters(standard), rel=0.01)
+        assert 0 < wide.ffn.width < ffn
 
 
 def test_what_is_no_ladder_is_refused():
@@ -68,12 +70,12 @@ def test_what_is_no_ladder_is_refused():
     with pytest.raises(ValueError, match=r"model.width=16 times 1.3 is no whole number"):
         climbed("tiny", (1.0, 1.3))
     config = heads_and_sharing.get_config("tiny")
-    config.model.kinds = "1(head_dim=4) 1()"
-    with pytest.raises(ValueError, match="has head_dim of its own, which would stay"):
+    config.model.layer_types = ((1, {"heads": {"layout": "wide", "head_dim": 4}}), (1, {}))
+    with pytest.raises(ValueError, match=r"have heads\.head_dim of their own, which would stay"):
         scaled(config.model, "width", 2.0)
     assert scaled(config.model, "depth", 2.0) == {"model.num_layers": 4}
-    config.model.kinds, config.model.attention_scale = "", 0.25
-    with pytest.raises(ValueError, match=r"attention_scale=0.25 would stay as it is while heads"):
+    config.model.layer_types, config.model.heads.scale = (), 0.25
+    with pytest.raises(ValueError, match=r"heads.scale=0.25 would stay as it is while heads"):
         scaled(config.model, "width", 2.0)
     for file, what in (("albert_table4", "published table"), ("same_start", "known answer")):
         plan = sweep.read(f"{CONFIGS}/{file}.py:tiny", {})
@@ -169,7 +171,7 @@ def test_a_sweep_climbs_and_tunes_every_rung(tmp_path, nine_letters):
         "get_config = byte_lm.get_config\n"
         "def sweep(add, arg=''):\n"
         "    for plan in ('separate', 'albert'):\n"
-        "        add(**{'model.plan': plan})\n"
+        "        add(**{'model.sharing': plan})\n"
     )
     words = [f"--config={config}:tiny", f"--workdir={tmp_path}/sweep", "--ladder=2", "--tune=3"]
     words += ["--config.train.learning_rate=0.03"]  # near the best: few rates are added

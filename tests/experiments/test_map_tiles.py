@@ -23,6 +23,7 @@ def test_layers_with_unlike_heads_have_no_map(nine_letters, tmp_path):
     config = byte_lm.get_config("tiny")
     config.data.path = str(nine_letters)
     config.train.update(steps=4, warmup_steps=1)
-    config.model.update(kinds="1(num_heads=1) 1()")
+    one_head = {"heads": {"layout": "standard", "num_heads": 1}}
+    config.model.update(layer_types=((1, one_head), (1, {})))
     assert arm.run(config, tmp_path / "run")["status"] == arm.COMPLETE
     assert not (tmp_path / "run" / FILE).exists()

@@ -10,7 +10,7 @@ import pytest
 import small_data
 
 from attnlab import training
-from attnlab.training import sources
+from attnlab.data import DATASETS
 from attnlab.training.metrics import Recorder
 from experiments import report, sweep
 from experiments.configs import recall
@@ -34,7 +34,7 @@ DRAWN = ("recall", "two_heads_beat_one", "one_wide_beats_many_narrow", "heads_or
 def tiny(name, folder):
     """The config at its scale for tests, on the small data."""
     config = importlib.import_module(f"experiments.configs.{name}").get_config("tiny")
-    data, length, _ = small_data.ROWS[CONFIGS[name]](folder)
+    data, length, _ = small_data.DATASETS[CONFIGS[name]](folder)
     if name == "scan":
         config.data.make, config.model.vocab_size = data.make, 7
     elif name not in DRAWN:
@@ -46,7 +46,7 @@ def tiny(name, folder):
 
 
 def test_every_row_has_a_config():
-    assert {*CONFIGS.values(), "text"} == set(sources.SOURCES)
+    assert {*CONFIGS.values(), "text"} == set(DATASETS)
 
 
 @pytest.mark.slow

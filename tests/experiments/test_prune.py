@@ -9,7 +9,8 @@ import pytest
 from commands import command
 from test_view import SEEDS, run
 
-from attnlab import inspect, training, unique_parameters
+from attnlab import interpret, training
+from attnlab.models import num_parameters
 from experiments import prune
 
 __all__ = ["run"]
@@ -55,20 +56,20 @@ def test_a_row_by_hand(run):
     params = jax.tree.map(lambda a: jnp.asarray(a[1]), run[2])
     tokens = jnp.asarray(study.source.heldout(9)["tokens"])
     given = dict(targets=tokens[:, 1:])
-    loss = inspect.token_loss(study.config, params, tokens[:, :-1], **given)
-    gates = inspect.gates_of(study.config)
+    loss = interpret.token_loss(study.config, params, tokens[:, :-1], **given)
+    gates = interpret.head_gates(study.config)
     np.testing.assert_allclose(whole, loss({}).mean(), rtol=1e-5)
-    np.testing.assert_allclose(row.loss, loss(gates.edit(values)).mean(), rtol=1e-5)
-    alone = loss(gates.edit((values > 0).astype(np.float32))).mean()
+    np.testing.assert_allclose(row.loss, loss(gates.patch(values)).mean(), rtol=1e-5)
+    alone = loss(gates.patch((values > 0).astype(np.float32))).mean()
     np.testing.assert_allclose(row.before["gates"], alone, rtol=1e-5)
     tokens = jnp.asarray(study.source.train(9)["tokens"])
-    seen = inspect.token_loss(study.config, params, tokens[:, :-1], targets=tokens[:, 1:])
-    order = inspect.order_by(inspect.ablations(seen, gates))[: 6 - row.kept]
+    seen = interpret.token_loss(study.config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    order = interpret.ascending_order(interpret.ablation_effects(seen, gates))[: 6 - row.kept]
     gone = np.ones(6, np.float32)
     gone[np.asarray(order)] = 0
-    expected = loss(gates.edit(gone.reshape(3, 2))).mean()
+    expected = loss(gates.patch(gone.reshape(3, 2))).mean()
     np.testing.assert_allclose(row.before["ablation"], expected, rtol=1e-5)
     assert row.after == {}
     told = prune.table(study.config, whole, [row], by="layer")
     assert told.splitlines()[1].split()[:4] == ["0.05", *map(str, row[1:3]), f"{row.loss:.4f}"]
-    assert f"{unique_parameters(study.config):,} parameters" in told
+    assert f"{num_parameters(study.config):,} parameters" in told

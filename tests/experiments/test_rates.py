@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT, command
 from written_arms import write_arm, write_sweep, written
 
-from attnlab.training.sources import Text
+from attnlab.data import Text
 from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import findings, rates, results
@@ -87,11 +87,11 @@ def test_rates_of_another_sweep(tmp_path):
     """The rate and the end of its schedule are taken; arms that have none there are named."""
     write_tuned(tmp_path)
     base = byte_lm.get_config("tiny,wide")
-    plan = sweep.Sweep({"wide-separate": {"model.layout": "wide"}}, {})
+    plan = sweep.Sweep({"wide-separate": {"model.heads.layout": "wide"}}, {})
     configs = {"wide-separate": base}
     carried, told = sweep.at_rates_of(plan, configs, tmp_path)
     changes = carried.arms["wide-separate"]
-    assert changes.pop("model.layout") == "wide"
+    assert changes.pop("model.heads.layout") == "wide"
     assert changes.pop("train.learning_rate") == rates.read(tmp_path)["wide-separate"].chosen
     ratio = base.train.final_learning_rate / base.train.learning_rate
     assert changes.pop("train.final_learning_rate") == pytest.approx(ratio * 0.00187, rel=0.01)
@@ -199,7 +199,7 @@ def test_a_sweep_chooses_its_rates(tmp_path, nine_letters):
         "from experiments.configs import byte_lm\n"
         "get_config = byte_lm.get_config\n"
         "def sweep(add, arg=''):\n"
-        "    add(**{'model.plan': 'albert'})\n"
+        "    add(**{'model.sharing': 'albert'})\n"
     )
     words = [f"--config={config}:tiny", f"--workdir={tmp_path}/sweep", "--tune=3"]
     words += [f"--config.data.path={nine_letters}", "--config.data.validation=0.1"]
@@ -217,10 +217,10 @@ def test_a_sweep_chooses_its_rates(tmp_path, nine_letters):
 def test_flags_reach_what_arms_are_computed_from():
     """Scores / H are of the heads that the flags ask for, equal parameters of their width."""
     path = f"{ROOT}/experiments/configs/heads_and_sharing.py:scores"
-    arms = sweep.read(path, {"model.num_heads": 8}).arms
-    assert arms["standard-albert-scores-H"]["model.attention_scale"] == 1 / (64 // 8)
+    arms = sweep.read(path, {"model.heads.num_heads": 8}).arms
+    assert arms["standard-albert-scores-H"]["model.heads.scale"] == 1 / (64 // 8)
     arms = sweep.read(f"{ROOT}/experiments/configs/chunks.py", {"model.width": 128}).arms
-    assert arms["one-for-all-chunks-small-scores"]["model.attention_scale"] == 128**-0.5
+    assert arms["one-for-all-chunks-small-scores"]["model.heads.scale"] == 128**-0.5
 
 
 def test_a_question_that_is_put_alone():
@@ -228,5 +228,5 @@ def test_a_question_that_is_put_alone():
     plan = sweep.read(f"{ROOT}/experiments/configs/heads_and_sharing.py:study,confirm", {})
     plans = ("separate", "cycle:2", "albert")
     assert list(plan.pairs) == [(f"wide · {p}", f"standard · {p}") for p in plans]
-    assert {one["model.layout"] for one in plan.arms.values()} == {"standard", "wide"}
+    assert {one["model.heads.layout"] for one in plan.arms.values()} == {"standard", "wide"}
     assert len(plan.arms) == 2 * len(plans)

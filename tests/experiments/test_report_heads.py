@@ -11,13 +11,14 @@ from conftest import assert_close
 from written_arms import Page, write_arm, written
 
 from attnlab import ModelConfig
-from attnlab.training.sources.source import BYTES
-from attnlab.training.sources.text import write_bytes
-from attnlab.training.tasks import TASKS
+from attnlab.data.dataset import BYTES
+from attnlab.data.text import decode_bytes
+from attnlab.heads import Standard
+from attnlab.training.objectives import OBJECTIVES
 from experiments.reporting import figures, heads
 from experiments.running import maps, writing
 
-TASK = TASKS["causal_lm"].bind(BYTES)
+TASK = OBJECTIVES["causal_lm"].bind(BYTES)
 ROWS = [
     rb"        if x:".ljust(24) + b"\n",
     b"the words of a sentence, ",
@@ -29,7 +30,7 @@ ROWS = [
 def source_of(rows):
     tokens = np.stack([np.frombuffer(row, np.uint8) for row in rows]).astype(np.int32)
     held = {"tokens": tokens, "valid": np.ones_like(tokens[:, 1:], bool)}
-    return types.SimpleNamespace(heldout=lambda n: held, write=write_bytes, sizes=BYTES)
+    return types.SimpleNamespace(heldout=lambda n: held, decode=decode_bytes, sizes=BYTES)
 
 
 def test_the_row_with_words_is_looked_at():
@@ -41,7 +42,9 @@ def test_the_row_with_words_is_looked_at():
 
 
 def test_statistics_of_heads_are_those_of_their_probabilities():
-    config = ModelConfig(width=8, num_heads=2, num_layers=3, plan="cycle:2", max_len=24)
+    config = ModelConfig(
+        width=8, heads=Standard(num_heads=2), num_layers=3, sharing="cycle:2", max_len=24
+    )
     model, source = config.build(), source_of(ROWS[1:2])
     rows = maps.shown_rows(TASK, source)
     init = lambda key: model.init(key, jnp.zeros((1, 24), int))["params"]
@@ -60,9 +63,9 @@ def test_statistics_of_heads_are_those_of_their_probabilities():
     probs = left["probs"].astype(np.float64)
     # The first query has no choice and is left out. Probabilities are kept in half precision.
     half = {"rtol": 0, "atol": 1e-3}
-    np.testing.assert_allclose(found["first"], probs[:, :, 1:, 0].mean(-1), **half)
+    np.testing.assert_allclose(found["first_token"], probs[:, :, 1:, 0].mean(-1), **half)
     back = np.diagonal(probs, -1, axis1=2, axis2=3).mean(-1)
-    np.testing.assert_allclose(found["previous"], back, **half)
+    np.testing.assert_allclose(found["previous_token"], back, **half)
     assert_close(left["fresh"], left["statistics"])  # the same weights
     [inputs] = asked
     assert inputs["tokens"].shape == (1, 24)
@@ -71,13 +74,13 @@ def test_statistics_of_heads_are_those_of_their_probabilities():
 def test_a_text_longer_than_the_model_goes_on_from_its_end(monkeypatch):
     seen = []
 
-    def count_on(model, params, prompt, new, **options):
-        seen.append((np.asarray(prompt)[0].tolist(), options["temperature"]))
+    def count_on(params, prompt, config, new, *, sampling, key):
+        seen.append((np.asarray(prompt)[0].tolist(), sampling.temperature))
         return prompt[:, -1:] + 1 + jnp.arange(new)[None]
 
     monkeypatch.setattr(writing, "generate", count_on)
     monkeypatch.setattr(writing, "LENGTH", 12)
-    config = ModelConfig(width=8, num_heads=2, num_layers=1, max_len=9)
+    config = ModelConfig(width=8, heads=Standard(num_heads=2), num_layers=1, max_len=9)
     row = maps.shown_rows(TASK, source_of([bytes(range(65, 90))]))[0]
     told = writing.sample(config, {}, source_of(ROWS), row, 3)
     assert told == {"prompt": "ABCD", "written": "EFGHIJKLMNOP", "temperature": 0.8, "seed": 3}
@@ -103,7 +106,7 @@ def shown(tmp_path_factory):
     left |= {
         "pieces_tokens": np.array(["if", " ", "$a", ":", r"\n", " ", "<", "incomprehensible"]),
         "sets": np.array([0, 0]),
-        "names": np.array(["previous", "same", "entropy", "diagonal"]),
+        "names": np.array(["previous_token", "duplicate_token", "entropy", "diagonal"]),
         "statistics": np.array([[[a, b, c]] * 2 for a, b, c in values]),
         "fresh": np.zeros((4, 2, 3)) + 0.0625,
         "rows": np.array(8),
@@ -119,10 +122,10 @@ def test_tokens_stand_at_the_sides_and_sets_at_the_layers(shown):
     svg = (folder / "figures" / "map-standard-albert.svg").read_text()
     for word in (">if<", ">·<", ">$a<", r">\n<", ">&lt;<", ">incompre…<"):
         assert svg.count(word) >= 1 + 3, word  # the first map of two, and below each of three
-    assert "layer 2, set 1" in svg
+    assert "layer 1, group 0" in svg
     old = (folder / "figures" / "map-wide-separate.svg").read_text()
     assert ">if<" not in old
-    assert "layer 2<" in old
+    assert "layer 1<" in old
 
 
 def test_statistics_stand_beside_the_untrained_model(shown):

@@ -7,13 +7,12 @@ import json
 
 import jax
 import numpy as np
-import planted_roles as language
+import planted_syntax as language
 import pytest
 from commands import command
 
 from attnlab import training
-from attnlab.inspect.roles import Role
-from attnlab.inspect.treebank import parse_trees
+from attnlab.interpret import SyntaxScore, parse_trees
 from attnlab.training.checkpoint import Checkpoints
 from experiments import roles
 from experiments.configs import byte_lm
@@ -54,8 +53,8 @@ def test_the_text_to_train_on(treebank, tmp_path):
 
 
 def test_what_the_table_says():
-    det = Role("det", 1200, 1, 0.5, 0.07, 1, 0, "to head", 0.625, 0.125, 0.05, 0.2)
-    obj = Role("obj", 300, -2, 0.3, 0.4, 0, 3, "from head", 0.3, -0.1, -0.15, -0.05)
+    det = SyntaxScore("det", 1200, 1, 0.5, 0.07, 1, 0, "to head", 0.625, 0.125, 0.05, 0.2)
+    obj = SyntaxScore("obj", 300, -2, 0.3, 0.4, 0, 3, "from head", 0.3, -0.1, -0.15, -0.05)
     fresh = [one._replace(by_head=0.1, gain=-0.4, low=-0.5, high=-0.3) for one in (det, obj)]
     told = roles.table(roles.Study({"seed 0": [det, obj], "seed 0, fresh": fresh}, (70, 80), 6))
     lines = told.splitlines()

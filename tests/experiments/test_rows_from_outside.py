@@ -6,10 +6,10 @@ import optax
 import pytest
 from chains import FOLLOW, Chains
 
+from attnlab.data import DATASETS
 from attnlab.training import OPTIMIZERS, SCHEDULES
-from attnlab.training.optimizers import Row
-from attnlab.training.sources import SOURCES
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.optimizers import OptimizerEntry
 from experiments import report
 from experiments.configs import byte_lm
 from experiments.running import arm
@@ -24,9 +24,9 @@ def sign_descent(config, rate, axes):
 
 @pytest.mark.slow
 def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
-    monkeypatch.setitem(SOURCES, "chains", Chains)
-    monkeypatch.setitem(TASKS, "follow", FOLLOW)
-    monkeypatch.setitem(OPTIMIZERS, "signs", Row("SignSGD", sign_descent))
+    monkeypatch.setitem(DATASETS, "chains", Chains)
+    monkeypatch.setitem(OBJECTIVES, "follow", FOLLOW)
+    monkeypatch.setitem(OPTIMIZERS, "signs", OptimizerEntry("SignSGD", sign_descent))
     monkeypatch.setitem(SCHEDULES, "halves", lambda config: lambda step: 0.01 * 0.5 ** (step // 50))
     config = byte_lm.get_config("chains,tiny")
     flags = {

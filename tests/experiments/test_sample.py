@@ -8,7 +8,7 @@ import pytest
 from commands import command
 from test_view import SEEDS, folder, run
 
-from attnlab import generate
+from attnlab.models import generate
 from experiments import sample
 from experiments.running.reading import Asked, open_folder, open_run
 
@@ -20,7 +20,7 @@ def test_a_run_goes_on_with_a_text(run):
     opened = open_run(run[0], SEEDS[1])
     told = sample.texts(opened, Asked("def né"), 100)
     prompt = jnp.asarray([list("def né".encode())])
-    new = generate(opened.config.build(), opened.params, prompt, opened.config.max_len - 7)
+    new = generate(opened.params, prompt, opened.config, opened.config.max_len - 7)
     ours = [*"def né".encode(), *np.asarray(new)[0].tolist()]
     assert told == [bytes(ours).decode(errors="replace")]
     assert "".join(sample.pieces(opened, Asked("def né"), 100)) == told[0]

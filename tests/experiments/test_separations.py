@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import small_data
 from conftest import ROOT, assert_close
+from ml_collections import ConfigDict
 
-from attnlab import unique_parameters
-from attnlab.model import alike
-from attnlab.training import TrainConfig, init_state, make_optimizer, sources, train_step
-from attnlab.training.sources.endpoints import cases
-from attnlab.training.tasks import TASKS
+from attnlab import data
+from attnlab.data.endpoints import examples
+from attnlab.heads import score_scale
+from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
+from attnlab.models.head_similarity import smallest_change
+from attnlab.training import TrainConfig, init_state, make_optimizer, train_step
+from attnlab.training.objectives import OBJECTIVES
 from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import claims
-from experiments.running import arm, initial
+from experiments.running import arm, initial, launch
 
 CONFIGS = (
     "two_heads_beat_one",
@@ -42,7 +45,7 @@ def expected(name, words="", folder=None):
     planned = sweep.read(f"{ROOT}/experiments/configs/{name}.py:{words}", {})
     base = module.get_config(words)
     if name in DATA:
-        data, length, _ = small_data.ROWS[DATA[name]](folder)
+        data, length, _ = small_data.DATASETS[DATA[name]](folder)
         base.data.update(dataclasses.asdict(data))
         base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
     changed = {n: sweep.with_changes(base, changes) for n, changes in planned.arms.items()}
@@ -68,22 +71,23 @@ def test_each_cause_is_undone_alone_and_every_such_arm_costs_as_much():
     """Of chunks.py: one difference from the code of `former` an arm, scales and counts by hand."""
     _, arms = expected("chunks")
     code, width = arms["one for all chunks, small scores"].model, 64
-    assert (code.layout, code.width, code.heads.sizes["H"]) == ("narrow_tied", width, 16)
-    assert code.heads.score_scale == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
+    size = code.layout.size("head_dim")
+    assert (code.heads.name, code.width, size) == ("narrow_tied", width, 16)
+    assert score_scale(code.layout) == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
     undone = {
-        "own chunks, small scores": {"layout"},
-        "one for all chunks": {"attention_scale"},
-        "one for all chunks, small scores, equal parameters": {"ffn_width"},
-        "own chunks, equal parameters": {"layout", "attention_scale", "ffn_width"},
+        "own chunks, small scores": {"heads.layout"},
+        "one for all chunks": {"heads.scale"},
+        "one for all chunks, small scores, equal parameters": {"ffn.width"},
+        "own chunks, equal parameters": {"heads.layout", "heads.scale", "ffn.width"},
     }
     for name, fields in undone.items():
-        other = dataclasses.asdict(arms[name].model)
-        assert {f for f, v in dataclasses.asdict(code).items() if other[f] != v} == fields
-    assert arms["one for all chunks"].model.heads.score_scale == 1 / 4
-    wide = unique_parameters(arms["wide"].model)
+        ours, theirs = (launch.fields(ConfigDict(to_dict(m))) for m in (code, arms[name].model))
+        assert {path for path in ours if ours[path][1] != theirs[path][1]} == fields
+    assert score_scale(arms["one for all chunks"].model.layout) == 1 / 4
+    wide = num_parameters(arms["wide"].model)
     for name, one in arms.items():
         if name.endswith("equal parameters"):
-            assert abs(unique_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
+            assert abs(num_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
 
 
 def test_reviews_are_asked_of_the_arms_that_are_compared():
@@ -92,8 +96,8 @@ def test_reviews_are_asked_of_the_arms_that_are_compared():
     text, reviews = (sweep.read(f"{file}:{words}", {}) for words in ("", "reviews"))
     assert (len(text.arms), len(reviews.arms)) == (11, 7)
     assert set(reviews.titles.values()) == {name for pair in reviews.pairs for name in pair}
-    assert {name: text.arms[name]["model.layout"] for name in reviews.arms} == {
-        name: changes["model.layout"] for name, changes in reviews.arms.items()
+    assert {name: text.arms[name]["model.heads.layout"] for name in reviews.arms} == {
+        name: changes["model.heads.layout"] for name, changes in reviews.arms.items()
     }
     named = {e[of] for e in reviews.claim["expects"] for of in ("arm", "of")} - {""}
     assert named <= set(reviews.titles.values())
@@ -101,11 +105,11 @@ def test_reviews_are_asked_of_the_arms_that_are_compared():
 
 def test_every_case_of_a_small_graph():
     """Written out by hand: 0 -> 1 and 1 -> 0, selectors 2 and 3, query 4."""
-    rows = cases(2, "complete")
+    rows = examples(2, "complete")
     assert rows["tokens"].tolist() == [[0, 1, 2, 4], [1, 0, 2, 4], [0, 1, 3, 4], [1, 0, 3, 4]]
     assert rows["values"].tolist() == [[-1, -1, -1, v] for v in (0, 1, 1, 0)]
-    assert len(cases(5, "complete")["tokens"]) == 2 * 5 * 4
-    arcs = cases(5, "acyclic")["tokens"][:, :2]
+    assert len(examples(5, "complete")["tokens"]) == 2 * 5 * 4
+    arcs = examples(5, "acyclic")["tokens"][:, :2]
     assert len(arcs) == 5 * 4
     assert (arcs[:, 0] < arcs[:, 1]).all()
 
@@ -120,13 +124,13 @@ def test_every_case_of_a_small_graph():
 )
 def test_impossible_endpoints(fields, length, message):
     with pytest.raises(ValueError, match=message):
-        sources.Endpoints(**fields).load(length)
+        data.Endpoints(**fields).load(length)
 
 
 def right(config, params, rows):
-    """Share of the cases that have the largest logit; params [models, ...]."""
+    """Share of the examples that have the largest logit; params [models, ...]."""
     model, tokens = config.build(), jnp.asarray(rows["tokens"])
-    logits = jax.vmap(lambda p: model.apply({"params": p}, tokens)[:, -1])(params)
+    logits = jax.vmap(lambda p: model.apply({"params": p}, tokens).logits[:, -1])(params)
     return np.mean(np.argmax(logits, axis=-1) == rows["values"][:, -1], axis=1)
 
 
@@ -139,10 +143,12 @@ def at_random(config, count):
 
 
 def test_one_head_keeps_the_bound_whatever_its_weights():
-    """None of 4,000 random models is right in more than 3 of the 4 cases of a pair, some in 3."""
+    """None of 4,000 random models is right in more than 3 of the 4 examples of a pair."""
     _, arms = expected("two_heads_beat_one", "tiny")
-    one = dataclasses.replace(arms["one head"].model, vocab_size=5, width=4, head_dim=6)
-    assert right(one, at_random(one, 4000), cases(2, "complete")).max() == 0.75
+    one = arms["one head"].model
+    heads = dataclasses.replace(one.heads, head_dim=6)
+    one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
+    assert right(one, at_random(one, 4000), examples(2, "complete")).max() == 0.75
 
 
 def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
@@ -150,19 +156,22 @@ def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
     # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
     _, arms = expected("two_heads_beat_one", "tiny")
     one = arms["one head"].model
-    rows = jnp.asarray(cases(4, "complete")["tokens"])
+    rows = jnp.asarray(examples(4, "complete")["tokens"])
 
     def apart(model):
         params = jax.tree.map(lambda a: jnp.asarray(a[0] / 4), at_random(model, 1))
-        shown = model.build().apply({"params": params}, rows, show=("probs", "residual"))[1]
+        shown = (
+            model.build().apply({"params": params}, rows, capture=("probs", "residual")).captured
+        )
         scaled = shown["residual"][0, :, -1] / shown["probs"][0, :, 0, -1, -1:]
         first, second = np.split(np.asarray(scaled), 2)  # by the selector
         return first - second
 
     found = apart(one)
     assert_close(found, np.broadcast_to(found[:1], found.shape))
-    for change in ({"num_heads": 2}, {"ffn_width": 8}):
-        found = apart(dataclasses.replace(one, **change))
+    two = dataclasses.replace(one, heads=dataclasses.replace(one.heads, num_heads=2))
+    for other in (two, dataclasses.replace(one, ffn=FFN(width=8))):
+        found = apart(other)
         assert np.ptp(found, axis=0).max() > 0.1 * np.abs(found).max()
 
 
@@ -172,8 +181,8 @@ def test_two_narrow_heads_are_right_in_every_case():
     n, large = 5, 30.0
     _, arms = expected("two_heads_beat_one")
     model = arms["two narrow heads"].model
-    sizes = dict(vocab_size=n + 3, width=n + 7, head_dim=1, value_dim=n, num_heads=2)
-    model = dataclasses.replace(model, **sizes)
+    heads = dataclasses.replace(model.heads, head_dim=1, value_dim=n, num_heads=2)
+    model = dataclasses.replace(model, vocab_size=n + 3, width=n + 7, heads=heads)
     params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
     params["embedding"][:, : n + 3] = np.eye(n + 3)
     params["positions"][:, n + 3 :] = np.eye(4)
@@ -185,44 +194,39 @@ def test_two_narrow_heads_are_right_in_every_case():
         layer["k"][place, head], layer["k"][other, head] = large, 2 * large
         layer["v"][:n, head] = layer["o"][head, :, :n] = large * np.eye(n)
     params["layers"]["attention"] = jax.tree.map(lambda a: a[None], layer)
-    found = right(model, jax.tree.map(lambda a: a[None], params), cases(n, "complete"))
+    found = right(model, jax.tree.map(lambda a: a[None], params), examples(n, "complete"))
     assert found.tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
-    ("fields", "changes", "message"),
+    ("fields", "message"),
     [
-        ({"maps": "qkvx!"}, {"num_heads": 1}, "the model has one head"),
-        (
-            {"maps": "x"},
-            {},
-            "made of the letters 'x'; the model has k, k_bias, o, q",
-        ),
-        ({"noise": 0.1}, {}, "same.noise 0.1 must be 0 or more, and needs same.maps"),
-        ({"noise": -0.1, "maps": "q"}, {}, "same.noise -0.1 must be 0 or more"),
-        ({"first_of": 4}, {}, "same.first_of 4 must be more than model.num_heads 4"),
+        ({"values": "x"}, "'x'"),
+        ({"noise": 0.1}, "same.noise 0.1 must be 0 or more, and needs same.values"),
+        ({"noise": -0.1, "values": "q"}, "same.noise -0.1 must be 0 or more"),
+        ({"first_of": 4}, "same.first_of 4 must be more than model.heads.num_heads 4"),
     ],
 )
-def test_heads_that_cannot_be_the_same(fields, changes, message):
+def test_heads_that_cannot_be_the_same(fields, message):
     """Before any weight is made."""
     config = byte_lm.get_config("tiny")
-    config.model.num_heads = changes.get("num_heads", 4)
+    config.model.heads.num_heads = 4
     config.same.update(fields)
     with pytest.raises(ValueError, match=message):
         arm.resolve(config)
 
 
 def trained(model, same, steps=12):
-    """Weights at the start and after some steps of Adam on the cases of a small graph."""
+    """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
     adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
     config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
-    source = sources.Endpoints(vertices=4).load(4)
-    task, transform = TASKS["endpoint"].bind(source.sizes), make_optimizer(config).transform
+    source = data.Endpoints(vertices=4).load(4)
+    task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
     make = initial.fresh(model, same)
     state = init_state(model.build(), task, transform, source.shapes(), 0, make)
     begun = state.params
-    batch = jax.tree.map(jnp.asarray, cases(4, "complete"))
+    batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
     step = jax.jit(lambda state: train_step(model.build(), task, transform, state, batch, 0))
     for _ in range(steps):
         state = step(state)
@@ -234,23 +238,23 @@ def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     times 2, started as the first of the two, are those of each; noise tells them apart."""
     _, arms = expected("same_start", "tiny")
     two = arms["equal"]
-    exact = lambda one: dataclasses.replace(one.model, dtype="float64")
+    exact = lambda one: dataclasses.replace(one.model, compute=Compute(dtype="float64"))
     begun, equal = trained(exact(two), two.same)
-    assert float(alike.heads_apart(two.model, equal)) == 0
-    assert float(alike.least_moved(begun, equal)) > 1e-3
+    assert float(head_distance(two.model, equal)) == 0
+    assert float(smallest_change(begun, equal)) > 1e-3
     lone = arms["one head, output times 2"]
     _, one = trained(exact(lone), lone.same)
     both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
     assert_close(one, both, loosen=1e4)
     noisy = arms["noise of 1e-4"]
     begun, parted = trained(exact(noisy), noisy.same)
-    start, end = (float(alike.heads_apart(noisy.model, p)) for p in (begun, parted))
+    start, end = (float(head_distance(noisy.model, p)) for p in (begun, parted))
     assert 0 < start < end
 
 
 def test_the_farthest_point_by_numpy():
     """Of every point another one, at the largest distance, all of length 1."""
-    rows = sources.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
+    rows = data.Farthest(dimensions=3, heldout_rows=7).load(5).heldout(0)
     x, y = rows["features"], rows["answers"]
     assert_close(np.sum(x**2, axis=-1), np.ones((7, 5), np.float32))
     far = np.linalg.norm(x[:, :, None] - x[:, None], axis=-1)
@@ -259,16 +263,16 @@ def test_the_farthest_point_by_numpy():
             other = np.argmax(far[row, point])
             assert other != point
             assert np.array_equal(y[row, point], x[row, other])
-    assert rows["asked"].all()
+    assert rows["scored"].all()
 
 
 def test_sums_of_maxima_by_numpy():
     """Of mean 0 and variance 1 over many rows; one token asks, and none but it is scored."""
-    data = sources.Maxima(dimensions=3, directions=2, heldout_rows=4000)
-    rows = data.load(6).heldout(0)
+    config = data.Maxima(dimensions=3, directions=2, heldout_rows=4000)
+    rows = config.load(6).heldout(0)
     x, answers = rows["features"], rows["answers"][:, -1, 0]
-    assert (x[..., 3:] == np.where(rows["asked"][..., None], [0, 1], [1, 0])).all()
-    assert (rows["asked"] == (np.arange(6) == 5)).all()
+    assert (x[..., 3:] == np.where(rows["scored"][..., None], [0, 1], [1, 0])).all()
+    assert (rows["scored"] == (np.arange(6) == 5)).all()
     assert abs(answers.mean()) < 0.06
     assert abs(answers.std() - 1) < 0.06
     # The directions are orthonormal and the same for all rows: found again from rows alone.
@@ -282,11 +286,11 @@ def test_sums_of_maxima_by_numpy():
 @pytest.mark.parametrize(
     ("make", "length", "message"),
     [
-        (lambda: sources.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
-        (sources.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
-        (lambda: sources.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (sources.Maxima, 2, "train.length 2 leaves no 2 vectors"),
-        (lambda: sources.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
+        (lambda: data.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
+        (data.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
+        (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
+        (data.Maxima, 2, "train.length 2 leaves no 2 vectors"),
+        (lambda: data.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
     ],
 )
 def test_impossible_vectors(make, length, message):
@@ -304,21 +308,22 @@ def test_one_full_rank_head_finds_the_farthest():
     rows = jax.tree.map(jnp.asarray, source.heldout(64))
     params = model.build().init(jax.random.key(0), rows["features"])["params"]
     params = jax.tree.map(np.zeros_like, params)
-    params["embedding"], params["classes"] = np.eye(d, dtype=np.float32), np.eye(d) / d**0.5
+    params["embedding"], params["classifier"] = np.eye(d, dtype=np.float32), np.eye(d) / d**0.5
     params["final_norm"]["scale"] += 1
     layer = params["layers"]["attention"]
     layer["norm"]["scale"] += 1
     layer["q"][0, :, 0], layer["k"][0, :, 0] = np.eye(d), -large * np.eye(d)
     layer["v"][0, :, 0], layer["o"][0, 0] = np.eye(d), large * np.eye(d)
     params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
-    task = TASKS["regression"]
+    task = OBJECTIVES["regression"]
     example = task.prepare(rows, jax.random.key(0))
     assert example.inputs["tokens"].shape == (64, one.train.length, d)
     metric = task.metrics[0]
-    amounts, counts = metric.measure(task.answer(model.build(), params, example.inputs), example)
+    answer, _ = task.predict(model.build(), params, example.inputs)
+    amounts, counts = metric.measure(answer, example)
     unexplained = float(jnp.sum(amounts) / jnp.sum(counts) / metric.divisor)
     assert unexplained < 3
-    assert source.yardsticks()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
+    assert source.baselines()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
 
 
 def test_frozen_weights_that_are_none_are_refused_before_any_work():
@@ -337,7 +342,8 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
     model = arms["fixed random pattern"].model
     texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
     params = model.build().init(jax.random.key(0), texts)["params"]
-    probs = model.build().apply({"params": params}, texts, return_probs=True)[1]
+    outputs = model.build().apply({"params": params}, texts, capture=("probs",))
+    probs = outputs.captured["probs"]
     assert np.array_equal(probs[:, 0], probs[:, 1])
     assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
     uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
@@ -347,7 +353,7 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
 def test_matrices_that_learn_may_be_asked_of_a_text_too():
     planned, arms = expected("which_matrices_learn", "text,tiny")
     assert {one.task for one in arms.values()} == {"causal_lm"}
-    assert {one.model.positions for one in arms.values()} == {"relative"}
+    assert {one.model.positions.name for one in arms.values()} == {"relative"}
     named = {e[of] for e in planned.claim["expects"] for of in ("arm", "of")}
     assert named == set(arms)
 

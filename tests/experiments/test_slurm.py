@@ -252,7 +252,7 @@ def test_a_tuned_sweep_is_a_round_a_call(tmp_path, cluster, nine_letters):
     config = tmp_path / "one.py"
     config.write_text(
         "from experiments.configs import byte_lm\nget_config = byte_lm.get_config\n"
-        "def sweep(add, arg=''):\n    add(**{'model.layout': 'wide'})\n"
+        "def sweep(add, arg=''):\n    add(**{'model.heads.layout': 'wide'})\n"
     )
     folder = tmp_path / "arms"
     words = [f"--config={config}:tiny", f"--config.data.path={nine_letters}", "--threads=1"]

@@ -25,7 +25,7 @@ STEPS = 3
 def config_of(text, plan, seeds=(3, 1), **model):
     config = byte_lm.get_config("tiny")
     config.data.path = str(text)
-    config.model.update(plan=plan, num_layers=3, **model)
+    config.model.update(sharing=plan, num_layers=3, **model)
     config.train.update(
         steps=STEPS, seeds=seeds, eval_windows=8, checkpoint_every=10, learning_rate=1e-2
     )
@@ -71,7 +71,7 @@ def test_untying_and_tying_equal_layers_change_no_bit(tied, plan):
 
 
 def test_under_the_same_plan_nothing_is_changed(tied):
-    _, each, told = started(tied, "albert", dropout_rate=0.1)
+    _, each, told = started(tied, "albert", dropout={"rate": 0.1})
     assert told.endswith("its plan, albert, is kept")
     assert jax.tree.all(jax.tree.map(np.array_equal, each[1], attnlab.load_run(tied[0], 3)[1]))
 
@@ -80,7 +80,7 @@ def test_it_is_refused_before_any_work(tied, tmp_path):
     text = tied[1]
     for change, reason in (
         (dict(seeds=(3, 4)), r"seed n starts from seed n of .*no seed 4, only 3, 1: choose"),
-        (dict(ffn_width=40), r"another model than model\.ffn_width=40 \(there 32\)"),
+        (dict(ffn={"width": 40}), r"another model than model\.ffn\.width=40 \(there 32\)"),
     ):
         with pytest.raises(ValueError, match=reason):
             started(tied, "separate", **change)
@@ -95,7 +95,7 @@ def test_layers_part_after_some_steps(nine_letters, tmp_path, capsys):
     """The whole way: each seed from its own weights, and only ever from these."""
     folder, text = tmp_path / "tied", nine_letters
     arm.run(config_of(text, "albert"), folder)
-    config = config_of(text, "separate", seeds=(1,), dropout_rate=0.0)
+    config = config_of(text, "separate", seeds=(1,), dropout={"rate": 0.0})
     config.start, config.watch_heads = str(folder), True
     config.train.update(learning_rate=1e-3)
     result = arm.run(config, tmp_path / "run")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from written_arms import undrawn, write_arm, write_sweep
 
-from attnlab import flops_per_token, unique_parameters
+from attnlab import flops_per_token, num_parameters
 from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import results, terminal
@@ -34,7 +34,7 @@ def test_the_header_says_what_every_arm_costs():
         "training",
         "FLOPs",
     ]
-    parameters = f"{unique_parameters(one.model):,}"
+    parameters = f"{num_parameters(one.model):,}"
     assert lines[3].split() == ["bc", parameters, "2", "20", f"{tokens:,}", f"{flops:.2e}"]
 
 
@@ -42,11 +42,11 @@ def test_the_longest_arm_begins_first():
     """By FLOPs of all its seeds; arms that cost the same keep their order."""
     base = byte_lm.get_config("tiny")
     changes: dict[str, dict[str, Any]] = {
-        "narrow": {"model.layout": "narrow"},
+        "narrow": {"model.heads.layout": "narrow"},
         "standard": {},
-        "wide": {"model.layout": "wide"},
+        "wide": {"model.heads.layout": "wide"},
         "standard, six seeds": {"train.seeds": tuple(range(6))},
-        "standard, shared": {"model.plan": "albert"},
+        "standard, shared": {"model.sharing": "albert"},
     }
     configs = {name: sweep.with_changes(base, some) for name, some in changes.items()}
     assert list(sweep.longest_first(configs)) == [

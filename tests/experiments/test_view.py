@@ -10,13 +10,22 @@ from commands import command
 from tokenizers import Tokenizer, models, pre_tokenizers
 from written_page import Parsed
 
-from attnlab import ModelConfig, pretrained, training
+from attnlab import data, pretrained, training
+from attnlab.heads import Standard
+from attnlab.models import FFN, ModelConfig
 from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm, translation
-from experiments.running import reading
+from experiments.running import arm, reading
 from experiments.running.reading import Asked
 
-MODEL = dict(width=12, num_layers=3, num_heads=2, ffn_width=8, max_len=24, plan="cycle:2")
+MODEL = dict(
+    width=12,
+    num_layers=3,
+    heads=dict(num_heads=2),
+    ffn=dict(width=8),
+    max_len=24,
+    sharing="cycle:2",
+)
 SEEDS = (4, 9)
 TEXT = "na\u00efve </script>"
 
@@ -35,7 +44,7 @@ def write_run(folder, config):
     """A run as it is left on disk, and its model and the weights of both seeds."""
     config.train.update(seeds=SEEDS, length=20)
     (folder / "config.json").write_text(json.dumps({"config": config.to_dict()}))
-    model = ModelConfig(**config.model)
+    model = arm.model_of(config.model)
     params = weights(model, (len(SEEDS),))
     with Checkpoints(folder / "checkpoints") as checkpoints:
         notes = {"model": training.describe_model(model.build())}
@@ -56,7 +65,12 @@ def folder(tmp_path_factory):
     """A published folder with a tokenizer of words."""
     path = tmp_path_factory.mktemp("published") / "gpt2"
     config = ModelConfig(
-        width=12, num_layers=2, num_heads=3, vocab_size=5, max_len=16, activation="gelu_tanh"
+        width=12,
+        num_layers=2,
+        heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
+        ffn=FFN(activation="gelu_tanh"),
+        vocab_size=5,
+        max_len=16,
     )
     params = weights(config)
     pretrained.save(path, config.build(), params)
@@ -87,8 +101,10 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
     for i, (config, params, tokens) in enumerate(
         [(run[1], first_seed(run), ids), (*folder[1:], np.zeros((1, 4), np.int32))]
     ):
-        apply = jax.jit(lambda p, t, c=config: c.build().apply({"params": p}, t, return_probs=True))
-        probs = np.asarray(apply(params, tokens)[1][:, 0])
+        apply = jax.jit(
+            lambda p, t, c=config: c.build().apply({"params": p}, t, capture=("probs",))
+        )
+        probs = np.asarray(apply(params, tokens).captured["probs"][:, 0])
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
     again = command("experiments.view", *words)
     assert again.returncode == 1
@@ -109,7 +125,7 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
     assert np.abs(page.probs(0) - page.probs(1)).max() > 0.1
     lost = [maps["statistics"]["loss without it"] for maps in (trained, fresh)]
     assert np.abs(np.subtract(*lost)).min() > 0
-    assert "loss without it in its set" in trained["statistics"]
+    assert "loss without it (group)" in trained["statistics"]
 
 
 def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
@@ -119,12 +135,12 @@ def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
     assert row.shape == (1, 20)
     assert "".join(read.written["tokens"]) == bytes(row[0].tolist()).decode()
     model = opened.config.build()
-    worth = read.worth(model)
-    loss = float(jax.jit(lambda p: worth.answer(p, None))(opened.params))
+    metric = read.metric(model)
+    loss = float(jax.jit(lambda p: metric.output(p, None))(opened.params))
     ninth = jax.tree.map(lambda a: a[1], run[2])
-    logits = jax.jit(model.apply)({"params": ninth}, row)[0]
+    logits = jax.jit(model.apply)({"params": ninth}, row).logits[0]
     picked = np.asarray(jax.nn.log_softmax(logits))[np.arange(19), row[0, 1:]]
-    source = training.sources.Text(path=str(byte_path(run))).load(20)
+    source = data.Text(path=str(byte_path(run))).load(20)
     held = np.asarray(source.heldout(8)["tokens"])
     [following] = held[(held[:, :-1] == row).all(axis=1), -1]
     last = float(jax.nn.log_softmax(logits[-1])[following])
@@ -146,7 +162,7 @@ def test_a_fresh_start_is_that_of_the_seed(run):
 
 def test_two_texts_for_an_encoder_decoder(run, tmp_path):
     config = translation.get_config()
-    config.model.update(MODEL | dict(vocab_size=258, encoder_layers=1, plan="albert"))
+    config.model.update(MODEL | dict(vocab_size=258, encoder=dict(num_layers=1), sharing="albert"))
     config.data.update(path="", tokenizer="bytes")
     opened = reading.open_run(write_run(tmp_path, config)[0])
     read = opened.read(Asked(text="ab", source="c\u00e9"))

@@ -52,11 +52,10 @@ def write_arm(folder, layout, plan, loss, parameters, **changes):
         "kind": "decoder",
         "num_layers": 2,
         "width": 64,
-        "num_heads": 3,
-        "dtype": "float32",
-        "layout": layout,
-        "plan": plan,
-        "ffn_width": 256,
+        "heads": {"layout": layout, "num_heads": 3},
+        "compute": {"dtype": "float32"},
+        "sharing": plan,
+        "ffn": {"width": 256},
     }
     environment = {"device": "1 x cpu", "machine": "x86_64", "cores": 2}
     environment |= dict.fromkeys(("python", "commit", *PACKAGES), "1.0")

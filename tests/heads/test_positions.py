@@ -1,4 +1,4 @@
-"""Values by hand, and what rotary positions promise."""
+"""Positions: values by hand, and properties of rotary embedding."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from conftest import assert_close
 
-from attnlab import ModelConfig, positions
+from attnlab import positions
+from attnlab.models import ModelConfig, Rotary
 
 
 def test_sinusoidal_by_hand():
@@ -21,24 +22,24 @@ def test_rotary_scores_depend_on_distance_alone(x64):
 
     @jax.jit
     def score(q_position, k_position):
-        turned = [
+        rotated = [
             positions.rotate(a, positions.rotary_angles(jnp.array([p]), 6))
             for a, p in ((q, q_position), (k, k_position))
         ]
-        return jnp.sum(turned[0] * turned[1], axis=-1)
+        return jnp.sum(rotated[0] * rotated[1], axis=-1)
 
     assert_close(score(9, 5), score(104, 100))
     assert np.abs(score(9, 5) - score(9, 6)).min() > 1e-3
     assert_close(score(7, 7), jnp.sum(q * k, axis=-1))
 
 
-def test_rotary_turns_pairs_half_a_head_apart():
+def test_rotary_rotates_pairs_half_a_head_apart():
     x = jnp.array([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
-    turned = positions.rotate(x, positions.rotary_angles(jnp.array([2]), 4))
-    assert_close(turned[0, 0, 0], jnp.array([np.cos(2.0), 0, np.sin(2.0), 0], jnp.float32))
+    rotated = positions.rotate(x, positions.rotary_angles(jnp.array([2]), 4))
+    assert_close(rotated[0, 0, 0], jnp.array([np.cos(2.0), 0, np.sin(2.0), 0], jnp.float32))
 
 
-def test_the_first_part_of_a_head_is_turned_alone():
+def test_only_the_first_part_of_a_head_is_rotated():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 2, 10)), jnp.float32)
     angles = positions.rotary_angles(jnp.array([4, 0, 7]), 6)
     got = positions.rotate(x, angles)
@@ -69,7 +70,7 @@ def test_scaled_rates_by_hand(x64):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "told"),
+    ("scaling", "message"),
     [
         ("yarn:4", "unknown rotary_scaling 'yarn'"),
         ("linear", "write linear:FACTOR"),
@@ -78,16 +79,16 @@ def test_scaled_rates_by_hand(x64):
         ("llama3:8,4,4,64", "low_freq_factor must be less"),
     ],
 )
-def test_a_scaling_that_is_none_is_refused(scaling, told):
-    with pytest.raises(ValueError, match=told):
-        ModelConfig(positions="rotary", rotary_scaling=scaling)
+def test_a_scaling_that_is_none_is_refused(scaling, message):
+    with pytest.raises(ValueError, match=message):
+        Rotary(scaling=scaling)
 
 
 def test_a_part_of_a_head_without_pairs_is_refused():
-    with pytest.raises(ValueError, match="head_dim 16, of which rotary_fraction takes 3, must be"):
-        ModelConfig(positions="rotary", rotary_fraction=0.2)
-    with pytest.raises(ValueError, match=r"rotary_fraction must be in \(0, 1\]"):
-        ModelConfig(rotary_fraction=0.0)
+    with pytest.raises(ValueError, match=r"head_dim 16 of which positions\.fraction takes 3"):
+        ModelConfig(positions=Rotary(fraction=0.2))
+    with pytest.raises(ValueError, match=r"positions\.fraction must be .* above 0"):
+        Rotary(fraction=0.0)
 
 
 def test_odd_heads_are_refused():

@@ -8,8 +8,8 @@ import pytest
 from conftest import ROOT
 from lab_rows import of_spec
 
-from attnlab import flops_per_token, unique_parameters
 from attnlab.lab.spec import Variant, model_config, num_steps, train_config
+from attnlab.models import flops_per_token, num_parameters
 from experiments.configs import head_width
 
 PLAN = (ROOT / "docs/results/head_width/plan.md").read_text()
@@ -30,7 +30,7 @@ def test_flops_are_equal_and_as_the_plan_says():
     assert len(found) == len(VARIANTS)
     for v in VARIANTS:
         model = model_config(v)
-        got = model.ffn_width, unique_parameters(model), flops_per_token(model, 128)
+        got = model.ffn.width, num_parameters(model), flops_per_token(model, 128)
         assert found[v.width, v.point] == got
         assert got[2] == flops_per_token(
             model_config(Variant(v.width // 16, 16, width=v.width)), 128

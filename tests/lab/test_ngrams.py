@@ -5,8 +5,8 @@ import collections
 import numpy as np
 import pytest
 
+from attnlab.data.text import load_corpus, sample, windows
 from attnlab.lab.ngrams import gzip_bits, unigram_bits, witten_bell
-from attnlab.training.sources.text import load_corpus, sample, windows
 
 
 def by_hand(train, scored, size):
@@ -76,7 +76,7 @@ SHAKESPEARE = {3: 2.967, 4: 2.957}
 )
 def test_the_first_study_s_batches(shared_data, file, expected):
     """800 batches of 16 windows of 64, seed 0, scored on 2048 held-out windows."""
-    corpus = load_corpus(str(shared_data / file)).validated(0.1)
+    corpus = load_corpus(str(shared_data / file)).with_validation(0.1)
     batches = [sample(corpus.train, 64, 16, seed=0, step=step) for step in range(1, 801)]
     tokens, valid = windows(corpus.heldout, 64, 2048)
     train = np.concatenate(batches).astype(np.uint8)

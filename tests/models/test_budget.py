@@ -1,74 +1,189 @@
-"""Models of equal budget: published widths, and the same sizes as the old solver."""
+"""Models of equal budget: published widths and head counts, found by the solver."""
 
 import dataclasses
 
 import pytest
 from conftest import diagonal
-from test_accounting import SMALL as OLD_SMALL
-from test_accounting import with_layout as old_with_layout
-from test_match import ARMS, HEADS, MLRA, SMALL, WIDTHS
+from test_cost import QKVO, with_heads
+from test_cost import SMALL as WITH_BIASES
 
-from attnlab import LAYOUTS, plan_names
+from attnlab import LAYOUTS, heads, plan_names
 from attnlab.heads import Bilinear, ExtraKeys, Gate, Latent, Standard, TensorProduct, Wide
-from attnlab.model.as_models import as_config
-from attnlab.model.match import match
-from attnlab.models import budget, specs
+from attnlab.models import FFN, Norm, cost, specs
 from attnlab.models.budget import match_budget, with_layout
 from attnlab.models.config import ModelConfig
 
-SIZES = {
-    "ffn_width": "ffn.width",
-    "num_heads": "heads.num_heads",
-    "head_dim": "heads.head_dim",
-    "num_layers": "num_layers",
+MLRA = ModelConfig(
+    width=3072,
+    num_layers=24,
+    heads=Standard(num_heads=24, head_dim=128),
+    vocab_size=50304,
+    ffn=FFN(width=8192, activation="gated_silu", bias=False),
+    positions=specs.Rotary(),
+    norm=Norm(kind="rms"),
+)
+# Zhang et al. 2026, arXiv 2603.02188: heads and the width of the FFN beside them, the multiple of 8
+# that is nearest to MHA's 8192. Four more have no layout here: `gla_2` (10048) and `gla_4` (10136)
+# have several latents, each read by some of the heads; in `mlra_2` (10048) and `mlra_4` (9880) a
+# head sums over keys and values of parts of the latent.
+PUBLISHED = {
+    "mha": (MLRA.heads, 8192),
+    "mqa": (Standard(num_heads=24, head_dim=128, num_kv_heads=1), 10152),
+    "gqa": (Standard(num_heads=24, head_dim=128, num_kv_heads=6), 9728),
+    "mla": (
+        Latent(num_heads=24, head_dim=128, latent_dim=512, query_latent_dim=1536, rotary_dim=64),
+        9448,
+    ),
+    "mfa": (heads.LowRankQuery(num_heads=24, head_dim=256, query_latent_dim=2048), 8024),
+    "tpa": (
+        TensorProduct(num_heads=24, head_dim=128, query_rank=6, key_rank=2, value_rank=2),
+        10760,
+    ),
+    "gta": (
+        heads.GroupedTied(num_heads=24, num_kv_heads=6, head_dim=64, value_dim=128, rotary_dim=64),
+        9960,
+    ),
 }
 
 
-@pytest.mark.parametrize("name", WIDTHS)
-def test_published_widths(name):
-    """Zhang et al. 2026, arXiv 2603.02188: FFNs beside heads of seven layouts."""
-    fields, width = WIDTHS[name]
-    reference = as_config(MLRA)
-    config = as_config(dataclasses.replace(MLRA, **fields))
-    found = match_budget(config, reference, "parameters", multiple=8)
-    assert found.config.ffn.width == width
-    assert found.cost + found.remainder == budget.num_parameters(reference)
+def without_norms(config):
+    """Parameters without norms, as the paper counts."""
+    shapes = heads.weight_shapes(config.layout)
+    norms = 24 * sum(shape[0] for name, shape in shapes.items() if name.endswith("_norm"))
+    return cost.num_parameters(config) - norms - (2 * 24 + 1) * 3072
+
+
+def test_published_widths():
+    """And with them the range of counts that the paper prints."""
+    counts = {}
+    for name, (layout, width) in PUBLISHED.items():
+        config = dataclasses.replace(MLRA, heads=layout)
+        found = match_budget(config, MLRA, "parameters", multiple=8)
+        assert found.config.ffn.width == width, name
+        assert found.cost + found.remainder == cost.num_parameters(MLRA)
+        # At most half of 8 columns of three matrices in 24 layers.
+        assert abs(found.remainder) <= 24 * 3 * 3072 * 4
+        counts[name] = without_norms(found.config)
+    assert min(counts.values()) == counts["mqa"] == 2_871_853_056
+    assert max(counts.values()) == counts["mfa"] == 2_873_032_704
+
+
+# Zhang et al. 2025, arXiv 2501.06425, Table 10: width, heads of MHA, MQA and GQA-2, parameters.
+HEADS = [
+    (768, 12, 23, 22, 2_359_296), (1024, 16, 31, 30, 4_194_304),
+    (1280, 20, 39, 38, 6_553_600), (1600, 25, 49, 48, 10_240_000),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "each", "multi_query", "grouped", "count"), HEADS)
 def test_published_numbers_of_heads(width, each, multi_query, grouped, count):
-    """Zhang et al. 2025, arXiv 2501.06425, Table 10."""
+    """Heads of width 64, to the number; nothing is left over."""
     layout = Standard(num_heads=each, head_dim=64)
     standard = ModelConfig(width=width, heads=layout, num_layers=1)
-    for shared, heads in ((1, multi_query), (2, grouped)):
+    assert heads.num_parameters(standard.layout) == count
+    for shared, num_heads in ((1, multi_query), (2, grouped)):
         few = dataclasses.replace(layout, num_kv_heads=shared, num_heads=shared)
         config = dataclasses.replace(standard, heads=few)
         found = match_budget(config, standard, "parameters", size="heads.num_heads")
-        assert (found.config.heads.num_heads, found.remainder) == (heads, 0)
+        assert (found.config.heads.num_heads, found.remainder) == (num_heads, 0)
+        assert heads.num_parameters(found.config.layout) == count
 
 
-@pytest.mark.parametrize("name", ARMS)
-def test_same_sizes_as_the_old_solver(name):
-    fields, what, by = ARMS[name]
-    before = dataclasses.replace(SMALL, **fields)
-    old = match(before, SMALL, what, by=by, length=7)
-    new = match_budget(as_config(before), as_config(SMALL), what, size=SIZES[by], length=7)
-    assert (new.cost, new.remainder) == (old.cost, old.left)
-    assert new.config.ffn == as_config(old.config).ffn
-    assert new.config.num_layers == old.config.num_layers
-    assert new.config.heads.num_heads == old.config.num_heads
-    assert new.config.layout.size("value_dim") == as_config(old.config).layout.size("value_dim")
+COSTS = {
+    "parameters": lambda config: cost.num_parameters(config),
+    "flops": lambda config: cost.flops_per_token(config, 11),
+    "cache": lambda config: cost.cache_bytes_per_token(config),
+}
+
+
+def with_size(config, path, value):
+    """A config with another size at a dotted path."""
+    first, _, rest = path.partition(".")
+    value = with_size(getattr(config, first), rest, value) if rest else value
+    return dataclasses.replace(config, **{first: value})
+
+
+def size_at(config, path):
+    first, _, rest = path.partition(".")
+    return size_at(getattr(config, first), rest) if rest else getattr(config, first)
 
 
 @pytest.mark.parametrize(
     ("layout", "plan", "what"), diagonal(LAYOUTS, plan_names(), ["parameters", "flops"])
 )
-def test_same_widths_as_the_old_solver(layout, plan, what):
-    reference = dataclasses.replace(OLD_SMALL, ffn_width=300)
-    before = old_with_layout(layout, plan=plan)
-    old = match(before, reference, what, length=11)
-    new = match_budget(as_config(before), as_config(reference), what, length=11)
-    assert (new.config, new.remainder) == (as_config(old.config), old.left)
+def test_no_ffn_is_nearer(layout, plan, what):
+    reference = dataclasses.replace(WITH_BIASES, ffn=FFN(width=300))
+    config = dataclasses.replace(with_heads(layout), sharing=plan)
+    found = match_budget(config, reference, what, length=11)
+    spent = COSTS[what]
+    assert (found.cost, found.remainder) == (
+        spent(found.config), spent(reference) - spent(found.config),
+    )  # fmt: skip
+    for step in (-1, 1):
+        other = with_size(found.config, "ffn.width", found.config.ffn.width + step)
+        assert abs(found.remainder) <= abs(spent(reference) - spent(other))
+    assert abs(found.remainder) < 0.01 * spent(reference)
+
+
+SMALL = ModelConfig(width=12, heads=Standard(num_heads=3), num_layers=4, ffn=FFN(width=40))
+SOLVED = {
+    "heads keep their width": (Standard(num_heads=3, num_kv_heads=1), "parameters", "num_heads"),
+    "whole groups": (Standard(num_heads=4, num_kv_heads=2, head_dim=4), "flops", "num_heads"),
+    "of a latent": (Latent(num_heads=3, query_latent_dim=None), "parameters", "num_heads"),
+    "of factors": (TensorProduct(num_heads=3), "parameters", "num_heads"),
+    "all of a latent head": (Latent(num_heads=3), "parameters", "head_dim"),
+    "a cache": (Standard(num_heads=3, num_kv_heads=1), "cache", "head_dim"),
+}
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_no_size_of_the_heads_is_nearer(name):
+    """One step more or less is no nearer; sizes that were not solved for stay."""
+    layout, what, field = SOLVED[name]
+    size = f"heads.{field}"
+    config = dataclasses.replace(SMALL, heads=layout)
+    found = match_budget(config, SMALL, what, size=size, length=11)
+    step = (getattr(layout, "num_kv_heads", None) or 1) if field == "num_heads" else 1
+    spent = COSTS[what]
+    solved = size_at(found.config, size)
+    before = config.layout.size("head_dim")
+    for value in (solved + step, solved - step):
+        if value > 0:
+            other = with_size(found.config, size, value)
+            assert abs(found.remainder) <= abs(spent(SMALL) - spent(other))
+    assert found.config.ffn == config.ffn
+    assert found.config.num_layers == config.num_layers
+    if field == "num_heads":
+        assert found.config.layout.size("head_dim") == before
+        assert solved % step == 0
+
+
+def test_layers_are_solved_for():
+    narrow = dataclasses.replace(SMALL, heads=heads.Narrow(num_heads=3))
+    found = match_budget(narrow, SMALL, "flops", size="num_layers", length=11)
+    for step in (-1, 1):
+        other = dataclasses.replace(found.config, num_layers=found.config.num_layers + step)
+        left = COSTS["flops"](SMALL) - COSTS["flops"](other)
+        assert abs(found.remainder) <= abs(left)
+
+
+def test_queries_that_are_keys_are_multiplied_out_once():
+    """So their layer has the FLOPs that W_K's make up for in a wider FFN."""
+    alone = dataclasses.replace(SMALL, sharing="cla:2")
+    tied = dataclasses.replace(alone, heads=Standard(num_heads=3, tie="qk"))
+    layers, width = 4, 12
+    saved = 2 * 2 * width * width  # in the two layers that make keys
+    assert cost.flops_per_token(alone, 7) - cost.flops_per_token(tied, 7) == saved
+    found = match_budget(tied, alone, "flops", length=7)
+    assert found.config.ffn.width == 40 + saved // (layers * 2 * 2 * width)
+    assert found.remainder == 0
+
+
+def test_a_budget_that_heads_alone_exceed():
+    wide = dataclasses.replace(WITH_BIASES, heads=Wide(num_heads=6, biases=QKVO))
+    reference = dataclasses.replace(WITH_BIASES, ffn=FFN(width=2))
+    with pytest.raises(ValueError, match=r"give the reference a larger ffn\.width"):
+        match_budget(wide, reference, "parameters")
 
 
 def test_a_cache_is_matched_by_heads_by_default():

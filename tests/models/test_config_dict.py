@@ -6,12 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import test_counts
 from commands import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict, config_dict
-from test_counts import NAMED, ROWS
 
 from attnlab.heads import (
     EXTRAS,
@@ -28,10 +26,10 @@ from attnlab.heads import (
     TensorProduct,
     Wide,
 )
-from attnlab.model.as_models import as_config
 from attnlab.models import specs
 from attnlab.models.config import Encoder, LayerOverrides, ModelConfig
 from attnlab.models.config_dict import field_types, from_dict, from_json, to_dict, to_json
+from attnlab.pretrained import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.sharing import Plan
 
 sizes = st.integers(1, 3)
@@ -125,10 +123,9 @@ def sorted_extras(config):
     return dataclasses.replace(config, heads=dataclasses.replace(config.heads, extras=extras))
 
 
-@pytest.mark.parametrize("name", [*list(ROWS)[::4], *NAMED])
+@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
 def test_published_configs(name):
-    before = ROWS[name][0] if name in ROWS else test_counts.published_config(name)
-    config = as_config(before)
+    config = published_config(name)
     assert from_json(to_json(config)) == from_dict(to_dict(config)) == config
 
 

@@ -1,94 +1,89 @@
-"""Formulas of cost equal the published counts, the old numbers and the initialised weights."""
+"""Formulas of cost equal the initialised weights, the traced products and published counts."""
 
 import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import pytest
-import test_counts
 from conftest import deep, diagonal, product_flops
-from test_accounting import OPTIONS, OTHER_PARTS, TRACED, with_layout
 
 from attnlab import LAYOUTS, plan_names
-from attnlab.heads import Narrow, Standard, TalkingHeads, Wide
-from attnlab.model import accounting as old
-from attnlab.model.as_models import as_config
-from attnlab.models import cost, specs
+from attnlab.heads import Narrow, Standard, TalkingHeads, Wide, multi_head_attention, weight_shapes
+from attnlab.heads.cost import call_flops
+from attnlab.models import (
+    FFN,
+    Attention,
+    Embedding,
+    EncoderConfig,
+    NoPositions,
+    Norm,
+    OutputHead,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    cost,
+)
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
+from attnlab.pretrained import published_config
+from experiments.configs import albert_table4, t5_table2, takase, vaswani_table3
 
-PUBLISHED = test_counts.ROWS | {name: (name, count) for name, count in test_counts.NAMED.items()}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_counts_and_old_numbers(name):
-    before, count = PUBLISHED[name]
-    before = test_counts.published_config(before) if isinstance(before, str) else before
-    config, length = as_config(before), min(64, before.max_len)
-    assert cost.num_parameters(config) == count
-    assert cost.applied_parameters(config) == old.applied_parameters(before)
-    assert cost.parameters_by_uses(config) == old.parameters_by_uses(before)
-    assert cost.cache_bytes_per_token(config) == old.model_cache_bytes(before)
-    # The old formula left out the product of image features with the embedding.
-    images = 2 * config.vocab_size * config.width if config.embedding.images else 0
-    assert cost.flops_per_token(config, length) == old.flops_per_token(before, length) + images
-
-
-@pytest.mark.parametrize(
-    ("layout", "parameters", "shared", "flops"),
-    [  # README, main table
-        (Wide, 419_456, 120_320, 1_081_344),
-        (Standard, 220_544, 70_592, 491_520),
-        (Narrow, 183_680, 61_376, 417_792),
-    ],
+QKVO = ("q", "k", "v", "o")
+SMALL = ModelConfig(
+    vocab_size=29,
+    max_len=11,
+    width=12,
+    num_layers=5,
+    heads=Standard(num_heads=3, value_dim=5, biases=QKVO),
+    ffn=FFN(width=17),
 )
-def test_main_table(layout, parameters, shared, flops):
-    heads = layout(num_heads=4, biases=("q", "k", "v", "o"))
-    for sharing, count in (("separate", parameters), ("albert", shared)):
-        config = ModelConfig(heads=heads, sharing=sharing)
-        assert cost.num_parameters(config) == count
-        assert cost.applied_parameters(config) == parameters
-        assert cost.flops_per_token(config, 64) == flops
+
+
+def with_heads(layout, config=SMALL, *, biases=True, **fields):
+    """`config` with 3 heads of a layout, all sizes different where it has them."""
+    kind = LAYOUTS[layout]
+    known = {field.name for field in dataclasses.fields(kind)}
+    sizes = {"value_dim": 5, **fields}
+    sizes = {name: size for name, size in sizes.items() if name in known}
+    if layout == "grouped_tied":  # a part of the value is rotated
+        sizes |= {"value_dim": 6, "head_dim": 6}
+    made = kind(num_heads=3, biases=kind.bias_names if biases else (), **sizes)
+    return dataclasses.replace(config, heads=made)
+
+
+def relative_or_none(layout):
+    """Rotary positions, where the keys of a layout can be rotated."""
+    return NoPositions() if LAYOUTS[layout].rotary_axis is None else Rotary()
+
+
+OPTIONS = {
+    "default": {},
+    "no biases": dict(ffn=FFN(width=17, bias=False), norm=Norm(bias=False),
+                      output=OutputHead(kind="own")),
+    "post-norm": dict(norm=Norm(position="post"), positions=Sinusoidal(),
+                      embedding=Embedding(norm=True, token_types=3)),
+    "encoder": dict(kind="encoder", output=OutputHead(kind="own", bias=True)),
+    "window": dict(attention=Attention(order="factored", window=2)),
+    "gated": dict(ffn=FFN(width=17, activation="gated_silu"), norm=Norm(kind="rms"),
+                  embedding=Embedding(width=12, norm=True)),
+    "pooler": dict(kind="encoder", embedding=Embedding(width=7, norm=True),
+                   output=OutputHead(transform="tanh", bias=True, pooler="first", num_classes=2)),
+    "no LM head": dict(output=OutputHead(kind="none"), positions=Relative(),
+                       ffn=FFN(width=17, bias=False, activation="gated_gelu")),
+    "narrow embedding": dict(embedding=Embedding(width=5),
+                             output=OutputHead(kind="own", transform="gelu")),
+    "two stacks": dict(kind="encoder_decoder",
+                       encoder=EncoderConfig(num_layers=3, sharing="albert")),
+    "one stack twice": dict(kind="encoder_decoder", positions=Relative(),
+                            encoder=EncoderConfig(shares_decoder=True)),
+}  # fmt: skip
+TRACED = [name for name in OPTIONS if name != "pooler"]  # a pooler runs once a text
 
 
 def size_of(tree):
     return sum(a.size for a in jax.tree.leaves(tree))
-
-
-@pytest.mark.parametrize(
-    ("layout", "plan", "i"), diagonal(LAYOUTS, plan_names(), range(len(OPTIONS)))
-)
-def test_parameters_equal_the_initialised_weights(layout, plan, i):
-    config = as_config(with_layout(layout, plan=plan, **OPTIONS[i]))
-    assert cost.num_parameters(config) == size_of(param_shapes(config))
-    assert sum(n * uses for uses, n in cost.parameters_by_uses(config).items()) == (
-        cost.applied_parameters(config) - cost.num_outer_parameters(config)
-    )
-
-
-@pytest.mark.parametrize(
-    "layout", deep([n for n in LAYOUTS if n != "absorbed"], "standard", "narrow", "bilinear")
-)
-def test_shared_keys_and_deltas(layout):
-    for options in OTHER_PARTS:
-        if "q_norm" not in LAYOUTS[layout].maps:
-            options = {name: value for name, value in options.items() if name != "qk_norm"}
-        # The new model mixes the heads of cross-attention too, the old one did not.
-        if options.get("kind") == "encoder_decoder":
-            options = {name: value for name, value in options.items() if name != "talking_heads"}
-        before = with_layout(layout, **options)
-        config = as_config(before)
-        assert cost.num_parameters(config) == old.unique_parameters(before)
-        assert cost.num_parameters(config) == size_of(param_shapes(config))
-        assert cost.weight_flops(config) == old.making_flops(before)
-
-
-@pytest.mark.parametrize(("layout", "plan"), diagonal(LAYOUTS, plan_names()))
-def test_flops_equal_the_traced_products(layout, plan):
-    for options in TRACED if plan == "attention_only" else TRACED[:1]:
-        fields = {"order": "factored", "talking_heads": plan == "albert"} | options
-        config = as_config(with_layout(layout, plan=plan, **fields))
-        assert traced_flops(config) == 2 * 7 * cost.flops_per_token(config, 7)
 
 
 def traced_flops(config):
@@ -97,6 +92,69 @@ def traced_flops(config):
     inputs = {"source": tokens} if config.kind == "encoder_decoder" else {}
     run = lambda p: config.build().apply({"params": p}, tokens, **inputs)
     return product_flops(jax.make_jaxpr(run)(param_shapes(config)).jaxpr)
+
+
+# Against the weights and the trace ----------------------------------------
+
+
+@pytest.mark.parametrize(("layout", "plan", "option"), diagonal(LAYOUTS, plan_names(), OPTIONS))
+def test_parameters_equal_the_initialised_weights(layout, plan, option):
+    config = dataclasses.replace(with_heads(layout), sharing=plan, **OPTIONS[option])
+    assert cost.num_parameters(config) == size_of(param_shapes(config))
+    outer = cost.num_outer_parameters(config)
+    by_uses = cost.parameters_by_uses(config)
+    assert sum(n * uses for uses, n in by_uses.items()) == cost.applied_parameters(config) - outer
+    encoder = config.encoder
+    if encoder is not None:
+        encoder = dataclasses.replace(encoder, sharing=None, shares_decoder=False)
+    alone = dataclasses.replace(config, sharing="separate", encoder=encoder)
+    assert cost.applied_parameters(config) - outer == (
+        cost.num_parameters(alone) - cost.num_outer_parameters(alone)
+    )
+
+
+OTHER_PARTS = {
+    "deltas": dict(sharing="relaxed:2", delta_rank=4),
+    "keys": dict(sharing="attention=0,0,0,1,1 kv=0,-,1,0,- ffn=0,1,2,3,4"),
+    "two stacks": dict(kind="encoder_decoder", sharing="relaxed:1", norm=Norm(bias=False),
+                       encoder=EncoderConfig(sharing="cla:2")),
+    "deltas of both stacks": dict(kind="encoder_decoder", sharing="relaxed:2",
+                                  encoder=EncoderConfig(shares_decoder=True)),
+    "mixtures": dict(kind="encoder_decoder", sharing="dictionary:2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "layout", deep([n for n in LAYOUTS if n != "absorbed"], "standard", "narrow", "bilinear")
+)
+def test_parameters_of_shared_keys_deltas_and_mixtures(layout):
+    for option in OTHER_PARTS.values():
+        config = dataclasses.replace(with_heads(layout), **option)
+        assert cost.num_parameters(config) == size_of(param_shapes(config))
+
+
+@pytest.mark.parametrize(("layout", "plan"), diagonal(LAYOUTS, plan_names()))
+def test_flops_equal_the_traced_products(layout, plan):
+    for name in TRACED if plan == "attention_only" else TRACED[:1]:
+        extras = (TalkingHeads(),) if plan == "albert" else ()
+        config = dataclasses.replace(with_heads(layout, extras=extras), sharing=plan)
+        config = dataclasses.replace(config, attention=Attention(order="factored"))
+        config = dataclasses.replace(config, **OPTIONS[name])
+        if config.attention.order == "factored":
+            assert traced_flops(config) == 2 * 7 * cost.flops_per_token(config, 7), name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_flops_are_those_of_xla(layout, optimized):
+    """Within 2 % of the compiler's own count of one dense layer, softmax and all."""
+    made = LAYOUTS[layout](width=256, num_heads=4)
+    x = jax.ShapeDtypeStruct((2, 64, 256), jnp.float32)
+    w = {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in weight_shapes(made).items()}
+    run = functools.partial(
+        multi_head_attention, layout=made, order="factored", implementation="dense"
+    )
+    counted = jax.jit(run).lower(w, x).compile().cost_analysis()["flops"]
+    assert abs(call_flops(made, 2, 64, 64) / counted - 1) < 0.02
 
 
 def test_layers_that_share_keys_spend_nothing_on_them():
@@ -112,16 +170,16 @@ def test_layers_that_share_keys_spend_nothing_on_them():
 
 
 def test_classes_of_every_token_count():
-    """Defect D5: pooler "each" multiplies every token with the classes."""
+    """Pooler "each" multiplies every token with the classes; others once a text, not counted."""
     config = ModelConfig(kind="encoder")
-    output = specs.OutputHead(pooler="each", num_classes=5)
-    classes = dataclasses.replace(config, output=output)
-    more = cost.flops_per_token(classes, 8) - cost.flops_per_token(config, 8)
-    assert more == 2 * config.width * 5
+    classes, first = (
+        dataclasses.replace(config, output=OutputHead(pooler=pooler, num_classes=5))
+        for pooler in ("each", "first_plain")
+    )
+    for other in (config, first):
+        more = cost.flops_per_token(classes, 8) - cost.flops_per_token(other, 8)
+        assert more == 2 * config.width * 5
     assert traced_flops(classes) == 2 * 7 * cost.flops_per_token(classes, 7)
-    first = dataclasses.replace(output, pooler="first")
-    once = dataclasses.replace(config, output=first)
-    assert cost.flops_per_token(once, 8) == cost.flops_per_token(config, 8)
 
 
 def test_extras_count():
@@ -131,3 +189,155 @@ def test_extras_count():
     )
     more = cost.flops_per_token(mixing, 8) - cost.flops_per_token(plain, 8)
     assert more == 4 * 2 * 2 * 4 * 4 * 8  # layers, scores and probabilities, FLOPs, heads^2, keys
+
+
+# Published counts ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "parameters", "shared", "flops"),
+    [  # README, main table
+        (Wide, 419_456, 120_320, 1_081_344),
+        (Standard, 220_544, 70_592, 491_520),
+        (Narrow, 183_680, 61_376, 417_792),
+    ],
+)
+def test_main_table(layout, parameters, shared, flops):
+    for sharing, count in (("separate", parameters), ("albert", shared)):
+        config = ModelConfig(heads=layout(num_heads=4, biases=QKVO), sharing=sharing)
+        assert cost.num_parameters(config) == count
+        assert cost.applied_parameters(config) == parameters
+        assert cost.flops_per_token(config, 64) == flops
+
+
+BERT = ModelConfig(
+    kind="encoder",
+    vocab_size=30_000,
+    max_len=512,
+    width=768,
+    num_layers=12,
+    heads=Standard(num_heads=12, biases=QKVO),
+    ffn=FFN(width=3072),
+    norm=Norm(position="post"),
+    embedding=Embedding(norm=True, token_types=2),
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "count"),
+    [  # ALBERT (arXiv 1909.11942), Table 4 at E = H = 768, without the pooler
+        ("albert", 30_524_160),
+        ("attention_only", 82_487_808),
+        ("ffn_only", 56_527_104),
+        ("separate", 108_490_752),
+    ],
+)
+def test_albert_table_4(plan, count):
+    config = dataclasses.replace(BERT, sharing=plan)
+    assert cost.num_parameters(config) == size_of(param_shapes(config)) == count
+    lm_head = 2 * 768 * 30_000
+    assert cost.flops_per_token(config, 512) - lm_head == 188_743_680
+
+
+def vaswani(d=512, f=2048, h=8, vocab=37000, position="post", biases=()):
+    """Table 3 (arXiv 1706.03762): attention without biases, FFN with."""
+    return ModelConfig(
+        kind="encoder_decoder",
+        vocab_size=vocab,
+        width=d,
+        num_layers=6,
+        heads=Standard(num_heads=h, biases=biases),
+        ffn=FFN(width=f),
+        norm=Norm(position=position),
+        positions=Sinusoidal(),
+    )
+
+
+def bottleneck(h, d_p):
+    """Table 2 (arXiv 2002.07028): width 512, 24 layers, d_ff 4096, heads of a size of their own;
+    with a pooler and the vocabulary of BERT."""
+    layout = Standard(num_heads=h, head_dim=d_p, biases=QKVO)
+    return dataclasses.replace(
+        BERT,
+        vocab_size=30_522,
+        width=512,
+        num_layers=24,
+        heads=layout,
+        ffn=FFN(width=4096),
+        output=OutputHead(kind="none", pooler="first"),
+    )
+
+
+# Their integers stand with the configs.
+TABLES = (
+    vaswani_table3.TABLE, albert_table4.TABLE, t5_table2.TABLE, t5_table2.ALONE, takase.TABLE,
+)  # fmt: skip
+COUNTS = {
+    "Tensor2Tensor base, less its embeddings": (vaswani(position="pre", vocab=1), 44_103_680 + 512),
+    "Tensor2Tensor big, less its embeddings": (
+        vaswani(d=1024, f=4096, h=16, position="pre", vocab=1), 176_287_744 + 1024,
+    ),
+    "Vaswani base, attention biases": (vaswani(biases=QKVO), 63_045_632 + 36_864),
+    **{
+        f"{table.title}, {name}": (table.paper_model(name), row.parameters)
+        for table in TABLES for name, row in table.rows.items()
+    },
+    "bottleneck A, h = 8": (bottleneck(8, 128), 167_394_816),
+    "bottleneck A, h = 12": (bottleneck(12, 128), 192_597_504),
+    "bottleneck A, h = 16": (bottleneck(16, 128), 217_800_192),
+    "bottleneck A, h = 32": (bottleneck(32, 128), 318_610_944),
+    "bottleneck B, d_p = 32": (bottleneck(8, 32), 129_590_784),
+    "bottleneck B, d_p = 64": (bottleneck(8, 64), 142_192_128),
+    "bottleneck B, d_p = 256": (bottleneck(8, 256), 217_800_192),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_papers(name):
+    config, count = COUNTS[name]
+    assert cost.num_parameters(config) == count
+
+
+# heads, width of a head, key heads, d_ff of the translation model, d_ff of the language model
+MULTI_QUERY = [
+    (8, 128, 8, 4096, 8192),
+    (8, 128, 1, 5440, 9088),
+    (1, 128, 1, 6784, 9984),
+    (2, 64, 2, 6784, 9984),
+    (4, 32, 4, 6784, 9984),
+    (8, 16, 8, 6784, 9984),
+]
+
+
+@pytest.mark.parametrize("row", MULTI_QUERY)
+def test_multi_query_configurations_are_equal(row):
+    """Shazeer 2019 (arXiv 1911.02150): all six of each task, norms left out, as there."""
+    num_heads, head_dim, kv_heads, translation, language = row
+    config = ModelConfig(
+        vocab_size=32768,
+        max_len=256,
+        width=1024,
+        num_layers=6,
+        heads=Standard(num_heads=num_heads, num_kv_heads=kv_heads, head_dim=head_dim),
+        norm=Norm(position="post", bias=False),
+    )
+    both = dataclasses.replace(
+        config, kind="encoder_decoder", ffn=FFN(width=translation, bias=False)
+    )
+    assert cost.num_parameters(both) - 5 * 6 * 1024 == 209_977_344
+    alone = dataclasses.replace(
+        config, ffn=FFN(width=language, bias=False), positions=NoPositions()
+    )
+    assert cost.num_parameters(alone) - 2 * 6 * 1024 == 159_383_552
+
+
+def test_parts_of_bert_and_t5():
+    parts = cost.sublayer_parameters(cost.stacks(published_config("bert_base"))[0].layer)
+    assert (parts["attention"], parts["ffn"]) == (2_363_904, 4_723_968)
+    base = published_config("t5_base")
+    parts = cost.sublayer_parameters(cost.stacks(base)[0].layer)
+    assert 12 * parts["cross"] == 28_320_768
+    stack = 12 * (math.prod((4, 768, 768)) + math.prod((2, 768, 3072)))
+    norms = 12 * 2 * 768
+    assert 12 * (parts["attention"] + parts["ffn"]) - norms == stack == 84_934_656
+    assert base.vocab_size * base.width == 24_674_304

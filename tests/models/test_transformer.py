@@ -228,24 +228,24 @@ def test_losses_of_layer_types_and_stacks():
         (lambda: ModelConfig(encoder=models.EncoderConfig()), r"encoder is for.*decoder"),
         (lambda: ModelConfig(layer_types=((1, {"norm": 1}),)), r"cannot override 'norm'.*known"),
         (lambda: ModelConfig(sharing="albrt"), r"albrt.*albert"),
+        (lambda: ModelConfig(sharing=None), r"sharing must be a str or Plan, not None"),
+        (lambda: ModelConfig(layer_types=3), r"layer_types must be a tuple of pairs.*3"),
+        (lambda: ModelConfig(encoder=3), r"encoder must be.*Encoder.*3"),
+        (lambda: models.Attention(layer_scales=3.0), r"layer_scales must be a tuple.*\(3\.0,\)"),
+        (lambda: models.Attention(implementation="flsh"), r"unknown implementation 'flsh'.*dense"),
+        (lambda: models.Attention(window=True), r"attention\.window.*True"),
+        (lambda: models.Dropout(places="ffn"), r"dropout\.places must be a tuple.*'ffn'"),
+        (lambda: models.Dropout(rate="a"), r"dropout\.rate.*'a'"),
+        (lambda: models.Embedding(images=5), r"embedding\.images must be Images.*5"),
+        (lambda: models.Rotary(base=0), r"positions\.base.*above 0"),
+        (lambda: models.Rotary(scaling=4), r"positions\.scaling must be a str.*4"),
+        (lambda: models.Compute(dtype=None), r"compute\.dtype must be one of.*None"),
+        (lambda: models.Compute(remat="no"), r"compute\.remat.*'no'"),
     ],
 )  # fmt: skip
 def test_errors_of_specs_name_field_and_value(make, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
         make()
-
-
-def test_parameters_of_another_model_are_named():
-    model = SMALL.build()
-    params = random_params(SMALL)
-    other = random_params(dataclasses.replace(SMALL, sharing="albert"))
-    with pytest.raises(ValueError, match=r"not those of this model: weight 'layers/attention/.*"):
-        model.apply({"params": other}, TOKENS)
-    del params["final_norm"]
-    with pytest.raises(ValueError, match=r"'final_norm/.* is missing"):
-        model.apply({"params": params}, TOKENS)
-    with pytest.raises(ValueError, match=r"\{'params': params\}"):
-        model.apply(other, TOKENS)
 
 
 @pytest.mark.parametrize(

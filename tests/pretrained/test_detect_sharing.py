@@ -5,10 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import ModelConfig
+from attnlab.heads import Standard
+from attnlab.models import FFN, ModelConfig
 from attnlab.transforms import detect_sharing
 
-CONFIG = ModelConfig(width=8, num_layers=3, num_heads=2, ffn_width=4, vocab_size=7, max_len=5)
+CONFIG = ModelConfig(
+    width=8, num_layers=3, heads=Standard(num_heads=2), ffn=FFN(width=4), vocab_size=7, max_len=5
+)
 
 
 def alike(value):
@@ -23,7 +26,7 @@ def alike(value):
 def test_equal_bits_are_shared(value):
     params = alike(value)
     config, once = detect_sharing(CONFIG, params)
-    assert config.plan == "albert"
+    assert config.sharing == "albert"
     assert np.asarray(once["layers"]["attention"]["q"]).tobytes() == (
         np.asarray(params["layers"]["attention"]["q"][:1]).tobytes()
     )
@@ -34,8 +37,8 @@ def test_zeros_of_different_sign_are_not_shared():
     attention = params["layers"]["attention"]
     attention["q"] = attention["q"].at[1, 0, 0, 0].set(-0.0)
     config, once = detect_sharing(CONFIG, params)
-    assert config.layer_plan["attention"] == (0, 1, 0)
-    assert config.layer_plan["ffn"] == (0, 0, 0)
+    assert config.plan["attention"] == (0, 1, 0)
+    assert config.plan["ffn"] == (0, 0, 0)
     signs = np.signbit(np.asarray(once["layers"]["attention"]["q"])[:, 0, 0, 0])
     assert signs.tolist() == [False, True]
 
@@ -45,4 +48,4 @@ def test_nans_of_different_bits_are_not_shared():
     q = np.array(params["layers"]["attention"]["q"])
     q.view(np.uint32)[:, 0, 0, 0] = [0x7FC00000, 0x7FC00001, 0x7FC00000]
     params["layers"]["attention"]["q"] = jnp.asarray(q)
-    assert detect_sharing(CONFIG, params)[0].layer_plan["attention"] == (0, 1, 0)
+    assert detect_sharing(CONFIG, params)[0].plan["attention"] == (0, 1, 0)

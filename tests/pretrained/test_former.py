@@ -123,7 +123,7 @@ def test_former_models(kind, module):
         config["max_pool"] = pooling == ["max"]
     expected = linear(w, "toprobs", x)
     model, params = pretrained.from_variables("former", config, w)
-    seen = run(model, params, tokens, return_outputs=True)
+    seen = run(model, params, tokens)
     got = seen.classes if pooling else seen.logits
     assert_close(got, jnp.asarray(expected, jnp.float32), loosen=10)
 

@@ -230,7 +230,7 @@ def test_nan_is_shared_on_request(tmp_path):
         tensors[f"transformer.h.{layer}.ln_1.bias"][0] = np.nan
     folder = write(tmp_path / "folder", config, tensors)
     model, params = pretrained.load(folder, detect_sharing=True, allow_nonfinite=True)
-    assert model.config.plan == "albert"
+    assert model.config.sharing == "albert"
     assert np.isnan(params["layers"]["attention"]["norm"]["bias"]).any()
     refused(lambda: pretrained.load(folder, detect_sharing=True), "h.0.ln_1.bias")
 
@@ -251,7 +251,7 @@ def test_nonfinite_weights_are_written_on_request(tmp_path):
 def test_no_attribute_ends_in_another_error(family, tmp_path):
     """Each attribute, each odd value: a ValueError in a second, or the same shapes as the file."""
     config, tensors, _, _ = split(FAMILIES[family])
-    names = pretrained.FAMILIES[family].settings
+    names = [one.name for one in pretrained.FAMILIES[family].attributes]
     folder = write(tmp_path / "folder", config, tensors)
     pretrained.load(folder)
     for name in {*names, "rope_theta", "rope_scaling", "rope_parameters", "is_decoder"}:

@@ -14,13 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import ModelConfig, pretrained
+from attnlab import pretrained
+from attnlab.heads import Standard
+from attnlab.models import FFN, ModelConfig, Norm
 from attnlab.pretrained.tensors import read_file
+from attnlab.transforms import Conversion, convert
 
 CONFIG = ModelConfig(
-    vocab_size=19, max_len=9, width=12, num_heads=3, num_layers=2, activation="gelu_tanh"
+    vocab_size=19,
+    max_len=9,
+    width=12,
+    num_layers=2,
+    heads=Standard(num_heads=3, biases=("q", "k", "v", "o")),
+    ffn=FFN(activation="gelu_tanh"),
 )
-OTHER = dataclasses.replace(CONFIG, norm_eps=0.05)
+OTHER = dataclasses.replace(CONFIG, norm=Norm(eps=0.05))
 WRITES = {
     os: ("mkdir", "rename", "replace", "link", "symlink", "open", "fsync"),
     ctypes: ("CDLL",),
@@ -29,8 +37,8 @@ WRITES = {
 
 @functools.cache
 def params_of(config, seed=0):
-    tokens = (jnp.zeros((1, 2), jnp.int32),) * (1 + (config.kind == "encoder_decoder"))
-    return jax.tree.map(np.asarray, config.build().init(jax.random.key(seed), *tokens)["params"])
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return jax.tree.map(np.asarray, config.build().init(jax.random.key(seed), tokens)["params"])
 
 
 def content(folder):
@@ -101,7 +109,7 @@ def test_a_failure_at_any_step_leaves_the_old_folder(error, tmp_path):
             assert calls.count("fsync") >= 4, (step, calls)
             failed = False
         if not failed:
-            assert pretrained.load_config(tmp_path / "model").norm_eps == 0.05
+            assert pretrained.load_config(tmp_path / "model").norm.eps == 0.05
             assert {*content(tmp_path / "model")} == {*before}
         if len(calls) < step:
             break
@@ -217,7 +225,7 @@ def test_the_working_directory_and_a_link_are_saved_into(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pretrained.save("link", OTHER.build(), params_of(OTHER))
     assert (tmp_path / "link").is_symlink()
-    assert pretrained.load_config(tmp_path / "model").norm_eps == 0.05
+    assert pretrained.load_config(tmp_path / "model").norm.eps == 0.05
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
@@ -241,16 +249,16 @@ def changed(params, path, leaf):
 
 
 WRONG = [
-    ("layers.ffn.extra", np.zeros(3, np.float32), r"layers\.ffn\.extra is \(3,\).* has no"),
-    ("readout", np.zeros((12, 19), np.float32), r"readout is \(12, 19\).* has no"),
-    ("layers.ffn.up", None, r"layers\.ffn\.up is missing.*\(2, 12, 256\)"),
-    ("layers", None, r"layers\.attention\.k is missing"),
+    ("layers.ffn.extra", np.zeros(3, np.float32), "'layers/ffn/extra'"),
+    ("lm_head", np.zeros((12, 19), np.float32), "'lm_head'"),
+    ("layers.ffn.up", None, "'layers/ffn/up' is missing"),
+    ("layers", None, "'layers/.*' is missing"),
     ("layers.ffn.up", np.zeros((2, 12, 99), np.float32),
-     r"layers\.ffn\.up is \(2, 12, 99\), .* \(2, 12, 256\)"),
-    ("embedding", np.zeros((20, 12), np.float32), r"embedding is \(20, 12\), .* \(19, 12\)"),
+     r"'layers/ffn/up' has shape \(2, 12, 99\), .* \(2, 12, 256\)"),
+    ("embedding", np.zeros((20, 12), np.float32), r"shape \(20, 12\), .* \(19, 12\)"),
     ("embedding", np.zeros((19, 12), np.int32), "embedding is int32, .* float"),
     ("embedding", np.zeros((19, 12), complex), "embedding is complex128, .* float"),
-    ("embedding", [["a"] * 12] * 19, "embedding.* is no array"),
+    ("embedding", [["a"] * 12] * 19, "embedding"),
     ("embedding", np.full((19, 12), np.nan, np.float32), "embedding has nan at 0, 0"),
 ]  # fmt: skip
 
@@ -275,10 +283,10 @@ def test_params_that_are_no_tree_of_weights_are_refused(params, tmp_path):
 
 
 def test_params_of_a_shared_model_are_compared_too(tmp_path):
-    relaxed = dataclasses.replace(CONFIG, plan="relaxed:1", delta_rank=2)
+    relaxed = dataclasses.replace(CONFIG, sharing="relaxed:1", delta_rank=2)
     params = jax.tree.map(np.array, params_of(relaxed))
     del params["layers"]["delta"]["ffn"]
-    with pytest.raises(ValueError, match=r"layers\.delta\.ffn.* is missing"):
+    with pytest.raises(ValueError, match=r"layers/delta/ffn.* is missing"):
         pretrained.save(tmp_path / "model", relaxed.build(), params)
 
 
@@ -305,3 +313,44 @@ def test_one_dtype_of_all_is_named(dtype, tmp_path):
     params = jax.tree.map(lambda a: a.astype(jnp.dtype(dtype)), params_of(CONFIG))
     pretrained.save(tmp_path / "model", CONFIG.build(), params)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
+
+
+# Several files, and a card ---------------------------------------------------------------------
+
+
+def test_weights_in_several_files(tmp_path):
+    """Sharded in and out, bit-equal; a later save leaves no file that would be read instead."""
+    params = params_of(CONFIG)
+    for bytes_, files in ((2000, "several"), (10**9, "one"), (1, "one tensor each")):
+        pretrained.save(tmp_path, CONFIG.build(), params, max_shard_bytes=bytes_)
+        weights = sorted(tmp_path.glob("*.safetensors"))
+        again = pretrained.load(tmp_path)[1]
+        assert jax.tree.all(jax.tree.map(np.array_equal, params, again)), files
+        tensors = [name for path in weights for name in read_file(path)]
+        assert len(tensors) == len(set(tensors))
+        if files == "one":
+            assert [path.name for path in weights] == ["model.safetensors"]
+            assert not (tmp_path / "model.safetensors.index.json").exists()
+        else:
+            assert not (tmp_path / "model.safetensors").exists()
+            index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+            assert set(index["weight_map"]) == set(tensors)
+            sizes = [sum(a.nbytes for a in read_file(path).values()) for path in weights]
+            assert index["metadata"]["total_size"] == sum(sizes)
+            alone = [len(read_file(path)) == 1 for path in weights]
+            assert all(size <= bytes_ or one for size, one in zip(sizes, alone, strict=True))
+            assert len(weights) > 1
+
+
+def test_model_card(tmp_path):
+    """README.md says what was converted, with the measured error."""
+    stacked = params_of(CONFIG)["layers"]["attention"]
+    layer = {name: stacked[name][0] for name in stacked if name != "norm"}
+    done = convert(layer, CONFIG.layout, dataclasses.replace(CONFIG.layout, num_kv_heads=3))
+    assert isinstance(done, Conversion)
+    with pytest.raises(ValueError, match="model_card=True"):
+        pretrained.save(tmp_path, CONFIG.build(), params_of(CONFIG), conversion=done)
+    pretrained.save(tmp_path, CONFIG.build(), params_of(CONFIG), model_card=True, conversion=done)
+    card = (tmp_path / "README.md").read_text()
+    assert f"output {done.forward_error:.1e}" in card
+    assert f"{sum(a.size for a in jax.tree.leaves(params_of(CONFIG))):,} parameters" in card

@@ -56,7 +56,7 @@ def test_an_encoder_by_hand(first):
     config = dict(nhead=N, norm_first=first)
     model, params = pretrained.from_variables("torch_layers", config, w)
     assert model.config.num_layers == depth
-    assert_close(run(model, params, X), x.astype(np.float32), loosen=10)
+    assert_close(run(model, params, X).hidden, x.astype(np.float32), loosen=10)
 
 
 def test_a_decoder_by_hand():
@@ -89,9 +89,11 @@ def test_a_decoder_by_hand():
     assert set(params) == {"embedding", "layers"}
     texts = (jnp.asarray(a, jnp.float32) for a in (memory, X))
     got = jax.jit(
-        lambda p, m, x: model.apply({"params": p}, m, x, encoded=m, padding_mask=jnp.asarray(real))
+        lambda p, m, x: model.apply(
+            {"params": p}, x, encoded=m, source_padding_mask=jnp.asarray(real)
+        )
     )(params, *texts)
-    assert_close(got, x.astype(np.float32), loosen=10)
+    assert_close(got.hidden, x.astype(np.float32), loosen=10)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_a_decoder_by_hand():
         (dict(), {}, "config needs 'nhead'"),
         (dict(nhead=N, heads=2), {}, "'heads' is unknown"),
         (dict(nhead=N, activation="mish"), {}, "unknown activation 'mish'"),
-        (dict(nhead=5), {}, "not divisible by 5 heads"),
+        (dict(nhead=5), {}, "not divisible by num_heads 5"),
         (dict(nhead=N), {"linear1.weight": None}, "'linear1.weight' is missing"),
         (dict(nhead=N), {"norm2.bias": None}, "missing, the first is 'norm2.bias'"),
         (dict(nhead=N), {"norm4.bias": draw(E)}, "no place for the variable 'norm4.bias'"),

@@ -15,7 +15,8 @@ from tokenizers import (
     trainers,
 )
 
-from attnlab import generate, pretrained
+from attnlab import pretrained
+from attnlab.models import generate
 from experiments.configs import pretrained as config_file
 from experiments.inspect_model import read_text
 
@@ -119,11 +120,13 @@ def test_a_folder_goes_on_with_a_sentence(tmp_path):
     told = read_text(str(folder), "O for a stage")
     model, params = pretrained.load(folder)
     ids = library.encode("O for a stage").ids
-    new = generate(model, params, np.array([ids]), min(20, model.config.max_len - len(ids)))
+    count = min(20, model.config.max_len - len(ids))
+    new = generate(params, np.array([ids]), model.config, count)
     assert f"goes on with: {library.decode(np.asarray(new[0]).tolist())!r}" in told
-    probs = model.apply({"params": params}, np.array([ids]), return_probs=True)[1][:, 0]
+    outputs = model.apply({"params": params}, np.array([ids]), capture=("probs",))
+    probs = outputs.captured["probs"][:, 0]
     rows = told.split("where each head looks")[1].splitlines()
-    assert rows[3].split()[0] == "2"
+    assert rows[3].split()[0] == "1"
     assert rows[3].split()[-1] == f"{float(probs[1, 3].mean(0).max()):.2f}"
     assert f"\n0      {ids[0]:<7} 'O'\n" in told
     (folder / "tokenizer.json").unlink()
@@ -143,7 +146,7 @@ def test_other_kinds_of_models_from_the_command_line(family, kind, tmp_path):
         return
     ids = library.encode("a kingdom").ids
     model, params = pretrained.load(folder)
-    best = np.argmax(model.apply({"params": params}, np.array([ids]))[0], axis=-1)
+    best = np.argmax(model.apply({"params": params}, np.array([ids])).logits[0], axis=-1)
     decode = lambda t: repr(library.decode([int(t)], skip_special_tokens=False))
     assert last == "what it reads in their place: " + " ".join(map(decode, best))
 

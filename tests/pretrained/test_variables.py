@@ -35,7 +35,7 @@ def test_torch_attention_by_hand(apart, bias):
     )
     expected = linear(w, "out_proj", attend(q, k, v, (E // N) ** -0.5))
     x, key, value = (jnp.asarray(a, jnp.float32) for a in texts)
-    got = jax.jit(lambda p: model.apply({"params": p}, x, key, value_context=value))(params)
+    got = jax.jit(lambda p: model.apply({"params": p}, x, (key, value)))(params)
     assert_close(got, jnp.asarray(expected, jnp.float32), loosen=5)
 
 
@@ -153,8 +153,9 @@ def test_tensor2tensor(after, three):
     config = dict(num_heads=N, layer_postprocess_sequence=after, max_length=16)
     model, params = pretrained.from_variables("t2t", config, w)
     texts = jnp.asarray(source), jnp.asarray(target)
-    got = jax.jit(lambda p: model.apply({"params": p}, *texts, padding_mask=texts[0] != 0))(params)
-    assert_close(got, jnp.asarray(expected, jnp.float32), loosen=10)
+    options = dict(source=texts[0], source_padding_mask=texts[0] != 0)
+    got = jax.jit(lambda p: model.apply({"params": p}, texts[1], **options))(params)
+    assert_close(got.logits, jnp.asarray(expected, jnp.float32), loosen=10)
 
 
 def summae_variables():
@@ -224,12 +225,12 @@ def test_summae(encoder_heads):
     config = dict(num_encoder_heads=encoder_heads, num_decoder_heads=N, max_length=16)
     model, params = pretrained.from_variables("summae", config, w)
     texts = jnp.asarray(source), jnp.asarray(np.pad(target, ((0, 0), (1, 0)))[:, :-1])
-    options = dict(padding_mask=texts[0] != 0, return_outputs=True)
-    seen = jax.jit(lambda p: model.apply({"params": p}, *texts, **options))(params)
+    options = dict(source=texts[0], source_padding_mask=texts[0] != 0)
+    seen = jax.jit(lambda p: model.apply({"params": p}, texts[1], **options))(params)
     encoded, last = summae_by_hand(w, encoder_heads, source, target)
     assert_close(seen.encoded, jnp.asarray(encoded, jnp.float32), loosen=10)
-    assert_close(seen.last, jnp.asarray(last, jnp.float32), loosen=10)
-    with pytest.raises(ValueError, match=r"encoder_heads=5: .*not divisible by 5 heads"):
+    assert_close(seen.hidden, jnp.asarray(last, jnp.float32), loosen=10)
+    with pytest.raises(ValueError, match=r"encoder\.num_heads=5: .*not divisible by num_heads 5"):
         pretrained.from_variables("summae", config | dict(num_encoder_heads=5), w)
 
 
@@ -283,20 +284,23 @@ def test_google_names(family, tmp_path):
     """The same weights under Hugging Face's names give the same, with the tanh gelu."""
     config, tensors, _, _ = split(FAMILIES[family])
     folder = write(tmp_path / "folder", config, tensors)
-    theirs, expected = pretrained.load(folder, activation="gelu_tanh")
+    theirs, expected = pretrained.load(folder)
     config = {n: v for n, v in config.items() if n not in ("model_type", "hidden_act")}
     w = dict(to_google(name, a, f"{family}.") for name, a in tensors.items())
     assert len(w) == len(tensors)
     settings = config | {"hidden_act": "gelu"}
     model, params = pretrained.from_variables(f"google_{family}", settings, w)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    fields = {"readout_transform": "gelu_tanh", "dropout_places": model.config.dropout_places}
-    if family == "albert":
-        assert fields["dropout_places"] == ("embeddings", "attention", "ffn")
-    assert dataclasses.replace(theirs.config, plan="separate", **fields) == dataclasses.replace(
-        model.config, plan="separate"
+    config, replace = theirs.config, dataclasses.replace
+    assert model.config.dropout.places == ("embeddings", "attention", "ffn")
+    assert model.config == replace(
+        config,
+        ffn=replace(config.ffn, activation="gelu_tanh"),
+        output=replace(config.output, transform="gelu_tanh"),
+        dropout=replace(config.dropout, places=model.config.dropout.places),
+        sharing=model.config.sharing,
     )
-    assert model.config.layer_plan == theirs.config.layer_plan
+    assert model.config.plan == config.plan
 
 
 def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
@@ -309,7 +313,7 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
     pretrained.save(tmp_path / "saved", model, params)
     again, params_again = pretrained.load(tmp_path / "saved")
     jax.tree.map(np.testing.assert_array_equal, params, params_again)
-    outputs = [peer_outputs.run(m, params, given).logits for m in (model, again)]
+    outputs = [peer_outputs.run(m, params, given)["logits"] for m in (model, again)]
     np.testing.assert_array_equal(*outputs)
     drops, _ = pretrained.from_variables("google_albert", config | {"hidden_dropout_prob": 0.1}, w)
     with pytest.raises(ValueError, match=r"albert: dropout at each place would be .*'ffn': 0\.1"):
@@ -317,17 +321,14 @@ def test_googles_albert_is_saved_where_nothing_drops(tmp_path):
 
 
 def test_googles_albert_with_equal_sizes_has_no_map():
-    from attnlab.pretrained.albert import SETTINGS
-    from attnlab.pretrained.variables import SYSTEMS
-
     sizes = dict(hidden_size=12, num_attention_heads=3, intermediate_size=10, vocab_size=7)
     for width, mapped in ((12, False), (6, True)):
-        config, rows = SYSTEMS["google_albert"](SETTINGS | sizes | {"embedding_size": width}, {})
+        config, rows = pretrained.SYSTEMS["google_albert"](sizes | {"embedding_size": width}, {})
         assert any("embedding_hidden_mapping_in" in row.name for row in rows) == mapped
-        assert (config.embedding_width is not None) == mapped
+        assert (config.embedding.width is not None) == mapped
     many = sizes | dict(num_hidden_layers=22, num_hidden_groups=22)
-    config, rows = SYSTEMS["google_albert"](SETTINGS | many, {})
-    assert config.layer_plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
+    config, rows = pretrained.SYSTEMS["google_albert"](many, {})
+    assert config.plan["ffn"][14:17] == (14, 14, 15)  # group 15 never comes to exist
     assert not any("/group_15/" in row.name for row in rows)
     assert any("/group_16/" in row.name for row in rows)
 

@@ -16,14 +16,23 @@ from attnlab import (
     applied_parameters,
     flops_per_token,
     load_run,
+    num_parameters,
     run_stack,
-    unique_parameters,
 )
-from attnlab.inspect import gates_of
-from attnlab.model.accounting import making_flops, parameters_by_uses
+from attnlab.heads import Standard
+from attnlab.models import (
+    FFN,
+    Compute,
+    EncoderConfig,
+    LayerOverrides,
+    Norm,
+    param_shapes,
+    parameters_by_uses,
+    weight_flops,
+)
 from attnlab.sharing.mixing import fit_mixture, mix
 from attnlab.sharing.named_plans import parse_plan, plan_name
-from attnlab.training.optimizers import decays
+from attnlab.training.optimizers import weight_decay_mask
 from attnlab.transforms import (
     change_plan,
     detect_sharing,
@@ -35,25 +44,25 @@ from attnlab.transforms import (
 )
 
 SMALL = ModelConfig(
-    vocab_size=11, max_len=6, width=6, num_layers=5, num_heads=3, head_dim=4, num_kv_heads=1,
-    ffn_width=7, plan="dictionary:3", norm_kind="rms", norm_bias=False, attention_biases="v",
-    ffn_bias=False,
-)  # fmt: skip
+    vocab_size=11,
+    max_len=6,
+    width=6,
+    num_layers=5,
+    heads=Standard(num_heads=3, head_dim=4, num_kv_heads=1, biases=("v",)),
+    ffn=FFN(width=7, bias=False),
+    norm=Norm(kind="rms"),
+    sharing="dictionary:3",
+)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 6)))
 PARTS = dict(attention=(2, 0, 1, 1, 0), ffn=(0, 1, 0, 2, 2))
 MIXED = dict(attention_mixture=range(5), ffn_mixture=range(5))
-
-
-def shapes_of(config):
-    texts = (TOKENS, TOKENS) if config.kind == "encoder_decoder" else (TOKENS,)
-    return jax.eval_shape(config.build().init, jax.random.key(0), *texts)["params"]
 
 
 def draw(config, dtype=None):
     """Large random weights, coefficients too."""
     rng = np.random.default_rng(1)
     make = lambda a: jnp.asarray(rng.normal(size=a.shape), dtype or a.dtype)
-    return jax.tree.map(make, shapes_of(config))
+    return jax.tree.map(make, param_shapes(config))
 
 
 def test_a_mixture_is_the_sum(x64):
@@ -108,10 +117,10 @@ def test_a_stack_with_one_among_zeros_is_that_of_the_slots(optimized):
 @pytest.mark.parametrize("remat", [True, False])
 def test_coefficients_of_one_among_zeros_are_the_plan_of_those_slots(remat, optimized):
     """Logits and the gradients of all weights of a model, of both parts."""
-    plain = dataclasses.replace(SMALL, plan=Plan(**PARTS), remat=remat)
+    plain = dataclasses.replace(SMALL, sharing=Plan(**PARTS), compute=Compute(remat=remat))
     began = Plan(attention=(0, 1, 2, 0, 1), ffn=(0, 0, 1, 2, 1), **MIXED)
-    config, params = dataclasses.replace(plain, plan=began), draw(plain)
-    shapes = shapes_of(config)["layers"]
+    config, params = dataclasses.replace(plain, sharing=began), draw(plain)
+    shapes = param_shapes(config)["layers"]
     one_hot = lambda part: jax.tree.map(
         lambda a: jnp.eye(3)[np.array(PARTS[part])], shapes[f"{part}_mixture"]
     )
@@ -120,7 +129,7 @@ def test_coefficients_of_one_among_zeros_are_the_plan_of_those_slots(remat, opti
 
     def run(config, params):
         loss = lambda p: (lambda y: (jnp.sum(jnp.sin(y)), y))(
-            config.build().apply({"params": p}, TOKENS)
+            config.build().apply({"params": p}, TOKENS).logits
         )
         return jax.jit(jax.grad(loss, has_aux=True))(params)
 
@@ -134,10 +143,10 @@ def test_coefficients_of_one_among_zeros_are_the_plan_of_those_slots(remat, opti
 
 @pytest.mark.slow
 def test_a_fresh_model_is_that_of_the_slots_it_begins_with():
-    config = dataclasses.replace(SMALL, plan="dictionary:2")
-    parts = dict(config.layer_plan.items())
+    config = dataclasses.replace(SMALL, sharing="dictionary:2")
+    parts = dict(config.plan.items())
     del parts["attention_mixture"]
-    slots = dataclasses.replace(config, plan=Plan(**parts))
+    slots = dataclasses.replace(config, sharing=Plan(**parts))
     make = lambda c: jax.jit(c.build().init)(jax.random.key(3), TOKENS)["params"]
     layers = (mixed := make(config))["layers"]
     for a in jax.tree.leaves(layers.pop("attention_mixture")):
@@ -147,34 +156,45 @@ def test_a_fresh_model_is_that_of_the_slots_it_begins_with():
 
 def test_counts():
     """MASA (arXiv 2508.04581): 24 layers of width 1536, of each of 4 maps 8 atoms."""
-    sizes = dict(num_layers=24, width=1536, num_heads=16, norm_kind="rms", norm_bias=False)
-    config = ModelConfig(plan="dictionary:8", attention_biases="", ffn_width=64, **sizes)
-    alone = dataclasses.replace(config, plan="separate")
-    shapes = shapes_of(config)["layers"]
+    sizes = dict(num_layers=24, width=1536, heads=Standard(num_heads=16), norm=Norm(kind="rms"))
+    config = ModelConfig(sharing="dictionary:8", ffn=FFN(width=64), **sizes)
+    alone = dataclasses.replace(config, sharing="separate")
+    shapes = param_shapes(config)["layers"]
     size = lambda part: sum(shapes[part][name].size for name in "qkvo")
     assert (size("attention"), size("attention_mixture")) == (75_497_472, 768)
     saved, norms = 226_492_416 - 75_497_472 - 768, (24 - 8) * 1536 - 24 * 8
-    assert unique_parameters(alone) - unique_parameters(config) == saved + norms
+    assert num_parameters(alone) - num_parameters(config) == saved + norms
     assert applied_parameters(config) - applied_parameters(alone) == 24 * 8 * 5
     assert flops_per_token(config, 64) == flops_per_token(alone, 64)
-    assert making_flops(config) == 24 * 2 * 8 * (4 * 1536**2 + 1536)
+    assert weight_flops(config) == 24 * 2 * 8 * (4 * 1536**2 + 1536)
     uses = parameters_by_uses(config)
     assert uses[3] == 75_497_472 + 8 * 1536  # three layers begin with each slot
     assert sum(r * n for r, n in uses.items()) == sum(parameters_by_uses(alone).values()) + 960
 
 
 def test_products_of_deltas_are_counted():
-    config = ModelConfig(width=6, num_layers=2, num_heads=2, ffn_width=7, plan="relaxed:1")
-    of = lambda rank: making_flops(dataclasses.replace(config, delta_rank=rank))
+    layers = dict(
+        width=6,
+        num_layers=2,
+        heads=Standard(num_heads=2, biases=("q", "k", "v", "o")),
+        ffn=FFN(width=7),
+    )
+    config = ModelConfig(sharing="relaxed:1", **layers)
+    of = lambda rank: weight_flops(dataclasses.replace(config, delta_rank=rank))
     assert of(2) == 2 * 2 * 2 * (4 * 6 * 6 + 2 * 6 * 7)
     both = Plan(attention=(0, 0), ffn=(0, 1), attention_mixture=(0, 1), delta=(0, 1))
     sums = 2 * 2 * (4 * 36 + 4 * 6 + 2 * 6)
-    assert making_flops(dataclasses.replace(config, plan=both, delta_rank=2)) == of(2) + sums
+    assert weight_flops(dataclasses.replace(config, sharing=both, delta_rank=2)) == of(2) + sums
 
 
 def test_to_another_plan_and_back(x64):
     """Each layer unshared is its sum; slots stay as they are; of fewer atoms nothing is nearer."""
-    config = dataclasses.replace(SMALL, dtype="float64", ffn_width=0, attention_biases="")
+    config = dataclasses.replace(
+        SMALL,
+        compute=Compute(dtype="float64"),
+        ffn=FFN(width=0),
+        heads=dataclasses.replace(SMALL.heads, biases=()),
+    )
     params = draw(config, "float64")
     apart = unshare(config, params)[1]["layers"]["attention"]
     coefficients, atoms = (params["layers"][f"attention{end}"] for end in ("_mixture", ""))
@@ -193,7 +213,7 @@ def test_to_another_plan_and_back(x64):
 
 @pytest.mark.slow
 def test_the_function_stays_where_sums_can_say_it(x64):
-    config = dataclasses.replace(SMALL, dtype="float64", delta_rank=99)
+    config = dataclasses.replace(SMALL, compute=Compute(dtype="float64"), delta_rank=99)
     params = draw(config, "float64")
     alone = unshare(config, params)
     cycle = change_plan(*alone, "attention=0,1,2,0,1 ffn=0..4")
@@ -204,7 +224,7 @@ def test_the_function_stays_where_sums_can_say_it(x64):
     assert output_difference(cycle, change_plan(*cycle, "dictionary:3"), TOKENS) == 0
     assert output_difference(alone, change_plan(*alone, "dictionary:2"), TOKENS) > 0.1
     mixed, keys = "attention=0,1,2,0,1 attention_mixture=0..4", "kv=0,-,1,@0,2 ffn=0..4"
-    config = dataclasses.replace(config, plan=f"{mixed} {keys}")
+    config = dataclasses.replace(config, sharing=f"{mixed} {keys}")
     reads = config, draw(config, "float64")
     assert output_difference(reads, change_plan(*reads, f"attention=0..4 {keys}"), TOKENS) < 1e-10
 
@@ -224,24 +244,31 @@ def test_atoms_that_say_the_same_are_turned_towards_the_slots(x64):
 
 def test_both_texts_and_kinds():
     """A decoder's second attention is mixed as its first; kinds have a dictionary each."""
-    both = dataclasses.replace(SMALL, kind="encoder_decoder", encoder_layers=4)
-    assert both.layer_plan["cross_mixture"] == (0, 1, 2, 3, 4)
-    assert {*both.encoder_layer_plan} == {"attention", "ffn", "attention_mixture"}
-    shared = dataclasses.replace(both, share_encoder=True)
-    params = jax.tree.map(jnp.shape, shapes_of(shared))
+    both = dataclasses.replace(SMALL, kind="encoder_decoder", encoder=EncoderConfig(num_layers=4))
+    assert both.plan["cross_mixture"] == (0, 1, 2, 3, 4)
+    assert {*both.encoder_plan} == {"attention", "ffn", "attention_mixture"}
+    shared = dataclasses.replace(both, encoder=EncoderConfig(shares_decoder=True))
+    params = jax.tree.map(jnp.shape, param_shapes(shared))
     assert params["layers"]["cross_mixture"]["q"] == (5, 3)
     assert "encoder_layers" not in params
-    with pytest.raises(ValueError, match="share_encoder: attention_mixture has a coefficient for"):
-        dataclasses.replace(shared, encoder_plan="dictionary:2")
+    with pytest.raises(ValueError, match="attention_mixture has a coefficient for"):
+        dataclasses.replace(
+            shared, encoder=EncoderConfig(shares_decoder=True, sharing="dictionary:2")
+        )
     with pytest.raises(ValueError, match="without deltas and mixtures"):
-        tie_encoder(dataclasses.replace(both, encoder_layers=5), {})
-    kinds = dataclasses.replace(SMALL, kinds="1(plan=dictionary:2) 1(head_dim=6; plan=albert)")
-    assert unique_parameters(kinds) == sum(a.size for a in jax.tree.leaves(shapes_of(kinds)))
+        tie_encoder(dataclasses.replace(both, encoder=EncoderConfig(num_layers=5)), {})
+    wider = dataclasses.replace(SMALL.heads, head_dim=6)
+    types = (
+        (1, LayerOverrides(sharing="dictionary:2")),
+        (1, LayerOverrides(heads=wider, sharing="albert")),
+    )
+    kinds = dataclasses.replace(SMALL, layer_types=types)
+    assert num_parameters(kinds) == sum(a.size for a in jax.tree.leaves(param_shapes(kinds)))
 
 
 def test_layers_that_mix_share_nothing_but_coefficients():
-    assert gates_of(SMALL, by="group").rows == (0, 1, 2, 3, 4)
-    matrices = jax.tree_util.tree_leaves_with_path(decays(shapes_of(SMALL)["layers"]))
+    assert SMALL.plan.distinct_parameters("attention") == (0, 1, 2, 3, 4)
+    matrices = jax.tree_util.tree_leaves_with_path(weight_decay_mask(param_shapes(SMALL)["layers"]))
     assert {path[-1].key for path, on in matrices if on} == {*"qkvo", "up", "down"}
     assert not any(on for path, on in matrices if path[0].key == "attention_mixture")
 
@@ -258,7 +285,7 @@ def test_layers_that_mix_share_nothing_but_coefficients():
 )  # fmt: skip
 def test_plans_that_mix_what_cannot_be(plan, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SMALL, plan=plan)
+        dataclasses.replace(SMALL, sharing=plan)
 
 
 def test_what_asks_for_whole_slots_is_refused():
@@ -269,7 +296,7 @@ def test_what_asks_for_whole_slots_is_refused():
         detect_sharing(SMALL, {})
     rows = Plan(**PARTS, attention_mixture=(0, 1, 2, 2, 1))
     with pytest.raises(ValueError, match="needs its own attention_mixture, in order"):
-        change_plan(dataclasses.replace(SMALL, plan="separate"), {"layers": {}}, rows)
+        change_plan(dataclasses.replace(SMALL, sharing="separate"), {"layers": {}}, rows)
 
 
 def test_names():
@@ -282,16 +309,16 @@ def test_names():
 def test_it_trains_by_flag(tmp_path):
     """Coefficients leave the slots they began with; the next run gives each layer its sum."""
     lab = ["--config=experiments/configs/byte_lm.py:tiny", f"--workdir={tmp_path}/mixed"]
-    done = command("experiments.run", *lab, "--config.model.plan=dictionary:2")
+    done = command("experiments.run", *lab, "--config.model.sharing=dictionary:2")
     assert done.returncode == 0, done.stderr
     model, params = load_run(tmp_path / "mixed")
-    assert model.config.plan == "dictionary:2"
+    assert model.config.sharing == "dictionary:2"
     for name in "qkvo":
         c = params["layers"]["attention_mixture"][name]
         assert 1e-5 < np.abs(c - np.eye(2)[np.arange(len(c)) % 2]).max() < 0.5
     lab = [lab[0], f"--workdir={tmp_path}/apart", f"--config.start={tmp_path}/mixed"]
-    done = command("experiments.run", *lab, "--config.model.plan=separate")
+    done = command("experiments.run", *lab, "--config.model.sharing=separate")
     assert done.returncode == 0, done.stderr
     left = (tmp_path / "apart" / "result.json").read_text()
-    (told,) = re.findall("plan dictionary:2 -> separate: outputs differ by (.*) of", left)
+    (told,) = re.findall("dictionary:2 -> separate: outputs differ by (.*) of", left)
     assert float(told) < 1e-6

@@ -8,11 +8,12 @@ from attnlab import (
     Plan,
     applied_parameters,
     flops_per_token,
+    num_parameters,
     plan_names,
-    unique_parameters,
 )
-from attnlab.model.accounting import parameters_by_uses
-from attnlab.model.outer import count_outer
+from attnlab.heads import Standard
+from attnlab.models import FFN, EncoderConfig, LayerOverrides, parameters_by_uses
+from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.named_plans import parse_plan, plan_name
 from attnlab.sharing.plan import GROUP_RULES, grouped, inner_groups, kv_sharing
 
@@ -126,31 +127,34 @@ def test_repeated_middle_layers(text):
     """11 layers' parameters, 13 layers' FLOPs."""
     plan = parse_plan(text, 13)
     assert plan["attention"] == plan["ffn"] == (0, 1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9, 10)
-    sizes = dict(width=6, num_heads=3, ffn_width=5, vocab_size=7)
-    loop = ModelConfig(num_layers=13, plan=text, **sizes)
+    sizes = dict(width=6, heads=Standard(num_heads=3), ffn=FFN(width=5), vocab_size=7)
+    loop = ModelConfig(num_layers=13, sharing=text, **sizes)
     eleven, thirteen = (ModelConfig(num_layers=n, **sizes) for n in (11, 13))
-    assert unique_parameters(loop) == unique_parameters(eleven)
-    assert applied_parameters(loop) == unique_parameters(thirteen)
+    assert num_parameters(loop) == num_parameters(eleven)
+    assert applied_parameters(loop) == num_parameters(thirteen)
     assert flops_per_token(loop, 8) == flops_per_token(thirteen, 8)
 
 
 def test_parameters_by_how_often_they_are_used():
     """Once each they are those that are unique, times their uses those that are applied; what
     stands outside the layers is neither."""
-    sizes = dict(width=6, num_heads=3, ffn_width=5, vocab_size=7)
-    both = dict(kind="encoder_decoder", encoder_layers=5, **sizes)
+    sizes = dict(width=6, heads=Standard(num_heads=3), ffn=FFN(width=5), vocab_size=7)
+    both = dict(kind="encoder_decoder", **sizes)
+    five, shared = EncoderConfig(num_layers=5), EncoderConfig(shares_decoder=True)
+    wider = LayerOverrides(heads=Standard(num_heads=3, head_dim=4))
+    types = ((2, LayerOverrides(sharing="albert")), (1, wider))
     for config, uses in (
-        (ModelConfig(num_layers=13, plan="4/(2)x2/5", **sizes), {1, 2}),
-        (ModelConfig(num_layers=6, plan="cla:2", **sizes), {1}),
-        (ModelConfig(num_layers=4, plan="cycle:2", **both), {2, 3}),
-        (ModelConfig(num_layers=5, plan="separate", share_encoder=True, **both), {1, 2}),
-        (ModelConfig(num_layers=6, kinds="2(plan=albert) 1(head_dim=4)", **sizes), {1, 4}),
+        (ModelConfig(num_layers=13, sharing="4/(2)x2/5", **sizes), {1, 2}),
+        (ModelConfig(num_layers=6, sharing="cla:2", **sizes), {1}),
+        (ModelConfig(num_layers=4, sharing="cycle:2", encoder=five, **both), {2, 3}),
+        (ModelConfig(num_layers=5, encoder=shared, **both), {1, 2}),
+        (ModelConfig(num_layers=6, layer_types=types, **sizes), {1, 4}),
     ):
         found = parameters_by_uses(config)
         assert set(found) == uses
-        assert sum(found.values()) == unique_parameters(config) - count_outer(config)
+        assert sum(found.values()) == num_parameters(config) - num_outer_parameters(config)
         met = sum(r * n for r, n in found.items())
-        assert met == applied_parameters(config) - count_outer(config)
+        assert met == applied_parameters(config) - num_outer_parameters(config)
 
 
 def test_only_the_last_cycle_is_reversed():

@@ -1,6 +1,7 @@
 """Every plan, at every depth: one program, the outputs and gradients of the unrolled layers."""
 
 import collections
+import dataclasses
 import functools
 
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from conftest import assert_close, deep, diagonal
 
-from attnlab import HeadSpec, Plan, run_layers, transformer_block
-from attnlab.heads.old.project import make_memory
-from attnlab.model.block import BlockSpec, init_block
+from attnlab import Plan, run_layers, transformer_layer
+from attnlab.heads import Standard, make_entries
+from attnlab.models import FFN, Attention, LayerInputs, LayersOfType, LayerSpec, StackInputs
+from attnlab.models.layer import init_layer
 from attnlab.norms import layer_norm
 from attnlab.sharing.low_rank_delta import add_delta
 from attnlab.sharing.named_plans import PLANS, parse_plan
@@ -35,108 +37,114 @@ def plan_of(name, depth):
 
 
 @functools.cache
-def block_of(name):
+def layer_of(name, order=None):
     plan = plan_of(name, 2)
-    return BlockSpec(
-        HeadSpec("standard", width=6, num_heads=3, num_kv_heads=1, head_dim=4, biases="qv"),
-        ffn_width=5,
+    return LayerSpec(
+        heads=Standard(width=6, num_heads=3, num_kv_heads=1, head_dim=4, biases=("q", "v")),
+        ffn=FFN(width=5),
+        attention=Attention(order=order),
         is_causal=True,
-        kv_apart="kv" in plan,
+        separate_kv="kv" in plan,
         delta_rank=2 if "delta" in plan else None,
         mixed=(("attention", 2),) if "attention_mixture" in plan else (),
     )
 
 
 def make(name, depth):
-    """A pool of random numbers, and a text."""
+    """Random parameters of all groups, and a text."""
     plan, rng = plan_of(name, depth), np.random.default_rng(depth)
-    parts = init_block(block_of(name))
-    shapes = {p: jax.eval_shape(parts[p], jax.random.key(0)) for p in plan}
-    pool = {
-        part: jax.tree.map(
-            lambda a, part=part: rng.normal(size=(plan.num_groups[part], *a.shape)) * 0.5, tree
+    inits = init_layer(layer_of(name))
+    shapes = {p: jax.eval_shape(inits[p], jax.random.key(0)) for p in plan}
+    params = {
+        sublayer: jax.tree.map(
+            lambda a, p=sublayer: rng.normal(size=(plan.num_groups[p], *a.shape)) * 0.5, tree
         )
-        for part, tree in shapes.items()
+        for sublayer, tree in shapes.items()
     }
-    return plan, pool, rng.normal(size=(2, 4, 6))
+    return plan, params, rng.normal(size=(2, 4, 6))
 
 
 @functools.lru_cache(maxsize=1)
-def pieces(spec):
+def layer_and_gradient(spec):
     """One layer and its gradient, compiled once for all depths: the unrolled reference."""
 
-    def layer(w, x, memory):
-        """By hand: the delta is added first, keys come from `memory` where there is one."""
+    def layer(w, x, shared_kv):
+        """By hand: the delta is added first, keys come from `shared_kv` where it is given."""
         if "delta" in w:
             w = add_delta({p: a for p, a in w.items() if p != "delta"}, w["delta"])
         heads = w["attention"] | w.get("kv", {})
         whole = {"attention": heads, "ffn": w["ffn"]}
-        plain = spec._replace(kv_apart=False, delta_rank=None, mixed=())
-        own = make_memory(heads, layer_norm(heads["norm"], x), spec=spec.heads)
-        memory = own if memory is None else memory
-        y = transformer_block(whole, x, spec=plain, memory=memory, reuse=True)[0]
-        return y, memory
+        plain = dataclasses.replace(spec, separate_kv=False, delta_rank=None, mixed=())
+        own = make_entries(heads, layer_norm(heads["norm"], x), spec.heads)
+        shared_kv = own if shared_kv is None else shared_kv
+        inputs = LayerInputs(shared_kv=shared_kv, use_shared_kv=True)
+        return transformer_layer(whole, x, plain, inputs).x, shared_kv
 
     forward = jax.jit(layer)
 
     @jax.jit
-    def backward(w, x, memory, outs):
-        return jax.vjp(layer, w, x, memory)[1](outs)
+    def backward(w, x, shared_kv, outs):
+        return jax.vjp(layer, w, x, shared_kv)[1](outs)
 
     return forward, backward
 
 
-def read(pool, plan, i):
-    """What layer i computes with: its slots or, of slots that are mixed, their sum."""
-    w = {p: jax.tree.map(lambda a, p=p: a[plan.indices(p)[i]], pool[p]) for p in plan}
+def params_of_layer(params, plan, i):
+    """What layer i computes with: its groups or, of groups that are mixed, their sum."""
+    w = {p: jax.tree.map(lambda a, p=p: a[plan.indices(p)[i]], params[p]) for p in plan}
     if (c := w.pop("attention_mixture", None)) is not None:
         sums = lambda c, atoms: sum(c[s] * atoms[s] for s in range(len(c)))
-        w["attention"] = jax.tree.map(sums, c, pool["attention"])
+        w["attention"] = jax.tree.map(sums, c, params["attention"])
     return w
 
 
-def add_gradients(grads, pool, plan, i, dw):
+def add_gradients(grads, params, plan, i, dw):
     """Those of what layer i read, to where it came from."""
     if "attention_mixture" in plan:
         dw, d_sums = dict(dw), dw["attention"]
         d_rows = lambda d, atoms: np.array([np.sum(np.asarray(d) * a) for a in atoms])
-        dw["attention_mixture"] = jax.tree.map(d_rows, d_sums, pool["attention"])
+        dw["attention_mixture"] = jax.tree.map(d_rows, d_sums, params["attention"])
         row = plan.indices("attention_mixture")[i]
-        c = jax.tree.map(lambda a: a[row], pool["attention_mixture"])
+        c = jax.tree.map(lambda a: a[row], params["attention_mixture"])
         d_atoms = jax.tree.map(lambda c, d: np.multiply.outer(c, np.asarray(d)), c, d_sums)
         grads["attention"] = jax.tree.map(np.add, grads["attention"], d_atoms)
         del dw["attention"]
-    for part in dw:
-        slot = plan.indices(part)[i]
+    for sublayer in dw:
+        group = plan.indices(sublayer)[i]
         for total, more in zip(
-            jax.tree.leaves(grads[part]), jax.tree.leaves(dw[part]), strict=True
+            jax.tree.leaves(grads[sublayer]), jax.tree.leaves(dw[sublayer]), strict=True
         ):
-            total[slot] += more
+            total[group] += more
 
 
-def unrolled(spec, plan, pool, x, seed):
+def unrolled(spec, plan, params, x, seed):
     """Output, and the gradients of sum(output * seed), by a Python loop over the layers."""
-    forward, backward = pieces(spec)
+    forward, backward = layer_and_gradient(spec)
     taken, made = [], []
     for i, source in enumerate(plan.kv_sources):
-        memory = made[source] if plan.reuses_kv[i] else None
-        taken.append((read(pool, plan, i), x, memory))
-        x, memory = forward(*taken[-1])
-        made.append(memory)
-    dx, dmade = seed, [jax.tree.map(np.zeros_like, memory) for memory in made]
-    grads = jax.tree.map(np.zeros_like, pool)
+        shared_kv = made[source] if plan.reuses_kv[i] else None
+        taken.append((params_of_layer(params, plan, i), x, shared_kv))
+        x, entries = forward(*taken[-1])
+        made.append(entries)
+    dx, dmade = seed, [jax.tree.map(np.zeros_like, entries) for entries in made]
+    grads = jax.tree.map(np.zeros_like, params)
     for i, source in reversed(list(enumerate(plan.kv_sources))):
-        w, before, memory = taken[i]
-        dw, dx, into = backward(w, before, memory, (dx, dmade[i]))
+        w, before, shared_kv = taken[i]
+        dw, dx, into = backward(w, before, shared_kv, (dx, dmade[i]))
         if plan.reuses_kv[i]:
             dmade[source] = jax.tree.map(np.add, dmade[source], into)
-        add_gradients(grads, pool, plan, i, dw)
+        add_gradients(grads, params, plan, i, dw)
     return x, grads
 
 
+def run(params, plan, x, spec, remat=True):
+    layers = {"layers": LayersOfType(params=params, plan=plan, spec=spec)}
+    return run_layers(layers, ["layers"] * plan.num_layers, x, StackInputs(remat=remat)).x
+
+
 def scanned(spec, plan, remat=True):
-    def loss(pool, x, seed):
-        y = run_layers(pool, plan, x, spec=spec, remat=remat).x
+    def loss(params, x, seed):
+        y = run(params, plan, x, spec, remat)
         return jnp.sum(y * seed), y
 
     return jax.jit(jax.grad(loss, has_aux=True))
@@ -145,8 +153,8 @@ def scanned(spec, plan, remat=True):
 @pytest.mark.parametrize(("name", "remat"), diagonal(FEW, [True, False]))
 def test_one_program_at_every_depth(name, remat):
     def lines(depth):
-        plan, pool, x = make(name, depth)
-        return len(scanned(block_of(name), plan, remat).lower(pool, x, x).as_text().splitlines())
+        plan, params, x = make(name, depth)
+        return len(scanned(layer_of(name), plan, remat).lower(params, x, x).as_text().splitlines())
 
     assert lines(2) == lines(12) == lines(96)
 
@@ -155,10 +163,10 @@ def test_one_program_at_every_depth(name, remat):
 @pytest.mark.parametrize("name", deep(NAMES, *FEW))
 def test_equals_the_unrolled_layers(name, depth, x64):
     """To 1e-10 of the largest number, after up to 96 layers."""
-    plan, pool, x = make(name, depth)
-    spec, seed = block_of(name), np.random.default_rng(1).normal(size=x.shape)
-    grads, y = scanned(spec, plan)(pool, x, seed)
-    expected, expected_grads = unrolled(spec, plan, pool, x, seed)
+    plan, params, x = make(name, depth)
+    spec, seed = layer_of(name), np.random.default_rng(1).normal(size=x.shape)
+    grads, y = scanned(spec, plan)(params, x, seed)
+    expected, expected_grads = unrolled(spec, plan, params, x, seed)
     assert_close(y, np.asarray(expected), loosen=100)
     assert_close(grads, expected_grads, loosen=100)
     for a in jax.tree.leaves(expected_grads):
@@ -167,19 +175,20 @@ def test_equals_the_unrolled_layers(name, depth, x64):
 
 @pytest.mark.parametrize("name", ["cla", "relaxed"])
 def test_without_remat_the_gradients_are_the_same(name, x64):
-    plan, pool, x = make(name, 6)
-    spec = block_of(name)
+    plan, params, x = make(name, 6)
+    spec = layer_of(name)
     assert_close(
-        scanned(spec, plan, remat=False)(pool, x, x), scanned(spec, plan, remat=True)(pool, x, x)
+        scanned(spec, plan, remat=False)(params, x, x),
+        scanned(spec, plan, remat=True)(params, x, x),
     )
 
 
-def saved_for_backward(spec, plan, pool, x):
-    """How often which shape is kept for the backward pass, beside the pool itself."""
-    run = lambda pool, x: run_layers(pool, plan, x, spec=spec, remat=False).x
-    saved = [a for a in jax.tree.leaves(jax.vjp(run, pool, x)[1]) if a.dtype == jnp.float32]
+def saved_for_backward(spec, plan, params, x):
+    """How often which shape is kept for the backward pass, beside the params itself."""
+    forward = lambda params, x: run(params, plan, x, spec, remat=False)
+    saved = [a for a in jax.tree.leaves(jax.vjp(forward, params, x)[1]) if a.dtype == jnp.float32]
     shapes = lambda leaves: collections.Counter(np.shape(a) for a in leaves)
-    return shapes(saved) - shapes(jax.tree.leaves(pool))
+    return shapes(saved) - shapes(jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize("precision", [None, "highest"])
@@ -187,7 +196,7 @@ def saved_for_backward(spec, plan, pool, x):
 def test_no_layer_keeps_a_copy_of_its_weights(name, precision):
     """Without remat the products of tokens are saved, once, and none that makes weights."""
     with jax.default_matmul_precision(precision):
-        saved = saved_for_backward(block_of(name), *make(name, 6))
+        saved = saved_for_backward(layer_of(name), *make(name, 6))
     assert saved == {
         (6, 2, 4, 6): 2,  # what attention and the FFN of the 6 layers read
         (6, 2, 4, 3, 4): 2,  # q and heads
@@ -198,6 +207,6 @@ def test_no_layer_keeps_a_copy_of_its_weights(name, precision):
 
 
 def test_no_layer_keeps_weights_that_it_multiplied_out():
-    spec = block_of("albert")._replace(order="absorbed")
+    spec = layer_of("albert", order="absorbed")
     saved = saved_for_backward(spec, *make("albert", 6))
     assert all(shape[:2] in ((6, 2), (6, 8)) for shape in saved)

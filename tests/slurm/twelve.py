@@ -22,7 +22,11 @@ def sweep(add, arg=""):
     for layout in LAYOUTS:
         for plan in PLANS:
             for rate in RATES:
-                arm = {"model.layout": layout, "model.plan": plan, "train.learning_rate": rate}
+                arm = {
+                    "model.heads.layout": layout,
+                    "model.sharing": plan,
+                    "train.learning_rate": rate,
+                }
                 add(**arm)
 
 

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import ModelConfig
-from attnlab.model.matrices import weight_axes
+from attnlab import heads
+from attnlab.models import FFN, Compute, ModelConfig, matrix_axes
 from attnlab.training import TrainConfig, make_optimizer
 
 TRAIN = dict(steps=10, warmup_steps=0, schedule="constant", learning_rate=0.5, clip_norm=0.0)
-MODEL = ModelConfig(width=8, num_heads=3, head_dim=4, ffn_width=20, num_layers=2)
+MODEL = ModelConfig(
+    width=8, heads=heads.Standard(num_heads=3, head_dim=4), ffn=FFN(width=20), num_layers=2
+)
 # Weight name -> its fan-in: q, k and v read D = 8, o reads N V = 12, the FFN reads 8 and 20.
 FAN_IN = {"q": 8, "k": 8, "v": 8, "o": 12, "up": 8, "down": 20}
 
@@ -29,10 +31,10 @@ def name_of(path):
 def test_first_update_is_the_rate_times_base_over_fan_in(plan):
     """The first Adam update is the sign of the gradient times the learning rate; the decay of the
     matrices is learning rate x weight decay x weight, whatever the fan-in."""
-    model = dataclasses.replace(MODEL, plan=plan)
+    model = dataclasses.replace(MODEL, sharing=plan)
     config = TrainConfig(**TRAIN, base_fan_in=16, weight_decay=0.1)
     params = params_of(model)
-    transform = make_optimizer(config, weight_axes(model)).transform
+    transform = make_optimizer(config, matrix_axes(model)).transform
     ones = jax.tree.map(jnp.ones_like, params)
     updates, _ = transform.update(ones, transform.init(params), params)
     leaves = jax.tree_util.tree_leaves_with_path(updates)
@@ -45,11 +47,12 @@ def test_first_update_is_the_rate_times_base_over_fan_in(plan):
         np.testing.assert_allclose(update, jnp.broadcast_to(expected, update.shape), rtol=2e-5)
 
 
-def test_narrow_heads_read_their_own_chunk():
-    model = ModelConfig(width=8, num_heads=2, layout="narrow", ffn_width=20, num_layers=2)
+def test_narrow_heads_read_their_own_slice():
+    layout = heads.Narrow(num_heads=2)
+    model = ModelConfig(width=8, heads=layout, ffn=FFN(width=20), num_layers=2)
     config = TrainConfig(**TRAIN, base_fan_in=16, weight_decay=0.0)
     params = params_of(model)
-    transform = make_optimizer(config, weight_axes(model)).transform
+    transform = make_optimizer(config, matrix_axes(model)).transform
     ones = jax.tree.map(jnp.ones_like, params)
     updates, _ = transform.update(ones, transform.init(params), params)
     found = {name_of(path): u for path, u in jax.tree_util.tree_leaves_with_path(updates)}
@@ -66,21 +69,21 @@ def residual_changes(width, base, steps):
     """Root mean square change of the residual stream of the last layer after each of `steps`."""
     config = ModelConfig(
         width=width,
-        num_heads=width // 16,
-        ffn_width=4 * width,
+        heads=heads.Standard(num_heads=width // 16),
+        ffn=FFN(width=4 * width),
         num_layers=1,
         max_len=16,
-        remat=False,
+        compute=Compute(remat=False),
     )
     model, tokens = config.build(), jax.random.randint(jax.random.key(1), (4, 17), 0, 256)
     train = TrainConfig(**TRAIN | dict(learning_rate=0.0003), base_fan_in=base, weight_decay=0.0)
-    transform = make_optimizer(train, weight_axes(config)).transform
+    transform = make_optimizer(train, matrix_axes(config)).transform
     params = model.init(jax.random.key(0), tokens[:, :-1])["params"]
     for table in ("embedding", "positions"):  # coordinates of 1 at every width
         params[table] = params[table] * width**0.5
 
     def loss(params):
-        logits = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]))
+        logits = jax.nn.log_softmax(model.apply({"params": params}, tokens[:, :-1]).logits)
         return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:, None], -1))
 
     @jax.jit
@@ -90,8 +93,8 @@ def residual_changes(width, base, steps):
 
     @jax.jit
     def residual(params):
-        out = model.apply({"params": params}, tokens[:, :-1], show=("residual",))
-        return out[-1]["residual"][-1]
+        out = model.apply({"params": params}, tokens[:, :-1], capture=("residual",))
+        return out.captured["residual"][-1]
 
     first, state, found = residual(params), transform.init(params), []
     for i in range(1, max(steps) + 1):

@@ -1,4 +1,4 @@
-"""Each row against optax's own and against numbers by hand; what is logged is what runs."""
+"""Each optimizer against optax and against numbers by hand; the logged rate is the one used."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,12 @@ import pytest
 from conftest import assert_close, deep
 from optax import contrib
 
+from attnlab.models import ModelConfig, OutputHead, matrix_axes
 from attnlab.training import OPTIMIZERS, SCHEDULES, TrainConfig, make_optimizer, optimizers
 
 BASE = dict(steps=10, warmup_steps=3, learning_rate=0.5, final_learning_rate=0.1, clip_norm=0.0)
 NO_DECAY = BASE | dict(weight_decay=0.0)
-# Three slots of maps with heads, one plain matrix, a table, biases and scales.
+# Three groups of projections with heads, one plain matrix, a table, biases and scales.
 SHAPES = {
     "layers": {
         "q": (3, 4, 2, 5),
@@ -38,7 +39,7 @@ AXES = {
 is_shape = lambda a: isinstance(a, tuple)
 
 
-def drawn(seed, shapes=SHAPES):
+def random(seed, shapes=SHAPES):
     rng = np.random.default_rng(seed)
     draw = lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
     return jax.tree.map(draw, shapes, is_leaf=is_shape)
@@ -104,11 +105,11 @@ def test_schedules_of_the_papers():
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "adamw", "muon"))
 def test_the_logged_rate_is_the_one_that_runs(name):
     """Every update is linear in the rate: beside a constant rate of 1 the schedule is left."""
-    grads = [drawn(seed) for seed in range(1, 8)]
+    grads = [random(seed) for seed in range(1, 8)]
     made = make_optimizer(config(name, schedule="linear"), axes)
-    one = OPTIMIZERS[name].make(config(name), lambda step: 1.0, axes)
+    one = OPTIMIZERS[name].build(config(name), lambda step: 1.0, axes)
     pairs = zip(
-        updates(made.transform, drawn(0), grads), updates(one, drawn(0), grads), strict=True
+        updates(made.transform, random(0), grads), updates(one, random(0), grads), strict=True
     )
     for step, (got, unit) in enumerate(pairs):
         rate = make_optimizer(config(name, schedule="linear")).schedule(step)
@@ -128,19 +129,19 @@ OF_OPTAX = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_row_is_optax_on_a_plain_matrix(name):
+def test_each_is_optax_on_a_plain_matrix(name):
     plain = {"w": (130, 140)}  # large enough for Adafactor to factor
-    grads = [drawn(seed, plain) for seed in range(1, 4)]
+    grads = [random(seed, plain) for seed in range(1, 4)]
     decay = 0.0 if name in ("adam", "adafactor", "sgd") else 0.1
     made = make_optimizer(config(name, weight_decay=decay, schedule="constant"))
-    expected = updates(OF_OPTAX[name](made.schedule), drawn(0, plain), grads)
-    assert_close(updates(made.transform, drawn(0, plain), grads), expected)
+    expected = updates(OF_OPTAX[name](made.schedule), random(0, plain), grads)
+    assert_close(updates(made.transform, random(0, plain), grads), expected)
 
 
 def first_step(name, **fields):
     """(weights, gradient, update) of the first step at rate 1 with decay 0.1, of one matrix."""
-    row = OPTIMIZERS[name].make(config(name, **fields), lambda step: 1.0, optimizers.by_shape)
-    w, g = drawn(0, {"w": (4, 6)}), drawn(1, {"w": (4, 6)})
+    row = OPTIMIZERS[name].build(config(name, **fields), lambda step: 1.0, optimizers.axes_by_shape)
+    w, g = random(0, {"w": (4, 6)}), random(1, {"w": (4, 6)})
     [update] = updates(row, w, [g])
     return np.asarray(w["w"], float), np.asarray(g["w"], float), np.asarray(update["w"], float)
 
@@ -173,29 +174,29 @@ def test_muon_is_nearly_orthogonal():
 
 
 @pytest.mark.parametrize("name", deep(OPTIMIZERS, "adafactor", "lamb", "muon"))
-def test_what_is_stacked_is_as_if_apart(name):
-    """Slot by slot, and heads as a plain matrix of D x (N H): the same updates."""
+def test_stacked_matrices_are_updated_separately(name):
+    """Group by group, and heads as a plain matrix of D x (N H): the same updates."""
     made = make_optimizer(config(name), axes)
-    grads = [drawn(seed) for seed in range(1, 4)]
-    got = updates(made.transform, drawn(0), grads)[-1]["layers"]
-    for slot in range(3):
+    grads = [random(seed) for seed in range(1, 4)]
+    got = updates(made.transform, random(0), grads)[-1]["layers"]
+    for group in range(3):
         flat = lambda a: {
-            "q": a["q"][slot].reshape(4, 10),  # noqa: B023
-            "o": a["o"][slot].reshape(10, 4),  # noqa: B023
-            **{f"chunk{n}": a["chunks"][slot, n] for n in range(2)},  # noqa: B023
-            "q_bias": a["q_bias"][slot].ravel(),  # noqa: B023
-            "scale": a["norm"]["scale"][slot],  # noqa: B023
+            "q": a["q"][group].reshape(4, 10),  # noqa: B023
+            "o": a["o"][group].reshape(10, 4),  # noqa: B023
+            **{f"chunk{n}": a["chunks"][group, n] for n in range(2)},  # noqa: B023
+            "q_bias": a["q_bias"][group].ravel(),  # noqa: B023
+            "scale": a["norm"]["scale"][group],  # noqa: B023
         }
         apart = make_optimizer(config(name))  # knows plain matrices
         one = [flat(g["layers"]) for g in grads]
-        expected = updates(apart.transform, flat(drawn(0)["layers"]), one)[-1]
+        expected = updates(apart.transform, flat(random(0)["layers"]), one)[-1]
         assert_close(flat(got), expected, loosen=5)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_row_lowers_a_loss(name):
+def test_each_lowers_a_loss(name):
     """0.5 |w - target|^2 over all weights, from random ones."""
-    target, params = drawn(1), drawn(0)
+    target, params = random(1), random(0)
     rate = {"adafactor": 0.3, "sgd": 0.02, "lion": 0.05, "muon": 0.3}.get(name, 0.1)
     settings = config(
         name, steps=100, learning_rate=rate, weight_decay=0.0, final_learning_rate=0.0
@@ -214,22 +215,39 @@ def test_each_row_lowers_a_loss(name):
     assert square(end, target) < 0.05 * square(params, target)
 
 
+def test_output_heads_are_no_hidden_matrices():
+    """Muon gives them to Adam, and their learning rate is not scaled by fan-in."""
+    config = ModelConfig(
+        width=8, num_layers=1, output=OutputHead(kind="own", pooler="each", num_classes=3)
+    )
+    shapes = jax.eval_shape(
+        lambda: config.build().init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    )
+    mask = optimizers.hidden_matrix_mask(matrix_axes(config), shapes)
+    flat = jax.tree_util.tree_flatten_with_path(mask)[0]
+    inside = {jax.tree_util.keystr(path[-1:], simple=True) for path, on in flat if on}
+    assert inside == {"q", "k", "v", "o", "up", "down"}
+    assert {"lm_head", "classifier"} <= shapes.keys()
+
+
 def test_decay_leaves_biases_and_scales_alone():
-    found = jax.tree.map(bool, optimizers.decays(drawn(0) | {"q_norm": 1, "readout_bias": 2}))
+    found = jax.tree.map(
+        bool, optimizers.weight_decay_mask(random(0) | {"q_norm": 1, "lm_head_bias": 2})
+    )
     assert found == {
         "layers": {
             "q": True, "o": True, "chunks": True, "q_bias": False, "norm": {"scale": False},
         },
-        "pooler": True, "embedding": True, "q_norm": False, "readout_bias": False,
+        "pooler": True, "embedding": True, "q_norm": False, "lm_head_bias": False,
     }  # fmt: skip
 
 
 def test_clipping_is_by_the_norm_of_all():
-    grads = drawn(1)
+    grads = random(1)
     norm = float(optax.tree.norm(grads))
     clipped = make_optimizer(config("sgd", weight_decay=0.0, clip_norm=0.5 * norm))
     plain = make_optimizer(config("sgd", weight_decay=0.0))
-    got, whole = (updates(o.transform, drawn(0), [grads])[0] for o in (clipped, plain))
+    got, whole = (updates(o.transform, random(0), [grads])[0] for o in (clipped, plain))
     assert_close(got, jax.tree.map(lambda u: 0.5 * u, whole))
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 from conftest import ROOT
 
+from attnlab.data import DATASETS
 from attnlab.training import OPTIMIZERS, SCHEDULES
-from attnlab.training.sources import SOURCES
-from attnlab.training.tasks import TASKS
+from attnlab.training.objectives import OBJECTIVES
 
 
 def rows(page, header):
@@ -21,15 +21,15 @@ def rows(page, header):
 
 def test_data():
     found = rows("data.md", "| source |")
-    assert list(found) == list(SOURCES)
+    assert list(found) == list(DATASETS)
     for name, (_, fields, tasks, configs) in found.items():
         told = re.findall(r"`(\w+)`", fields)
-        assert told == [field.name for field in dataclasses.fields(SOURCES[name])]
-        assert set(re.findall(r"`(\w+)`", tasks)) <= set(TASKS)
+        assert told == [field.name for field in dataclasses.fields(DATASETS[name])]
+        assert set(re.findall(r"`(\w+)`", tasks)) <= set(OBJECTIVES)
         for config in re.findall(r"`(\w+\.py)`", configs):
             assert (ROOT / "experiments" / "configs" / config).exists()
     assert {t for _, _, tasks, _ in found.values() for t in re.findall(r"`(\w+)`", tasks)} == set(
-        TASKS
+        OBJECTIVES
     )
 
 

@@ -15,15 +15,18 @@ from chains import FOLLOW, Chains
 from conftest import assert_close, deep
 from jax.flatten_util import ravel_pytree
 
-from attnlab import ModelConfig, training
+from attnlab import heads, training
+from attnlab.data import text
+from attnlab.models import FFN, Compute, Dropout, ModelConfig, Norm
 from attnlab.sharing.named_plans import plan_names
-from attnlab.sharing.plan import Plan
-from attnlab.training import optimizers, shard, tasks
+from attnlab.training import FitOptions, optimizers, sharding
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, check_model
 from attnlab.training.metrics import Recorder, read_metrics
-from attnlab.training.sources import text
+from attnlab.training.objectives import OBJECTIVES
 
-MODEL = ModelConfig(width=16, num_layers=2, num_heads=2, ffn_width=24, max_len=8)
+MODEL = ModelConfig(
+    width=16, num_layers=2, heads=heads.Standard(num_heads=2), ffn=FFN(width=24), max_len=8
+)
 CONFIG = training.TrainConfig(
     steps=20,
     batch_size=8,
@@ -39,8 +42,9 @@ CONFIG = training.TrainConfig(
 )
 # Each byte is the last one plus 1 or 2, modulo 9: ln 9 nats without context, ln 2 with it.
 TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
+FLOAT64 = Compute(dtype="float64")
 SELDOM = dict(log_every=10_000, eval_every=10_000, checkpoint_every=10_000)
-SOURCE = text.source_of(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
+DATASET = text.dataset_of_corpus(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
 
 
 def fit(
@@ -49,24 +53,24 @@ def fit(
     model=MODEL,
     devices=1,
     recorder=Recorder,
-    task="causal_lm",
-    source=SOURCE,
+    objective="causal_lm",
+    dataset=DATASET,
 ):
     folder.mkdir(exist_ok=True)
-    mesh = shard.data_mesh(jax.devices()[:devices])
+    options = FitOptions(mesh=sharding.data_mesh(jax.devices()[:devices]))
     with (
         recorder(folder, config.seeds) as records,
         Checkpoints(folder / "checkpoints", say=records.say) as checkpoints,
     ):
         return training.fit(
             model.build(),
-            tasks.TASKS.get(task, task),
+            OBJECTIVES.get(objective, objective),
             training.make_optimizer(config),
             config,
-            source,
-            mesh=mesh,
+            dataset,
             recorder=records,
             checkpoints=checkpoints,
+            options=options,
         )
 
 
@@ -92,7 +96,7 @@ def test_it_learns(tmp_path):
 def test_seeds_together_are_the_seeds_alone(tmp_path, compiled, request):
     if compiled == "as in a run":
         request.getfixturevalue("optimized")
-    model = dataclasses.replace(MODEL, dropout_rate=0.1)
+    model = dataclasses.replace(MODEL, dropout=Dropout(rate=0.1))
     config = dataclasses.replace(CONFIG, **SELDOM)
     together = fit(tmp_path / "all", config, model)
     alone = fit(tmp_path / "5", dataclasses.replace(config, seeds=(5,)), model)
@@ -123,7 +127,7 @@ def test_what_is_drawn_on_devices_is_the_same_on_any_number(tmp_path):
     for devices, parts in ((1, 1), (8, 2)):
         folder = tmp_path / f"{devices}-{parts}"
         config = dataclasses.replace(config, accumulate=parts)
-        result = fit(folder, config, devices=devices, task=FOLLOW, source=Chains().load(9))
+        result = fit(folder, config, devices=devices, objective=FOLLOW, dataset=Chains().load(9))
         rows = read_metrics(folder / "metrics.jsonl")
         losses.append([r["train/loss"] for r in rows if "train/loss" in r])
         losses[-1].append(result.heldout["loss"].tolist())
@@ -132,30 +136,27 @@ def test_what_is_drawn_on_devices_is_the_same_on_any_number(tmp_path):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("task", deep(["masked_lm", "span_corruption"], "masked_lm"))
-def test_parts_give_the_gradient_of_the_whole_batch(task):
+@pytest.mark.parametrize("name", deep(["masked_lm", "span_corruption"], "masked_lm"))
+def test_parts_give_the_gradient_of_the_whole_batch(name):
     """The step of plain gradient descent, with targets that fall unevenly on the parts."""
-    task, rng = tasks.TASKS[task], np.random.default_rng(1)
-    model = dataclasses.replace(
-        MODEL, kind=task.kinds[0], vocab_size=400, max_len=20, dtype="float64"
-    )
-    if (
-        task.kinds[0] == "encoder_decoder"
-    ):  # its targets are as many in every row: filling makes them
+    objective, rng = OBJECTIVES[name], np.random.default_rng(1)
+    kind = objective.model_kinds[0]
+    model = dataclasses.replace(MODEL, kind=kind, vocab_size=400, max_len=20, compute=FLOAT64)
+    if kind == "encoder_decoder":  # it has as many targets in every row, but for padding
         valid = jnp.asarray(rng.random((12, 20)) < 0.6)
-        prepare = task.prepare
-        filled = lambda b: b | {"valid": valid[: len(b["tokens"])]}
-        task = task._replace(prepare=lambda b, key: prepare(filled(b), key))
+        prepare = objective.prepare
+        padded = lambda b: b | {"valid": valid[: len(b["tokens"])]}
+        objective = objective._replace(prepare=lambda b, key: prepare(padded(b), key))
     optimizer = optax.sgd(1.0)
     batch = {"tokens": jnp.asarray(rng.integers(0, 256, (12, 21)))}
 
     @jax.jit
     def steps(batch):
-        state = training.init_state(model.build(), task, optimizer, batch, 0)
+        state = training.init_state(model.build(), objective, optimizer, batch, 0)
         grown = jax.tree.map(lambda a: 3.0 * a.astype(jnp.float64), state.params)
         state = state._replace(params=grown)
         step = functools.partial(
-            training.train_step, model.build(), task, optimizer, state, batch, 7
+            training.train_step, model.build(), objective, optimizer, state, batch, 7
         )
         ends = [step(accumulate=n, label_smoothing=0.1) for n in (1, 3)]
         changes = [jax.tree.map(jnp.subtract, end.params, grown) for end in ends]
@@ -168,7 +169,7 @@ def test_parts_give_the_gradient_of_the_whole_batch(task):
 @pytest.mark.usefixtures("x64")
 def test_a_run_in_float64(tmp_path):
     """Over several log lines; killed in the middle it ends with the same bits."""
-    model = dataclasses.replace(MODEL, dtype="float64")
+    model = dataclasses.replace(MODEL, compute=FLOAT64)
     config = dataclasses.replace(CONFIG, seeds=(0, 1), eval_every=20)
     result = fit(tmp_path / "whole", config, model)
     assert result.state.window_loss.dtype == np.float64
@@ -226,8 +227,8 @@ def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, rows, capsys):
     if rows:  # and a text in other tokens than bytes
         path = tmp_path / "text.txt"
         path.write_bytes(TEXT.astype(np.uint8).tobytes())
-        source = text.Text(path=str(path), tokenizer="bpe:270").load(config.length)
-        data = {"source": source, "model": dataclasses.replace(MODEL, vocab_size=270)}
+        dataset = text.Text(path=str(path), tokenizer="bpe:270").load(config.length)
+        data = {"dataset": dataset, "model": dataclasses.replace(MODEL, vocab_size=270)}
     whole = fit(tmp_path / "whole", config, **data)
     broken = tmp_path / "broken"
     for step in (5, 15):
@@ -251,14 +252,16 @@ QUICK = {"sandwich"}
 )
 def test_saved_and_resumed_under_every_plan(tmp_path, plan):
     """4 steps, and 2 steps, a checkpoint, 2 steps: the same bits."""
-    model = dataclasses.replace(MODEL, num_layers=4, plan=plan).build()
-    task, optimizer = tasks.TASKS["causal_lm"], training.make_optimizer(CONFIG).transform
-    step = jax.jit(functools.partial(training.train_step, model, task, optimizer))
+    model = dataclasses.replace(MODEL, num_layers=4, sharing=plan).build()
+    objective, optimizer = OBJECTIVES["causal_lm"], training.make_optimizer(CONFIG).transform
+    step = jax.jit(functools.partial(training.train_step, model, objective, optimizer))
     tokens = np.random.default_rng(0).integers(0, 256, (4, 8, 9))
     rng = np.random.default_rng(1)
     start = jax.tree.map(  # any numbers, also in the moments of Adam
         lambda a: jnp.asarray(0.1 * rng.random(a.shape), a.dtype),
-        jax.eval_shape(lambda: training.init_state(model, task, optimizer, SOURCE.shapes(), 0)),
+        jax.eval_shape(
+            lambda: training.init_state(model, objective, optimizer, DATASET.shapes(), 0)
+        ),
     )
     go_on = lambda state, numbers: functools.reduce(
         lambda s, i: step(s, {"tokens": tokens[i]}, 0), numbers, state
@@ -277,19 +280,17 @@ def test_saved_and_resumed_under_every_plan(tmp_path, plan):
 def test_another_plan_of_equal_shapes_does_not_go_on(tmp_path):
     config = dataclasses.replace(CONFIG, steps=5, eval_windows=8, seeds=(0,))
     model = dataclasses.replace(MODEL, num_layers=4)
-    fit(tmp_path, config, dataclasses.replace(model, plan="groups:2"))
+    fit(tmp_path, config, dataclasses.replace(model, sharing="groups:2"))
     names = (
-        r"'attention': \[0, 0, 1, 1\].*\(plan 'groups:2'\).*"
-        r"'attention': \[0, 1, 0, 1\].*\(plan 'cycle:2'\)"
+        r"'attention': \[0, 0, 1, 1\].*\('groups:2'\).*"
+        r"'attention': \[0, 1, 0, 1\].*\('cycle:2'\)"
     )
     with pytest.raises(WrongCheckpoint, match=names):
-        fit(tmp_path, config, dataclasses.replace(model, plan="cycle:2"))
-    with pytest.raises(WrongCheckpoint, match="norm='pre', not 'post'; give the model these"):
-        fit(tmp_path, config, dataclasses.replace(model, plan="groups:2", norm="post"))
+        fit(tmp_path, config, dataclasses.replace(model, sharing="cycle:2"))
+    other = dataclasses.replace(model, sharing="groups:2", norm=Norm(position="post"))
+    with pytest.raises(WrongCheckpoint, match=r"norm\.position='pre', not 'post'; give the model"):
+        fit(tmp_path, config, other)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["5"]
-    same = dataclasses.replace(model, plan=Plan(attention=(0, 0, 1, 1), ffn=(0, 0, 1, 1)))
-    described = training.describe_model(same.build())
-    check_model(described, {"model": described | {"plan": "groups:2"}})  # another name of it
 
 
 def test_sigterm_saves_and_says_so(tmp_path):
@@ -318,7 +319,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
 def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
     config = dataclasses.replace(CONFIG, seeds=(0,))
     plain = fit(tmp_path / "plain", config)
-    other = fit(tmp_path / "other", config, dataclasses.replace(MODEL, **changes))
+    other = fit(tmp_path / "other", config, dataclasses.replace(MODEL, compute=Compute(**changes)))
     np.testing.assert_allclose(other.heldout["loss"], plain.heldout["loss"], rtol=0.01)
     assert jax.tree.leaves(other.state.params)[0].dtype == jnp.float32
 
@@ -327,13 +328,13 @@ def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
 def test_masked_lm_trains_an_encoder(tmp_path):
     model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
     config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,), **SELDOM)
-    result = fit(tmp_path, config, model, task="masked_lm")
+    result = fit(tmp_path, config, model, objective="masked_lm")
     assert result.heldout["loss"] < np.log(9) - 0.1
 
 
 def test_decay_is_by_name():
     shapes = jax.eval_shape(MODEL.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
-    flat = jax.tree_util.tree_flatten_with_path(optimizers.decays(shapes["params"]))[0]
+    flat = jax.tree_util.tree_flatten_with_path(optimizers.weight_decay_mask(shapes["params"]))[0]
     names = {jax.tree_util.keystr(path, simple=True, separator="."): on for path, on in flat}
     decayed = {name.split(".")[-1] for name, on in names.items() if on}
     assert decayed == {"embedding", "positions", "q", "k", "v", "o", "up", "down"}
@@ -363,7 +364,9 @@ def test_impossible_training_says_what_to_change(fields, message):
 
 def test_devices_must_divide_the_batch():
     with pytest.raises(ValueError, match="batch_size 12 is not divisible by 8 devices; use a mult"):
-        shard.data_mesh(batch_size=12)
-    batch = shard.spread(shard.data_mesh(batch_size=16), np.arange(32).reshape(2, 16), axis=1)
+        sharding.data_mesh(batch_size=12)
+    batch = sharding.shard_batch(
+        sharding.data_mesh(batch_size=16), np.arange(32).reshape(2, 16), axis=1
+    )
     assert_close(batch.sum(), jnp.asarray(496))
     assert batch.sharding.shard_shape(batch.shape) == (2, 2)

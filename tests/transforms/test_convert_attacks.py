@@ -26,9 +26,7 @@ from attnlab.heads import (
     Standard,
     TalkingHeads,
 )
-from attnlab.transforms.convert import Conversion, NotEquivalent, convert
-from attnlab.transforms.permute import permute_heads
-from attnlab.transforms.reparametrize import reparametrize
+from attnlab.transforms import Conversion, NotEquivalent, convert, permute_heads, reparametrize
 
 
 def grouped(rng, **fields):

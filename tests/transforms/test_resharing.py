@@ -7,44 +7,57 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
-from contract import SPECS
-from contract import make as make_heads
-from test_models import SMALL, TOKENS, make
+from conversions import difference, random_params
 
-from attnlab import Plan, multi_head_attention
-from attnlab.sharing.named_plans import parse_plan
+from attnlab import heads, models
+from attnlab.models import FFN, Compute, ModelConfig, OutputHead
+from attnlab.models.config import Encoder
+from attnlab.sharing import Plan, parse_plan
 from attnlab.transforms import (
     align_heads,
     change_plan,
     detect_sharing,
     output_difference,
-    reorder_heads,
+    permute_heads,
     share,
     tie_encoder,
     unshare,
     untie_encoder,
 )
 
+SMALL = ModelConfig(
+    vocab_size=19, max_len=9, width=12, num_layers=3, heads=heads.Standard(num_heads=3),
+    ffn=FFN(width=10),
+)  # fmt: skip
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
 DEEP = dataclasses.replace(SMALL, num_layers=4)
+FLOAT64 = Compute(dtype="float64")
 SHARING = ["albert", "attention_only", "sandwich", "cycle:2", "cycle_rev:3"]
+
+
+def draw(config, dtype=jnp.float32):
+    """Large random parameters."""
+    rng = np.random.default_rng(1)
+    shapes = models.param_shapes(config)
+    return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), dtype), shapes)
 
 
 @pytest.mark.parametrize("plan", deep(SHARING, "cycle:2"))
 def test_unshared_weights_give_the_same_logits(plan):
-    before = dataclasses.replace(DEEP, plan=plan)
-    _, params = make(before)
+    before = dataclasses.replace(DEEP, sharing=plan)
+    params = draw(before)
     after = unshare(before, params)
-    assert after[0].plan == "separate"
+    assert after[0].sharing == "separate"
     assert output_difference((before, params), after, TOKENS) == 0
     again = change_plan(*after, plan)
     jax.tree.map(np.testing.assert_array_equal, again[1], params)
 
 
 def test_sharing_is_found_in_weights_that_were_copied():
-    """Each part by itself; one bit of one weight, and a set stands alone."""
+    """Each sublayer by itself; one bit of one weight differs, and a group is separate."""
     for plan in SHARING:
-        before = dataclasses.replace(DEEP, plan=plan)
-        _, params = make(before)
+        before = dataclasses.replace(DEEP, sharing=plan)
+        params = draw(before)
         found, once = detect_sharing(*unshare(before, params))
         assert found == before
         jax.tree.map(np.testing.assert_array_equal, once, params)
@@ -53,40 +66,40 @@ def test_sharing_is_found_in_weights_that_were_copied():
     up[3, 1, 2] = np.nextafter(up[3, 1, 2], 9, dtype=np.float32)
     copied["layers"]["ffn"]["up"] = jnp.asarray(up)
     found, once = detect_sharing(alone, copied)
-    assert found.plan == "attention=0,1,2,2 ffn=0,1,2,3"
+    assert found.sharing == "attention=0,1,2,2 ffn=0,1,2,3"
     assert output_difference((alone, copied), (found, once), TOKENS) == 0
 
 
 def test_sharing_is_found_beside_pointers_to_keys():
-    config = dataclasses.replace(DEEP, plan="attention=0,1,2,3 kv=0,1,@0,- ffn=0,1,2,3")
-    _, params = make(config)
+    config = dataclasses.replace(DEEP, sharing="attention=0,1,2,3 kv=0,1,@0,- ffn=0,1,2,3")
+    params = draw(config)
     for part in ("attention", "ffn"):
         params["layers"][part] = jax.tree.map(lambda a: a.at[3].set(a[1]), params["layers"][part])
     found, once = detect_sharing(config, params)
-    assert found.plan == "attention=0,1,2,1 kv=0,1,@0,- ffn=0,1,2,1"
+    assert found.sharing == "attention=0,1,2,1 kv=0,1,@0,- ffn=0,1,2,1"
     assert output_difference((config, params), (found, once), TOKENS) == 0
 
 
 @pytest.mark.parametrize("plan", deep(SHARING, "cycle:2"))
 def test_the_gradient_of_a_group_is_the_sum_over_its_layers(plan, x64):
-    config = dataclasses.replace(DEEP, plan=plan, dtype="float64")
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), make(config)[1])
+    config = dataclasses.replace(DEEP, sharing=plan, compute=FLOAT64)
+    params = draw(config, jnp.float64)
     alone, copied = unshare(config, params)
 
     def grad(config, params):
-        loss = lambda p: jnp.sum(config.build().apply({"params": p}, TOKENS) ** 2)
+        loss = lambda p: jnp.sum(config.build().apply({"params": p}, TOKENS).logits ** 2)
         return jax.jit(jax.grad(loss))(params)
 
     shared, separate = grad(config, params), grad(alone, copied)
-    for part, slots in parse_plan(plan, 4).items():
-        for slot in set(slots):
-            uses = [i for i, s in enumerate(slots) if s == slot]
+    for part, groups in parse_plan(plan, 4).items():
+        for group in set(groups):
+            uses = [i for i, g in enumerate(groups) if g == group]
             total = jax.tree.map(lambda a, u=uses: a[np.array(u)].sum(0), separate["layers"][part])
-            assert_close(jax.tree.map(lambda a, s=slot: a[s], shared["layers"][part]), total)
+            assert_close(jax.tree.map(lambda a, g=group: a[g], shared["layers"][part]), total)
 
 
 def test_sharing_takes_the_mean_and_says_what_it_changed():
-    _, params = make(DEEP)
+    params = draw(DEEP)
     config, shared = change_plan(DEEP, params, "cycle:2")
     up = params["layers"]["ffn"]["up"]
     assert_close(
@@ -98,31 +111,40 @@ def test_sharing_takes_the_mean_and_says_what_it_changed():
     assert told[2] == output_difference((DEEP, params), (config, shared), TOKENS)
     by_hand = Plan(attention=(0, 0, 1, 1), ffn=(0, 1, 1, 2))
     config, shared = change_plan(DEEP, params, by_hand)
-    assert config.layer_plan == by_hand
+    assert config.plan == by_hand
     assert shared["layers"]["ffn"]["up"].shape[0] == 3
 
 
 def test_the_difference_is_relative_to_the_model_before():
-    _, params = make(SMALL)
-    louder = dataclasses.replace(SMALL, readout_scale=3.0)
+    params = draw(SMALL)
+    louder = dataclasses.replace(SMALL, output=OutputHead(scale=3.0))
     assert abs(output_difference((SMALL, params), (louder, params), TOKENS) - 2) < 1e-5
 
 
 def test_three_equal_layers_merge_without_a_changed_bit():
-    config = dataclasses.replace(SMALL, num_layers=3, plan="albert")
-    _, params = make(config)
+    config = dataclasses.replace(SMALL, num_layers=3, sharing="albert")
+    params = draw(config)
     jax.tree.map(
         np.testing.assert_array_equal, change_plan(*unshare(config, params), "albert")[1], params
     )
 
 
-def test_layers_with_renamed_heads_merge_without_loss_once_aligned():
-    """Both layers the same function, the second with its heads in another order and basis."""
-    config = dataclasses.replace(DEEP, num_layers=2, talking_heads=True)
-    _, params = make(config)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        heads.Standard(num_heads=3, biases=("q", "k", "v", "o"), extras=(heads.TalkingHeads(),)),
+        heads.Alt(num_heads=3),
+    ],
+    ids=lambda layout: layout.name,
+)
+def test_layers_with_reordered_heads_merge_without_loss_once_aligned(layout):
+    """Both layers are the same function, the second with its heads in another order."""
+    config = dataclasses.replace(DEEP, num_layers=2, heads=layout)
+    params = draw(config)
     attention = jax.tree.map(lambda a: a[0], params["layers"]["attention"])
-    renamed = reorder_heads(attention, [2, 0, 1], config.heads)
-    both = jax.tree.map(lambda *a: jnp.stack(a), attention, renamed)
+    own = {name: attention[name] for name in heads.weight_shapes(config.layout)}
+    moved = attention | permute_heads(own, config.layout, [2, 0, 1])
+    both = jax.tree.map(lambda *a: jnp.stack(a), attention, moved)
     ffn = jax.tree.map(lambda a: jnp.stack([a[0], a[0]]), params["layers"]["ffn"])
     params = params | {"layers": {"attention": both, "ffn": ffn}}
     aligned = change_plan(config, params, "albert", merge="aligned")
@@ -135,61 +157,87 @@ def test_layers_with_renamed_heads_merge_without_loss_once_aligned():
     assert output_difference((config, params), aligned, TOKENS) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["standard", "free sizes", "wide", "collaborative", "bilinear"])
-def test_reordered_heads_are_the_same_function_and_are_found_again(name, x64):
-    spec = SPECS[name].spec(num_kv_heads=None)
-    w, x, context, values = make_heads(spec, jnp.float64)
-    order = np.random.default_rng(0).permutation(spec.num_heads)
-    moved = reorder_heads(w, order, spec)
-    run = jax.jit(lambda w: multi_head_attention(w, x, context, value_context=values, spec=spec))
-    assert_close(run(moved), run(w))
-    np.testing.assert_array_equal(align_heads(moved, w, spec), np.argsort(order))
+@pytest.mark.parametrize(
+    "layout",
+    [
+        heads.Standard(width=12, num_heads=4, biases=("q", "k", "v", "o")),
+        heads.Standard(width=11, num_heads=4, head_dim=5, value_dim=3, biases=("k", "v")),
+        heads.Wide(width=6, num_heads=5, biases=("q", "o")),
+        heads.Alt(width=12, num_heads=3, biases=("q", "k")),
+        heads.Collaborative(width=12, num_heads=6, head_dim=8, biases=("q", "k", "v", "o")),
+        heads.Bilinear(width=12, num_heads=6, value_dim=3, extras=(heads.Gate(),)),
+    ],
+    ids=lambda layout: layout.name,
+)
+def test_the_order_of_heads_is_found_again(layout):
+    params = random_params(layout)
+    order = np.random.default_rng(0).permutation(layout.num_heads)
+    moved = permute_heads(params, layout, order)
+    np.testing.assert_array_equal(align_heads(moved, params, layout), np.argsort(order))
+    assert difference(moved, layout, params, layout) < 1e-13
 
 
-@pytest.mark.parametrize(("name", "order"), [("alt", [2, 0, 1]), ("grouped", [5, 4, 3, 0, 2, 1])])
-def test_heads_with_chunks_or_shared_keys_move_with_what_is_theirs(name, order, x64):
-    spec = SPECS[name].spec()
-    w, x, *_ = make_heads(spec, jnp.float64)
-    run = jax.jit(lambda w: multi_head_attention(w, x, spec=spec))
-    moved = reorder_heads(w, order, spec)
-    assert_close(run(moved), run(w))
-    assert_close(moved["o"], w["o"][np.array(order)])
-
-
-def test_heads_that_look_alike_are_told_apart_by_what_they_write():
-    spec, order = SPECS["standard"].spec(), [2, 0, 3, 1]
-    w, *_ = make_heads(spec)
-    w |= {name: jnp.broadcast_to(w[name][:, :1], w[name].shape) for name in "qk"}
-    found = align_heads(reorder_heads(w, order, spec), w, spec)
+def test_heads_that_attend_alike_are_told_apart_by_their_values():
+    layout, order = heads.Standard(width=12, num_heads=4), [2, 0, 3, 1]
+    params = random_params(layout)
+    params |= {n: np.broadcast_to(params[n][:, :1], params[n].shape) for n in "qk"}
+    found = align_heads(permute_heads(params, layout, order), params, layout)
     np.testing.assert_array_equal(found, np.argsort(order))
 
 
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm()), "q/k norms do not allow"),
+        (heads.Narrow(num_heads=3), "reads its own slice of x"),
+        (heads.Standard(num_heads=3, num_kv_heads=1), "heads that share keys"),
+        (heads.Standard(num_heads=3, output_projection=False), "without an output projection"),
+        (heads.TensorProduct(num_heads=3), "no form in which a head is its matrices alone"),
+    ],
+    ids=lambda a: getattr(a, "name", ""),
+)
+def test_heads_that_cannot_be_aligned(layout, message):
+    config = dataclasses.replace(SMALL, heads=layout)
+    with pytest.raises(ValueError, match=message):
+        change_plan(config, draw(config), "albert", merge="aligned")
+
+
 def test_what_cannot_be_done_says_why():
-    _, params = make(SMALL)
-    with pytest.raises(ValueError, match="a plan has the parts"):
+    params = draw(SMALL)
+    with pytest.raises(ValueError, match="a plan has the sublayers"):
         change_plan(SMALL, params, Plan(attention=(0,) * SMALL.num_layers))
-    normed = dataclasses.replace(SMALL, qk_norm="rms")
-    with pytest.raises(ValueError, match="q/k norms do not allow"):
-        change_plan(normed, make(normed)[1], "albert", merge="aligned")
     with pytest.raises(ValueError, match="they must be the same"):
         change_plan(SMALL, params, parse_plan("albert", 2))
     with pytest.raises(ValueError, match="unknown merge 'median'"):
         change_plan(SMALL, params, "albert", merge="median")
-    narrow = dataclasses.replace(SMALL, layout="narrow")
-    with pytest.raises(ValueError, match="reads its own slice of x"):
-        change_plan(narrow, make(narrow)[1], "albert", merge="aligned")
-    narrow_heads = SPECS["narrow"].spec()
-    with pytest.raises(ValueError, match="its chunk of x"):
-        reorder_heads(make_heads(narrow_heads)[0], [1, 0, 2], narrow_heads)
-    grouped = dataclasses.replace(SMALL, num_kv_heads=1)
-    with pytest.raises(ValueError, match="heads that share keys"):
-        change_plan(grouped, make(grouped)[1], "albert", merge="aligned")
+    for function in (tie_encoder, untie_encoder):
+        with pytest.raises(ValueError, match="encoder"):
+            function(SMALL, params)
+
+
+def test_layer_types_change_together():
+    """Every layer a copy of what it used; the types stay."""
+    types = ((2, models.LayerOverrides(window=1, sharing="albert")), (1, models.LayerOverrides()))
+    config = dataclasses.replace(SMALL, num_layers=6, sharing="cycle:2", layer_types=types)
+    params = draw(config)
+    alone, copied = unshare(config, params)
+    assert copied["layers_0"]["ffn"]["up"].shape[0] == 4
+    assert [o.window for _, o in alone.layer_types] == [1, None]
+    assert output_difference((config, params), (alone, copied), TOKENS) < 1e-6
+    with pytest.raises(ValueError, match="give the name of a plan"):
+        change_plan(config, params, config.plan)
+    only = ((1, models.LayerOverrides(sharing="albert")), (2, models.LayerOverrides()))
+    config = dataclasses.replace(config, layer_types=only)
+    with pytest.raises(ValueError, match="differ only in their plans"):
+        unshare(config, draw(config))
+    with pytest.raises(ValueError, match="one layer type"):
+        detect_sharing(config, params)
 
 
 @pytest.mark.parametrize("merge", deep(["mean", "aligned"], "aligned"))
 def test_a_delta_of_full_rank_takes_any_layers_up_without_loss(merge, x64):
-    config = dataclasses.replace(DEEP, delta_rank=99, dtype="float64")
-    params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), make(config)[1])
+    config = dataclasses.replace(DEEP, delta_rank=99, compute=FLOAT64)
+    params = draw(config, jnp.float64)
     relaxed = change_plan(config, params, "relaxed:2", merge=merge)
     assert relaxed[1]["layers"]["attention"]["q"].shape[0] == 2
     assert output_difference((config, params), relaxed, TOKENS) < 1e-10
@@ -200,7 +248,7 @@ def test_a_delta_of_full_rank_takes_any_layers_up_without_loss(merge, x64):
 
 @pytest.mark.slow
 def test_more_rank_is_nearer():
-    _, params = make(DEEP)
+    params = draw(DEEP)
     errors = []
     for rank in (1, 4, 8):
         config = dataclasses.replace(DEEP, delta_rank=rank)
@@ -214,7 +262,7 @@ def test_more_rank_is_nearer():
 @pytest.mark.slow
 def test_keys_of_neighbours_become_one():
     """Cut into parts and joined again is exact; taken from a neighbour it is another function."""
-    _, params = make(DEEP)
+    params = draw(DEEP)
     four = (0, 1, 2, 3)
     apart = change_plan(DEEP, params, Plan(attention=four, kv=four, ffn=four))
     assert output_difference((DEEP, params), apart, TOKENS) == 0
@@ -226,7 +274,7 @@ def test_keys_of_neighbours_become_one():
     )
     assert output_difference((DEEP, params), pairs, TOKENS) > 0.1
     albert = change_plan(*pairs, "attention=0,0,0,0 kv=0,-,0,- ffn=0,0,0,0")
-    assert albert[0].layer_plan.kv_indices == (0, 0, 1, 1)
+    assert albert[0].plan.kv_indices == (0, 0, 1, 1)
     with pytest.raises(ValueError, match=r"needs the same sublayer kv, .0, None, 1, None."):
         unshare(*pairs)
     with pytest.raises(ValueError, match=r"its own delta, in order; got .0, 0, 1, 1."):
@@ -235,23 +283,24 @@ def test_keys_of_neighbours_become_one():
         change_plan(DEEP, params, "cla:2", merge="aligned")
 
 
-BOTH = dataclasses.replace(DEEP, kind="encoder_decoder", encoder_layers=4, positions="relative")
+BOTH = dataclasses.replace(
+    DEEP, kind="encoder_decoder", encoder=Encoder(num_layers=4), positions=models.Relative()
+)
+SHARED = Encoder(num_layers=4, shares_decoder=True)
 
 
 def both(config):
-    """Random weights of an encoder-decoder, and a function of them."""
+    """Random weights of an encoder-decoder, and its logits as a function of them."""
     model = config.build()
-    init = jax.eval_shape(model.init, jax.random.key(0), TOKENS[:, :5], TOKENS)["params"]
-    rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), init)
-    return params, jax.jit(lambda p: model.apply({"params": p}, TOKENS[:, :5], TOKENS))
+    run = lambda p: model.apply({"params": p}, TOKENS, source=TOKENS[:, :5]).logits
+    return draw(config), jax.jit(run)
 
 
 @pytest.mark.parametrize(
     "plan", deep(["albert", "cycle:2", "relaxed:2", "dictionary:2"], "relaxed:2")
 )
 def test_both_stacks_change_together(plan):
-    config = dataclasses.replace(BOTH, plan=plan, delta_rank=3)
+    config = dataclasses.replace(BOTH, sharing=plan, delta_rank=3)
     params, run = both(config)
     alone, copied = unshare(config, params)
     assert_close(both(alone)[1](copied), run(params), loosen=10)
@@ -263,7 +312,7 @@ def test_both_stacks_change_together(plan):
     "plan", deep(["separate", "cycle:2", "relaxed:2", "dictionary:2"], "cycle:2")
 )
 def test_an_encoder_is_taken_apart_and_tied_again(plan):
-    config = dataclasses.replace(BOTH, plan=plan, share_encoder=True)
+    config = dataclasses.replace(BOTH, sharing=plan, encoder=SHARED)
     params, run = both(config)
     alone, copied = untie_encoder(config, params)
     assert_close(both(alone)[1](copied), run(params))
@@ -272,27 +321,25 @@ def test_an_encoder_is_taken_apart_and_tied_again(plan):
         assert tied == config
         jax.tree.map(np.testing.assert_array_equal, again, params)
         found, once = detect_sharing(*unshare(alone, copied))
-        assert found.share_encoder
-        assert (found.layer_plan, found.encoder_layer_plan) == (
-            config.layer_plan, config.encoder_layer_plan,
-        )  # fmt: skip
+        assert found.encoder.shares_decoder
+        assert (found.plan, found.encoder_plan) == (config.plan, config.encoder_plan)
         jax.tree.map(np.testing.assert_array_equal, once, params)
     apart, more = unshare(config, params)
-    assert apart.share_encoder
+    assert apart.encoder.shares_decoder
     assert_close(both(apart)[1](more), run(params), loosen=10)
 
 
 @pytest.mark.slow
-def test_layers_without_a_feed_forward_part():
-    config = dataclasses.replace(BOTH, ffn_width=0, plan="cycle:2", share_encoder=True)
+def test_layers_without_an_ffn():
+    config = dataclasses.replace(BOTH, ffn=FFN(width=0), sharing="cycle:2", encoder=SHARED)
     params, run = both(config)
     alone, copied = untie_encoder(config, params)
     assert_close(both(alone)[1](copied), run(params))
     apart = unshare(alone, copied)
     assert set(apart[1]["layers"]) == {"attention", "cross"}
     found, once = detect_sharing(*apart)
-    assert found.share_encoder
-    assert found.layer_plan["attention"] == (0, 1, 0, 1)
+    assert found.encoder.shares_decoder
+    assert found.plan["attention"] == (0, 1, 0, 1)
     jax.tree.map(np.testing.assert_array_equal, once, params)
 
 
@@ -308,6 +355,6 @@ def test_tying_takes_the_mean_of_the_stacks():
     )
     np.testing.assert_array_equal(merged["layers"]["cross"]["q"], params["layers"]["cross"]["q"])
     assert jax.tree.structure(merged) == jax.tree.structure(both(tied)[0])
-    other = dataclasses.replace(BOTH, encoder_plan="albert")
+    other = dataclasses.replace(BOTH, encoder=Encoder(num_layers=4, sharing="albert"))
     with pytest.raises(ValueError, match="encoder and decoder need the same plan"):
         tie_encoder(other, both(other)[0])

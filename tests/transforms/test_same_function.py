@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversions import difference, random_params
+from conversions import difference, float64, random_params
 
+from attnlab import heads
 from attnlab.heads import (
     Absorbed,
     Alt,
@@ -24,10 +25,14 @@ from attnlab.heads import (
     TalkingHeads,
     TwoStage,
 )
-from attnlab.transforms.convert import Conversion, convert
-from attnlab.transforms.permute import permute_heads
-from attnlab.transforms.reparametrize import reparametrize
-from attnlab.transforms.truncate import truncate
+from attnlab.transforms import (
+    Conversion,
+    NotEquivalent,
+    convert,
+    permute_heads,
+    reparametrize,
+    truncate,
+)
 
 RNG = np.random.default_rng(8)
 
@@ -191,3 +196,25 @@ def test_truncations_that_are_refused(layout, reason):
         truncate(random_params(layout), layout, 2)
     with pytest.raises(ValueError, match="rank must be at least 1"):
         truncate(random_params(layout), layout, 0)
+
+
+def test_standard_heads_alone_absorb_a_rotation_of_the_residual_stream():
+    """R^T q, R^T k, R^T v and o R for x R; heads that read slices depend on the basis."""
+    layout = Standard(width=12, num_heads=4)
+    params = random_params(layout)
+    turn = np.linalg.qr(RNG.normal(size=(12, 12)))[0]
+
+    def rotated(params):
+        made = {n: np.einsum("ij,jNH->iNH", turn.T, params[n]) for n in "qkv"}
+        return made | {"o": params["o"] @ turn}
+
+    with float64():
+        x = jnp.asarray(RNG.normal(size=(2, 5, 12)))
+        expected = heads.multi_head_attention(params, x, layout) @ turn
+        got = heads.multi_head_attention(rotated(params), x @ turn, layout)
+        np.testing.assert_allclose(got, expected, atol=1e-11)
+    narrow = Narrow(width=12, num_heads=4)
+    found = convert(random_params(narrow), narrow, layout)
+    back = convert(rotated(found.params), layout, narrow)
+    assert isinstance(back, NotEquivalent)
+    assert back.kind == "slices"

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attnlab.heads.old.maps import Weights
-from attnlab.heads.old.spec import HeadSpec
+from attnlab.heads import Layout, Params
 from experiments.benchmarks.peers import on_torch
 
 
@@ -35,11 +34,11 @@ class Peer(NamedTuple):
     torch: bool = False
 
 
-def linen_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+def linen_layer(layout: Layout, is_causal: bool) -> Peer:
     """`flax.linen.MultiHeadDotProductAttention`."""
-    n, h = spec.sizes["N"], spec.sizes["H"]
+    n, h = layout.num_heads, layout.size("head_dim")
     layer = nn.MultiHeadDotProductAttention(
-        n, qkv_features=n * h, out_features=spec.width, use_bias=False, deterministic=True
+        n, qkv_features=n * h, out_features=layout.width, use_bias=False, deterministic=True
     )
 
     def call(params, x):
@@ -50,9 +49,9 @@ def linen_layer(spec: HeadSpec, is_causal: bool) -> Peer:
     return Peer(call, lambda w, x: ({theirs: {"kernel": w[n]} for theirs, n in names.items()}, x))
 
 
-def nnx_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+def nnx_layer(layout: Layout, is_causal: bool) -> Peer:
     """`flax.nnx.MultiHeadAttention`, split from its weights so that JAX compiles it."""
-    n, h, d = spec.sizes["N"], spec.sizes["H"], spec.width
+    n, h, d = layout.num_heads, layout.size("head_dim"), layout.width
     layer = nnx.MultiHeadAttention(
         n, d, n * h, d, use_bias=False, decode=False, deterministic=True, rngs=nnx.Rngs(0)
     )
@@ -66,14 +65,14 @@ def nnx_layer(spec: HeadSpec, is_causal: bool) -> Peer:
     return Peer(call, lambda w, x: (jax.tree.unflatten(tree, [w[name] for name in "koqv"]), x))
 
 
-def equinox_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+def equinox_layer(layout: Layout, is_causal: bool) -> Peer:
     """`equinox.nn.MultiheadAttention`, one batch row at a time under vmap."""
     import equinox as eqx
 
-    n, d = spec.sizes["N"], spec.width
+    n, d = layout.num_heads, layout.width
     sizes: dict[str, Any] = {
-        "qk_size": spec.sizes["H"],
-        "vo_size": spec.sizes["V"],
+        "qk_size": layout.size("head_dim"),
+        "vo_size": layout.size("value_dim"),
         "output_size": d,
     }
     layer = eqx.nn.MultiheadAttention(n, d, **sizes, key=jax.random.key(0))
@@ -92,7 +91,7 @@ def equinox_layer(spec: HeadSpec, is_causal: bool) -> Peer:
     return Peer(call, arrange)
 
 
-def jax_nn_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+def jax_nn_layer(layout: Layout, is_causal: bool) -> Peer:
     """`jax.nn.dot_product_attention` between projections."""
 
     def call(w, x):
@@ -103,11 +102,11 @@ def jax_nn_layer(spec: HeadSpec, is_causal: bool) -> Peer:
     return Peer(call)
 
 
-def torch_sdpa_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+def torch_sdpa_layer(layout: Layout, is_causal: bool) -> Peer:
     """`scaled_dot_product_attention` between projections, q, k and v in one product."""
     linear = on_torch.load().nn.functional.linear
     attention = on_torch.load().nn.functional.scaled_dot_product_attention
-    n, h = spec.sizes["N"], spec.sizes["H"]
+    n, h = layout.num_heads, layout.size("head_dim")
 
     def call(qkv, out, x):
         q, k, v = linear(x, qkv).unflatten(-1, (3, n, h)).permute(2, 0, 3, 1, 4)
@@ -116,11 +115,11 @@ def torch_sdpa_layer(spec: HeadSpec, is_causal: bool) -> Peer:
     return Peer(call, _torch_weights, torch=True)
 
 
-def torch_module_layer(spec: HeadSpec, is_causal: bool) -> Peer:
+def torch_module_layer(layout: Layout, is_causal: bool) -> Peer:
     """`torch.nn.MultiheadAttention`, whose heads are always width / N wide."""
     torch = on_torch.load()
-    n, d = spec.sizes["N"], spec.width
-    if n * spec.sizes["H"] != d:
+    n, d = layout.num_heads, layout.width
+    if n * layout.size("head_dim") != d:
         raise ValueError(f"heads are width / N = {d // n} wide")
     layer = torch.nn.MultiheadAttention(d, n, bias=False, batch_first=True)
     layer = layer.to(on_torch.device())
@@ -136,7 +135,7 @@ def torch_module_layer(spec: HeadSpec, is_causal: bool) -> Peer:
     return Peer(call, _torch_weights, torch=True)
 
 
-def _torch_weights(w: Weights, x: Any) -> tuple:
+def _torch_weights(w: Params, x: Any) -> tuple:
     """Torch keeps a matrix as [out, in]."""
     d = x.shape[-1]
     qkv = jnp.concatenate([w[name].reshape(d, -1).T for name in "qkv"])
@@ -202,7 +201,7 @@ def torch_function(is_causal: bool) -> Peer:
     return Peer(call, swap, lambda out: swap(out)[0], torch=True)
 
 
-LAYERS: dict[str, Callable[[HeadSpec, bool], Peer]] = {
+LAYERS: dict[str, Callable[[Layout, bool], Peer]] = {
     "Linen": linen_layer,
     "NNX": nnx_layer,
     "Equinox": equinox_layer,

@@ -1,6 +1,6 @@
 """The small decoder as users write it in plain Flax Linen and in plain torch: peers to time.
 
-They take the sizes of a `ModelConfig`: pre-norm, learned positions, tanh GELU, biases, own readout;
+They take the sizes of a `ModelConfig`: pre-norm, learned positions, tanh GELU, biases, own LM head;
 and its dtype, in which they multiply: weights are in float32.
 Both read our weights, so that a benchmark can check that it times one and the same model.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from attnlab import training
-from attnlab.model.config import ModelConfig
+from attnlab.models import ModelConfig
 from experiments.benchmarks.peers import on_torch
 
 
@@ -26,12 +26,12 @@ class LinenBlock(nn.Module):
     @nn.compact
     def __call__(self, x, mask):
         """x + attention(norm(x)), then x + ffn(norm(x))."""
-        c, d = self.config, jnp.dtype(self.config.dtype)
-        y = nn.LayerNorm(epsilon=c.norm_eps, dtype=d, name="attention_norm")(x)
-        heads = nn.MultiHeadDotProductAttention(c.num_heads, dtype=d, name="attention")
+        c, d = self.config, jnp.dtype(self.config.compute.dtype)
+        y = nn.LayerNorm(epsilon=c.norm.eps, dtype=d, name="attention_norm")(x)
+        heads = nn.MultiHeadDotProductAttention(c.heads.num_heads, dtype=d, name="attention")
         x = x + heads(y, mask=mask)
-        y = nn.LayerNorm(epsilon=c.norm_eps, dtype=d, name="ffn_norm")(x)
-        y = nn.gelu(nn.Dense(c.ffn_width, dtype=d, name="up")(y))
+        y = nn.LayerNorm(epsilon=c.norm.eps, dtype=d, name="ffn_norm")(x)
+        y = nn.gelu(nn.Dense(c.ffn.width, dtype=d, name="up")(y))
         return x + nn.Dense(c.width, dtype=d, name="down")(y), None
 
 
@@ -45,7 +45,7 @@ class LinenDecoder(nn.Module):
     def __call__(self, tokens):
         """tokens [B, T] -> logits [B, T, vocab]."""
         c, mask = self.config, nn.make_causal_mask(tokens)
-        d, places = jnp.dtype(c.dtype), jnp.arange(tokens.shape[1])[None]
+        d, places = jnp.dtype(c.compute.dtype), jnp.arange(tokens.shape[1])[None]
         x = nn.Embed(c.vocab_size, c.width, dtype=d, name="embedding")(tokens)
         x = x + nn.Embed(c.max_len, c.width, dtype=d, name="positions")(places)
         if self.scan:
@@ -60,7 +60,7 @@ class LinenDecoder(nn.Module):
         else:
             for i in range(c.num_layers):
                 x, _ = LinenBlock(c, name=f"layer_{i}")(x, mask)
-        x = nn.LayerNorm(epsilon=c.norm_eps, dtype=d, name="final_norm")(x)
+        x = nn.LayerNorm(epsilon=c.norm.eps, dtype=d, name="final_norm")(x)
         readout = nn.Dense(c.vocab_size, use_bias=False, dtype=d, name="readout")
         return readout(x).astype(jnp.float32)
 
@@ -74,7 +74,7 @@ def linen_params(ours: Any, model: LinenDecoder) -> Any:
         "embedding": {"embedding": ours["embedding"]},
         "positions": {"embedding": ours["positions"]},
         "final_norm": ours["final_norm"],
-        "readout": {"kernel": ours["readout"]},
+        "readout": {"kernel": ours["lm_head"]},
     }
 
 
@@ -111,15 +111,15 @@ def torch_decoder(config: ModelConfig) -> Any:
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+            self.attention_norm = nn.LayerNorm(config.width, eps=config.norm.eps)
             self.qkv = nn.Linear(config.width, 3 * config.width)
             self.out = nn.Linear(config.width, config.width)
-            self.ffn_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-            self.up = nn.Linear(config.width, config.ffn_width)
-            self.down = nn.Linear(config.ffn_width, config.width)
+            self.ffn_norm = nn.LayerNorm(config.width, eps=config.norm.eps)
+            self.up = nn.Linear(config.width, config.ffn.width)
+            self.down = nn.Linear(config.ffn.width, config.width)
 
         def forward(self, x):
-            qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, config.num_heads, -1))
+            qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, config.heads.num_heads, -1))
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.out(y.transpose(1, 2).flatten(2))
@@ -131,7 +131,7 @@ def torch_decoder(config: ModelConfig) -> Any:
             self.embedding = nn.Embedding(config.vocab_size, config.width)
             self.positions = nn.Embedding(config.max_len, config.width)
             self.layers = nn.Sequential(*(Block() for _ in range(config.num_layers)))
-            self.final_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+            self.final_norm = nn.LayerNorm(config.width, eps=config.norm.eps)
             self.readout = nn.Linear(config.width, config.vocab_size, bias=False)
 
         def forward(self, tokens):
@@ -147,7 +147,7 @@ def torch_params(ours: Any) -> dict[str, np.ndarray]:
     state = {
         "embedding.weight": ours["embedding"],
         "positions.weight": ours["positions"],
-        "readout.weight": ours["readout"].T,
+        "readout.weight": ours["lm_head"].T,
         "final_norm.weight": ours["final_norm"]["scale"],
         "final_norm.bias": ours["final_norm"]["bias"],
     }
@@ -188,7 +188,9 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
     rows = on_torch.tensor(np.asarray(tokens, np.int64))
 
     def step() -> float:
-        with torch.autocast(on_torch.device(), torch.bfloat16, enabled=config.dtype == "bfloat16"):
+        with torch.autocast(
+            on_torch.device(), torch.bfloat16, enabled=config.compute.dtype == "bfloat16"
+        ):
             logits = model(rows[:, :-1])
         logits, targets = logits.flatten(0, 1).float(), rows[:, 1:].flatten()
         loss = torch.nn.functional.cross_entropy(logits, targets)

@@ -1,4 +1,4 @@
-"""Every implementation of attention that is installed, as one kind of row for `traps.py`."""
+"""Every implementation of attention that is installed, as `System`s for `pitfalls.py`."""
 
 import functools
 import importlib.metadata
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import attnlab
-import attnlab.contrib
-from attnlab import adapters
+import attnlab.contrib  # noqa: F401  (its backends are entries too)
+from attnlab import adapters, heads
+from attnlab.attention import BACKENDS, dot_product_attention
 from attnlab.tap import capture
 
 
@@ -19,9 +19,9 @@ class System(NamedTuple):
 
     attend: Callable
     """(q, k, v, **what it offers of bias, mask, is_causal, return_residual) -> [B, T, N, V]"""
-    looks: Callable | None = None
+    with_probs: Callable | None = None
     """(q, k, v) -> the output of a call that is also asked for the probabilities"""
-    fresh: Callable | None = None
+    init: Callable | None = None
     """(key, width, num_heads, head_dim) -> (q kernel, o kernel) of its default initialiser"""
     decode: Callable | None = None
     """(x [1, steps, 8], size) -> outputs [steps, 8], token by token into a cache of `size`"""
@@ -35,7 +35,7 @@ class Sow:
     """Stands in for the Flax module that the probabilities are sown into."""
 
     def sow(self, *args: Any, **options: Any) -> None:
-        """Takes them; the traps look at the output."""
+        """Ignores them; the pitfalls read the output alone."""
 
 
 def systems() -> dict[str, System]:
@@ -46,37 +46,35 @@ def systems() -> dict[str, System]:
 def ours() -> Iterator[tuple[str, System]]:
     """attnlab's backends, and attnlab under Flax's keywords."""
 
-    def fresh(key, width, heads, head_dim):
-        spec = attnlab.HeadSpec("standard", width=width, num_heads=heads, head_dim=head_dim)
-        w = attnlab.init_heads(key, spec)
-        return w["q"], w["o"]
+    def init(key, width, num_heads, head_dim):
+        layout = heads.Standard(width=width, num_heads=num_heads, head_dim=head_dim)
+        params = heads.init(key, layout)
+        return params["q"], params["o"]
 
     def decode(x, size, implementation=None):
-        spec = attnlab.HeadSpec("standard", width=8, num_heads=2)
-        w, cache = attnlab.init_heads(jax.random.key(0), spec), attnlab.init_cache(spec, 1, size)
-        run = functools.partial(
-            attnlab.multi_head_attention, spec=spec, is_causal=True, implementation=implementation
-        )
+        layout = heads.Standard(width=8, num_heads=2)
+        params, cache = heads.init(jax.random.key(0), layout), heads.init_cache(layout, 1, size)
+        run = functools.partial(heads.decode, layout=layout, implementation=implementation)
         outs = []
         for t in range(x.shape[1]):
-            out, cache = jax.jit(run)(w, x[:, t : t + 1], cache=cache)
+            out, cache = jax.jit(run)(params, x[:, t : t + 1], cache=cache)
             outs.append(out[0, 0])
         return jnp.stack(outs)
 
     q = jnp.ones((1, 8, 2, 8), jnp.bfloat16)
-    for name in attnlab.BACKENDS:
+    for name in BACKENDS:
         if name == "splash" and jax.default_backend() != "tpu":  # interpreted: minutes
             continue
-        attend = functools.partial(attnlab.dot_product_attention, implementation=name)
-        looks = lambda *a, attend=attend: capture(attend, *a, names=("probs",))[0]
+        attend = functools.partial(dot_product_attention, implementation=name)
+        with_probs = lambda *a, attend=attend: capture(attend, *a, names=("probs",))[0]
         try:
             jax.eval_shape(attend, q, q, q)
         except ValueError:  # not on this device
             continue
         of_backend = functools.partial(decode, implementation=name)
-        yield f"attnlab {name}", System(attend, looks, fresh, of_backend)
+        yield f"attnlab {name}", System(attend, with_probs, init, of_backend)
     sows = functools.partial(adapters.attention_fn, module=Sow())
-    yield "attnlab in Flax", System(adapters.attention_fn, sows, fresh)
+    yield "attnlab in Flax", System(adapters.attention_fn, sows, init)
 
 
 def flax() -> Iterator[tuple[str, System]]:
@@ -113,16 +111,16 @@ def flax() -> Iterator[tuple[str, System]]:
         module = nnx.MultiHeadAttention(heads, width, heads * head_dim, decode=False, rngs=rngs)
         return module.query.kernel[...], module.out.kernel[...]
 
-    for name, attend, fresh, decode in (
+    for name, attend, init, decode in (
         ("linen", nn.dot_product_attention, linen, linen_decode),
         ("nnx", nnx.dot_product_attention, of_nnx, nnx_decode),
     ):
-        looks = lambda *a, attend=attend: attend(*a, module=Sow())
-        yield name, System(attend, looks, fresh, decode)
+        with_probs = lambda *a, attend=attend: attend(*a, module=Sow())
+        yield name, System(attend, with_probs, init, decode)
 
 
 def others() -> Iterator[tuple[str, System]]:
-    """Equinox and Haiku offer attention as a module only: one whose maps are identities."""
+    """Equinox and Haiku offer attention as a module only: one whose projections are identities."""
     if installed("equinox"):
         import equinox as eqx
 
@@ -150,11 +148,11 @@ def others() -> Iterator[tuple[str, System]]:
             flat = (a.reshape(*a.shape[:2], -1) for a in (q, k, v))
             return jax.vmap(run)(*flat, mask).reshape(b, t, n, -1)
 
-        def fresh(key, width, heads, head_dim):
+        def init(key, width, heads, head_dim):
             m = eqx.nn.MultiheadAttention(heads, width, qk_size=head_dim, vo_size=head_dim, key=key)
             return m.query_proj.weight.T, m.output_proj.weight.T.reshape(heads, head_dim, -1)
 
-        yield "equinox", System(equinox, None, fresh)
+        yield "equinox", System(equinox, None, init)
     if installed("dm-haiku"):
         import haiku as hk
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnlab.training.sources import BYTES, text
+from attnlab.data import BYTES, text
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH, STEPS = 128, 4, 4, 64, 12, 2000
 

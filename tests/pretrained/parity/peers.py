@@ -101,6 +101,11 @@ PEERS = {
         tr.GPT2Config,
         GPT2 | dict(scale_attn_weights=False, tie_word_embeddings=False, n_layer=3),
     ),
+    "gpt2-scores-by-layer": (
+        tr.GPT2LMHeadModel,
+        tr.GPT2Config,
+        GPT2 | dict(scale_attn_by_inverse_layer_idx=True, n_layer=3),
+    ),
     "t5": (tr.T5ForConditionalGeneration, tr.T5Config, T5),
     "t5-1.1-own-readout": (
         tr.T5ForConditionalGeneration,

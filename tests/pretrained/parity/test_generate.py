@@ -10,8 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.parity
 
-from attnlab import generate, prefill, pretrained  # noqa: E402
-from attnlab.model.draw import limit_logits  # noqa: E402
+from attnlab import pretrained  # noqa: E402
+from attnlab.models import Sampling, generate, limit_logits, prefill  # noqa: E402
 
 NAMES = [
     "gpt2",
@@ -36,9 +36,9 @@ def both(request, tmp_path):
     model, params = pretrained.load(tmp_path)
     ids = np.where(REAL, np.random.default_rng(4).integers(5, 97, REAL.shape), 3)
     if model.config.kind == "decoder":
-        return theirs, model, params, ids, {"prompt": ids, "prompt_mask": REAL}
+        return theirs, model, params, ids, {"prompt": ids, "padding_mask": REAL}
     start = np.zeros((len(ids), 1), int)
-    return theirs, model, params, ids, {"prompt": start, "source": ids, "padding_mask": REAL}
+    return theirs, model, params, ids, {"prompt": start, "source": ids, "source_padding_mask": REAL}
 
 
 def written(theirs, ids, **options):
@@ -59,12 +59,12 @@ def test_greedy_text(both):
     prompt = given.pop("prompt")
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
     expected, _ = written(theirs, ids, **options)
-    got = np.asarray(generate(model, params, prompt, NEW, **given))
+    got = np.asarray(generate(params, prompt, model.config, NEW, **given))
     np.testing.assert_array_equal(got, expected)
     assert len(np.unique(got)) >= 4  # not one token again and again
     ends = [int(got[0, 4]), int(got[1, 2]), int(got[2, 6])]
     expected, _ = written(theirs, ids, **options | {"eos_token_id": ends})
-    got = np.asarray(generate(model, params, prompt, NEW, end=ends, **given))
+    got = np.asarray(generate(params, prompt, model.config, NEW, end=ends, **given))
     for row, full in zip(got.tolist(), expected.tolist(), strict=True):
         last = min([full.index(e) for e in ends if e in full], default=NEW) + 1
         assert row[:last] == full[:last]
@@ -92,17 +92,18 @@ def test_what_is_drawn(both, limits):
     expected = np.asarray(jax.nn.softmax(scores))
     prompt = given.pop("prompt")
     if model.config.kind == "decoder":
-        cache = model.config.empty_cache(len(ids), 9)
-        logits, _ = prefill(model, params, prompt, cache, padding_mask=REAL)
+        cache = model.config.init_cache(len(ids), 9)
+        logits = prefill(params, prompt, model.config, cache, padding_mask=REAL).logits
     else:
-        logits = model.apply({"params": params}, ids, prompt, padding_mask=REAL)
+        logits = model.apply({"params": params}, prompt, **given).logits
     probs = jax.nn.softmax(limit_logits(logits[:, -1], **limits))
     np.testing.assert_allclose(probs, expected, atol=1e-4)
     np.testing.assert_array_equal(np.asarray(probs) > 0, expected > 0)
     many = {name: jnp.tile(a, (1000, 1)) for name, a in given.items()}
     drawn = generate(
-        model, params, jnp.tile(prompt, (1000, 1)), 1, key=jax.random.key(2), **many, **limits
-    )
+        params, jnp.tile(prompt, (1000, 1)), model.config, 1, key=jax.random.key(2),
+        sampling=Sampling(**limits), **many,
+    )  # fmt: skip
     for row in range(len(ids)):
         counts = np.bincount(np.asarray(drawn)[row :: len(ids), 0], minlength=97)
         assert not counts[expected[row] == 0].any()

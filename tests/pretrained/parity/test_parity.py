@@ -12,14 +12,16 @@ import pytest
 pytestmark = pytest.mark.parity
 
 from attnlab import pretrained  # noqa: E402
+from attnlab.models import EncoderConfig  # noqa: E402
 from attnlab.pretrained import tensors as files  # noqa: E402
+from attnlab.tap import Tap  # noqa: E402
 
 NAMES = [
     "bert", "bert-bare-3-heads-big-eps", "bert-untied-gelu_new",
     "albert", "albert-groups-inner", "albert-square-map", "albert-one-call-two-blocks",
     "roberta", "roberta-bare-pad-4", "roberta-untied",
     "distilbert", "distilbert-bare-sinusoids",
-    "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied",
+    "gpt2", "gpt2-bare-inner-relu", "gpt2-unscaled-untied", "gpt2-scores-by-layer",
     "llama", "llama-llama3-biases-tied", "llama-bare-linear", "mistral",
     "qwen3", "qwen3-sliding-biases", "qwen3-mixed", "qwen2", "qwen2-bare-all-see-all", "ministral",
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
@@ -124,7 +126,7 @@ def test_a_shared_model_is_written_unshared(tmp_path):
     theirs = peers.make("bert")
     theirs.save_pretrained(tmp_path / "theirs")
     model, params = pretrained.load(tmp_path / "theirs")
-    shared = dataclasses.replace(model.config, plan="attention_only").build()
+    shared = dataclasses.replace(model.config, sharing="attention_only").build()
     one = jax.tree.map(lambda a: a[:1], params["layers"]["attention"])
     params = params | {"layers": params["layers"] | {"attention": one}}
     pretrained.save(tmp_path / "shared", shared, params)
@@ -165,15 +167,12 @@ def test_torch_attention(widths, bias):
     variables = {name: p.detach().numpy() for name, p in theirs.named_parameters()}
     config = dict(embed_dim=12, num_heads=3, **widths)
     model, params = pretrained.from_variables("torch_mha", config, variables)
-    got = model.apply(
-        {"params": params},
-        *map(jnp.asarray, (x, key)),
-        value_context=jnp.asarray(value),
-        mask=jnp.asarray(~hidden)[:, None, None],
-        return_probs=True,
-    )
-    close(got[0], expected)
-    close(got[1], probs)
+    x, key, value = map(jnp.asarray, (x, key, value))
+    tap = Tap(("probs",))
+    mask = jnp.asarray(~hidden)[:, None, None]
+    got = model.apply({"params": params}, x, (key, value), mask=mask, tap=tap)
+    close(got, expected)
+    close(tap.captured["probs"], probs)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +227,11 @@ def test_torch_layers(module, options):
     alone = "Decoder" in module
     expected = theirs(*(texts[::-1] if alone else texts), **masks).detach().numpy()
     ours = [jnp.asarray(t.numpy()) for t in texts]
-    options = dict(encoded=ours[0]) if alone else {}
-    got = model.apply({"params": params}, *ours, padding_mask=jnp.asarray(real), **options)
+    options = dict(padding_mask=jnp.asarray(real))
+    if decodes:
+        options = dict(source_padding_mask=jnp.asarray(real))
+        options |= {"encoded" if alone else "source": ours[0]}
+    got = model.apply({"params": params}, ours[-1], **options).hidden
     valid = np.ones((2, 4), bool) if decodes else real
     close(np.asarray(got)[valid], expected[valid])
 
@@ -244,7 +246,8 @@ def test_an_encoder_that_shares_with_its_decoder(tmp_path):
 
     peers.make("t5").save_pretrained(tmp_path / "theirs")
     model, params = pretrained.load(tmp_path / "theirs")
-    tied = dataclasses.replace(model.config, share_encoder=True).build()
+    encoder = EncoderConfig(shares_decoder=True)
+    tied = dataclasses.replace(model.config, encoder=encoder).build()
     params = {name: a for name, a in params.items() if not name.startswith("encoder_")}
     pretrained.save(tmp_path / "tied", tied, params)
     loaded = tr.T5ForConditionalGeneration.from_pretrained(
@@ -253,4 +256,4 @@ def test_an_encoder_that_shares_with_its_decoder(tmp_path):
     given = peers.inputs("t5")
     seen = peer_outputs.run(tied, params, given)
     compared = peer_outputs.compare(seen, peers.outputs(loaded, given), close)
-    assert {"logits", "encoder_hidden", "cross_probs"} <= set(compared)
+    assert {"logits", "encoder.hidden", "cross.probs"} <= set(compared)

@@ -1,0 +1,31 @@
+"""Datasets and tokenizers. `DATASETS`: name -> its config, which loads it."""
+
+from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes
+from attnlab.data.endpoints import Endpoints
+from attnlab.data.graph import Nodes
+from attnlab.data.labelled import Labelled
+from attnlab.data.pairs import Pairs
+from attnlab.data.random_access import RandomAccessData
+from attnlab.data.recall import Recall
+from attnlab.data.text import Text
+from attnlab.data.tokenizer import Tokenizer, make_tokenizer
+from attnlab.data.vectors import Farthest, Maxima
+
+DATASETS: dict[str, type[DataConfig]] = {
+    "text": Text,
+    "pairs": Pairs,
+    "labelled": Labelled,
+    "recall": Recall,
+    "endpoints": Endpoints,
+    "farthest": Farthest,
+    "maxima": Maxima,
+    "graph": Nodes,
+    "grain": RandomAccessData,
+}
+"""Name -> a dataclass with the fields of a dataset; `load` returns the `Dataset`."""
+
+__all__ = [
+    "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "Endpoints", "Farthest",
+    "Labelled", "Maxima", "Nodes", "Pairs", "RandomAccessData", "Recall", "Text", "Tokenizer",
+    "make_tokenizer",
+]  # fmt: skip

@@ -1,0 +1,130 @@
+"""`Dataset`: batches and scored examples as dicts of arrays, each a function of (seed, step)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+Batch: TypeAlias = dict[str, np.ndarray]
+"""Name -> array on the host; the first axis of each array is the rows."""
+DeviceBatch: TypeAlias = dict[str, jax.Array]
+"""The same on devices."""
+BatchShapes: TypeAlias = dict[str, jax.ShapeDtypeStruct]
+Baselines: TypeAlias = dict[str, dict[str, float]]
+"""Metric -> name of a baseline -> its value on the held-out rows."""
+Fact: TypeAlias = str | int | float
+
+
+class DataSizes(NamedTuple):
+    """Sizes that a model for the data must have."""
+
+    vocab_size: int
+    """Tokens are 0 to vocab_size - 1; special tokens of an objective come after them."""
+    num_classes: int = 0
+
+
+BYTES = DataSizes(256)
+
+
+def join_tokens(tokens: Sequence[int]) -> str:
+    """
+    >>> join_tokens([3, 14])
+    '3 14'
+    """
+    return " ".join(map(str, tokens))
+
+
+def no_baselines() -> Baselines:
+    """Of data that have none."""
+    return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Training batches, held-out rows, and what a report says about the data.
+
+    Batches are functions of (seed, step), so no state is saved. They come from `batch` on the host
+    or from `generate` on the device, inside the training step; exactly one of them is given. Scored
+    rows (`heldout`, `train`, `validation`) also have the array `valid`, [W] or [W, ...]: False
+    where a row, or a position in it, is padding and must not count. An evaluation pads its last
+    batch with rows of zeros.
+
+    Attributes:
+      name: for people.
+      digest: of everything that a batch depends on, except seed and step.
+      sizes: that a model must have.
+      row_tokens: tokens of a row, for the reported speed.
+      heldout: count -> that many rows, evenly spaced; 0: all, each target counted once.
+      train: the same of the training part, scored as `heldout` is.
+      validation: the same of rows for learning curves and for choosing settings, if there are any;
+        `heldout` is then scored once, at the end.
+      batch: (seed, step, size, part) -> the rows `part` of the batch of `size` rows. The whole
+        batch depends on (seed, step, size) alone: it is the same for any number of processes.
+      generate: (device_arrays, key, size) -> a batch, traced; the key depends on (seed, step).
+      device_arrays: kept on every device from the start, for `generate`.
+      decode: tokens -> text for people.
+      baselines: returns what needs no model, on the held-out rows.
+      files: name -> content of what was made for this data (a tokenizer) and belongs to a run. It
+        is kept in the folder of the run, where `DataConfig.load` finds it again.
+      facts: further numbers and texts about the data, for the report.
+    """
+
+    name: str
+    digest: str
+    sizes: DataSizes
+    row_tokens: int
+    heldout: Callable[[int], Batch]
+    train: Callable[[int], Batch]
+    validation: Callable[[int], Batch] | None = None
+    batch: Callable[[int, int, int, slice], Batch] | None = None
+    generate: Callable[[Batch | DeviceBatch, jax.Array, int], DeviceBatch] | None = None
+    device_arrays: Batch = dataclasses.field(default_factory=dict)
+    decode: Callable[[Sequence[int]], str] = join_tokens
+    baselines: Callable[[], Baselines] = no_baselines
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    facts: dict[str, Fact] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.batch is None) == (self.generate is None):
+            raise ValueError(f"dataset {self.name!r}: give either batch or generate")
+
+    def shapes(self) -> BatchShapes:
+        """Shapes and dtypes of a batch of one row."""
+        if self.batch is not None:
+            return shapes_of(self.batch(0, 1, 1, slice(None)))
+        assert self.generate is not None
+        generate = self.generate
+        shapes: BatchShapes = jax.eval_shape(
+            lambda arrays, key: generate(arrays, key, 1), self.device_arrays, jax.random.key(0)
+        )
+        return shapes
+
+
+def shapes_of(batch: Batch) -> BatchShapes:
+    """Shapes of arrays, with the dtypes that they have on a device."""
+    dtype = jax.dtypes.canonicalize_dtype
+    return {name: jax.ShapeDtypeStruct(a.shape, dtype(a.dtype)) for name, a in batch.items()}
+
+
+class DataConfig(Protocol):
+    """An entry of `DATASETS`: a frozen dataclass, every field of which is a flag (`config.data`).
+
+    It validates itself when it is made, as far as that is quick.
+    """
+
+    def sizes(self) -> DataSizes:
+        """Sizes that a model must have. Quick: every variant of a sweep asks for them."""
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Shapes and dtypes of a batch of one row of `length` tokens. As quick."""
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The dataset in rows of `length` tokens. What was made for it is kept in `folder`.
+
+        Raises:
+          ValueError: data that cannot be used, with file and line.
+          FileNotFoundError: there is no such file.
+        """

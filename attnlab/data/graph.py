@@ -1,0 +1,267 @@
+"""Dataset `graph`: one graph whose nodes have features and, some of them, a known class."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.data.dataset import (
+    Baselines,
+    Batch,
+    BatchShapes,
+    Dataset,
+    DataSizes,
+    DeviceBatch,
+    Fact,
+    shapes_of,
+)
+from attnlab.data.files import digest, read_bytes, split_lines
+
+PARTS = ("train", "valid", "test", "rest")
+
+
+class Graph(NamedTuple):
+    """Nodes in the order of the file of features; every edge in both directions, each once."""
+
+    features: np.ndarray
+    """[nodes, F], float32"""
+    labels: np.ndarray
+    """[nodes], numbers of `classes`"""
+    classes: tuple[str, ...]
+    senders: np.ndarray
+    """[edges]"""
+    receivers: np.ndarray
+    parts: dict[str, np.ndarray]
+    """train, valid, test -> [nodes], True where a node belongs to the part"""
+    left_out: int
+    """lines of edges that name a node without features"""
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The nodes of one graph, each with features and a class; `path` is a folder for `read_graph`.
+
+    A row is the whole graph, with an additional edge from every node to itself: features, each row
+    divided by its sum, in place of tokens; the classes of all nodes; which nodes count. Training
+    reads the training nodes, learning curves the validation nodes, the result the test nodes, which
+    are scored once.
+    """
+
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        if self.path and not Path(self.path).is_dir():
+            raise FileNotFoundError(f"no folder at {self.path}; set data.path to that of a graph")
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the folder."""
+        if not self.path:
+            raise ValueError("set data.path to the folder of a graph")
+        return read_graph(Path(self.path))
+
+    def sizes(self) -> DataSizes:
+        """Features and classes."""
+        return DataSizes(self.graph.features.shape[1], len(self.graph.classes))
+
+    def shapes(self, length: int) -> BatchShapes:
+        """One graph; raises ValueError unless `length` is its number of nodes."""
+        nodes = len(self.graph.labels)
+        if length != nodes:
+            raise ValueError(
+                f"a row is the whole graph: set train.length and model.max_len to its {nodes} "
+                f"nodes, not {length}"
+            )
+        return shapes_of(_scored(self.graph, "train", 0))
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The graph, once in every batch."""
+        self.shapes(length)
+        graph = self.graph
+        counts = {f"{part} nodes": int(nodes.sum()) for part, nodes in graph.parts.items()}
+        facts: dict[str, Fact] = {"nodes": length, "edges": len(graph.senders) // 2, **counts}
+        if graph.left_out:
+            facts["edges left out for a node without features"] = graph.left_out
+        return Dataset(
+            name=Path(self.path).name,
+            digest=graph.digest,
+            sizes=self.sizes(),
+            row_tokens=length,
+            generate=_repeat,
+            device_arrays=_row(graph, "train"),
+            heldout=functools.partial(_scored, graph, "test"),
+            validation=functools.partial(_scored, graph, "valid"),
+            train=functools.partial(_scored, graph, "train"),
+            baselines=functools.partial(_baselines, graph),
+            facts=facts,
+        )
+
+
+def _repeat(arrays: Batch | DeviceBatch, key: jax.Array, size: int) -> DeviceBatch:
+    return {name: jnp.broadcast_to(a[None], (size, *a.shape)) for name, a in arrays.items()}
+
+
+def _scored(graph: Graph, part: str, count: int) -> Batch:
+    """One row, whatever `count` is: there is one graph."""
+    return {name: a[None] for name, a in _row(graph, part).items()}
+
+
+def _baselines(graph: Graph) -> Baselines:
+    accuracy, _ = label_propagation(graph)
+    # The training part has as many nodes of each class, so it does not show which is commonest.
+    labels = graph.labels[graph.parts["test"]]
+    majority = float(np.bincount(labels).max() / len(labels))
+    return {"accuracy": {"label propagation": 100 * accuracy, "majority class": 100 * majority}}
+
+
+def _row(graph: Graph, part: str) -> Batch:
+    """The whole graph, and the nodes of one part as those that count."""
+    total = np.maximum(graph.features.sum(1, keepdims=True), 1e-9)
+    loops = np.arange(len(graph.labels), dtype=np.int32)
+    return {
+        "features": graph.features / total,
+        "labels": graph.labels,
+        "valid": graph.parts[part],
+        "senders": np.concatenate([graph.senders, loops]),
+        "receivers": np.concatenate([graph.receivers, loops]),
+    }
+
+
+@functools.lru_cache(maxsize=2)
+def read_graph(folder: Path) -> Graph:
+    r"""The graph of a folder in the format of Cora (Sen et al. 2008, LINQS).
+
+    Three files, each may be packed (`.gz`), columns apart by tabs: `*.content` with `id`, the
+    features, `class`; `*.cites` with the ids of both ends of an edge; `*split*` with a line of
+    names, then a number, the id and train, valid, test or rest. An edge of a node to itself is left
+    out, one that is listed twice or both ways counts once; one that names a node without features
+    is left out and counted (Citeseer has 17 lines of that kind).
+
+    Raises ValueError, naming file and line, for a row of another length, an id that stands twice, a
+    feature that is no number, a part of another name, and a split of a node without features.
+    """
+    content, cites, split = (
+        _read_table(_only_file(folder, pattern))
+        for pattern in ("*.content*", "*.cites*", "*split*")
+    )
+    nodes = _number_names([row[0] for row in content.rows], content.path)
+    edges = [_columns(row, 2, cites.path, number) for number, row in enumerate(cites.rows, 1)]
+    ends = np.array([[nodes[a], nodes[b]] for a, b in edges if a in nodes and b in nodes])
+    both = np.unique(np.concatenate([ends, ends[:, ::-1]]), axis=0)
+    senders, receivers = both[both[:, 0] != both[:, 1]].astype(np.int32).T
+    classes = sorted({row[-1] for row in content.rows})
+    return Graph(
+        features=_read_features(content),
+        labels=np.array([classes.index(row[-1]) for row in content.rows], np.int32),
+        classes=tuple(classes),
+        senders=senders,
+        receivers=receivers,
+        parts=_read_parts(split, nodes, content.path),
+        left_out=len(edges) - len(ends),
+        digest=digest(table.data for table in (content, cites, split)),
+    )
+
+
+class _Table(NamedTuple):
+    """A file of columns separated by tabs."""
+
+    path: Path
+    data: bytes
+    rows: list[list[str]]
+
+
+def _read_table(path: Path) -> _Table:
+    data = read_bytes(path)
+    return _Table(path, data, [line.split("\t") for line in split_lines(data, path)])
+
+
+def _read_features(content: _Table) -> np.ndarray:
+    size = len(content.rows[0]) - 2
+    features = np.zeros((len(content.rows), size), np.float32)
+    for number, row in enumerate(content.rows, 1):
+        if len(row) != size + 2:
+            raise ValueError(
+                f"{content.path}:{number}: {len(row)} columns, the first line has {size + 2}; "
+                "write id, features and class apart by tabs"
+            )
+        try:
+            features[number - 1] = row[1:-1]
+        except ValueError as error:
+            raise ValueError(f"{content.path}:{number}: a feature is no number ({error})") from None
+    return features
+
+
+def _read_parts(split: _Table, nodes: dict[str, int], content: Path) -> dict[str, np.ndarray]:
+    parts = {part: np.zeros(len(nodes), bool) for part in PARTS}
+    for number, row in enumerate(split.rows[1:], 2):
+        _, name, part = _columns(row, 3, split.path, number)
+        if part not in parts:
+            raise ValueError(f"{split.path}:{number}: part {part!r} is none of {', '.join(parts)}")
+        if name not in nodes:
+            raise ValueError(f"{split.path}:{number}: node {name!r} has no line in {content}")
+        parts[part][nodes[name]] = True
+    parts.pop("rest")
+    for part, members in parts.items():
+        if not members.any():
+            raise ValueError(f"{split.path}: no node is in the part {part!r}")
+    return parts
+
+
+def spread_labels(graph: Graph, known: np.ndarray, rounds: int) -> np.ndarray:
+    """The class of every node after 0, 1, ... rounds of label propagation [rounds + 1, nodes].
+
+    A round is F <- D^-1/2 A D^-1/2 F, then F = the label where it is `known` (Zhu and Ghahramani
+    2002, with the weights of Zhou et al. 2004); the class is the argmax of F. A node that nothing
+    has reached has the commonest class among the known.
+    """
+    n, c = len(graph.labels), len(graph.classes)
+    degree = np.bincount(graph.receivers, minlength=n)
+    weights = (degree[graph.receivers] * degree[graph.senders])[:, None] ** -0.5
+    truth = np.eye(c)[graph.labels] * known[:, None]
+    commonest = np.argmax(np.bincount(graph.labels[known], minlength=c))
+    scores, found = truth, []
+    for _ in range(rounds + 1):
+        found.append(np.where(scores.any(1), np.argmax(scores, axis=1), commonest))
+        spread = np.zeros((n, c))
+        np.add.at(spread, graph.receivers, weights * scores[graph.senders])
+        scores = np.where(known[:, None], truth, spread)
+    return np.stack(found)
+
+
+def label_propagation(graph: Graph, most: int = 50) -> tuple[float, int]:
+    """(accuracy on the test nodes, rounds): the rounds, at most `most`, are those that are best on
+    the validation nodes, the fewest of them; the test nodes are scored once."""
+    guesses = spread_labels(graph, graph.parts["train"], most)
+    right = guesses == graph.labels
+    rounds = int(np.argmax(right[:, graph.parts["valid"]].mean(1)))
+    return float(right[rounds, graph.parts["test"]].mean()), rounds
+
+
+def _only_file(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise FileNotFoundError(
+            f"{folder} must hold one file {pattern}, not {len(found)}; set data.path to the folder "
+            "of a graph"
+        )
+    return found[0]
+
+
+def _number_names(names: list[str], path: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if name in found:
+            raise ValueError(f"{path}:{number}: node {name!r} stands in line {found[name] + 1} too")
+        found[name] = number - 1
+    return found
+
+
+def _columns(row: list[str], count: int, path: Path, number: int) -> list[str]:
+    if len(row) != count:
+        raise ValueError(f"{path}:{number}: {len(row)} columns, not {count} apart by tabs")
+    return row

@@ -1,0 +1,233 @@
+"""Dataset `labelled`: texts with a class each."""
+
+import dataclasses
+import functools
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
+from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
+from attnlab.data.files import bucket, digest, read_bytes, split_lines
+from attnlab.data.tokenizer import make_tokenizer, num_tokens
+
+SPLITS = ("train", "valid", "test")
+FOLD = re.compile(r"cv(\d)\d\d")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """Texts with a class each, which `path` holds in a form that `read_labelled` reads.
+
+    Training reads the training split, learning curves the validation split, the result the test
+    split. The first `length` tokens of a text are read; how many texts are longer is reported.
+    """
+
+    path: str = ""
+    tokenizer: str = "bytes"
+
+    def __post_init__(self) -> None:
+        if self.path and not Path(self.path).exists():
+            raise FileNotFoundError(f"there is no {self.path}; set data.path to labelled texts")
+
+    @property
+    def texts(self) -> list["LabelledText"]:
+        """The texts of the path."""
+        if not self.path:
+            raise ValueError("set data.path to labelled texts")
+        return read_labelled(Path(self.path))
+
+    def sizes(self) -> DataSizes:
+        """Tokens and classes."""
+        return DataSizes(num_tokens(self.tokenizer), len({text.label for text in self.texts}))
+
+    def shapes(self, length: int) -> BatchShapes:
+        """The tokens and the class of a text."""
+        return {
+            "tokens": jax.ShapeDtypeStruct((1, length), np.int32),
+            "labels": jax.ShapeDtypeStruct((1,), np.int32),
+        }
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The first `length` tokens of each text."""
+        texts = self.texts
+        splits = {split: [text for text in texts if text.split == split] for split in SPLITS}
+        tokenizer = make_tokenizer(self.tokenizer, [t.text for t in splits["train"]], folder)
+        classes = sorted({text.label for text in texts})
+        rows: dict[str, Batch] = {}
+        truncated = 0
+        for split, some in splits.items():
+            encoded = [e.tokens for e in tokenizer.encode([text.text for text in some])]
+            truncated += sum(len(tokens) > length for tokens in encoded)
+            labels = np.array([classes.index(text.label) for text in some], np.int32)
+            rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
+
+        def batch(seed: int, step: int, size: int, part: slice) -> Batch:
+            index = epoch_indices(len(splits["train"]), seed, step, size, part)
+            return select_rows(rows["train"], index)
+
+        contents = (field.encode() for text in texts for field in text)
+        return Dataset(
+            name=f"{Path(self.path).stem}, {', '.join(classes)}",
+            digest=digest([*contents, tokenizer.content, b"%d" % length]),
+            sizes=self.sizes(),
+            row_tokens=length,
+            batch=batch,
+            heldout=functools.partial(scored_rows, rows["test"]),
+            validation=functools.partial(scored_rows, rows["valid"]),
+            train=functools.partial(scored_rows, rows["train"]),
+            decode=tokenizer.decode,
+            files=tokenizer.files,
+            baselines=functools.partial(_baselines, splits["train"], splits["test"]),
+            facts={
+                **{f"{split} texts": len(some) for split, some in splits.items()},
+                "texts cut": truncated,
+                "tokenizer": self.tokenizer,
+            },
+        )
+
+
+def _baselines(train: Sequence["LabelledText"], test: Sequence["LabelledText"]) -> Baselines:
+    pairs = [[(text.text, text.label) for text in split] for split in (train, test)]
+    known = {"majority class": majority(*pairs), "naive Bayes": naive_bayes(*pairs)}
+    return {"accuracy": {name: 100 * share for name, share in known.items()}}
+
+
+class LabelledText(NamedTuple):
+    """One text."""
+
+    text: str
+    label: str
+    split: str
+    """train, valid or test"""
+
+
+@functools.lru_cache(maxsize=2)
+def read_labelled(path: Path) -> list[LabelledText]:
+    r"""The examples of a folder, of a zip of one, or of one file.
+
+    - Folders beside each other: each is a class, each of its files a text.
+    - Files that differ in what stands behind the last dot alone (`rt-polarity.pos`, `.neg`):
+      each is a class, each of its lines a text. Other files beside them are not read.
+    - One file (or `.gz`): lines `class<TAB>text`.
+
+    Files named `cv<three digits>` bring their authors' folds, by the first digit: 0 to 7 train, 8
+    valid, 9 test (Pang and Lee 2004). All else is split by content, so that equal texts stay
+    together: sha256 of the text modulo 10 is 0 for the test, 1 for the validation.
+
+    Raises ValueError, naming file and line, for an empty text, a line without class and a byte that
+    is not UTF-8, and where there are fewer than two classes or a part has no text.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}; set data.path to labelled texts")
+    whole = path.is_dir() or path.suffix == ".zip"
+    found = _from_tree(_files(path), path) if whole else _from_lines(path)
+    if len({text.label for text in found}) < 2:
+        raise ValueError(f"{path}: fewer than two classes; there is nothing to tell apart")
+    for split in SPLITS:
+        if not any(text.split == split for text in found):
+            raise ValueError(f"{path}: no text falls into the split {split!r}; give more texts")
+    return found
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    """Name within the folder or zip -> content, the folders that hold all of it left out."""
+    try:
+        if path.is_dir():
+            found = {
+                p.relative_to(path).as_posix(): p.read_bytes()
+                for p in sorted(path.rglob("*"))
+                if p.is_file()
+            }
+        else:
+            with zipfile.ZipFile(path) as archive:
+                names = sorted(i.filename for i in archive.infolist() if not i.is_dir())
+                found = {name: archive.read(name) for name in names}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    while len({name.partition("/")[0] for name in found}) == 1 and "/" in next(iter(found)):
+        found = {name.partition("/")[2]: data for name, data in found.items()}
+    return found
+
+
+def _from_tree(files: dict[str, bytes], path: Path) -> list[LabelledText]:
+    folders = {name: data for name, data in files.items() if name.count("/") == 1}
+    if folders:
+        return [
+            _text("\n".join(split_lines(data, path / name)), name.split("/")[0], path / name)
+            for name, data in folders.items()
+        ]
+    stems = Counter(name.rpartition(".")[0] for name in files)
+    several = [stem for stem, count in stems.items() if count > 1]
+    if len(several) != 1:
+        raise ValueError(
+            f"{path} holds neither a folder a class nor one file a class (NAME.CLASS); it holds "
+            f"{', '.join(list(files)[:5]) or 'nothing'}"
+        )
+    return [
+        _text(line, name.rpartition(".")[2], f"{path / name}:{number}")
+        for name, data in files.items()
+        if name.rpartition(".")[0] == several[0]
+        for number, line in enumerate(split_lines(data, path / name), 1)
+    ]
+
+
+def _from_lines(path: Path) -> list[LabelledText]:
+    found = []
+    for number, line in enumerate(split_lines(read_bytes(path), path), 1):
+        label, tab, text = line.partition("\t")
+        if not (label.strip() and tab):
+            raise ValueError(f"{path}:{number}: no class before a tab; write class<TAB>text")
+        found.append(_text(text, label.strip(), f"{path}:{number}"))
+    return found
+
+
+def _text(text: str, label: str, where: object) -> LabelledText:
+    if not text.strip():
+        raise ValueError(f"{where}: the text is empty; drop it")
+    fold = FOLD.match(where.name) if isinstance(where, Path) else None
+    number = 9 - int(fold[1]) if fold else bucket(text, 10)
+    return LabelledText(text.strip(), label, ("test", "valid", "train")[min(number, 2)])
+
+
+def majority(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
+    """Accuracy of the commonest label of the training part; a text is a pair (text, label).
+
+    >>> majority([("good", "+"), ("fun", "+"), ("dull", "-")], [("fine", "+"), ("bad", "-")])
+    0.5
+    """
+    commonest = Counter(label for _, label in train).most_common(1)[0][0]
+    return sum(label == commonest for _, label in test) / len(test)
+
+
+def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]]) -> float:
+    """Accuracy of Bernoulli naive Bayes on whether a word occurs, both counts one more.
+
+    p(class | text) ~ p(class) prod_w p(w in text | class) over all words of the training texts;
+    words are what stands between white space.
+
+    >>> naive_bayes([("good fun", "+"), ("dull", "-"), ("fun", "+")], [("fun", "+"), ("dull", "-")])
+    1.0
+    """
+    words = {w: i for i, w in enumerate(sorted({w for text, _ in train for w in text.split()}))}
+    labels = sorted({label for _, label in train})
+    counts = np.ones((len(labels), len(words)))
+    sizes = np.zeros(len(labels))
+    for text, label in train:
+        row = labels.index(label)
+        counts[row, [words[w] for w in set(text.split())]] += 1
+        sizes[row] += 1
+    p = counts / (sizes[:, None] + 2)
+    absent, ratio = np.log1p(-p).sum(1), np.log(p) - np.log1p(-p)
+    prior = np.log(sizes) + absent
+    right = 0
+    for text, label in test:
+        known = [words[w] for w in set(text.split()) if w in words]
+        right += labels[int(np.argmax(prior + ratio[:, known].sum(1)))] == label
+    return right / len(test)

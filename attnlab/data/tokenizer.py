@@ -1,0 +1,250 @@
+"""Text -> tokens: its bytes, byte pairs learnt from the training part, or a tokenizer.json."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from attnlab.extras import extra
+
+FILE = "tokenizer.json"
+
+
+class Encoded(NamedTuple):
+    """A text as tokens."""
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    """Bytes of the text that each token stands for; they sum to the bytes of the text."""
+
+    def spans(self, text: str) -> np.ndarray:
+        """[T, 2]: start and end of each token in `text`, in characters, with the blanks before it.
+        A token that stands for no byte has the span of the one before it.
+
+        >>> Encoded(np.array([7, 8, 9]), np.array([3, 2, 0])).spans("low\u00e9").tolist()
+        [[0, 3], [3, 4], [3, 4]]
+        """
+        characters = _character_of_byte(text)
+        ends = np.cumsum(self.sizes)
+        starts = np.maximum.accumulate(np.where(self.sizes > 0, ends - self.sizes, 0))
+        if not len(characters):
+            return np.zeros((len(ends), 2), np.int32)
+        spans = np.stack([characters[starts], characters[np.maximum(ends, 1) - 1] + 1], axis=1)
+        return spans.astype(np.int32)
+
+
+class ModelText(NamedTuple):
+    """A text as a model reads it, with the special tokens that its tokenizer adds."""
+
+    tokens: np.ndarray
+    spans: np.ndarray
+    """[T, 2]: start and end in the text, in characters; of a special token both are equal."""
+    names: tuple[str, ...]
+    """The part of the text; of a special token its name."""
+
+
+class Tokenizer(Protocol):
+    """Encodes and decodes text."""
+
+    size: int
+    """Tokens are 0 to size - 1."""
+    content: bytes
+    """The tokenizer.json that holds all of it; empty for bytes."""
+
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Texts to train on, without special tokens."""
+
+    def read(self, text: str) -> ModelText:
+        """One text for a model."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens as text."""
+
+    def piece(self, token: int) -> str:
+        """One token for people: with the blank before a word. A part of a character is "\\xe2", or
+        what the file calls it."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of `content`."""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """What `make_tokenizer` finds again in a folder."""
+
+
+class ByteTokenizer:
+    """The bytes of a text in UTF-8."""
+
+    size = 256
+    content = b""
+    digest = hashlib.sha256(b"").hexdigest()
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """None."""
+        return {}
+
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """A token for each byte."""
+        tokens = map(_bytes_of, texts)
+        return [Encoded(t, np.ones(len(t), np.int32)) for t in tokens]
+
+    def read(self, text: str) -> ModelText:
+        """A token for each byte, with the span of its character."""
+        starts = _character_of_byte(text)
+        spans = np.stack([starts, starts + 1], axis=1).astype(np.int32)
+        return ModelText(_bytes_of(text), spans, tuple(text[start] for start in starts))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Invalid UTF-8 becomes U+FFFD."""
+        return bytes(map(int, tokens)).decode("utf-8", "replace")
+
+    def piece(self, token: int) -> str:
+        """The character, or the byte as "\\xe2"."""
+        return chr(token) if token < 128 else f"\\x{token:02x}"
+
+
+class SubwordTokenizer:
+    """A tokenizer of the package tokenizers.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      size: tokens are 0 to size - 1.
+    """
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self._tokenizer = tokenizer
+        self.size = size
+        self.content: bytes = tokenizer.to_str(pretty=True).encode()
+
+    @property
+    def digest(self) -> str:
+        """sha256 of `content`."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The tokenizer.json."""
+        return {FILE: self.content}
+
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """Without special tokens."""
+        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [_encoded(text, encoding) for text, encoding in zip(texts, found, strict=True)]
+
+    def read(self, text: str) -> ModelText:
+        """With special tokens."""
+        encoding = self._tokenizer.encode(text)
+        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        pairs = zip(encoding.offsets, encoding.tokens, strict=True)
+        names = tuple(text[start:end] or name for (start, end), name in pairs)
+        return ModelText(np.array(encoding.ids, np.int32), spans, names)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """With special tokens."""
+        text: str = self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
+        return text
+
+    def piece(self, token: int) -> str:
+        """One token for people."""
+        name: str | None = self._tokenizer.id_to_token(int(token))
+        if name is None:
+            return f"<{token}>"
+        if "▁" in name:  # of SentencePiece, which decodes no blank at the start of a text
+            return name.replace("▁", " ")
+        text = self.decode([token])
+        return name if not text or "\ufffd" in text else text
+
+
+def num_tokens(name: str) -> int:
+    """How many tokens a tokenizer has, at most: 256 for "bytes", N for "bpe:N", else those of the
+    file of that name.
+
+    >>> num_tokens("bytes"), num_tokens("bpe:4096")
+    (256, 4096)
+    """
+    if name == "bytes":
+        return 256
+    if name.startswith("bpe:"):
+        count = name.removeprefix("bpe:")
+        if not count.isdecimal() or int(count) < 257:
+            raise ValueError(
+                f"tokenizer {name!r}: write bpe:N with N more than the 256 bytes, or bytes"
+            )
+        return int(count)
+    ids = _load(Path(name)).get_vocab().values()
+    return 1 + int(max(ids, default=-1))  # some ids may be unused
+
+
+def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) -> Tokenizer:
+    """The tokenizer of that name; "bpe:N" is learnt from `texts`, of the training part alone.
+
+    Byte pair encoding on bytes (Sennrich et al. 2016, arXiv 1508.07909; Radford et al. 2019), by
+    the package tokenizers: every text can be encoded and is decoded exactly. A tokenizer that was
+    kept in `folder` is loaded from there.
+
+    >>> tokenizer = make_tokenizer("bpe:258", ["low lower lowest"])
+    >>> [(e.tokens.tolist(), e.sizes.tolist()) for e in tokenizer.encode(["low", "é"])]
+    [([257], [3]), ([127, 102], [2, 0])]
+    >>> tokenizer.decode([257, 127, 102])
+    'lowé'
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    size = num_tokens(name)
+    if folder is not None and (folder / FILE).exists():
+        return SubwordTokenizer(_load(folder / FILE), size)
+    learnt = _learn(size, texts) if name.startswith("bpe:") else _load(Path(name))
+    return SubwordTokenizer(learnt, size)
+
+
+def _bytes_of(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+def _character_of_byte(text: str) -> np.ndarray:
+    return np.repeat(np.arange(len(text)), [len(c.encode()) for c in text])
+
+
+def _encoded(text: str, encoding: Any) -> Encoded:
+    # The end of a token in the text is known in characters; what lies between the ends of two
+    # tokens belongs to the second, so that nothing is counted twice or not at all.
+    ends = np.array([end for _, end in encoding.offsets], np.int64)
+    ends = np.maximum.accumulate(ends) if len(ends) else ends
+    if not text.isascii():
+        ends = np.cumsum([0] + [len(c.encode()) for c in text])[ends]
+    if len(ends):
+        ends[-1] = len(text.encode())
+    return Encoded(np.array(encoding.ids, np.int32), np.diff(ends, prepend=0).astype(np.int32))
+
+
+def _learn(size: int, texts: Sequence[str]) -> Any:
+    with extra("data"):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    learnt = Tokenizer(models.BPE())
+    learnt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learnt.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    learnt.train_from_iterator(texts, trainer)
+    return learnt
+
+
+def _load(path: Path) -> Any:
+    with extra("data"):
+        from tokenizers import Tokenizer
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no tokenizer {str(path)!r}; write bytes, bpe:N or the path of a tokenizer.json"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+    # A file may say that texts are truncated or padded to a length, which would be another text.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,298 @@
+"""The matrices of a head for any text, QK and OV, and how heads of different layers compose.
+
+    scores ~ x A_n y^T,  A_n = W_Q,n W_K,n^T   (QK)
+    writes   y B_n,      B_n = W_V,n W_O,n     (OV)
+
+Elhage et al. 2021, A Mathematical Framework for Transformer Circuits. W_Q alone depends on a basis
+that the function does not: W_Q G and W_K G^-T are the same head for any G. So only numbers that
+depend on the products are returned. The centring and scale of norms next to the matrices belong to
+the products; the divisor of a norm depends on the text and does not. Biases are left out. All is
+NumPy in float64.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Complex, Float
+
+from attnlab.heads import Layout
+from attnlab.heads.multihead import make_entries, rotation
+from attnlab.heads.shapes import score_scale
+from attnlab.interpret.linearize import linearize_at
+from attnlab.interpret.scores import AttentionName
+from attnlab.models.config import ModelConfig
+from attnlab.models.embeddings import rotary_embedding
+from attnlab.models.specs import LayerSpec
+from attnlab.names import lookup
+from attnlab.norms import CENTRES, STARTS
+from attnlab.sharing import Params, Plan, layer_params
+from attnlab.transforms.measure import float64
+
+Matrices: TypeAlias = Float[np.ndarray, "..."]
+CircuitName: TypeAlias = Literal["qk", "ov"]
+ReadBy: TypeAlias = Literal["q", "k", "v"]
+IN_RESIDUAL = ("post", "post_final")
+"""Positions of norms that stand in the residual stream; the others stand before a sublayer."""
+
+
+class Circuit(NamedTuple):
+    """A matrix of every head of every layer as left diag(singular_values) right^T.
+
+    Signs are such that the largest entry of each left vector is positive; beyond the rank of a
+    matrix all entries are zero.
+    """
+
+    left: Float[np.ndarray, "L N D r"]
+    singular_values: Float[np.ndarray, "L N r"]
+    """In descending order."""
+    right: Float[np.ndarray, "L N E r"]
+
+    @property
+    def norms(self) -> Float[np.ndarray, "L N"]:
+        """Frobenius norms."""
+        return np.asarray(np.linalg.norm(self.singular_values, axis=-1))
+
+    @property
+    def effective_rank(self) -> Float[np.ndarray, "L N"]:
+        """exp of the entropy of the singular values over their sum (Roy and Vetterli 2007)."""
+        share = self.singular_values / np.sum(self.singular_values, axis=-1, keepdims=True)
+        return np.asarray(np.exp(-np.sum(share * np.log(np.maximum(share, 1e-300)), axis=-1)))
+
+    @property
+    def eigenvalues(self) -> Complex[np.ndarray, "L N r"]:
+        """Those that may differ from 0. Positive eigenvalues of an OV matrix mean that the head
+        copies: sum Re / sum |.| says how much, from -1 to 1."""
+        core = np.einsum("lndr,lnds->lnrs", self.right, self.left)
+        return np.linalg.eigvals(self.singular_values[..., None] * core)
+
+    def matrix(self, layer: int, head: int) -> Float[np.ndarray, "D E"]:
+        """The matrix of one head."""
+        left, right = self.left[layer, head], self.right[layer, head]
+        return np.asarray((left * self.singular_values[layer, head]) @ right.T)
+
+
+def circuit(
+    config: ModelConfig,
+    params: Params,
+    name: CircuitName,
+    *,
+    distance: int = 0,
+    attention: AttentionName = "self",
+) -> Circuit:
+    """The QK or OV matrices of all heads, by singular value decomposition.
+
+    Args:
+      config, params: of the model.
+      name: "qk" (with the scale of the scores) or "ov".
+      distance: with rotary positions "qk" is that of a key so many tokens before the query.
+      attention: which attention.
+
+    Raises:
+      ValueError: queries, keys or values are not linear in the input (a norm of a latent or of
+        queries and keys, layout `tensor_product`); for "qk" talking heads, for "ov" a gate per
+        element.
+
+    >>> config = ModelConfig(width=8, num_layers=3, sharing="albert")
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
+    >>> circuit(config, params, "ov").singular_values.shape
+    (3, 4, 2)
+    """
+    lookup(dict.fromkeys(get_args(CircuitName)), name, what="circuit")
+    with float64():
+        weights = _HeadMatrices(config, params, attention)
+        factors = weights.qk(distance) if name == "qk" else weights.ov()
+    left, first = np.linalg.qr(factors[0])
+    right, second = np.linalg.qr(factors[1].swapaxes(-1, -2))
+    u, values, v = np.linalg.svd(first @ second.swapaxes(-1, -2), full_matrices=False)
+    left, right = left @ u, right @ v.swapaxes(-1, -2)
+    largest = np.take_along_axis(left, np.argmax(abs(left), axis=-2)[..., None, :], axis=-2)
+    in_rank = values > 1e-10 * values[..., :1]
+    sign = np.where(largest < 0, -1.0, 1.0) * in_rank[..., None, :]
+    return Circuit(left * sign, values * in_rank, right * sign)
+
+
+def composition_scores(
+    config: ModelConfig,
+    params: Params,
+    by: ReadBy,
+    *,
+    distance: int = 0,
+    attention: Literal["self", "encoder"] = "self",
+) -> Float[np.ndarray, "L N L N"]:
+    """How much of what one head writes a head of a later layer reads (Elhage et al. 2021).
+
+        Q: |B_n A_m| / (|B_n| |A_m|),  K: A_m^T for A_m,  V: B_m for A_m,  |.| Frobenius
+
+    Two random matrices of full rank in D dimensions give about 1/sqrt(D): compare with an untrained
+    model. Norms in the residual stream (post-norm) act on B_n on its way.
+
+    Args:
+      config, params: of the model.
+      by: Q-, K- or V-composition.
+      distance: as in `circuit`.
+      attention: self-attention of the model, or of its encoder.
+
+    Returns:
+      [l, n, j, m], between 0 and 1: head n of layer l, read by head m of layer j; NaN where j reads
+      before l writes.
+    """
+    lookup(dict.fromkeys(get_args(ReadBy)), by, what="composition")
+    with float64():
+        weights = _HeadMatrices(config, params, attention)
+        num_layers, (v, o) = weights.plan.num_layers, weights.ov()
+        left, right = (v, o) if by == "v" else weights.qk(distance)
+    if by == "k":
+        left, right = right.swapaxes(-1, -2), left.swapaxes(-1, -2)
+    reads_at = tuple(range(num_layers)) if by == "q" else weights.kv_sources
+    # Norms of products follow from the triangular factors, which are as small as a head.
+    ends = np.asarray(np.linalg.qr(right.swapaxes(-1, -2), mode="r"))
+    starts = np.asarray(np.linalg.qr(v, mode="r"))
+    sizes = np.linalg.norm(left @ ends.swapaxes(-1, -2), axis=(-2, -1))
+    scores = np.full((num_layers, weights.layout.num_heads) * 2, np.nan)
+    for i in range(num_layers):
+        written = o[i]
+        for j in range(i, num_layers):
+            whole = starts[i] @ written
+            for reader in [m for m in range(num_layers) if reads_at[m] == j and j > i]:
+                core = np.einsum("nrd,mde,mfe->nmrf", whole, left[reader], ends[reader])
+                size = np.linalg.norm(whole, axis=(-2, -1))[:, None] * sizes[reader]
+                scores[i, :, reader] = np.linalg.norm(core, axis=(-2, -1)) / size
+            written = weights.after_norms(j, written)
+    return scores
+
+
+class _HeadMatrices:
+    """Factors of the matrices of all heads of one attention, [L, N, D, r] and [L, N, r, E]; their
+    inner basis is arbitrary."""
+
+    def __init__(self, config: ModelConfig, params: Params, attention: AttentionName) -> None:
+        lookup(dict.fromkeys(get_args(AttentionName)), attention, what="attention")
+        encoder = config.encoder
+        if attention != "self" and encoder is None:
+            raise ValueError(
+                f"a model of kind {config.kind!r} has no attention {attention!r}; use 'self'"
+            )
+        if attention == "cross" and "cross" not in config.plan:
+            raise ValueError("encoder.cross='merged' has no separate cross-attention; use 'self'")
+        if config.layer_types:
+            raise ValueError("layers of several types (layer_types) have no common matrices")
+        is_encoder, own = attention == "encoder", "encoder_"
+        if encoder is None or encoder.shares_decoder:
+            own = ""
+        self.config, self.is_cross = config, attention == "cross"
+        self.spec: LayerSpec = config.encoder_layer if is_encoder else config.layer
+        self.layout: Layout = self.spec.heads
+        self.plan: Plan = config.encoder_plan if is_encoder else config.plan
+        params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+        stacked = params[f"{own}layers" if is_encoder else "layers"]
+        self.layers = [layer_params(stacked, self.plan, i) for i in range(self.plan.num_layers)]
+        self.encoder_norm = params.get(f"{own}final_norm") if self.is_cross else None
+        each = tuple(range(self.plan.num_layers))
+        self.kv_sources = each if self.is_cross else self.plan.kv_sources
+
+    @property
+    def _sublayer(self) -> str:
+        return "cross" if self.is_cross else "attention"
+
+    def qk(self, distance: int) -> tuple[Matrices, Matrices]:
+        """scale W_Q [L, N, D, r], W_K^T [L, N, r, E]."""
+        if any(extra.name == "talking_heads" for extra in self.layout.extras):
+            raise ValueError("talking heads mix the scores of heads: no head has a QK matrix")
+        layers = range(len(self.layers))
+        queries = np.stack([self._query(i, distance) for i in layers])
+        return queries, np.stack([self._key_value(i, 0) for i in layers]).swapaxes(-1, -2)
+
+    def ov(self) -> tuple[Matrices, Matrices]:
+        """W_V [L, N, D, r], scale W_O [L, N, r, D]."""
+        if extra := self.layout.blocks("vo"):
+            raise ValueError(f"extra {extra!r} per element acts between W_V and W_O: no OV matrix")
+        layers = range(len(self.layers))
+        values = np.stack([self._key_value(i, 1) for i in layers])
+        return values, np.stack([self._output(i) for i in layers])
+
+    def after_norms(self, layer: int, written: Matrices) -> Matrices:
+        """What is written [.., D] after the norms of a layer that stand in the residual stream."""
+        if self.spec.norm.position in IN_RESIDUAL:
+            sublayers = ["attention", *(["cross"] if self.spec.cross is not None else [])]
+            for name in [*sublayers, *(["ffn"] if self.spec.ffn.width else [])]:
+                written = self._normalized(self.layers[layer][name]["norm"], written)
+        return written
+
+    def _heads(self, layer: int) -> Params:
+        weights = self.layers[layer]
+        return weights["cross"] if self.is_cross else weights["attention"] | weights.get("kv", {})
+
+    def _scale(self, norm: Params) -> Matrices:
+        """What a norm multiplies by."""
+        return np.asarray(norm["scale"] + 1 - STARTS[self.spec.norm.kind])
+
+    def _centred(self, a: Matrices) -> Matrices:
+        return np.asarray(CENTRES[self.spec.norm.kind](cast(Array, a)))  # stays NumPy's float64
+
+    def _normalized(self, norm: Params, a: Matrices) -> Matrices:
+        """x -> centred(x) scale, of rows."""
+        return np.asarray(self._centred(a) * self._scale(norm))
+
+    def _after_norm(self, norm: Params | None, a: Matrices) -> Matrices:
+        """The matrix [N, D, r] after a norm: centred diag(scale) a."""
+        if norm is None:
+            return a
+        return self._centred(a.swapaxes(-1, -2) * self._scale(norm)).swapaxes(-1, -2)
+
+    def _norm_before(self, layer: int) -> Params | None:
+        """The norm between the residual stream and the heads of a layer."""
+        if self.spec.norm.position in IN_RESIDUAL:
+            return None
+        norm: Params = self.layers[layer][self._sublayer]["norm"]
+        return norm
+
+    def _matrix(self, f: Callable[[Array], Array], shape: tuple[int, ...], what: str) -> Matrices:
+        """The linear part of f [1, I, *shape] -> [1, I, N, r] as [N, I, r]."""
+        size = int(np.prod(shape))
+        eye = jnp.eye(size).reshape(1, size, *shape)
+        what = f"the {what} of layout {self.layout.name!r}"
+        linear = linearize_at(f, eye, what=what, hold_norms=False).linear
+        found = np.asarray(linear(eye), np.float64)[0]
+        return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 else found)
+
+    def _angles(self, position: int) -> Array | None:
+        if self.is_cross:
+            return None
+        positions = jnp.full(self.config.width, position)
+        return rotary_embedding(self.config.positions, self.layout, positions)
+
+    def _query(self, layer: int, distance: int) -> Matrices:
+        params, rotate = self._heads(layer), rotation(self._angles(distance))
+
+        def query(x: Array) -> Array:
+            return self.layout.project_q(params, self.layout.prepare(params, x), rotate)
+
+        found = self._matrix(query, (self.config.width,), "query")
+        scales = None if self.is_cross else self.spec.attention.layer_scales
+        scale = score_scale(self.layout) * (scales[layer] if scales else 1)
+        return np.asarray(scale * self._after_norm(self._norm_before(layer), found))
+
+    def _key_value(self, layer: int, which: int) -> Matrices:
+        """[N, E, r] of the keys (0) or values (1) that a layer attends to."""
+        layer = self.kv_sources[layer]
+        params, angles = self._heads(layer), self._angles(0)
+
+        def project(x: Array) -> Array:
+            entries = make_entries(params, x, self.layout, rotary=angles)
+            return self.layout.keys_values(params, entries)[which]
+
+        norm = self.encoder_norm if self.is_cross else self._norm_before(layer)
+        found = self._matrix(project, (self.config.width,), ("key", "value")[which])
+        found = self._after_norm(norm, found)
+        return np.repeat(found, self.layout.num_heads // len(found), axis=0)
+
+    def _output(self, layer: int) -> Matrices:
+        params, shape = self._heads(layer), (self.layout.num_heads, self.layout.head_width)
+        found = self._matrix(lambda a: self.layout.project_out(params, a), shape, "output")
+        scale = 1.0 if self.is_cross else self.spec.attention.output_scale
+        written = scale * found.reshape(*shape, -1)
+        norm = self.layers[layer][self._sublayer].get("norm_after")
+        return written if norm is None else self._normalized(norm, written)

@@ -1,0 +1,268 @@
+"""Head importance: gradients of gates, ablation of one head, pruning of many in some order.
+
+A loss here is a function of a patch (`attnlab.tap.Patches`) that returns one number for each text:
+`token_loss` makes one of a model and its texts, any other will do. `HeadGates` says which heads
+are meant: of every application, or of every parameter group, whose heads act in all its layers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.models.config import ModelConfig, heads_per_layer
+from attnlab.models.forward import ModelInputs, run_model
+from attnlab.names import lookup
+from attnlab.sharing import Params
+from attnlab.tap import Patches
+
+Loss: TypeAlias = Callable[[Patches], Array]
+"""patch -> the loss of each text [B]"""
+By: TypeAlias = Literal["layer", "group"]
+HeadsName: TypeAlias = Literal["heads", "cross.heads", "encoder.heads"]
+NO_INPUTS = ModelInputs()
+
+SUBLAYERS: Mapping[HeadsName, tuple[bool, str]] = {
+    "heads": (False, "attention"),
+    "cross.heads": (False, "cross"),
+    "encoder.heads": (True, "attention"),
+}
+"""Value -> (of the encoder, sublayer of the plan)."""
+
+
+class HeadGates(NamedTuple):
+    """One gate for each head [R, N]: 1 keeps the head, 0 removes it."""
+
+    name: HeadsName
+    rows: tuple[int, ...]
+    """The row of every layer: the layer itself, or its parameter group."""
+    num_heads: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return max(self.rows) + 1, self.num_heads
+
+    def patch(self, gates: Float[ArrayLike, "R *B N"], replacement: Array | None = None) -> Patches:
+        """gate * heads + (1 - gate) * replacement, for `patch` of a call.
+
+        Args:
+          gates: for every head, or for every head and text.
+          replacement: [L, B, T, N, V], or with axes of size 1; None: zeros.
+        """
+        rows, gates = jnp.asarray(self.rows), jnp.asarray(gates)
+
+        def f(heads: Array, layer: ArrayLike) -> Array:
+            gate = gates[rows[layer]][..., None, :, None].astype(heads.dtype)
+            return gate * heads + (0 if replacement is None else (1 - gate) * replacement[layer])
+
+        return {self.name: f}
+
+
+def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "layer") -> HeadGates:
+    """Gates of the heads of a model.
+
+    Args:
+      config: of the model.
+      name: "cross.heads" and "encoder.heads" are the others of an encoder-decoder.
+      by: "layer" gates every application on its own; "group" gates a head of a parameter group in
+        all layers that use the group.
+
+    >>> config = ModelConfig(sharing="cycle:2")
+    >>> head_gates(config).shape, head_gates(config, by="group")
+    ((4, 4), HeadGates(name='heads', rows=(0, 1, 0, 1), num_heads=4))
+    """
+    is_encoder, sublayer = lookup(SUBLAYERS, name, what="heads")  # type: ignore[arg-type]
+    lookup({"layer": 1, "group": 1}, by, what="by")
+    if name != "heads" and config.encoder is None:
+        raise ValueError(f"a model of kind {config.kind!r} has no {name!r}")
+    plan = config.encoder_plan if is_encoder else config.plan
+    if sublayer not in plan:
+        raise ValueError(f"encoder.cross='merged' has no {name!r}: its 'heads' read both texts")
+    rows = plan.distinct_parameters(sublayer) if by == "group" else tuple(range(plan.num_layers))
+    if config.encoder is None:
+        return HeadGates(name, rows, heads_per_layer(config))
+    layout = config.encoder_layout if is_encoder else config.layout
+    return HeadGates(name, rows, layout.num_heads)
+
+
+def all_head_gates(config: ModelConfig, *, by: By = "layer") -> tuple[HeadGates, ...]:
+    """`head_gates` of every attention of a model: three in an encoder-decoder, else one."""
+    names: list[HeadsName] = ["heads"]
+    if config.encoder is not None:
+        names += ["cross.heads"] if "cross" in config.plan else []
+        names += ["encoder.heads"]
+    return tuple(head_gates(config, name, by=by) for name in names)
+
+
+def token_loss(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[ArrayLike, "B T"],
+    inputs: ModelInputs = NO_INPUTS,
+    *,
+    targets: Int[ArrayLike, "B T"],
+    weights: Float[ArrayLike, "B T"] | Bool[ArrayLike, "B T"] | None = None,
+) -> Loss:
+    """patch -> mean cross-entropy of each text in nats [B].
+
+    Args:
+      config, params: of the model.
+      tokens, inputs: of the call; `inputs.patch` is replaced.
+      targets: the token to predict at each position.
+      weights: how much each position counts; None: all alike.
+
+    >>> config = ModelConfig(width=8, num_layers=1, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])({}).shape
+    (2,)
+    """
+    targets = jnp.asarray(targets)
+    used = jnp.ones(targets.shape) if weights is None else jnp.asarray(weights)
+
+    def loss(patch: Patches) -> Array:
+        call = dataclasses.replace(inputs, patch=patch)
+        logits = run_model(params, tokens, config, call).logits
+        assert logits is not None
+        logs = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        losses = -jnp.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
+        return jnp.sum(losses * used, axis=1) / jnp.maximum(jnp.sum(used, axis=1), 1)
+
+    return loss
+
+
+def head_importance(loss: Loss, gates: HeadGates) -> Float[Array, "R N"]:
+    """E |d loss / d gate| at gate 1, over texts, in one backward pass.
+
+    Michel et al. 2019 (arXiv 1905.10650), section 4.1, who divide each layer by its norm over heads
+    before they compare heads of different layers.
+    """
+    num_texts = jax.eval_shape(lambda: loss({})).shape[0]
+    rows, heads = gates.shape
+    ones = jnp.ones((rows, num_texts, heads))
+    gradients = jax.grad(lambda gate: jnp.sum(loss(gates.patch(gate))))(ones)
+    return jnp.mean(jnp.abs(gradients), axis=1)
+
+
+def ablation_effects(
+    loss: Loss, gates: HeadGates, replacement: Array | None = None
+) -> Float[Array, "R N"]:
+    """By how much the mean loss grows when one head is replaced by zeros, or by `replacement`
+    (`mean_heads`, `resampled_heads`)."""
+    rows, heads = gates.shape
+    without_one = 1 - jnp.eye(rows * heads).reshape(-1, rows, heads)
+    losses: Array = jax.lax.map(_mean_loss(loss, gates, replacement), without_one)
+    return losses.reshape(rows, heads) - jnp.mean(loss({}))
+
+
+def _mean_loss(loss: Loss, gates: HeadGates, replacement: Array | None) -> Callable[[Array], Array]:
+    """gates [R, N] -> mean loss."""
+    return lambda gate: jnp.mean(loss(gates.patch(gate, replacement)))
+
+
+def mean_heads(
+    heads: Float[Array, "L B T N V"], mask: Bool[ArrayLike, "B T"] | None = None
+) -> Float[Array, "L 1 1 N V"]:
+    """The mean of each head over all tokens (that `mask` counts): a replacement for mean ablation.
+
+    >>> mean_heads(jnp.arange(8.0).reshape(1, 2, 2, 1, 2)).tolist()
+    [[[[[3.0, 4.0]]]]]
+    """
+    used = jnp.ones(heads.shape[1:3]) if mask is None else jnp.asarray(mask)
+    used = used[..., None, None].astype(heads.dtype)
+    total: Array = jnp.sum(heads * used, axis=(1, 2), keepdims=True)
+    return total / jnp.sum(used)
+
+
+def resampled_heads(heads: Float[Array, "L B T N V"], shift: int = 1) -> Float[Array, "L B T N V"]:
+    """The heads of another text of the batch, token by token: a replacement for resampling
+    ablation."""
+    if heads.shape[1] < 2:
+        raise ValueError("resampling needs the heads of another text: a batch of two or more")
+    return jnp.roll(heads, shift, axis=1)
+
+
+class PruningCurves(NamedTuple):
+    """Mean losses after the first 0, 1, 2, ... heads of an order are removed, [R N + 1]."""
+
+    by_order: dict[str, Array]
+    random: Float[Array, "C steps"]
+    """Of C random orders, the baseline."""
+
+    def band(self, share: float = 0.9) -> tuple[Array, Array, Array]:
+        """(low quantile, mean, high quantile) of the random orders at each step."""
+        ends = jnp.quantile(self.random, jnp.array([(1 - share) / 2, (1 + share) / 2]), axis=0)
+        return ends[0], jnp.mean(self.random, axis=0), ends[1]
+
+
+def pruning_curve(
+    loss: Loss, gates: HeadGates, order: Int[Array, "RN"], replacement: Array | None = None
+) -> Float[Array, "steps"]:
+    """The mean loss after the first 0, 1, ..., R N heads of `order` are removed; head n of row r is
+    number r N + n."""
+    size = len(order)
+    step_of = jnp.zeros(size, int).at[order].set(jnp.arange(size))
+    kept = (step_of >= jnp.arange(size + 1)[:, None]).astype(float).reshape(-1, *gates.shape)
+    return jnp.asarray(jax.lax.map(_mean_loss(loss, gates, replacement), kept))
+
+
+def compare_pruning_orders(
+    loss: Loss,
+    gates: HeadGates,
+    orders: Mapping[str, Int[Array, "RN"]],
+    *,
+    key: Array,
+    count: int = 10,
+    replacement: Array | None = None,
+) -> PruningCurves:
+    """The curve of each order and of `count` random orders, which an order has to beat."""
+    size = gates.shape[0] * gates.shape[1]
+    keys = jax.random.split(key, count)
+    random = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
+    every = jnp.stack([*map(jnp.asarray, orders.values()), *random])
+    curves = jax.lax.map(lambda order: pruning_curve(loss, gates, order, replacement), every)
+    return PruningCurves(dict(zip(orders, curves, strict=False)), curves[len(orders) :])
+
+
+def ascending_order(importance: Float[Array, "R N"]) -> Int[Array, "RN"]:
+    """Indices of the heads, the least important first.
+
+    >>> ascending_order(jnp.array([[0.3, 0.1], [0.0, 0.2]])).tolist()
+    [2, 1, 3, 0]
+    """
+    return jnp.argsort(importance.reshape(-1), stable=True)
+
+
+def greedy_order(
+    loss: Loss, gates: HeadGates, replacement: Array | None = None
+) -> tuple[Int[Array, "RN"], Float[Array, "steps"]]:
+    """(order, its curve): each step removes the head without which the mean loss is lowest, given
+    those removed before. (R N)^2 forward passes."""
+    rows, heads = gates.shape
+    size, mean_loss = rows * heads, _mean_loss(loss, gates, replacement)
+
+    def run(gate: Array) -> Array:
+        return mean_loss(gate.reshape(rows, heads))
+
+    def step(gate: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
+        losses = jax.lax.map(run, gate * (1 - jnp.eye(size)))
+        best = jnp.argmin(jnp.where(gate > 0, losses, jnp.inf))
+        return gate.at[best].set(0), (best, losses[best])
+
+    _, (order, losses) = jax.lax.scan(step, jnp.ones(size), length=size)
+    return order, jnp.concatenate([run(jnp.ones(size))[None], losses])
+
+
+def least_important(importance: Float[ArrayLike, "R N"], count: int) -> dict[int, list[int]]:
+    """Row -> its `count` least important heads, as `transforms.remove_heads` takes them.
+
+    >>> least_important(jnp.array([[0.3, 0.1, 0.2], [0.0, 0.2, 0.1]]), 2)
+    {0: [1, 2], 1: [0, 2]}
+    """
+    order = np.argsort(np.asarray(importance), axis=1, kind="stable")[:, :count]
+    return {row: sorted(map(int, heads)) for row, heads in enumerate(order)}

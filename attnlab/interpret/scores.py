@@ -1,0 +1,168 @@
+"""The attention scores of a head as a sum over what made the query and what made the key.
+
+    score[t, s] = scale q_t . k_s + bias,  q = Q(sum of terms),  k = K(sum of terms)
+
+Q and K are linear in the residual stream once the statistics of the norms on the way (of the layer,
+of a latent, of queries and keys) are held at their own values.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attnlab.heads import Layout
+from attnlab.heads.multihead import make_entries, rotation
+from attnlab.heads.shapes import score_scale
+from attnlab.interpret.linearize import linearize_at
+from attnlab.interpret.residual import (
+    LayerStack,
+    Recording,
+    TermName,
+    Terms,
+    decompose_final,
+    decompose_input,
+    flatten_terms,
+    layer_stack,
+    sum_terms,
+)
+from attnlab.models.config import ModelConfig
+from attnlab.models.embeddings import relative_bias, rotary_embedding
+from attnlab.models.specs import Relative
+from attnlab.names import lookup
+from attnlab.sharing import Params
+
+AttentionName: TypeAlias = Literal["self", "encoder", "cross"]
+"""Self-attention of the decoder or of the only stack, of the encoder beside it, cross-attention."""
+Side: TypeAlias = Literal["query", "key", "both"]
+CHANGES_SCORES = ("talking_heads", "soft_cap", "learnt_soft_cap")
+"""Extras behind which scores are not q k^T."""
+
+
+class ScoreTerms(NamedTuple):
+    """Scores as a sum over the first axes of `terms`."""
+
+    queries: list[TermName]
+    """Terms of the query, the first axis; empty where the query is not split. The bias of the norm
+    is ("input_norm_bias",), that of the projection ("projection_bias",)."""
+    keys: list[TermName]
+    """Terms of the key, the next axis."""
+    terms: Float[Array, "*M B T S"]
+    bias: Array | None
+    """What relative positions add, [.., T, S]; it completes the sum."""
+
+
+def decompose_scores(
+    recording: Recording,
+    layer: int,
+    head: int,
+    *,
+    attention: AttentionName = "self",
+    split: Side = "both",
+) -> ScoreTerms:
+    """The scores of one head before the mask, over pairs of terms.
+
+    A layer that attends to the keys of an earlier layer has the key terms of that layer. The sum of
+    all terms and the bias is the captured value "scores", but for keys that are masked everywhere.
+
+    Args:
+      recording: of `record`.
+      layer, head: counted from 0.
+      attention: which attention; in "cross" the keys are made of the encoder's terms.
+      split: "both" gives [Mq, Mk, B, T, S]; "query" or "key" splits that side only, [M, B, T, S].
+
+    Raises:
+      ValueError: a query or key is not linear in the residual stream (layout `tensor_product`), or
+        scores are mixed between heads or capped.
+    """
+    lookup(dict.fromkeys(get_args(AttentionName)), attention, what="attention")
+    lookup(dict.fromkeys(get_args(Side)), split, what="split")
+    config, is_cross = recording.config, attention == "cross"
+    for_q = layer_stack(recording, encoder=attention == "encoder")
+    for_k = layer_stack(recording, encoder=True) if is_cross else for_q
+    layout = _check(config, for_q, attention, layer, head)
+    source = layer if is_cross else for_q.plan.kv_sources[layer]
+    q_params, k_params = (_head_params(for_q, i, is_cross) for i in (layer, source))
+    query_terms = decompose_input(
+        recording, layer, "cross" if is_cross else "attention", encoder=attention == "encoder"
+    )
+    if is_cross:
+        key_terms = decompose_final(recording, encoder=True)
+    elif source == layer:
+        key_terms = query_terms
+    else:
+        key_terms = decompose_input(recording, source, encoder=attention == "encoder")
+    angles = None if is_cross else rotary_embedding(config.positions, layout, for_k.positions)
+
+    def query(x: Array) -> Array:
+        ready = layout.prepare(q_params, x)
+        return layout.project_q(q_params, ready, rotation(angles))[:, :, head]
+
+    def key(x: Array) -> Array:
+        entries = make_entries(k_params, x, layout, rotary=angles)
+        k = layout.keys_values(k_params, entries)[0]
+        return k[:, :, head // (layout.num_score_maps // k.shape[2])]
+
+    label = f"of layout {layout.name!r}"
+    queries, q = _project(query, query_terms, f"a query {label}", split != "key")
+    keys, k = _project(key, key_terms, f"a key {label}", split != "query")
+    scales = None if is_cross else for_q.spec.attention.layer_scales
+    scale = score_scale(layout) * (scales[layer] if scales else 1)
+    terms = scale * jnp.einsum("mbth,nbsh->mnbts", q, k)
+    if split != "both":
+        terms = terms[:, 0] if split == "query" else terms[0]
+    return ScoreTerms(queries, keys, terms, None if is_cross else _bias(for_q, head))
+
+
+def _check(
+    config: ModelConfig, stack: LayerStack, attention: AttentionName, layer: int, head: int
+) -> Layout:
+    """The heads, or ValueError where they have no such scores."""
+    spec = stack.spec
+    layout = spec.cross if attention == "cross" else spec.heads
+    merged = config.encoder is not None and config.encoder.cross == "merged"
+    if layout is None:
+        raise ValueError(f"a {config.kind} with these settings has no cross-attention sublayer")
+    if merged and attention != "encoder":
+        raise ValueError(
+            "encoder.cross='merged': keys come from two texts and are not decomposed; use "
+            "attention='encoder'"
+        )
+    for extra in layout.extras:
+        if extra.name in CHANGES_SCORES:
+            raise ValueError(f"extra {extra.name!r}: the scores of a head are not its q k^T")
+    layers, heads = stack.plan.num_layers, layout.num_score_maps
+    if not (0 <= layer < layers and 0 <= head < heads):
+        raise ValueError(f"layer {layer}, head {head}: there are {layers} layers of {heads} heads")
+    return layout
+
+
+def _head_params(stack: LayerStack, layer: int, is_cross: bool) -> Params:
+    weights = stack.layer_weights(layer)
+    return weights["cross"] if is_cross else weights["attention"] | weights.get("kv", {})
+
+
+def _project(
+    f: Callable[[Array], Array], terms: Terms, what: str, split: bool
+) -> tuple[list[TermName], Array]:
+    """Names and values [M, B, T, H] of the terms after f; one without a name if not `split`."""
+    affine = linearize_at(f, sum_terms(terms), what=what)
+    if not split:
+        return [], affine.value[None]
+    names, rows = flatten_terms(terms)
+    rows = affine.apply(rows)
+    if affine.constant is None:
+        return names, rows
+    return [*names, ("projection_bias",)], jnp.concatenate([rows, affine.constant[None]])
+
+
+def _bias(stack: LayerStack, head: int) -> Array | None:
+    """What relative positions add to the scores of this head."""
+    config, table = stack.recording.config, stack.outer_weight("relative_bias")
+    if not isinstance(config.positions, Relative) or table is None:
+        return None
+    two_sided = stack.is_encoder or config.kind == "encoder"
+    at = stack.positions
+    bias = relative_bias(jnp.asarray(table), at, at, config.positions, two_sided=two_sided)
+    return bias[..., head, :, :]

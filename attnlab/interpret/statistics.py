@@ -1,0 +1,278 @@
+"""What heads attend to, in numbers: statistics of their attention probabilities.
+
+Axes: L layers, B batch, N heads, T queries, S keys.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from attnlab.interpret.similarity import entropy
+from attnlab.models.config import ModelConfig
+from attnlab.models.forward import ModelInputs, run_model
+from attnlab.names import lookup
+from attnlab.sharing import Params
+
+
+class Rows(NamedTuple):
+    """What is known of the rows of probs."""
+
+    visible: Bool[Array, "B T S"]
+    """True where no mask hides the key."""
+    tokens: Int[Array, "B T"] | None
+    key_tokens: Int[Array, "B S"] | None
+
+    @property
+    def offsets(self) -> Int[Array, "T S"]:
+        """Position of the key minus position of the query."""
+        return jnp.arange(self.visible.shape[2]) - jnp.arange(self.visible.shape[1])[:, None]
+
+
+Value: TypeAlias = Callable[[Array, Rows], tuple[Array, ArrayLike]]
+"""(probs [L, B, N, T, S], rows) -> (value [L, B, N, T], queries that have it [B, T])"""
+
+
+class Statistic(NamedTuple):
+    """One number of a row p of probs, of the query at position t."""
+
+    unit: str
+    formula: str
+    value: Value
+    needs: Literal["", "square", "tokens"] = ""
+    """"square": queries and keys are the same positions; "tokens": the tokens must be known."""
+
+
+def _entropy(probs: Array, rows: Rows) -> tuple[Array, ArrayLike]:
+    return entropy(probs), True
+
+
+def _distance(probs: Array, rows: Rows) -> tuple[Array, ArrayLike]:
+    return jnp.sum(probs * jnp.abs(rows.offsets), axis=-1), True
+
+
+def _mass(target: Callable[[Rows], Array]) -> Value:
+    """The probability of the target keys, for queries with a visible one."""
+
+    def value(probs: Array, rows: Rows) -> tuple[Array, ArrayLike]:
+        keys = target(rows) & rows.visible
+        return jnp.sum(jnp.where(keys[:, None], probs, 0), axis=-1), jnp.any(keys, axis=-1)
+
+    return value
+
+
+def _previous(rows: Rows) -> Array:
+    return rows.offsets == -1
+
+
+def _diagonal(rows: Rows) -> Array:
+    return rows.offsets == 0
+
+
+def _first(rows: Rows) -> Array:
+    return jnp.arange(rows.visible.shape[2]) == 0
+
+
+def _duplicate(rows: Rows) -> Array:
+    assert rows.tokens is not None
+    assert rows.key_tokens is not None
+    return (rows.key_tokens[:, None, :] == rows.tokens[:, :, None]) & (rows.offsets != 0)
+
+
+def _induction(rows: Rows) -> Array:
+    assert rows.tokens is not None
+    assert rows.key_tokens is not None
+    before = jnp.roll(rows.key_tokens, 1, axis=1)[:, None, :]
+    is_target = (before == rows.tokens[:, :, None]) & (jnp.arange(before.shape[2]) > 0)
+    return is_target & (rows.offsets != 1)
+
+
+STATISTICS = {
+    "entropy": Statistic("nats", "-sum_s p_s ln p_s", _entropy),
+    "distance": Statistic("tokens", "sum_s p_s |s - t|", _distance, "square"),
+    "previous_token": Statistic("mass", "p at s = t - 1", _mass(_previous), "square"),
+    "diagonal": Statistic("mass", "p at s = t", _mass(_diagonal), "square"),
+    # Attention sink (Xiao et al. 2023, arXiv 2309.17453).
+    "first_token": Statistic("mass", "p at s = 0", _mass(_first)),
+    "duplicate_token": Statistic(
+        "mass", "sum of p_s, token_s = token_t and s != t", _mass(_duplicate), "tokens"
+    ),
+    # Prefix matching (Olsson et al. 2022, arXiv 2209.11895).
+    "induction": Statistic(
+        "mass", "sum of p_s, token_(s-1) = token_t and s != t + 1", _mass(_induction), "tokens"
+    ),
+}
+"""Name -> statistic that `head_statistics` averages over the rows of each head."""
+
+
+def head_statistics(
+    probs: Float[ArrayLike, "L B N T S"],
+    tokens: Int[ArrayLike, "B T"] | None = None,
+    mask: Bool[ArrayLike, "B T"] | None = None,
+    *,
+    key_tokens: Int[ArrayLike, "B S"] | None = None,
+    visible: Bool[ArrayLike, "*B T S"] | None = None,
+) -> dict[str, Float[Array, "L N"]]:
+    """Statistics of every head, each the mean over the queries of all texts.
+
+    Queries that see fewer than two keys are not counted and, for a mass, those that see no target.
+
+    Args:
+      probs: captured "probs".
+      tokens: of the queries; without them the statistics that need tokens are left out.
+      mask: True = count this query.
+      key_tokens: of the keys; default `tokens`.
+      visible: True = no mask hides the key; default: keys to which some head gives any probability.
+
+    Returns:
+      Name of `STATISTICS` -> value; NaN where no query has it, such as "duplicate_token" in a text
+      without duplicates.
+
+    Raises:
+      ValueError: shapes that do not fit.
+
+    >>> back = jnp.eye(4, k=-1).at[0, 0].set(1)[None, None, None]  # attends to the previous token
+    >>> found = head_statistics(back, jnp.array([[7, 8, 9, 7]]), visible=jnp.tri(4, dtype=bool))
+    >>> {name: float(found[name][0, 0]) for name in ("distance", "duplicate_token")}
+    {'distance': 1.0, 'duplicate_token': 0.0}
+    """
+    probs = jnp.asarray(probs)
+    if probs.ndim != 5:
+        raise ValueError(f"probs {probs.shape} must be [L, B, N, T, S], as `capture` returns them")
+    batch, queries, keys = probs.shape[1], *probs.shape[3:]
+    tokens, mask, key_tokens = (
+        _checked(name, a, (batch, size), probs.shape)
+        for name, a, size in (
+            ("tokens", tokens, queries),
+            ("mask", mask, queries),
+            ("key_tokens", key_tokens, keys),
+        )
+    )
+    key_tokens = tokens if key_tokens is None else key_tokens
+    known = {""} | ({"square"} if queries == keys else set())
+    if tokens is not None and key_tokens is not None and key_tokens.shape[1] == keys:
+        known |= {"tokens"}
+    if jnp.finfo(probs.dtype).bits < 32:  # type: ignore[no-untyped-call]
+        probs = probs.astype(jnp.float32)
+    if visible is None:
+        visible = jnp.any(probs != 0, axis=(0, 2))
+    rows = Rows(jnp.broadcast_to(visible, (batch, queries, keys)), tokens, key_tokens)
+    counted = jnp.sum(rows.visible, axis=-1) > 1
+    counted = counted if mask is None else counted & mask
+
+    def mean(statistic: Statistic) -> Array:
+        value, has = statistic.value(probs, rows)
+        used = (counted & has)[:, None]
+        return jnp.sum(jnp.where(used, value, 0), axis=(1, 3)) / jnp.sum(used)
+
+    return {name: mean(one) for name, one in STATISTICS.items() if one.needs in known}
+
+
+def _checked(
+    name: str, a: ArrayLike | None, shape: tuple[int, int], probs: tuple[int, ...]
+) -> Array | None:
+    if a is None:
+        return None
+    if jnp.shape(a) != shape:
+        raise ValueError(f"{name} {jnp.shape(a)} must be {shape}, as probs {probs}")
+    return jnp.asarray(a)
+
+
+def uniform_attention(probs: Float[Array, "L B N T S"]) -> Float[Array, "L B N T S"]:
+    """Equal probability for every visible key: the chance level of each statistic.
+
+    >>> uniform_attention(jnp.array([[[[[0.9, 0.0, 0.1]]]]]))[0, 0, 0].tolist()
+    [[0.5, 0.0, 0.5]]
+    """
+    visible = jnp.any(probs != 0, axis=(0, 2), keepdims=True).astype(probs.dtype)
+    count = jnp.maximum(jnp.sum(visible, -1, keepdims=True), 1)
+    return jnp.broadcast_to(visible / count, probs.shape)
+
+
+ProbsName: TypeAlias = Literal["probs", "cross.probs", "encoder.probs"]
+
+
+def statistics_with_baselines(
+    config: ModelConfig,
+    params: Params,
+    tokens: ArrayLike,
+    inputs: ModelInputs = ModelInputs(),  # noqa: B008  # frozen
+    *,
+    key: Array,
+    name: ProbsName = "probs",
+    mask: Bool[ArrayLike, "B T"] | None = None,
+) -> dict[str, dict[str, Float[Array, "L N"]]]:
+    """`head_statistics` of a model and of three baselines, without which a number means little.
+
+    Args:
+      config, params: of the model.
+      tokens: [B, T].
+      inputs: source, masks, ...
+      key: random key of the initial parameters and of the order of tokens.
+      name: which attention.
+      mask: [B, T] or, for the encoder, [B, S], True = count this query.
+
+    Returns:
+      "model", "initial" (untrained parameters), "shuffled" (the tokens that `mask` counts in random
+      order) and "uniform" (`uniform_attention`) -> statistics.
+    """
+    probs_of = {"probs": (-1, -1), "cross.probs": (-1, 0), "encoder.probs": (0, 0)}
+    of_queries, of_keys = lookup(probs_of, name, what="probs")
+    texts = [jnp.asarray(a) for a in (inputs.source, tokens) if a is not None]
+    if jnp.issubdtype(texts[0].dtype, jnp.floating):
+        raise ValueError("mixtures of tokens cannot be shuffled; pass token ids")
+    merged = config.encoder is not None and config.encoder.cross == "merged"
+
+    @jax.jit
+    def run(params: Params, texts: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        source = texts[0] if len(texts) > 1 else None
+        call = dataclasses.replace(inputs, source=source, capture=(name,))
+        probs = run_model(params, texts[-1], config, call).captured[name]
+        key_tokens = texts[of_keys]
+        if merged and name == "probs":  # keys of the source stand behind those of the text
+            key_tokens = jnp.concatenate([texts[-1], texts[0]], axis=1)
+
+        def statistics(probs: Array) -> dict[str, Array]:
+            return head_statistics(probs, texts[of_queries], mask, key_tokens=key_tokens)
+
+        return statistics(probs), statistics(uniform_attention(probs))
+
+    for_params, for_text = jax.random.split(key)
+    source = {} if len(texts) == 1 else {"source": texts[0]}
+    initial = jax.jit(config.build().init)(for_params, texts[-1], **source)["params"]
+    masks: list[ArrayLike | None] = [None] * len(texts)
+    masks[of_queries] = mask
+    mixed = [
+        shuffle_tokens(jax.random.fold_in(for_text, i), a, m)
+        for i, (a, m) in enumerate(zip(texts, masks, strict=True))
+    ]
+    model, uniform = run(params, texts)
+    return {
+        "model": model,
+        "initial": run(initial, texts)[0],
+        "shuffled": run(params, mixed)[0],
+        "uniform": uniform,
+    }
+
+
+def shuffle_tokens(
+    key: Array, tokens: Int[ArrayLike, "B T"], mask: Bool[ArrayLike, "B T"] | None = None
+) -> Int[Array, "B T"]:
+    """The tokens of each text in random order; those outside of `mask` stay where they are.
+
+    >>> mask = jnp.array([[True, True, True, False]])
+    >>> mixed = shuffle_tokens(jax.random.key(1), jnp.array([[4, 5, 6, 0]]), mask)
+    >>> sorted(mixed[0, :3].tolist()), int(mixed[0, 3])
+    ([4, 5, 6], 0)
+    """
+    tokens = jnp.asarray(tokens)
+    mask = jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask)
+    positions = jnp.argsort(~mask, axis=1, stable=True)  # those that count first, in their order
+    drawn = jnp.where(mask, jax.random.uniform(key, tokens.shape), 2)
+    order = jnp.argsort(drawn, axis=1, stable=True)
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return tokens.at[rows, positions].set(jnp.take_along_axis(tokens, order, axis=1))

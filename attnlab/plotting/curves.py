@@ -1,0 +1,172 @@
+"""Curves: a metric over training steps, over a varied quantity, over model sizes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnlab.plotting.labels import label_ends
+from attnlab.plotting.style import FOREGROUND, SIZE, Curve, marker_options, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
+    """The mean over seeds as a line and the range over seeds as a band.
+
+    The y axis shows the range of the last three quarters, since the initial drop would flatten the
+    rest.
+    """
+    # Many labels need a taller figure.
+    figure, [[axes]] = new_figure(SIZE[0], _height(len(series)))
+    for curve in series:
+        mean, look = curve.values.mean(0), curve.style
+        band = curve.values.min(0), curve.values.max(0)
+        axes.fill_between(curve.steps, *band, color=look.colour, alpha=0.18, linewidth=0)
+        axes.plot(
+            curve.steps,
+            mean,
+            color=look.colour,
+            linestyle=look.dashes,
+            linewidth=1.6,
+            **marker_options(look, 4.0),
+        )
+    kept = [c for c in series if not c.diverged] or series
+    last = max(int(c.steps[-1]) for c in series)
+    late = [c.values[:, c.steps >= min(last / 4, c.steps[-1])] for c in kept]
+    values = np.concatenate([v.ravel() for v in late])
+    low, high = float(values.min()), float(values.max())
+    margin = 0.06 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+    axes.set_xlim(right=last)
+    axes.set(xlabel="training step", ylabel=ylabel)
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    label_ends(axes, series)
+    return figure
+
+
+def metric_curves(
+    series: Sequence[Curve],
+    baselines: Sequence[Curve],
+    xlabel: str,
+    ylabel: str,
+    log: bool = False,
+) -> "Figure":
+    """A metric over a quantity that was varied: mean and range over seeds; `baselines` are thin
+    dotted lines. x is logarithmic, with `log` also y."""
+    figure, [[axes]] = new_figure(SIZE[0], _height(len(series) + len(baselines)))
+    for curve in series:
+        _draw_range(axes, curve, linestyle=curve.style.dashes)
+    for curve in baselines:
+        mean = curve.values.mean(0)
+        axes.plot(curve.steps, mean, color=curve.style.colour, linestyle=":", linewidth=1.0)
+    ticks = sorted({int(x) for curve in series for x in curve.steps})
+    axes.set_xscale("log")
+    if log:
+        axes.set_yscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_ends(axes, [*series, *baselines])
+    return figure
+
+
+def ratio_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
+    """Ratios of times over a size; `values` are [3, P]: low end, ratio and high end. Both axes are
+    logarithmic, with a line at 1."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure, [[axes]] = new_figure(SIZE[0], _height(len(series)))
+    axes.axhline(1.0, color=FOREGROUND, linewidth=1.0)
+    for curve in series:
+        (low, middle, high), look = curve.values, curve.style
+        axes.errorbar(
+            curve.steps, middle, yerr=[middle - low, high - middle], color=look.colour, capsize=2.5,
+            linestyle=look.dashes, linewidth=1.6, **marker_options(look, 6.0),
+        )  # fmt: skip
+    ticks = sorted({int(x) for curve in series for x in curve.steps})
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(min(bottom, 0.8), max(top, 1.25))
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_ends(axes, series)
+    return figure
+
+
+def fitted_curves(
+    tried: Sequence[Curve], fitted: Sequence[Curve], xlabel: str, ylabel: str
+) -> "Figure":
+    """Measured points and fitted lines over a logarithmic quantity."""
+    figure, [[axes]] = new_figure(SIZE[0], _height(len(tried)))
+    for curve in tried:
+        axes.plot(
+            curve.steps, curve.values[0], color=curve.style.colour, linestyle="none",
+            **marker_options(curve.style, 5.0),
+        )  # fmt: skip
+    for curve in fitted:
+        axes.plot(
+            curve.steps, curve.values[0], color=curve.style.colour, linewidth=1.4,
+            linestyle=curve.style.dashes,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    label_ends(axes, tried)
+    return figure
+
+
+def scaling_curves(
+    measured: Sequence[Sequence[Curve]],
+    fitted: Sequence[Sequence[Curve]],
+    xlabels: Sequence[str],
+    ylabel: str,
+) -> "Figure":
+    """Losses over several measures of size, one pair of logarithmic axes each: mean and range over
+    seeds, and fitted scaling laws."""
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, ScalarFormatter
+
+    rows = len(xlabels)
+    each = max(2.5, 0.24 * len(measured[0]) + 0.6)
+    figure, grid = new_figure(SIZE[0], each * rows, rows, 1)
+    for [axes], points, laws, xlabel in zip(grid, measured, fitted, xlabels, strict=True):
+        for curve in points:
+            _draw_range(axes, curve, linestyle="none")
+        for curve in laws:
+            look = curve.style
+            axes.plot(
+                curve.steps, curve.values[0], color=look.colour, linestyle=look.dashes,
+                linewidth=1.4,
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.minorticks_off()
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        label_ends(axes, points)
+    return figure
+
+
+def _height(num_labels: int) -> float:
+    """Inches of a figure with so many labels at its right side."""
+    return max(SIZE[1], 0.24 * num_labels)
+
+
+def _draw_range(axes: "Axes", curve: Curve, *, linestyle: str) -> None:
+    """Mean over seeds, with the range over seeds as error bars."""
+    mean = curve.values.mean(0)
+    ranges = [mean - curve.values.min(0), curve.values.max(0) - mean]
+    axes.errorbar(
+        curve.steps, mean, yerr=ranges, color=curve.style.colour, capsize=2.5, linewidth=1.6,
+        linestyle=linestyle, elinewidth=1.2 if linestyle == "none" else None,
+        **marker_options(curve.style, 6.0),
+    )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Shared by all figures: colours, axes without global state, reproducible SVG."""
+
+import io
+import re
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from attnlab.extras import extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOREGROUND, GRID, BACKGROUND = "#222222", "#d8d8d8", "#ffffff"
+# Okabe and Ito 2008, https://jfly.uni-koeln.de/color, without black and yellow.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D")
+
+SIZE = (4.7, 3.6)
+"""Inches: about as many points wide as a phone has pixels, so text keeps its size."""
+FONT_SIZE = 10
+
+
+class Style(NamedTuple):
+    """How a series looks."""
+
+    colour: str
+    dashes: str
+    marker: str
+    hollow: bool
+
+
+class Curve(NamedTuple):
+    """A metric over steps, one row per seed. Diverged curves do not set the range of the axes."""
+
+    label: str
+    style: Style
+    steps: Int[np.ndarray, " P"]
+    values: Float[np.ndarray, "S P"]
+    diverged: bool = False
+
+
+class Point(NamedTuple):
+    """A value at x, plus or minus a spread (NaN: unknown)."""
+
+    label: str
+    style: Style
+    x: float
+    y: float
+    spread: float
+
+
+class Interval(NamedTuple):
+    """A mean difference with the ends of its interval (NaN: unknown)."""
+
+    label: str
+    style: Style
+    mean: float
+    low: float
+    high: float
+
+
+class Bar(NamedTuple):
+    """A value, plus or minus a spread (NaN: unknown)."""
+
+    label: str
+    style: Style
+    value: float
+    spread: float
+
+
+def style(colour: int, pattern: int) -> Style:
+    """The `colour`-th colour with the `pattern`-th dashes and marker; both repeat."""
+    return Style(
+        COLOURS[colour % len(COLOURS)],
+        DASHES[pattern % len(DASHES)],
+        MARKERS[pattern % len(MARKERS)],
+        pattern % 2 == 1,
+    )
+
+
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1
+) -> tuple["Figure", "list[list[Axes]]"]:
+    """A figure outside of pyplot's global state, and its axes [rows][columns]."""
+    with extra("plot"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=BACKGROUND)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    axes: Axes
+    for axes in grid.flat:
+        axes.set_facecolor("none")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GRID)
+        axes.tick_params(which="both", labelcolor=FOREGROUND, color=GRID, labelsize=FONT_SIZE)
+        axes.grid(color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.label.set(fontsize=FONT_SIZE, color=FOREGROUND)
+    return figure, grid.tolist()
+
+
+class MarkerOptions(TypedDict):
+    """Arguments of matplotlib."""
+
+    marker: str
+    markersize: float
+    markerfacecolor: str
+    markeredgecolor: str
+    markeredgewidth: float
+
+
+def marker_options(look: Style, size: float) -> MarkerOptions:
+    """Arguments that draw the marker of a style."""
+    return {
+        "marker": look.marker,
+        "markersize": size,
+        "markerfacecolor": BACKGROUND if look.hollow else look.colour,
+        "markeredgecolor": look.colour,
+        "markeredgewidth": 1.4,
+    }
+
+
+def to_svg(figure: "Figure", name: str) -> str:
+    """The figure as an <svg> element, self-contained and reproducible.
+
+    `name` makes its ids differ from those of other figures on a page. Text stays text.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata=nothing)
+    text = file.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(r'<g id="[^"]*"', "<g", text)

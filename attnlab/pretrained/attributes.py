@@ -1,0 +1,176 @@
+"""config.json: every attribute is read, known to change nothing, or refused by name."""
+
+import dataclasses
+import fnmatch
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+LARGEST_COUNT = 2**31 - 1
+LARGEST_NUMBER = 1e38
+MAX_LAYERS = 10_000
+
+JSON = dict[str, Any]
+"""Attributes of a config.json: name -> value."""
+
+# Token numbers, generation, training, bookkeeping: nothing that a forward pass computes with.
+HARMLESS = """
+architectures model_type transformers_version torch_dtype dtype _name_or_path name_or_path
+initializer_range initializer_factor bos_token_id eos_token_id sep_token_id cls_token_id
+mask_token_id pad_token_id unk_token_id decoder_start_token_id use_cache output_attentions
+output_hidden_states return_dict task_specific_params id2label label2id num_labels
+problem_type gradient_checkpointing finetuning_task tokenizer_class prefix torchscript
+use_bfloat16 tf_legacy_loss chunk_size_feed_forward classifier_dropout
+classifier_dropout_prob qa_dropout seq_classif_dropout summary_* _num_labels output_past
+attn_implementation _attn_implementation _attn_implementation_autoset max_length min_length
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
+top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx directionality
+pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+pooler_type reorder_and_upcast_attn pretraining_tp cache_implementation
+""".split()  # noqa: SIM905
+FIXED: dict[str, Any] = {
+    "pruned_heads": {},
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "tie_encoder_decoder": False,
+    "is_encoder_decoder": False,
+    "position_embedding_type": "absolute",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute:
+    """One attribute of config.json.
+
+    Attributes:
+      name: in config.json.
+      default: its value where config.json has none; values are of the same type.
+      nullable: null is allowed too.
+      json_type: of values; needed where the default is None. None with a default of None: any JSON
+        value, which the family checks.
+      least: of whole numbers.
+      is_depth: it counts layers.
+      compute: attributes before it -> its value where config.json has none or null.
+      follows: attributes from which `compute` derives the only value that it may have.
+    """
+
+    name: str
+    default: Any = None
+    nullable: bool = False
+    json_type: type[Any] | None = None
+    least: int = 1
+    is_depth: bool = False
+    compute: Callable[[JSON], Any] | None = None
+    follows: tuple[str, ...] = ()
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError unless `value` is of the right type, finite, and of a possible size."""
+        if self.json_type is None and self.default is None:
+            return
+        if value is None and (self.nullable or self.compute is not None):
+            return
+        name, kind = self.name, self.json_type or type(self.default)
+        allowed = (int, float) if kind is float else kind
+        if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
+            like = "" if self.default is None else f", as {self.default!r} is"
+            raise ValueError(
+                f"config.json: {name} = {shown(value)} should be a {kind.__name__}{like}"
+            )
+        if kind is int:
+            most = MAX_LAYERS if self.is_depth else LARGEST_COUNT
+            if not self.least <= value <= most:
+                raise ValueError(
+                    f"config.json: {name} = {shown(value)} must be from {self.least} to {most:,}"
+                )
+        if kind is float:
+            check_number(name, value, least=0 if "eps" in name else -LARGEST_NUMBER)
+
+
+def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:
+    """A whole number that follows from other attributes, and may be null.
+
+    >>> derived("head_dim", lambda given: given["width"], "width").follows
+    ('width',)
+    """
+    return Attribute(name, json_type=int, compute=compute, follows=follows)
+
+
+def read_attributes(
+    raw: Mapping[str, Any],
+    attributes: Iterable[Attribute],
+    fixed: Mapping[str, Any],
+    ignore: tuple[str, ...] = (),
+) -> JSON:
+    """Read the attributes of a family from config.json.
+
+    Args:
+      raw: the object in config.json.
+      attributes: what the family reads.
+      fixed: attributes that may only have this value, beside those of `FIXED`.
+      ignore: patterns of further attributes to leave out.
+
+    Returns:
+      Name -> value of every attribute of the family.
+
+    Raises:
+      ValueError: names the attribute that is unknown, or has a value that is not supported.
+    """
+    known, fixed = {a.name: a for a in attributes}, FIXED | dict(fixed)
+    for name, value in raw.items():
+        if name in known:
+            known[name].check(value)
+        elif _matches(name, ignore):
+            continue
+        elif name in fixed:
+            if value != fixed[name]:
+                raise ValueError(
+                    f"config.json: {name} = {shown(value)} is not supported, only {fixed[name]!r}"
+                )
+        elif not _matches(name, HARMLESS):
+            raise ValueError(
+                f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
+                f"what the model computes; if it does not, pass ignore=({shown(name)},)"
+            )
+    found: JSON = {}
+    for name, one in known.items():
+        found[name] = raw.get(name, one.default)
+        if one.compute is None or (found[name] is not None and not one.follows):
+            continue
+        computed = one.compute(found)
+        if found[name] not in (None, computed):
+            others = " and ".join(f"{other} = {shown(found[other])}" for other in one.follows)
+            raise ValueError(
+                f"config.json: {name} = {shown(found[name])} contradicts {others}, from which "
+                f"follows {computed!r}"
+            )
+        found[name] = computed
+    return found
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def shown(value: Any, limit: int = 120) -> str:
+    """The `repr` of a value from a file, cut to about `limit` characters.
+
+    >>> shown("x" * 1000, 20), shown([1, None])
+    ("'xxxxxxx...xxxxxxxx'", '[1, None]')
+    """
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    return short.repr(value)
+
+
+def check_number(name: str, value: Any, *, least: float = -LARGEST_NUMBER) -> None:
+    """Raise ValueError for what is no number, not finite, or less than `least`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= LARGEST_NUMBER:
+        bound = f" of at least {least:g}" if least > -LARGEST_NUMBER else ""
+        raise ValueError(
+            f"config.json: {name} = {shown(value)} is no number; write a finite one{bound}"
+        )

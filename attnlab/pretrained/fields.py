@@ -1,0 +1,315 @@
+"""How attributes of a config.json become fields of `ModelConfig`, and the way back.
+
+A family lists such fields. Values go by their path in the config: "ffn.width", "heads.head_dim".
+"""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnlab.heads import Layout
+from attnlab.heads.layout import Bias
+from attnlab.models.config import ModelConfig
+from attnlab.pretrained.attributes import JSON, Attribute, shown
+
+Tensors = Mapping[str, np.ndarray | None]
+"""What a file holds; None where only the name is known."""
+Values = dict[str, Any]
+"""Path in a `ModelConfig` -> value."""
+
+
+class Source(NamedTuple):
+    """What says, beside the attributes, which model a folder holds."""
+
+    architecture: str = ""
+    """The first of `architectures` in config.json."""
+    tensors: Tensors = types.MappingProxyType({})
+    """The tensors of the folder, by the names of the family's table."""
+
+
+class Field:
+    """Attributes of config.json that set fields of a `ModelConfig` together."""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        """What it reads and writes."""
+        raise NotImplementedError
+
+    def read(self, given: JSON, source: Source) -> Values:
+        """Attributes of the family -> values of the config.
+
+        Raises:
+          ValueError: names the attribute whose value is not supported.
+        """
+        raise NotImplementedError
+
+    def write(self, config: ModelConfig) -> JSON:
+        """The inverse. Raises ValueError where no attribute can express the config."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Value(Field):
+    """An attribute that is a field of the config, or several equal ones.
+
+    Attributes:
+      attribute: of config.json.
+      paths: of the fields; the first is written.
+      default_path: the field that stands for the first where that is None.
+    """
+
+    attribute: Attribute
+    paths: tuple[str, ...]
+    default_path: str = ""
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (self.attribute,)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return dict.fromkeys(self.paths, given[self.attribute.name])
+
+    def write(self, config: ModelConfig) -> JSON:
+        value = config_value(config, self.paths[0])
+        if value is None and self.default_path:
+            value = config_value(config, self.default_path)
+        return {self.attribute.name: value}
+
+
+def value(name: str, default: Any, *paths: str, default_path: str = "", **options: Any) -> Value:
+    """A `Value`; `options` are those of `Attribute`.
+
+    >>> value("n_embd", 768, "width").read({"n_embd": 12}, Source())
+    {'width': 12}
+    """
+    return Value(Attribute(name, default, **options), paths, default_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(Field):
+    """An attribute whose known values each stand for one of the config's.
+
+    Attributes:
+      name, default: of the attribute.
+      path: of the field.
+      values: of the attribute -> of the field; the first that fits is written.
+    """
+
+    name: str
+    default: Any
+    path: str
+    values: Mapping[Any, Any]
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute(self.name, self.default),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {self.path: choose(self.name, given[self.name], self.values)}
+
+    def write(self, config: ModelConfig) -> JSON:
+        ours = config_value(config, self.path)
+        for theirs, one in self.values.items():
+            if one == ours:
+                return {self.name: theirs}
+        known = ", ".join(repr(one) for one in self.values.values())
+        raise ValueError(f"{self.path} must be one of {known}, not {ours!r}")
+
+
+def choose(name: str, value: Any, known: Mapping[Any, Any]) -> Any:
+    """`known[value]`, or a ValueError that lists the known values."""
+    if value not in known:
+        raise ValueError(
+            f"config.json: {name} = {shown(value)} is not supported; known: "
+            f"{', '.join(map(str, known))}"
+        )
+    return known[value]
+
+
+def config_value(config: ModelConfig, path: str) -> Any:
+    """The value of a field of a config; sizes of heads and their biases are resolved.
+
+    >>> config_value(ModelConfig(), "heads.head_dim")
+    16
+    """
+    part, _, name = path.partition(".")
+    owner: object = getattr(config, part) if name else config
+    if not hasattr(owner, name or part):
+        raise ValueError(f"the model has no {path}")
+    found = getattr(owner, name or part)
+    if not isinstance(owner, Layout):
+        return found
+    if name == "biases":
+        return tuple(bias for bias in owner.bias_names if bias in owner.biases)
+    known = hasattr(type(owner), f"default_{name}") and name != "query_latent_dim"
+    return owner.with_width(config.width).size(name) if found is None and known else found
+
+
+def build_config(base: ModelConfig, values: Values) -> ModelConfig:
+    """`base` with these values. Raises ValueError for what is no model.
+
+    >>> build_config(ModelConfig(), {"width": 8, "ffn.width": 3}).ffn.width
+    3
+    """
+    whole = {path: new for path, new in values.items() if "." not in path}
+    parts: dict[str, Values] = {}
+    for path, new in values.items():
+        part, _, name = path.partition(".")
+        if name:
+            parts.setdefault(part, {})[name] = new
+    for part, own in parts.items():
+        try:
+            whole[part] = dataclasses.replace(whole.get(part, getattr(base, part)), **own)
+        except TypeError as error:
+            raise ValueError(f"{part}: {error}") from None
+    return dataclasses.replace(base, **whole)
+
+
+def changed(
+    fields: tuple[Field, ...], *new: Field, without: tuple[str, ...] = ()
+) -> tuple[Field, ...]:
+    """`fields` with `new` in the place of those with one of its attributes, and none that has an
+    attribute of `without`."""
+    gone = {*without, *(a.name for field in new for a in field.attributes)}
+    kept = [one for one in fields if not gone & {a.name for a in one.attributes}]
+    return (*kept, *new)
+
+
+# Fields of several families -----------------------------------------------------------------------
+
+BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
+SIZES = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_len",
+    "hidden_size": "width",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "heads.num_heads",
+    "intermediate_size": "ffn.width",
+}
+"""What Hugging Face calls sizes from BERT to Llama -> path."""
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "tanh": "tanh",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+}
+"""Hugging Face's names of activations -> ours."""
+GATED = {theirs: f"gated_{ours}" for theirs, ours in ACTIVATIONS.items()}
+
+
+def sizes(**defaults: int) -> tuple[Field, ...]:
+    """The attributes of `SIZES` with these defaults.
+
+    >>> sizes(hidden_size=768)[0].write(ModelConfig())
+    {'hidden_size': 64}
+    """
+    depth = "num_hidden_layers"
+    return tuple(value(n, d, SIZES[n], is_depth=n == depth) for n, d in defaults.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalHead(Field):
+    """The LM head of a decoder.
+
+    Attributes:
+      bare, causal: names of the architectures without and with an LM head.
+      tied: the default of tie_word_embeddings.
+      bare_kind: the LM head of the bare architecture where it is not tied.
+    """
+
+    bare: str
+    causal: str
+    tied: bool = False
+    bare_kind: str = "none"
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute("tie_word_embeddings", self.tied),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        own = self.bare_kind if source.architecture == self.bare else "own"
+        return {"output.kind": "tied" if given["tie_word_embeddings"] else own}
+
+    def write(self, config: ModelConfig) -> JSON:
+        kind = config.output.kind
+        name = self.bare if kind == "none" else self.causal
+        return {"tie_word_embeddings": kind == "tied", "architectures": [name]}
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedHead(Field):
+    """The masked-LM head, pooler and classifier of an encoder: those that the architecture needs,
+    or whose tensors are there.
+
+    Attributes:
+      name: architectures are NAMEModel, NAMEForMaskedLM and maybe NAMEForPreTraining.
+      transform, pooler, classifier: names of modules whose tensors decide; "" : there is none.
+      activation: attribute that names the activation of the transform; "": it is the exact gelu.
+    """
+
+    name: str
+    transform: str
+    pooler: str = ""
+    classifier: str = ""
+    activation: str = "hidden_act"
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute("tie_word_embeddings", True),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        has = {
+            name: f"{name}.weight" in source.tensors
+            for name in (self.transform, self.pooler, self.classifier)
+        }
+        both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
+        act = (
+            choose(self.activation, given[self.activation], ACTIVATIONS) if self.activation else ""
+        )
+        values: Values = {
+            "output.pooler": "first" if both or has[self.pooler] else None,
+            "output.num_classes": 2 if both or has[self.classifier] else 0,
+            "output.kind": "none",
+        }
+        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
+            values["output.kind"] = "tied" if given["tie_word_embeddings"] else "own"
+            values |= {"output.bias": True, "output.transform": act or "gelu"}
+        return values
+
+    def write(self, config: ModelConfig) -> JSON:
+        output = config.output
+        task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
+        name = self.name + ("Model" if output.kind == "none" else task)
+        return {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
+
+
+def _head_dim(given: JSON) -> int | None:
+    width, heads = given["hidden_size"], given["num_attention_heads"]
+    return None if width % heads else int(width // heads)
+
+
+def _num_heads(given: JSON) -> int:
+    return int(given["num_attention_heads"])
+
+
+def grouped_heads(
+    num_kv_heads: int | None = None, head_dim: int | None = None
+) -> tuple[Field, ...]:
+    """num_key_value_heads and head_dim; null is a key head for each head, and the width per head.
+
+    Args:
+      num_kv_heads, head_dim: where config.json has none.
+    """
+    return (
+        value("num_key_value_heads", num_kv_heads, "heads.num_kv_heads", compute=_num_heads,
+              json_type=int),
+        value("head_dim", head_dim, "heads.head_dim", compute=_head_dim, json_type=int),
+    )  # fmt: skip

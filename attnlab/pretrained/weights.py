@@ -1,0 +1,256 @@
+"""The tensors of a file as weights of a model, and back: `fill` and `unfill`."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab.heads.standard import OUTPUT
+from attnlab.pretrained.attributes import shown
+from attnlab.pretrained.tensors import CHUNK, Stored, Tensor, is_floating
+
+Path = tuple[str, ...]
+
+
+class Entry(NamedTuple):
+    """One tensor of a file, and which weights it holds."""
+
+    name: str
+    paths: tuple[Path, ...]
+    """Weights, each a path in the tree; several lie side by side in the tensor."""
+    slot: int | slice | None = None
+    """Of stacked weights [G, ...] which one; of a table [rows, ...] which rows."""
+    kind: str = "table"
+    """"linear" is stored (out, in), "conv1d" (in, out), "conv2d" (out, channels, height, width),
+    "vector" flat, "table" as it is, "swapped" with the last two axes exchanged."""
+    by_head: bool = False
+    """Several weights lie side by side head by head: all of head 0, then all of head 1."""
+    pairs: tuple[str, ...] = ()
+    """Weights in which the file rotates neighbours (2i, 2i+1), and the model (i, i+P/2)."""
+    stored: tuple[int, ...] = ()
+    """The shape in the file, where it does not follow: axes of 1, or those of a window."""
+
+
+def fill(
+    shapes: Any,
+    entries: Iterable[Entry],
+    tensors: Mapping[str, np.ndarray],
+    *,
+    dtype: Any = np.float32,
+    put: Callable[[Path, np.ndarray], Any] = lambda path, a: a,
+    allow_nonfinite: bool = False,
+) -> Any:
+    """The tree of `shapes` from the tensors, in `dtype`. Every weight is filled, once.
+
+    Weights are made one by one, the largest first, and handed to `put`, which says what stands in
+    the tree. No more than a weight and a part of a tensor is held beside what `put` has given.
+
+    Raises ValueError that names the tensor which is missing, does not fit or is not of floating
+    numbers, before any is read; and the first that has a number which `dtype` cannot hold, or NaN
+    or infinity without `allow_nonfinite`.
+    """
+    entries = list(entries)
+    leaves = {
+        tuple(key.key for key in keys): leaf.shape
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    }
+    parts = _parts(entries, tensors, leaves)
+    made = {}
+    for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
+        weight = _empty(leaves[path], dtype)
+        for entry, tensor in parts[path]:
+            target = weight if entry.slot is None else weight[entry.slot]
+            _copy(entry, path, leaves, tensor, target, allow_nonfinite)
+        made[path] = put(path, weight)
+        del weight
+    return jax.tree.unflatten(jax.tree.structure(shapes), [made[path] for path in leaves])
+
+
+def _parts(
+    entries: list[Entry], tensors: Mapping[str, np.ndarray], leaves: dict[Path, Any]
+) -> dict[Path, list[tuple[Entry, Any]]]:
+    """Path of a weight -> the tensors that it is made of. Raises the errors of `fill`."""
+    missing = [entry.name for entry in entries if entry.name not in tensors]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} tensors are missing, the first is {missing[0]!r}; the model of "
+            "config.json needs it"
+        )
+    parts: dict[Path, list[tuple[Entry, Any]]] = {path: [] for path in leaves}
+    for entry in entries:
+        tensor = tensors.at(entry.name) if isinstance(tensors, Stored) else tensors[entry.name]
+        stored = _stored_shape(entry, leaves)
+        if tensor.shape != stored:
+            where = ", ".join(".".join(path) for path in entry.paths)
+            raise ValueError(
+                f"the tensor {shown(entry.name)} has shape {tensor.shape}, config.json asks for "
+                f"{stored} (it becomes {where}){_file(tensor)}"
+            )
+        if not is_floating(tensor.dtype):
+            raise ValueError(
+                f"the tensor {shown(entry.name)} has the dtype {np.dtype(tensor.dtype)}, weights "
+                f"have a floating one{_file(tensor)}"
+            )
+        for path in entry.paths:
+            parts[path].append((entry, tensor))
+    for path, found in parts.items():
+        slots = [entry.slot for entry, _ in found]
+        if slots != [None] and _places(slots, leaves[path][0]) != list(range(leaves[path][0])):
+            raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
+    return parts
+
+
+def unfill(params: Any, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
+    """The inverse of `fill`: name -> tensor."""
+    leaves = {
+        tuple(key.key for key in keys): np.asarray(leaf)
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
+    shapes = {path: a.shape for path, a in leaves.items()}
+    tensors = {}
+    for entry in entries:
+        dtype = functools.reduce(jnp.promote_types, [leaves[path].dtype for path in entry.paths])
+        tensor = np.empty(_stored_shape(entry, shapes), dtype)
+        for path, columns in _columns(entry, shapes).items():
+            a = leaves[path] if entry.slot is None else leaves[path][entry.slot]
+            folded = a.reshape(_fold(entry, path, shapes))
+            if isinstance(columns, slice):
+                tensor[...] = _as_stored(entry, folded)
+            else:
+                _as_ours(entry, tensor)[..., columns] = folded
+        tensors[entry.name] = tensor
+    return tensors
+
+
+def _copy(
+    entry: Entry,
+    path: Path,
+    shapes: dict[Path, Any],
+    tensor: Any,
+    weight: np.ndarray,
+    allow_nonfinite: bool,
+) -> None:
+    """Writes what `tensor` has of one slot of a weight into it."""
+    folded = weight.reshape(_fold(entry, path, shapes))
+    columns = _columns(entry, shapes)[path]
+    convert = functools.partial(
+        _convert, name=entry.name, file=_file(tensor), allow_nonfinite=allow_nonfinite
+    )
+    if not isinstance(columns, slice):
+        convert(_as_ours(entry, tensor[...])[..., columns], folded)
+        return
+    target = _as_stored(entry, folded)
+    step = max(1, CHUNK // max(1, math.prod(tensor.shape[1:])))
+    for first in range(0, tensor.shape[0], step):
+        convert(tensor[first : first + step], target[first : first + step])
+
+
+def _convert(
+    source: np.ndarray, target: np.ndarray, name: str, file: str, allow_nonfinite: bool
+) -> None:
+    """Write numbers in the dtype of `target`.
+
+    Raises ValueError for those that it cannot hold, and for NaN and infinity unless allowed.
+    """
+    with np.errstate(over="ignore"):
+        target[...] = source
+    finite = np.isfinite(target)
+    if finite.all():
+        return
+    beyond = np.isfinite(source) & ~finite
+    if beyond.any():
+        value = float(source[beyond][0])
+        raise ValueError(
+            f"the tensor {shown(name)} has {value!r}, which is beyond the range of "
+            f"{target.dtype}{file}"
+        )
+    if not allow_nonfinite:
+        value = float(source[~finite][0])
+        raise ValueError(
+            f"the tensor {shown(name)} has the value {value!r}{file}; if it is meant to, pass "
+            "allow_nonfinite=True"
+        )
+
+
+def _file(tensor: Any) -> str:
+    """Where a tensor lies, for an error."""
+    return f", in {tensor.path}" if isinstance(tensor, Tensor) else ""
+
+
+def _as_ours(entry: Entry, tensor: np.ndarray) -> np.ndarray:
+    """A view of a stored tensor with inputs first."""
+    return tensor.swapaxes(-1, -2) if entry.kind in ("linear", "swapped") else tensor
+
+
+def _as_stored(entry: Entry, folded: np.ndarray) -> np.ndarray:
+    """A view of a whole weight, inputs first, with the axes of the file."""
+    if entry.kind == "conv2d":
+        out, channels, *window = entry.stored
+        return folded.reshape(*window, channels, out).transpose(3, 2, 0, 1)
+    # Exchanging two axes is its own inverse.
+    return _as_ours(entry, folded.reshape(entry.stored or folded.shape))
+
+
+def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
+    """path -> which outputs of the stored tensor, inputs first, are those of the weight."""
+    if len(entry.paths) == 1 and not entry.pairs:
+        return {entry.paths[0]: slice(None)}
+    widths = {path: _fold(entry, path, shapes)[-1] for path in entry.paths}
+    # Without by_head all of a weight lies together, as if there were one head.
+    heads = _slot_shape(entry, entry.paths[0], shapes)[-2] if entry.by_head else 1
+    order = np.arange(sum(widths.values())).reshape(heads, -1)
+    found, start = {}, 0
+    for path, width in widths.items():
+        end = start + width // heads
+        mine = order[:, start:end]
+        if path[-1] in entry.pairs:
+            each = _slot_shape(entry, path, shapes)[-1]
+            mine = mine.reshape(-1, each // 2, 2).swapaxes(-1, -2)
+        found[path], start = mine.reshape(-1), end
+    return found
+
+
+def _stored_shape(entry: Entry, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    """The shape in the file."""
+    if entry.stored:
+        return entry.stored
+    folded = [_fold(entry, path, shapes) for path in entry.paths]
+    ours = (*folded[0][:-1], sum(shape[-1] for shape in folded))
+    return (*ours[:-2], *ours[:-3:-1]) if entry.kind in ("linear", "swapped") else ours
+
+
+def _slot_shape(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    if isinstance(entry.slot, slice):
+        return len(_places([entry.slot], shapes[path][0])), *shapes[path][1:]
+    shape: tuple[int, ...] = shapes[path]
+    return shape if entry.slot is None else shape[1:]
+
+
+def _places(slots: Iterable[Any], count: int) -> list[int]:
+    """Which of `count` these are, ascending."""
+    each = (s if isinstance(s, slice) else slice(s, None if s is None else s + 1) for s in slots)
+    return sorted(place for one in each for place in range(*one.indices(count)))
+
+
+def _fold(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    """Heads and their width side by side, as files have them: [in, out], or flat."""
+    name, shape = path[-1], _slot_shape(entry, path, shapes)
+    if entry.kind == "vector":
+        return (math.prod(shape),)
+    if len(shape) < 3 or entry.kind in ("table", "swapped"):
+        return shape
+    reads = len(OUTPUT.reads) if name == "o" else 1
+    return math.prod(shape[:reads]), math.prod(shape[reads:])
+
+
+def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Where JAX on a CPU need not copy what it is given: 64 bytes is what it aligns to."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.empty(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    empty: np.ndarray = room[start : start + size].view(dtype).reshape(shape)
+    return empty

@@ -1,0 +1,77 @@
+"""`fit_in_memory`: the same training without a run folder or output, for a notebook or a test."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attnlab.data.dataset import Dataset
+from attnlab.sharing import Params
+from attnlab.training.checkpoint import Checkpoints
+from attnlab.training.config import TrainConfig
+from attnlab.training.fit import FitOptions, FitResult, fit
+from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.objectives.objective import Model, Objective
+from attnlab.training.optimizers import Optimizer, make_optimizer
+
+
+class InMemoryFit(NamedTuple):
+    """What `fit_in_memory` returns."""
+
+    result: FitResult
+    """Of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds."""
+    records: list[dict[str, Any]]
+    """What was recorded: "step", and numbers with one value per seed."""
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps [P], values [S, P]) of a number that was recorded, as "eval/bits_per_byte".
+
+        Raises:
+          ValueError: nothing was recorded under this name.
+        """
+        records = [record for record in self.records if name in record]
+        if not records:
+            known = sorted({other for record in self.records for other in record} - {"step"})
+            raise ValueError(f"{name!r} was not recorded; there are {', '.join(known)}")
+        steps = np.array([record["step"] for record in records])
+        return steps, np.array([record[name] for record in records]).T
+
+    def params(self, seed: int = 0) -> Params:
+        """The trained parameters of one seed, counted from 0 in the order of `config.seeds`."""
+        params: Params = jax.tree.map(lambda a: a[seed], self.result.state.params)
+        return params
+
+
+def fit_in_memory(
+    model: Model,
+    objective: Objective,
+    config: TrainConfig,
+    dataset: Dataset,
+    *,
+    optimizer: Optimizer | None = None,
+    options: FitOptions = FitOptions(),  # noqa: B008
+) -> InMemoryFit:
+    """`fit` with temporary files, which are deleted afterwards, and without output.
+
+    Arguments and errors are those of `fit`; `optimizer` defaults to `make_optimizer(config)`. Use
+    `fit` for a run that is kept, or resumed after a stop.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            Recorder(folder, config.seeds, speaks=False) as recorder,
+            Checkpoints(folder / "checkpoints") as checkpoints,
+        ):
+            result = fit(
+                model,
+                objective,
+                optimizer or make_optimizer(config),
+                config,
+                dataset,
+                recorder=recorder,
+                checkpoints=checkpoints,
+                options=options,
+            )
+        return InMemoryFit(result, read_metrics(folder / "metrics.jsonl"))

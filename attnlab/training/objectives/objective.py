@@ -1,0 +1,218 @@
+"""`Objective`: what a model is trained to predict, its loss and its metrics."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attnlab.attention.masks import Edges
+from attnlab.data.dataset import BYTES, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
+from attnlab.models import Outputs
+from attnlab.models.config import Kind
+from attnlab.sharing import Params
+
+Inputs: TypeAlias = dict[str, Array | Edges]
+"""Arguments of a model's call."""
+Losses: TypeAlias = dict[str, Array]
+"""Auxiliary losses by name."""
+
+
+class Model(Protocol):
+    """What training needs of a model; those of `attnlab.models` have it."""
+
+    def init(self, *args: Any, **inputs: Any) -> Any:
+        """(key, inputs of a call) -> {"params": new parameters}."""
+
+    def apply(self, *args: Any, **inputs: Any) -> Any:
+        """({"params": params}, inputs of a call) -> `Outputs`."""
+
+
+class Example(NamedTuple):
+    """A batch as the model reads it. The first axis of every array is the rows."""
+
+    inputs: Inputs
+    targets: Array
+    weights: Array
+    """One per target: 1 if it counts, else 0."""
+    sizes: Array | None = None
+    """How many units of a metric a target stands for: its bytes. None: 1 each."""
+
+
+Sums: TypeAlias = tuple[Array, Array]
+"""(amounts, counts): arrays to be summed."""
+
+
+class Prepare(Protocol):
+    """Makes the `Example` of a batch; `valid` of the batch is False where weights must be 0."""
+
+    def __call__(self, batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example: ...
+
+
+class Loss(Protocol):
+    """(predictions, targets, label smoothing) -> one number per target."""
+
+    def __call__(self, predictions: Array, targets: Array, /, smoothing: float = 0.0) -> Array: ...
+
+
+class Metric(NamedTuple):
+    """A number that says how good predictions are: sum(amounts) / sum(counts) / divisor.
+
+    Both sums add over batches and processes.
+    """
+
+    name: str
+    """In files: `heldout_bits_per_byte`."""
+    unit: str
+    """In words, after a number: "2.71 bits per byte"."""
+    better: Literal["lower", "higher"]
+    measure: Callable[[Array, Example], Sums] | None = None
+    """(prediction, example) -> `Sums`. None: the objective's `final_metrics` return the number."""
+    divisor: float = 1.0
+    digits: int = 3
+    """Decimals in a report."""
+
+    def describe(self) -> dict[str, str | int]:
+        """What a report needs, as JSON."""
+        return {"name": self.name, "unit": self.unit, "better": self.better, "digits": self.digits}
+
+
+def cross_entropy(
+    logits: Float[Array, "*B vocab"], targets: Int[Array, "*B"], smoothing: float = 0.0
+) -> Float[Array, "*B"]:
+    """-sum_v q_v log softmax(logits)_v in nats, with q_v = (1 - e) [v = target] + e / vocab.
+
+    e is `smoothing`; with 0 it is -log softmax(logits)[target]. Label smoothing is of Szegedy et
+    al. 2016, section 7, arXiv 1512.00567, used by Vaswani et al. 2017, section 5.4, with e = 0.1;
+    the uniform part covers the whole vocabulary, the target included.
+
+    >>> cross_entropy(jnp.zeros((1, 1, 4)), jnp.array([[2]])) == jnp.log(4)
+    Array([[ True]], dtype=bool)
+    """
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if smoothing:
+        picked = (1 - smoothing) * picked + smoothing * jnp.mean(logits, axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def squared_error(
+    predictions: Float[Array, "*B A"], targets: Float[Array, "*B A"], smoothing: float = 0.0
+) -> Float[Array, "*B"]:
+    """|prediction - target|^2 over the last axis. Raises ValueError with a `smoothing`: numbers
+    have no other classes.
+
+    >>> squared_error(jnp.array([[1.0, 5.0]]), jnp.array([[0.0, 3.0]])).tolist()
+    [5.0]
+    """
+    if smoothing:
+        raise ValueError(
+            f"a squared error has no smoothing; set label_smoothing=0, not {smoothing}"
+        )
+    return jnp.sum(jnp.square(predictions - targets), axis=-1)
+
+
+def _nats(logits: Array, example: Example) -> Sums:
+    """Code length of the targets, and how many units they stand for."""
+    weights, sizes = example.weights, example.sizes
+    counts = weights if sizes is None else weights * sizes
+    return cross_entropy(logits, example.targets) * weights, counts
+
+
+def _correct(logits: Array, example: Example) -> Sums:
+    """Targets that have the largest logit."""
+    hits = jnp.argmax(logits, axis=-1) == example.targets
+    return hits * example.weights, example.weights
+
+
+def _squares(predictions: Array, example: Example) -> Sums:
+    """Squared errors of the targets that count."""
+    return squared_error(predictions, example.targets) * example.weights, example.weights
+
+
+def bits(per: str) -> Metric:
+    """Code length in bits per `per`: "byte", "target token"."""
+    name = f"bits_per_{per.replace(' ', '_')}"
+    return Metric(name, f"bits per {per}", "lower", _nats, math.log(2))
+
+
+def accuracy(of: str) -> Metric:
+    """Share of the targets that have the largest logit, in percent: "% of `of` right"."""
+    return Metric("accuracy", f"% of {of} right", "higher", _correct, 0.01, digits=2)
+
+
+def unexplained_variance() -> Metric:
+    """The mean squared error of targets of mean 0 and variance 1, in percent: 100 is what always
+    predicting the mean gives."""
+    unit = "% of variance unexplained"
+    return Metric("unexplained", unit, "lower", _squares, 0.01, digits=4)
+
+
+class Objective(NamedTuple):
+    """What a model is trained to predict."""
+
+    prepare: Prepare
+    """(batch of a dataset, key, sizes of the data) -> what the model reads, targets, weights."""
+    description: str
+    """What is predicted, in words: "every next token"."""
+    model_kinds: tuple[Kind, ...]
+    """The kinds of model that can be trained on it."""
+    metrics: tuple[Metric, ...]
+    """The main one first."""
+    required_arrays: tuple[str, ...] = ("tokens",)
+    """Arrays that a batch must have."""
+    output: str = "logits"
+    """The field of `Outputs` that is the prediction: "logits", "classes", "pooled", ..."""
+    loss: Loss = cross_entropy
+    """In nats if it is a likelihood."""
+    special_tokens: tuple[str, ...] = ()
+    """Names of the objective's own tokens, which are `sizes.vocab_size` and on."""
+    final_metrics: Callable[[Any, Params, Dataset], dict[str, float]] | None = None
+    """(model, params of one seed, dataset) -> metric -> value, computed once at the end: what needs
+    whole texts to be generated (BLEU)."""
+
+    def bind(self, sizes: DataSizes) -> "Objective":
+        """The objective for data of these sizes."""
+        return self._replace(prepare=functools.partial(self.prepare, sizes=sizes))
+
+    def predict(
+        self, model: Model, params: Params, inputs: Inputs, **options: Any
+    ) -> tuple[Array, Losses]:
+        """(prediction, auxiliary losses of the model by name); `options` go to the model's call."""
+        outputs: Outputs = model.apply({"params": params}, **inputs, **options)
+        prediction: Array = getattr(outputs, self.output)
+        return prediction, dict(outputs.losses)
+
+
+def input_shapes(objective: Objective, batch: Batch | BatchShapes) -> dict[str, Any]:
+    """Shapes of the arguments of the model's call, for a batch of these shapes. Computes nothing.
+
+    Raises:
+      ValueError: the batch lacks an array that the objective needs.
+    """
+    if missing := [name for name in objective.required_arrays if name not in batch]:
+        raise ValueError(
+            f"the task needs batches with {', '.join(missing)}, the source has "
+            f"{', '.join(batch)}; choose another task or data.source"
+        )
+    example: Example = jax.eval_shape(lambda b: objective.prepare(b, jax.random.key(0)), batch)
+    return example.inputs
+
+
+def decode_tokens(objective: Objective, dataset: Dataset, tokens: Sequence[int]) -> str:
+    """Tokens as text: those of the dataset by `decode`, special tokens by their names.
+
+    >>> from attnlab.data import Text
+    >>> from attnlab.training.objectives import OBJECTIVES
+    >>> decode_tokens(OBJECTIVES["masked_lm"], Text().load(8), [*b"a b", 256, *b"c"])
+    'a b[mask]c'
+    """
+    size, pieces = dataset.sizes.vocab_size, []
+    for is_special, run in groupby(map(int, tokens), lambda token: token >= size):
+        ids = list(run)
+        names = [objective.special_tokens[t - size] for t in ids] if is_special else []
+        pieces += names or [dataset.decode(ids)]
+    return "".join(pieces)

@@ -1,0 +1,84 @@
+"""The search for a chain of conversion steps from one layout to another."""
+
+import heapq
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from attnlab.heads import Layout, weight_shapes
+from attnlab.heads.rewrites import order_name
+from attnlab.transforms import steps, steps_options, steps_structured
+from attnlab.transforms.forms import Goal, canonical
+from attnlab.transforms.measure import Weights
+from attnlab.transforms.steps import Step
+
+STEPS: tuple[Step, ...] = (
+    steps.rewrite, steps.pad, steps.repeat_heads, steps.identity_outer, steps.identity_mix,
+    steps.identity_output, steps.identity_keys, steps.identity_values, steps.repeat_keys,
+    steps.block_mixing, steps.constant_factors, steps.expand_latent, steps.multiply_latent,
+    steps.drop_key_bias, steps_options.add_zero_bias, steps_options.rescale,
+    steps_options.half_gate, steps_options.spread_gate, steps_options.zero_sink,
+    steps_options.no_sink, steps_options.zero_key, steps_options.identity_mixing,
+    steps_options.add_norm_bias, steps_options.rescale_norms,
+)  # fmt: skip
+STRUCTURED: tuple[Step, ...] = (
+    steps_structured.drop_zero_bias, steps_structured.factor_keys, steps_structured.factor_values,
+    steps_structured.factor_latent, steps_structured.factor_queries, steps_structured.share_heads,
+    steps_structured.cut_slices, steps_structured.tie_heads, steps_structured.tie_projections,
+)  # fmt: skip
+"""Steps that need weights of some structure. They are tried where no chain without them leads."""
+
+
+class State(NamedTuple):
+    """A layout that a search reached."""
+
+    layout: Layout
+    params: Weights
+    steps: tuple[str, ...] = ()
+    """Names of the steps that lead to it."""
+
+
+def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
+    """The shortest chain of steps to the goal: Dijkstra's algorithm over layouts.
+
+    A step of `STRUCTURED` costs more than any number of others. A step runs when its turn comes.
+    """
+    order = itertools.count()
+    start = State(canonical(layout), w)
+    queue: list[tuple[int, int, int, State, Step | None]] = [(0, 0, next(order), start, None)]
+    done: set[Layout] = set()
+    while queue:
+        structured, length, _, state, step = heapq.heappop(queue)
+        reached = state if step is None else _after(state, step, goal)
+        if reached is None or reached.layout in done:
+            continue
+        done.add(reached.layout)
+        if reached.layout == goal.tied:
+            return reached
+        tied = bool(getattr(reached.layout, "tie", ""))
+        for cost, choices in enumerate((STEPS[:1] if tied else STEPS, () if tied else STRUCTURED)):
+            for following in choices:
+                entry = (structured + cost, length + 1, next(order), reached, following)
+                heapq.heappush(queue, entry)
+    return None
+
+
+def _after(state: State, step: Step, goal: Goal) -> State | None:
+    """The state that a step leads to."""
+    with np.errstate(all="ignore"):
+        try:
+            made = step(state.params, state.layout, goal)
+        except np.linalg.LinAlgError:  # of weights near the largest float
+            return None
+    if made is None:
+        return None
+    layout = canonical(made[0])
+    shapes = {n: np.shape(a) for n, a in made[1].items()}
+    if shapes != weight_shapes(layout):  # a step that does not know a layout or extra from outside
+        return None
+    name = step.__name__
+    if step is steps.rewrite:
+        untied = type(layout) is type(state.layout)
+        name = "untie" if untied else f"to {order_name(layout)}"
+    return State(layout, made[1], (*state.steps, name))

@@ -1,0 +1,218 @@
+"""Which layouts, and which options of a layout, are the same function: tables of what `convert`
+answers, for the atlas.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from attnlab.heads import (
+    LAYOUTS,
+    Extra,
+    ExtraKeys,
+    Gate,
+    GroupedTied,
+    HeadNorm,
+    Latent,
+    Layout,
+    LowRankQuery,
+    Sink,
+    Standard,
+    TensorProduct,
+)
+from attnlab.heads.layout import all_weights
+from attnlab.transforms import Conversion, NotEquivalent, convert
+from attnlab.transforms.measure import Floats
+from attnlab.transforms.search import STEPS, STRUCTURED
+
+NAMES = (
+    "standard", "wide", "narrow", "narrow_tied", "alt", "collaborative", "bilinear", "absorbed",
+    "two_stage", "low_rank_query", "tensor_product", "grouped_tied", "latent", "latent_absorbed",
+)  # fmt: skip
+SMALL = {name: LAYOUTS[name](width=12, num_heads=4) for name in NAMES}
+
+
+def random_params(layout: Layout, rng: np.random.Generator) -> dict[str, Floats]:
+    """Weights of standard deviation 1/sqrt(fan-in), biases and gates too."""
+    made = {}
+    for name, weight in all_weights(layout).items():
+        fan_in = np.prod([layout.size(axis) for axis in weight.reads] or [1])
+        made[name] = rng.normal(size=layout.shape(weight)) / np.sqrt(fan_in)
+    return made
+
+
+class Answer(NamedTuple):
+    """What `convert` answers, without a digit that may differ between machines."""
+
+    word: str
+    """For a cell of a table"""
+    text: str
+    params: dict[str, Floats]
+
+
+def answer(
+    params: dict[str, Floats], layout: Layout, target: Layout, rotary: bool = False
+) -> Answer:
+    """What `convert` answers."""
+    found = convert(params, layout, target, rotary=rotary)  # type: ignore[arg-type]  # NumPy arrays
+    if isinstance(found, NotEquivalent):
+        fact = found.reason.split(";")[0]
+        return Answer(found.kind, f"{found.kind}: {fact}", {})
+    if not isinstance(found, Conversion):
+        return Answer("undecided", "undecided: no chain of steps, no proof", {})
+    worst = max(found.forward_error, found.gradient_error)
+    if worst >= 1e-12:
+        raise AssertionError(f"{layout} -> {target}: differs by {worst}")
+    steps = " → ".join(f"`{step}`" for step in found.steps)
+    made = {name: np.asarray(a) for name, a in found.params.items()}
+    return Answer("exact" if found.steps else "–", f"{steps}, < 1e-12", made)
+
+
+def steps() -> str:
+    """The table of conversion steps."""
+    rows = []
+    for step in STEPS[1:] + STRUCTURED:  # the first is `rewrite`, which takes the name of a layout
+        first = (step.__doc__ or "").split("\n\n")[0]
+        needs = "structure" if step in STRUCTURED else "–"
+        rows.append(f"| `{step.__name__}` | {' '.join(first.split()).rstrip('.')} | {needs} |")
+    return (
+        "## Conversion steps\n\n`convert` finds the shortest chain of these. `to <layout>` "
+        "multiplies "
+        "two matrices out, `untie` copies\na projection that stands for two. Steps that need "
+        "weights "
+        "of some structure look for it, and come last.\n\n"
+        "| step | what it does | needs |\n|---|---|---|\n" + "\n".join(rows)
+    )
+
+
+def pairs() -> str:
+    """Source layout against target layout, by running `convert`."""
+    rng = np.random.default_rng(0)
+    lines, table = [], []
+    for source, layout in SMALL.items():
+        params = random_params(layout, rng)
+        found = {name: answer(params, layout, target) for name, target in SMALL.items()}
+        table.append(f"| **{source}** | " + " | ".join(f.word for f in found.values()) + " |")
+        lines += [f"| {source} | {name} | {f.text} |" for name, f in found.items() if f.word != "–"]
+    return (
+        "## Which layout is which\n\nEvery layout at D = 12, N = 4 and its own default sizes, with "
+        "random weights, no rotary positions.\n*exact*: `convert` returns weights of the target "
+        "(top) "
+        "that are the same function as the source\n(left). Else the kind of its proof that there "
+        "are "
+        "none, or *undecided*; see `NotEquivalent`.\n\n"
+        f"| | {' | '.join(SMALL)} |\n|---|{'---|' * len(SMALL)}\n"
+        + "\n".join(table)
+        + "\n\nHow, and why not. The number bounds the largest difference of outputs and of "
+        "gradients with respect to the\ninputs, relative, in float64.\n\n"
+        "| source | target | steps, largest difference; or the proof |\n|---|---|---|\n"
+        + "\n".join(lines)
+    )
+
+
+def _standard(num_kv_heads: int, head_dim: int = 4) -> Layout:
+    return Standard(
+        width=12, num_heads=4, num_kv_heads=num_kv_heads, head_dim=head_dim, value_dim=4
+    )
+
+
+def _latent(latent_dim: int) -> Layout:
+    return Latent(
+        width=12, num_heads=4, head_dim=4, value_dim=4, latent_dim=latent_dim, latent_norm=False
+    )
+
+
+def _tensor_product(rank: int) -> Layout:
+    return TensorProduct(
+        width=12, num_heads=4, head_dim=4, value_dim=4, query_rank=4, key_rank=rank,
+        value_rank=rank, biases=("factors",),
+    )  # fmt: skip
+
+
+LOW_RANK = LowRankQuery(
+    width=12, num_heads=4, head_dim=4, value_dim=4, query_latent_dim=12, latent_norm=False
+)
+TIED = GroupedTied(width=12, num_heads=4, head_dim=2, value_dim=4, rotary_dim=2)
+MATCHING: tuple[tuple[Layout, Layout, bool], ...] = (
+    (_standard(4), _latent(32), False),
+    (_standard(4), _latent(12), False),
+    (_standard(2), _latent(16), False),
+    (_standard(1), _latent(8), False),
+    (_standard(2), _latent(16), True),
+    (_latent(8), _standard(4, head_dim=6), False),
+    (_standard(4), _tensor_product(4), False),
+    (_standard(2), _tensor_product(2), False),
+    (_standard(1), _tensor_product(1), False),
+    (_standard(1), _tensor_product(1), True),
+    (_tensor_product(2), _standard(4), False),
+    (_standard(1), LOW_RANK, False),
+    (LOW_RANK, _standard(1), True),
+    (TIED, _standard(4), False),
+    (TIED, _standard(4), True),
+)
+"""Source, target, rotary positions."""
+
+
+def matching_sizes() -> str:
+    """Sources and targets whose sizes were chosen for each other."""
+    rng, lines = np.random.default_rng(0), []
+    for layout, target, rotary in MATCHING:
+        found = answer(random_params(layout, rng), layout, target, rotary)
+        positions = "rotary" if rotary else "–"
+        lines.append(f"| `{layout!r}` | `{target!r}` | {positions} | {found.text} |")
+    return (
+        "## With matching sizes\n\nWhat the default sizes, and the norm of a latent, keep apart. "
+        "Rotary positions rotate all of a\nstandard key, but only the P shared numbers of a "
+        "latent or "
+        "tied one: no exact conversion is known\n(TransMLA, arXiv 2502.07864, has approximate "
+        "ones).\n\n"
+        "| source | target | positions | steps, largest difference; or why not |\n"
+        "|---|---|---|---|\n" + "\n".join(lines)
+    )
+
+
+def _options(*extras: Extra, **fields: object) -> Layout:
+    return Standard(width=6, num_heads=2, extras=extras, **fields)  # type: ignore[arg-type]
+
+
+OPTIONS: dict[str, dict[str, Layout]] = {
+    "gates": {"none": _options(), "head": _options(Gate()), "element": _options(Gate("element"))},
+    "sinks and extra keys": {
+        "none": _options(),
+        "learnt sink": _options(Sink()),
+        "sink of 0": _options(Sink(learnt=False)),
+        "extra key": _options(ExtraKeys(1)),
+    },
+    "ties": {
+        "none": _options(),
+        "kv": _options(tie="kv"),
+        "qk": _options(tie="qk"),
+        "qkv": _options(tie="qkv"),
+    },
+    "norms of q and k": {
+        "none": _options(),
+        "layer": _options(qk_norm=HeadNorm("layer")),
+        "with bias": _options(qk_norm=HeadNorm("layer", bias=True)),
+        "epsilon 0.01": _options(qk_norm=HeadNorm("layer"), norm_eps=1e-2),
+    },
+}
+
+
+def options() -> str:
+    """One value of an option against the others, by running `convert`."""
+    rng, lines = np.random.default_rng(0), []
+    for option, values in OPTIONS.items():
+        for one, two in itertools.permutations(values, 2):
+            found = answer(random_params(values[one], rng), values[one], values[two])
+            back = answer(found.params, values[two], values[one]).text if found.params else "–"
+            lines.append(f"| {option} | {one} | {two} | {found.text} | {back} |")
+    return (
+        "## Option against option\n\nOne option changes, in `standard` at D = 6, N = 2 with random "
+        "weights and no rotary positions. Where\nthere are weights of the target, the last column "
+        "goes "
+        "back from them. `no_sink` is exact to the\nprecision of a dtype, all others in exact "
+        "numbers.\n\n"
+        "| option | source | target | steps, largest difference; or the proof | back |\n"
+        "|---|---|---|---|---|\n" + "\n".join(lines)
+    )

@@ -1,0 +1,120 @@
+"""A small example of every entry of `DATASETS`: name -> (folder -> config, length, objective)."""
+
+import gzip
+import sys
+import types
+import zipfile
+
+import numpy as np
+
+from attnlab import data
+from attnlab.data import random_access
+
+WORDS = {"a": "ein", "the": "der", "red": "rote", "old": "alte", "dog": "Hund", "man": "Mann"}
+
+
+def lines(count, seed=0):
+    """Sentences of an article, one or two adjectives and a noun, all different."""
+    rng, found = np.random.default_rng(seed), {}
+    while len(found) < count:
+        words = [rng.choice(["a", "the"]), *rng.choice(["red", "old"], rng.integers(1, 4))]
+        found[" ".join([*words, rng.choice(["dog", "man"]), str(len(found))])] = None
+    return list(found)
+
+
+def text(folder):
+    path = folder / "text.txt"
+    symbols = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
+    path.write_bytes(symbols.astype(np.uint8).tobytes())
+    return data.Text(path=str(path)), 8, "causal_lm"
+
+
+def pairs(folder):
+    """Word by word; one side is packed. 40 training pairs, 9 and 7 others."""
+    texts = lines(56)
+    for part, some in {"train": texts[:40], "val": texts[40:49], "test": texts[49:]}.items():
+        (folder / f"{part}.en").write_text("\n".join(some) + "\n")
+        other = ["".join(WORDS.get(w, w) + " " for w in line.split()).strip() for line in some]
+        with gzip.open(folder / f"{part}.de.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(other) + "\n")
+    config = data.Pairs(path=str(folder), parts="train,val,test", tokenizer="bpe:280")
+    return config, 12, "translation"
+
+
+def labelled(folder):
+    """A zip of two files; texts with "red" are of one class."""
+    path = folder / "colours.zip"
+    texts = lines(150)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("colours/README.txt", "about\n")
+        for name, red in {"yes": True, "no": False}.items():
+            some = [line for line in texts if ("red" in line) == red]
+            archive.writestr(f"colours/line.{name}", "\n".join(some) + "\n")
+    return data.Labelled(path=str(path)), 40, "text_class"
+
+
+def recall(folder):
+    return data.Recall(vocab_size=16, pairs=2, heldout_rows=20), 12, "recall"
+
+
+def endpoints(folder):
+    return data.Endpoints(vertices=3), 4, "endpoint"
+
+
+def farthest(folder):
+    return data.Farthest(dimensions=3, heldout_rows=20), 5, "regression"
+
+
+def maxima(folder):
+    return data.Maxima(dimensions=3, directions=2, heldout_rows=20), 6, "regression"
+
+
+def graph(folder):
+    """30 nodes of two classes, edges mostly within one; node 30 of a citation has no features."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat([0, 1], 15))
+    features = (rng.random((30, 6)) < 0.3) | (np.arange(6) % 2 == labels[:, None])
+    rows = ["\t".join([f"n{i}", *map(str, f.astype(int)), "ab"[c]])
+            for i, (f, c) in enumerate(zip(features, labels, strict=True))]  # fmt: skip
+    (folder / "g.content").write_text("\n".join(rows) + "\n")
+    ends = [(i, j) for i in range(30) for j in range(i) if labels[i] == labels[j]]
+    some = [ends[k] for k in rng.choice(len(ends), 50, replace=False)]
+    some += [some[0], some[1][::-1], (4, 4), (3, 30)]
+    (folder / "g.cites").write_text("".join(f"n{i}\tn{j}\n" for i, j in some))
+    parts = ["train"] * 8 + ["valid"] * 8 + ["test"] * 10 + ["rest"] * 4
+    split = "".join(f"{i}\tn{i}\t{part}\n" for i, part in enumerate(parts))
+    (folder / "split.tsv").write_text("number\tid\tpart\n" + split)
+    return data.Nodes(path=str(folder)), 30, "node_class"
+
+
+class Doubles:
+    """Random access: the target is every token of the source twice."""
+
+    def __init__(self, first, count):
+        self.first, self.count = first, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        source = np.random.default_rng(self.first + index).integers(0, 5, 12)
+        return {"source": source, "target": np.repeat(source, 2)}
+
+
+def grain(folder):
+    module = types.ModuleType("made_for_tests")
+    module.doubles = lambda path: random_access.Splits(
+        name="doubles",
+        train=Doubles(0, 30),
+        heldout=Doubles(100, 12),
+        validation=[Doubles(200, 9)[i] for i in range(9)],  # a list is random access too
+        sizes=data.DataSizes(5),
+    )
+    sys.modules["made_for_tests"] = module
+    return data.RandomAccessData(make="made_for_tests:doubles"), 24, "transduction"
+
+
+DATASETS = {
+    f.__name__: f
+    for f in (text, pairs, labelled, recall, endpoints, farthest, maxima, graph, grain)
+}

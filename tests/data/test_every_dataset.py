@@ -1,0 +1,123 @@
+"""What every entry of `DATASETS` guarantees, and every objective that it is made for."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_data import DATASETS as SMALL
+
+from attnlab import data
+from attnlab.data import DATASETS
+from attnlab.training.objectives import OBJECTIVES, Metric, input_shapes
+from attnlab.training.step import step_key
+
+
+@pytest.fixture(params=SMALL)
+def case(request, tmp_path):
+    """(config, length, objective, dataset)"""
+    config, length, objective = SMALL[request.param](tmp_path)
+    return config, length, OBJECTIVES[objective], config.load(length)
+
+
+def test_every_dataset_is_tried():
+    assert set(SMALL) == set(DATASETS)
+
+
+def draw(dataset, seed, step, size=4, part=slice(None)):
+    if dataset.generate is not None:
+        return dataset.generate(dataset.device_arrays, step_key(seed, step), size)
+    return dataset.batch(seed, step, size, part)
+
+
+def same(a, b):
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def test_a_batch_is_a_function_of_seed_and_step(case):
+    config, length, _, dataset = case
+    again = config.load(length)
+    one = draw(dataset, 3, 5)
+    assert same(one, draw(again, 3, 5))
+    assert again.digest == dataset.digest
+    if not isinstance(config, data.Nodes):  # one graph is one batch
+        assert not same(one, draw(dataset, 4, 5))
+        assert not same(one, draw(dataset, 3, 6))
+    if dataset.batch is not None:
+        halves = [draw(dataset, 3, 5, part=slice(2 * p, 2 * p + 2)) for p in range(2)]
+        assert same(jax.tree.map(lambda *a: np.concatenate(a), *halves), one)
+
+
+def test_sizes_and_shapes_are_known_before_loading(case):
+    config, length, objective, dataset = case
+    assert config.sizes() == dataset.sizes
+    known, loaded = config.shapes(length), dataset.shapes()
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), known) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), loaded
+    )
+    batch = draw(dataset, 0, 1, 2)
+    assert {n: (2, *a.shape[1:]) for n, a in loaded.items()} == {
+        n: a.shape for n, a in batch.items()
+    }
+    input_shapes(objective.bind(dataset.sizes), loaded)
+    type(config)()  # every field has a default: it is a flag
+    assert all(f.type for f in dataclasses.fields(config))
+
+
+def test_rows_that_are_scored(case):
+    """All of them, or some, evenly spaced; other rows than are trained on."""
+    *_, dataset = case
+    parts = [dataset.heldout, dataset.train, *([dataset.validation] if dataset.validation else [])]
+    for part in parts:
+        whole = part(0)
+        count = len(whole["valid"])
+        assert all(len(a) == count for a in jax.tree.leaves(whole))
+        assert same(part(count), whole) or "tokens" in whole  # windows of a text are cut anew
+        some = part(min(3, count))
+        assert len(some["valid"]) == min(3, count)
+    if "senders" in dataset.shapes():
+        counted = sum(part(0)["valid"].astype(int) for part in parts)
+        assert counted.max() == 1
+        return
+    if isinstance(case[0], data.Text):
+        return  # short windows come again
+    if isinstance(case[0], data.Endpoints):
+        return  # every case is scored, those of training too
+    arrays = lambda rows: [a for name, a in sorted(rows.items()) if name != "valid"]
+    held, trained = (
+        {b"".join(a[i].tobytes() for a in arrays(rows)) for i in range(len(rows["valid"]))}
+        for rows in (dataset.heldout(0), dataset.train(0))
+    )
+    assert not held & trained
+
+
+def test_baselines_are_of_a_metric_of_the_objective(case):
+    _, _, objective, dataset = case
+    found = dataset.baselines()
+    assert set(found) <= {metric.name for metric in objective.metrics}
+    for values in found.values():
+        assert all(np.isfinite(v) and v >= 0 for v in values.values())
+
+
+def test_padding_never_counts(case):
+    """A row of zeros that is not valid changes no sum, as an evaluation fills its last batch."""
+    *_, objective, dataset = case
+    objective = objective.bind(dataset.sizes)
+    rows = dataset.heldout(2)
+    filled = jax.tree.map(lambda a: np.pad(a, [(0, 3), *[(0, 0)] * (a.ndim - 1)]), rows)
+    key = jax.random.key(0)
+    one, more = (objective.prepare(jax.tree.map(jnp.asarray, a), key) for a in (rows, filled))
+    size = dataset.sizes.num_classes or dataset.sizes.vocab_size + len(objective.special_tokens)
+    answers = np.random.default_rng(0).normal(size=(*more.weights.shape, size))
+    answers = jnp.asarray(answers, jnp.float32)
+    for metric in (m for m in objective.metrics if m.measure is not None):
+        sums = [
+            [float(np.sum(a)) for a in metric.measure(answers[: len(e.targets)], e)]
+            for e in (one, more)
+        ]
+        np.testing.assert_allclose(sums[0], sums[1], rtol=1e-6)
+        assert sums[0][1] > 0
+    assert Metric("m", "", "lower").measure is None

@@ -1,0 +1,239 @@
+"""Files of the rows of data: what they hold, and bad ones refused by file and line."""
+
+import gzip
+import re
+import zipfile
+
+import numpy as np
+import pytest
+from small_data import graph as small_graph
+
+from attnlab.data import files, labelled, pairs
+from attnlab.data import graph as graphs
+from attnlab.data.batching import epoch_indices, evenly_spaced, pad_rows
+from experiments.configs import scan
+
+
+def write(folder, texts):
+    for name, text in texts.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return folder
+
+
+def test_lines_end_where_files_are_aligned():
+    """Unicode's other line ends stay within a line; CRLF and a missing last end do not matter."""
+    text = "one\u2028still one\r\ntwo\x0bstill two\n\nfour".encode()
+    assert files.split_lines(text, "f") == ["one\u2028still one", "two\x0bstill two", "", "four"]
+    assert files.split_lines(b"", "f") == []
+
+
+PAIRS = {"a.en": "one\ntwo\n", "a.de": "eins\nzwei\n"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"a.de": "eins\n"}, r"a\.de:1: the file ends here, .*a\.en has 2 lines"),
+        ({"a.en": "one\n  \n"}, r"a\.en:2: the line is empty; drop it from both files"),
+        ({"a.de": b"eins\nzw\xe9i\n"}, r"a\.de:2: byte 0xe9 at column 3 is not UTF-8"),
+        ({"a.de.gz": b"", "a.de": None}, r"a\.de\.gz:0: the file ends here"),
+        ({"a.de": None}, r"there is no .*a\.de and no a\.de\.gz"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused_by_line(tmp_path, changes, message):
+    write(tmp_path, {n: t for n, t in (PAIRS | changes).items() if t is not None})
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        pairs.find_pairs(tmp_path, ("en", "de"), ("a", "a", "a"))
+
+
+def test_one_part_is_split_by_the_source_line(tmp_path):
+    """Pairs with the same source line stay together."""
+    source = [f"line {i // 2}" for i in range(1000)]
+    write(tmp_path, {"a.en": "\n".join(source), "a.de.gz": "\n".join(map(str, range(1000)))})
+    found = pairs.find_pairs(tmp_path, ("en", "de"), ("a",))
+    sides = {part: {pair.source for pair in some} for part, some in found.items()}
+    assert sum(map(len, sides.values())) == 500
+    rest = [files.bucket(line, 100) for line in source]
+    counts = [sum(n > 1 for n in rest), rest.count(1), rest.count(0)]
+    assert [len(found[part]) for part in pairs.SPLITS] == counts
+    assert found["train"][:2] == [("line 0", "0"), ("line 0", "1")]
+    with pytest.raises(ValueError, match="no pair for the part"):
+        pairs.find_pairs(write(tmp_path, PAIRS), ("en", "de"), ("a",))
+
+
+def test_multi30k(shared_data):
+    found = pairs.find_pairs(
+        shared_data / "multi30k", ("en", "de"), ("train", "val", "test_2016_flickr")
+    )
+    assert [len(found[part]) for part in pairs.SPLITS] == [29_000, 1_014, 1_000]
+    assert found["test"][0].target == "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt."
+
+
+MANY = [f"text {i}" for i in range(60)]
+
+
+def labelled_files(kind):
+    """The same texts in each form that is read."""
+    one, two = MANY[::2], MANY[1::2]
+    if kind == "folders":
+        return {
+            f"x/{c}/{i}.txt": t for c, some in (("a", one), ("b", two)) for i, t in enumerate(some)
+        }
+    if kind == "suffixes":
+        return {"x.a": "\n".join(one), "x.b": "\n".join(two) + "\n", "README.txt": "about"}
+    return {"x.tsv": "".join(f"{'ba'[t in one]}\t{t}\n" for t in MANY)}
+
+
+@pytest.mark.parametrize("kind", ["folders", "suffixes", "lines"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_forms_of_labelled_texts(tmp_path, kind, packed):
+    texts = labelled_files(kind)
+    path = write(tmp_path / "data", texts)
+    path = path / "x.tsv" if kind == "lines" else path
+    if packed and kind == "lines":
+        path = write(tmp_path, {"x.tsv.gz": texts["x.tsv"]}) / "x.tsv.gz"
+    elif packed:
+        path = tmp_path / "data.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in texts.items():
+                archive.writestr(f"top/{name}", text)
+    found = labelled.read_labelled(path)
+    assert {one.text: one.label for one in found} == {t: "ab"[i % 2] for i, t in enumerate(MANY)}
+    assert {one.text: one.split for one in found} == {
+        t: ("test", "valid", "train")[min(files.bucket(t, 10), 2)] for t in MANY
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"x.tsv": "a\tone\nb two\n"}, r"x\.tsv:2: no class before a tab; write class<TAB>text"),
+        ({"x.tsv": "a\tone\nb\t \n"}, r"x\.tsv:2: the text is empty"),
+        ({"x.tsv": b"a\tone\nb\t\xff\n"}, r"x\.tsv:2: byte 0xff at column 3"),
+        ({"x.tsv": "a\tone\na\ttwo\n"}, "fewer than two classes"),
+        ({"x.tsv": "a\tone\nb\ttwo\n"}, "no text falls into the split"),
+        ({"d/x.a": "one\n", "d/x.b": "two\n\n"}, r"x\.b:2: the text is empty"),
+        ({"d/x.a": "one\n", "d/y.b": "two\n"}, r"neither a folder a class .* it holds x\.a, y\.b"),
+        ({"d/a/1": "one", "d/b/2": b"a\n\xc3\n"}, r"d/b/2:2: byte 0xc3"),
+        ({"x.zip": b"PK"}, r"cannot read .*x\.zip"),
+    ],
+)
+def test_labelled_texts_that_are_refused(tmp_path, texts, message):
+    write(tmp_path, texts)
+    name = next(iter(texts)).partition("/")[0]
+    with pytest.raises(ValueError, match=message):
+        labelled.read_labelled(tmp_path / name)
+
+
+def test_reviews(shared_data):
+    """README and ANCHORS.md of the data: sizes of the parts, naive Bayes near 78.1 %."""
+    sizes = {"sentence_polarity": (8550, 1057, 1055), "movie_reviews": (1600, 200, 200)}
+    for name, counts in sizes.items():
+        found = labelled.read_labelled(shared_data / name / f"{name}.zip")
+        parts = {p: [(o.text, o.label) for o in found if o.split == p] for p in labelled.SPLITS}
+        assert tuple(map(len, parts.values())) == counts
+        if name == "sentence_polarity":
+            right = labelled.naive_bayes(parts["train"], parts["test"])
+            assert abs(right - 0.781) < 0.01
+            assert abs(labelled.majority(parts["train"], parts["test"]) - 0.5) < 0.02
+
+
+def test_naive_bayes_by_hand():
+    """p(w | class) = (texts with w + 1) / (texts + 2); "new" is no word of the training texts."""
+    train = [("x y", "a"), ("x", "a"), ("y", "b")]
+    # a: 2 [x 3/4] [1 - y 1 - 2/4] against b: 1 [x 1/3] [1 - y 1 - 2/3], and so on.
+    for text, a, b in (
+        ("x new", 2 * 3 / 4 * 2 / 4, 1 / 3 * 1 / 3),
+        ("y", 2 * 1 / 4 * 2 / 4, 2 / 3 * 2 / 3),
+    ):
+        assert labelled.naive_bayes(train, [(text, "ab"[a < b])]) == 1.0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    small_graph(tmp_path)
+    return tmp_path
+
+
+def test_a_graph_holds_each_edge_both_ways_and_once(folder):
+    graph = graphs.read_graph(folder)
+    ends = set(zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True))
+    assert len(ends) == len(graph.senders) == 100
+    assert all((j, i) in ends and i != j for i, j in ends)
+    assert graph.left_out == 1
+    assert graph.classes == ("a", "b")
+    assert [int(nodes.sum()) for nodes in graph.parts.values()] == [8, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "text", "message"),
+    [
+        ("g.content", 3, "n2\t1\t0\ta", r"g\.content:3: 4 columns, the first line has 8"),
+        (
+            "g.content",
+            3,
+            "n1\t1\t0\t1\t0\t1\t0\ta",
+            r"g\.content:3: node 'n1' stands in line 2 too",
+        ),
+        ("g.content", 3, "n2\t1\t0\tx\t0\t1\t0\ta", r"g\.content:3: a feature is no number"),
+        ("g.cites", 2, "n1 n2", r"g\.cites:2: 1 columns, not 2"),
+        ("split.tsv", 5, "3\tn3\ttrian", r"split\.tsv:5: part 'trian' is none of train, valid"),
+        ("split.tsv", 5, "3\tn99\ttrain", r"split\.tsv:5: node 'n99' has no line in .*g\.content"),
+    ],
+)
+def test_graphs_that_are_refused_by_line(folder, file, line, text, message):
+    rows = (folder / file).read_text().split("\n")
+    rows[line - 1] = text
+    (folder / file).write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=message):
+        graphs.read_graph(folder)
+
+
+def test_labels_spread_along_edges(folder):
+    """On a path 0 - 1 - 2 - 3 whose ends are known, and node 4 apart."""
+    graph = graphs.read_graph(folder)._replace(
+        labels=np.array([1, 1, 0, 0, 0]),
+        classes=("a", "b"),
+        senders=np.array([0, 1, 1, 2, 2, 3]),
+        receivers=np.array([1, 0, 2, 1, 3, 2]),
+    )
+    known = np.array([True, False, False, True, False])
+    got = graphs.spread_labels(graph, known, 2)
+    assert got.tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0]]
+
+
+def test_cora(shared_data):
+    """README and ANCHORS.md of the data: sizes, and label propagation near 73.0 %."""
+    graph = graphs.read_graph(shared_data / "cora")
+    assert graph.features.shape == (2708, 1433)
+    assert len(graph.senders) == 2 * 5278
+    assert [int(nodes.sum()) for nodes in graph.parts.values()] == [140, 500, 1000]
+    right = graphs.spread_labels(graph, graph.parts["train"], 50)[50] == graph.labels
+    assert abs(right[graph.parts["test"]].mean() - 0.730) < 0.005
+    accuracy, rounds = graphs.label_propagation(graph)
+    assert 0.72 < accuracy < 0.74
+    assert 0 < rounds <= 50
+
+
+def test_lines_of_scan(tmp_path):
+    lines = {"train": "IN: jump OUT: I_JUMP\nIN: jump twice I_JUMP\n", "test": "IN: a OUT: b\n"}
+    write(tmp_path, {f"tasks_{part}_simple.txt.gz": text for part, text in lines.items()})
+    with pytest.raises(ValueError, match=re.escape("simple.txt.gz:2: not of the form 'IN: words")):
+        scan.datasets(str(tmp_path))
+
+
+def test_every_epoch_holds_every_row_once():
+    epochs = [
+        np.concatenate([epoch_indices(10, 3, 5 * e + s, 2) for s in range(5)]) for e in range(2)
+    ]
+    assert all(sorted(e) == list(range(10)) for e in epochs)
+    assert (epochs[0] != epochs[1]).any()
+    across = [epoch_indices(7, 0, step, 3) for step in range(7)]  # 21 rows: three epochs
+    assert sorted(np.concatenate(across)) == sorted([*range(7)] * 3)
+    np.testing.assert_array_equal(
+        epoch_indices(7, 0, 2, 6, slice(2, 4)), epoch_indices(7, 0, 2, 6)[2:4]
+    )
+    assert evenly_spaced(10, 20).tolist() == list(range(10))
+    assert pad_rows([[1, 2, 3], []], 2).tolist() == [[1, 2], [-1, -1]]

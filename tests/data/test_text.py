@@ -1,0 +1,193 @@
+"""What a batch is a function of, and what a window holds."""
+
+import gzip
+import json
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlab.data import BYTES, DataSizes, Text, text
+
+
+def test_standard_library_splits_by_whole_files():
+    corpus = text.load_corpus()
+    assert corpus.train.max() < BYTES.vocab_size
+    assert 0.05 < len(corpus.heldout) / corpus.num_bytes < 0.2
+    heldout = corpus.heldout.astype(np.uint8).tobytes()
+    train = corpus.train.astype(np.uint8).tobytes()
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for name, held in {"argparse.py": False, "functools.py": True}.items():
+        source = (root / name).read_bytes()
+        assert (source in heldout, source in train) == (held, not held)
+    assert 4 < text.unigram_bits(corpus.heldout) < 5.5
+    assert 1 < text.gzip_bits(corpus.heldout) < 2.5
+
+
+def test_the_recorded_corpus(shared_data):
+    """ANCHORS.md, for the interpreter whose library was measured."""
+    corpus = text.load_corpus()
+    if corpus.num_bytes != 12_118_641:
+        pytest.skip("another interpreter's library")
+    assert corpus.sha256.startswith("6542f7510a0b")
+    assert len(corpus.heldout) == 1_292_697
+
+
+def test_a_text_holds_out_its_tail(tmp_path):
+    content = bytes(range(100)) * 3
+    (tmp_path / "b.txt").write_bytes(content[100:])
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as f:
+        f.write(content[:100])
+    folder = text.load_corpus(str(tmp_path))
+    assert np.concatenate([folder.train, folder.heldout]).astype(np.uint8).tobytes() == content
+    assert (len(folder.train), len(folder.heldout)) == (270, 30)
+    file = tmp_path / "b.txt"
+    assert text.load_corpus(str(file)).num_bytes == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no text at"),
+        (b"", "holds no text"),
+        (b"x" * 40, "held-out text has 4 tokens, too short for one window of 8"),
+    ],
+)
+def test_unusable_texts(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        Text(path=str(path)).load(8)
+
+
+def test_a_broken_gzip_is_named(tmp_path):
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-9])
+    with pytest.raises(ValueError, match=r"cannot read .*text\.gz"):
+        Text(path=str(tmp_path)).load(8)
+
+
+SENTENCES = "Straße um Straße, naïve Œuvre; the rose is a rose is a rose.\n" * 40
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    """A text with characters of several bytes, one of which the split at 90 % cuts."""
+    path = tmp_path / "text.txt"
+    data = SENTENCES.encode()
+    while not 0x80 <= data[int(len(data) * 0.9)] < 0xC0:
+        data += b"."
+    path.write_bytes(data)
+    return path
+
+
+def test_tokens_stand_for_the_bytes_of_the_text(sentences, tmp_path):
+    """However it is cut into tokens and windows, every byte but the first token's counts once."""
+    plain = Text(path=str(sentences)).load(8)
+    learnt = Text(path=str(sentences), tokenizer="bpe:280")
+    source, data = learnt.load(8), sentences.read_bytes()
+    assert learnt.sizes() == source.sizes == DataSizes(280)
+    assert source.digest != plain.digest
+    assert source.facts["held-out tokens"] < plain.facts["held-out tokens"] / 2
+    heldout = source.heldout(0)
+    text = data[int(len(data) * 0.9) + 1 :].decode()  # without the rest of the cut character
+    first = heldout["tokens"][0, :1].tolist()
+    assert (heldout["bytes"] * heldout["valid"]).sum() == len(text.encode()) - len(
+        source.decode(first)
+    )
+    rows = [row[1:][valid] for row, valid in zip(heldout["tokens"], heldout["valid"], strict=True)]
+    assert source.decode([*first, *np.concatenate(rows).tolist()]) == repr(text)[1:-1]
+    some, valid = source.heldout(3), heldout["valid"]
+    targets = zip(heldout["tokens"][:, 1:][valid], heldout["bytes"][valid], strict=True)
+    plain_ones = [(source.decode([int(t)]), size) for t, size in targets]
+    plain_ones = [(told, size) for told, size in plain_ones if told.isascii() and "\\" not in told]
+    assert len({told for told, _ in plain_ones}) > 3
+    assert all(size == len(told) for told, size in plain_ones)
+    assert {name: a.shape for name, a in some.items()} == {
+        "tokens": (3, 9), "valid": (3, 8), "bytes": (3, 8)
+    }  # fmt: skip
+    assert source.baselines()["bits_per_byte"].keys() == {
+        "unigram entropy", "gzip -9", "unigram entropy of the tokens"
+    }  # fmt: skip
+
+
+def test_a_kept_tokenizer_is_used_again(sentences, tmp_path):
+    data, folder = Text(path=str(sentences), tokenizer="bpe:280"), tmp_path / "run"
+    folder.mkdir()
+    source = data.load(8, folder)
+    [(name, content)] = source.files.items()
+    (folder / name).write_bytes(content)
+    assert data.load(8, folder).digest == source.digest
+    other = Text(path=str(sentences), tokenizer="bpe:260").load(8)
+    (folder / name).write_bytes(other.files[name])
+    assert data.load(8, folder).digest == other.digest != source.digest
+    by_path = Text(path=str(sentences), tokenizer=str(folder / name))
+    assert by_path.load(8).digest == other.digest
+    assert by_path.sizes() == DataSizes(260)
+
+
+def test_a_tokenizer_that_loses_text_says_so(sentences, tmp_path):
+    words = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "rose": 1}, "unk_token": "?"},
+    }  # fmt: skip
+    path = tmp_path / "words.json"
+    path.write_text(json.dumps(words))
+    source = Text(path=str(sentences), tokenizer=str(path)).load(8)
+    assert "it loses some of the text" in source.facts["tokenizer"]
+    exact = Text(path=str(sentences), tokenizer="bpe:280").load(8)
+    assert exact.facts["tokenizer"] == "bpe:280"
+
+
+def test_a_text_that_cannot_be_tokenised_is_named_by_line(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"one\ntwo\n\xff\n" * 100)
+    Text(path=str(path)).load(8)
+    with pytest.raises(ValueError, match=r"text\.txt:3: byte 0xff is not UTF-8; convert the file"):
+        Text(path=str(path), tokenizer="bpe:300").load(8)
+    for name, message in {
+        "bpe:1": "more than the 256 bytes",
+        "bite": "no tokenizer 'bite'",
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            Text(path=str(path), tokenizer=name)
+    path.write_bytes(b"one two\n" * 20)
+    with pytest.raises(ValueError, match="held-out text has 6 tokens, too short for one window"):
+        Text(path=str(path), tokenizer="bpe:300").load(8)
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    whole = np.arange(10_000)
+    batch = text.sample(whole, 16, 8, seed=3, step=5)
+    assert batch.shape == (8, 17)
+    np.testing.assert_array_equal(batch - batch[:, :1], np.tile(np.arange(17), (8, 1)))
+    np.testing.assert_array_equal(batch, text.sample(whole, 16, 8, seed=3, step=5))
+    for other in ({"seed": 4, "step": 5}, {"seed": 3, "step": 6}):
+        assert (text.sample(whole, 16, 8, **other) != batch).any()
+    parts = [
+        text.sample(whole, 16, 8, seed=3, step=5, part=slice(2 * p, 2 * p + 2)) for p in range(4)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts), batch)
+
+
+def test_every_position_can_be_drawn():
+    starts = np.concatenate(
+        [text.sample(np.arange(12), 8, 50, seed=0, step=s)[:, 0] for s in range(9)]
+    )
+    assert set(starts) == {0, 1, 2, 3}
+
+
+def test_windows_are_evenly_spaced():
+    tokens, counts = text.windows(np.arange(101), 10, 4)
+    np.testing.assert_array_equal(tokens[:, 0], [0, 30, 60, 90])
+    np.testing.assert_array_equal(tokens[-1], np.arange(90, 101))
+    assert counts.all()
+
+
+@pytest.mark.parametrize("size", [31, 37, 40, 41])
+def test_the_whole_text_counts_every_target_once(size):
+    tokens, counts = text.windows(np.arange(size), 10, 0)
+    np.testing.assert_array_equal(tokens[:, 1:][counts], np.arange(1, size))

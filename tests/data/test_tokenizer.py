@@ -1,0 +1,65 @@
+"""Every text comes back as it was, and its tokens stand for its bytes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from attnlab.data.tokenizer import FILE, Encoded, make_tokenizer, num_tokens
+
+TEXTS = ["a rose is a rose", "Straße, über naïve Œuvre", "日本語 🙂 \t two  spaces ", "", "\n\n"]
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe:300"])
+def test_texts_come_back_and_sizes_sum_to_the_bytes(name):
+    tokenizer = make_tokenizer(name, TEXTS[:2])
+    for text, (tokens, sizes) in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
+        assert tokenizer.decode(tokens) == text
+        assert sizes.sum() == len(text.encode())
+        assert (sizes >= 0).all()
+        assert len(tokens) == len(sizes)
+        assert not len(tokens) or tokens.max() < tokenizer.size == num_tokens(name)
+        assert np.array_equal(Encoded(tokens, sizes).spans(text), tokenizer.read(text).spans)
+    assert make_tokenizer(name, TEXTS[:2]).digest == tokenizer.digest
+
+
+def test_pairs_of_bytes_are_learnt_from_the_texts_that_are_given():
+    ours, other = (make_tokenizer("bpe:270", texts) for texts in (["low low low"], ["new new new"]))
+    assert len(ours.encode(["low"])[0].tokens) == 1
+    assert len(other.encode(["low"])[0].tokens) == 3
+    assert ours.digest != other.digest
+
+
+def test_a_file_is_read(tmp_path):
+    """One that was kept in the run's folder, or anybody's: here one that knows words alone."""
+    learnt = make_tokenizer("bpe:270", ["low low low"])
+    (tmp_path / FILE).write_bytes(learnt.content)
+    kept = make_tokenizer("bpe:270", ["other texts"], tmp_path)
+    assert kept.digest == learnt.digest
+    words = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"?": 0, "the": 1, "sea": 2}, "unk_token": "?"},
+    }  # fmt: skip
+    path = tmp_path / "words.json"
+    path.write_text(json.dumps(words))
+    assert num_tokens(str(path)) == 3
+    tokens, sizes = make_tokenizer(str(path), []).encode(["The  wine-dark Sea "])[0]
+    assert tokens.tolist() == [1, 0, 0, 0, 2]
+    assert sizes.tolist() == [3, 6, 1, 4, 5]  # what lies before a word is its own
+    assert np.sum(sizes) == 19
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bpe:200", "more than the 256 bytes"),
+        ("bpe:many", "write bpe:N"),
+        ("byte", "no tokenizer 'byte'; write bytes, bpe:N or the path"),
+        (__file__, "is no tokenizer.json"),
+    ],
+)
+def test_names_that_are_none(name, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        make_tokenizer(name, ["text"])

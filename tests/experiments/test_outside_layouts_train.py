@@ -1,0 +1,96 @@
+"""A layout and extras of one file outside the package train by flag and decode step by step."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import outside_layouts
+import pytest
+from commands import command
+from conftest import deep
+
+import attnlab
+from attnlab.models import generate
+from experiments.configs import byte_lm
+from experiments.running import arm, launch
+
+FILE = f"""
+import sys
+sys.path.insert(0, {str(outside_layouts.__file__.rpartition("/")[0])!r})
+import outside_layouts
+from experiments.configs import byte_lm
+get_config = byte_lm.get_config
+"""
+CASES = {
+    "differential": {"model.heads.layout": "differential"},
+    "learnt_soft_cap": {"model.heads.extras.learnt_soft_cap.on": True},
+    "mixture_of_heads": {
+        "model.heads.num_heads": 4,
+        "model.heads.extras.mixture_of_heads.on": True,
+        "model.heads.extras.mixture_of_heads.top": 2,
+    },
+    "all of them": {
+        "model.heads.layout": "differential",
+        "model.heads.num_heads": 4,
+        "model.heads.extras.learnt_soft_cap.on": True,
+        "model.heads.extras.mixture_of_heads.on": True,
+    },
+}
+SHORT = {"train.steps": 6, "train.log_every": 1, "train.checkpoint_every": 6, "train.seeds": (0,)}
+
+
+def check_decoding(folder):
+    """Greedy decoding with a cache takes the token with the largest logit of the whole text."""
+    model, params = attnlab.load_run(folder)
+    prompt = jnp.asarray([list(b"abca"), list(b"cabb")])
+    new = generate(params, prompt, model.config, 8)
+    text = jnp.concatenate([prompt, new], axis=1)
+    logits = model.apply({"params": params}, text).logits
+    np.testing.assert_array_equal(jnp.argmax(logits[:, 3:-1], axis=-1), new)
+
+
+@pytest.mark.parametrize("case", deep(CASES, "all of them"))
+def test_it_trains_from_a_config_file_and_decodes(case, tmp_path, nine_letters):
+    file = tmp_path / "outside.py"
+    file.write_text(FILE)
+    _, config = launch.load(f"{file}:tiny")
+    config.update_from_flattened_dict(CASES[case] | SHORT | {"data.path": str(nine_letters)})
+    result = arm.run(config, tmp_path / "run")
+    assert result["status"] == arm.COMPLETE
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    losses = [row["train/loss"][0] for row in rows if "train/loss" in row]
+    assert losses[-1] < losses[0]
+    balance = [row["train/head_balance"][0] for row in rows if "train/head_balance" in row]
+    assert len(balance) == (6 if "mixture_of_heads" in json.dumps(CASES[case]) else 0)
+    check_decoding(tmp_path / "run")
+
+
+def test_the_balance_loss_is_trained(tmp_path, nine_letters):
+    """Where the loss of the task cannot reach the router, since every head is chosen and weighs
+    nothing, the balance loss still moves it."""
+    config = byte_lm.get_config("tiny")
+    flags = CASES["mixture_of_heads"] | SHORT | {"train.weight_decay": 0.0}
+    config.update_from_flattened_dict(flags | {"data.path": str(nine_letters)})
+    config.model.attention.output_scale = 0.0  # attention adds nothing to the residual stream
+    arm.run(config, tmp_path / "run")
+    model, params = attnlab.load_run(tmp_path / "run")
+    first = model.init(jax.random.key(0), jnp.zeros((1, 4), int))["params"]
+    moved = {
+        name: float(jnp.abs(a - first["layers"]["attention"][name]).max())
+        for name, a in params["layers"]["attention"].items()
+        if name in ("router", "router_shared", "v")
+    }
+    assert moved["router"] > 1e-3
+    assert moved["router_shared"] == moved["v"] == 0
+
+
+@pytest.mark.slow
+def test_it_is_a_flag(tmp_path, nine_letters):
+    file = tmp_path / "outside.py"
+    file.write_text(FILE)
+    flags = [f"--config.{n}={v}" for n, v in (CASES["differential"] | SHORT).items()]
+    flags += [f"--config={file}:tiny", f"--config.data.path={nine_letters}"]
+    done = command("experiments.run", *flags, f"--workdir={tmp_path}/run")
+    assert done.returncode == 0, done.stderr
+    assert "seed 0: held-out" in done.stdout

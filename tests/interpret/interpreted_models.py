@@ -1,0 +1,26 @@
+"""Models with large random parameters, for tests that compare numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attnlab import heads
+from attnlab.models import FFN, ModelConfig, param_shapes
+
+
+def config_of(layout="standard", *, num_heads=3, biases=("q", "k", "v", "o"), **fields):
+    """A small decoder whose sizes all differ; `fields` are of the config, or of the layout."""
+    kind = heads.LAYOUTS[layout]
+    names = set(kind.__dataclass_fields__)
+    own = {name: fields.pop(name) for name in list(fields) if name in names and name != "width"}
+    biases = tuple(b for b in biases if b in kind.bias_names)
+    base = {"vocab_size": 11, "max_len": 8, "width": 12, "num_layers": 3, "ffn": FFN(width=10)}
+    return ModelConfig(heads=kind(num_heads=num_heads, biases=biases, **own), **base | fields)
+
+
+def random_params(config, seed=0, scale=0.5):
+    rng = np.random.default_rng(seed)
+    dtype = jnp.float64 if config.compute.dtype == "float64" else jnp.float32
+    return jax.tree.map(
+        lambda a: jnp.asarray(rng.normal(size=a.shape) * scale, dtype), param_shapes(config)
+    )

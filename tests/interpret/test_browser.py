@@ -1,0 +1,276 @@
+"""The page of heads in a real browser: `pytest -m browser`, with playwright and a Chromium.
+
+CHROMIUM names the browser where it is not found on the PATH.
+"""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from attnlab.interpret import AttentionMaps, Panel, view, view_panels
+
+pytestmark = pytest.mark.browser
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+LAYERS, HEADS, LENGTH = 3, 4, 9
+TOKENS = ["The", " cat", " sat", "</script>", "שלום", "\n", " on", " the", " mat"]
+
+
+def softmax(*shape, seed=0):
+    scores = np.random.default_rng(seed).normal(0, 2, shape)
+    scores = np.where(np.tri(*shape[-2:], dtype=bool), scores, -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+PROBS, OTHER = softmax(LAYERS, HEADS, LENGTH, LENGTH), softmax(2, HEADS, LENGTH, LENGTH, seed=1)
+FIRST = PROBS[..., 0].mean(-1)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
+    with playwright.sync_playwright() as play:
+        running = play.chromium.launch(executable_path=path, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a page. In the end nothing was asked for but its file, and no script has failed."""
+    pages = []
+
+    def open_page(page, width=1200, height=900, **options):
+        path = page.save(tmp_path / f"{len(pages)}.html")
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        tab = context.new_page()
+        asked, errors = [], []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        tab.goto(path.as_uri())
+        pages.append((context, path, asked, errors))
+        return tab
+
+    yield open_page
+    for context, path, asked, errors in pages:
+        context.close()
+        assert asked == [path.as_uri()]
+        assert errors == []
+
+
+@pytest.fixture
+def one(opened):
+    plan = {"attention": (0, 1, 0)}
+    return opened(view(PROBS, TOKENS, statistics={"first": FIRST}, plan=plan))
+
+
+def shown(token):
+    return token.replace(" ", "·").replace("\n", "↵")
+
+
+def title(tab, side=0):
+    return tab.locator("h3").nth(side).text_content()
+
+
+def thumb(tab, layer, head, side=0):
+    return tab.locator(".panel").nth(side).locator(f'[aria-label="layer {layer}, head {head}"]')
+
+
+def readout(tab, side=0):
+    return tab.locator(".readout").nth(side).text_content()
+
+
+def cell(tab, t, s, side=0):
+    """The point of the canvas that shows who looks and who is looked at."""
+    side = f"panels[{side}]"
+    box = tab.locator(".stage canvas").nth(int(side[7])).bounding_box()
+    left, top, size = tab.evaluate(f"[{side}.form.left, {side}.form.top, {side}.form.cell]")
+    return box["x"] + left + (s + 0.5) * size, box["y"] + top + (t + 0.5) * size
+
+
+def test_pointing_tells_who_looks_where(one):
+    for t, s in ((6, 3), (8, 0), (2, 2)):
+        one.mouse.move(*cell(one, t, s))
+        p = PROBS[0, 0, t, s]
+        said = readout(one)
+        assert f"{t} attends to " in said
+        told = float(said.split(f" {s}: ")[1][:5])
+        assert abs(told - p) <= 1 / 510 + 5e-4
+        most = int(np.argmax(PROBS[0, 0, t]))
+        first = said.split("attends most to ")[1]
+        assert first.startswith(f"{shown(TOKENS[most])} {most}: ")
+    one.mouse.move(*cell(one, 1, 7))
+    assert "masked, a later token" in readout(one)
+    one.mouse.move(5, 5)
+    assert "Point at a token" in readout(one)
+
+
+def test_a_click_holds_and_escape_lets_go(one):
+    one.mouse.click(*cell(one, 4, 1))
+    one.mouse.move(5, 5)
+    assert "שלום 4 attends to ·cat 1:" in readout(one)
+    one.mouse.move(*cell(one, 8, 8))
+    assert "שלום 4 attends to" in readout(one)
+    one.keyboard.press("Escape")
+    assert "Point at a token" in readout(one)
+
+
+def test_heads_are_chosen_by_mouse_and_keys(one):
+    assert title(one) == "Layer 0, head 0"
+    thumb(one, 1, 2).click()
+    assert title(one) == "Layer 1, head 2"
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowLeft"):
+        one.keyboard.press(key)
+    assert title(one) == "Layer 1, head 2"  # there is no head 4
+    assert one.locator('[aria-pressed="true"].thumb').count() == 1
+    one.keyboard.press("j")
+    one.keyboard.press("j")
+    assert "·cat 1 attends most to" in readout(one)
+    row = one.locator("tr", has_text="first")
+    assert row.locator(".value").text_content() == f"{FIRST[1, 2]:.2f}"
+
+
+def test_layers_with_the_same_weights_light_up(one):
+    lit = lambda: [
+        (layer, head)
+        for layer in range(LAYERS)
+        for head in range(HEADS)
+        if "lit" in thumb(one, layer, head).get_attribute("class").split()
+    ]
+    thumb(one, 2, 3).hover()
+    assert lit() == [(0, 3), (2, 3)]
+    assert one.locator(".row.lit").all_text_contents() == ["0group 0", "2group 0"]
+    thumb(one, 1, 3).hover()
+    assert lit() == []
+    one.mouse.move(900, 5)
+    assert lit() == [(0, 0), (2, 0)]
+    assert "attention: group 0, shared with layer 2" in one.locator(".shares").text_content()
+
+
+def test_edges_and_text_show_the_same_numbers(one):
+    one.keyboard.press("e")
+    assert one.evaluate("panels[0].form.constructor.name") == "Edges"
+    one.evaluate("panels[0].pointAt(7, null)")
+    assert "·the 7 attends most to" in readout(one)
+    one.locator("#views button", has_text="Text").click()
+    word = one.locator(".words span", has_text="mat")
+    word.hover()
+    assert "·mat 8 attends most to" in readout(one)
+    shown = [span.get_attribute("title") for span in one.locator(".words span").all()]
+    assert np.abs(np.array(shown, float) - PROBS[0, 0, 8]).max() < 0.01
+    assert one.locator(".words span").nth(3).text_content() == "</script>"
+    one.keyboard.press("m")
+    assert one.locator(".stage").is_visible()
+    assert not one.locator(".words").is_visible()
+
+
+def test_two_models_move_together_where_they_can(opened):
+    sides = [
+        Panel([AttentionMaps(PROBS, TOKENS)], "one"),
+        Panel([AttentionMaps(OTHER, TOKENS)], "other"),
+    ]
+    tab = opened(view_panels(sides))
+    thumb(tab, 1, 3).click()
+    assert [title(tab, i) for i in (0, 1)] == ["Layer 1, head 3"] * 2
+    thumb(tab, 2, 1).click()  # the other has two layers
+    assert [title(tab, i) for i in (0, 1)] == ["Layer 2, head 1", "Layer 1, head 3"]
+    tab.mouse.move(*cell(tab, 5, 2))
+    for side, p in ((0, PROBS[2, 1, 5, 2]), (1, OTHER[1, 3, 5, 2])):
+        assert abs(float(readout(tab, side).split("·sat 2: ")[1][:5]) - p) <= 1 / 510 + 5e-4
+    thumb(tab, 0, 0, side=1).click()
+    tab.keyboard.press("ArrowRight")  # moves the side that was touched last
+    assert [title(tab, i) for i in (0, 1)] == ["Layer 0, head 1"] * 2
+
+
+def test_three_attentions_of_one_model(opened):
+    keys = ["x", "y"]
+    cross = np.full((1, 2, LENGTH, 2), [0.75, 0.25])
+    tab = opened(
+        view_panels(
+            [
+                Panel(
+                    [AttentionMaps(PROBS, TOKENS), AttentionMaps(cross, TOKENS, keys, name="cross")]
+                )
+            ]
+        )
+    )
+    thumb(tab, 2, 3).click()
+    tab.locator(".choice button", has_text="cross").click()
+    assert title(tab) == "Layer 0, head 1"  # as far as it has layers and heads
+    tab.mouse.move(*cell(tab, 8, 1))
+    assert "·mat 8 attends to y 1: 0.250" in readout(tab)
+
+
+def background(tab):
+    return tab.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_dark_by_the_system_and_by_hand(opened):
+    page = view(PROBS, TOKENS)
+    tab = opened(page, color_scheme="dark")
+    pixel = "[...panels[0].canvas.getContext('2d').getImageData(2, 2, 1, 1).data]"
+    assert background(tab) == "rgb(20, 23, 27)"
+    assert tab.evaluate(pixel) == [20, 23, 27, 255]
+    tab.locator("#theme").click()
+    assert background(tab) == "rgb(255, 255, 255)"
+    assert tab.evaluate(pixel) == [255, 255, 255, 255]
+
+
+@pytest.mark.parametrize("view_key", ["m", "e", "t"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_nothing_is_wider_than_the_screen(opened, width, view_key):
+    statistics = {"first": FIRST, "a statistic with a long name": FIRST}
+    long = ["a" * 60, *TOKENS[1:]]
+    side = Panel([AttentionMaps(PROBS, long, statistics=statistics)], "w" * 200, "of " * 99)
+    tab = opened(view_panels([side, side], title="t" * 150), width=width)
+    tab.keyboard.press(view_key)
+    tab.keyboard.press("j")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_pictures_are_drawn_when_they_are_seen(opened):
+    tab = opened(view(np.repeat(PROBS, 20, axis=0), TOKENS), height=500)
+    tab.wait_for_function("panels[0].kept.size > 9 && waiting.size === 0")
+    assert tab.evaluate("panels[0].kept.has('v0-0-0-0')")
+    assert tab.evaluate("panels[0].kept.size") < 60 * HEADS
+    thumb(tab, 59, 3).scroll_into_view_if_needed()
+    tab.wait_for_function("panels[0].kept.has('v0-0-59-3')")
+    drawn = "panels[0].thumbs[59][3].querySelector('canvas').width"
+    assert tab.evaluate(drawn) == LENGTH
+
+
+def test_large_pages_open(opened, record_property):
+    """12 x 12 heads of 512 tokens, nothing left out: how long is told, not judged."""
+    probs = np.broadcast_to(softmax(1, 1, 512, 512, seed=2) + 1e-4, (12, 12, 512, 512))
+    page = view(probs, ["word"] * 512)
+    assert len(page.html) < 60e6
+    tab = opened(page)
+    tab.wait_for_function("panels[0].kept.size > 100")
+    took = tab.evaluate("performance.now()")
+    record_property("milliseconds until it is drawn", round(took))
+    print(f"12 x 12 x 512: {len(page.html) / 1e6:.1f} MB, drawn after {took:.0f} ms")
+    tab.mouse.move(*cell(tab, 400, 17))
+    assert "400 attends to" in readout(tab)
+
+
+def test_in_a_notebook(opened):
+    """Inside an iframe, as `_repr_html_` gives it."""
+    page = view(PROBS, TOKENS)
+    outer = type(page)(f"<!doctype html><meta charset='utf-8'>{page._repr_html_()}")
+    tab = opened(outer)
+    frame = tab.frame_locator("iframe")
+    frame.locator('[aria-label="layer 2, head 1"]').click()
+    assert frame.locator("h3").text_content() == "Layer 2, head 1"
+    frame.locator("body").press("ArrowLeft")
+    assert frame.locator("h3").text_content() == "Layer 2, head 0"

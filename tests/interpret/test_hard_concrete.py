@@ -1,0 +1,237 @@
+"""Hard-concrete gates: numbers by hand, gates by parameter group, and the smaller model."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import assert_close, deep
+from interpreted_models import config_of, random_params
+
+from attnlab.interpret import (
+    GatedModel,
+    all_head_gates,
+    expected_open_share,
+    gate_values,
+    gated_optimizer,
+    hard_concrete,
+    head_gates,
+    open_probability,
+    remove_closed_heads,
+)
+from attnlab.models import FFN, Compute, EncoderConfig
+
+ALPHAS = np.array([-4.0, -2.5, -1.0, 0.0, 0.7, 2.3, 2.5, 5.0])
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_a_draw_and_its_gradient_by_hand(x64):
+    """Stretched to -0.1 and 1.1, clipped to 0 and 1, with no gradient where it is clipped."""
+    key, alphas = jax.random.key(3), np.repeat(ALPHAS, 40)
+    u = np.asarray(jax.random.uniform(key, alphas.shape, jnp.float64, minval=1e-300))
+    s = sigmoid((np.log(u / (1 - u)) + alphas) * 1.5)
+    free = 1.2 * s - 0.1
+    assert min((free < 0).sum(), (free > 1).sum(), ((free > 0) & (free < 1)).sum()) > 50
+    run = jax.jit(lambda a: jax.jvp(lambda a: hard_concrete(a, key), (a,), (jnp.ones_like(a),)))
+    got, slope = run(jnp.asarray(alphas))
+    np.testing.assert_allclose(got, np.clip(free, 0, 1), rtol=1e-9, atol=1e-12)
+    expected = np.where((free > 0) & (free < 1), 1.2 * s * (1 - s) * 1.5, 0)
+    np.testing.assert_allclose(slope, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_draws_are_open_as_often_as_is_said():
+    """1e5 draws of each: P(z > 0), P(z = 1) and the mean, within four standard errors."""
+    count = 100_000
+    drawn = np.asarray(jax.jit(hard_concrete)(jnp.tile(ALPHAS, (count, 1)), jax.random.key(0)))
+    assert drawn.min() == 0
+    assert drawn.max() == 1
+    opened = sigmoid(ALPHAS + np.log(11) / 1.5)  # - beta ln(0.1 / 1.1)
+    np.testing.assert_allclose(open_probability(ALPHAS), opened, rtol=1e-6)
+    np.testing.assert_allclose(
+        expected_open_share({"a": ALPHAS[:3], "b": ALPHAS[3:]}), opened.mean(), 1e-6
+    )
+    whole = sigmoid(ALPHAS - np.log(11) / 1.5)
+    for share, seen in ((opened, drawn > 0), (whole, drawn == 1)):
+        error = np.sqrt(share * (1 - share) / count)
+        assert (np.abs(seen.mean(0) - share) < 4 * error).all()
+    u = (np.arange(20_000) + 0.5)[:, None] / 20_000
+    mean = np.clip(1.2 * sigmoid((np.log(u / (1 - u)) + ALPHAS) * 1.5) - 0.1, 0, 1).mean(0)
+    assert (np.abs(drawn.mean(0) - mean) < 4 * drawn.std(0) / np.sqrt(count)).all()
+
+
+def test_what_a_gate_is_in_the_end():
+    expected = np.clip(1.2 * sigmoid(ALPHAS) - 0.1, 0, 1)
+    np.testing.assert_allclose(gate_values(ALPHAS), expected, atol=1e-6)
+    assert gate_values(jnp.array([-2.398, 2.398])).tolist() == [0, 1]
+    assert 0 < gate_values(-2.397) < 1e-3
+
+
+SAID = ("deterministic",)
+
+
+class Heads:
+    """In the place of a model: gives the gates that its layers would have multiplied."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def apply(self, variables, texts, *, patch, deterministic, rngs):
+        ones = jnp.ones((len(texts), 2, self.config.heads.num_heads, 1))
+        return [patch["heads"](ones, i)[..., 0] for i in range(self.config.num_layers)]
+
+
+@pytest.mark.parametrize("by", ["layer", "group"])
+def test_one_gate_in_all_uses_of_a_head(by):
+    config = config_of(num_heads=16, num_layers=5, width=16, sharing="cycle:2")
+    gated = GatedModel(Heads(config), all_head_gates(config, by=by))
+    params = {
+        "model": None,
+        "gates": {"heads": jnp.zeros({"layer": (5, 16), "group": (2, 16)}[by])},
+    }
+    key = lambda n: {"dropout": jax.random.key(n)}
+    texts = jnp.ones((3, 2))
+    whole = jax.jit(lambda **o: gated.apply({"params": params}, texts, **o), static_argnames=SAID)
+    run = lambda **o: np.asarray(whole(**o))
+    drawn = run(deterministic=False, rngs=key(0))
+    assert (drawn == drawn[:, :1, :1]).all()  # one draw for all texts and tokens
+    of_layer = drawn[:, 0, 0]
+    same = [[np.array_equal(a, b) for b in of_layer] for a in of_layer]
+    slots = np.arange(5) % 2 if by == "group" else np.arange(5)
+    assert np.array_equal(same, slots[:, None] == slots)
+    assert not np.array_equal(drawn, run(deterministic=False, rngs=key(1)))
+    assert (run() == 0.5).all()
+    with pytest.raises(ValueError, match="gates are sampled: pass rngs"):
+        run(deterministic=False)
+    with pytest.raises(ValueError, match="the gates patch heads"):
+        gated.apply({"params": params}, texts, patch={"heads": lambda heads, layer: heads})
+
+
+def test_the_pull_is_the_gradient_of_the_penalty():
+    """One step on a loss that feels the gates, as on loss + penalty * open_share; the weights'
+    own optimizer sees them alone."""
+    gates, rate = {"a": jnp.array([[-1.0, 2.0]]), "b": jnp.array([[0.5]])}, 0.3
+    loss = lambda p: jnp.sum(p["model"]["w"] ** 2) + jnp.sum(jnp.sin(p["gates"]["a"])) / 9
+    params = {"model": {"w": jnp.array([1.0, 2.0])}, "gates": gates}
+    together = gated_optimizer(optax.sgd(0.5), penalty=0.7, learning_rate=rate)
+    whole = lambda g: jnp.sum(jnp.sin(g["a"])) / 9 + 0.7 * expected_open_share(g)
+    adam = optax.adam(rate)
+
+    @jax.jit
+    def both(params):
+        updates, _ = together.update(jax.grad(loss)(params), together.init(params), params)
+        gates = params["gates"]
+        return updates, adam.update(jax.grad(whole)(gates), adam.init(gates), gates)[0]
+
+    updates, expected = both(params)
+    assert_close(updates["gates"], expected)
+    assert_close(updates["model"]["w"], -params["model"]["w"])
+    # Nothing needs b: it closes. Adam's first step is as long as its rate.
+    np.testing.assert_allclose(updates["gates"]["b"], -rate, rtol=1e-5)
+
+
+TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8]])
+SHUT, HALF, OPEN = -3.0, 0.4, 4.0
+ROW = [SHUT, OPEN, HALF, SHUT, OPEN, SHUT]
+OTHER = [HALF, SHUT, OPEN, SHUT, HALF, SHUT]
+CLOSED = {
+    # Every layer of a group has the same gates, which go into its output projection.
+    "group": ({"sharing": "albert"}, "group", {"heads": [ROW]}, 3, ()),
+    "layer": ({"sharing": "separate"}, "layer", {"heads": [ROW, OTHER]}, 3, ()),
+    "absorbed": ({"layout": "latent_absorbed"}, "group", {"heads": [ROW] * 2}, 3, ()),
+    # Layers of a group differ: heads that are closed in all of them go, the rest stays a patch, and
+    # a group that keeps fewer is filled up.
+    "uses": (
+        {"sharing": "cycle:2", "num_layers": 3}, "layer",
+        {"heads": [ROW, [SHUT] * 5 + [OPEN], OTHER]}, 4, ("heads",),
+    ),
+    "grouped": (
+        {"sharing": "albert", "num_kv_heads": 3}, "group", {"heads": [[SHUT] * 2 + ROW[2:]]}, 2, (),
+    ),
+    "three": (
+        {"kind": "encoder_decoder", "encoder": EncoderConfig(num_layers=2), "sharing": "albert"},
+        "layer",
+        {"heads": [ROW, OTHER], "cross.heads": [ROW, ROW], "encoder.heads": [OTHER, OTHER]},
+        4,
+        ("heads",),
+    ),
+}  # fmt: skip
+
+
+def gated_config(**fields):
+    base = {"num_heads": 6, "num_layers": 2, "ffn": FFN(width=0)}
+    return config_of(**base | {"compute": Compute(dtype="float64")} | fields)
+
+
+@pytest.mark.parametrize("case", deep(CLOSED, "uses"))
+def test_closed_gates_make_a_smaller_model(case, x64):
+    fields, by, alphas, kept, left = CLOSED[case]
+    config = gated_config(**fields)
+    gates, model, params = all_head_gates(config, by=by), config.build(), random_params(config)
+    source = {"source": TOKENS[:, :4]} if config.encoder is not None else {}
+    gated = GatedModel(model, gates)
+    alphas = {name: jnp.asarray(rows) for name, rows in alphas.items()}
+    assert {n: a.shape for n, a in alphas.items()} == {one.name: one.shape for one in gates}
+    values = {name: gate_values(a) for name, a in alphas.items()}
+    small = remove_closed_heads(config, params, gates, values)
+    got = jax.jit(functools.partial(small.config.build().apply, patch=small.patch))
+    expected = jax.jit(gated.apply)(
+        {"params": {"model": params, "gates": alphas}}, TOKENS, **source
+    )
+    assert_close(got({"params": small.params}, TOKENS, **source).logits, expected.logits)
+    assert expected.logits.dtype == np.float64
+    assert small.config.heads.num_heads == kept
+    assert tuple(small.patch) == left
+    sizes = [sum(a.size for a in jax.tree.leaves(tree)) for tree in (small.params, params)]
+    assert sizes[0] < sizes[1]
+
+
+def test_what_cannot_become_smaller_raises():
+    config = gated_config()
+    gates = all_head_gates(config)
+    assert gates == (head_gates(config),)
+    one = np.ones((2, 6))
+    one[0, 3] = 0
+    with pytest.raises(ValueError, match="nothing would be saved"):
+        remove_closed_heads(config, {}, gates, {"heads": one})
+    config = gated_config(kind="encoder_decoder", encoder=EncoderConfig(shares_decoder=True))
+    with pytest.raises(ValueError, match="untie_encoder"):
+        remove_closed_heads(config, {}, all_head_gates(config), {})
+
+
+def test_a_gate_that_the_loss_needs_stays_open(x64):
+    """Gates trained on the distance of the logits to those of the model without head 1 of layer 0,
+    with the penalty: that head closes, and so does a head that writes nothing; the others stay."""
+    config = gated_config(num_heads=3, ffn=FFN(width=10), num_layers=1)
+    params = random_params(config)
+    attention = params["layers"]["attention"]
+    attention["o"] = attention["o"].at[0, 2].set(0)
+    model = config.build()
+    gated = GatedModel(model, all_head_gates(config))
+    optimizer = gated_optimizer(optax.set_to_zero(), penalty=0.1, learning_rate=0.2)
+    mask = jnp.array([[1.0, 0.0, 1.0]])
+    target = model.apply({"params": params}, TOKENS, head_mask=mask).logits
+
+    @jax.jit
+    def step(carry, key):
+        state, optimizer_state = carry
+
+        def loss(p):
+            outputs = gated.apply({"params": p}, TOKENS, deterministic=False, rngs={"dropout": key})
+            return jnp.mean(jnp.square(outputs.logits - target))
+
+        grads = jax.grad(loss)(state)
+        updates, optimizer_state = optimizer.update(grads, optimizer_state, state)
+        return (optax.apply_updates(state, updates), optimizer_state), None
+
+    first = gated.with_gates(params)
+    keys = jax.random.split(jax.random.key(0), 150)
+    (trained, _), _ = jax.lax.scan(step, (first, optimizer.init(first)), keys)
+    values = np.asarray(gate_values(trained["gates"]["heads"]))[0]
+    assert values[[1, 2]].tolist() == [0, 0]
+    assert values[0] > 0.9
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (trained["model"], params))))

@@ -1,0 +1,166 @@
+"""Statistics of heads: against NumPy row by row, of heads whose numbers are known, and beside what
+chance gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from interpreted_models import config_of, random_params
+
+from attnlab.interpret import (
+    STATISTICS,
+    effective_rank,
+    head_statistics,
+    js_divergence,
+    linear_cka,
+    mean_over_pairs,
+    shuffle_tokens,
+    statistics_with_baselines,
+    uniform_attention,
+)
+from attnlab.models import FFN, EncoderConfig, ModelInputs, run_model
+
+TOKENS = np.array([[4, 1, 4, 2, 2, 0, 1], [3, 3, 5, 3, 6, 1, 0]])
+RNG = np.random.default_rng(0)
+
+
+def softmax(scores, allowed):
+    made = np.where(allowed, np.exp(scores), 0)
+    return made / made.sum(-1, keepdims=True)
+
+
+def by_hand(probs, tokens, allowed, real):
+    """name -> [L, N], one row after the other."""
+    found = {name: [] for name in STATISTICS}
+    for b, t in np.argwhere(real):
+        seen = [s for s in range(probs.shape[-1]) if allowed[b, t, s]]
+        if len(seen) < 2:
+            continue
+        p = probs[:, b, :, t]
+        same = [s for s in seen if s != t and tokens[b, s] == tokens[b, t]]
+        after = [s for s in seen if s > 0 and s != t + 1 and tokens[b, s - 1] == tokens[b, t]]
+        targets = {
+            "previous_token": [t - 1],
+            "diagonal": [t],
+            "first_token": [0],
+            "duplicate_token": same,
+        }
+        for name, target in (targets | {"induction": after}).items():
+            if kept := [s for s in target if s in seen]:
+                found[name].append(p[..., kept].sum(-1))
+        found["entropy"].append(-(p[..., seen] * np.log(p[..., seen])).sum(-1))
+        found["distance"].append(sum(p[..., s] * abs(s - t) for s in seen))
+    return {name: np.mean(rows, axis=0) for name, rows in found.items()}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_statistics_are_what_their_formulas_say(causal):
+    real = np.ones((2, 7), bool)
+    real[1, 5:] = False
+    allowed = np.broadcast_to(real[:, None], (2, 7, 7))
+    allowed = allowed & np.tri(7, dtype=bool) if causal else allowed
+    probs = softmax(RNG.normal(size=(3, 2, 5, 7, 7)), allowed[:, None])
+    got = head_statistics(jnp.asarray(probs, jnp.float32), jnp.asarray(TOKENS), jnp.asarray(real))
+    expected = by_hand(probs, TOKENS, allowed, real)
+    assert list(got) == list(STATISTICS)
+    assert_close(got, {n: a.astype(np.float32) for n, a in expected.items()})
+    # What a mask hides can be told, too: here by nothing less than a head that is certain.
+    hard = np.eye(7)[probs.argmax(-1)]
+    found = head_statistics(hard, TOKENS, real, visible=allowed)
+    clipped = by_hand(np.maximum(hard, 1e-30), TOKENS, allowed, real)
+    assert_close(
+        {n: found[n] for n in ("first_token", "duplicate_token")},
+        {n: clipped[n] for n in ("first_token", "duplicate_token")},
+    )
+
+
+def test_what_cannot_be_told_is_left_out():
+    probs = np.full((1, 2, 3, 7, 4), 0.25)
+    assert sorted(head_statistics(probs)) == ["entropy", "first_token"]
+    across = head_statistics(probs, TOKENS, key_tokens=np.array([[4, 9, 9, 4], [9, 9, 9, 9]]))
+    assert sorted(across) == ["duplicate_token", "entropy", "first_token", "induction"]
+    # Tokens 4 stand at queries 0 and 2 and at keys 0 and 3: none at the same place but the first.
+    np.testing.assert_allclose(
+        across["duplicate_token"], np.full((1, 3), (0.25 + 0.5) / 2), rtol=1e-6
+    )
+    square = head_statistics(probs[..., :4, :])
+    assert "distance" in square
+    assert "duplicate_token" not in square
+    distinct = head_statistics(probs[..., :4, :], np.arange(8).reshape(2, 4))
+    assert np.isnan(distinct["duplicate_token"]).all()
+    with pytest.raises(ValueError, match=r"tokens \(2, 7\) must be \(2, 4\)"):
+        head_statistics(probs[..., :4, :], TOKENS)
+
+
+def test_differences_between_heads():
+    allowed = np.tri(6, dtype=bool)
+    probs = softmax(RNG.normal(size=(2, 3, 4, 6, 6)), allowed)
+    probs[1, :, 2] = probs[0, :, 1]
+    mask = np.ones((3, 6), bool)
+    mask[0, 4:] = False
+
+    def entropy(p):
+        return -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0), axis=-1)
+
+    rows = np.moveaxis(probs, 2, 1).reshape(8, 3, 6, 6)[:, mask]
+    middle = entropy((rows[:, None] + rows) / 2).mean(-1)
+    own = entropy(rows).mean(-1)
+    expected = (middle - (own[:, None] + own) / 2).reshape(2, 4, 2, 4)
+    got = js_divergence(jnp.asarray(probs, jnp.float32), mask)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    assert got[0, 1, 1, 2] < 1e-6 < got[0, 1, 1, 1]
+    found = mean_over_pairs(expected)
+    np.testing.assert_allclose(
+        found["heads"][1], (expected[1, :, 1].sum() - np.trace(expected[1, :, 1])) / 12, rtol=1e-5
+    )
+    np.testing.assert_allclose(found["layers"][0, 1], expected[0, :, 1].mean(), rtol=1e-5)
+
+
+def test_alignment_of_values_is_that_of_kornblith():
+    """|Y^T X|^2 / (|X^T X| |Y^T Y|), whatever basis a head writes its values in."""
+    heads = RNG.normal(size=(2, 3, 6, 4, 5))
+    mask = np.ones((3, 6), bool)
+    mask[2, 2:] = False
+    flat = np.moveaxis(heads, 3, 1).reshape(8, 3, 6, 5)[:, mask]
+    flat = flat - flat.mean(1, keepdims=True)
+    size = lambda a, b: np.linalg.norm(np.einsum("amd,bme->abde", a, b), axis=(2, 3))
+    between_two = size(flat, flat) ** 2
+    own = np.sqrt(np.diagonal(between_two))
+    expected = (between_two / (own[:, None] * own)).reshape(2, 4, 2, 4)
+    np.testing.assert_allclose(linear_cka(heads, "heads", mask), expected, atol=1e-5)
+    turn = np.linalg.qr(RNG.normal(size=(5, 5)))[0]
+    np.testing.assert_allclose(linear_cka(3 * heads @ turn, "heads", mask), expected, atol=1e-5)
+    as_outputs = np.moveaxis(heads, 3, 2)
+    np.testing.assert_allclose(linear_cka(as_outputs, "outputs", mask), expected, atol=1e-5)
+
+
+def test_effective_rank():
+    turn = np.linalg.qr(RNG.normal(size=(7, 7)))[0]
+    scores = np.stack([turn[:, :3] @ turn[:3], 5 * turn])[None, None]
+    np.testing.assert_allclose(effective_rank(scores), [[3, 7]], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_beside_what_was_not_learnt():
+    encoder = EncoderConfig(num_layers=2)
+    config = config_of(
+        kind="encoder_decoder", num_layers=1, ffn=FFN(width=0), sharing="albert", encoder=encoder
+    )
+    source, params = jnp.asarray(TOKENS[:, :5]), random_params(config, scale=1)
+    inputs = ModelInputs(source=source, capture=("encoder.probs",))
+    found = statistics_with_baselines(
+        config, params, TOKENS, inputs, key=jax.random.key(0), name="encoder.probs"
+    )
+    assert sorted(found) == ["initial", "model", "shuffled", "uniform"]
+    probs = run_model(params, TOKENS, config, inputs).captured["encoder.probs"]
+    own = head_statistics(probs, source)
+    assert_close(found["model"], own)
+    assert_close(found["uniform"], head_statistics(uniform_attention(probs), source))
+    np.testing.assert_allclose(found["uniform"]["diagonal"], 1 / 5, rtol=1e-5)
+    for other in ("initial", "shuffled"):
+        assert not np.allclose(found[other]["entropy"], own["entropy"], atol=1e-4)
+    mixed = shuffle_tokens(jax.random.key(3), TOKENS, TOKENS > 0)
+    assert (mixed[TOKENS == 0] == 0).all()
+    assert (np.sort(mixed, axis=1) == np.sort(TOKENS, axis=1)).all()
+    assert (mixed != TOKENS).any()

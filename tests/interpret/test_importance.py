@@ -1,0 +1,146 @@
+"""Gates, ablation and pruning: against one call at a time, per application and per slot."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, deep
+from interpreted_models import config_of, random_params
+
+from attnlab.interpret import (
+    HeadGates,
+    ablation_effects,
+    ascending_order,
+    compare_pruning_orders,
+    greedy_order,
+    head_gates,
+    head_importance,
+    mean_heads,
+    pruning_curve,
+    resampled_heads,
+    token_loss,
+)
+from attnlab.models import EncoderConfig
+
+CONFIG = config_of(num_heads=2, sharing="cycle:2")
+TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0], [10, 3, 5, 6, 1, 8], [1, 1, 4, 3, 9, 9]])
+WEIGHTS = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
+
+
+@functools.cache
+def case():
+    """(params, loss of an edit, mean loss of gates [L, N] by the model's own head_mask)."""
+    params = random_params(CONFIG)
+    loss = token_loss(CONFIG, params, TOKENS[:, :-1], targets=TOKENS[:, 1:], weights=WEIGHTS)
+    run = jax.jit(
+        lambda gate: CONFIG.build().apply({"params": params}, TOKENS[:, :-1], head_mask=gate)
+    )
+
+    def by_hand(gate):
+        logits = np.asarray(run(gate).logits, np.float64)
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        each = -np.take_along_axis(logs, np.asarray(TOKENS)[:, 1:, None], axis=2)[..., 0]
+        return (each * WEIGHTS).sum(1) / np.asarray(WEIGHTS).sum(1)
+
+    return params, loss, by_hand
+
+
+def spread(by, gate):
+    return np.asarray(gate)[list(head_gates(CONFIG, by=by).rows)]
+
+
+@pytest.mark.parametrize("by", deep(["layer", "group"], "group"))
+def test_one_head_at_a_time(by):
+    _, loss, by_hand = case()
+    gates = head_gates(CONFIG, by=by)
+    assert gates.shape == {"layer": (3, 2), "group": (2, 2)}[by]
+    whole, got = by_hand(np.ones((3, 2))).mean(), jax.jit(lambda: ablation_effects(loss, gates))()
+    felt = jax.jit(lambda: head_importance(loss, gates))()
+    for place in np.ndindex(gates.shape):
+        gate = np.ones(gates.shape)
+        gate[place] = 0
+        np.testing.assert_allclose(got[place], by_hand(spread(by, gate)).mean() - whole, atol=1e-5)
+        step = 3e-3
+        two = []
+        for sign in (1, -1):
+            gate[place] = 1 + sign * step
+            two.append(by_hand(spread(by, gate)))
+        slope = np.abs((two[0] - two[1]) / (2 * step)).mean()
+        np.testing.assert_allclose(felt[place], slope, rtol=1e-2, atol=2e-4)
+
+
+def test_what_stands_in_the_place_of_a_head():
+    params, loss, _ = case()
+    gates = head_gates(CONFIG)
+    apply = CONFIG.build().apply
+
+    @jax.jit
+    def run(params):
+        heads = apply({"params": params}, TOKENS[:, :-1], capture=("heads",)).captured["heads"]
+        values = {"mean": mean_heads(heads, WEIGHTS), "other": resampled_heads(heads)}
+        found = {name: ablation_effects(loss, gates, instead) for name, instead in values.items()}
+        of_one = {}
+        for name, instead in values.items():
+            place = lambda value, layer, instead=instead: jnp.where(
+                layer == 1, value.at[:, :, 0].set(instead[1][:, :, 0]), value
+            )
+            of_one[name] = jnp.mean(loss({"heads": place})) - jnp.mean(loss({}))
+        return found, of_one, heads, values["mean"]
+
+    found, of_one, heads, mean = jax.tree.map(np.asarray, run(params))
+    for name in found:
+        np.testing.assert_allclose(found[name][1, 0], of_one[name], atol=1e-5)
+    assert_close(mean[0, 0, 0], heads[0][np.asarray(WEIGHTS, bool)].mean(0))
+    assert not np.allclose(found["mean"], found["other"], atol=1e-3)
+    with pytest.raises(ValueError, match="a batch of two"):
+        resampled_heads(heads[:, :1])
+
+
+def test_curves_beside_random_orders():
+    _, loss, by_hand = case()
+    gates = head_gates(CONFIG, by="group")
+
+    @jax.jit
+    def run():
+        order = ascending_order(ablation_effects(loss, gates))
+        greedy, curve = greedy_order(loss, gates)
+        orders = {"once": order, "greedy": greedy}
+        curves = compare_pruning_orders(loss, gates, orders, key=jax.random.key(0), count=5)
+        return order, greedy, curve, curves, pruning_curve(loss, gates, order)
+
+    order, greedy, curve, curves, alone = run()
+    assert_close(curves.by_order["greedy"], curve)
+    assert_close(curves.by_order["once"], alone)
+    gate = np.ones(4)
+    for step, head in enumerate(np.asarray(greedy)):
+        np.testing.assert_allclose(
+            curve[step], by_hand(spread("group", gate.reshape(2, 2))).mean(), rtol=1e-5
+        )
+        left = {n: by_hand(spread("group", (gate - np.eye(4)[n]).reshape(2, 2))).mean()
+                for n in np.flatnonzero(gate)}  # fmt: skip
+        assert min(left, key=left.get) == head
+        gate[head] = 0
+    assert sorted(np.asarray(order)) == [0, 1, 2, 3]
+    random = np.asarray(curves.random)
+    assert random.shape == (5, 5)
+    assert len({tuple(row) for row in random}) > 1
+    # All begin with every head and end with none.
+    assert np.ptp(np.r_[random[:, 0], curve[0]]) < 1e-5
+    assert np.ptp(np.r_[random[:, -1], curve[-1]]) < 1e-5
+    low, mean, high = curves.band()
+    assert (low <= mean + 1e-6).all()
+    assert (mean <= high + 1e-6).all()
+    np.testing.assert_allclose(mean, random.mean(0), rtol=1e-5)
+
+
+def test_heads_of_an_encoder_decoder():
+    encoder = EncoderConfig(num_layers=2, num_heads=3, sharing="separate")
+    config = config_of(
+        num_heads=2, kind="encoder_decoder", sharing="albert", encoder=encoder, head_dim=4
+    )
+    assert head_gates(config, "cross.heads", by="group") == HeadGates("cross.heads", (0, 0, 0), 2)
+    assert head_gates(config, "encoder.heads", by="group") == HeadGates("encoder.heads", (0, 1), 3)
+    with pytest.raises(ValueError, match=r"has no 'cross\.heads'"):
+        head_gates(CONFIG, "cross.heads")

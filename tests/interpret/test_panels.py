@@ -1,0 +1,142 @@
+"""What a page says of a model is what the model does: gates, losses, plans."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from interpreted_models import config_of, random_params
+
+from attnlab.interpret import head_statistics, model_panel
+from attnlab.models import FFN, EncoderConfig, OutputHead
+
+DECODER = config_of(num_heads=2, head_dim=5, sharing="attention=0,1,1 ffn=0,1,0")
+TOKENS = np.array([[3, 1, 4, 3, 1, 5]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    """What a page shows of a decoder, and its call with a gate for each head."""
+    params, model = random_params(DECODER), DECODER.build()
+    panel = model_panel(DECODER, params, {"tokens": TOKENS}, {"tokens": list("abcdef")})
+
+    @jax.jit
+    def logits(params, gate):
+        return model.apply({"params": params}, TOKENS, head_mask=gate, capture=("probs",))
+
+    return panel, functools.partial(logits, params)
+
+
+def bits(logits):
+    """Mean code length of every next token, by NumPy."""
+    logits = np.asarray(logits, np.float64)[0, :-1]
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p = p / p.sum(-1, keepdims=True)
+    return -np.mean(np.log2(p[np.arange(5), TOKENS[0, 1:]]))
+
+
+def test_maps_and_statistics_are_those_of_the_model(decoder):
+    panel, logits = decoder
+    maps = panel.maps[0]
+    probs = logits(np.ones((3, 2))).captured["probs"]
+    assert_close(jnp.asarray(maps.probs), probs[:, 0])
+    for name, value in head_statistics(probs, TOKENS).items():
+        assert_close(jnp.asarray(maps.statistics[name]), value)
+        assert name in maps.descriptions
+    assert (maps.name, maps.keys, maps.plan) == ("decoder", None, {"attention": (0, 1, 1)})
+    assert (
+        "3 layers, width 12, 2 standard heads of head_dim 5, sharing attention=0,1,1"
+        in panel.description
+    )
+
+
+def test_a_loss_without_a_head_is_that_of_its_gate(decoder):
+    panel, logits = decoder
+    found = panel.maps[0].statistics
+    whole = bits(logits(np.ones((3, 2))).logits)
+    for layer, head in ((0, 1), (1, 0), (2, 1)):
+        gate = np.ones((3, 2))
+        gate[layer, head] = 0
+        alone = bits(logits(gate).logits) - whole
+        gate[(1, 2) if layer else 0, head] = 0  # layers 1 and 2 are one set
+        whole_set = bits(logits(gate).logits) - whole
+        assert abs(found["loss increase"][layer, head] - alone) < 1e-4
+        assert abs(found["loss increase (group)"][layer, head] - whole_set) < 1e-4
+    apart = found["loss increase"] - found["loss increase (group)"]
+    assert np.abs(apart[1:]).min() > 1e-3
+    assert np.abs(apart[0]).max() < 1e-6
+
+
+@pytest.mark.parametrize("readout", ["tied", "none"])
+def test_an_encoder_says_how_far_its_answer_moves(readout):
+    config = config_of(num_heads=2, kind="encoder", num_layers=1, output=OutputHead(kind=readout))
+    params, model = random_params(config), config.build()
+    panel = model_panel(config, params, {"tokens": TOKENS}, {"tokens": list("abcdef")})
+    found = panel.maps[0].statistics["output change"]
+    gates = np.array([[[1, 1]], [[0, 1]], [[1, 0]]], np.float32)  # whole, and without each head
+
+    @jax.jit
+    def answers(params, gates):
+        def call(gate):
+            outputs = model.apply({"params": params}, TOKENS, head_mask=gate)
+            return outputs.hidden if readout == "none" else outputs.logits
+
+        return jax.lax.map(call, gates)
+
+    x = np.asarray(answers(params, gates), np.float64)[:, 0]
+    if readout == "none":
+        expected = [np.linalg.norm(a - x[0]) / np.linalg.norm(x[0]) for a in x]
+    else:
+        p = np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+        expected = [np.mean(np.sum(p[0] * np.log2(p[0] / q), -1)) for q in p]
+    assert np.abs(found - expected[1:]).max() < 1e-4
+    assert found.min() > 1e-3
+
+
+BOTH = config_of(
+    num_heads=2, kind="encoder_decoder", num_layers=2, sharing="albert", ffn=FFN(width=6),
+    encoder=EncoderConfig(num_layers=1),
+)  # fmt: skip
+TEXTS = {"source": TOKENS, "tokens": TOKENS[:, :4]}
+WRITTEN = {"source": list("abcde"), "tokens": list("xyzw")}  # the last of the source is filling
+
+
+def test_an_encoder_decoder_has_three_attentions():
+    panel = model_panel(BOTH, random_params(BOTH), TEXTS, WRITTEN, ablate=False)
+    shapes = {maps.name: maps.probs.shape for maps in panel.maps}
+    assert shapes == {
+        "encoder": (1, 2, 5, 5), "decoder": (2, 2, 4, 4), "decoder to encoder": (2, 2, 4, 5),
+    }  # fmt: skip
+    plans = [dict(maps.plan) for maps in panel.maps]
+    assert plans == [{"attention": (0,)}, {"attention": (0, 0)}, {"cross": (0, 0)}]
+    assert (panel.maps[2].tokens, panel.maps[2].keys) == (list("xyzw"), list("abcde"))
+    assert "loss increase" not in panel.maps[0].statistics
+
+
+@pytest.mark.slow
+def test_a_head_of_each_of_the_three_is_gated():
+    params = random_params(BOTH)
+    panel = model_panel(BOTH, params, TEXTS, WRITTEN)
+    apply = lambda edit: BOTH.build().apply({"params": params}, **TEXTS, patch=edit).logits
+
+    def gone(last):
+        return lambda heads, layer: jnp.where(layer == last, heads.at[:, :, 1].set(0), heads)
+
+    edits = {"encoder": (0, "encoder."), "decoder": (1, ""), "decoder to encoder": (1, "cross.")}
+    named = {name: {f"{prefix}heads": gone(last)} for name, (last, prefix) in edits.items()}
+    logits = jax.jit(lambda: {name: apply(edit) for name, edit in {"": {}, **named}.items()})()
+    cost = lambda a: -jnp.mean(jax.nn.log_softmax(a[0, :-1])[jnp.arange(3), TOKENS[0, 1:4]])
+    for maps in panel.maps:
+        worth = float(cost(logits[maps.name]) - cost(logits[""])) / np.log(2)
+        assert abs(worth) > 1e-3
+        last = edits[maps.name][0]
+        assert abs(maps.statistics["loss increase"][last, 1] - worth) < 1e-4
+
+
+def test_one_text_at_a_time():
+    params = random_params(DECODER)
+    two = {"tokens": np.concatenate([TOKENS, TOKENS])}
+    with pytest.raises(ValueError, match="one text, not 2"):
+        model_panel(DECODER, params, two, {"tokens": list("abcdef")}, ablate=False)

@@ -1,0 +1,267 @@
+"""What a head is said to read of grammar is what it reads, and luck is not taken for it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import planted_syntax as language
+import pytest
+from conftest import assert_close
+from interpreted_models import config_of, random_params
+
+from attnlab import heads as layouts
+from attnlab.data.tokenizer import make_tokenizer
+from attnlab.interpret import syntax
+from attnlab.interpret.syntax import ALL, DIRECTIONS, OFFSETS, CorrectCounts
+from attnlab.interpret.treebank import Tree, read_trees, treebank_parts
+from attnlab.models import EncoderConfig, ModelConfig, ModelInputs, run_model
+
+
+def read_by(tokenizer, trees):
+    """What `head_predictions` takes."""
+    encoded = [(tree, tokenizer.encode([tree.text])[0]) for tree in trees]
+    return [(e.tokens, syntax.token_word_overlap(e.spans(t.text), t.spans)) for t, e in encoded]
+
+
+def test_word_maps_by_hand():
+    """To a word the sum, from it the mean; a token of two words belongs to each by its letters."""
+    rng = np.random.default_rng(0)
+    tokens = np.array([[0, 0], [0, 2], [2, 3], [3, 8], [8, 9]])  # special, "ab", "c", "d efg", " "
+    words = np.array([[0, 3], [3, 4], [5, 8]])  # "abc", "d", "efg"
+    shares = syntax.token_word_overlap(tokens, words)
+    belongs = {0: {}, 1: {0: 1}, 2: {0: 1}, 3: {1: 1 / 4, 2: 3 / 4}, 4: {}}
+    for token, by_word in belongs.items():
+        assert shares[token].tolist() == [by_word.get(word, 0) for word in range(3)]
+    probs = rng.dirichlet(np.ones(5), (2, 1, 3, 5))
+    expected = np.zeros((2, 1, 3, 3, 3))
+    for i, j in np.ndindex(3, 3):
+        weights = {t: by[i] for t, by in belongs.items() if i in by}
+        for t, weight in weights.items():
+            to = sum(probs[..., t, s] * by[j] for s, by in belongs.items() if j in by)
+            expected[..., i, j] += weight / sum(weights.values()) * to
+    got = jax.jit(syntax.word_attention)(probs, shares[None])
+    assert_close(got, expected.astype(np.float32))
+
+
+def test_a_word_picks_another_one_or_none():
+    maps = np.array([[9, 0, 0], [5, 9, 0], [1, 2, 9]], float)  # of a decoder
+    to_head, from_head = syntax.predicted_words(jnp.asarray(maps)[None, None, None])[0, 0, 0]
+    assert to_head.tolist() == [-1, 0, 1]
+    assert from_head.tolist() == [1, 2, -1]
+
+
+def test_planted_probabilities_are_found():
+    """Three heads, each of which looks along one relation, at all tokens of the word."""
+    rng = np.random.default_rng(3)
+    kinds, words, tokens = np.array(["x", "y", "z:z"]), 8, 17
+    predict = jax.jit(
+        lambda probs, shares: syntax.predicted_words(syntax.word_attention(probs, shares))
+    )
+    parts = []
+    for count in (40, 50):
+        trees, shares = [], np.zeros((count, tokens, words), np.float32)
+        probs = rng.dirichlet(np.ones(tokens), (2, count, 3, tokens)).astype(np.float32)
+        for i in range(count):
+            order = rng.permutation(words)  # the first is the root, each depends on the one before
+            heads = np.empty(words, int)
+            heads[order] = [-1, *order[:-1]]
+            labels = kinds[rng.integers(0, 3, words)]
+            ends = np.sort(rng.choice(np.arange(1, tokens), words, replace=False))
+            for word, place in enumerate(np.split(np.arange(tokens), ends)[:words]):
+                shares[i, place, word] = 1  # behind the last word stands something else
+            own = [np.flatnonzero(column) for column in shares[i].T]
+            for word in np.flatnonzero(heads >= 0):
+                # Layer 1: head 0 looks along x, head 2 along z; layer 0: head 1 against y.
+                layer, head = {"x": (1, 0), "y": (0, 1), "z:z": (1, 2)}[labels[word]]
+                asks, asked = own[word], own[heads[word]]
+                asks, asked = (asked, asks) if labels[word] == "y" else (asks, asked)
+                probs[layer, i, head, asks[:, None], asked] = 9
+            trees.append(Tree("", ("",) * words, np.zeros((words, 2), int), heads, (*labels,)))
+        picks = np.moveaxis(np.asarray(predict(probs, shares)), 1, 0)
+        parts.append(syntax.count_correct(trees, picks, ["x", "y", "z", "z:z"]))
+    found = {one.label: one for one in syntax.evaluate_heads(*parts)}
+    where = {label: (one.layer, one.head, one.direction) for label, one in found.items()}
+    assert where["x"] == (1, 0, "to head")
+    assert where["y"] == (0, 1, "from head")
+    assert where["z"] == where["z:z"] == (1, 2, "to head")
+    for one in found.values():
+        assert one.by_head == 1
+        assert one.is_significant
+        assert one.by_offset < 0.4
+
+
+@pytest.fixture(scope="module")
+def read():
+    """Sentences to choose in and to judge in, and what the model reads."""
+    parts = [language.trees(seed, 120) for seed in (1, 2)]
+    tokenizer = make_tokenizer("bytes", [])
+    return parts, [read_by(tokenizer, trees) for trees in parts]
+
+
+def found_in(params, read):
+    parts, texts = read
+    labels = syntax.frequent_labels(*parts)
+    assert labels == [ALL, "find", "hang"]
+    tallies = [
+        syntax.count_correct(trees, syntax.head_predictions(language.MODEL, params, some), labels)
+        for trees, some in zip(parts, texts, strict=True)
+    ]
+    return {one.label: one for one in syntax.evaluate_heads(*tallies)}
+
+
+def test_a_planted_head_is_found_and_a_fresh_one_is_not(read):
+    """Through a whole model of bytes: the right label, all of it, and no other."""
+    found = found_in(language.planted(), read)
+    one = found["find"]
+    assert (one.layer, one.head, one.direction) == (language.LAYER, language.HEAD, "to head")
+    assert one.by_head == 1
+    assert one.low > 0.2
+    assert not found["hang"].is_significant
+    assert one.offset == 1
+    assert 0.45 < one.by_offset < 0.75
+    init = jax.jit(language.MODEL.build().init)
+    for seed in range(3):
+        fresh = init(jax.random.key(seed), np.zeros((1, 4), np.int32))["params"]
+        assert not any(one.is_significant for one in found_in(fresh, read).values())
+
+
+def test_texts_that_run_together_do_not_meet():
+    """What fills a text up is looked at by nobody; an encoder-decoder shows its encoder."""
+    encoder = EncoderConfig(num_layers=3)
+    config = config_of(
+        num_heads=2, kind="encoder_decoder", vocab_size=30, max_len=14, num_layers=1,
+        encoder=encoder, sharing="albert",
+    )  # fmt: skip
+    rng, params = np.random.default_rng(0), random_params(config)
+    texts = [(rng.integers(0, 30, n).astype(np.int32), np.eye(n)) for n in (9, 14, 5)]
+    got = syntax.head_predictions(config, params, texts)
+    tokens = texts[0][0][None]
+    inputs = ModelInputs(source=tokens, capture=("encoder.probs",))
+    probs = run_model(params, tokens[:, :1], config, inputs).captured["encoder.probs"]
+    probs = np.array(probs)[:, 0]
+    probs[..., np.arange(9), np.arange(9)] = 0
+    assert np.array_equal(got[0][:, :, 0], probs.argmax(-1))
+    assert np.array_equal(got[0][:, :, 1], probs.argmax(-2))
+    assert [picks.shape for picks in got] == [(3, 2, 2, 9), (3, 2, 2, 14), (3, 2, 2, 5)]
+
+
+def by_luck(rng, sentences=100, layers=6, labels=12):
+    """Every offset and every one of 10 heads a layer is right in 40 % of the cases, by chance."""
+    cases = rng.integers(0, 5, (sentences, labels))
+
+    def draw(*shape):
+        every = cases.reshape(sentences, *(1 for _ in shape), labels)
+        return rng.binomial(np.broadcast_to(every, (sentences, *shape, labels)), 0.4)
+
+    names, offsets = tuple(map(str, range(labels))), np.repeat(draw(1), len(OFFSETS), axis=1)
+    return CorrectCounts(names, cases, offsets, 0 * cases, draw(layers, 5, len(DIRECTIONS)))
+
+
+def test_the_best_of_many_heads_is_no_better_by_luck():
+    """Of 40 families of 12 labels one in 40 should have a head that wins; judged in the sentences
+    where it was chosen every other has one."""
+    rng = np.random.default_rng(0)
+    won = lambda *parts: any(one.is_significant for one in syntax.evaluate_heads(*parts, draws=300))
+    pairs = [(by_luck(rng), by_luck(rng)) for _ in range(40)]
+    assert sum(won(*pair) for pair in pairs) <= 3
+    assert sum(won(one, one) for one, _ in pairs) > 15
+
+
+def test_the_interval_of_one_label_is_that_of_a_ratio():
+    """Of sums of right ones and of words, which go up and down together: every head is right."""
+    choosing, judging = (by_luck(np.random.default_rng(s), 1500, 1, labels=1) for s in (1, 2))
+    every = np.broadcast_to(judging.cases[:, None, None, None], judging.heads.shape)
+    judging = judging._replace(heads=every)
+    (one,) = syntax.evaluate_heads(choosing, judging, draws=2000)
+    gain = judging.heads[:, one.layer, one.head, DIRECTIONS.index(one.direction), 0]
+    gain = gain - judging.offsets[:, OFFSETS.index(one.offset), 0]
+    cases = judging.cases[:, 0]
+    mean = gain.sum() / cases.sum()
+    assert abs(one.by_head - one.by_offset - mean) < 1e-12
+    assert abs(one.gain - mean) < 1e-12
+    assert abs((one.low + one.high) / 2 - mean) < 1e-12
+    half = 1.96 * np.std(gain - mean * cases) / cases.mean() / np.sqrt(len(cases))
+    assert abs((one.high - one.low) / 2 / half - 1) < 0.06  # 2000 draws
+
+
+def test_the_longest_word_is_beaten_too():
+    """A head that looks at all tokens alike finds what the longest word finds, and gains nothing;
+    without that word to compare with it would seem to read."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for _ in range(2):
+        trees, picks = [], []
+        for _ in range(60):
+            ends = np.cumsum(rng.permutation([1, 2, 3, 5, 7]))
+            spans = np.stack([np.append(0, ends[:-1]), ends], axis=1)
+            longest = np.argmax(ends - spans[:, 0])
+            heads = np.where(np.arange(5) == longest, -1, longest)
+            trees.append(Tree("", ("",) * 5, spans, heads, ("x",) * 5))
+            shares = syntax.token_word_overlap(np.arange(18)[:, None] + [0, 1], spans)
+            maps = np.tile(shares.sum(0) / 18, (1, 1, 1, 5, 1))
+            picks.append(np.asarray(syntax.predicted_words(jnp.asarray(maps)))[:, 0])
+        parts.append(syntax.count_correct(trees, picks, ["x"]))
+    (one,) = syntax.evaluate_heads(*parts)
+    assert (one.by_head, one.by_longest, one.gain, one.is_significant) == (1, 1, 0, False)
+    assert one.by_offset < 0.4
+    (alone,) = syntax.evaluate_heads(*(part._replace(longest=0 * part.longest) for part in parts))
+    assert alone.is_significant
+
+
+def test_other_labels_are_refused():
+    choosing, judging = (by_luck(np.random.default_rng(seed)) for seed in (1, 2))
+    with pytest.raises(ValueError, match="need the same labels"):
+        syntax.evaluate_heads(choosing, judging._replace(labels=judging.labels[::-1]))
+    with pytest.raises(ValueError, match="each with a word"):
+        syntax.evaluate_heads(choosing, judging._replace(cases=0 * judging.cases))
+
+
+@pytest.mark.slow
+def test_fixed_offsets_of_a_real_treebank(shared_data):
+    """UD_English-EWT, chosen in train, right in dev: counted by others (shared/data/ANCHORS.md)."""
+    parts = treebank_parts(shared_data / "ud_english_ewt")
+    trees = [read_trees(parts[name]) for name in ("train", "dev")]
+    labels = syntax.frequent_labels(*trees)
+    nobody = [[np.full((1, 1, 2, len(t.heads)), -1) for t in some] for some in trees]
+    tallies = [
+        syntax.count_correct(some, none, labels) for some, none in zip(trees, nobody, strict=True)
+    ]
+    found = {
+        r.label: (r.cases, r.offset, round(100 * r.by_offset, 1))
+        for r in syntax.evaluate_heads(*tallies)
+    }
+    assert found[ALL] == (23146, 1, 31.6)
+    assert found["nsubj"] == (2137, 1, 33.9)
+    assert found["det"] == (1841, 1, 58.9)
+    assert found["obl"] == (1142, -3, 18.0)
+    assert found["punct"] == (3061, -1, 20.3)
+    assert found["conj"] == (916, -2, 26.6)
+    assert found["flat"] == (281, -1, 75.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bytes", "bpe:600"])
+def test_no_fresh_head_beats_what_needs_no_grammar_in_a_real_treebank(shared_data, name):
+    parts = treebank_parts(shared_data / "ud_english_ewt")
+    trees = [read_trees(parts[part])[:500] for part in ("dev", "test")]
+    tokenizer = make_tokenizer(name, [tree.text for tree in trees[0]])
+    texts = [read_by(tokenizer, some) for some in trees]
+    kept = [[i for i, (tokens, _) in enumerate(some) if len(tokens) <= 64] for some in texts]
+    trees, texts = (
+        [[a[i] for i in k] for a, k in zip(b, kept, strict=True)] for b in (trees, texts)
+    )
+    labels = syntax.frequent_labels(*trees)
+    config = ModelConfig(
+        kind="encoder",
+        vocab_size=tokenizer.size,
+        max_len=64,
+        width=32,
+        num_layers=2,
+        heads=layouts.Standard(num_heads=4),
+    )
+    for seed in range(4):
+        params = jax.jit(config.build().init)(jax.random.key(seed), np.zeros((1, 4), np.int32))
+        picks = [syntax.head_predictions(config, params["params"], some) for some in texts]
+        found = syntax.evaluate_heads(
+            *(syntax.count_correct(t, p, labels) for t, p in zip(trees, picks, strict=True))
+        )
+        assert [one.label for one in found if one.is_significant] == []

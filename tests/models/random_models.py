@@ -1,0 +1,172 @@
+"""Draws whole models at random: layouts x sharing plans x options."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from attnlab import heads, models
+from attnlab.models import LayerOverrides, ModelConfig
+
+WIDTH, VOCAB, LENGTH = 12, 11, 7
+PLANS = (
+    "separate", "albert", "attention_only", "ffn_only", "cycle:2", "groups:2", "cycle_rev:2",
+    "sequence:2", "relaxed:2", "cla:2", "dictionary:2", "sandwich", "pizza_bottom:2",
+)  # fmt: skip
+EXTRAS = (
+    heads.Gate(), heads.Gate("element"), heads.Sink(), heads.Sink(learnt=False),
+    heads.SoftCap(3.0), heads.ExtraKeys(2), heads.TalkingHeads(),
+)  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """A random model."""
+
+    config: ModelConfig
+    refusals: int
+    """Combinations that `ModelConfig` refused before this one."""
+
+
+def draw(seed: int) -> Drawn:
+    """A model that exists: combinations that are refused are drawn again, and counted."""
+    rng = np.random.default_rng([7, seed])
+    for refusals in range(200):
+        try:
+            return Drawn(_draw_config(rng), refusals)
+        except ValueError:
+            continue
+    raise AssertionError(f"seed {seed}: no model in 200 draws")
+
+
+class _Rng:
+    """Shorthands for draws."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def one(self, *values):
+        return values[self.rng.integers(len(values))]
+
+    def sometimes(self, probability: float) -> bool:
+        return bool(self.rng.random() < probability)
+
+
+def _draw_layout(rng: _Rng) -> heads.Layout:
+    kind = rng.one(*heads.LAYOUTS.values())
+    choices = {
+        "head_dim": (None, None, 4, 6),
+        "value_dim": (None, None, 3, 5),
+        "num_kv_heads": (None, None, 1),
+        "tie": ("", "", "", "kv", "qk", "qkv"),
+        "qk_norm": (None, None, heads.HeadNorm(), heads.HeadNorm("layer", bias=True)),
+        "latent_dim": (None, 5),
+        "rotary_dim": (None, 2, 4),
+        "query_latent_dim": (None, 6),
+        "latent_norm": (True, False),
+        "query_rank": (None, 2),
+        "key_rank": (None, 1),
+        "scale": (None, None, 0.3),
+    }
+    known = {field.name for field in dataclasses.fields(kind)}
+    fields = {name: rng.one(*values) for name, values in choices.items() if name in known}
+    defaults = {f.name: f.default for f in dataclasses.fields(kind)}
+    fields = {n: a for n, a in fields.items() if a is not None or defaults[n] is None}
+    biases = tuple(name for name in kind.bias_names if rng.sometimes(0.4))
+    extras = [extra for extra in EXTRAS if rng.sometimes(0.12)]
+    return kind(num_heads=rng.one(2, 3, 4), biases=biases, extras=tuple(extras), **fields)
+
+
+def _draw_positions(rng: _Rng) -> models.specs.Positions:
+    return rng.one(
+        models.Learned(), models.Sinusoidal(halves=rng.sometimes(0.5)),
+        models.Rotary(base=100.0), models.Rotary(fraction=0.5), models.Rotary(scaling="linear:2"),
+        models.Relative(buckets=8, max_distance=20), models.NoPositions(),
+    )  # fmt: skip
+
+
+def _draw_ffn(rng: _Rng) -> models.FFN:
+    return models.FFN(
+        width=rng.one(0, 10, 10, 10),
+        activation=rng.one("gelu", "relu", "gated_silu", "tanh"),
+        bias=rng.sometimes(0.5),
+        residual_scale=rng.one(1.0, 1.0, 0.5),
+    )
+
+
+def _draw_layer_types(rng: _Rng, layout: heads.Layout) -> tuple[tuple[int, LayerOverrides], ...]:
+    if rng.sometimes(0.75):
+        return ()
+    other = rng.one(
+        LayerOverrides(),
+        LayerOverrides(ffn=models.FFN(width=6)),
+        LayerOverrides(heads=heads.Standard(num_heads=layout.num_heads)),
+        LayerOverrides(sharing="albert", full_attention=True),
+        LayerOverrides(positions=models.NoPositions()),
+    )
+    return ((rng.one(1, 2), LayerOverrides(window=2)), (1, other))
+
+
+def _draw_config(generator: np.random.Generator) -> ModelConfig:
+    rng = _Rng(generator)
+    kind = rng.one("decoder", "decoder", "encoder", "encoder_decoder")
+    layout = _draw_layout(rng)
+    mixes = any(isinstance(extra, heads.TalkingHeads) for extra in layout.extras)
+    num_layers = rng.one(3, 4)
+    norm_kind = rng.one("layer", "rms", "rms_plus_one")
+    encoder = None
+    if kind == "encoder_decoder":
+        encoder = models.EncoderConfig(
+            num_layers=rng.one(None, None, 2),
+            sharing=rng.one(None, None, "albert"),
+            shares_decoder=rng.sometimes(0.3),
+            cross=rng.one("own", "own", "merged"),
+        )
+    pooler = rng.one(None, "first", "mean", "max", "each") if kind != "encoder_decoder" else None
+    scales = tuple(1 / (i + 1) for i in range(num_layers)) if rng.sometimes(0.15) else None
+    return ModelConfig(
+        kind=kind,
+        vocab_size=VOCAB,
+        max_len=LENGTH,
+        width=WIDTH,
+        num_layers=num_layers,
+        heads=layout,
+        attention=models.Attention(
+            window=rng.one(None, None, None, 2),
+            order=rng.one(None, None, None, "factored"),
+            implementation=None if mixes else rng.one(None, None, "dense", "blockwise"),
+            layer_scales=scales,
+            output_scale=rng.one(1.0, 1.0, 0.7),
+        ),
+        ffn=_draw_ffn(rng),
+        norm=models.Norm(
+            kind=norm_kind,
+            position=rng.one(
+                "pre", "pre", "post", "post_final", "pre_open", "sandwich", "parallel"
+            ),
+            bias=rng.one(None, False),
+        ),
+        positions=_draw_positions(rng),
+        embedding=models.Embedding(
+            width=rng.one(None, None, None, 5, WIDTH),
+            scale=rng.one(1.0, 2.0),
+            token_types=rng.one(0, 0, 2),
+            norm=rng.sometimes(0.3),
+            zero_token=rng.one(None, None, 0),
+        ),
+        dropout=models.Dropout(
+            rate=rng.one(0.0, 0.1), attention=rng.one(0.0, 0.1), ffn=rng.one(0.0, 0.2)
+        ),
+        output=models.OutputHead(
+            kind=rng.one("tied", "own"),
+            bias=rng.sometimes(0.3),
+            transform=rng.one(None, None, "gelu"),
+            pooler=pooler,
+            num_classes=3 if pooler else 0,
+        ),
+        sharing=rng.one(*PLANS),
+        delta_rank=2,
+        layer_types=_draw_layer_types(rng, layout),
+        encoder=encoder,
+        init=models.Init(residual=rng.one("plain", "depth")),
+        compute=models.Compute(remat=rng.sometimes(0.5)),
+    )

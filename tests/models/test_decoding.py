@@ -1,0 +1,333 @@
+"""Decoding with a cache gives the logits of the whole text, each row as it would be alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import outside_layouts as outside
+import pytest
+from conftest import TOLERANCE, assert_close, diagonal
+from test_models import POSITIONS, SMALL, SOURCE, TOKENS, change, make, random_params
+
+from attnlab import generate, heads, prefill
+from attnlab.heads import LAYOUTS, kv_weight_names
+from attnlab.models import (
+    Attention,
+    Compute,
+    EncoderConfig,
+    Learned,
+    Norm,
+    Relative,
+    Rotary,
+    Sampling,
+)
+from attnlab.sharing import plan_names
+
+LONG = change(SMALL, max_len=14)
+EVEN = ("standard", "narrow", "narrow_tied", "alt", "two_stage")
+"""Layouts that need an even head_dim for rotary positions."""
+
+
+def layout_of(name):
+    return LAYOUTS[name](num_heads=3, **({"head_dim": 6} if name in EVEN else {}))
+
+
+def in_pieces(config, params, size, pieces=((0, 4), (4, 5), (5, 7)), **inputs):
+    """Logits of TOKENS through a cache."""
+    model, cache, found = config.build(), config.init_cache(2, size), []
+    for start, end in pieces:
+        outputs = model.apply({"params": params}, TOKENS[:, start:end], cache=cache, **inputs)
+        cache = outputs.cache
+        found.append(outputs.logits)
+    return jnp.concatenate(found, axis=1)
+
+
+SOME = {"wide", "narrow", "collaborative", "latent", "tensor_product", "grouped_tied"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "positions", "window"), diagonal(LAYOUTS, range(5), [None, 2], of=SOME)
+)
+def test_decoding_equals_the_whole_text(layout, positions, window):
+    """In turn of all plans; with a window in a cache that is used as a ring."""
+    if layout == "absorbed" and POSITIONS[positions].is_rotary:
+        pytest.skip("refused: keys that are inputs cannot be rotated")
+    turn = 4 * list(LAYOUTS).index(layout) + positions
+    config = change(
+        LONG, heads=layout_of(layout), positions=POSITIONS[positions],
+        sharing=str(np.roll(plan_names(), turn)[int(window is not None)]),
+        attention=Attention(window=window),
+    )  # fmt: skip
+    run, params = make(config)
+    got = jax.jit(lambda p: in_pieces(config, p, 7 if window is None else 6))(params)
+    assert_close(got, run(params, TOKENS).logits, loosen=5)
+
+
+SHARED = ["cla:2", "relaxed:2", "dictionary:2", "attention=0,0,0 kv=0,0,@0 ffn=0,1,0"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "positions"),
+    diagonal(SHARED, ["learned", "rotary", "relative"], of={SHARED[-1]}),
+)
+def test_plans_that_share_more(sharing, positions):
+    """Keys that layers share are in the cache once; with a window in one ring."""
+    schemes = {"learned": Learned(), "rotary": Rotary(), "relative": Relative()}
+    for window, size in ((None, 7), (2, 6)):
+        config = change(
+            LONG, heads=layout_of("standard"), sharing=sharing, positions=schemes[positions],
+            attention=Attention(window=window),
+        )  # fmt: skip
+        run, params = make(config)
+        got = jax.jit(lambda p, c=config, s=size: in_pieces(c, p, s))(params)
+        assert_close(got, run(params, TOKENS).logits, loosen=5)
+        count = 3 if sharing in ("relaxed:2", "dictionary:2") else 2
+        assert config.init_cache(2, 7)["k"].shape[0] == count
+
+
+def test_as_pythia_and_llama_decode():
+    """Parallel sublayers; a part of each head rotated, at scaled rates."""
+    rotary = Rotary(base=20.0, fraction=0.5, scaling="llama3:8,1,4,6")
+    config = change(
+        LONG, norm=Norm(position="parallel"), positions=rotary,
+        heads=heads.Standard(num_heads=3, head_dim=8, num_kv_heads=1),
+    )  # fmt: skip
+    run, params = make(config)
+    expected = run(params, TOKENS).logits
+    assert_close(jax.jit(lambda p: in_pieces(config, p, 7))(params), expected, loosen=5)
+    for fields in (
+        dict(positions=dataclasses.replace(rotary, fraction=1.0)),
+        dict(positions=dataclasses.replace(rotary, scaling=None)),
+        dict(norm=Norm()),
+    ):
+        other = change(config, **fields).build().apply({"params": params}, TOKENS).logits
+        assert np.abs(other - expected).max() > 1e-3, fields
+
+
+def test_talking_heads_in_the_absorbed_form():
+    layout = heads.Wide(num_heads=3, extras=(heads.TalkingHeads(),))
+    config = change(LONG, heads=layout, attention=Attention(order="absorbed"))
+    run, params = make(config)
+    assert set(config.init_cache(2, 7)) == {"x", "length"}
+    got = jax.jit(lambda p: in_pieces(config, p, 7))(params)
+    assert_close(got, run(params, TOKENS).logits, loosen=5)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        outside.Differential(num_heads=4, num_kv_heads=2, extras=(heads.Gate("element"),)),
+        heads.Standard(num_heads=3, extras=(outside.MixtureOfHeads(top=1),)),
+        heads.Standard(num_heads=4, num_kv_heads=1, tie="kv", value_dim=None,
+                       extras=(heads.Gate(), heads.Sink(), heads.ExtraKeys(2))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("sharing", ["albert", "cla:2"])
+def test_layouts_and_extras_from_outside(layout, sharing):
+    config = change(LONG, width=16 if layout.num_heads == 4 else 12, heads=layout, sharing=sharing)
+    run, params = make(config)
+    got = jax.jit(lambda p: in_pieces(config, p, 7))(params)
+    assert_close(got, run(params, TOKENS).logits, loosen=5)
+
+
+def test_an_encoder_decoder_in_pieces():
+    """The encoder once, then the decoder token by token."""
+    config = change(LONG, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2))
+    run, params = make(config)
+    whole = run(params, TOKENS, source=SOURCE)
+    got = in_pieces(config, params, 7, encoded=whole.encoded)
+    assert_close(got, whole.logits, loosen=5)
+
+
+def test_a_traced_ring_takes_a_text_by_pieces():
+    """Nobody knows how full it is: 2 tokens, then 5 that would replace keys still attended to."""
+    config = change(LONG, attention=Attention(window=2))
+    run, params = make(config)
+
+    @jax.jit
+    def both(cache):
+        first, cache = prefill(params, TOKENS[:, :2], config, cache)
+        second, _ = prefill(params, TOKENS[:, 2:], config, cache)
+        return jnp.concatenate([first, second], axis=1)
+
+    assert_close(both(config.init_cache(2, 6)), run(params, TOKENS).logits, loosen=5)
+
+
+def test_a_text_as_long_as_max_len_and_no_longer():
+    params = random_params(LONG)
+    _, cache = prefill(params, TOKENS, LONG, LONG.init_cache(2, 20))
+    logits, cache = prefill(params, TOKENS, LONG, cache)
+    assert np.isfinite(logits).all()
+    step = jax.jit(lambda c: LONG.build().apply({"params": params}, TOKENS[:, :1], cache=c).logits)
+    assert np.isnan(step(cache)).all()
+
+
+def test_drawn_text_follows_the_probabilities():
+    config = change(LONG, num_layers=1)
+    run, params = make(config)
+    params = jax.tree.map(lambda a: a * 0.4, params)
+    prompt = jnp.tile(TOKENS[:1], (4000, 1))
+
+    def draw(**options):
+        text = generate(
+            params, prompt, config, 1, sampling=Sampling(**options), key=jax.random.key(3)
+        )
+        return np.asarray(text)[:, 0]
+
+    logits = np.asarray(run(params, TOKENS[:1]).logits[0, -1])
+    p = np.exp(logits / 2) / np.exp(logits / 2).sum()
+    found = np.bincount(draw(temperature=2.0), minlength=19) / 4000
+    np.testing.assert_allclose(found, p, atol=0.04)
+    assert set(draw(temperature=2.0, top_k=3)) == set(np.argsort(logits)[-3:])
+    assert set(draw(temperature=1e-6)) == {int(logits.argmax())}
+    np.testing.assert_array_equal(draw(temperature=2.0), draw(temperature=2.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_decoding_in_bfloat16(layout):
+    """Logits to 3 % of the largest; each token that is written greedily is, to that, the best."""
+    config = change(LONG, heads=layout_of(layout), compute=Compute(dtype="bfloat16"))
+    run, params = make(config)
+    written = generate(params, TOKENS, config, 5)
+    full = np.asarray(run(params, jnp.concatenate([TOKENS, written], axis=1)).logits)
+    largest, allowed = np.abs(full).max(), TOLERANCE["bfloat16"]
+    cached = jax.jit(lambda p: in_pieces(config, p, 7))(params)
+    assert np.abs(cached - full[:, :7]).max() <= allowed * largest
+    chosen = np.take_along_axis(full[:, 6:-1], np.asarray(written)[..., None], axis=-1)[..., 0]
+    assert (full[:, 6:-1].max(-1) - chosen).max() <= allowed * largest
+
+
+# Rows of their own lengths ------------------------------------------------------------------------
+
+RNG = np.random.default_rng(3)
+TEXTS = RNG.integers(0, 19, (3, 10))
+MASKS = [np.arange(6) >= [[0], [2], [5]], np.array([[1, 1, 1], [1, 0, 1], [0, 1, 1]]) > 0, None]
+"""Of three calls; the second has padding between tokens, the third none."""
+
+
+def calls():
+    """(tokens, mask, (is a token, its position in its own text)) of each call."""
+    done = np.zeros((3, 1), int)
+    for mask in MASKS:
+        is_token = np.ones((3, 1), bool) if mask is None else mask
+        at = np.maximum(done + is_token.cumsum(1) - 1, 0)
+        other = RNG.integers(0, 19, at.shape)
+        yield np.where(is_token, np.take_along_axis(TEXTS, at, 1), other), mask, (is_token, at)
+        done = done + is_token.sum(1, keepdims=True)
+
+
+CALLS = list(calls())
+PLANS = ["albert", "attention=0,0,1 kv=0,@0,1 ffn=0,1,0"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "sharing", "window"), diagonal(LAYOUTS, PLANS, [None, 2], of={"latent"})
+)
+def test_each_row_is_that_row_alone(layout, sharing, window, x64):
+    """The whole text of the row, which no padding reaches; with a window in a ring that only the
+    longest row fills more than once."""
+    turn = list(LAYOUTS).index(layout) + PLANS.index(sharing) + (window or 0)
+    if not kv_weight_names(LAYOUTS[layout](width=12, num_heads=3)):
+        sharing = "albert"  # layers cannot share keys that are inputs
+    positions = POSITIONS[turn % len(POSITIONS)]
+    if layout == "absorbed" and positions.is_rotary:
+        positions = Relative()
+    config = change(
+        LONG, heads=layout_of(layout), sharing=sharing, positions=positions,
+        attention=Attention(window=window), compute=Compute(dtype="float64"),
+    )  # fmt: skip
+    run, params = make(config)
+    params = jax.tree.map(lambda a: a.astype(jnp.float64), params)
+
+    @jax.jit
+    def both(params):
+        cache, found = config.init_cache(3, 10 if window is None else 8), []
+        for tokens, mask, _ in CALLS:
+            logits, cache = prefill(params, tokens, config, cache, padding_mask=mask)
+            found.append(logits)
+        return found, cache["length"]
+
+    found, length = both(params)
+    alone = np.asarray(run(params, TEXTS).logits)
+    for got, (_, _, (is_token, at)) in zip(found, CALLS, strict=True):
+        expected = np.take_along_axis(alone, at[..., None], 1)
+        assert_close(np.asarray(got)[is_token], expected[is_token], loosen=10)
+    assert (length == jnp.array([10, 7, 4])).all()
+
+
+def test_generated_rows_are_those_rows_alone():
+    """With several ends; padding on either side."""
+    run, params = make(LONG)
+    prompt, left, _ = CALLS[0]
+    lengths, rows, texts = left.sum(1), np.arange(3), np.zeros((3, 10), int)
+    for row, text in enumerate(texts):
+        text[: lengths[row]] = prompt[row, left[row]]
+    for i in range(4):  # whole texts: no token attends to what comes behind it
+        best = np.asarray(run(params, texts).logits)[rows, lengths + i - 1]
+        texts[rows, lengths + i] = best.argmax(-1)
+    full = np.take_along_axis(texts, lengths[:, None] + np.arange(4), 1)
+    ends = [int(full[0, 0]), int(full[1, 1])]
+    got = np.asarray(generate(params, prompt, LONG, 4, padding_mask=left, end=ends))
+    for row, expected in zip(got.tolist(), full.tolist(), strict=True):
+        found = [expected.index(e) for e in ends if e in expected]
+        last = min(found) + 1 if found else 4
+        assert row == expected[:last] + [ends[0]] * (4 - last)
+    right = np.array([sorted(m)[::-1] for m in left])
+    moved = np.zeros_like(prompt)
+    moved[right] = prompt[left]
+    np.testing.assert_array_equal(
+        generate(params, moved, LONG, 4, padding_mask=right, end=ends), got
+    )
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_source_may_be_padded_anywhere(shares):
+    """Each row as it would be alone; behind the end nothing else is written."""
+    encoder = EncoderConfig(num_layers=2, shares_decoder=shares)
+    config = change(LONG, kind="encoder_decoder", encoder=encoder)
+    params = random_params(config)
+    source, mask = TEXTS[:, :6], CALLS[0][1]
+    prompt, is_token = CALLS[1][0], CALLS[1][1]
+    given = {"source": source, "source_padding_mask": mask, "padding_mask": is_token}
+    got = np.asarray(generate(params, prompt, config, 5, **given))
+    for row in range(3):
+        own = prompt[row, is_token[row]][None]
+        alone = generate(params, own, config, 5, source=source[row, mask[row]][None])
+        np.testing.assert_array_equal(got[row : row + 1], alone)
+    stop = int(got[0, 2])
+    ended = np.asarray(generate(params, prompt, config, 5, end=stop, **given))
+    for row, full in zip(ended.tolist(), got.tolist(), strict=True):
+        last = full.index(stop) if stop in full else 5
+        assert row == full[:last] + [stop] * (5 - last)
+
+
+@pytest.mark.slow
+def test_a_full_row_gives_nan_and_the_others_continue():
+    params, model = random_params(LONG), LONG.build()
+    run = jax.jit(lambda tokens, cache, mask: model.apply(
+        {"params": params}, tokens, cache=cache, padding_mask=mask
+    ))  # fmt: skip
+    cache = run(TEXTS[:, :6], LONG.init_cache(3, 6), MASKS[0]).cache
+    outputs = run(TEXTS[:, :6], cache, np.arange(6) >= [[5], [5], [6]])
+    assert np.isnan(outputs.logits[0]).all()
+    assert np.isfinite(outputs.logits[1:]).all()
+    assert outputs.cache["length"].tolist() == 3 * [[6, 5, 1]]
+    with pytest.raises(ValueError, match=r"6 tokens behind 6 do not .* size 6; .*=12"):
+        prefill(params, TEXTS[:, :6], LONG, cache, padding_mask=MASKS[0])
+
+
+def test_an_encoder_takes_no_cache():
+    config = change(LONG, kind="encoder")
+    with pytest.raises(ValueError, match="leave cache out"):
+        make(config)[0](random_params(config), TOKENS, cache=LONG.init_cache(2, 9))
+
+
+def test_a_mask_over_the_cache():
+    """A mask of the caller and the cache: as over the whole text."""
+    run, params = make(LONG)
+    mask = jnp.ones((7, 7), bool).at[:, 2].set(False).at[2, 2].set(True)
+    whole = run(params, TOKENS, mask=mask).logits
+    got = in_pieces(LONG, params, 7, pieces=((0, 7),), mask=mask)
+    assert_close(got, whole, loosen=5)

@@ -1,0 +1,90 @@
+"""Images in the place of a text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_models import random_params
+
+from attnlab import heads
+from attnlab.models import FFN, Embedding, Images, ModelConfig, OutputHead
+from attnlab.models.embeddings import check_tokens
+from attnlab.models.images import image_features
+
+IMAGES = Images(height=6, width=15, channels=2, patch_height=3, patch_width=5)
+VIT = ModelConfig(
+    kind="encoder", embedding=Embedding(images=IMAGES), vocab_size=32, max_len=7, width=12,
+    num_layers=2, heads=heads.Standard(num_heads=3), ffn=FFN(width=10),
+    output=OutputHead(kind="none", pooler="first_plain", num_classes=4),
+)  # fmt: skip
+
+
+def test_a_row_of_features_is_a_patch():
+    images = np.random.default_rng(0).normal(size=(2, 6, 15, 2)).astype(np.float32)
+    rows = np.asarray(image_features(jnp.asarray(images), IMAGES))
+    assert rows.shape == (2, 7, 32)
+    for i in range(2):
+        for j in range(3):
+            patch = images[:, 3 * i : 3 * i + 3, 5 * j : 5 * j + 5]
+            np.testing.assert_array_equal(rows[:, 1 + 3 * i + j, :30], patch.reshape(2, 30))
+    np.testing.assert_array_equal(rows[:, 0, :30], 0)
+    np.testing.assert_array_equal(rows[0, :, 30:], [[1, 0]] + [[0, 1]] * 6)
+
+
+def test_the_first_layer_reads_a_convolution_and_a_class_token():
+    """The table is the kernel of a patch, the class token and the bias; features are the same."""
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 15, 2)), jnp.float32)
+    params, model = random_params(VIT), VIT.build()
+    assert params["embedding"].shape == (3 * 5 * 2 + 2, 12)
+    run = jax.jit(lambda x: model.apply({"params": params}, x, capture=("embeddings", "probs")))
+    outputs = run(images)
+    jax.tree.map(np.testing.assert_array_equal, outputs, run(image_features(images, IMAGES)))
+    kernel = params["embedding"][:-2].reshape(3, 5, 2, 12)
+    convolved = jax.lax.conv_general_dilated(
+        images, kernel, (3, 5), [(0, 0)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    token, bias = params["embedding"][-2:]
+    first = jnp.broadcast_to(token, (2, 1, 12))
+    expected = jnp.concatenate([first, convolved.reshape(2, 6, 12) + bias], axis=1)
+    assert_close(outputs.captured["embeddings"], expected + params["positions"])
+    assert_close(outputs.pooled, outputs.hidden[:, 0])
+    classes = outputs.hidden[:, 0] @ params["classifier"] + params["classifier_bias"]
+    assert_close(outputs.classes, classes)
+    assert outputs.captured["probs"].shape == (2, 2, 3, 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dataclasses.replace(IMAGES, height=7), "7 x 15 does not divide into patches"),
+        (lambda: dataclasses.replace(IMAGES, patch_width=0), r"images\.patch_width.*at least 1"),
+        (lambda: dataclasses.replace(VIT, vocab_size=31), "32 features, .* set vocab_size=32"),
+        (lambda: dataclasses.replace(VIT, max_len=6), "are 7 tokens, .* set max_len=7"),
+        (
+            lambda: dataclasses.replace(VIT, kind="encoder_decoder", output=OutputHead()),
+            "set kind='encoder'",
+        ),
+    ],
+)
+def test_models_that_read_no_such_images(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 15, 6, 2), "float32", r"images \(2, 15, 6, 2\) must be \[batch, 6, 15, 2\]"),
+        ((2, 2, 6, 15), "float32", r"jnp.moveaxis\(images, 1, -1\)"),
+        ((2, 6, 15, 2), "uint8", "uint8 must be float"),
+        ((6, 15, 2), "float32", r"tokens of dtype float32 and shape \(6, 15, 2\)"),
+    ],
+)
+def test_images_that_are_refused(shape, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        check_tokens(VIT, jnp.zeros(shape, dtype))
+    with pytest.raises(ValueError, match="images"):
+        check_tokens(ModelConfig(), jnp.zeros((2, 6, 15, 2)))

@@ -1,0 +1,232 @@
+"""Public functions under jit, grad, vmap, scan and shard_map, in three precisions."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, deep
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import attnlab
+from attnlab import heads, masks, positions
+from attnlab.models import (
+    FFN,
+    Compute,
+    LayersOfType,
+    LayerSpec,
+    ModelConfig,
+    init_layer,
+    param_shapes,
+)
+from attnlab.models.ffn import init_ffn
+from attnlab.sharing import Plan
+
+LAYOUT = heads.Standard(
+    width=6, num_heads=3, num_kv_heads=1, value_dim=4, biases=("q", "k", "v", "o")
+)
+SPEC = LayerSpec(heads=LAYOUT, ffn=FFN(width=5))
+PLAN = Plan(attention=(0, 1, 0), ffn=(0, 0, 1))
+MODEL = ModelConfig(
+    vocab_size=11, max_len=5, width=6, num_layers=2, heads=heads.Standard(num_heads=3),
+    ffn=FFN(width=7), sharing="albert",
+)  # fmt: skip
+
+
+def draw(dtype, *shape):
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), dtype)
+
+
+def tree(dtype, init):
+    """Random weights in the shapes that `init(key)` makes."""
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return jax.tree.map(lambda a: draw(dtype, *a.shape), shapes)
+
+
+def init_sublayers(key):
+    return {name: init(key) for name, init in init_layer(SPEC).items()}
+
+
+def init_stack(key):
+    return attnlab.init_stacked(init_layer(SPEC), key, PLAN)
+
+
+def init_heads(key):
+    return heads.init(key, LAYOUT)
+
+
+def stack(params, x):
+    def block(params, x, state, own, shared):
+        return attnlab.transformer_layer(params, x, SPEC).x, state, None
+
+    return attnlab.run_stack(block, params, PLAN, x)[0][0]
+
+
+def layers(params, x):
+    of_type = LayersOfType(params=params, plan=PLAN, spec=SPEC)
+    return attnlab.run_layers({"layers": of_type}, ["layers"] * 3, x).x
+
+
+def module(built, output=lambda made: made):
+    """(function of weights and inputs, init) of a Flax module."""
+    example = jnp.ones((1, 5, 6))
+    return (
+        lambda params, x: output(built.apply({"params": params}, x)),
+        lambda key: built.init(key, example)["params"],
+    )
+
+
+def qkv(dtype):
+    return draw(dtype, 2, 5, 3, 4)
+
+
+def inputs(dtype):
+    return draw(dtype, 2, 5, 6)
+
+
+def four(dtype):
+    return draw(dtype, 4)
+
+
+ATTENTION, INIT_ATTENTION = module(attnlab.MultiHeadAttention(LAYOUT))
+FEED_FORWARD, INIT_FFN = module(attnlab.FeedForward(FFN(width=7)))
+LAYERS, INIT_LAYERS = module(attnlab.LayerStack(SPEC, PLAN), lambda made: made.x)
+EDGES = jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4])
+
+
+def norm_weights(dtype, *names):
+    return {name: draw(dtype, 6) for name in names}
+
+
+# name -> (function of (weights, batch), weights of a dtype, batch of a dtype)
+FUNCTIONS = {
+    "dot_product_attention": (
+        lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), four, qkv
+    ),
+    "attention_over_edges": (
+        lambda w, x: attnlab.attention_over_edges(x, x, x * w, *EDGES), four, qkv
+    ),
+    "attention_fn": (
+        lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)), four, qkv
+    ),
+    "rotate": (
+        lambda w, x: positions.rotate(x * w, positions.rotary_angles(jnp.arange(5), 4)), four, qkv
+    ),
+    "project_heads": (
+        lambda w, x: heads.project_heads(w, x, LAYOUT)[0], lambda d: tree(d, init_heads), inputs
+    ),
+    "multi_head_attention": (
+        lambda w, x: attnlab.multi_head_attention(w, x, LAYOUT),
+        lambda d: tree(d, init_heads), inputs,
+    ),
+    "feed_forward": (
+        lambda w, x: attnlab.feed_forward(w, x, FFN(width=5)),
+        lambda d: tree(d, lambda key: init_ffn(key, 6, FFN(width=5))), inputs,
+    ),
+    "rms_norm": (attnlab.rms_norm, lambda d: norm_weights(d, "scale"), inputs),
+    "layer_norm": (attnlab.layer_norm, lambda d: norm_weights(d, "scale", "bias"), inputs),
+    "run_layers": (layers, lambda d: tree(d, init_stack), inputs),
+    "run_stack": (stack, lambda d: tree(d, init_stack), inputs),
+    "transformer_layer": (
+        lambda w, x: attnlab.transformer_layer(w, x, SPEC).x,
+        lambda d: tree(d, init_sublayers), inputs,
+    ),
+    "MultiHeadAttention": (ATTENTION, lambda d: tree(d, INIT_ATTENTION), inputs),
+    "FeedForward": (FEED_FORWARD, lambda d: tree(d, INIT_FFN), inputs),
+    "LayerStack": (LAYERS, lambda d: tree(d, INIT_LAYERS), inputs),
+}  # fmt: skip
+
+
+def all_transforms(run, w, x):
+    """Results of `run` under each transformation, all of them per batch row."""
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+    rows = jax.tree.map(lambda a: a[:, None], x)
+    return {
+        "plain": run(w, x),
+        "vmap": jax.vmap(run, (None, 0))(w, rows)[:, 0],
+        "scan": jax.lax.scan(lambda carry, row: (carry, run(w, row)), None, rows)[1][:, 0],
+        "shard_map": jax.shard_map(
+            run, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False
+        )(w, x),
+    }
+
+
+@pytest.mark.parametrize("dtype", deep(["float32", "bfloat16", "float64"], "float32"))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transformations(name, dtype, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    run, weights, batch = FUNCTIONS[name]
+    w, x = weights(dtype), batch(dtype)
+
+    @jax.jit
+    def everything(w, x):
+        gradients = jax.grad(lambda w, x: jnp.sum(run(w, x) ** 2), (0, 1))(w, x)
+        return all_transforms(run, w, x), gradients
+
+    results, gradients = everything(w, x)
+    for result in results.values():
+        assert result.dtype == dtype
+        assert_close(result, results["plain"])
+    for gradient, leaf in zip(jax.tree.leaves(gradients), jax.tree.leaves((w, x)), strict=True):
+        assert (gradient.shape, gradient.dtype) == (leaf.shape, leaf.dtype)
+        assert np.isfinite(np.asarray(gradient, np.float64)).all()
+    assert np.abs(np.asarray(gradients[1], np.float64)).max() > 0
+
+
+@pytest.mark.parametrize("dtype", deep(["bfloat16", "float64"], "bfloat16"))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_precision_is_kept(name, dtype, request):
+    """Of the result and of every gradient."""
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    run, weights, batch = FUNCTIONS[name]
+    found = jax.eval_shape(
+        jax.grad(lambda w, x: (jnp.sum(run(w, x)), run(w, x)), (0, 1), True),
+        weights(dtype), batch(dtype),
+    )  # fmt: skip
+    assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize("dtype", deep(["float32", "bfloat16", "float64"], "float32"))
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_models(kind, dtype, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    config = dataclasses.replace(MODEL, kind=kind, compute=Compute(dtype=dtype))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 5)))
+    w_dtype = "float64" if dtype == "float64" else "float32"
+    w = jax.tree.map(lambda a: draw(w_dtype, *a.shape), param_shapes(config))
+
+    def run(w, tokens):
+        return config.build().apply({"params": w}, tokens).logits
+
+    results = jax.jit(functools.partial(all_transforms, run))(w, tokens)
+    for result in results.values():
+        assert result.dtype == w_dtype
+        assert_close(result, results["plain"], loosen=1000 if dtype == "bfloat16" else 1)
+    gradients = jax.jit(jax.grad(lambda w: jnp.sum(run(w, tokens) ** 2)))(w)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradients))
+
+
+def test_initial_weights_in_any_precision(x64):
+    for dtype in ("float32", "bfloat16", "float64"):
+        params = heads.init(jax.random.key(0), LAYOUT, dtype=dtype)
+        assert {a.dtype for a in params.values()} == {jnp.dtype(dtype)}
+    many = jax.vmap(init_heads)(jax.random.split(jax.random.key(0), 3))
+    assert many["q"].shape == (3, 6, 3, 2)
+
+
+def test_masks_and_tables_under_jit():
+    lengths = jnp.array([2, 0])
+    for make in (
+        lambda n: masks.combine(masks.causal(3), masks.padding(n, 3)),
+        lambda n: masks.segments(n[:, None] * jnp.arange(3)),
+        lambda n: masks.from_edges(n, n, 3),
+        lambda n: positions.sinusoidal(3, 4),
+    ):
+        np.testing.assert_allclose(jax.jit(make)(lengths), make(lengths), atol=1e-6)

@@ -1,0 +1,252 @@
+"""One layer and its parts against Flax's own modules and the definitions."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from scipy.special import erf
+
+from attnlab import capture, heads, layer_norm, multi_head_attention, rms_norm
+from attnlab.models import (
+    FFN,
+    Attention,
+    Dropout,
+    FeedForward,
+    LayerInputs,
+    LayerSpec,
+    ModelConfig,
+    MultiHeadAttention,
+    Norm,
+    TextInputs,
+    feed_forward,
+    init_layer,
+    num_parameters,
+    param_shapes,
+    transformer_layer,
+)
+from attnlab.models.dense import dropout
+from attnlab.models.ffn import init_ffn
+from attnlab.models.specs import ACTIVATION_NAMES, NormPosition
+
+POSITIONS = NormPosition.__args__
+HEADS = heads.Standard(width=6, num_heads=2)
+SPEC = LayerSpec(heads=HEADS, ffn=FFN(width=10), is_causal=True)
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def make(spec):
+    inits = init_layer(spec)
+    shapes = jax.eval_shape(lambda key: {p: f(key) for p, f in inits.items()}, jax.random.key(0))
+    leaves, tree = jax.tree.flatten(shapes)
+    return jax.tree.unflatten(tree, [draw(*a.shape, seed=i) for i, a in enumerate(leaves)])
+
+
+def with_norm(position, **fields):
+    return dataclasses.replace(SPEC, norm=Norm(position=position, **fields))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_order_of_norm_and_residual_connection(position):
+    spec = with_norm(position)
+    params, x = make(spec), draw(2, 5, 6, seed=9)
+    outputs, values = jax.jit(
+        lambda p, x: capture(transformer_layer, p, x, spec, names=("probs",))
+    )(params, x)
+
+    def f(w, y):
+        return multi_head_attention(own(w), y, HEADS, is_causal=True)
+
+    a, b = params["attention"], params["ffn"]
+    if position.startswith("pre"):
+        y = x + f(a, layer_norm(a["norm"], x))
+        y = y + ffn(b, layer_norm(b["norm"], y))
+    elif position == "sandwich":
+        y = x + layer_norm(a["norm_after"], f(a, layer_norm(a["norm"], x)))
+        y = y + layer_norm(b["norm_after"], ffn(b, layer_norm(b["norm"], y)))
+    elif position == "parallel":
+        y = f(a, layer_norm(a["norm"], x)) + ffn(b, layer_norm(b["norm"], x)) + x
+    else:
+        y = layer_norm(a["norm"], x + f(a, x))
+        y = layer_norm(b["norm"], y + ffn(b, y))
+    assert_close(outputs.x, y)
+    np.testing.assert_allclose(values["probs"].sum(-1), 1, rtol=1e-5)
+    assert not np.triu(values["probs"], 1).any()
+
+
+def own(params):
+    """The weights of heads without the norms beside them."""
+    return {name: a for name, a in params.items() if not isinstance(a, dict)}
+
+
+def ffn(params, x):
+    return feed_forward(own(params), x, SPEC.ffn)
+
+
+def test_a_layer_of_attention_alone():
+    """FFN of width 0: no weight, no norm, no value. The output of attention is scaled, its bias
+    too."""
+    layout = dataclasses.replace(HEADS, biases=("o",))
+    spec = LayerSpec(heads=layout, ffn=FFN(width=0), attention=Attention(output_scale=3.0))
+    params, x = make(spec), draw(2, 5, 6, seed=9)
+    assert params["ffn"] == {}
+    a = params["attention"]
+    expected = x + 3 * multi_head_attention(own(a), layer_norm(a["norm"], x), layout)
+    assert_close(transformer_layer(params, x, spec).x, expected)
+    config = ModelConfig(ffn=FFN(width=0), num_layers=2, sharing="albert")
+    shapes = param_shapes(config)
+    assert set(shapes["layers"]) == {"attention"}
+    assert sum(a.size for a in jax.tree.leaves(shapes)) == num_parameters(config)
+
+
+def test_a_scale_counted_from_one():
+    """Its initial weights are 0, in a layer and its heads, and change no size."""
+    layout = dataclasses.replace(HEADS, qk_norm=heads.HeadNorm("rms_plus_one"))
+    spec = dataclasses.replace(with_norm("sandwich", kind="rms_plus_one"), heads=layout)
+    initial = {name: init(jax.random.key(0)) for name, init in init_layer(spec).items()}
+    for norm in (initial["ffn"]["norm_after"]["scale"], initial["attention"]["q_norm"]):
+        assert not np.any(norm)
+    params, x = make(spec), draw(2, 5, 6, seed=9)
+    moved = jax.tree_util.tree_map_with_path(
+        lambda path, a: a + 1 if "norm" in str(path) else a, params
+    )
+    plain = dataclasses.replace(
+        with_norm("sandwich", kind="rms"),
+        heads=dataclasses.replace(layout, qk_norm=heads.HeadNorm("rms")),
+    )
+    got = transformer_layer(params, x, spec).x
+    assert_close(got, transformer_layer(moved, x, plain).x)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_cross_attention_comes_between(position):
+    cross = heads.Standard(width=6, num_heads=3)
+    spec = dataclasses.replace(with_norm(position, kind="rms"), cross=cross)
+    params, x, source = make(spec), draw(2, 5, 6, seed=9), draw(2, 4, 6, seed=8)
+    mask = jnp.asarray(np.arange(4) < 3)[None, None, None]
+    inputs = LayerInputs(text=TextInputs(source=source, source_mask=mask))
+    names = ("probs", "cross.probs")
+    outputs, values = jax.jit(
+        lambda p, x: capture(transformer_layer, p, x, spec, inputs, names=names)
+    )(params, x)
+    steps = {
+        "attention": lambda w, y: multi_head_attention(own(w), y, HEADS, is_causal=True),
+        "cross": lambda w, y: multi_head_attention(own(w), y, cross, source, mask=mask),
+        "ffn": ffn,
+    }
+    y = x
+    for sublayer, f in steps.items():
+        w = params[sublayer]
+        normed = rms_norm(w["norm"], x if position == "parallel" else y, eps=1e-5)
+        if position.startswith("post"):
+            y = rms_norm(w["norm"], y + f(w, y), eps=1e-5)
+        elif position == "sandwich":
+            y = y + rms_norm(w["norm_after"], f(w, normed), eps=1e-5)
+        else:
+            y = y + f(w, normed)
+    assert_close(outputs.x, y)
+    assert values["probs"].shape == (2, 2, 5, 5)
+    assert values["cross.probs"].shape == (2, 3, 5, 4)
+    assert not values["cross.probs"][..., 3].any()
+
+
+def test_dropout_acts_at_the_places_that_are_named():
+    """One place alone is neither both nor none; each other rate acts; another key, other values."""
+    x = draw(2, 5, 6, seed=9)
+    params = make(SPEC)
+
+    def run(drops, key=0):
+        spec = dataclasses.replace(SPEC, dropout=drops)
+        inputs = LayerInputs(dropout_key=jax.random.key(key))
+        return jax.jit(lambda x: transformer_layer(params, x, spec, inputs).x)(x)
+
+    places = [(), ("attention",), ("ffn",), ("attention", "ffn")]
+    results = [run(Dropout(rate=0.5, places=p)) for p in places]
+    results += [run(Dropout(attention=0.5)), run(Dropout(ffn=0.5)), run(Dropout(ffn=0.5), key=1)]
+    assert_close(results[0], transformer_layer(params, x, SPEC).x)
+    for i, a in enumerate(results):
+        assert all(np.abs(a - b).max() > 0.01 for b in results[:i])
+
+
+def test_initial_scales():
+    spec = LayerSpec(heads=heads.Standard(width=64, num_heads=4), ffn=FFN(width=256))
+    inits = init_layer(spec, residual_scale=0.5)
+    params = jax.jit(lambda key: {p: f(key) for p, f in inits.items()})(jax.random.key(0))
+    expected = {("ffn", "up"): 64**-0.5, ("ffn", "down"): 0.5 * 256**-0.5,
+                ("attention", "o"): 0.5 * 64**-0.5, ("attention", "q"): 64**-0.5}  # fmt: skip
+    for (sublayer, name), std in expected.items():
+        np.testing.assert_allclose(jnp.std(params[sublayer][name]), std, rtol=0.03)
+    np.testing.assert_array_equal(params["ffn"]["norm"]["scale"], np.ones(64))
+
+
+# Norms, FFN, dropout ------------------------------------------------------------------------------
+
+
+def test_norms_equal_those_of_flax():
+    x, w = 3 * draw(2, 5, 7) + 2, {"scale": draw(7, seed=1), "bias": draw(7, seed=2)}
+    expected = nn.LayerNorm(epsilon=1e-3).apply({"params": w}, x)
+    assert_close(jax.jit(lambda w, x: layer_norm(w, x, eps=1e-3))(w, x), expected)
+    scale = {"scale": w["scale"]}
+    expected = nn.RMSNorm(epsilon=1e-1).apply({"params": scale}, x)
+    assert_close(jax.jit(lambda w, x: rms_norm(w, x, eps=1e-1))(scale, x), expected)
+    for norm in (layer_norm, rms_norm):
+        assert norm(w, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+def test_ffn_by_hand(activation, bias):
+    spec = FFN(width=5, activation=activation, bias=bias)
+    shapes = jax.eval_shape(lambda key: init_ffn(key, 3, spec), jax.random.key(0))
+    params = {name: draw(*a.shape, seed=i) for i, (name, a) in enumerate(shapes.items())}
+    x = draw(2, 4, 3, seed=9)
+    got = jax.jit(lambda w, x: feed_forward(w, x, spec))(params, x)
+    w = {name: np.asarray(a) for name, a in params.items()}
+
+    def dense(name, x):
+        return x @ w[name] + w.get(f"{name}_bias", 0)
+
+    f = ACTIVATIONS[activation.removeprefix("gated_")]
+    hidden = dense("up", np.asarray(x))
+    is_gated = activation.startswith("gated_")
+    hidden = f(dense("gate", np.asarray(x))) * hidden if is_gated else f(hidden)
+    assert_close(got, jnp.asarray(dense("down", hidden), jnp.float32))
+    assert ("up_bias" in w) == bias
+
+
+def test_dropout_keeps_the_mean_and_needs_a_key():
+    x = jnp.ones((100, 100))
+    dropped = dropout(x, 0.2, jax.random.key(0))
+    assert set(np.unique(dropped)) == {0.0, 1.25}
+    np.testing.assert_allclose(dropped.mean(), 1, atol=0.02)
+    assert dropout(x, 0.2, None) is x
+    assert dropout(x, 0.0, jax.random.key(0)) is x
+
+
+def test_modules_own_parameters_and_call_the_functions():
+    layout = heads.Standard(width=12, num_heads=3, biases=("q", "k", "v", "o"))
+    x, module = draw(2, 5, 12), MultiHeadAttention(layout, dropout_rate=0.5)
+    params = module.init(jax.random.key(0), x)["params"]
+    got = module.apply({"params": params}, x, is_causal=True)
+    assert_close(got, multi_head_attention(params["heads"], x, layout, is_causal=True))
+    with pytest.raises(Exception, match="dropout"):
+        module.apply({"params": params}, x, deterministic=False)
+    module = FeedForward(FFN(width=7), dropout_rate=0.5)
+    params = module.init(jax.random.key(0), x)["params"]
+    assert params["ffn"]["up"].shape == (12, 7)
+    assert_close(module.apply({"params": params}, x), feed_forward(params["ffn"], x, FFN(width=7)))

@@ -1,0 +1,294 @@
+"""Capture and patch: every value by hand in NumPy, and patches under transformations and plans."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, deep
+from test_models import random_params
+
+from attnlab import heads
+from attnlab.models import (
+    FFN,
+    Attention,
+    Compute,
+    Dropout,
+    EncoderConfig,
+    LayerStack,
+    ModelConfig,
+    Norm,
+    layer_values,
+    model_values,
+)
+
+LAYOUT = heads.Standard(
+    num_heads=4, num_kv_heads=2, head_dim=5, value_dim=3, biases=("q", "k", "v", "o")
+)
+CONFIG = ModelConfig(
+    kind="encoder_decoder", encoder=EncoderConfig(num_layers=2, sharing="separate"),
+    vocab_size=11, max_len=8, width=12, num_layers=3, heads=LAYOUT,
+    ffn=FFN(width=10, activation="relu"), sharing="cycle:2",
+)  # fmt: skip
+SOURCE = jnp.asarray([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
+TOKENS = jnp.asarray([[4, 1, 7, 2, 2, 0, 9], [10, 3, 5, 6, 1, 8, 8]])
+DECODER = dataclasses.replace(CONFIG, kind="decoder", encoder=None)
+
+
+def make(config):
+    """(run, params) with run(params, **inputs) on the texts of its kind."""
+    model = config.build()
+    given = {} if config.encoder is None else {"source": SOURCE}
+    params = jax.tree.map(lambda a: a * 0.5, random_params(config))
+    if config.compute.dtype == "float64":
+        params = jax.tree.map(lambda a: a.astype(jnp.float64), params)
+    return lambda p, **inputs: model.apply({"params": p}, TOKENS, **(given | inputs)), params
+
+
+def norm(w, x):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * w["scale"] + w["bias"]
+
+
+def heads_by_hand(w, x, y, allowed):
+    """Every value of multi-head attention from x to y."""
+    q = np.einsum("btd,dnh->btnh", x, w["q"]) + w["q_bias"]
+    k = np.einsum("bsd,dkh->bskh", y, w["k"]) + w["k_bias"]
+    v = np.einsum("bsd,dkv->bskv", y, w["v"]) + w["v_bias"]
+    values = {"q": q, "k": k, "v": v}
+    k, v = (np.repeat(a, q.shape[2] // a.shape[2], axis=2) for a in (k, v))
+    scores = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+    p = np.where(allowed, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+    probs = p / p.sum(-1, keepdims=True)
+    per_head = np.einsum("bnts,bsnv->btnv", probs, v)
+    outputs = np.einsum("btnv,nvo->bnto", per_head, w["o"])
+    values |= {"scores": scores, "probs": probs, "heads": per_head, "outputs": outputs}
+    return values | {"attention_in": x, "attention_out": outputs.sum(1) + w["o_bias"]}
+
+
+def ffn_by_hand(w, x):
+    hidden = np.maximum(x @ w["up"] + w["up_bias"], 0)
+    return {"ffn_in": x, "ffn_hidden": hidden, "ffn_out": hidden @ w["down"] + w["down_bias"]}
+
+
+def layers_by_hand(config, stacked, plan, x, allowed, source=None):
+    """Every value of every layer, and x after them."""
+    layers = []
+    pre = config.norm.position == "pre"
+    for i in range(plan.num_layers):
+        at = {p: jax.tree.map(lambda a, p=p, i=i: a[plan[p][i]], stacked[p]) for p in plan}
+        values = {}
+
+        def sublayer(x, name, run, prefix="", at=at, values=values):
+            made = run(at[name], norm(at[name]["norm"], x) if pre else x)
+            values |= {prefix + n: a for n, a in made.items()}
+            x = x + made["ffn_out" if name == "ffn" else "attention_out"]
+            return x if pre else norm(at[name]["norm"], x)
+
+        x = sublayer(x, "attention", lambda w, y: heads_by_hand(w, y, y, allowed))
+        if source is not None:
+            x = sublayer(x, "cross", lambda w, y: heads_by_hand(w, y, source, True), "cross.")
+        x = sublayer(x, "ffn", ffn_by_hand)
+        layers.append(values | {"residual": x})
+    return {name: np.stack([layer[name] for layer in layers]) for name in layers[0]}, x
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_every_value_by_hand(position, x64):
+    config = dataclasses.replace(
+        CONFIG, norm=Norm(position=position), compute=Compute(dtype="float64")
+    )
+    run, params = make(config)
+    values = model_values(config)
+    captured = jax.jit(functools.partial(run, capture=tuple(values)))(params).captured
+
+    def embed(a):
+        return params["embedding"][a] + params["positions"][: a.shape[1]]
+
+    embedded = {"encoder.embeddings": embed(SOURCE), "embeddings": embed(TOKENS)}
+    of_encoder, x = layers_by_hand(
+        config, params["encoder_layers"], config.encoder_plan, embed(SOURCE), True
+    )
+    source = norm(params["encoder_final_norm"], x) if position == "pre" else x
+    of_decoder, _ = layers_by_hand(
+        config, params["layers"], config.plan, embed(TOKENS), np.tri(7, dtype=bool), source
+    )
+    expected = embedded | {f"encoder.{n}": a for n, a in of_encoder.items()} | of_decoder
+    assert set(captured) == set(expected) == set(values)
+    sizes = dict(B=2, T=7, S=7, D=12, N=4, K=2, Kv=2, H=5, V=3, O=12, F=10)
+    for name, a in expected.items():
+        assert_close(captured[name], a, loosen=100)
+        is_encoder = name.startswith("encoder.")
+        own = sizes | ({"S": 5} if "." in name else {}) | ({"T": 5} if is_encoder else {})
+        layers = () if "embeddings" in name else (2,) if is_encoder else (3,)
+        assert captured[name].shape == (*layers, *(own[axis] for axis in values[name].split()))
+
+
+def test_asking_for_nothing_is_the_same_program():
+    run, params = make(DECODER)
+
+    def lowered(**inputs):
+        return jax.jit(functools.partial(run, **inputs)).lower(params).as_text()
+
+    assert lowered(capture=(), patch={}) == lowered()
+    assert len(lowered(capture=("probs",))) > len(lowered())
+
+
+def test_every_level_has_the_names_of_its_values():
+    for kind in ("decoder", "encoder"):
+        config = dataclasses.replace(DECODER, kind=kind)
+        assert set(model_values(config)) == {*layer_values(config.layer), "embeddings"}
+    for config in (CONFIG, DECODER):
+        run, params = make(config)
+        for asked in ({"capture": ("porbs",)}, {"patch": {"porbs": lambda a, layer: a}}):
+            with pytest.raises(ValueError, match=r"did you mean 'probs'\? known: .*scores"):
+                run(params, **asked)
+        with pytest.raises(ValueError, match="patch of 'probs' returned shape"):
+            run(params, patch={"probs": lambda a, layer: a[..., 1:]})
+    module = LayerStack(DECODER.layer, DECODER.plan)
+    x = jnp.ones((2, 5, 12))
+    params = module.init(jax.random.key(0), x)
+    captured = module.apply(params, x, capture=("residual", "probs")).captured
+    assert captured["probs"].shape == (3, 2, 4, 5, 5)
+
+
+WIDE = dataclasses.replace(DECODER, heads=heads.Wide(num_heads=4), width=32)
+ABSORBED = ("absorbed", "bfloat16", "blockwise")
+OTHERS = [
+    (stacks, dtype, implementation)
+    for stacks in ("both", "absorbed") for dtype in ("float32", "bfloat16")
+    for implementation in (None, "blockwise")
+    if (stacks, dtype, implementation) != ABSORBED
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stacks", "dtype", "implementation"),
+    [ABSORBED, *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
+)
+def test_capturing_changes_no_bit(stacks, dtype, implementation, optimized):
+    """With dropout, of any backend and form of the heads."""
+    config = dataclasses.replace(
+        CONFIG if stacks == "both" else WIDE, compute=Compute(dtype=dtype),
+        attention=Attention(implementation=implementation),
+        dropout=Dropout(rate=0.2, attention=0.2, ffn=0.2),
+    )  # fmt: skip
+    run, params = make(config)
+    run = functools.partial(run, deterministic=False, rngs={"dropout": jax.random.key(1)})
+    plain = jax.jit(lambda p: run(p).logits)(params)
+    outputs = jax.jit(functools.partial(run, capture=tuple(model_values(config))))(params)
+    np.testing.assert_array_equal(plain, outputs.logits)
+
+
+PLANS = (
+    "albert", "cla:2", "relaxed:2", "separate", "sandwich", "cycle_rev:2", "attention_only",
+    "ffn_only", "pizza_bottom:2", "groups:2", "sequence:2", "dictionary:2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sharing", deep(PLANS, "relaxed:2"))
+def test_patches_under_transformations(sharing, x64):
+    """Every value times a number a of its layer: its gradient, and the same under remat and vmap.
+
+    Scores are bilinear in q and k, outputs in probs and v: so some gradients are equal.
+    """
+    config = dataclasses.replace(
+        CONFIG, sharing=sharing, num_layers=4, max_len=7, encoder=EncoderConfig(),
+        compute=Compute(dtype="float64"),
+    )  # fmt: skip
+    seed = np.random.default_rng(2).normal(size=(2, 7, 11))
+    names = [name for name in model_values(config) if "embeddings" not in name]
+
+    def loss(a, remat):
+        compute = Compute(dtype="float64", remat=remat)
+        run, params = make(dataclasses.replace(config, compute=compute))
+        patch = {name: lambda value, layer, name=name: value * a[name][layer] for name in names}
+        return jnp.sum(run(params, patch=patch).logits * seed)
+
+    rng = np.random.default_rng(3)
+    rows = {name: np.stack([np.ones(4), rng.normal(size=4)]) for name in names}
+    run, params = make(config)
+
+    @jax.jit
+    def several(rows):
+        one = jax.tree.map(lambda a: a[0], rows)
+        mapped = jax.vmap(jax.value_and_grad(lambda a: loss(a, True)))(rows)
+        return mapped, jax.value_and_grad(lambda a: loss(a, False))(one), run(params).logits
+
+    mapped, (value, gradients), plain = several(rows)
+    assert_close(jax.tree.map(lambda a: a[0], mapped), (value, gradients), loosen=100)
+    assert_close(value, jnp.sum(plain * seed), loosen=100)
+    assert np.abs(mapped[0][1] - value) > 0.01
+    for prefix in ("", "cross.", "encoder."):
+        for equal in (("q", "k", "scores"), ("v", "probs", "heads", "outputs")):
+            first, *rest = (gradients[prefix + name] for name in equal)
+            for other in rest:
+                assert_close(first, other, loosen=1e4)
+    assert all(np.abs(a).max() > 1e-4 for a in gradients.values())
+
+
+def test_a_head_mask_comes_after_a_patch_of_heads():
+    run, params = make(DECODER)
+    mask = jnp.full((3, 4), 0.5)
+    double = {"heads": lambda value, layer: 2 * value}
+    got = jax.jit(lambda p: run(p, head_mask=mask, patch=double).logits)(params)
+    assert_close(got, run(params).logits)
+
+
+def test_a_patched_residual_decides_the_layers_behind_it():
+    """The residual stream of another text put in after layer 1: from there on it is that text."""
+    run, params = make(DECODER)
+    model, names = DECODER.build(), ("residual", "heads")
+
+    @jax.jit
+    def patched(params):
+        other = model.apply({"params": params}, TOKENS[::-1], capture=names)
+
+        def put(value, layer):
+            return jnp.where(layer == 1, other.captured["residual"][1], value)
+
+        return run(params, patch={"residual": put}, capture=("heads",)), other
+
+    got, other = patched(params)
+    assert_close(got.logits, other.logits)
+    assert_close(got.captured["heads"][2], other.captured["heads"][2])
+    assert np.abs(got.captured["heads"][:2] - other.captured["heads"][:2]).max() > 0.1
+
+
+def test_decoding_captures_and_patches_what_the_whole_call_does():
+    run, params = make(DECODER)
+    model, names = DECODER.build(), ("q", "heads", "outputs", "residual")
+    patch = {"heads": lambda a, layer: a * (1.0 + layer), "k": lambda k, layer: k * 0.5}
+    options = dict(patch=patch, capture=names)
+    whole = jax.jit(lambda params: run(params, **options))(params)
+
+    @jax.jit
+    def step(params, cache, token):
+        return model.apply({"params": params}, token, cache=cache, **options)
+
+    cache = DECODER.init_cache(2, 8)
+    for i in range(7):
+        outputs = step(params, cache, TOKENS[:, i : i + 1])
+        cache = outputs.cache
+        assert_close(outputs.logits[:, 0], whole.logits[:, i])
+        for name in names:
+            axis = 3 if name == "outputs" else 2
+            expected = jnp.take(whole.captured[name], jnp.array([i]), axis=axis)
+            assert_close(outputs.captured[name], expected)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder_decoder"])
+def test_the_program_with_captures_is_as_long_at_every_depth(kind):
+    def lines(depth):
+        config = dataclasses.replace(DECODER, kind=kind, num_layers=depth, sharing="albert")
+        names = tuple(model_values(config))
+        run, params = make(config)
+        patch = {
+            name: lambda value, layer: value * jnp.asarray(layer, value.dtype) for name in names
+        }
+        look = functools.partial(run, capture=names, patch=patch)
+        return jax.jit(look).lower(params).as_text().count("\n")
+
+    assert lines(2) == lines(12)

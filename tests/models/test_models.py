@@ -1,0 +1,424 @@
+"""Whole models: causality, positions, sharing, dropout, padding, poolers, encoder and decoder."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close, deep, diagonal
+
+from attnlab import heads, layer_norm, masks
+from attnlab.models import (
+    FFN,
+    Attention,
+    Compute,
+    Dropout,
+    Embedding,
+    EncoderConfig,
+    Learned,
+    ModelConfig,
+    NoPositions,
+    Norm,
+    OutputHead,
+    Relative,
+    Rotary,
+    Sinusoidal,
+    explain_model,
+    param_shapes,
+)
+from attnlab.models.specs import DropoutPlace
+from attnlab.sharing import plan_names
+
+SMALL = ModelConfig(
+    vocab_size=19, max_len=9, width=12, num_layers=3,
+    heads=heads.Standard(num_heads=3, biases=("q", "k", "v", "o")), ffn=FFN(width=10),
+)  # fmt: skip
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (2, 7)))
+SOURCE = jnp.asarray(np.random.default_rng(5).integers(0, 19, (2, 5)))
+POSITIONS = [Learned(), Sinusoidal(), Rotary(), Relative(), NoPositions()]
+
+
+def change(config, **fields):
+    return dataclasses.replace(config, **fields)
+
+
+def random_params(config, seed=1, scale=1.0):
+    """Large random parameters, so that attention is not uniform."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda a: jnp.asarray(scale * rng.normal(size=a.shape), a.dtype), param_shapes(config)
+    )
+
+
+def make(config=SMALL):
+    """(jitted call that returns `Outputs`, large random parameters)."""
+    model = config.build()
+
+    @jax.jit
+    def run(params, tokens, seed=None, **inputs):
+        if seed is None:
+            return model.apply({"params": params}, tokens, **inputs)
+        rngs = {"dropout": jax.random.key(seed)}
+        return model.apply({"params": params}, tokens, deterministic=False, rngs=rngs, **inputs)
+
+    return run, random_params(config)
+
+
+def moved(a, b):
+    """Positions whose logits differ."""
+    return np.abs(a.logits - b.logits).max((0, 2)) > 0
+
+
+# Who attends to whom ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_decoder_attends_to_the_past_alone(kind, positions):
+    run, params = make(change(SMALL, kind=kind, positions=positions))
+    changed = moved(run(params, TOKENS), run(params, TOKENS.at[:, 4].add(1) % 19))
+    assert changed[4:].all()
+    assert changed[:4].all() == (kind == "encoder")
+    assert changed[:4].any() == (kind == "encoder")
+
+
+def test_windows():
+    """A token reaches so many tokens back per layer, in an encoder also ahead."""
+    for kind, first in (("decoder", 1), ("encoder", 0)):
+        config = change(SMALL, kind=kind, num_layers=1, attention=Attention(window=1))
+        run, params = make(config)
+        changed = moved(run(params, TOKENS), run(params, TOKENS.at[:, 1].add(1) % 19))
+        assert changed.tolist() == [first == 0, True, True, False, False, False, False]
+
+
+def test_without_positions_an_encoder_cannot_tell_the_order():
+    run, params = make(change(SMALL, kind="encoder", positions=NoPositions()))
+    order = np.random.default_rng(2).permutation(7)
+    expected = run(params, TOKENS).logits[:, order]
+    assert_close(run(params, TOKENS[:, order]).logits, expected, loosen=10)
+
+
+@pytest.mark.parametrize("sharing", ["separate", "cla:2"])
+def test_rotary_positions_count_from_anywhere(sharing):
+    """Also for keys that a layer reads from the one before."""
+    run, params = make(change(SMALL, positions=Rotary(), sharing=sharing))
+    shifted = run(params, TOKENS, positions=jnp.arange(7) + 5).logits
+    assert_close(shifted, run(params, TOKENS).logits, loosen=5)
+    apart = run(params, TOKENS, positions=jnp.arange(7) * 2).logits
+    assert np.abs(apart - shifted).max() > 1e-2
+
+
+def test_given_positions_are_used():
+    for positions in (Learned(), Rotary(), Relative()):
+        run, params = make(change(SMALL, positions=positions))
+        same = run(params, TOKENS, positions=jnp.arange(7)).logits
+        assert_close(run(params, TOKENS).logits, same)
+        far = run(params, TOKENS, positions=jnp.arange(7)[None] * jnp.array([[1], [0]])).logits
+        assert_close(far[0], same[0], loosen=5)
+        assert np.abs(far[1] - same[1]).max() > 1e-3
+
+
+def test_positions_that_skip_padding():
+    """A left-padded text is the text, when padding is masked too."""
+    run, params = make(change(SMALL, kind="encoder", positions=Learned(pad_token=1)))
+    text = TOKENS[:, :4].at[:].max(2)
+    padded = jnp.concatenate([jnp.ones((2, 2), text.dtype), text], axis=1)
+    got = run(params, padded, padding_mask=padded != 1).logits
+    assert_close(got[:, 2:], run(params, text).logits)
+    with pytest.raises(ValueError, match="mixtures"):
+        run(params, jax.nn.one_hot(text, 19))
+
+
+def test_masks_and_token_types():
+    config = change(SMALL, kind="encoder", embedding=Embedding(token_types=2, norm=True))
+    run, params = make(config)
+    mask = masks.padding(jnp.array([7, 4]), 7)
+    got = run(params, TOKENS, mask=mask).logits
+    changed = run(params, TOKENS.at[1, 5].add(1) % 19, mask=mask).logits
+    np.testing.assert_array_equal(got[1, :4], changed[1, :4])
+    types, plain = jnp.zeros_like(TOKENS), run(params, TOKENS).logits
+    np.testing.assert_array_equal(plain, run(params, TOKENS, token_types=types).logits)
+    assert np.abs(plain - run(params, TOKENS, token_types=types + 1).logits).max() > 1e-3
+
+
+# Sharing ------------------------------------------------------------------------------------------
+
+SOME = {"standard", "wide", "narrow", "latent", "bilinear"}
+
+
+@pytest.mark.parametrize(("layout", "sharing"), diagonal(heads.LAYOUTS, plan_names(), of=SOME))
+def test_sharing_equals_copied_weights(layout, sharing):
+    config = change(
+        SMALL, heads=heads.LAYOUTS[layout](num_heads=3), sharing=sharing,
+        compute=Compute(remat=sharing == "albert"),
+    )  # fmt: skip
+    run, params = make(config)
+    plan, layers = config.plan, params["layers"]
+    if set(plan) != {"attention", "ffn"}:
+        pytest.skip("keys, deltas and mixtures are compared in tests/sharing")
+    copied = params | {
+        "layers": {p: jax.tree.map(lambda a, p=p: a[np.array(plan[p])], layers[p]) for p in plan}
+    }
+    separate, _ = make(change(config, sharing="separate"))
+    assert_close(separate(copied, TOKENS).logits, run(params, TOKENS).logits)
+
+
+def test_head_masks_act_per_application_of_shared_weights():
+    run, params = make(change(SMALL, sharing="albert"))
+    mask = jnp.ones((3, 3))
+    assert_close(run(params, TOKENS, head_mask=mask).logits, run(params, TOKENS).logits)
+    first, last = (run(params, TOKENS, head_mask=mask.at[i, 1].set(0)).logits for i in (0, 2))
+    assert np.abs(first - last).max() > 1e-3
+
+
+SCALES = (1.0, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("order", ["factored", None])
+def test_layer_scales_are_factors_of_the_queries(order, x64):
+    """Of each application, not of a group: layers 0 and 2 share their weights here."""
+    compute = Compute(dtype="float64")
+    shared = change(
+        SMALL, sharing="0,1,0", compute=compute, positions=NoPositions(),
+        attention=Attention(layer_scales=SCALES, order=order),
+    )  # fmt: skip
+    separate = change(shared, sharing="separate", attention=Attention(order=order))
+    params = jax.tree.map(lambda a: a.astype(jnp.float64), random_params(shared))
+    layers = jax.tree.map(lambda a: a[jnp.array([0, 1, 0])], params["layers"])
+    factor = jnp.array(SCALES)
+    for name in ("q", "q_bias"):
+        a = layers["attention"][name]
+        layers["attention"][name] = a * factor.reshape(3, *(1,) * (a.ndim - 1))
+    expected = run_captured(separate, params | {"layers": layers}, "scores")
+    got = run_captured(shared, params, "scores")
+    assert_close(got.logits, expected.logits, loosen=100)
+    assert_close(got.captured["scores"], expected.captured["scores"], loosen=100)
+    cache = shared.init_cache(2, 9)
+    cached = shared.build().apply({"params": params}, TOKENS[:, :5], cache=cache).logits
+    assert_close(cached, expected.logits[:, :5], loosen=100)
+
+
+def run_captured(config, params, *names):
+    model = config.build()
+    return jax.jit(lambda p: model.apply({"params": p}, TOKENS, capture=names))(params)
+
+
+def test_layer_scales_fit_the_layers():
+    assert hash(Attention(layer_scales=[*SCALES])) == hash(Attention(layer_scales=SCALES))
+    with pytest.raises(ValueError, match="has 3 numbers; it needs one for each of the 4 layers"):
+        change(SMALL, num_layers=4, attention=Attention(layer_scales=SCALES))
+    with pytest.raises(ValueError, match="one stack"):
+        change(SMALL, kind="encoder_decoder", attention=Attention(layer_scales=SCALES))
+
+
+# Dropout ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        *(Dropout(rate=0.5, places=(place,)) for place in DropoutPlace.__args__),
+        Dropout(attention=0.5), Dropout(ffn=0.5), Dropout(embedding=0.5),
+    ],
+)  # fmt: skip
+def test_each_dropout_acts_alone(dropout):
+    run, params = make(change(SMALL, dropout=dropout))
+    same, other = run(params, TOKENS, 0).logits, run(params, TOKENS, 1).logits
+    np.testing.assert_array_equal(same, run(params, TOKENS, 0).logits)
+    assert np.abs(same - other).max() > 1e-3
+    plain = run(params, TOKENS).logits
+    assert np.abs(same - plain).max() > 1e-3
+    nowhere, _ = make(change(SMALL, dropout=Dropout(rate=0.5, places=())))
+    assert_close(nowhere(params, TOKENS, 0).logits, plain)
+
+
+def test_embeddings_can_have_a_rate_of_their_own():
+    run, params = make(change(SMALL, dropout=Dropout(rate=0.5, embedding=0.0)))
+    only, _ = make(change(SMALL, dropout=Dropout(rate=0.5, places=("attention", "ffn"))))
+    got, expected = run(params, TOKENS, 0).logits, only(params, TOKENS, 0).logits
+    np.testing.assert_array_equal(got, expected)
+
+
+# Outputs ------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_the_steps_of_the_model():
+    config = change(
+        SMALL, kind="encoder", embedding=Embedding(token_types=2),
+        output=OutputHead(kind="none", pooler="first", num_classes=2),
+    )  # fmt: skip
+    params = random_params(config)
+    outputs = run_captured(config, params, "embeddings", "residual")
+    assert outputs.logits is None
+    last = layer_norm(params["final_norm"], outputs.captured["residual"][-1])
+    assert_close(outputs.hidden, last)
+    pooled = jnp.tanh(last[:, 0] @ params["pooler"] + params["pooler_bias"])
+    assert_close(outputs.pooled, pooled)
+    assert_close(outputs.classes, pooled @ params["classifier"] + params["classifier_bias"])
+    words = params["embedding"][TOKENS] + params["positions"][:7] + params["token_types"][0]
+    assert_close(outputs.captured["embeddings"], words)
+
+
+def test_an_lm_head_with_bias():
+    run, params = make(change(SMALL, output=OutputHead(kind="own", bias=True)))
+    more = params | {"lm_head_bias": params["lm_head_bias"] + 1}
+    assert_close(run(more, TOKENS).logits, run(params, TOKENS).logits + 1)
+
+
+@pytest.mark.parametrize("pooler", ["first", "first_plain", "max", "mean", "each"])
+def test_pooling_ignores_padding(pooler):
+    """What is in the padding changes nothing, and a text without padding is pooled the same. The
+    gradient is finite."""
+    config = change(
+        SMALL, kind="encoder", output=OutputHead(pooler=pooler, num_classes=5),
+        positions=NoPositions(),
+    )  # fmt: skip
+    run, params = make(config)
+    tokens = jnp.array([[3, 4, 5, 6], [7, 8, 9, 9]])
+    mask = jnp.array([[True, True, True, False], [True, True, False, False]])
+    got = run(params, tokens, padding_mask=mask).classes
+    assert got.shape == ((2, 4, 5) if pooler == "each" else (2, 5))
+    other = run(params, jnp.where(mask, tokens, 1), padding_mask=mask).classes
+    for i, n in enumerate((3, 2)):
+        rows = (i, slice(n)) if pooler == "each" else i
+        np.testing.assert_array_equal(got[rows], other[rows])
+        assert_close(got[rows], run(params, tokens[i : i + 1, :n]).classes[0])
+    assert np.isfinite(run(params, tokens, padding_mask=jnp.zeros((2, 4), bool)).classes).all()
+
+
+@pytest.mark.parametrize("pooler", ["max", "mean", "each"])
+def test_poolers_have_finite_gradients(pooler):
+    """The gradient of a maximum must not compare with a value that is computed a second time."""
+    config = change(
+        SMALL, max_len=7, norm=Norm(bias=False), positions=Sinusoidal(), sharing="relaxed:2",
+        embedding=Embedding(width=12, scale=2.0, token_types=2), delta_rank=2,
+        output=OutputHead(pooler=pooler, num_classes=3),
+        heads=heads.Standard(num_heads=2, scale=0.3, biases=("k",)), compute=Compute(remat=False),
+    )  # fmt: skip
+    run, _ = make(config)
+    for seed in range(3):
+        params = random_params(config, seed, 0.4)
+        gradient = jax.grad(lambda p: jnp.mean(run(p, TOKENS).classes ** 2))(params)
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves(gradient))
+
+
+def test_a_token_is_a_row_of_features():
+    """A single 1 in the vocabulary is the token; half of two tokens is the mean of both."""
+    run, params = make(change(SMALL, kind="encoder", positions=NoPositions()))
+    words = jax.nn.one_hot(TOKENS, 19)
+    assert_close(run(params, words).logits, run(params, TOKENS).logits, loosen=10)
+    halves = run_captured_words(params, (words + words[:, ::-1]) / 2)
+    table = params["embedding"]
+    assert_close(halves, (table[TOKENS] + table[TOKENS[:, ::-1]]) / 2)
+
+
+def run_captured_words(params, words):
+    config = change(SMALL, kind="encoder", positions=NoPositions())
+    model = config.build()
+    outputs = model.apply({"params": params}, words, capture=("embeddings",))
+    return outputs.captured["embeddings"]
+
+
+def test_too_long_a_text():
+    run, params = make()
+    with pytest.raises(ValueError, match="10 tokens are longer than max_len 9; raise max_len"):
+        run(params, jnp.zeros((1, 10), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "dtype"), diagonal(["sandwich", "cla:2"], ["float32", "bfloat16"])
+)
+def test_capturing_changes_no_bit_of_an_optimized_program(sharing, dtype, optimized):
+    config = change(SMALL, sharing=sharing, compute=Compute(dtype=dtype))
+    run, params = make(config)
+    outputs = run_captured(config, params, "probs", "heads", "residual")
+    np.testing.assert_array_equal(outputs.logits, run(params, TOKENS).logits)
+    assert outputs.logits.dtype == jnp.float32
+    np.testing.assert_allclose(outputs.captured["probs"].sum(-1), 1, rtol=1e-5)
+
+
+# Encoder and decoder ------------------------------------------------------------------------------
+
+SEQ = change(
+    SMALL, kind="encoder_decoder", encoder=EncoderConfig(num_layers=2), norm=Norm(kind="rms"),
+    positions=Relative(buckets=8, max_distance=6),
+    ffn=FFN(width=10, activation="gated_gelu"),
+)  # fmt: skip
+
+
+def test_who_attends_to_whom_in_an_encoder_decoder():
+    """A token of the source changes all logits, one of the target those from it on."""
+    run, params = make(SEQ)
+    plain = run(params, TOKENS, source=SOURCE)
+    assert moved(plain, run(params, TOKENS, source=SOURCE.at[:, 3].add(1) % 19)).all()
+    changed = moved(plain, run(params, TOKENS.at[:, 4].add(1) % 19, source=SOURCE))
+    assert changed[4:].all()
+    assert not changed[:4].any()
+    mask = jnp.asarray(np.arange(5) < 3)[None].repeat(2, 0)
+    masked = run(params, TOKENS, source=SOURCE, source_padding_mask=mask).logits
+    assert_close(masked, run(params, TOKENS, source=SOURCE[:, :3]).logits)
+
+
+def test_a_shared_encoder_equals_copied_weights():
+    config = change(SEQ, encoder=EncoderConfig(shares_decoder=True))
+    run, params = make(config)
+    copied = params | {
+        "encoder_layers": {p: params["layers"][p] for p in ("attention", "ffn")},
+        "encoder_final_norm": params["final_norm"],
+        "encoder_relative_bias": params["relative_bias"],
+    }
+    own, shapes = make(change(config, encoder=EncoderConfig()))
+    assert jax.tree.structure(shapes) == jax.tree.structure(copied)
+    got = own(copied, TOKENS, source=SOURCE).logits
+    assert_close(got, run(params, TOKENS, source=SOURCE).logits)
+
+
+def test_an_encoder_with_another_number_of_heads():
+    """It computes what it computes alone."""
+    layout = heads.Standard(num_heads=3, head_dim=6)
+    config = change(
+        SEQ, num_layers=1, heads=layout, encoder=EncoderConfig(num_layers=2, num_heads=4)
+    )
+    run, params = make(config)
+    assert params["layers"]["cross"]["q"].shape == (1, 12, 3, 6)
+    assert params["encoder_layers"]["attention"]["q"].shape == (2, 12, 4, 6)
+    assert params["encoder_relative_bias"].shape == (8, 4)
+    alone = change(
+        config, kind="encoder", num_layers=2, encoder=None, heads=change(layout, num_heads=4)
+    )
+    own = {n.removeprefix("encoder_"): a for n, a in params.items() if n.startswith("encoder_")}
+    own["embedding"] = params["embedding"]
+    encoded = run(params, TOKENS, source=SOURCE).encoded
+    assert_close(encoded, make(alone)[0](own, SOURCE).hidden)
+    for fields, message in (
+        (dict(num_heads=4, shares_decoder=True), "both stacks have the same heads"),
+        (dict(num_heads=0), r"encoder\.num_heads must be a whole number of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EncoderConfig(**fields)
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+
+def lines_of_the_gradient(config):
+    def loss(params):
+        return jnp.sum(config.build().apply({"params": params}, TOKENS).logits)
+
+    return jax.jit(jax.grad(loss)).lower(param_shapes(config)).as_text().count("\n")
+
+
+@pytest.mark.parametrize("sharing", deep(plan_names(), "separate", "sandwich"))
+def test_the_program_of_a_gradient_is_as_long_at_every_depth(sharing):
+    lengths = {
+        lines_of_the_gradient(change(SMALL, sharing=sharing, num_layers=n)) for n in (2, 12, 48, 96)
+    }
+    assert len(lengths) == 1
+
+
+def test_explain_reports_the_calls_that_run():
+    config = change(SMALL, attention=Attention(implementation="blockwise"))
+    report = explain_model(config, {"tokens": TOKENS})["layers"]["self"]
+    assert report["implementation"]["blockwise"].startswith("chosen")
+    assert report["chosen"] == {"order": "factored"}

@@ -1,0 +1,104 @@
+"""Token ids that are not in the table never read another token's row."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import generate, heads
+from attnlab.models import FFN, Embedding, ModelConfig, NoPositions, OutputHead
+from attnlab.models.embeddings import embed
+
+CONFIG = ModelConfig(
+    vocab_size=7, max_len=8, width=8, num_layers=1, heads=heads.Standard(num_heads=2),
+    ffn=FFN(width=8),
+)  # fmt: skip
+TYPED = dataclasses.replace(CONFIG, kind="encoder", embedding=Embedding(token_types=2))
+TABLE = dataclasses.replace(
+    CONFIG, width=2, heads=heads.Standard(num_heads=1), positions=NoPositions()
+)
+OUTSIDE = [7, 8, -1, -7, 2**31 - 1, -(2**31)]
+
+
+def model_of(config):
+    model = config.build()
+    return model, model.init(jax.random.key(0), jnp.ones((1, 2), jnp.int32))
+
+
+@pytest.mark.parametrize("bad", OUTSIDE)
+def test_a_concrete_id_is_refused(bad):
+    model, variables = model_of(CONFIG)
+    for array in (np.array, jnp.array):
+        with pytest.raises(ValueError, match=rf"token id {bad} at \[0, 2\].* 0 to 6"):
+            model.apply(variables, array([[1, 2, bad, 3]]))
+
+
+@pytest.mark.parametrize("bad", OUTSIDE)
+def test_an_id_within_jit_gives_nan(bad):
+    """In its text, and in no other text of the batch."""
+    model, variables = model_of(CONFIG)
+    tokens = jnp.array([[1, 2, bad, 3], [1, 2, 6, 0]])
+    logits = jax.jit(model.apply)(variables, tokens).logits
+    assert np.isnan(logits[0, 2:]).all()
+    assert np.isfinite(logits[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_padding_may_hold_any_id(kind):
+    output = OutputHead(pooler="mean", num_classes=2)
+    model, variables = model_of(dataclasses.replace(CONFIG, kind=kind, output=output))
+    mask = jnp.array([[True, True, False]])
+    for call in (model.apply, jax.jit(model.apply)):
+        got = [call(variables, jnp.array([[1, 2, last]]), padding_mask=mask) for last in (-100, 0)]
+        np.testing.assert_array_equal(*(outputs.logits[:, :2] for outputs in got))
+        np.testing.assert_array_equal(*(outputs.classes for outputs in got))
+
+
+def test_token_types_too():
+    model, variables = model_of(TYPED)
+    tokens, types = jnp.array([[1, 2, 3]]), jnp.array([[0, 1, 2]])
+    with pytest.raises(ValueError, match=r"token type 2 at \[0, 2\].* 0 to 1"):
+        model.apply(variables, tokens, token_types=types)
+    call = jax.jit(lambda v, types: model.apply(v, tokens, token_types=types).logits)
+    assert np.isnan(call(variables, types)).any()
+    assert np.isfinite(call(variables, types - 1 + jnp.array([[1, 0, 0]]))).all()
+
+
+def test_mixtures_have_token_types_as_well():
+    """Type 0 where none are given, as for ids."""
+    model, variables = model_of(TYPED)
+    tokens = jnp.array([[1, 2, 3]])
+    expected = model.apply(variables, tokens).logits
+    np.testing.assert_allclose(
+        model.apply(variables, jax.nn.one_hot(tokens, 7)).logits, expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.uint32])
+def test_ids_of_any_integer_dtype(dtype):
+    params = {"embedding": jnp.arange(14.0).reshape(7, 2)}
+    got = embed(params, jnp.array([[0, 6, 3]], dtype), TABLE)
+    np.testing.assert_array_equal(got[0], params["embedding"][jnp.array([0, 6, 3])])
+
+
+def test_ids_outside_of_the_table_have_no_gradient():
+    def loss(table, tokens):
+        return jnp.nansum(embed({"embedding": table}, tokens, TABLE))
+
+    gradient = jax.grad(loss)(jnp.ones((7, 2)), jnp.array([[0, 6, 0, 9, -1]]))
+    np.testing.assert_array_equal(gradient[:, 0], [2, 0, 0, 0, 0, 0, 1])
+
+
+def test_the_source_of_an_encoder_decoder():
+    config = dataclasses.replace(CONFIG, kind="encoder_decoder")
+    model, tokens = config.build(), jnp.ones((1, 2), jnp.int32)
+    variables = model.init(jax.random.key(0), tokens, source=tokens)
+    with pytest.raises(ValueError, match=r"token id -1 at \[0, 0\]"):
+        generate(variables["params"], tokens, config, 2, source=[[-1, 2]])
+    mask = jnp.array([[False, True]])
+    masked = model.apply(
+        variables, tokens, source=tokens.at[0, 0].set(-1), source_padding_mask=mask
+    )
+    assert np.isfinite(masked.logits).all()

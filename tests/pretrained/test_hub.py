@@ -1,0 +1,116 @@
+"""Models by their name on the Hugging Face Hub, here a server on the loopback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hub_server
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from attnlab import pretrained
+from attnlab.models import FFN, ModelConfig
+
+pytest.importorskip("huggingface_hub")
+
+LOAD = """
+import json, sys
+import numpy as np, jax
+from attnlab import pretrained
+results = []
+for name, options in json.loads(sys.argv[1]):
+    try:
+        model, params = pretrained.load(name, **options)
+        results.append(float(sum(np.abs(a).sum() for a in jax.tree.leaves(params))))
+    except Exception as error:
+        results.append([type(error).__name__, str(error)])
+print(json.dumps(results))
+"""
+
+
+def load_all(cases, **environment):
+    """What `pretrained.load` gives in a fresh process: the sum of |weights|, or the error."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, json.dumps(cases)],
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """(address, folders of its models, sum of |weights| of the good one)."""
+    root = tmp_path_factory.mktemp("hub")
+    model = ModelConfig(width=8, num_layers=2, ffn=FFN(activation="gelu_tanh")).build()
+    params = model.init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    pretrained.save(root / "good", model, params)
+    (root / "good" / "modeling.py").write_text("raise SystemExit('code was run')")
+    for name in ("pickled", "broken"):
+        (root / name).mkdir()
+        shutil.copy(root / "good" / "config.json", root / name)
+    (root / "pickled" / "pytorch_model.bin").write_bytes(b"PK")
+    whole = (root / "good" / "model.safetensors").read_bytes()
+    (root / "broken" / "model.safetensors").write_bytes(whole[:-9])
+    models = {f"org/{name}": root / name for name in ("good", "pickled", "broken")}
+    address = hub_server.serve(models | {"oldest": root / "good", "org/gated": 403})
+    return address, root, float(sum(np.abs(a).sum() for a in jax.tree.leaves(params)))
+
+
+def test_models_by_name(hub, tmp_path):
+    """By "org/name", by the bare name of old models, and at a commit; then without a network."""
+    address, root, total = hub
+    commit = {"revision": hub_server.COMMIT}
+    cases = [["org/good", {}], ["oldest", {}], ["org/good", commit], [str(root / "good"), {}]]
+    home = str(tmp_path / "home")
+    assert load_all(cases, HF_ENDPOINT=address, HF_HOME=home) == [total] * 4
+    cached = Path(home).rglob("snapshots/*/*")
+    assert {path.name for path in cached} == {"config.json", "model.safetensors"}
+    for offline in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        assert load_all([["org/good", {}]], HF_HOME=home, **offline) == [total]
+
+
+def test_what_the_hub_does_not_have(hub, tmp_path):
+    address, root, _ = hub
+    cases = {
+        "revision": (["org/good", {"revision": "nope"}], "ValueError", "'nope'"),
+        "name": (["org/none", {}], "ValueError", "no folder 'org/none'"),
+        "gated": (["org/gated", {}], "ValueError", "HF_TOKEN"),
+        "pickle": (["org/pickled", {}], "ValueError", "pytorch_model.bin is a pickle"),
+        "broken": (["org/broken", {}], "ValueError", "no whole safetensors file"),
+        "path": (["./nowhere/at/all", {}], "ValueError", "no folder"),
+        "folder": ([str(root / "good"), {"revision": "main"}], "ValueError", "revision"),
+    }
+    asked = [case for case, _, _ in cases.values()]
+    found = load_all(asked, HF_ENDPOINT=address, HF_HOME=str(tmp_path))
+    for (case, kind, text), result in zip(cases.values(), found, strict=True):
+        assert (result[0], "\n" in result[1]) == (kind, False), case
+        assert text in result[1], case
+
+
+def test_no_network(tmp_path):
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        [result] = load_all([["org/good", {}]], HF_HOME=str(tmp_path), **environment)
+        assert result[0] == "ConnectionError"
+        assert "no folder 'org/good'" in result[1]
+        assert "\n" not in result[1]
+
+
+def test_the_cache_of_other_libraries(hub, tmp_path):
+    """A cache in the layout of huggingface_hub, as transformers fills it, is read offline."""
+    _, root, total = hub
+    model = tmp_path / "hub" / "models--org--mine"
+    snapshot = model / "snapshots" / hub_server.COMMIT
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(hub_server.COMMIT)
+    shutil.copytree(root / "good", snapshot)
+    assert load_all([["org/mine", {}]], HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1") == [total]

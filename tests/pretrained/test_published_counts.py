@@ -1,0 +1,188 @@
+"""Parameter counts of published models, to the integer: by formula and by the tree of weights.
+
+The numbers are those of transformers 5.23 with tied tensors counted once.
+"""
+
+import dataclasses
+
+import jax
+import pytest
+from conftest import deep
+
+from attnlab.models import EncoderConfig, num_parameters
+from attnlab.pretrained import FAMILIES, PUBLISHED, TRANSFORMERS, param_shapes, published_config
+from attnlab.pretrained.attributes import read_attributes
+from attnlab.pretrained.fields import Source
+
+
+def published(family, architecture, *tensors, **attributes):
+    """The config of a family's defaults with `attributes`, where the file holds `tensors`."""
+    family = FAMILIES[family]
+    given = read_attributes(attributes, family.attributes, family.fixed)
+    return family.config(given, Source(architecture, dict.fromkeys(tensors)))
+
+
+def plan(config, name):
+    return dataclasses.replace(config, sharing=name)
+
+
+LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+A_BASE = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+A_LARGE = LARGE
+A_XLARGE = LARGE | dict(hidden_size=2048, intermediate_size=8192)
+A_XXLARGE = dict(num_hidden_layers=12)
+BERT, BERT_LARGE = (published("bert", "", "pooler.dense.weight", **s) for s in ({}, LARGE))
+ALBERT = published("albert", "", "pooler.weight", **A_BASE)
+
+
+def albert(architecture, *tensors, **attributes):
+    return published("albert", architecture, *tensors, **attributes)
+
+
+T5_SIZES = {
+    "small": {},
+    "base": dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "large": dict(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+}
+V11 = {
+    "small": dict(d_ff=1024, num_layers=8, num_heads=6),
+    "base": dict(d_model=768, d_ff=2048, num_layers=12, num_heads=12),
+}
+
+
+def t5(size, architecture="", *tensors, table=T5_SIZES, shared=False, **attributes):
+    config = published("t5", architecture, *tensors, **table[size], **attributes)
+    encoder = EncoderConfig(shares_decoder=True)
+    return dataclasses.replace(config, encoder=encoder) if shared else config
+
+
+GATED = dict(table=V11, feed_forward_proj="gated-gelu")
+ROWS = {
+    "BertModel base": (BERT, 109_482_240),
+    "- attention shared": (plan(BERT, "attention_only"), 83_479_296),
+    "- FFN shared": (plan(BERT, "ffn_only"), 57_518_592),
+    "- all shared": (plan(BERT, "albert"), 31_515_648),
+    "BertForMaskedLM base": (published("bert", "BertForMaskedLM"), 109_514_298),
+    "BertForPreTraining base": (published("bert", "BertForPreTraining"), 110_106_428),
+    "BertModel large": (BERT_LARGE, 335_141_888),
+    "-- attention shared": (plan(BERT_LARGE, "attention_only"), 238_531_584),
+    "-- FFN shared": (plan(BERT_LARGE, "ffn_only"), 142_039_040),
+    "-- all shared": (plan(BERT_LARGE, "albert"), 45_428_736),
+    "BertForMaskedLM large": (published("bert", "BertForMaskedLM", **LARGE), 335_174_458),
+    "BertForPreTraining large": (published("bert", "BertForPreTraining", **LARGE), 336_226_108),
+    "AlbertModel base": (ALBERT, 11_683_584),
+    "AlbertModel large": (albert("", "pooler.weight", **A_LARGE), 17_683_968),
+    "AlbertModel xlarge": (albert("", "pooler.weight", **A_XLARGE), 58_724_864),
+    "AlbertModel xxlarge": (albert("", "pooler.weight", **A_XXLARGE), 222_595_584),
+    "AlbertForMaskedLM base": (albert("AlbertForMaskedLM", **A_BASE), 11_221_680),
+    "AlbertForMaskedLM large": (albert("AlbertForMaskedLM", **A_LARGE), 16_795_824),
+    "AlbertForMaskedLM xlarge": (albert("AlbertForMaskedLM", **A_XLARGE), 54_821_040),
+    "AlbertForMaskedLM xxlarge": (albert("AlbertForMaskedLM", **A_XXLARGE), 206_368_944),
+    "AlbertForPreTraining base": (albert("AlbertForPreTraining", **A_BASE), 11_813_810),
+    "AlbertForPreTraining large": (albert("AlbertForPreTraining", **A_LARGE), 17_847_474),
+    "AlbertForPreTraining xlarge": (albert("AlbertForPreTraining", **A_XLARGE), 59_021_490),
+    "AlbertForPreTraining xxlarge": (albert("AlbertForPreTraining", **A_XXLARGE), 223_158_450),
+    "AlbertModel base, attention shared": (plan(ALBERT, "attention_only"), 63_647_232),
+    "AlbertModel base, FFN shared": (plan(ALBERT, "ffn_only"), 37_686_528),
+    "AlbertModel large, none shared": (
+        albert("", "pooler.weight", **A_LARGE, num_hidden_groups=24), 307_397_120,
+    ),
+    "AlbertModel xlarge, none shared": (
+        albert("", "pooler.weight", **A_XLARGE, num_hidden_groups=24), 1_216_965_120,
+    ),
+    "AlbertModel xxlarge, none shared": (
+        albert("", "pooler.weight", **A_XXLARGE, num_hidden_groups=12), 2_437_773_824,
+    ),
+    "AlbertModel base, E = 768": (
+        albert("", "pooler.weight", **A_BASE, embedding_size=768), 31_705_344,
+    ),
+    "T5 small": (t5("small"), 60_506_624),
+    "T5 base": (t5("base"), 222_903_552),
+    "T5 large": (t5("large"), 737_668_096),
+    "T5 small, shared": (t5("small", shared=True), 41_625_344),
+    "T5 base, shared": (t5("base", shared=True), 137_949_312),
+    "T5 large, shared": (t5("large", shared=True), 435_627_520),
+    "T5EncoderModel small": (t5("small", "T5EncoderModel"), 35_330_816),
+    "T5EncoderModel base": (t5("base", "T5EncoderModel"), 109_628_544),
+    "T5EncoderModel large": (t5("large", "T5EncoderModel"), 334_939_648),
+    "T5 v1.1 small": (t5("small", "", "lm_head.weight", **GATED), 76_961_152),
+    "T5 v1.1 base": (t5("base", "", "lm_head.weight", **GATED), 247_577_856),
+    "T5 v1.1 small, tied": (t5("small", **GATED), 60_511_616),
+    "T5 v1.1 base, tied": (t5("base", **GATED), 222_903_552),
+    "GPT2Model small": (published("gpt2", "GPT2Model"), 124_439_808),
+    "RobertaModel base": (
+        published("roberta", "", "pooler.dense.weight", type_vocab_size=1,
+                  max_position_embeddings=514), 124_645_632,
+    ),
+    "RobertaForMaskedLM base": (
+        published("roberta", "RobertaForMaskedLM", type_vocab_size=1,
+                  max_position_embeddings=514), 124_697_433,
+    ),
+    "DistilBertModel base": (published("distilbert", ""), 66_362_880),
+    "DeepseekV3ForCausalLM, 3 dense layers": (
+        published("deepseek_v3", "DeepseekV3ForCausalLM", num_hidden_layers=3), 3_603_815_424,
+    ),
+    "ViTModel base, no pooler": (published("vit", ""), 85_798_656),
+    "ViTModel base": (published("vit", "", "pooler.dense.weight"), 85_798_656 + 590_592),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_published_count(name):
+    config, count = ROWS[name]
+    assert num_parameters(config) == count
+
+
+@pytest.mark.parametrize("name", deep(ROWS, *list(ROWS)[::6]))
+def test_a_model_has_as_many_weights(name):
+    config, count = ROWS[name]
+    assert sum(a.size for a in jax.tree.leaves(param_shapes(config))) == count
+
+
+NAMED = {
+    "bert_base": 110_106_428,
+    "bert_large": 336_226_108,
+    "albert_base": 11_813_810,
+    "albert_large": 17_847_474,
+    "albert_xlarge": 59_021_490,
+    "albert_xxlarge": 223_158_450,
+    "roberta_base": 124_697_433,
+    "roberta_large": 355_412_057,
+    "distilbert_base": 66_985_530,
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "t5_small": 60_506_624,
+    "t5_base": 222_903_552,
+    "t5_large": 737_668_096,
+    "t5_3b": 2_851_598_336,
+    "t5_11b": 11_307_321_344,
+    "t5_v1_1_small": 76_961_152,
+    "t5_v1_1_base": 247_577_856,
+    "llama_2_7b": 6_738_415_616,
+    "llama_3_8b": 8_030_261_248,
+    "llama_3_2_1b": 1_235_814_400,
+    "mistral_7b": 7_241_732_096,
+    "qwen2_0_5b": 494_032_768,
+    "qwen2_7b": 7_615_616_512,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_8b": 8_190_735_360,
+    "gemma3_270m": 268_098_176,
+    "gemma3_1b": 999_885_952,
+    "pythia_70m": 70_426_624,
+    "pythia_160m": 162_322_944,
+    "pythia_1_4b": 1_414_647_808,
+    "gpt_neox_20b": 20_554_567_680,
+    "vit_base_16": 86_567_656,
+    "vit_base_32": 88_224_232,
+    "vit_large_16": 304_326_632,
+    "vit_huge_14": 632_045_800,
+    "transformer_base": 63_045_632,
+    "transformer_big": 214_171_648,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED | TRANSFORMERS)
+def test_named_configs(name):
+    assert num_parameters(published_config(name)) == NAMED[name]

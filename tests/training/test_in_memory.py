@@ -1,0 +1,34 @@
+"""Training in memory leaves nothing behind but its numbers."""
+
+import dataclasses
+import tempfile
+
+import jax
+import numpy as np
+import pytest
+from test_train import CONFIG, DATASET, MODEL, assert_same_bits
+
+from attnlab import training
+from attnlab.models import FFN
+from attnlab.training import InMemoryFit
+from attnlab.training.objectives import OBJECTIVES
+
+
+def test_it_leaves_no_file_and_prints_nothing(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = dataclasses.replace(MODEL, num_layers=1, ffn=FFN(width=0)).build()
+    config = dataclasses.replace(CONFIG, steps=4, seeds=(0, 5), log_every=1, eval_every=2)
+    run = training.fit_in_memory(model, OBJECTIVES["causal_lm"], config, DATASET)
+    assert "".join(capfd.readouterr()) == ""
+    assert list(tmp_path.iterdir()) == []
+    steps, bits = run.curve("eval/bits_per_byte")
+    assert (steps.tolist(), bits.shape) == ([2, 4], (2, 2))
+    np.testing.assert_array_equal(bits[:, -1], run.result.heldout["bits_per_byte"])
+    assert run.curve("train/loss")[0].tolist() == [1, 2, 3, 4]
+    assert_same_bits(run.params(1), jax.tree.map(lambda a: a[1], run.result.state.params))
+
+
+def test_a_number_that_was_not_recorded_is_named():
+    run = InMemoryFit(None, [{"step": 5, "train/loss": [1.0, 2.0]}])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'eval/loss' was not recorded; there are train/loss"):
+        run.curve("eval/loss")
