@@ -4,7 +4,7 @@ Nothing here imports Flax: Linen and NNX call `attention_fn` and hand over plain
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ Pullback: TypeAlias = Callable[[object], tuple[object, ...]]
 """Cotangents of the outputs -> cotangents of the inputs."""
 
 
+@runtime_checkable
 class _Sows(Protocol):
     """A Flax module, as far as `attention_fn` uses it."""
 

@@ -1,7 +1,7 @@
 """Layer norm and RMS norm, of tokens, heads and latents."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ def rms_plus_one(
     return rms_norm({"scale": 1 + scale}, x, eps=eps)
 
 
+@runtime_checkable
 class NormFunction(Protocol):
     """A norm: (params with "scale" and perhaps "bias", x) -> x, normalized over its last axis."""
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -109,6 +109,7 @@ def shapes_of(batch: Batch) -> BatchShapes:
     return {name: jax.ShapeDtypeStruct(a.shape, dtype(a.dtype)) for name, a in batch.items()}
 
 
+@runtime_checkable
 class DataConfig(Protocol):
     """An entry of `DATASETS`: a frozen dataclass, every field of which is a flag (`config.data`).
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from jaxtyping import Array
 from attnlab.data.dataset import Baselines, Batch, Dataset, DataSizes, DeviceBatch
 
 
+@runtime_checkable
 class GeneratedConfig(Protocol):
     """The config of a dataset that is generated."""
 

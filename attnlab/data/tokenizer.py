@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class ModelText(NamedTuple):
     """The part of the text; of a special token its name."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """Encodes and decodes text."""
 

@@ -7,7 +7,7 @@ are held-out bits per byte of complete runs. Plan: docs/results/head_width/plan.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ LOOKS = (0.005, 0.048)
 """Largest p-value that is significant at the looks after stage 3 and stage 7 (O'Brien-Fleming)."""
 
 
+@runtime_checkable
 class Frame(Protocol):
     """Columns by name: a dict of arrays or a pandas DataFrame."""
 

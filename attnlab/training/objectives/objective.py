@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ Losses: TypeAlias = dict[str, Array]
 """Auxiliary losses by name."""
 
 
+@runtime_checkable
 class Model(Protocol):
     """What training needs of a model; those of `attnlab.models` have it."""
 
@@ -47,12 +48,14 @@ Sums: TypeAlias = tuple[Array, Array]
 """(amounts, counts): arrays to be summed."""
 
 
+@runtime_checkable
 class Prepare(Protocol):
     """Makes the `Example` of a batch; `valid` of the batch is False where weights must be 0."""
 
     def __call__(self, batch: DeviceBatch, key: Array, /, sizes: DataSizes = BYTES) -> Example: ...
 
 
+@runtime_checkable
 class Loss(Protocol):
     """(predictions, targets, label smoothing) -> one number per target."""
 

@@ -1,6 +1,6 @@
 """Objectives on two sequences: predict the second, given the first."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +67,7 @@ def exact_match(of: str) -> Metric:
     return Metric("exact_match", f"% of {of} exact", "higher", _exact, 0.01, digits=2)
 
 
+@runtime_checkable
 class _HasConfig(Protocol):
     @property
     def config(self) -> ModelConfig: ...
