@@ -36,6 +36,7 @@ from attnlab.models.specs import (
     Compute,
     Dropout,
     Embedding,
+    Experts,
     Images,
     Init,
     Learned,
@@ -58,7 +59,7 @@ from attnlab.models.transformer import Decoder, Encoder, EncoderDecoder
 
 __all__ = [
     "FFN", "Attention", "Compute", "Decoder", "Dropout", "Embedding", "Encoder", "EncoderConfig",
-    "EncoderDecoder", "FeedForward", "Images", "Init", "LayerInputs", "LayerOutputs",
+    "EncoderDecoder", "Experts", "FeedForward", "Images", "Init", "LayerInputs", "LayerOutputs",
     "LayerOverrides", "LayerSpec", "LayerStack", "LayersOfType", "Learned", "Match", "ModelConfig",
     "ModelInputs", "MultiHeadAttention", "NoPositions", "Norm", "OutputHead", "Outputs", "Relative",
     "Rotary", "Sampling", "Sinusoidal", "StackInputs", "StackOutputs", "TextInputs",

@@ -8,7 +8,6 @@ LM head and token classifier. Left out are biases, norms, softmax and embedding 
 
 import collections
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import jax
 
 from attnlab import heads
 from attnlab.models.config import ModelConfig
-from attnlab.models.ffn import ffn_shapes
+from attnlab.models.ffn import ffn_flops, inactive_parameters
 from attnlab.models.layer import init_layer
 from attnlab.models.parameters import num_outer_parameters
 from attnlab.models.specs import LayerSpec
@@ -67,15 +66,18 @@ def num_parameters(config: ModelConfig) -> int:
 def applied_parameters(config: ModelConfig) -> int:
     """Parameters that a token passes through: a parameter group counts for each layer that uses it.
 
-    Of groups that are mixed, one counts for each layer, and its coefficients.
+    Of groups that are mixed, one counts for each layer, and its coefficients. Of experts, those
+    count that a token uses.
 
     >>> alone, shared = (ModelConfig(sharing=plan) for plan in ("separate", "albert"))
     >>> applied_parameters(shared) == num_parameters(alone)
     True
     """
-    return num_outer_parameters(config) + sum(
-        _weighted(stack.layer, stack.plan.num_applications) for stack in stacks(config)
-    )
+    total = num_outer_parameters(config)
+    for layer, plan, _ in stacks(config):
+        total += _weighted(layer, plan.num_applications)
+        total -= inactive_parameters(layer.heads.width, layer.ffn) * plan.num_layers
+    return total
 
 
 def parameters_by_uses(config: ModelConfig) -> dict[int, int]:
@@ -173,9 +175,7 @@ def sublayer_flops(stack: Stack, length: int) -> dict[str, int]:
     total = attention(length) * (plan.num_layers - reusing) + attention(0) * reusing
     flops = {"attention": total // length, "ffn": 0}
     if layer.ffn.width:
-        shapes = ffn_shapes(layer.heads.width, layer.ffn).values()
-        matrices = (shape for shape in shapes if len(shape) == 2)
-        flops["ffn"] = plan.num_layers * 2 * sum(map(math.prod, matrices))
+        flops["ffn"] = plan.num_layers * ffn_flops(layer.heads.width, layer.ffn)
     if layer.cross is not None:
         cross = heads.call_flops(layer.cross, 1, length, length, cross=True)
         flops["cross"] = plan.num_layers * cross // length

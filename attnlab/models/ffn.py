@@ -1,18 +1,24 @@
-"""The position-wise feed-forward network (FFN)."""
+"""The position-wise feed-forward network (FFN), alone or as a mixture of experts."""
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from attnlab.heads.weights import Params
+from attnlab.heads.linear import add_bias
+from attnlab.models import experts as moe
 from attnlab.models.dense import dense, dropout
-from attnlab.models.specs import FFN
+from attnlab.models.specs import FFN, Experts
 from attnlab.names import lookup
 from attnlab.remat import save_for_backward
+from attnlab.sharing import Params, PyTree
 from attnlab.tap import Tap
 
+Shapes: TypeAlias = dict[str, "tuple[int, ...] | Shapes"]
 GATED = "gated_"
 
 
@@ -26,9 +32,15 @@ def gelu_tanh(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+def quick_gelu(x: Array) -> Array:
+    """x sigmoid(1.702 x), an approximation of `gelu` (Hendrycks and Gimpel 2016)."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
@@ -50,24 +62,66 @@ def is_gated(activation: str) -> bool:
     return activation.startswith(GATED)
 
 
-def ffn_shapes(width: int, ffn: FFN) -> dict[str, tuple[int, ...]]:
-    """Shape of every weight of the FFN by name.
+def ffn_shapes(width: int, ffn: FFN) -> Shapes:
+    """Shape of every weight of the FFN by name. Those of experts have an axis of experts in front.
 
     >>> ffn_shapes(4, FFN(width=6, activation="gated_silu", bias=False))
     {'gate': (4, 6), 'up': (4, 6), 'down': (6, 4)}
+    >>> ffn_shapes(4, FFN(width=6, bias=False, experts=Experts(num_experts=3)))
+    {'up': (3, 4, 6), 'down': (3, 6, 4), 'router': (4, 3)}
     """
     if not ffn.width:
         return {}
+    experts = ffn.experts
+    front = () if experts is None else (experts.num_experts,)
     names = ("gate", "up") if is_gated(ffn.activation) else ("up",)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, (width, ffn.width))
-    shapes["down"] = (ffn.width, width)
-    biases = {f"{name}_bias": shape[1:] for name, shape in shapes.items()}
-    return shapes | (biases if ffn.bias else {})
+    matrices = dict.fromkeys(names, (*front, width, ffn.width))
+    matrices["down"] = (*front, ffn.width, width)
+    shapes: Shapes = {**matrices}
+    if ffn.bias:
+        shapes |= {f"{name}_bias": (*front, shape[-1]) for name, shape in matrices.items()}
+    if experts is None:
+        return shapes
+    shapes["router"] = (width, *front)
+    shapes |= {"router_bias": front} if experts.router_bias else {}
+    shapes |= {"balance_bias": front} if experts.balance_bias else {}
+    if ffn.shared is not None:
+        shapes["shared"] = ffn_shapes(width, ffn.shared)
+    return shapes | ({"shared_gate": (width, 1)} if experts.shared_gate else {})
+
+
+def ffn_flops(width: int, ffn: FFN) -> int:
+    """FLOPs of the matrix products for one token; of experts, those that it uses.
+
+    >>> ffn_flops(4, FFN(width=6)), ffn_flops(4, FFN(width=6, experts=Experts(num_experts=3)))
+    (96, 216)
+    """
+    if ffn.experts is None:
+        shapes = (s for s in ffn_shapes(width, ffn).values() if isinstance(s, tuple))
+        return 2 * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    spec, one = ffn.experts, dataclasses.replace(ffn, experts=None)
+    shared = (
+        0 if ffn.shared is None else ffn_flops(width, ffn.shared) + 2 * width * spec.shared_gate
+    )
+    return spec.top_k * ffn_flops(width, one) + 2 * width * spec.num_experts + shared
+
+
+def inactive_parameters(width: int, ffn: FFN) -> int:
+    """Parameters of the experts that a token does not use.
+
+    >>> inactive_parameters(4, FFN(width=6, bias=False, experts=Experts(num_experts=3)))
+    48
+    """
+    if ffn.experts is None:
+        return 0
+    one = ffn_shapes(width, dataclasses.replace(ffn, experts=None)).values()
+    size = sum(math.prod(shape) for shape in one if isinstance(shape, tuple))
+    return (ffn.experts.num_experts - ffn.experts.top_k) * size
 
 
 def init_ffn(
     key: Array, width: int, ffn: FFN, *, std: float | None = None, residual_scale: float = 1.0
-) -> dict[str, Array]:
+) -> Params:
     """Initial parameters: matrices normal with standard deviation 1/sqrt(fan-in), biases 0.
 
     Args:
@@ -80,51 +134,130 @@ def init_ffn(
     >>> init_ffn(jax.random.key(0), 4, FFN(width=6))["down"].shape
     (6, 4)
     """
-    keys = dict(zip(("up", "down", "gate"), jax.random.split(key, 3), strict=True))
-    params = {
-        name: jnp.zeros(shape)
-        if len(shape) == 1
-        else jax.random.normal(keys[name], shape) * (std or shape[0] ** -0.5)
-        for name, shape in ffn_shapes(width, ffn).items()
-    }
+    names = ["up", "down", "gate"]
+    if ffn.experts is not None:
+        names += ["router", "shared", "shared_gate"]
+    keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
+    params: Params = {}
+    for name, shape in ffn_shapes(width, ffn).items():
+        if isinstance(shape, dict):
+            assert ffn.shared is not None
+            made = init_ffn(keys[name], width, ffn.shared, std=std, residual_scale=residual_scale)
+            params[name] = made
+        elif name.endswith("bias"):
+            params[name] = jnp.zeros(shape)
+        else:
+            params[name] = jax.random.normal(keys[name], shape) * (std or shape[-2] ** -0.5)
     if params:
         params["down"] = params["down"] * residual_scale
     return params
 
 
+def ffn_values(ffn: FFN) -> dict[str, str]:
+    """Names of the values inside of the FFN -> their axes."""
+    if not ffn.width:
+        return {}
+    if ffn.experts is not None:
+        return {"router_logits": "B T E", "expert_weights": "B T E"}
+    return {"ffn_hidden": "B T F"}
+
+
+def ffn_losses(ffn: FFN) -> tuple[str, ...]:
+    """Names of the auxiliary losses of the FFN.
+
+    >>> ffn_losses(FFN(experts=Experts(num_experts=4)))
+    ('expert_balance',)
+    """
+    experts = ffn.experts
+    return (
+        () if experts is None or not (experts.balance or experts.balance_bias) else (moe.BALANCE,)
+    )
+
+
 def feed_forward(
-    params: Params,
+    params: Mapping[str, PyTree],
     x: Float[Array, "*B D"],
     ffn: FFN,
     *,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    token_mask: Bool[Array, "*B"] | None = None,
     tap: Tap | None = None,
 ) -> Float[Array, "*B D"]:
     """act(x W_up + b) W_down + b, at each position (Vaswani et al. 2017, section 3.3).
 
-    A gated FFN computes (act(x W_gate + b) * (x W_up + b)) W_down + b (Shazeer 2020).
+    A gated FFN computes (act(x W_gate + b) * (x W_up + b)) W_down + b (Shazeer 2020). With experts
+    it is the weighted sum of those that the router chooses, see `Experts`; products are computed
+    for these alone.
 
     Args:
       params: of `init_ffn`.
       x: [..., D].
-      ffn: activation; the widths are those of params.
+      ffn: activation and experts; the widths are those of params.
       dropout_rate, dropout_key: dropout of the hidden layer; without a key there is none.
-      tap: takes "ffn_hidden" [..., F], what W_down reads, before dropout.
+      token_mask: [...], True = a token; others do not count in the balance loss of experts.
+      tap: takes "ffn_hidden" [..., F], what W_down reads, before dropout. With experts it takes
+        "router_logits" and "expert_weights" [..., E], and the loss of `ffn_losses`.
 
     >>> params = {"up": jnp.ones((2, 3)), "down": jnp.ones((3, 2))}
     >>> float(feed_forward(params, jnp.array([[1.0, 2.0]]), FFN(activation="relu"))[0, 1])
     9.0
     """
-    activation = activation_function(ffn.activation)
     flat = x.reshape(-1, x.shape[-1])
-    if is_gated(ffn.activation):
-        gate = activation(save_for_backward(dense(params, "gate", flat)))
-        hidden = gate * save_for_backward(dense(params, "up", flat))
-    else:
-        hidden = activation(save_for_backward(dense(params, "up", flat)))
+    if ffn.experts is not None:
+        mask = None if token_mask is None else token_mask.reshape(-1)
+        drop = dropout_rate, dropout_key
+        return _expert_ffn(params, flat, ffn, ffn.experts, drop, mask, tap, x.shape).reshape(
+            x.shape
+        )
+    hidden = _hidden(ffn, lambda name: dense(params, name, flat))
     if tap is not None and tap.wants("ffn_hidden"):
         shaped = hidden.reshape(*x.shape[:-1], hidden.shape[-1])
         hidden = tap("ffn_hidden", shaped).reshape(hidden.shape)
     hidden = dropout(hidden, dropout_rate, dropout_key)
     return dense(params, "down", hidden).reshape(x.shape)
+
+
+def _hidden(ffn: FFN, project: Callable[[str], Array]) -> Array:
+    """The hidden layer; `project` applies the matrix of a name to the input."""
+    activation = activation_function(ffn.activation)
+    if not is_gated(ffn.activation):
+        return activation(save_for_backward(project("up")))
+    gate, up = save_for_backward(project("gate")), save_for_backward(project("up"))
+    if ffn.clip is not None:
+        gate, up = jnp.minimum(gate, ffn.clip), jnp.clip(up, -ffn.clip, ffn.clip) + 1
+    return activation(gate) * up
+
+
+def _expert_ffn(
+    params: Mapping[str, PyTree],
+    x: Float[Array, "M D"],
+    ffn: FFN,
+    spec: Experts,
+    dropout_: tuple[float, Array | None],
+    token_mask: Array | None,
+    tap: Tap | None,
+    shape: tuple[int, ...],
+) -> Float[Array, "M D"]:
+    """The FFN of experts for M tokens, of an input of this shape."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    router = {name: a.astype(wide) for name, a in params.items() if name.startswith("router")}
+    logits = add_bias(router, "router", x.astype(wide) @ router["router"])
+    if tap is not None and tap.wants("router_logits"):
+        logits = tap("router_logits", logits.reshape(*shape[:-1], -1)).reshape(logits.shape)
+    routing = moe.tap_routing(tap, moe.route(params, logits, spec), shape[:-1])
+    if tap is not None and tap.wants(moe.BALANCE):
+        tap(moe.BALANCE, moe.balance_loss(params, routing, spec, token_mask))
+    block = moe.block_rows(routing.experts.size, spec.num_experts)
+    groups = moe.group_rows(routing.experts, spec.num_experts, block)
+    rows = moe.to_rows(x, groups)
+    hidden = _hidden(ffn, lambda name: moe.grouped_dense(params, name, rows, groups, block))
+    hidden = dropout(hidden, *dropout_)
+    each = moe.from_rows(moe.grouped_dense(params, "down", hidden, groups, block), groups)
+    out = jnp.einsum("mkd,mk->md", each, routing.weights.astype(x.dtype))
+    if ffn.shared is None:
+        return out
+    shared = feed_forward(params["shared"], x, ffn.shared)
+    if spec.shared_gate:
+        shared = jax.nn.sigmoid(dense(params, "shared_gate", x)) * shared
+    return out + shared

@@ -32,7 +32,7 @@ from attnlab.heads import (
 from attnlab.heads import init as init_heads
 from attnlab.heads.layout import Entries
 from attnlab.models.dense import dropout
-from attnlab.models.ffn import feed_forward, init_ffn
+from attnlab.models.ffn import feed_forward, ffn_losses, ffn_values, init_ffn
 from attnlab.models.norm import init_normalize, normalize
 from attnlab.models.specs import DropoutPlace, LayerSpec, Norm
 from attnlab.remat import save_for_backward
@@ -43,13 +43,12 @@ LAYER_VALUES = {
     "attention_in": "B T D",
     "attention_out": "B T D",
     "ffn_in": "B T D",
-    "ffn_hidden": "B T F",
     "ffn_out": "B T D",
     "residual": "B T D",
 }
-"""Value -> axes: what self-attention reads, and what it returns before dropout; what the FFN reads,
-what W_down reads, what the FFN returns, the latter two before dropout; x after the layer. A layer
-also has the values of its heads, and behind the prefix "cross." those of cross-attention."""
+"""Value -> axes: what self-attention reads, and what it returns before dropout; what the FFN reads
+and what it returns before dropout; x after the layer. A layer also has the values of its heads and
+of its FFN (`ffn_values`), and behind the prefix "cross." those of cross-attention."""
 CROSS = "cross."
 CROSS_VALUES = {f"{CROSS}{name}": LAYER_VALUES[name] for name in ("attention_in", "attention_out")}
 
@@ -123,7 +122,7 @@ class LayerOutputs(NamedTuple):
     entries: Entries
     """The cache entries that self-attention used: `LayerInputs.shared_kv` of a later layer."""
     losses: dict[str, Array]
-    """Auxiliary losses of the heads by name; of cross-attention behind "cross."."""
+    """Auxiliary losses of heads and experts by name; of cross-attention behind "cross."."""
 
 
 # Parameters ---------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def layer_values(spec: LayerSpec) -> dict[str, str]:
     >>> layer_values(LayerSpec(heads=Standard(width=6, num_heads=2)))["probs"]
     'B N T S'
     """
-    values = LAYER_VALUES | head_values(spec.heads)
+    values = LAYER_VALUES | ffn_values(spec.ffn) | head_values(spec.heads)
     if not spec.ffn.width:
         values = {name: axes for name, axes in values.items() if not name.startswith("ffn_")}
     if spec.cross is not None:
@@ -212,7 +211,7 @@ def layer_values(spec: LayerSpec) -> dict[str, str]:
 def layer_losses(spec: LayerSpec) -> tuple[str, ...]:
     """Names of the auxiliary losses of such a layer."""
     cross = () if spec.cross is None else loss_names(spec.cross)
-    return (*loss_names(spec.heads), *(CROSS + name for name in cross))
+    return (*loss_names(spec.heads), *(CROSS + name for name in cross), *ffn_losses(spec.ffn))
 
 
 # The layer ----------------------------------------------------------------------------------------
@@ -333,14 +332,20 @@ class _Layer:
 
     def ffn(self, x: Array) -> Array:
         """Output of the FFN."""
+        x, ffn = self.tap("ffn_in", x), self.spec.ffn
+        tap = self.tap.restricted(ffn_values(ffn))
+        tap.capture |= set(ffn_losses(ffn))
         out = feed_forward(
             self.params["ffn"],
-            self.tap("ffn_in", x),
-            self.spec.ffn,
+            x,
+            ffn,
             dropout_rate=self.spec.dropout.ffn,
             dropout_key=self.keys.ffn_hidden,
-            tap=self.tap,
+            token_mask=self.inputs.text.padding_mask,
+            tap=tap,
         )
+        self.losses |= {name: tap.captured.pop(name) for name in ffn_losses(ffn)}
+        self.tap.merge(tap)
         return self._dropout("ffn", self.tap("ffn_out", out), self.keys.ffn)
 
     def _attend(

@@ -15,10 +15,10 @@ MatrixAxes = tuple[int, int]
 def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
     """params -> the tree of `MatrixAxes` of every parameter.
 
-    The axes in front of a matrix number separate matrices: parameter groups, and heads that read a
-    slice of x each. (0, n) is no matrix but a vector, whatever its shape, such as a bias. What a
-    weight of heads sums over is what its `Weight` says: q [G, D, N, H] is G matrices of D x NH, o
-    [G, N, V, O] is G matrices of NV x O.
+    The axes in front of a matrix number separate matrices: parameter groups, experts, and heads
+    that read a slice of x each. (0, n) is no matrix but a vector, whatever its shape, such as a
+    bias. What a weight of heads sums over is what its `Weight` says: q [G, D, N, H] is G matrices
+    of D x NH, o [G, N, V, O] is G matrices of NV x O.
 
     >>> from attnlab.heads import Narrow
     >>> axes = matrix_axes(ModelConfig(heads=Narrow(num_heads=4)))
@@ -39,4 +39,6 @@ def _axes(leaf: Leaf) -> MatrixAxes:
         return 0, size
     if weight is not None:
         return (len(weight.reads), len(weight.makes)) if weight.reads else (0, size)
+    if leaf.path[1:2] == ("ffn",):
+        return 1, 1  # experts number separate matrices
     return size - 1, 1

@@ -15,8 +15,8 @@ from attnlab.names import lookup
 from attnlab.norms import NORM_KINDS
 
 Activation: TypeAlias = Literal[
-    "gelu", "gelu_tanh", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh", "gated_relu",
-    "gated_silu", "gated_tanh",
+    "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh",
+    "gated_quick_gelu", "gated_relu", "gated_silu", "gated_tanh",
 ]  # fmt: skip
 ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
 NormPosition: TypeAlias = Literal["pre", "post", "post_final", "pre_open", "sandwich", "parallel"]
@@ -46,26 +46,106 @@ def _set_tuple(spec: Spec, field: str, value: object) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Experts(Spec):
+    """Many FFNs, of which each token uses `top_k` (Shazeer et al. 2017, arXiv 1701.06538).
+
+        y = sum over the chosen e of weight_e FFN_e(x), plus the shared expert
+
+    Attributes:
+      num_experts: E.
+      top_k: experts that a token uses.
+      scores: of the experts, "softmax" or "sigmoid" of x W_router.
+      normalize: divide the scores of the chosen experts by their sum.
+      scale: multiplies the weights of the chosen experts.
+      num_groups, top_groups: a token chooses among the experts of `top_groups` of so many groups
+        (DeepSeek-V3, arXiv 2412.19437).
+      balance_bias: a number per expert is added to the scores for the choice alone, and learns to
+        balance it (Wang et al. 2024, arXiv 2408.15664).
+      router_bias: x W_router has a bias.
+      shared_width: hidden width of an expert that every token uses; 0: there is none. Several are
+        one that is as wide as all together.
+      shared_gate: sigmoid(x w) multiplies the shared expert (Qwen2-MoE, arXiv 2407.10671).
+      balance: weight of the balance loss "expert_balance", see `attnlab.models.balance_loss`.
+    """
+
+    num_experts: int
+    top_k: int = 2
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    balance_bias: bool = False
+    router_bias: bool = False
+    shared_width: int = 0
+    shared_gate: bool = False
+    balance: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_size("ffn.experts.num_experts", self.num_experts)
+        check_choice("ffn.experts.scores", self.scores, ("softmax", "sigmoid"))
+        for name in ("normalize", "balance_bias", "router_bias", "shared_gate"):
+            check_bool(f"ffn.experts.{name}", getattr(self, name))
+        check_number("ffn.experts.scale", self.scale)
+        check_number("ffn.experts.balance", self.balance, least=0.0)
+        check_count("ffn.experts.shared_width", self.shared_width, 0)
+        for name in ("top_k", "num_groups", "top_groups"):
+            check_size(f"ffn.experts.{name}", getattr(self, name))
+        if self.num_experts % self.num_groups or self.top_groups > self.num_groups:
+            raise ValueError(
+                f"ffn.experts: num_groups {self.num_groups} must divide num_experts "
+                f"{self.num_experts} and be at least top_groups {self.top_groups}"
+            )
+        allowed = self.top_groups * (self.num_experts // self.num_groups)
+        if self.top_k > allowed:
+            raise ValueError(
+                f"ffn.experts: a token chooses top_k {self.top_k} of {allowed} experts; lower top_k"
+            )
+        if self.shared_gate and not self.shared_width:
+            raise ValueError("ffn.experts.shared_gate needs a shared expert; set shared_width")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class FFN(Spec):
     """Position-wise feed-forward network: act(x W_up + b) W_down + b.
 
     Attributes:
-      width: of the hidden layer; 0 leaves the FFN out.
+      width: of the hidden layer; 0 leaves the FFN out. Of each expert, where there are experts.
       activation: "gated_*" is (act(x W_gate) * (x W_up)) W_down (Shazeer 2020, arXiv 2002.05202).
       bias: of all its matrices.
       residual_scale: multiplies the residual connection around the FFN.
+      clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
+        arXiv 2508.10925); None: no limit, and nothing is added.
+      experts: many such FFNs, of which each token uses a few; None: one for all tokens.
     """
 
     width: int = 256
     activation: Activation = "gelu"
     bias: bool = True
     residual_scale: float = 1.0
+    clip: float | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         check_count("ffn.width", self.width, 0)
         check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
         check_bool("ffn.bias", self.bias)
         check_number("ffn.residual_scale", self.residual_scale)
+        if self.clip is not None:
+            check_number("ffn.clip", self.clip, above=0.0)
+            if not self.activation.startswith("gated_"):
+                raise ValueError("ffn.clip needs a gated activation, such as 'gated_silu'")
+        if not isinstance(self.experts, Experts | None):
+            raise ValueError(f"ffn.experts must be Experts(...) or None, not {self.experts!r}")
+        if self.experts is not None and not self.width:
+            raise ValueError("ffn.experts need a hidden layer: set ffn.width")
+
+    @property
+    def shared(self) -> "FFN | None":
+        """The shared expert as an FFN."""
+        if self.experts is None or not self.experts.shared_width:
+            return None
+        return dataclasses.replace(self, width=self.experts.shared_width, experts=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -202,6 +202,7 @@ def test_norms_equal_those_of_flax():
 ACTIVATIONS = {
     "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "tanh": np.tanh,

@@ -1,0 +1,325 @@
+"""Mixtures of experts: routing and sums by hand, counts, sharing, the balance loss in training."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_close
+from test_train import DATASET
+
+from attnlab import heads, training
+from attnlab.models import (
+    FFN,
+    Experts,
+    LayerOverrides,
+    ModelConfig,
+    Norm,
+    applied_parameters,
+    flops_per_token,
+    from_dict,
+    from_json,
+    matrix_axes,
+    num_parameters,
+    to_dict,
+    to_json,
+)
+from attnlab.models import experts as moe
+from attnlab.models.ffn import feed_forward, ffn_shapes, init_ffn
+from attnlab.tap import capture
+from attnlab.training.objectives import OBJECTIVES
+
+GATED = dict(width=6, activation="gated_silu")
+CASES = {
+    "mixtral": FFN(**GATED, bias=False, experts=Experts(num_experts=5, top_k=2)),
+    "qwen2_moe": FFN(
+        **GATED, bias=False,
+        experts=Experts(num_experts=5, top_k=3, normalize=False, shared_width=7, shared_gate=True),
+    ),
+    "gpt_oss": FFN(
+        width=6, activation="gated_quick_gelu", clip=0.7,
+        experts=Experts(num_experts=4, top_k=2, router_bias=True),
+    ),
+    "deepseek_v3": FFN(
+        **GATED, bias=False,
+        experts=Experts(
+            num_experts=8, top_k=3, scores="sigmoid", scale=2.5, num_groups=4, top_groups=2,
+            balance_bias=True, shared_width=9,
+        ),
+    ),
+    "one of one": FFN(width=6, experts=Experts(num_experts=1, top_k=1)),
+}  # fmt: skip
+
+
+def random_params(ffn, width=8):
+    params = init_ffn(jax.random.key(0), width, ffn)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    large = [a + 0.5 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(tree, large)
+
+
+def one_ffn(ffn, w, x):
+    def dense(name, x):
+        return x @ w[name] + w.get(f"{name}_bias", 0)
+
+    sigmoid = lambda a: 1 / (1 + np.exp(-a))
+    if ffn.activation == "gelu":
+        hidden = np.asarray(jax.nn.gelu(dense("up", x), approximate=False))
+    elif ffn.clip is not None:
+        gate, up = np.minimum(dense("gate", x), ffn.clip), dense("up", x)
+        hidden = gate * sigmoid(1.702 * gate) * (np.clip(up, -ffn.clip, ffn.clip) + 1)
+    else:
+        hidden = dense("gate", x) * sigmoid(dense("gate", x)) * dense("up", x)
+    return dense("down", hidden)
+
+
+def by_hand(ffn, params, x):
+    """Token after token, in NumPy."""
+    w, spec, out = jax.tree.map(np.asarray, params), ffn.experts, []
+    names = [n for n in w if n.split("_")[0] in ("up", "gate", "down")]
+    for token in np.asarray(x).reshape(-1, x.shape[-1]):
+        logits = token @ w["router"] + w.get("router_bias", 0)
+        scores = 1 / (1 + np.exp(-logits))
+        if spec.scores == "softmax":
+            scores = np.exp(logits) / np.exp(logits).sum()
+        choice = scores + w.get("balance_bias", 0)
+        groups = choice.reshape(spec.num_groups, -1)
+        best = np.argsort([-np.sort(group)[-2:].sum() for group in groups])[: spec.top_groups]
+        size = groups.shape[1]
+        allowed = [e for e in range(spec.num_experts) if e // size in best]
+        chosen = sorted(allowed, key=lambda e: -choice[e])[: spec.top_k]
+        total = sum(scores[e] for e in chosen) if spec.normalize else 1
+        y = 0
+        for e in chosen:
+            y += spec.scale * scores[e] / total * one_ffn(ffn, {n: w[n][e] for n in names}, token)
+        if spec.shared_width:
+            gate = 1 / (1 + np.exp(-token @ w["shared_gate"])) if spec.shared_gate else 1
+            y += gate * one_ffn(ffn, w["shared"], token)
+        out.append(y)
+    return np.stack(out).reshape(x.shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_token_uses_its_experts(name, x64):
+    ffn = CASES[name]
+    params = random_params(ffn)
+    x = jax.random.normal(jax.random.key(2), (3, 9, 8), jnp.float64)
+    assert jax.tree.map(jnp.shape, params) == ffn_shapes(8, ffn)
+    assert_close(jax.jit(lambda w, x: feed_forward(w, x, ffn))(params, x), by_hand(ffn, params, x))
+
+
+@pytest.mark.parametrize("block", [0, 8])
+@pytest.mark.parametrize("batched", [False, True])
+def test_grouped_products_and_gradients(block, batched, x64):
+    """Against every row with every expert; one expert has no row, one more than a block."""
+    experts = jnp.array([[2, 0]] * 9 + [[0, 3]] * 4)
+    w = jax.random.normal(jax.random.key(0), (4, 3, 5), jnp.float64)
+    x = jax.random.normal(jax.random.key(1), (2, 13, 3), jnp.float64)
+    cotangent = jax.random.normal(jax.random.key(2), (13, 2, 5), jnp.float64)
+
+    def grouped(w, x):
+        groups = moe.group_rows(experts, 4, block)
+        rows = moe.grouped_dense({"up": w}, "up", moe.to_rows(x, groups), groups, block)
+        return moe.from_rows(rows, groups)
+
+    def every(w, x):
+        return jnp.einsum("md,mkdf->mkf", x, w[experts])
+
+    def with_gradients(f):
+        def run(x):
+            out, pull = jax.vjp(f, w, x)
+            return out, pull(cotangent)
+
+        return jax.vmap(run)(x) if batched else run(x[0])
+
+    assert_close(with_gradients(grouped), with_gradients(every), loosen=10)
+
+
+def test_balance_loss_by_hand():
+    ffn = CASES["deepseek_v3"]
+    params, x = random_params(ffn), jax.random.normal(jax.random.key(2), (2, 9, 8))
+    real = jnp.arange(9) < jnp.array([[9], [4]])
+
+    def run(params):
+        names = ("expert_balance", "expert_weights")
+        _, found = capture(feed_forward, params, x, ffn, names=names, token_mask=real)
+        return found["expert_balance"], found["expert_weights"]
+
+    (loss, weights), pull = jax.vjp(run, params)
+    used = np.asarray(weights)[np.asarray(real)] > 0
+    assert (used.sum(-1) == 3).all()
+    scores = jax.nn.sigmoid(x @ params["router"])[real]
+    means = np.mean(scores / scores.sum(-1, keepdims=True), axis=0)
+    shares = used.mean(0) / 3
+    np.testing.assert_allclose(loss, 0.01 * 8 * np.sum(shares * means), rtol=1e-5)
+    gradient = pull((jnp.ones(()), jnp.zeros_like(weights)))[0]["balance_bias"]
+    np.testing.assert_allclose(gradient, 1e-3 * np.sign(shares - 1 / 8), rtol=1e-6)
+
+
+def test_equal_use_has_the_least_loss():
+    spec = Experts(num_experts=4, top_k=1, balance=0.5)
+    equal = moe.route({}, 5.0 * jnp.eye(4), spec)
+    one = moe.route({}, jnp.tile(jnp.array([5.0, 0, 0, 0]), (4, 1)), spec)
+    assert float(moe.balance_loss({}, equal, spec)) == pytest.approx(0.5)
+    assert float(moe.balance_loss({}, one, spec)) > 1.5
+
+
+def test_router_logits_can_be_replaced():
+    """Forced to one pair of experts, all tokens use it."""
+    ffn = CASES["mixtral"]
+    params, x = random_params(ffn), jax.random.normal(jax.random.key(2), (2, 9, 8))
+    wanted = jnp.array([0.0, 9.0, 0.0, 9.0, 0.0])
+    patch = {"router_logits": lambda value, layer: jnp.broadcast_to(wanted, value.shape)}
+    _, found = capture(feed_forward, params, x, ffn, names=("expert_weights",), patch=patch)
+    assert_close(found["expert_weights"], jnp.broadcast_to(wanted / 18, (2, 9, 5)))
+
+
+# Models -------------------------------------------------------------------------------------------
+
+FFN_OF_MODEL = FFN(
+    width=12, activation="gated_silu",
+    experts=Experts(num_experts=4, top_k=2, shared_width=8, balance=1.0),
+)  # fmt: skip
+SMALL = ModelConfig(
+    width=16, num_layers=2, max_len=8, norm=Norm(kind="rms"), ffn=FFN_OF_MODEL,
+    heads=heads.Standard(num_heads=4),
+)  # fmt: skip
+
+
+def test_flops_and_parameters_by_hand():
+    """Router, 2 of 4 experts and the shared expert per token; all 4 are parameters."""
+    without = dataclasses.replace(SMALL, ffn=FFN(width=0))
+    router, matrix, biases = 16 * 4, 3 * 16 * 12, 2 * 12 + 16
+    shared, shared_biases = 3 * 16 * 8, 2 * 8 + 16
+    all_of_them = router + 4 * (matrix + biases) + shared + shared_biases + 16  # a norm
+    assert num_parameters(SMALL) - num_parameters(without) == 2 * all_of_them
+    unused = 2 * (matrix + biases)
+    assert num_parameters(SMALL) - applied_parameters(SMALL) == 2 * unused
+    flops = flops_per_token(SMALL, 8) - flops_per_token(without, 8)
+    assert flops == 2 * 2 * (router + 2 * matrix + shared)
+
+
+PUBLISHED = {
+    # The Mixtral paper (arXiv 2401.04088) says 47B and 13B; the file has 46,702,792,704.
+    "mixtral-8x7b": (
+        dict(vocab_size=32000, width=4096, num_layers=32),
+        heads.Standard(num_heads=32, num_kv_heads=8),
+        FFN(width=14336, activation="gated_silu", bias=False, experts=Experts(num_experts=8)),
+        46_702_792_704, 12.9e9,
+    ),
+    # gpt-oss-20b (arXiv 2508.10925, table 1): 20.91B, active 3.61B without the embedding table.
+    "gpt-oss-20b": (
+        dict(vocab_size=201088, width=2880, num_layers=24),
+        heads.Standard(
+            num_heads=64, num_kv_heads=8, head_dim=64, biases=("q", "k", "v", "o"),
+            extras=(heads.Sink(),),
+        ),
+        FFN(
+            width=2880, activation="gated_quick_gelu", clip=7.0,
+            experts=Experts(num_experts=32, top_k=4, router_bias=True),
+        ),
+        20_914_757_184, 3.61e9 + 201088 * 2880,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name):
+    from attnlab.models import NoPositions, OutputHead
+
+    sizes, layout, ffn, total, active = PUBLISHED[name]
+    config = ModelConfig(
+        **sizes, heads=layout, ffn=ffn, norm=Norm(kind="rms"), positions=NoPositions(),
+        output=OutputHead(kind="own"),
+    )  # fmt: skip
+    assert num_parameters(config) == total
+    assert applied_parameters(config) == pytest.approx(active, rel=5e-3)
+
+
+def test_sharing_plans_cover_experts():
+    """One group of experts is the function of as many copies of it."""
+    shared = dataclasses.replace(SMALL, sharing="ffn_only")
+    tokens = jnp.arange(12).reshape(2, 6)
+    params = shared.build().init(jax.random.key(0), tokens)["params"]
+    assert params["layers"]["ffn"]["up"].shape == (1, 4, 16, 12)
+    ffn = jax.tree.map(lambda a: jnp.tile(a, (2,) + (1,) * (a.ndim - 1)), params["layers"]["ffn"])
+    copies = params | {"layers": params["layers"] | {"ffn": ffn}}
+    one = shared.build().apply({"params": params}, tokens)
+    two = SMALL.build().apply({"params": copies}, tokens)
+    assert_close(one.logits, two.logits)
+    assert_close(one.losses, two.losses)
+
+
+def test_step_by_step_is_the_whole_text():
+    """Layers with experts beside a layer without; a flag file and JSON keep the config."""
+    types = ((1, LayerOverrides(ffn=FFN(width=20))), (2, LayerOverrides()))
+    config = dataclasses.replace(SMALL, num_layers=3, layer_types=types)
+    assert from_json(to_json(config)) == config
+    model, tokens = config.build(), jnp.arange(14).reshape(2, 7)
+    params = model.init(jax.random.key(0), tokens)["params"]
+    whole = model.apply({"params": params}, tokens)
+    assert whole.losses["expert_balance"].shape == ()
+    cache, step = config.init_cache(2, 7), jax.jit(model.apply)
+    for i in range(7):
+        outputs = step({"params": params}, tokens[:, i : i + 1], cache=cache)
+        cache = outputs.cache
+        assert_close(outputs.logits[:, 0], whole.logits[:, i], loosen=10)
+
+
+def test_flags_choose_experts():
+    fields = to_dict(ModelConfig())
+    assert from_dict(fields).ffn.experts is None
+    fields["ffn"]["experts"] |= {"num_experts": 8, "scores": "sigmoid"}
+    assert from_dict(fields).ffn.experts == Experts(num_experts=8, scores="sigmoid")
+    fields["ffn"]["experts"]["top_k"] = 9
+    with pytest.raises(ValueError, match="top_k 9 of 8"):
+        from_dict(fields)
+
+
+def test_optimizers_see_a_matrix_per_expert():
+    axes = matrix_axes(SMALL)({"layers": {"ffn": {"up": jnp.zeros((2, 4, 16, 12))}}})
+    assert axes == {"layers": {"ffn": {"up": (1, 1)}}}
+
+
+def test_the_balance_loss_falls_in_training():
+    """From a router that prefers some experts towards its least value, 1 in each layer."""
+    model = dataclasses.replace(SMALL, sharing="ffn_only").build()
+    config = training.TrainConfig(
+        steps=40, batch_size=8, length=8, seeds=(0,), warmup_steps=2, log_every=5, eval_every=40,
+        eval_batch_size=8, eval_windows=8, curve_windows=8, checkpoint_every=40, learning_rate=0.02,
+    )  # fmt: skip
+
+    def preferring(key, inputs):
+        params = model.init(key, **inputs)["params"]
+        params["layers"]["ffn"]["router"] *= 10
+        return params
+
+    options = training.FitOptions(params=preferring)
+    run = training.fit_in_memory(model, OBJECTIVES["causal_lm"], config, DATASET, options=options)
+    _, balance = run.curve("train/expert_balance")
+    assert balance[0, 0] > 2.2
+    assert balance[0, -1] - 2 < 0.5 * (balance[0, 0] - 2)
+    assert run.curve("train/loss")[1][0, -1] < np.log(256)
+
+
+def test_gradient_descent_on_the_balance_bias_balances_the_choice():
+    """Plain gradient descent with rate 10 is the rule of DeepSeek-V3 with a speed of 0.01."""
+    spec = Experts(num_experts=4, top_k=1, scores="sigmoid", balance=0.0, balance_bias=True)
+    logits = jax.random.normal(jax.random.key(0), (1000, 4)) + jnp.array([0.0, 0.0, 0.5, 1.5])
+
+    def loss(bias):
+        params = {"balance_bias": bias}
+        return moe.balance_loss(params, moe.route(params, logits, spec), spec)
+
+    def share(bias):
+        chosen = moe.route({"balance_bias": bias}, logits, spec).experts[:, 0]
+        return np.bincount(chosen, minlength=4) / 1000
+
+    bias = jnp.zeros(4)
+    assert share(bias).max() > 0.5
+    for _ in range(60):
+        bias -= 10 * jax.jit(jax.grad(loss))(bias)
+    np.testing.assert_allclose(share(bias), 0.25, atol=0.03)
+    assert float(loss(bias)) == 0
