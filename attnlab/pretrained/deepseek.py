@@ -1,36 +1,66 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024) with dense layers alone, in the names of Hugging Face."""
+"""DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437), in the names of Hugging Face."""
+
+import dataclasses
+import functools
 
 from attnlab.heads import Latent
-from attnlab.models.config import ModelConfig
+from attnlab.models.specs import FFN, Experts
 from attnlab.pretrained.attributes import JSON, Attribute, derived
-from attnlab.pretrained.fields import Field, Source, Values, changed, sizes, value
+from attnlab.pretrained.expert_layers import (
+    ExpertFields,
+    ExpertNames,
+    FirstDense,
+    expert_entries,
+    with_experts,
+)
+from attnlab.pretrained.fields import changed, sizes, value
 from attnlab.pretrained.llama import FIELDS, decoder
 from attnlab.pretrained.name_table import Module, linears
 
-EXPERTS = """
-moe_intermediate_size n_shared_experts n_routed_experts output_router_logits n_group topk_group
-routed_scaling_factor num_experts_per_tok norm_topk_prob moe_layer_freq scoring_func topk_method
-aux_loss_alpha seq_aux ep_size num_nextn_predict_layers
-""".split()  # noqa: SIM905
-"""What no dense layer reads, nor the last norm."""
+PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+NAMES = ExpertNames(
+    "mlp.gate",
+    {name: f"mlp.experts.{{}}.{module}" for name, module in PROJECTIONS.items()},
+    shared={name: f"mlp.shared_experts.{module}" for name, module in PROJECTIONS.items()},
+    balance_bias="mlp.gate.e_score_correction_bias",
+)
 
 
-class _DenseLayers(Field):
-    """All layers are dense: first_k_dense_replace is at least their number."""
+class _Experts(ExpertFields):
+    """n_shared_experts are one that is as wide as all together."""
 
-    attributes = (Attribute("first_k_dense_replace", 3, least=0),)
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (*super().attributes, Attribute("n_shared_experts", 1, least=0))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        count, layers = given["first_k_dense_replace"], given["num_hidden_layers"]
-        if count < layers:
-            raise ValueError(
-                f"config.json: first_k_dense_replace = {count} of {layers} layers: the others have "
-                "experts, which are not supported"
-            )
-        return {}
+    def experts(self, given: JSON) -> Experts:
+        width = given["n_shared_experts"] * given["moe_intermediate_size"]
+        return dataclasses.replace(super().experts(given), shared_width=width)
 
-    def write(self, config: ModelConfig) -> JSON:
-        return {"first_k_dense_replace": config.num_layers}
+    def write_experts(self, ffn: FFN) -> JSON:
+        assert ffn.experts is not None
+        count, rest = divmod(ffn.experts.shared_width, ffn.width)
+        if rest:
+            raise ValueError(f"ffn.experts.shared_width must be a multiple of {ffn.width}")
+        return super().write_experts(ffn) | {"n_shared_experts": count}
+
+
+EXPERTS = _Experts(
+    options={
+        "num_experts": Attribute("n_routed_experts", 256),
+        "top_k": Attribute("num_experts_per_tok", 8),
+        "num_groups": Attribute("n_group", 8),
+        "top_groups": Attribute("topk_group", 4),
+        "normalize": Attribute("norm_topk_prob", True),
+        "scale": Attribute("routed_scaling_factor", 2.5, json_type=float),
+        "balance": Attribute("aux_loss_alpha", 0.001, json_type=float),
+    },
+    width=Attribute("moe_intermediate_size", 2048),
+    constant={"scores": "sigmoid", "balance_bias": True},
+    dense=FirstDense(),
+)
+OTHERS = "output_router_logits seq_aux ep_size num_nextn_predict_layers".split()  # noqa: SIM905
+"""Say how it was trained, or what stands behind the last norm."""
 
 
 def _num_heads(given: JSON) -> int:
@@ -50,7 +80,7 @@ QUERIES = Module(
     "", ("attention.q", "attention.q_rotary"), by_head=True, pairs=NEIGHBOURS,
     pairs_if="rope_interleave",
 )  # fmt: skip
-DEEPSEEK_V3 = decoder(
+DENSE = decoder(
     "deepseek_v3",
     # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
     Latent(num_heads=4, norm_eps=1e-6),
@@ -63,11 +93,11 @@ DEEPSEEK_V3 = decoder(
         value("qk_rope_head_dim", 64, "heads.rotary_dim"),
         value("qk_nope_head_dim", 128, "heads.head_dim"),
         value("v_head_dim", 128, "heads.value_dim"),
-        _DenseLayers(),
+        EXPERTS,
         without=("mlp_bias", "attention_bias", "num_key_value_heads", "head_dim"),
     ),
     other_attributes=(
-        *map(Attribute, EXPERTS),
+        *map(Attribute, OTHERS),
         Attribute("rope_interleave", True),
         derived("num_key_value_heads", _num_heads, "num_attention_heads"),
         derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
@@ -89,5 +119,13 @@ DEEPSEEK_V3 = decoder(
         Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
         Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
     ),
-    fixed={"attention_bias": False},
+    fixed={
+        "attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+        "moe_layer_freq": 1,
+    },
+)  # fmt: skip
+DEEPSEEK_V3 = dataclasses.replace(
+    with_experts(DENSE, functools.partial(expert_entries, NAMES)),
+    # The module behind the last layer that predicts one more token.
+    ignored=(*DENSE.ignored, "layers.61.*"),
 )

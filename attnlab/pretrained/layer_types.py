@@ -27,11 +27,11 @@ def every(num_layers: int, pattern: int) -> list[str]:
 class Window(Field):
     """sliding_window of all layers; it counts the token itself."""
 
-    default: int = 4096
+    default: int | None = 4096
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        return (Attribute("sliding_window", self.default, nullable=True),)
+        return (Attribute("sliding_window", self.default, nullable=True, json_type=int),)
 
     def read(self, given: JSON, source: Source) -> Values:
         window = given["sliding_window"]

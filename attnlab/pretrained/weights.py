@@ -22,8 +22,9 @@ class Entry(NamedTuple):
     name: str
     paths: tuple[Path, ...]
     """Weights, each a path in the tree; several lie side by side in the tensor."""
-    slot: int | slice | None = None
-    """Of stacked weights [G, ...] which one; of a table [rows, ...] which rows."""
+    slot: int | slice | tuple[int, int] | None = None
+    """Of stacked weights [G, ...] which one, of those of experts [G, E, ...] which two; of a table
+    [rows, ...] which rows."""
     kind: str = "table"
     """"linear" is stored (out, in), "conv1d" (in, out), "conv2d" (out, channels, height, width),
     "vector" flat, "table" as it is, "swapped" with the last two axes exchanged."""
@@ -33,6 +34,8 @@ class Entry(NamedTuple):
     """Weights in which the file rotates neighbours (2i, 2i+1), and the model (i, i+P/2)."""
     stored: tuple[int, ...] = ()
     """The shape in the file, where it does not follow: axes of 1, or those of a window."""
+    in_turn: bool = False
+    """Several weights lie column by column: the first of each, then the second of each."""
 
 
 def fill(
@@ -99,9 +102,18 @@ def _parts(
             parts[path].append((entry, tensor))
     for path, found in parts.items():
         slots = [entry.slot for entry, _ in found]
-        if slots != [None] and _places(slots, leaves[path][0]) != list(range(leaves[path][0])):
+        if not _is_covered(slots, leaves[path]):
             raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
     return parts
+
+
+def _is_covered(slots: list[Any], shape: tuple[int, ...]) -> bool:
+    """Is every part of a weight filled, and once?"""
+    if slots == [None]:
+        return True
+    if slots and isinstance(slots[0], tuple):
+        return sorted(slots) == list(np.ndindex(*shape[: len(slots[0])]))
+    return _places(slots, shape[0]) == list(range(shape[0]))
 
 
 def unfill(params: Any, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
@@ -202,6 +214,7 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
     widths = {path: _fold(entry, path, shapes)[-1] for path in entry.paths}
     # Without by_head all of a weight lies together, as if there were one head.
     heads = _slot_shape(entry, entry.paths[0], shapes)[-2] if entry.by_head else 1
+    heads = widths[entry.paths[0]] if entry.in_turn else heads
     order = np.arange(sum(widths.values())).reshape(heads, -1)
     found, start = {}, 0
     for path, width in widths.items():
@@ -227,6 +240,8 @@ def _slot_shape(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int,
     if isinstance(entry.slot, slice):
         return len(_places([entry.slot], shapes[path][0])), *shapes[path][1:]
     shape: tuple[int, ...] = shapes[path]
+    if isinstance(entry.slot, tuple):
+        return shape[len(entry.slot) :]
     return shape if entry.slot is None else shape[1:]
 
 

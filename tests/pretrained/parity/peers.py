@@ -33,6 +33,16 @@ NEOX = BERT | dict(hidden_size=48, rotary_pct=0.5)
 DEEPSEEK = LLAMA | dict(num_key_value_heads=4, kv_lora_rank=14, q_lora_rank=10, v_head_dim=9)
 DEEPSEEK |= dict(qk_nope_head_dim=7, qk_rope_head_dim=6, first_k_dense_replace=3)
 LOCAL = ["sliding_attention"]
+# Experts of which each text of the tests uses all.
+MIXTRAL = LLAMA | dict(num_local_experts=5, num_experts_per_tok=2)
+QWEN2_MOE = LLAMA | dict(num_experts=5, moe_intermediate_size=20, num_experts_per_tok=3)
+QWEN2_MOE |= dict(shared_expert_intermediate_size=24)
+QWEN3_MOE = QWEN2_MOE | dict(head_dim=10, norm_topk_prob=True)
+del QWEN3_MOE["shared_expert_intermediate_size"]
+GPT_OSS = MIXTRAL | dict(head_dim=10, sliding_window=4, num_hidden_layers=3, swiglu_limit=0.9)
+GPT_OSS |= dict(rope_parameters=dict(rope_type="default", rope_theta=100.0))
+DEEPSEEK_MOE = DEEPSEEK | dict(n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3)
+DEEPSEEK_MOE |= dict(moe_intermediate_size=20, first_k_dense_replace=1)
 GEMMA = LLAMA | dict(head_dim=10, query_pre_attn_scalar=7, sliding_window=4, rms_norm_eps=0.05)
 GEMMA |= dict(num_hidden_layers=3, layer_types=[*LOCAL, "full_attention", *LOCAL])
 ROPES = dict(
@@ -210,6 +220,42 @@ PEERS = {
         tr.DeepseekV3Config,
         DEEPSEEK | dict(rope_interleave=False, num_hidden_layers=3),
     ),
+    "deepseek_v3-experts": (tr.DeepseekV3ForCausalLM, tr.DeepseekV3Config, DEEPSEEK_MOE),
+    "deepseek_v3-experts-2-shared": (
+        tr.DeepseekV3ForCausalLM,
+        tr.DeepseekV3Config,
+        DEEPSEEK_MOE
+        | dict(n_shared_experts=2, norm_topk_prob=False, n_group=1, topk_group=1)
+        | dict(first_k_dense_replace=0, num_hidden_layers=3, tie_word_embeddings=True),
+    ),
+    "mixtral": (tr.MixtralForCausalLM, tr.MixtralConfig, MIXTRAL),
+    "mixtral-window-bare": (
+        tr.MixtralModel,
+        tr.MixtralConfig,
+        MIXTRAL | dict(sliding_window=4, num_experts_per_tok=4, rms_norm_eps=0.05),
+    ),
+    "qwen2_moe": (tr.Qwen2MoeForCausalLM, tr.Qwen2MoeConfig, QWEN2_MOE),
+    "qwen2_moe-dense-and-window": (
+        tr.Qwen2MoeForCausalLM,
+        tr.Qwen2MoeConfig,
+        QWEN2_MOE
+        | dict(num_hidden_layers=5, mlp_only_layers=[1, 2], norm_topk_prob=True, qkv_bias=False)
+        | dict(use_sliding_window=True, sliding_window=4, max_window_layers=3),
+    ),
+    "qwen3_moe": (tr.Qwen3MoeForCausalLM, tr.Qwen3MoeConfig, QWEN3_MOE),
+    "qwen3_moe-every-second": (
+        tr.Qwen3MoeForCausalLM,
+        tr.Qwen3MoeConfig,
+        QWEN3_MOE
+        | dict(decoder_sparse_step=2, num_hidden_layers=4, norm_topk_prob=False)
+        | dict(use_sliding_window=True, sliding_window=5, attention_bias=True),
+    ),
+    "gpt_oss": (tr.GptOssForCausalLM, tr.GptOssConfig, GPT_OSS),
+    "gpt_oss-all-see-all": (
+        tr.GptOssForCausalLM,
+        tr.GptOssConfig,
+        GPT_OSS | dict(layer_types=["full_attention"] * 3, num_experts_per_tok=5, swiglu_limit=7.0),
+    ),
     "vit": (tr.ViTForImageClassification, tr.ViTConfig, VIT | dict(num_labels=5)),
     "vit-bare-square-no-biases": (
         tr.ViTModel,
@@ -234,6 +280,9 @@ def make(name, **sizes):
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
             p.copy_(torch.from_numpy(_large(key, tuple(p.shape), rng).astype(np.float32)))
+        for key, a in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                a.copy_(torch.from_numpy(0.3 * rng.normal(size=a.shape)))
         if name.endswith(OWN_READOUT):
             # The file decides whether a T5 has a readout of its own, so give it one.
             own = torch.empty_like(model.lm_head.weight).normal_() * config.d_model**-0.5
@@ -292,5 +341,9 @@ def _large(key, shape, rng):
         return 0.3 * values
     if any(part in key for part in ("embed", "wte", "wpe", "shared", "relative")):
         return 0.7 * values
+    if "sinks" in key or key.endswith("_bias"):
+        return 0.5 * values
     fan_in = shape[0] if ".c_" in key else shape[1]
+    if len(shape) == 3:  # experts, (in, out) or (out, in)
+        fan_in = min(shape[1:])
     return 1.2 * values / np.sqrt(fan_in)

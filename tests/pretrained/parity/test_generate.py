@@ -19,6 +19,8 @@ NAMES = [
     "mistral",
     "gpt_neox",
     "deepseek_v3",
+    "qwen2_moe",
+    "gpt_oss",
     "t5",
     "t5-scaled-own-readout-big-eps",
 ]

@@ -27,6 +27,9 @@ NAMES = [
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
     "gpt_neox", "gpt_neox-in-turn-tied", "gpt_neox-bare",
     "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves",
+    "deepseek_v3-experts", "deepseek_v3-experts-2-shared", "mixtral", "mixtral-window-bare",
+    "qwen2_moe", "qwen2_moe-dense-and-window", "qwen3_moe", "qwen3_moe-every-second",
+    "gpt_oss", "gpt_oss-all-see-all",
     "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
@@ -102,6 +105,32 @@ def test_round_trip(peer, tmp_path):
         np.testing.assert_array_equal(a, mine[key])
     for key, a in files.read_file(folder / "model.safetensors").items():
         np.testing.assert_array_equal(a, original[key])
+
+
+EXPERTS = [n for n in NAMES if "experts" in n or "moe" in n or n.startswith(("mixtral", "gpt_oss"))]
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_step_by_step(name, tmp_path):
+    """Token by token with a cache, longer than a window: to 1e-3 of the spread of the logits."""
+    import jax
+    import peers
+    import torch
+
+    theirs = peers.make(name)
+    theirs.save_pretrained(tmp_path)
+    model, params = pretrained.load(tmp_path)
+    ids = np.random.default_rng(5).integers(5, 97, (2, 12))
+    with torch.no_grad():
+        said = theirs(torch.from_numpy(ids))
+    expected = (said.logits if hasattr(said, "logits") else said.last_hidden_state).numpy()
+    step, cache, got = jax.jit(model.apply), model.config.init_cache(2, 12), []
+    for i in range(12):
+        outputs = step({"params": params}, ids[:, i : i + 1], cache=cache)
+        cache = outputs.cache
+        got.append(outputs.hidden if outputs.logits is None else outputs.logits)
+    error = np.abs(np.concatenate(got, axis=1) - expected).max()
+    assert error < 1e-3 * expected.std()
 
 
 def test_shards(peer, tmp_path):

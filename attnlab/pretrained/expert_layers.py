@@ -1,0 +1,219 @@
+"""Layers with experts in a config.json and its tensors, beside dense layers and windows."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from attnlab.models.config import LayerOverrides, ModelConfig, layers_of
+from attnlab.models.specs import FFN, Experts
+from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import GATED, Field, Source, Values, choose
+from attnlab.pretrained.weights import Entry
+from attnlab.sharing.stack import repeating_pattern
+
+# Attributes ---------------------------------------------------------------------------------------
+
+
+class DensePattern:
+    """Which layers are dense; here none."""
+
+    attributes: tuple[Attribute, ...] = ()
+
+    def read(self, given: JSON) -> list[bool]:
+        """Of each layer, whether it is dense."""
+        return [False] * int(given["num_hidden_layers"])
+
+    def write(self, dense: list[bool]) -> JSON:
+        """The inverse. Raises ValueError where no attribute can express it."""
+        return {}
+
+
+class SparseSteps(DensePattern):
+    """Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers."""
+
+    attributes = (
+        Attribute("decoder_sparse_step", 1),
+        Attribute("mlp_only_layers", None, nullable=True, json_type=list),
+    )
+
+    def read(self, given: JSON) -> list[bool]:
+        step, dense = given["decoder_sparse_step"], given["mlp_only_layers"] or []
+        layers = range(given["num_hidden_layers"])
+        return [i in dense or (i + 1) % step != 0 for i in layers]
+
+    def write(self, dense: list[bool]) -> JSON:
+        layers = [i for i, is_dense in enumerate(dense) if is_dense]
+        return {"decoder_sparse_step": 1, "mlp_only_layers": layers}
+
+
+class FirstDense(DensePattern):
+    """The first first_k_dense_replace layers are dense."""
+
+    attributes = (Attribute("first_k_dense_replace", 3, least=0),)
+
+    def read(self, given: JSON) -> list[bool]:
+        return [i < given["first_k_dense_replace"] for i in range(given["num_hidden_layers"])]
+
+    def write(self, dense: list[bool]) -> JSON:
+        count = sum(dense)
+        if not all(dense[:count]):
+            raise ValueError("dense layers must stand before those with experts")
+        return {"first_k_dense_replace": count}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertFields(Field):
+    """The FFN of a family with experts. It stands behind the fields of other parts of the FFN.
+
+    Attributes:
+      options: field of `Experts` -> the attribute that sets it.
+      width: the attribute with the hidden width of an expert.
+      constant: fields of `Experts` that no attribute sets.
+      other_name: another name of the attribute with the number of experts.
+      dense: which layers are dense, with the width of intermediate_size.
+      windows: the field that says which layers have a window.
+      clip: the attribute that sets `FFN.clip`.
+    """
+
+    options: Mapping[str, Attribute]
+    width: Attribute
+    constant: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    other_name: str = ""
+    dense: DensePattern = DensePattern()  # has no state
+    windows: Field | None = None
+    clip: Attribute | None = None
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        own = [*self.options.values(), *self.dense.attributes]
+        own += [] if self.width.name == "intermediate_size" else [self.width]
+        own += [self.clip] if self.clip else []
+        own += [Attribute(self.other_name, json_type=int, nullable=True)] if self.other_name else []
+        return (*own, *(self.windows.attributes if self.windows else ()))
+
+    def experts(self, given: JSON) -> Experts:
+        """The experts of a layer."""
+        values = {field: given[one.name] for field, one in self.options.items()}
+        if given.get(self.other_name) is not None:
+            values["num_experts"] = given[self.other_name]
+        return Experts(**{**self.constant, **values})
+
+    def write_experts(self, ffn: FFN) -> JSON:
+        """The inverse."""
+        given = {one.name: getattr(ffn.experts, field) for field, one in self.options.items()}
+        given |= {self.width.name: ffn.width}
+        return given | ({self.clip.name: ffn.clip} if self.clip else {})
+
+    def read(self, given: JSON, source: Source) -> Values:
+        values: Values = self.windows.read(given, source) if self.windows else {}
+        dense = self.dense.read(given)
+        if all(dense):
+            return values
+        pattern = values.get("layer_types", ((1, LayerOverrides()),))
+        turn = [overrides for count, overrides in pattern for _ in range(count)]
+        layers = [turn[i % len(turn)] for i in range(len(dense))]
+        activation = choose("hidden_act", given["hidden_act"], GATED)
+        wide = FFN(width=given["intermediate_size"], activation=activation, bias=False)
+        layers = [
+            dataclasses.replace(one, ffn=wide) if is_dense else one
+            for one, is_dense in zip(layers, dense, strict=True)
+        ]
+        if len(set(layers)) > 1:
+            runs: Any = repeating_pattern(layers)[0][0]
+            values["layer_types"] = tuple((count, one) for one, count in runs)
+        if self.clip:
+            values["ffn.clip"] = given[self.clip.name]
+        return values | {"ffn.experts": self.experts(given), "ffn.width": given[self.width.name]}
+
+    def write(self, config: ModelConfig) -> JSON:
+        ffns = [config.stacks[name].ffn for name in config.layer_names]
+        given = self.windows.write(config) if self.windows else {}
+        given |= self.dense.write([ffn.experts is None for ffn in ffns])
+        for ffn in ffns:
+            given |= {"intermediate_size": ffn.width} if ffn.experts is None else {}
+            given |= self.write_experts(ffn) if ffn.experts is not None else {}
+        return given
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+class ExpertNames(NamedTuple):
+    """Names of the tensors of a layer, behind "layers.N."; "{}" is the number of an expert."""
+
+    router: str
+    weights: Mapping[str, str]
+    """Weight -> its linear module, one for each expert; empty: see `fused_entries`."""
+    shared: Mapping[str, str] = {}
+    """Weight of the shared expert -> its linear module."""
+    shared_gate: str = ""
+    balance_bias: str = ""
+
+
+class StoredLayer(NamedTuple):
+    """One layer of a file."""
+
+    prefix: str
+    stack: str
+    """Name of the stack of its weights."""
+    ffn: FFN
+    groups: Mapping[str, int]
+    """Sublayer -> its parameter group."""
+
+
+def stored_layers(config: ModelConfig) -> Iterator[StoredLayer]:
+    """Every layer of a decoder."""
+    for name, layers in layers_of(config).items():
+        stack = config.stacks[name]
+        for k, layer in enumerate(layers):
+            groups = {sub: stack.plan.indices(sub)[k] for sub in ("attention", "ffn")}
+            yield StoredLayer(f"layers.{layer}.", name, stack.ffn, groups)
+
+
+def expert_entries(names: ExpertNames, config: ModelConfig) -> list[Entry]:
+    """The tensors of routers and experts, one for each weight of an expert."""
+    made = []
+    for prefix, stack, ffn, groups in stored_layers(config):
+        if ffn.experts is None:
+            continue
+        group, where = groups["ffn"], (stack, "ffn")
+
+        def linear(module: str, *path: str, slot: Any = group, where: Any = where) -> Entry:
+            return Entry(f"{prefix}{module}.weight", ((*where, *path),), slot, "linear")  # noqa: B023
+
+        made.append(linear(names.router, "router"))
+        for weight, module in names.weights.items():
+            for e in range(ffn.experts.num_experts):
+                made.append(linear(module.format(e), weight, slot=(group, e)))
+        if ffn.shared is not None:
+            made += [linear(module, "shared", name) for name, module in names.shared.items()]
+        if ffn.experts.shared_gate:
+            made.append(linear(names.shared_gate, "shared_gate"))
+        if ffn.experts.balance_bias:
+            path = ((*where, "balance_bias"),)
+            made.append(Entry(prefix + names.balance_bias, path, group, "vector"))
+    return made
+
+
+def with_experts(
+    family: Family, entries: Callable[[ModelConfig], list[Entry]], *, bias: bool = False
+) -> Family:
+    """A family whose dense FFNs are those of layers without experts.
+
+    Args:
+      family: its table names the weights of a dense FFN.
+      entries: config -> the tensors of routers and experts.
+      bias: of the FFN.
+    """
+    table, (layers,) = family.table, family.table.layers
+    modules = tuple(
+        one._replace(only_without="router") if one.weights in DENSE else one
+        for one in layers.modules
+    )
+    table = table._replace(layers=(layers._replace(modules=modules),), special=entries)
+    base = dataclasses.replace(family.base, ffn=FFN(bias=bias))
+    return dataclasses.replace(family, table=table, base=base)
+
+
+DENSE = ("ffn.gate", "ffn.up", "ffn.down")
