@@ -134,6 +134,15 @@ PUBLISHED = {
     "pythia_160m": Published("gpt_neox", NEOX_LM, _sizes(768, 12, 12) | dict(vocab_size=50304)),
     "pythia_1_4b": Published("gpt_neox", NEOX_LM, _sizes(2048, 24, 16) | dict(vocab_size=50304)),
     "gpt_neox_20b": Published("gpt_neox", NEOX_LM, {}),
+    "mixtral_8x7b": Published("mixtral", "MixtralForCausalLM", dict(rope_theta=1000000.0)),
+    "qwen1_5_moe_a2_7b": Published(
+        "qwen2_moe", "Qwen2MoeForCausalLM", dict(rope_theta=1000000.0, max_position_embeddings=8192)
+    ),
+    "qwen3_30b_a3b": Published(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        dict(num_hidden_layers=48, head_dim=128, norm_topk_prob=True, rope_theta=1000000.0),
+    ),
     "vit_base_16": _vit(768, 12, 12, 16),
     "vit_base_32": _vit(768, 12, 12, 32),
     "vit_large_16": _vit(1024, 24, 16, 16),

@@ -27,6 +27,7 @@ from attnlab.models import (
 )
 from attnlab.models import experts as moe
 from attnlab.models.ffn import feed_forward, ffn_shapes, init_ffn
+from attnlab.pretrained.published import Published
 from attnlab.tap import capture
 from attnlab.training.objectives import OBJECTIVES
 
@@ -201,41 +202,20 @@ def test_flops_and_parameters_by_hand():
     assert flops == 2 * 2 * (router + 2 * matrix + shared)
 
 
-PUBLISHED = {
-    # The Mixtral paper (arXiv 2401.04088) says 47B and 13B; the file has 46,702,792,704.
-    "mixtral-8x7b": (
-        dict(vocab_size=32000, width=4096, num_layers=32),
-        heads.Standard(num_heads=32, num_kv_heads=8),
-        FFN(width=14336, activation="gated_silu", bias=False, experts=Experts(num_experts=8)),
-        46_702_792_704, 12.9e9,
-    ),
-    # gpt-oss-20b (arXiv 2508.10925, table 1): 20.91B, active 3.61B without the embedding table.
-    "gpt-oss-20b": (
-        dict(vocab_size=201088, width=2880, num_layers=24),
-        heads.Standard(
-            num_heads=64, num_kv_heads=8, head_dim=64, biases=("q", "k", "v", "o"),
-            extras=(heads.Sink(),),
-        ),
-        FFN(
-            width=2880, activation="gated_quick_gelu", clip=7.0,
-            experts=Experts(num_experts=32, top_k=4, router_bias=True),
-        ),
-        20_914_757_184, 3.61e9 + 201088 * 2880,
-    ),
-}  # fmt: skip
+# Active parameters: 13B (arXiv 2401.04088), 3.3B (arXiv 2505.09388), 37B of 671B (arXiv
+# 2412.19437), 3.61B and 5.13B without the embedding table (arXiv 2508.10925, table 1).
+ACTIVE = {
+    ("mixtral", "MixtralForCausalLM"): 12.88e9,
+    ("deepseek_v3", "DeepseekV3ForCausalLM"): 37.5e9,
+    ("gpt_oss", "GptOssForCausalLM"): 5.13e9 + 201088 * 2880,
+}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_counts(name):
-    from attnlab.models import NoPositions, OutputHead
-
-    sizes, layout, ffn, total, active = PUBLISHED[name]
-    config = ModelConfig(
-        **sizes, heads=layout, ffn=ffn, norm=Norm(kind="rms"), positions=NoPositions(),
-        output=OutputHead(kind="own"),
-    )  # fmt: skip
-    assert num_parameters(config) == total
-    assert applied_parameters(config) == pytest.approx(active, rel=5e-3)
+@pytest.mark.parametrize("family", ACTIVE)
+def test_published_active_parameters(family):
+    name, architecture = family
+    config = Published(name, architecture, {}).config
+    assert applied_parameters(config) == pytest.approx(ACTIVE[family], rel=5e-3)
 
 
 def test_sharing_plans_cover_experts():

@@ -22,7 +22,7 @@ ATTRIBUTES = {
     "gpt2": {"activation_function": "mish", "scale_attn_by_inverse_layer_idx": 2},
     "deepseek_v3": {
         "hidden_act": "mish",
-        "first_k_dense_replace": 1,
+        "scoring_func": "softmax",
         "attention_bias": True,
         "num_key_value_heads": 2,
         "qk_head_dim": 99,
@@ -60,6 +60,10 @@ ATTRIBUTES = {
         "pooler_output_size": 7,
         "pooler_act": "relu",
     },
+    "mixtral": {"hidden_act": "mish", "router_jitter_noise": 0.1, "num_local_experts": "two"},
+    "qwen2_moe": {"hidden_act": "mish", "layer_types": ["sliding_attention"] * 2},
+    "qwen3_moe": {"hidden_act": "mish", "decoder_sparse_step": 0},
+    "gpt_oss": {"hidden_act": "gelu", "swiglu_alpha": 1.0, "swiglu_limit": "none"},
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
 

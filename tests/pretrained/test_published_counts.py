@@ -122,6 +122,24 @@ ROWS = {
     "DeepseekV3ForCausalLM, 3 dense layers": (
         published("deepseek_v3", "DeepseekV3ForCausalLM", num_hidden_layers=3), 3_603_815_424,
     ),
+    "DeepseekV3ForCausalLM": (
+        published("deepseek_v3", "DeepseekV3ForCausalLM"), 671_026_419_200,
+    ),
+    "MixtralForCausalLM 8x7B": (
+        published("mixtral", "MixtralForCausalLM"), 46_702_792_704,
+    ),
+    "Qwen2MoeForCausalLM, Qwen1.5-MoE-A2.7B": (
+        published("qwen2_moe", "Qwen2MoeForCausalLM"), 14_315_784_192,
+    ),
+    "Qwen3MoeForCausalLM, 30B-A3B": (
+        published("qwen3_moe", "Qwen3MoeForCausalLM", num_hidden_layers=48, head_dim=128),
+        30_532_122_624,
+    ),
+    "GptOssForCausalLM 20b": (
+        published("gpt_oss", "GptOssForCausalLM", num_hidden_layers=24, num_local_experts=32),
+        20_914_757_184,
+    ),
+    "GptOssForCausalLM 120b": (published("gpt_oss", "GptOssForCausalLM"), 116_829_156_672),
     "ViTModel base, no pooler": (published("vit", ""), 85_798_656),
     "ViTModel base": (published("vit", "", "pooler.dense.weight"), 85_798_656 + 590_592),
 }  # fmt: skip
