@@ -158,6 +158,9 @@ def test_a_model_has_as_many_weights(name):
 
 
 NAMED = {
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen1_5_moe_a2_7b": 14_315_784_192,
+    "qwen3_30b_a3b": 30_532_122_624,
     "bert_base": 110_106_428,
     "bert_large": 336_226_108,
     "albert_base": 11_813_810,
