@@ -44,7 +44,7 @@ from attnlab.attention.blocks import (
     unsplit,
 )
 from attnlab.attention.dropout import dropout_seed, keep_mask
-from attnlab.attention.jax_nn import refuse_patch
+from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.mask_spec import MaskSpec
 from attnlab.attention.options import AttentionOutput, Call
 from attnlab.attention.score_mods import apply_score_mods
@@ -95,7 +95,7 @@ def refuse_blockwise(call: Call) -> str | None:
         return "talking_heads needs the scores of all heads at once"
     if call.mask.edges is not None:
         return "edges lie anywhere, not in blocks"
-    return refuse_patch(call.settings)
+    return refuse_dense_only(call.settings)
 
 
 def _divide(call: Call, query: Array, scale: float) -> tuple[Blocks, tuple[Array, ...]]:

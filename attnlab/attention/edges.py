@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from attnlab.attention import masks
 from attnlab.attention.dropout import dropout_seed, keep_at
-from attnlab.attention.jax_nn import refuse_patch
+from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.options import AttentionOutput, Call, Settings
 from attnlab.attention.score_mods import apply_score_mods
 from attnlab.attention.scores import add_sink
@@ -128,7 +128,7 @@ def refuse_edges(call: Call) -> str | None:
         return "it needs a mask that is masks.Edges, and nothing else that hides"
     if call.settings.talking_heads != (None, None):
         return "talking_heads needs the scores of all pairs"
-    return refuse_patch(call.settings)
+    return refuse_dense_only(call.settings)
 
 
 def _one_graph(

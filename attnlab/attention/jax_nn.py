@@ -57,7 +57,7 @@ def refuse_jax_nn(call: Call) -> str | None:
 def refuse_options(library: str, call: Call, supported: Collection[str] = ()) -> str | None:
     """What the kernels of other libraries cannot do, but for the `supported` options."""
     settings = call.settings
-    if reason := refuse_patch(settings):
+    if reason := refuse_dense_only(settings):
         return reason
     if settings.sink is not None:
         return f"{library} has no sink"
@@ -74,8 +74,10 @@ def refuse_options(library: str, call: Call, supported: Collection[str] = ()) ->
     return None
 
 
-def refuse_patch(settings: Settings) -> str | None:
-    """Why a backend that never holds all scores cannot replace them."""
+def refuse_dense_only(settings: Settings) -> str | None:
+    """Why a backend that never holds all scores cannot replace them, or their softmax."""
+    if settings.sigmoid_shift is not None:
+        return "it computes a softmax, not sigmoids"
     return f"it has no {' and no '.join(settings.patch)} to patch" if settings.patch else None
 
 

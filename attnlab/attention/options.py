@@ -36,6 +36,7 @@ class AttentionOptions(TypedDict, total=False):
     dropout_key: Array | None
     talking_heads: TalkingHeads | None
     sink: ArrayLike | None
+    sigmoid_shift: ArrayLike | None
     implementation: Implementation | None
 
 
@@ -59,6 +60,8 @@ class Settings(NamedTuple):
     talking_heads: tuple[Array | None, Array | None] = (None, None)
     sink: Array | None = None
     """broadcasts to [B, N, T, 1]"""
+    sigmoid_shift: Array | None = None
+    """broadcasts to [B, N, T, 1]; with it there is no softmax"""
     return_residual: bool = False
     patch: Mapping[str, Callable[[Array], Array]] = {}
     """"scores", "probs" -> the function that replaces them"""

@@ -23,7 +23,7 @@ from jax import Array
 
 from attnlab.attention import AttentionOutput, Call, Settings
 from attnlab.attention.blocks import same_varying_axes
-from attnlab.attention.jax_nn import refuse_patch
+from attnlab.attention.jax_nn import refuse_dense_only
 from attnlab.attention.mask_spec import MaskSpec
 from attnlab.attention.scores import add_sink
 from attnlab.remat import save_for_backward
@@ -96,7 +96,7 @@ def _longer(a: Array, rows: int, columns: int) -> Array:
 def refuse_pallas_wide(call: Call) -> str | None:
     """Why the kernels cannot run the call."""
     query, key, value, settings = call.query, call.key, call.value, call.settings
-    if reason := refuse_patch(settings):
+    if reason := refuse_dense_only(settings):
         return reason
     most = max(query.shape[3], value.shape[3])
     if not NARROWEST <= most <= WIDEST:

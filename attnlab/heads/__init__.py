@@ -24,7 +24,17 @@ from attnlab.heads.cost import (
     flops_per_token,
     num_parameters,
 )
-from attnlab.heads.extras import ExtraKeys, Gate, Sink, SoftCap, TalkingHeads
+from attnlab.heads.differential import Differential
+from attnlab.heads.extras import (
+    ExtraKeys,
+    Gate,
+    LearntSoftCap,
+    MixtureOfHeads,
+    Sigmoid,
+    Sink,
+    SoftCap,
+    TalkingHeads,
+)
 from attnlab.heads.grouped_tied import GroupedTied
 from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.identical import identical_heads
@@ -61,13 +71,14 @@ from attnlab.heads.weights import Params, Weight
 
 __all__ = [
     "EXTRAS", "HEAD_VALUES", "LAYOUTS", "Absorbed", "Alt", "Bilinear", "Blocked", "Cache", "Call",
-    "CallSizes", "Collaborative", "Extra", "ExtraKeys", "Gate", "GroupedTied", "HeadInputs",
-    "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout", "LayoutRow", "LowRankQuery",
-    "Narrow", "NarrowTied", "Params", "Rewrite", "Sink", "SoftCap", "Standard", "TalkingHeads",
-    "TensorProduct", "TokenShapes", "TwoStage", "Weight", "Wide", "all_weights", "attend_heads",
-    "cache_bytes_per_token", "cache_shapes", "call_flops", "chain", "contraction_orders", "decode",
-    "decode_flops", "explain_heads", "flops_per_token", "head_values", "identical_heads", "init",
-    "init_cache", "kv_weight_names", "layout_table", "loss_names", "make_entries", "make_layout",
+    "CallSizes", "Collaborative", "Differential", "Extra", "ExtraKeys", "Gate", "GroupedTied",
+    "HeadInputs", "HeadNorm", "HeadOutputs", "Latent", "LatentAbsorbed", "Layout", "LayoutRow",
+    "LearntSoftCap", "LowRankQuery", "MixtureOfHeads", "Narrow", "NarrowTied", "Params", "Rewrite",
+    "Sigmoid", "Sink", "SoftCap", "Standard", "TalkingHeads", "TensorProduct", "TokenShapes",
+    "TwoStage", "Weight", "Wide", "all_weights", "attend_heads", "cache_bytes_per_token",
+    "cache_shapes", "call_flops", "chain", "contraction_orders", "decode", "decode_flops",
+    "explain_heads", "flops_per_token", "head_values", "identical_heads", "init", "init_cache",
+    "kv_weight_names", "layout_table", "loss_names", "make_entries", "make_layout",
     "multi_head_attention", "num_parameters", "partition_specs", "positions", "project_heads",
     "register_extra", "register_layout", "score_scale", "token_shapes", "weight_shapes",
 ]  # fmt: skip

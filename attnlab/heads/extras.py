@@ -1,12 +1,14 @@
-"""Options that any layout may have: `Gate`, `Sink`, `SoftCap`, `ExtraKeys`, `TalkingHeads`."""
+"""Options that any layout may have, such as `Gate`, `Sink` and `MixtureOfHeads`."""
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from attnlab.attention import score_mods
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.scores import scaled_scores, weighted_sum
 from attnlab.heads.call import Call
@@ -104,6 +106,121 @@ class SoftCap(Extra):
 
     def before_attention(self, params: Params, call: Call) -> Call:
         return call.with_new(logits_soft_cap=self.cap)
+
+
+@register_extra("learnt_soft_cap")
+@dataclasses.dataclass(frozen=True)
+class LearntSoftCap(Extra):
+    """c_n tanh(scores / c_n), before the mask, with a learnt c_n = exp(log_soft_cap_n) per head.
+
+    `SoftCap`, the cap of Gemma 2 (arXiv 2408.00118), as a parameter.
+
+    Attributes:
+      start: c of all heads at first, above 0.
+    """
+
+    shift_invariant: ClassVar[bool] = False
+    start: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, int | float) or not 0 < self.start < float("inf"):
+            raise ValueError(f"start must be a finite number above 0, not {self.start!r}")
+
+    def weights(self, layout: Layout) -> dict[str, Weight]:
+        start = math.log(self.start)
+        return {"log_soft_cap": Weight("attend", makes=("num_score_maps",), constant=start)}
+
+    def before_attention(self, params: Params, call: Call) -> Call:
+        cap = score_mods.SoftCap(jnp.exp(params["log_soft_cap"]))
+        return call.bind(score_mods=(*call.options.get("score_mods", ()), cap))
+
+
+@register_extra("sigmoid")
+@dataclasses.dataclass(frozen=True)
+class Sigmoid(Extra):
+    """sigmoid(scores + b) of each key alone in the place of the softmax (Ramapuram et al. 2024,
+    arXiv 2409.04431, equation 3).
+
+    With b = -log(length) the weights of a query to `length` keys sum to about 1 at first.
+
+    Attributes:
+      length: n of b, the usual number of keys.
+      learnt: b is a number per head, which starts there; else it is fixed, as in the paper.
+    """
+
+    shift_invariant: ClassVar[bool] = False
+    excludes: ClassVar[tuple[str, ...]] = ("sink", "extra_keys")
+    length: int = 64
+    learnt: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("length", self.length)
+
+    def weights(self, layout: Layout) -> dict[str, Weight]:
+        start = -math.log(self.length)
+        shift = Weight("attend", makes=("num_score_maps",), constant=start)
+        return {"sigmoid_shift": shift} if self.learnt else {}
+
+    def before_attention(self, params: Params, call: Call) -> Call:
+        fixed = jnp.full((1, 1, 1), -math.log(self.length))
+        shift = params["sigmoid_shift"][:, None, None] if self.learnt else fixed
+        return call.with_new(sigmoid_shift=shift)
+
+
+@register_extra("mixture_of_heads")
+@dataclasses.dataclass(frozen=True)
+class MixtureOfHeads(Extra):
+    """Each token uses the first `shared` heads and `top` of the others, weighed by a router.
+
+        heads_n * 2 g_1 shared softmax(x W_s)_n            of shared heads
+        heads_n * 2 g_2 top p_n / (sum of the chosen p)    of chosen heads, 0 of others
+        g = softmax(x W_h), p = softmax(x W_r)
+
+    Jin et al. 2024, arXiv 2410.11842, section 3.2; scaled as in its code, so that gates are 1 on
+    average. The loss "head_balance" is balance * R * sum_n f_n P_n over the R routed heads, with
+    f_n the share of tokens that use head n and P_n its mean p (section 3.3).
+
+    Attributes:
+      top: routed heads that a token uses.
+      shared: heads that every token uses.
+      balance: weight of the loss.
+    """
+
+    losses: ClassVar[tuple[str, ...]] = ("head_balance",)
+    top: int = 2
+    shared: int = 1
+    balance: float = 0.01
+
+    def check(self, layout: Layout) -> None:
+        if not 1 <= self.top <= layout.num_heads - self.shared:
+            raise ValueError(
+                f"top {self.top} must be from 1 to num_heads - shared, "
+                f"{layout.num_heads - self.shared}"
+            )
+
+    def weights(self, layout: Layout) -> dict[str, Weight]:
+        return {
+            "router": Weight("attend", ("width",), (layout.num_heads - self.shared,)),
+            "router_shared": Weight("attend", ("width",), (self.shared,)),
+            "router_groups": Weight("attend", ("width",), (2,)),
+        }
+
+    def values(self, layout: Layout) -> dict[str, str]:
+        return {"head_gates": "B T N", "head_balance": ""}
+
+    def after_attention(
+        self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: Call
+    ) -> Float[Array, "B T N V"]:
+        groups = 2 * jax.nn.softmax(x @ params["router_groups"])
+        shared = self.shared * jax.nn.softmax(x @ params["router_shared"])
+        probs = jax.nn.softmax(x @ params["router"])
+        routed = probs.shape[-1]
+        used = jax.nn.one_hot(jax.lax.top_k(probs, self.top)[1], routed, dtype=x.dtype).sum(-2)
+        balance = routed * jnp.sum(probs.mean((0, 1)) * used.mean((0, 1)))
+        call.tap("head_balance", self.balance * balance)
+        weighed = self.top * probs * used / jnp.sum(probs * used, axis=-1, keepdims=True)
+        gates = jnp.concatenate([groups[..., :1] * shared, groups[..., 1:] * weighed], axis=-1)
+        return heads * call.tap("head_gates", gates)[..., None]
 
 
 @register_extra("talking_heads")

@@ -1,4 +1,4 @@
-"""A layout and extras of one file outside the package train by flag and decode step by step."""
+"""Layouts and extras, also of one file outside the package, train by flag and decode."""
 
 import json
 
@@ -23,6 +23,8 @@ from experiments.configs import byte_lm
 get_config = byte_lm.get_config
 """
 CASES = {
+    "half_keys": {"model.heads.layout": "half_keys", "model.heads.extras.head_scale.on": True},
+    "sigmoid": {"model.heads.extras.sigmoid.on": True, "model.heads.extras.sigmoid.learnt": True},
     "differential": {"model.heads.layout": "differential"},
     "learnt_soft_cap": {"model.heads.extras.learnt_soft_cap.on": True},
     "mixture_of_heads": {
@@ -50,7 +52,7 @@ def check_decoding(folder):
     np.testing.assert_array_equal(jnp.argmax(logits[:, 3:-1], axis=-1), new)
 
 
-@pytest.mark.parametrize("case", deep(CASES, "all of them"))
+@pytest.mark.parametrize("case", deep(CASES, "all of them", "half_keys"))
 def test_it_trains_from_a_config_file_and_decodes(case, tmp_path, nine_letters):
     file = tmp_path / "outside.py"
     file.write_text(FILE)
@@ -89,7 +91,7 @@ def test_the_balance_loss_is_trained(tmp_path, nine_letters):
 def test_it_is_a_flag(tmp_path, nine_letters):
     file = tmp_path / "outside.py"
     file.write_text(FILE)
-    flags = [f"--config.{n}={v}" for n, v in (CASES["differential"] | SHORT).items()]
+    flags = [f"--config.{n}={v}" for n, v in (CASES["half_keys"] | SHORT).items()]
     flags += [f"--config={file}:tiny", f"--config.data.path={nine_letters}"]
     done = command("experiments.run", *flags, f"--workdir={tmp_path}/run")
     assert done.returncode == 0, done.stderr

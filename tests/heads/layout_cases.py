@@ -1,7 +1,7 @@
 """What the tests of head layouts run over: CASES, and each one's definition by hand in NumPy.
 
-A new layout needs a case in CASES and its q, k, v and W_O of head n in DEFINITIONS. The layouts and
-extras of `outside_layouts.py` are not attnlab's and pass what the others pass.
+A new layout needs a case in CASES and its q, k, v and W_O of head n in DEFINITIONS. The layout and
+extra of `outside_layouts.py` are not attnlab's and pass what the others pass.
 """
 
 import math
@@ -118,27 +118,35 @@ CASES: dict[str, heads.Layout] = {
     "talking absorbed heads": heads.Absorbed(
         width=7, num_heads=3, biases=("v",), extras=(TalkingHeads(),)
     ),
-    "differential": outside.Differential(
+    "differential": heads.Differential(
         width=12, num_heads=6, num_kv_heads=2, head_dim=4, value_dim=3, biases=QKVO, out_width=10,
         **CROSS,
     ),
-    "differential with extras": outside.Differential(
+    "differential with extras": heads.Differential(
         width=16, num_heads=4, num_kv_heads=2, qk_norm=HeadNorm("rms"),
-        extras=(Gate("element"), Sink(), outside.MixtureOfHeads(top=1)),
+        extras=(Gate("element"), Sink(), heads.MixtureOfHeads(top=1)),
     ),
     "mixture of heads": heads.Standard(
-        width=12, num_heads=6, head_dim=5, extras=(outside.MixtureOfHeads(top=3, shared=2),)
+        width=12, num_heads=6, head_dim=5, extras=(heads.MixtureOfHeads(top=3, shared=2),)
     ),
     "learnt soft cap": heads.Standard(
         width=12, num_heads=6, num_kv_heads=2, head_dim=4, biases=("k",),
-        extras=(outside.LearntSoftCap(),),
+        extras=(heads.LearntSoftCap(),),
     ),
-    "differential with a learnt soft cap": outside.Differential(
-        width=16, num_heads=4, num_kv_heads=2, extras=(outside.LearntSoftCap(), Sink())
+    "differential with a learnt soft cap": heads.Differential(
+        width=16, num_heads=4, num_kv_heads=2, extras=(heads.LearntSoftCap(), Sink())
     ),
     "mixture of wide heads": heads.Wide(
-        width=6, num_heads=5, extras=(outside.MixtureOfHeads(),)
+        width=6, num_heads=5, extras=(heads.MixtureOfHeads(),)
     ),
+    "sigmoids": heads.Standard(
+        width=12, num_heads=6, num_kv_heads=2, head_dim=4, biases=("k",),
+        extras=(heads.Sigmoid(learnt=True), Gate()),
+    ),
+    "fixed sigmoids of latent heads": heads.Latent(
+        width=12, num_heads=3, extras=(heads.Sigmoid(length=5), SoftCap(3.0))
+    ),
+    "outside": outside.HalfKeys(width=12, num_heads=2, extras=(outside.HeadScale(),)),
 }  # fmt: skip
 # The first case of every class of layouts.
 FIRST = list({type(layout): name for name, layout in reversed(CASES.items())}.values())
@@ -236,6 +244,12 @@ def all_probs(layout, w, given, extras, allowed):
     mixed = mix(scores, w.get("mix_scores"))
     probs = {}
     for index, s in mixed.items():
+        if heads.Sigmoid in extras:
+            shift = -np.log(extras[heads.Sigmoid].length)
+            shift = w["sigmoid_shift"][index] if "sigmoid_shift" in w else shift
+            probs[index] = (1 + np.tanh((s + shift) / 2)) / 2
+            probs[index] *= 1 if allowed is None else allowed
+            continue
         sink = w["sink"][index] if "sink" in w else 0 if Sink in extras else -np.inf
         if allowed is not None:
             extra_keys = np.ones((len(allowed), s.shape[-1] - allowed.shape[1]), bool)
@@ -259,7 +273,9 @@ def gates(layout, w, n, x, head, extras):
         if isinstance(extra, Gate):
             g = w["gate"][:, n] if extra.by == "element" else w["head_gate"][:, n, None]
             head = head / (1 + np.exp(-(x @ g)))
-        if isinstance(extra, outside.MixtureOfHeads):
+        if isinstance(extra, outside.HeadScale):
+            head = head * w["head_scale"][n]
+        if isinstance(extra, heads.MixtureOfHeads):
             groups = 2 * softmax(x @ w["router_groups"])
             if n < extra.shared:
                 gate = groups[..., 0] * extra.shared * softmax(x @ w["router_shared"])[..., n]
@@ -426,5 +442,6 @@ DEFINITIONS = {
     heads.LowRankQuery: low_rank_query,
     heads.TensorProduct: tensor_product,
     heads.GroupedTied: grouped_tied,
-    outside.Differential: differential,
+    heads.Differential: differential,
+    outside.HalfKeys: standard,
 }

@@ -7,17 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from layout_cases import CASES, make
-from outside_layouts import Differential, LearntSoftCap, MixtureOfHeads
 
 from attnlab import heads
 from attnlab.heads import (
     Absorbed,
+    Differential,
     ExtraKeys,
     Gate,
     GroupedTied,
     HeadNorm,
     LatentAbsorbed,
+    LearntSoftCap,
+    MixtureOfHeads,
     Narrow,
+    Sigmoid,
     Sink,
     SoftCap,
     Standard,
@@ -79,8 +82,11 @@ CONSTRUCTION = {
     "and another": (
         lambda: LatentAbsorbed(**SIZES, extras=(Gate("element"),)), "use Gate\\(by='head'\\)",
     ),
-    "an outside extra's own check": (
+    "an extra's own check": (
         lambda: Standard(**SIZES, extras=(MixtureOfHeads(top=2),)), "top 2 must be from 1 to",
+    ),
+    "sigmoids with a sink": (
+        lambda: Standard(**SIZES, extras=(Sigmoid(), Sink())), "'sigmoid' does not combine with",
     ),
     "kind of gate": (lambda: Gate("token"), "by must be 'head' or 'element', not 'token'"),
     "cap": (lambda: SoftCap(0.0), "cap must be a finite number above 0, not 0.0"),

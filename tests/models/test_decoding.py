@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import outside_layouts as outside
 import pytest
 from conftest import TOLERANCE, assert_close, diagonal
 from test_models import POSITIONS, SMALL, SOURCE, TOKENS, change, make, random_params
@@ -117,14 +116,15 @@ def test_talking_heads_in_the_absorbed_form():
 @pytest.mark.parametrize(
     "layout",
     [
-        outside.Differential(num_heads=4, num_kv_heads=2, extras=(heads.Gate("element"),)),
-        heads.Standard(num_heads=3, extras=(outside.MixtureOfHeads(top=1),)),
+        heads.Differential(num_heads=4, num_kv_heads=2, extras=(heads.Gate("element"),)),
+        heads.Standard(num_heads=3, extras=(heads.MixtureOfHeads(top=1),)),
+        heads.Standard(num_heads=3, extras=(heads.Sigmoid(), heads.LearntSoftCap())),
         heads.Standard(num_heads=4, num_kv_heads=1, tie="kv", value_dim=None,
                        extras=(heads.Gate(), heads.Sink(), heads.ExtraKeys(2))),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("sharing", ["albert", "cla:2"])
-def test_layouts_and_extras_from_outside(layout, sharing):
+def test_extras_and_differential_heads(layout, sharing):
     config = change(LONG, width=16 if layout.num_heads == 4 else 12, heads=layout, sharing=sharing)
     run, params = make(config)
     got = jax.jit(lambda p: in_pieces(config, p, 7))(params)

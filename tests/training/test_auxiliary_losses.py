@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from conftest import assert_close
-from outside_layouts import MixtureOfHeads
 from test_train import DATASET
 
 from attnlab import heads, training
@@ -17,7 +16,7 @@ from attnlab.training.objectives import OBJECTIVES
 
 MODEL = ModelConfig(
     width=16, num_layers=2, max_len=8, ffn=FFN(width=24),
-    heads=heads.Standard(num_heads=4, extras=(MixtureOfHeads(),)),
+    heads=heads.Standard(num_heads=4, extras=(heads.MixtureOfHeads(balance=1.0),)),
 ).build()  # fmt: skip
 BATCH = {"tokens": jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 9)))}
 

@@ -1,6 +1,6 @@
-"""Differential attention, a learnt soft cap per head and mixture-of-heads, each one class.
+"""Differential attention, learnt soft caps, mixture-of-heads and sigmoid attention.
 
-`outside_layouts.py` has them. The contract tests run over them too; here is what is their own.
+The contract tests run over them too; here is what is their own.
 """
 
 import dataclasses
@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from conftest import assert_close
 from layout_cases import CASES, by_hand, make
-from outside_layouts import Differential, LearntSoftCap, MixtureOfHeads
 
 from attnlab import heads
-from attnlab.heads import multi_head_attention
+from attnlab.heads import (
+    Differential,
+    LearntSoftCap,
+    MixtureOfHeads,
+    Sigmoid,
+    Standard,
+    multi_head_attention,
+)
 from attnlab.tap import capture
 
 
@@ -91,7 +97,7 @@ def test_an_initial_learnt_soft_cap_is_a_fixed_one():
 
 def test_gates_and_balance_of_a_mixture_of_heads():
     """Each token uses `shared` + `top` heads; gates are 1 on average."""
-    extra = MixtureOfHeads(top=2, shared=1)
+    extra = MixtureOfHeads(top=2, shared=1, balance=0.5)
     layout = heads.Standard(width=12, num_heads=6, extras=(extra,))
     params, x = make(layout)[:2]
     names = ("head_gates", *heads.loss_names(layout))
@@ -104,12 +110,12 @@ def test_gates_and_balance_of_a_mixture_of_heads():
     probs = np.asarray(jax.nn.softmax(x @ params["router"])).reshape(-1, 5)
     used = np.stack([p >= np.sort(p)[-2] for p in probs])
     np.testing.assert_allclose(
-        values["head_balance"], 5 * np.sum(probs.mean(0) * used.mean(0)), rtol=1e-5
+        values["head_balance"], 0.5 * 5 * np.sum(probs.mean(0) * used.mean(0)), rtol=1e-5
     )
 
 
 def test_balance_losses_leave_a_scan_and_train_the_router():
-    layout = heads.Standard(width=12, num_heads=4, extras=(MixtureOfHeads(),))
+    layout = heads.Standard(width=12, num_heads=4, extras=(MixtureOfHeads(balance=1.0),))
     keys = jax.random.split(jax.random.key(1), 3)
     stacked = jax.vmap(lambda key: heads.init(key, layout))(keys)
     x = jax.random.normal(jax.random.key(0), (2, 7, 12))
@@ -131,3 +137,50 @@ def test_balance_losses_leave_a_scan_and_train_the_router():
     assert np.abs(grad["router"]).max() > 0
     moved = jax.tree.map(lambda a, g: a - 0.1 * g, stacked, grad)
     assert loss(moved)[0] < total
+
+
+def test_sigmoid_weights_of_equal_scores():
+    """log(length) is taken from each score: n keys of score 0 have 1 / (1 + n) each."""
+    layout = Standard(width=12, num_heads=3, extras=(Sigmoid(length=7),))
+    params, x = make(layout)[:2]
+    params |= {"q": 0 * params["q"]}
+    _, values = capture(multi_head_attention, params, x, layout, names=("probs",), is_causal=True)
+    expected = np.broadcast_to(np.tri(7) / 8, (2, 3, 7, 7))
+    np.testing.assert_allclose(values["probs"], expected, rtol=1e-5)
+
+
+def test_a_key_does_not_compete_with_others():
+    """Sigmoid weights of a query do not change with another key; those of a softmax do."""
+    x = jax.random.normal(jax.random.key(0), (1, 5, 12))
+    other = x.at[:, 0].add(3.0)
+    for extras, changes in (((Sigmoid(),), False), ((), True)):
+        layout = Standard(width=12, num_heads=3, extras=extras)
+        params = heads.init(jax.random.key(1), layout)
+        one, two = (
+            capture(multi_head_attention, params, x, layout, y, names=("probs",))[1]["probs"]
+            for y in (x, other)
+        )
+        assert np.allclose(one[..., 1:], two[..., 1:], rtol=1e-6) != changes
+
+
+def test_counts_by_hand():
+    """Width 16, 4 heads, 8 tokens: parameters, and FLOPs of a causal text over all its keys."""
+    plain = Standard(width=16, num_heads=4)
+    projections, maps = 4 * 16 * 16, 8 * 4 * (4 + 4)
+    assert heads.num_parameters(plain) == projections
+    assert heads.flops_per_token(plain, 8) == 2 * (projections + maps)
+    difference = Differential(width=16, num_heads=4)
+    # Two queries and keys of half the width, 8 products with values; a and b of width 2; the norm.
+    assert heads.num_parameters(difference) == projections + 4 * 2 + 4
+    assert heads.flops_per_token(difference, 8) == 2 * (projections + 8 * (8 * 2 + 8 * 4))
+    for extra, parameters, products in (
+        (MixtureOfHeads(top=2, shared=1), 16 * (3 + 1 + 2), 16 * (3 + 1 + 2)),
+        (LearntSoftCap(), 4, 0),
+        (Sigmoid(learnt=True), 4, 0),
+        (Sigmoid(), 0, 0),
+        (heads.Gate(), 16 * 4, 16 * 4),
+        (heads.Gate("element"), 16 * 16, 16 * 16),
+    ):
+        layout = dataclasses.replace(plain, extras=(extra,))
+        assert heads.num_parameters(layout) == projections + parameters
+        assert heads.flops_per_token(layout, 8) == 2 * (projections + maps + products)

@@ -1,0 +1,89 @@
+"""Differential attention: the difference of two softmax distributions."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from attnlab.heads.call import Call
+from attnlab.heads.layout import Blocked, Layout, Rewrite
+from attnlab.heads.linear import normalize
+from attnlab.heads.registry import register_layout
+from attnlab.heads.standard import Standard
+from attnlab.heads.weights import Params, Weight
+
+
+@register_layout("differential")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Differential(Standard):
+    """Heads with two queries and keys, whose softmax distributions are subtracted.
+
+        heads_n = (1 - l0) norm((softmax(q1 k1^T) - l softmax(q2 k2^T)) v)
+        l = exp(a1 b1) - exp(a2 b2) + l0,  l0 = 0.8 - 0.6 exp(-0.3 layer)
+
+    with vectors a and b and an RMS norm per head, layers counted from 0 (Ye et al. 2024, arXiv
+    2410.05258, equations 1 to 3). A head is two of half the width: H = D/2N and V = 2H, so it has
+    the parameters of `Standard`, but for the norm and a and b. The value "lambda" is l. Softmax
+    distributions are ordered [key head, first or second, query head of this key head].
+
+    >>> Differential(width=64, num_heads=4).head_shape("q")
+    (4, 8)
+    """
+
+    equation = "q_n = x [Q1_n ; Q2_n],  k_n = y [K1_n ; K2_n],  v_n = z V_n"
+    source = "Ye et al. 2024, arXiv 2410.05258"
+    can_tie = ""
+    values: ClassVar[dict[str, str]] = {"lambda": ""}
+    head_axes = (*Standard.head_axes, "queries_per_key")
+
+    @property
+    def default_head_dim(self) -> int:
+        """H, half of D / N."""
+        return self.slice_width // 2
+
+    @property
+    def default_value_dim(self) -> int:
+        """V = 2H."""
+        return 2 * self.size("head_dim")
+
+    @property
+    def num_score_maps(self) -> int:
+        """Two for each head."""
+        return 2 * self.num_heads
+
+    @property
+    def queries_per_key(self) -> int:
+        """N / K."""
+        return self.num_heads // self.size("num_kv_heads")
+
+    def weights(self) -> dict[str, Weight]:
+        pair = ("num_kv_heads", 2)
+        q = Weight("project_q", ("width",), (*pair, "queries_per_key", "head_dim"))
+        k = Weight("project_kv", ("key_width",), (*pair, "head_dim"))
+        replaced = super().weights() | {"q": q, "k": k}
+        biases = {f"{n}_bias": replaced[n].bias() for n in "qk" if n in self.biases}
+        return {
+            **replaced,
+            **biases,
+            "lambda_q": Weight("attend", makes=(2, "head_dim"), std=0.1),
+            "lambda_k": Weight("attend", makes=(2, "head_dim"), std=0.1),
+            "head_norm": Weight("attend", makes=("value_dim",), constant=1.0),
+        }
+
+    def project(self, params: Params, name: str, x: Array) -> Array:
+        made = super().project(params, name, x)
+        return made.reshape(*made.shape[:2], -1, made.shape[-1])
+
+    def attend(self, params: Params, q: Array, k: Array, v: Array, call: Call) -> Array:
+        start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(call.layer))
+        one, two = jnp.exp(jnp.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
+        factor = call.tap("lambda", one - two + start)
+        maps = call.attention(q, k, v)
+        maps = maps.reshape(*maps.shape[:2], self.size("num_kv_heads"), 2, -1, maps.shape[-1])
+        heads = maps[:, :, :, 0] - factor * maps[:, :, :, 1]
+        heads = heads.reshape(*heads.shape[:2], self.num_heads, heads.shape[-1])
+        return (1 - start) * normalize(params, "head_norm", heads, "rms", 1e-5)
+
+    def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
+        return Layout.rewritten(self)
