@@ -23,6 +23,9 @@ from attnlab.heads import (
     Gate,
     HeadNorm,
     Layout,
+    LearntSoftCap,
+    MixtureOfHeads,
+    Sigmoid,
     Sink,
     cache_bytes_per_token,
     num_parameters,
@@ -75,10 +78,10 @@ W widths of y and z, O output width, M and Q widths of the latents of keys and q
 the rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes have their defaults:
 D/N for H and V, D for E, W, O, Q and H of `collaborative`, 4 H for M and H/2 for P;
 `low_rank_query` has K = 1, H = 2 D/N and Q = D/2, `grouped_tied` H = P = V/2, `tensor_product` X =
-6 and Y = Z = 2. `rotate` is rotary embedding; where an equation has none, it rotates all of q and
-k (not of `absorbed`). Sizes of heads, their number and the width are independent: what a head
-*reads* (all of x or its slice) is the layout, how *wide* it is a size. Numbers are for D = 512, N
-= 8, T = 512, one text, no biases.
+6 and Y = Z = 2, `differential` H = V/2 = C/2, with G = N/K. `rotate` is rotary embedding; where an
+equation has none, it rotates all of q and k (not of `absorbed`). Sizes of heads, their number and
+the width are independent: what a head *reads* (all of x or its slice) is the layout, how *wide* it
+is a size. Numbers are for D = 512, N = 8, T = 512, one text, no biases.
 
 In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The bar above is
 what there is to read, filled where the head reads it, the bar below what it makes, to scale, and
@@ -204,6 +207,24 @@ OPTIONS = (
         {"extras": (ExtraKeys(1),)},
         "a learnt key and value per key head, which no input has",
         "torch's `bias_k`, `bias_v`",
+    ),
+    Option(
+        "LearntSoftCap()",
+        {"extras": (LearntSoftCap(),)},
+        "c_n tanh(scores / c_n) with a learnt c_n",
+        "`SoftCap` of Gemma 2, arXiv 2408.00118, as a parameter",
+    ),
+    Option(
+        "Sigmoid()",
+        {"extras": (Sigmoid(),)},
+        "sigmoid(scores - log n) in the place of the softmax",
+        "Ramapuram et al. 2024, arXiv 2409.04431",
+    ),
+    Option(
+        "MixtureOfHeads()",
+        {"extras": (MixtureOfHeads(),)},
+        "a router gives each token 1 shared and 2 chosen heads, with a balance loss",
+        "Jin et al. 2024, arXiv 2410.11842",
     ),
     Option('tie="kv"', {"tie": "kv"}, "W_V is W_K", TIES),
     Option('tie="qk"', {"tie": "qk"}, "W_K is W_Q", TIES),

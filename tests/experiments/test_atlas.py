@@ -27,7 +27,7 @@ def value(formula, layout):
     used = {}
     for axis, letter in LETTERS.items():
         if letter in code and hasattr(layout, axis):
-            used[letter] = layout.size(axis)
+            used.setdefault(letter, layout.size(axis))
     return eval(code, {"T": 7, **used})
 
 
@@ -60,7 +60,7 @@ def test_rank_bounds_are_reached(name, x64):
     w = {n: jnp.asarray(rng.normal(size=shape)) for n, shape in weight_shapes(layout).items()}
     x, y = (jnp.asarray(rng.normal(size=(1, 40, 12))) for _ in "xy")
     q, k, _ = project_heads(w, x, layout, y)
-    k = np.repeat(k, 4 // k.shape[2], axis=2)
+    k = np.repeat(k, q.shape[2] // k.shape[2], axis=2)
     scores = np.einsum("BTNH,BSNH->NTS", q, k)
     assert set(np.linalg.matrix_rank(scores)) == {atlas.rank(layout)}
 

@@ -16,6 +16,7 @@ from attnlab.heads import (
     Gate,
     HeadNorm,
     Latent,
+    MixtureOfHeads,
     Narrow,
     Sink,
     Standard,
@@ -84,7 +85,7 @@ def test_optimizers_take_every_weight(name, sharing):
 
 def test_every_extra_has_axes():
     ours = [kind for kind in EXTRAS.values() if kind.__module__.startswith("attnlab.")]
-    for extra in (kind for kind in ours if kind is not TalkingHeads):
+    for extra in (kind for kind in ours if kind not in (TalkingHeads, MixtureOfHeads)):
         config = ModelConfig(heads=Standard(num_heads=4, extras=(extra(),)))
         shapes = param_shapes(config)
         axes = shard_axes(config)(shapes)["layers"]["attention"]

@@ -1,0 +1,69 @@
+r"""Are the heads of 2024 and 2025 better than plain ones, at equal FLOPs?
+
+    python -m experiments.sweep --config=experiments/configs/frontier_heads.py \
+        --workdir=runs/frontier_heads
+
+Differential attention (arXiv 2410.05258), mixture-of-heads (arXiv 2410.11842; all heads are
+computed, those not chosen count 0), gates per head and per element (arXiv 2505.06708), a learnt
+soft cap per head (that of arXiv 2408.00118) and sigmoid attention (arXiv 2409.04431), each against
+standard heads. The width of the FFN makes up for what a variant costs more, so that all have the
+FLOPs per token of standard heads.
+
+Not run yet. By the time of heads_and_sharing.py it takes 10 to 15 minutes on 2 cores for 7 variants
+x 3 seeds on the default text. At this size expect no significant difference: the published gains
+are of models more than a hundred times as large.
+
+Words after the colon: those of byte_lm.py (`tiny`, a sharing plan, ...).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from attnlab.heads import Differential, Extra, Gate, LearntSoftCap, MixtureOfHeads, Sigmoid
+from attnlab.models import ModelConfig, match_budget
+from experiments.configs import byte_lm
+from experiments.running.arm import model_of
+
+STANDARD, DIFFERENTIAL = "standard", "differential"
+EXTRAS: dict[str, tuple[str, Extra, dict[str, Any]]] = {
+    "mixture of heads": ("mixture_of_heads", MixtureOfHeads(), {}),
+    "gate per head": ("gate", Gate(), {"by": "head"}),
+    "gate per element": ("gate", Gate("element"), {"by": "element"}),
+    "learnt soft cap": ("learnt_soft_cap", LearntSoftCap(), {}),
+    "sigmoid": ("sigmoid", Sigmoid(), {}),
+}
+"""Variant -> flag of its extra, the extra, and the fields that differ from their defaults."""
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """What all variants have in common."""
+    return byte_lm.get_config(arg)
+
+
+def pairs(arg: str = "") -> list[tuple[str, str]]:
+    """Each variant against standard heads."""
+    return [(name, STANDARD) for name in (DIFFERENTIAL, *EXTRAS)]
+
+
+def sweep(add: Callable, arg: str = "") -> None:
+    """One `add(name, **overrides)` per variant, with the FFN width that equal FLOPs leave."""
+    config = get_config(arg)
+    base, length = model_of(config.model), config.train.length
+
+    def ffn_width(heads: Any) -> int:
+        variant: ModelConfig = dataclasses.replace(base, heads=heads)
+        return match_budget(variant, base, "flops", length=length).config.ffn.width
+
+    add(STANDARD)
+    heads = base.heads.to(Differential)
+    add(DIFFERENTIAL, **{"model.heads.layout": DIFFERENTIAL, "model.ffn.width": ffn_width(heads)})
+    for name, (flag, extra, fields) in EXTRAS.items():
+        if flag == "sigmoid":
+            fields, extra = {"length": length}, dataclasses.replace(extra, length=length)
+        own = {f"model.heads.extras.{flag}.{field}": value for field, value in fields.items()}
+        own[f"model.heads.extras.{flag}.on"] = True
+        heads = dataclasses.replace(base.heads, extras=(*base.heads.extras, extra))
+        add(name, **own, **{"model.ffn.width": ffn_width(heads)})
