@@ -14,6 +14,8 @@ from conftest import ROOT
 import attnlab
 from attnlab.heads.inputs import HEAD_VALUES
 from attnlab.interpret import STATISTICS
+from attnlab.models import FFN, Experts
+from attnlab.models.ffn import ffn_values
 from attnlab.models.layer import LAYER_VALUES
 
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "results").glob("*.md"))]
@@ -39,7 +41,8 @@ def test_code_prints_what_the_page_says(page):
 def test_the_table_of_names_is_that_of_the_code():
     page = (ROOT / "docs" / "observe.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.MULTILINE))
-    assert rows == HEAD_VALUES | LAYER_VALUES
+    of_ffn = ffn_values(FFN()) | ffn_values(FFN(experts=Experts(num_experts=2)))
+    assert rows == HEAD_VALUES | LAYER_VALUES | of_ffn
 
 
 def test_the_table_of_statistics_is_that_of_the_code():

@@ -65,7 +65,7 @@ class Experts(Spec):
       shared_width: hidden width of an expert that every token uses; 0: there is none. Several are
         one that is as wide as all together.
       shared_gate: sigmoid(x w) multiplies the shared expert (Qwen2-MoE, arXiv 2407.10671).
-      balance: weight of the balance loss "expert_balance", see `attnlab.models.balance_loss`.
+      balance: weight of the balance loss "expert_balance", see `experts.balance_loss`.
     """
 
     num_experts: int

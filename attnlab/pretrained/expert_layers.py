@@ -74,6 +74,7 @@ class ExpertFields(Field):
       dense: which layers are dense, with the width of intermediate_size.
       windows: the field that says which layers have a window.
       clip: the attribute that sets `FFN.clip`.
+      one_by_one: each expert has tensors of its own, so there are no more than tensors.
     """
 
     options: Mapping[str, Attribute]
@@ -83,13 +84,15 @@ class ExpertFields(Field):
     dense: DensePattern = DensePattern()  # has no state
     windows: Field | None = None
     clip: Attribute | None = None
+    one_by_one: bool = True
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         own = [*self.options.values(), *self.dense.attributes]
         own += [] if self.width.name == "intermediate_size" else [self.width]
         own += [self.clip] if self.clip else []
-        own += [Attribute(self.other_name, json_type=int, nullable=True)] if self.other_name else []
+        other = Attribute(self.other_name, json_type=int, nullable=True)
+        own += [other] if self.other_name else []
         return (*own, *(self.windows.attributes if self.windows else ()))
 
     def experts(self, given: JSON) -> Experts:
@@ -110,6 +113,12 @@ class ExpertFields(Field):
         dense = self.dense.read(given)
         if all(dense):
             return values
+        experts, stored = self.experts(given), len(source.tensors)
+        if self.one_by_one and 0 < stored < experts.num_experts:
+            raise ValueError(
+                f"config.json: {self.options['num_experts'].name} = {experts.num_experts} is more "
+                f"than the {stored} tensors in the folder"
+            )
         pattern = values.get("layer_types", ((1, LayerOverrides()),))
         turn = [overrides for count, overrides in pattern for _ in range(count)]
         layers = [turn[i % len(turn)] for i in range(len(dense))]
@@ -124,7 +133,7 @@ class ExpertFields(Field):
             values["layer_types"] = tuple((count, one) for one, count in runs)
         if self.clip:
             values["ffn.clip"] = given[self.clip.name]
-        return values | {"ffn.experts": self.experts(given), "ffn.width": given[self.width.name]}
+        return values | {"ffn.experts": experts, "ffn.width": given[self.width.name]}
 
     def write(self, config: ModelConfig) -> JSON:
         ffns = [config.stacks[name].ffn for name in config.layer_names]

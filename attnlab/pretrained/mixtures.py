@@ -244,6 +244,7 @@ GPT_OSS = with_experts(
                 },
                 width=WIDTH,
                 constant={"router_bias": True},
+                one_by_one=False,
                 windows=LayerTypes(default_window=128, default_types=_alternating),
                 clip=Attribute("swiglu_limit", 7.0),
             ),

@@ -22,20 +22,28 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from attnlab.heads import Differential, Extra, Gate, LearntSoftCap, MixtureOfHeads, Sigmoid
+from attnlab.heads import (
+    Differential,
+    Extra,
+    Gate,
+    Layout,
+    LearntSoftCap,
+    MixtureOfHeads,
+    Sigmoid,
+)
 from attnlab.models import ModelConfig, match_budget
 from experiments.configs import byte_lm
 from experiments.running.arm import model_of
 
 STANDARD, DIFFERENTIAL = "standard", "differential"
-EXTRAS: dict[str, tuple[str, Extra, dict[str, Any]]] = {
-    "mixture of heads": ("mixture_of_heads", MixtureOfHeads(), {}),
-    "gate per head": ("gate", Gate(), {"by": "head"}),
-    "gate per element": ("gate", Gate("element"), {"by": "element"}),
-    "learnt soft cap": ("learnt_soft_cap", LearntSoftCap(), {}),
-    "sigmoid": ("sigmoid", Sigmoid(), {}),
+EXTRAS: dict[str, tuple[str, type[Extra], dict[str, Any]]] = {
+    "mixture of heads": ("mixture_of_heads", MixtureOfHeads, {}),
+    "gate per head": ("gate", Gate, {"by": "head"}),
+    "gate per element": ("gate", Gate, {"by": "element"}),
+    "learnt soft cap": ("learnt_soft_cap", LearntSoftCap, {}),
+    "sigmoid": ("sigmoid", Sigmoid, {}),
 }
-"""Variant -> flag of its extra, the extra, and the fields that differ from their defaults."""
+"""Variant -> flag of its extra, the extra, and its fields."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -48,22 +56,21 @@ def pairs(arg: str = "") -> list[tuple[str, str]]:
     return [(name, STANDARD) for name in (DIFFERENTIAL, *EXTRAS)]
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def sweep(add: Callable[..., None], arg: str = "") -> None:
     """One `add(name, **overrides)` per variant, with the FFN width that equal FLOPs leave."""
     config = get_config(arg)
     base, length = model_of(config.model), config.train.length
 
-    def ffn_width(heads: Any) -> int:
+    def ffn_width(heads: Layout) -> int:
         variant: ModelConfig = dataclasses.replace(base, heads=heads)
         return match_budget(variant, base, "flops", length=length).config.ffn.width
 
     add(STANDARD)
-    heads = base.heads.to(Differential)
-    add(DIFFERENTIAL, **{"model.heads.layout": DIFFERENTIAL, "model.ffn.width": ffn_width(heads)})
-    for name, (flag, extra, fields) in EXTRAS.items():
-        if flag == "sigmoid":
-            fields, extra = {"length": length}, dataclasses.replace(extra, length=length)
+    width = ffn_width(base.heads.to(Differential))
+    add(DIFFERENTIAL, **{"model.heads.layout": DIFFERENTIAL, "model.ffn.width": width})
+    for name, (flag, kind, fields) in EXTRAS.items():
+        fields = fields | ({"length": length} if kind is Sigmoid else {})
         own = {f"model.heads.extras.{flag}.{field}": value for field, value in fields.items()}
         own[f"model.heads.extras.{flag}.on"] = True
-        heads = dataclasses.replace(base.heads, extras=(*base.heads.extras, extra))
+        heads = dataclasses.replace(base.heads, extras=(*base.heads.extras, kind(**fields)))
         add(name, **own, **{"model.ffn.width": ffn_width(heads)})

@@ -100,11 +100,9 @@ def pairs() -> str:
         lines += [f"| {source} | {name} | {f.text} |" for name, f in found.items() if f.word != "–"]
     return (
         "## Which layout is which\n\nEvery layout but `differential` at D = 12, N = 4 and its own "
-        "default sizes, with\nrandom weights, no rotary positions. *exact*: `convert` returns weights of the target "
-        "(top) "
-        "that are the same function as the source\n(left). Else the kind of its proof that there "
-        "are "
-        "none, or *undecided*; see `NotEquivalent`.\n\n"
+        "default sizes, with\nrandom weights, no rotary positions. *exact*: `convert` returns "
+        "weights of the target (top) that are the same function as the source\n(left). Else the "
+        "kind of its proof that there are none, or *undecided*; see `NotEquivalent`.\n\n"
         f"| | {' | '.join(small)} |\n|---|{'---|' * len(small)}\n"
         + "\n".join(table)
         + "\n\nHow, and why not. The number bounds the largest difference of outputs and of "
