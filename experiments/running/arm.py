@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -20,11 +21,12 @@ from attnlab.models.head_similarity import smallest_change
 from attnlab.names import lookup
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import sharding
+from attnlab.training.callbacks import parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.schedules import fork_step
-from experiments.running import initial, launch, machine, maps, workdir, writing
+from experiments.running import initial, machine, maps, workdir, writing
 from experiments.running.longer import go_on
 
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -158,25 +160,52 @@ NEEDS = {"logits": _needs_logits, "classes": _needs_classes}
 
 
 def run(
-    config: Any, folder: Path, name: str = "", *, model_parallel: int = 1, cut_state: bool = False
+    config: Any,
+    folder: Path,
+    name: str = "",
+    *,
+    model_parallel: int = 1,
+    cut_state: bool = False,
+    loggers: Sequence[str] = (),
+    profile: str = "",
 ) -> dict[str, Any]:
     """Runs the arm in `folder`, or goes on where it was left; returns what result.json holds.
 
     `model_parallel` devices compute one model together, each its own heads and hidden units; with
     `cut_state` the devices of a data axis share weights and optimizer out between them
     (`training.sharding`). Neither changes more than last bits, and a run may go on under others.
+    `loggers` are names of `training.LOGGERS`; `profile`, "10:20", are the steps whose trace is
+    written to `folder/profile`. They are not in the config, since they change no number.
 
     Raises ValueError before any work for bad input and where another process owns the folder,
     training.Stopped after a signal. A loss that is not finite ends the arm with status "diverged"
     and a message.
     """
     arm = resolve(config)
+    callbacks = []
+    if profile:
+        callbacks.append(training.Profile(folder / "profile", *parse_steps(profile)))
+    recorder = functools.partial(
+        Recorder,
+        folder,
+        arm.train.seeds,
+        name=name,
+        loggers=loggers,
+        hyperparameters=config.to_dict(),
+        writes=jax.process_index() == 0,
+    )
     with workdir.own(folder) if jax.process_index() == 0 else contextlib.nullcontext():
-        return _run(arm, config, folder, name, model_parallel, cut_state)
+        return _run(arm, config, folder, recorder, callbacks, model_parallel, cut_state)
 
 
 def _run(
-    arm: Arm, config: Any, folder: Path, name: str, model_parallel: int, cut_state: bool
+    arm: Arm,
+    config: Any,
+    folder: Path,
+    make_recorder: Callable[[], Recorder],
+    callbacks: Sequence[training.Callback],
+    model_parallel: int,
+    cut_state: bool,
 ) -> dict[str, Any]:
     """`run` in a folder that is ours."""
     mesh = _mesh(arm.train, model_parallel)
@@ -191,11 +220,8 @@ def _run(
     done = folder / workdir.RESULT
     if done.exists():
         return workdir.read_json(done)
-    writes = jax.process_index() == 0
     with (
-        Recorder(
-            folder, arm.train.seeds, name=name, about=_about(config), writes=writes
-        ) as recorder,
+        make_recorder() as recorder,
         Checkpoints(
             folder / "checkpoints", also=fork_step(arm.train), say=recorder.say
         ) as checkpoints,
@@ -203,23 +229,30 @@ def _run(
         for line in said:
             recorder.say(line)
         shapes = step_inputs(task, source.shapes(), arm.train)
-        result = _described(arm, name, task, source, shapes)
+        result = _described(arm, recorder.name, task, source, shapes)
         params: Any = initial.fresh(arm.model, arm.same)
         if stored is not None:
             params, result["start"] = _started(arm, stored, task, source)
             recorder.say(f"starting from {result['start']}")
         try:
-            fitted = _fit(arm, task, source, params, recorder, checkpoints, mesh, cut_state)
+            options = training.FitOptions(
+                mesh=mesh,
+                sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+                params=params,
+                measure=functools.partial(_watch, arm.model) if arm.watch else None,
+                callbacks=callbacks,
+            )
+            fitted = _fit(arm, task, source, recorder, checkpoints, options)
         except training.NonFiniteLoss as error:
             result |= {"status": DIVERGED, "message": str(error)}
         else:
             result |= _scores(fitted)
-            seen, sample = _looked_at(arm, task, source, fitted, shapes, params)
+            look = functools.partial(
+                _show_heads, arm, task, source, fitted, shapes, params, recorder
+            )
+            sample = recorder.attempt("the figure of the heads or the sample", look)
             result |= {"sample": sample} if sample else {}
-            if seen and writes:
-                np.savez_compressed(folder / maps.FILE, **seen)
-                recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
-        if writes:
+        if jax.process_index() == 0:
             workdir.write_json(done, result)
         sharding.wait_for_all("result")
         return result
@@ -229,19 +262,11 @@ def _fit(
     arm: Arm,
     task: Objective,
     source: Dataset,
-    params: Any,
     recorder: Recorder,
     checkpoints: Checkpoints,
-    mesh: Any,
-    cut_state: bool,
+    options: training.FitOptions,
 ) -> training.FitResult:
-    """The training; `params` as `training.fit` takes them."""
-    options = training.FitOptions(
-        mesh=mesh,
-        sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
-        params=params,
-        measure=functools.partial(_watch, arm.model) if arm.watch else None,
-    )
+    """The training."""
     return training.fit(
         arm.model.build(),
         task,
@@ -348,10 +373,28 @@ def _scores(fitted: training.FitResult) -> dict[str, Any]:
         "status": COMPLETE,
         **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
         **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
+        **{f"validation_{name}": v.tolist() for name, v in fitted.validation.items()},
         **{f"weights_{name}": v.tolist() for name, v in fitted.measured.items()},
         "tokens_per_second": fitted.tokens_per_second,
         "wall_seconds": fitted.wall_seconds,
     }
+
+
+def _show_heads(
+    arm: Arm,
+    task: Objective,
+    source: Dataset,
+    fitted: training.FitResult,
+    shapes: Any,
+    params: Any,
+    recorder: Recorder,
+) -> dict[str, Any]:
+    """Writes the maps of the heads and their figure; returns the sample."""
+    seen, sample = _looked_at(arm, task, source, fitted, shapes, params)
+    if seen and jax.process_index() == 0:
+        np.savez_compressed(recorder.folder / maps.FILE, **seen)
+        recorder.log_figure(fitted.step, "attention", maps.tiles(seen["probs"]))
+    return sample
 
 
 def _looked_at(
@@ -395,10 +438,3 @@ def step_inputs(task: Objective, row: Any, trains: training.TrainConfig) -> dict
     count = trains.batch_size // trains.accumulate
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), row)
     return input_shapes(task, batch)
-
-
-def _about(config: Any) -> str:
-    """Every field that is set, as a Markdown table."""
-    fields = launch.fields(config).items()
-    rows = [f"| {path} | {value} |" for path, (_, value) in fields if value not in (None, "")]
-    return "\n".join(["| field | value |", "|---|---|", *rows])
