@@ -188,6 +188,14 @@ class TokenFiles:
             raise ValueError(f"{self.path or 'data.path'} has no index; give data.vocab_size")
         return DataSizes(size)
 
+    @property
+    def tokenizer(self) -> str:
+        """Its name, as `make_tokenizer` takes it; empty where it is not known."""
+        index, path = self._index(), Path(self.path) / FILE
+        if index is not None and index.tokenizer != FILE:
+            return index.tokenizer
+        return str(path) if path.exists() else ""
+
     def shapes(self, length: int) -> BatchShapes:
         """Windows of `length` + 1 tokens."""
         return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}

@@ -1,6 +1,9 @@
-"""The compiled training step of several seeds, and the batches that it is called with."""
+"""The initial state, the training step and the batches of several seeds."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +16,39 @@ from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer
+from attnlab.training.sharding import StateSharding
 from attnlab.training.step import TrainState, generation_key, map_over_seeds, train_step
+
+
+def initial_state(
+    init: Callable[[Array, Any], TrainState],
+    seeds: Sequence[int],
+    params: Any,
+    mesh: Mesh,
+    spec: StateSharding,
+) -> tuple[TrainState, PyTree]:
+    """The state of all seeds at step 0, and its shardings.
+
+    Args:
+      init: (seed, parameters to start from) -> the state of one seed.
+      seeds: of the run.
+      params: `FitOptions.params`.
+      mesh: of devices.
+      spec: how the state is sharded.
+    """
+
+    @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
+    def make(seed: Array, params: Any) -> PyTree:
+        state = init(seed, params)
+        where = sharding.state_shardings(mesh, spec, state)
+        return jax.lax.with_sharding_constraint(state, where)
+
+    per_seed = params if isinstance(params, list) else [params] * len(seeds)
+    pairs = zip(seeds, per_seed, strict=True)
+    states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
+    shardings = sharding.with_seed_axis(sharding.state_shardings(mesh, spec, states[0]))
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
+    return sharding.place(shardings, stacked), shardings
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, for jit

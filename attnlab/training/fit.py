@@ -1,7 +1,6 @@
 """`fit`: trains several seeds in one compiled program, evaluates them, and resumes exactly."""
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,26 +12,20 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from attnlab.data.dataset import Batch, Dataset
-from attnlab.models import ModelConfig
-from attnlab.sharing import Params, PyTree
-from attnlab.sharing.named_plans import plan_name
+from attnlab.sharing import Params
 from attnlab.training import memory, sharding
 from attnlab.training.callbacks import Callback
-from attnlab.training.checkpoint import (
-    Checkpoints,
-    WrongCheckpoint,
-    check_model,
-    describe_model,
-)
-from attnlab.training.compiled import TrainStep, host_batch
+from attnlab.training.checkpoint import Checkpoints, check_run, describe_model
+from attnlab.training.compiled import TrainStep, host_batch, initial_state
 from attnlab.training.config import TrainConfig
 from attnlab.training.interrupts import Clock, NonFiniteLoss, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer
-from attnlab.training.schedules import common_steps, fork_step
+from attnlab.training.schedules import fork_step
 from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, InitParams, TrainState, init_state, map_over_seeds
+from attnlab.training.summary import describe_start
 
 __all__ = ["FitOptions", "FitResult", "NonFiniteLoss", "Stopped", "TrainStep", "fit", "host_batch"]
 
@@ -153,7 +146,9 @@ class _Run:
         self.callbacks = list(options.callbacks)
         self.identity: Notes = {"model": describe_model(model), "source": dataset.digest}
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
-        self.state, self.shardings = self._initial_state(options)
+        self.state, self.shardings = initial_state(
+            self.init_seed, config.seeds, options.params, self.mesh, options.sharding
+        )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
         self._evaluator = Evaluator(model, self.objective, self.mesh, config.eval_batch_size)
         self._measure: Callable[..., dict[str, Array]] | None = None
@@ -163,35 +158,15 @@ class _Run:
                 map_over_seeds(options.measure), out_shardings=sharding.replicated(self.mesh)
             )
 
-    def _initial_state(self, options: FitOptions) -> tuple[TrainState, PyTree]:
-        """The state at step 0 of all seeds, and its shardings."""
-        params, seeds = options.params, self.config.seeds
-
-        @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
-        def make(seed: Array, params: PyTree) -> PyTree:
-            state = init_state(
-                self.model,
-                self.objective,
-                self.optimizer.transform,
-                self.dataset.shapes(),
-                seed,
-                params,
-            )
-            where = sharding.state_shardings(self.mesh, options.sharding, state)
-            return jax.lax.with_sharding_constraint(state, where)
-
-        per_seed = params if isinstance(params, list) else [params] * len(seeds)
-        pairs = zip(seeds, per_seed, strict=True)
-        states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
-        one = sharding.state_shardings(self.mesh, options.sharding, states[0])
-        shardings = sharding.with_seed_axis(one)
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
-        return sharding.place(shardings, stacked), shardings
+    def init_seed(self, seed: Array, params: Params | InitParams | None) -> TrainState:
+        """The state of one seed at step 0."""
+        transform, shapes = self.optimizer.transform, self.dataset.shapes()
+        return init_state(self.model, self.objective, transform, shapes, seed, params)
 
     def restore(self) -> int:
         """Loads the newest checkpoint; returns its step, 0 without one."""
         first = 0
-        check = functools.partial(_check_notes, self.config, self.identity)
+        check = functools.partial(check_run, self.config, self.identity)
         if restored := self.checkpoints.restore(self.state, check):
             first, self.state, notes = restored
             self.earlier_seconds = notes["wall_seconds"]
@@ -211,10 +186,9 @@ class _Run:
         lowered = jitted.lower(self.state, batch, self.seeds, self.device_arrays)
         self._step = lowered.compile()
         device = self.mesh.local_devices[0]
-        parts = [_describe(self.model, self.state.params), _describe_data(self.dataset)]
-        parts += [f"{self.mesh.size} x {device.device_kind}"]
-        parts += [f"compiled in {time.perf_counter() - began:.1f} s"]
-        self.recorder.say("; ".join(parts))
+        devices = f"{self.mesh.size} x {device.device_kind}"
+        line = describe_start(self.model, self.state.params, self.dataset, devices)
+        self.recorder.say(f"{line}; compiled in {time.perf_counter() - began:.1f} s")
         if (needed := memory.step_memory(self._step)) is not None:
             report = memory.check_fits(needed, memory.device_memory(device))
             if self.mesh.size > 1 or device.platform != "cpu":
@@ -375,39 +349,3 @@ class _Run:
     @property
     def tokens_per_second(self) -> float:
         return self.clock.steps * self.tokens_per_step / max(self.clock.seconds, 1e-9)
-
-
-def _describe(model: Model, params: Params) -> str:
-    """The model in words, with the parameters of one seed."""
-    size = sum(a.size // a.shape[0] for a in jax.tree.leaves(params))
-    config = getattr(model, "config", None)
-    if not isinstance(config, ModelConfig):
-        return f"{type(model).__name__}, {size:,} parameters"
-    plan = config.sharing if isinstance(config.sharing, str) else plan_name(config.sharing)
-    return (
-        f"{config.kind} of {config.num_layers} layers, width {config.width}, {config.heads.name} "
-        f"heads, plan {plan}, {size:,} parameters"
-    )
-
-
-def _describe_data(dataset: Dataset) -> str:
-    tokens = dataset.facts.get("training tokens")
-    return f"{dataset.name}, {tokens:,} training tokens" if tokens else dataset.name
-
-
-def _check_notes(config: TrainConfig, identity: Notes, notes: Notes) -> None:
-    """Raises WrongCheckpoint where the notes are of another run."""
-    check_model(identity["model"], notes)
-    step, steps = notes.get("step", 0), notes.get("of", config.steps)
-    common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
-    if steps != config.steps and step > common:
-        raise WrongCheckpoint(
-            f"the checkpoint is step {step} of {steps}, whose learning rates are those of "
-            f"{config.steps} steps for {common} steps alone under {config.schedule!r}; give the "
-            "run another folder, or go on under constant or warmup_stable_decay"
-        )
-    if notes.get("source", identity["source"]) != identity["source"]:
-        raise WrongCheckpoint(
-            f"the checkpoint was trained on other data (digest {notes['source'][:12]}, here "
-            f"{identity['source'][:12]}); give it the same data, or the run another folder"
-        )
