@@ -76,8 +76,7 @@ def prepare(
       plan: tokenizer, split and sizes.
       progress: show a progress bar on standard error.
 
-    Returns:
-      The index; it is written last.
+    Returns the index, which is written last.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -88,54 +87,66 @@ def prepare(
     if not 0 <= plan.heldout < 1:
         raise ValueError(f"heldout must be a share below 1, not {plan.heldout}")
     roots = [(file, root) for root in paths for file in _files(root)]
-    out.mkdir(parents=True, exist_ok=True)
+    total = sum(_size(file) for file, _ in roots)
 
     def pieces() -> Iterator[Piece]:
         for file, root in roots:
             yield from read_pieces(file, root, plan.column)
 
-    total = sum(_size(file) for file, _ in roots)
+    out.mkdir(parents=True, exist_ok=True)
     tokenizer = _make_tokenizer(plan, pieces(), total)
+    with _progress(total, shown=progress) as advance:
+        index = _write(pieces(), out, plan, tokenizer, advance)
+    if not index.text_bytes:
+        raise ValueError(f"{', '.join(map(str, paths))}: no text; give text files")
+    for name, content in tokenizer.files.items():
+        write_atomic(out / name, content)
+    write_atomic(out / INDEX, index.to_json().encode())
+    return index
+
+
+def _write(
+    pieces: Iterator[Piece],
+    out: Path,
+    plan: PreparePlan,
+    tokenizer: Tokenizer,
+    advance: Callable[[int], None],
+) -> Index:
+    """Writes the shards; returns their index."""
     end = _end_of_document(tokenizer, plan.end_of_document)
     size = max(tokenizer.size, end + 1)
     dtype = "uint16" if size <= 1 << 16 else "uint32"
     writers = [_Writer(out, part, dtype, plan.shard_tokens) for part in ("train", "heldout")]
     sizes, exact, text_bytes = token_sizes(tokenizer), True, 0
-    with _progress(total, shown=progress) as advance:
-        for group in _groups(pieces()):
-            encoded = tokenizer.ids([piece.text for piece in group])
-            count = sum(len(piece.text.encode()) for piece in group)
-            exact = exact and sizes is not None and count == sum(sizes[a].sum() for a in encoded)
-            for piece, tokens in zip(group, encoded, strict=True):
-                writer = writers[_is_held_out(piece.document, plan.heldout)]
-                writer.add(tokens)
-                if piece.is_last:
-                    writer.add(np.array([end]))
-                    writer.documents += 1
-            text_bytes += count
-            advance(count)
+    for group in _groups(pieces):
+        encoded = tokenizer.ids([piece.text for piece in group])
+        count = sum(len(piece.text.encode()) for piece in group)
+        exact = exact and sizes is not None and count == sum(sizes[a].sum() for a in encoded)
+        for piece, tokens in zip(group, encoded, strict=True):
+            writer = writers[_is_held_out(piece.document, plan.heldout)]
+            writer.add(tokens)
+            if piece.is_last:
+                writer.add(np.array([end]))
+                writer.documents += 1
+        text_bytes += count
+        advance(count)
     parts = [writer.close() for writer in writers]
-    if not text_bytes:
-        raise ValueError(f"{', '.join(map(str, paths))}: no text; give text files")
     if not parts[0]:  # the only documents are held out
         parts.reverse()
         writers.reverse()
-    for name, content in tokenizer.files.items():
-        write_atomic(out / name, content)
+    total = sum(shard.tokens for part in parts for shard in part)
     known = plan.tokenizer == "bytes" or plan.tokenizer.startswith("bpe:")
-    index = Index(
+    return Index(
         dtype=dtype,
         vocab_size=size,
         end_of_document=end,
         tokenizer=plan.tokenizer if known else FILE,
-        token_bytes=0.0 if exact else text_bytes / sum(s.tokens for part in parts for s in part),
+        token_bytes=0.0 if exact else text_bytes / total,
         train=parts[0],
         heldout=parts[1],
         documents=(writers[0].documents, writers[1].documents),
         text_bytes=text_bytes,
     )
-    write_atomic(out / INDEX, index.to_json().encode())
-    return index
 
 
 def read_pieces(file: Path, root: Path, column: str = "text") -> Iterator[Piece]:

@@ -234,24 +234,14 @@ def _run(
         if stored is not None:
             params, result["start"] = _started(arm, stored, task, source)
             recorder.say(f"starting from {result['start']}")
-        try:
-            options = training.FitOptions(
-                mesh=mesh,
-                sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
-                params=params,
-                measure=functools.partial(_watch, arm.model) if arm.watch else None,
-                callbacks=callbacks,
-            )
-            fitted = _fit(arm, task, source, recorder, checkpoints, options)
-        except training.NonFiniteLoss as error:
-            result |= {"status": DIVERGED, "message": str(error)}
-        else:
-            result |= _scores(fitted)
-            look = functools.partial(
-                _show_heads, arm, task, source, fitted, shapes, params, recorder
-            )
-            sample = recorder.attempt("the figure of the heads or the sample", look)
-            result |= {"sample": sample} if sample else {}
+        options = training.FitOptions(
+            mesh=mesh,
+            sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+            params=params,
+            measure=functools.partial(_watch, arm.model) if arm.watch else None,
+            callbacks=callbacks,
+        )
+        result |= _fit(arm, task, source, recorder, checkpoints, options)
         if jax.process_index() == 0:
             workdir.write_json(done, result)
         sharding.wait_for_all("result")
@@ -265,18 +255,30 @@ def _fit(
     recorder: Recorder,
     checkpoints: Checkpoints,
     options: training.FitOptions,
-) -> training.FitResult:
-    """The training."""
-    return training.fit(
-        arm.model.build(),
-        task,
-        training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
-        arm.train,
-        source,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        options=options,
-    )
+) -> dict[str, Any]:
+    """What result.json holds after the training. An error in maps or sample does not lose it."""
+    try:
+        fitted = training.fit(
+            arm.model.build(),
+            task,
+            training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
+            arm.train,
+            source,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            options=options,
+        )
+    except training.NonFiniteLoss as error:
+        return {"status": DIVERGED, "message": str(error)}
+    tokens, sample = step_inputs(task, source.shapes(), arm.train)["tokens"], None
+    is_text = tokens.ndim == 2  # else features
+    if is_text and tokens.shape[1] <= maps.LONGEST and _of_one_number(arm.model):
+        show = functools.partial(_show_heads, arm, task, source, fitted, options.params, recorder)
+        recorder.attempt("the maps of the heads", show)
+    if is_text and arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
+        write = functools.partial(_sample, arm, task, source, fitted)
+        sample = recorder.attempt("the sample", write)
+    return _scores(fitted) | ({"sample": sample} if sample else {})
 
 
 def _mesh(trains: training.TrainConfig, model_parallel: int) -> Any:
@@ -385,38 +387,29 @@ def _show_heads(
     task: Objective,
     source: Dataset,
     fitted: training.FitResult,
-    shapes: Any,
     params: Any,
     recorder: Recorder,
-) -> dict[str, Any]:
-    """Writes the maps of the heads and their figure; returns the sample."""
-    seen, sample = _looked_at(arm, task, source, fitted, shapes, params)
-    if seen and jax.process_index() == 0:
-        np.savez_compressed(recorder.folder / maps.FILE, **seen)
-        recorder.log_figure(fitted.step, "attention", maps.tiles(seen["probs"]))
-    return sample
-
-
-def _looked_at(
-    arm: Arm, task: Objective, source: Dataset, fitted: Any, shapes: Any, params: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Maps and statistics of the heads, and a text that the model writes, of the first seed;
-    nothing where there are none. `params` are what `fit` began with."""
-    tokens = shapes["tokens"]
-    if tokens.ndim != 2:  # features
-        return {}, {}
+) -> None:
+    """Writes maps and statistics of the heads of the first seed, where there are any. `params` are
+    what `fit` began with."""
     seed, rows = arm.train.seeds[0], maps.shown_rows(task, source)
 
     def begun(inputs: dict[str, Any]) -> Any:
         return initial.begun(arm.model.build(), params, seed, inputs)
 
-    seen, told = {}, {}
-    if tokens.shape[1] <= maps.LONGEST and _of_one_number(arm.model):
-        seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
-    if arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
-        last = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
-        told = writing.sample(arm.model, last, source, rows[0], seed)
-    return seen, told
+    seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
+    if seen and jax.process_index() == 0:
+        np.savez_compressed(recorder.folder / maps.FILE, **seen)
+        recorder.log_figure(fitted.step, "attention", maps.tiles(seen["probs"]))
+
+
+def _sample(
+    arm: Arm, task: Objective, source: Dataset, fitted: training.FitResult
+) -> dict[str, Any]:
+    """A text that the model of the first seed writes."""
+    last = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
+    row = maps.shown_rows(task, source)[0]
+    return writing.sample(arm.model, last, source, row, arm.train.seeds[0])
 
 
 def _of_one_number(model: ModelConfig) -> bool:
