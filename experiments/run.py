@@ -23,6 +23,8 @@ _MODEL_PARALLEL = flags.DEFINE_integer(
 _CUT_STATE = flags.DEFINE_bool(
     "cut_state", False, "Share weights and optimizer out between devices that read other rows."
 )
+_LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb, or both.")
+_PROFILE = flags.DEFINE_string("profile", "", "Steps FIRST:LAST to trace into WORKDIR/profile.")
 
 
 def main() -> None:
@@ -34,7 +36,12 @@ def main() -> None:
     machine.compute_with(flags.FLAGS.threads or workdir.began_with(folder).get("threads"))
     machine.keep_compiled()
     result = arm.run(
-        config, folder, model_parallel=_MODEL_PARALLEL.value, cut_state=_CUT_STATE.value
+        config,
+        folder,
+        model_parallel=_MODEL_PARALLEL.value,
+        cut_state=_CUT_STATE.value,
+        loggers=_LOGGERS.value,
+        profile=_PROFILE.value,
     )
     if result["status"] != arm.COMPLETE:
         sys.exit(f"error: {result['message']}")
@@ -42,6 +49,8 @@ def main() -> None:
         values = result[f"heldout_{metric['name']}"]
         for seed, value in zip(result["seeds"], values, strict=True):
             print(f"seed {seed}: held-out {value:.{metric['digits'] + 1}f} {metric['unit']}")
+    for name in ("report", "view", "sample"):
+        print(f"python -m experiments.{name} --workdir={folder}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def serve():
     for library in LIBRARIES:
         with contextlib.suppress(ImportError):  # extras
             importlib.import_module(library)
-    importlib.import_module("attnlab.training.metrics").summary_writer()
+    importlib.import_module("attnlab.training.loggers").summary_writer()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 # From the bottom up: a file imports its own package and those below it.
 LAYERS = (
-    {"names", "remat", "extras", "tap"},
+    {"names", "remat", "extras", "tap", "atomic"},
     {"norms", "attention", "sharing"},
     {"heads"},
     {"models"},
@@ -21,11 +21,11 @@ LAYERS = (
 # `data` knows no model, and published models have its tokenizers. `training` takes a model as an
 # argument, `plotting` takes arrays, `lab` runs everything.
 APART = {
-    "data": {"names", "extras"},
-    "training": {"names", "attention", "extras", "data", "models", "sharing"},
+    "data": {"names", "extras", "atomic"},
+    "training": {"names", "attention", "extras", "atomic", "data", "models", "sharing"},
     "plotting": {"extras"},
     "runs": {"training", "models", "sharing"},
-    "lab": {"extras", "names", "data", "models", "training", "sharing", "heads"},
+    "lab": {"extras", "names", "atomic", "data", "models", "training", "sharing", "heads"},
     "contrib": {"extras", "remat", "attention"},
 }
 ALSO = {"pretrained": {"data"}}

@@ -3,16 +3,21 @@
 from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes
 from attnlab.data.endpoints import Endpoints
 from attnlab.data.graph import Nodes
+from attnlab.data.huggingface import HuggingFace
 from attnlab.data.labelled import Labelled
 from attnlab.data.pairs import Pairs
+from attnlab.data.prepare import PreparePlan, prepare
 from attnlab.data.random_access import RandomAccessData
 from attnlab.data.recall import Recall
 from attnlab.data.text import Text
+from attnlab.data.token_files import TokenFiles
 from attnlab.data.tokenizer import Tokenizer, make_tokenizer
 from attnlab.data.vectors import Farthest, Maxima
 
 DATASETS: dict[str, type[DataConfig]] = {
     "text": Text,
+    "tokens": TokenFiles,
+    "huggingface": HuggingFace,
     "pairs": Pairs,
     "labelled": Labelled,
     "recall": Recall,
@@ -26,6 +31,6 @@ DATASETS: dict[str, type[DataConfig]] = {
 
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "Endpoints", "Farthest",
-    "Labelled", "Maxima", "Nodes", "Pairs", "RandomAccessData", "Recall", "Text", "Tokenizer",
-    "make_tokenizer",
+    "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan", "RandomAccessData",
+    "Recall", "Text", "TokenFiles", "Tokenizer", "make_tokenizer", "prepare",
 ]  # fmt: skip

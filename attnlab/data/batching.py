@@ -40,6 +40,26 @@ def evenly_spaced(total: int, count: int) -> np.ndarray:
     return np.linspace(0, total - 1, count).astype(np.int64)
 
 
+def window_starts(total: int, length: int, count: int) -> np.ndarray:
+    """Where windows of `length` + 1 of `total` tokens start: `count` evenly spaced ones, or with
+    count 0 those of which each token but the first is a target once.
+
+    >>> window_starts(10, 3, 2).tolist(), window_starts(10, 4, 0).tolist()
+    ([0, 6], [0, 4, 8])
+    """
+    if count:
+        return np.linspace(0, total - length - 1, count).astype(np.int64)
+    return np.arange(0, total - 1, length)
+
+
+def random_starts(
+    total: int, length: int, size: int, *, seed: int, step: int, part: slice = slice(None)
+) -> np.ndarray:
+    """Where the windows of the rows `part` of the batch of `step` start, drawn uniformly."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return generator.integers(0, total - length, size=size)[part]
+
+
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], length: int) -> np.ndarray:
     """[rows, length]: longer rows are truncated, shorter ones end with -1.
 

@@ -110,7 +110,7 @@ def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
 
     def scored(items: RandomAccess, count: int) -> Batch:
         rows = [items[int(i)] for i in evenly_spaced(len(items), count)]
-        return _stack(rows) | {"valid": np.ones(len(rows), bool)}
+        return {"valid": np.ones(len(rows), bool)} | _stack(rows)
 
     validation = splits.validation
     return Dataset(

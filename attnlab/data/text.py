@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
 from attnlab.data.files import bucket, read_bytes
 from attnlab.data.tokenizer import FILE, Encoded, Tokenizer, make_tokenizer, num_tokens
@@ -261,10 +262,7 @@ def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.n
     The second array [W, length] is True where a target counts. In the whole text every byte but
     the first is a target exactly once; the last window is filled up with zeros that do not count.
     """
-    if count:
-        starts = np.linspace(0, len(text) - length - 1, count).astype(np.int64)
-    else:
-        starts = np.arange(0, len(text) - 1, length)
+    starts = window_starts(len(text), length, count)
     index = starts[:, None] + np.arange(length + 1)
     valid = index < len(text)
     return np.where(valid, text[np.minimum(index, len(text) - 1)], 0), valid[:, 1:]
@@ -274,8 +272,7 @@ def sample(
     text: np.ndarray, length: int, size: int, *, seed: int, step: int, part: slice = slice(None)
 ) -> np.ndarray:
     """Rows `part` of the batch of `step`: random windows [of `size`, length + 1]."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    starts = generator.integers(0, len(text) - length, size=size)[part]
+    starts = random_starts(len(text), length, size, seed=seed, step=step, part=part)
     rows: np.ndarray = text[starts[:, None] + np.arange(length + 1)]
     return rows
 

@@ -1,6 +1,7 @@
 """Text -> tokens: its bytes, byte pairs learnt from the training part, or a tokenizer.json."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -57,6 +58,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Texts to train on, without special tokens."""
 
+    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The tokens of `encode` alone: faster, on all cores."""
+
     def read(self, text: str) -> ModelText:
         """One text for a model."""
 
@@ -92,6 +96,10 @@ class ByteTokenizer:
         """A token for each byte."""
         tokens = map(_bytes_of, texts)
         return [Encoded(t, np.ones(len(t), np.int32)) for t in tokens]
+
+    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """A token for each byte."""
+        return list(map(_bytes_of, texts))
 
     def read(self, text: str) -> ModelText:
         """A token for each byte, with the span of its character."""
@@ -135,6 +143,11 @@ class SubwordTokenizer:
         """Without special tokens."""
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [_encoded(text, encoding) for text, encoding in zip(texts, found, strict=True)]
+
+    def ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Without special tokens."""
+        fast = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        return [np.array(e.ids, np.int32) for e in fast(list(texts), add_special_tokens=False)]
 
     def read(self, text: str) -> ModelText:
         """With special tokens."""
@@ -200,6 +213,36 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
         return SubwordTokenizer(_load(folder / FILE), size)
     learnt = _learn(size, texts) if name.startswith("bpe:") else _load(Path(name))
     return SubwordTokenizer(learnt, size)
+
+
+def load_tokenizer(path: Path) -> SubwordTokenizer:
+    """The tokenizer of a tokenizer.json.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: it is something else.
+    """
+    return SubwordTokenizer(_load(path), num_tokens(str(path)))
+
+
+def token_sizes(tokenizer: Tokenizer) -> np.ndarray | None:
+    """Bytes of the text that each token stands for [size], where that depends on the token alone:
+    of bytes and of byte pairs. None for other tokenizers.
+
+    >>> token_sizes(make_tokenizer("bpe:258", ["low lower lowest"]))[-2:].tolist()
+    [2, 3]
+    """
+    if not tokenizer.content:
+        return np.ones(tokenizer.size, np.int32)
+    content = json.loads(tokenizer.content)
+    if (content.get("decoder") or {}).get("type") != "ByteLevel":
+        return None
+    sizes = np.zeros(tokenizer.size, np.int32)
+    for name, token in content["model"]["vocab"].items():
+        sizes[token] = len(name)  # a character stands for a byte
+    for added in content.get("added_tokens") or []:
+        sizes[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+    return sizes
 
 
 def _bytes_of(text: str) -> np.ndarray:

@@ -1,10 +1,12 @@
 """Training: objectives, optimizers, the steps of several seeds, evaluation, exact resume."""
 
 from attnlab.training import objectives, sharding
+from attnlab.training.callbacks import Callback, Profile
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import FitOptions, FitResult, NonFiniteLoss, Stopped, TrainStep, fit
 from attnlab.training.in_memory import InMemoryFit, fit_in_memory
+from attnlab.training.loggers import LOGGERS, Logger
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective
 from attnlab.training.optimizers import OPTIMIZERS, Optimizer, frozen_mask, make_optimizer
@@ -13,9 +15,9 @@ from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, TrainState, init_state, map_over_seeds, train_step
 
 __all__ = [
-    "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Checkpoints", "Evaluator", "FitOptions", "FitResult",
-    "InMemoryFit", "NonFiniteLoss", "Objective", "Optimizer", "Recorder", "StateSharding",
-    "Stopped", "TrainConfig", "TrainState", "TrainStep", "WrongCheckpoint", "describe_model", "fit",
-    "fit_in_memory", "frozen_mask", "init_state", "make_optimizer", "map_over_seeds", "objectives",
-    "sharding", "train_step",
+    "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints", "Evaluator",
+    "FitOptions", "FitResult", "InMemoryFit", "Logger", "NonFiniteLoss", "Objective", "Optimizer",
+    "Profile", "Recorder", "StateSharding", "Stopped", "TrainConfig", "TrainState", "TrainStep",
+    "WrongCheckpoint", "describe_model", "fit", "fit_in_memory", "frozen_mask", "init_state",
+    "make_optimizer", "map_over_seeds", "objectives", "sharding", "train_step",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ flipped bit, or another dtype, without an error. So the digest of each array is 
 on load.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -21,6 +22,8 @@ from attnlab.extras import extra
 from attnlab.models import ModelConfig, from_json, to_json
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
+from attnlab.training.config import TrainConfig
+from attnlab.training.schedules import common_steps
 
 
 def digest(array: jax.typing.ArrayLike) -> str:
@@ -100,6 +103,30 @@ def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
         raise WrongCheckpoint(
             f"the checkpoint is of a model with {fields}; give the model these fields, or the run "
             "another folder"
+        )
+
+
+def check_run(config: TrainConfig, identity: dict[str, Any], notes: dict[str, Any]) -> None:
+    """Raises WrongCheckpoint where the notes of a checkpoint are of another run.
+
+    Args:
+      config: of the run.
+      identity: "model" of `describe_model`, and "source", the digest of the dataset.
+      notes: of a checkpoint.
+    """
+    check_model(identity["model"], notes)
+    step, steps = notes.get("step", 0), notes.get("of", config.steps)
+    common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
+    if steps != config.steps and step > common:
+        raise WrongCheckpoint(
+            f"the checkpoint is step {step} of {steps}, whose learning rates are those of "
+            f"{config.steps} steps for {common} steps alone under {config.schedule!r}; give the "
+            "run another folder, or go on under constant or warmup_stable_decay"
+        )
+    if notes.get("source", identity["source"]) != identity["source"]:
+        raise WrongCheckpoint(
+            f"the checkpoint was trained on other data (digest {notes['source'][:12]}, here "
+            f"{identity['source'][:12]}); give it the same data, or the run another folder"
         )
 
 

@@ -1,39 +1,48 @@
-"""Where a run's numbers go: console, JSON lines, TensorBoard, a progress bar."""
+"""`Recorder`: writes the metrics of a run to all its loggers, and survives errors in them."""
 
+import contextlib
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jax.typing import ArrayLike
-
+from attnlab.atomic import write_atomic
 from attnlab.extras import extra
+from attnlab.names import lookup
+from attnlab.training.loggers import (
+    LOGGERS,
+    Figure,
+    JsonLines,
+    Logger,
+    RunInfo,
+    Scalars,
+    Terminal,
+    progress_bar,
+    read_metrics,
+)
+from attnlab.training.provenance import CHANGES, PROVENANCE, describe_process
 
-
-def summary_writer() -> Any:
-    """TensorBoard's writer. It would import torch, which takes two seconds and half a gigabyte."""
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if hidden:
-            del sys.modules["torch"]
-    return SummaryWriter
+__all__ = ["Recorder", "read_metrics"]
 
 
 class Recorder:
-    """Writes metrics of a run with several seeds into `folder`. Use as a context manager.
+    """The loggers of a run with several seeds in `folder`. Use as a context manager.
 
-    `metrics.jsonl` holds one object per write: step and, per metric, a number or one per seed.
-    TensorBoard files are in `tensorboard/seed_<n>`, with `about`, Markdown, as their text. If
-    `writes` is False (every process but the first) it does nothing; with `speaks` False it writes
-    files only.
+    `metrics.jsonl` and the terminal always; `loggers` are names of further ones, entries of
+    `LOGGERS`. An error in one of those is printed once, with its traceback, and the logger is not
+    called again: the training goes on. An error in metrics.jsonl (a full disk) is raised.
+
+    Args:
+      folder: of the run.
+      seeds: of the run.
+      name: for people, before each line.
+      loggers: names of `LOGGERS`.
+      hyperparameters: as JSON, for the loggers. With them the first start also writes
+        `provenance.json` (command line, git commit, packages) and `changes.diff` (of `git diff`).
+      writes: False in every process but the first: it does nothing.
+      speaks: False: it prints nothing.
     """
 
     def __init__(
@@ -42,127 +51,122 @@ class Recorder:
         seeds: Sequence[int],
         *,
         name: str = "",
-        about: str = "",
+        loggers: Sequence[str] = (),
+        hyperparameters: Mapping[str, Any] | None = None,
         writes: bool = True,
         speaks: bool = True,
     ) -> None:
         with extra("train"):  # now, not after the first step has compiled
             import rich  # noqa: F401
-
-            self._board = summary_writer()
-        self._path, self._seeds = folder / "metrics.jsonl", seeds
-        self._name, self._about = name, about
-        self._writes, self._speaks = writes, writes and speaks
-        self._lines: Any = None
-        self._boards: list[Any] = []
+        self._factories = {logger: lookup(LOGGERS, logger, what="logger") for logger in loggers}
+        self.folder, self.name, self._seeds = folder, name, seeds
+        self._hyperparameters, self._writes = hyperparameters, writes
+        self._terminal = Terminal(name) if writes and speaks else None
+        self._lines: JsonLines | None = None
+        self._others: dict[str, Logger] = {}
 
     def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._lines, *self._boards):
-            if file is not None:
-                file.close()
+        self.finish()
 
     def say(self, line: str) -> None:
         """One line for people, on standard error."""
-        if self._speaks:
-            print(f"[{self._name}] {line}" if self._name else line, file=sys.stderr, flush=True)
+        if self._terminal:
+            with contextlib.suppress(OSError):  # it was closed
+                self._terminal.say(line)
 
     def rewind(self, step: int) -> None:
-        """Removes what was written after `step`: a resumed run writes it again."""
+        """Opens the loggers and removes what was written after `step`.
+
+        Raises:
+          ModuleNotFoundError: the package of a logger is missing.
+        """
         if not self._writes:
             return
-        kept = [row for row in read_metrics(self._path) if row["step"] <= step]
-        new = self._path.with_suffix(".tmp")
-        new.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        os.replace(new, self._path)
-        self._lines = self._path.open("a")
-        folder = self._path.parent / "tensorboard"
-        self._boards = [
-            self._board(str(folder / f"seed_{seed}"), purge_step=step + 1 if step else None)
-            for seed in self._seeds
-        ]
-        if self._about and not step:
-            for board in self._boards:
-                board.add_text("about", self._about)
+        self._lines = JsonLines(self.folder / "metrics.jsonl", step)
+        given = self._hyperparameters
+        if given is not None and not (self.folder / PROVENANCE).exists():
+            self.attempt("the provenance", self._write_provenance)
+        info = RunInfo(self.folder, self._seeds, self.name, given or {}, step)
+        for name, make in self._factories.items():
+            try:
+                self._others[name] = make(info)
+            except ModuleNotFoundError:  # nothing is lost yet
+                raise
+            except Exception:
+                self._report(f"the logger {name}")
 
-    def show(
-        self,
-        step: int,
-        numbers: Mapping[str, float],
-        images: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        """Writes to TensorBoard alone, for the first seed: what depends on the machine, as
-        tokens/s, and images, [H, W] from 0 to 1."""
-        for board in self._boards[:1]:
-            for name, number in numbers.items():
-                board.add_scalar(name, number, step)
-            for name, image in (images or {}).items():
-                board.add_image(name, image, step, dataformats="HW")
-
-    def write(self, step: int, metrics: Mapping[str, ArrayLike]) -> None:
+    def log_scalars(self, step: int, values: Scalars) -> None:
         """Each value is one number or an array with one per seed."""
-        if not self._writes:
+        if self._lines is None:
             return
-        row = {name: np.asarray(value).tolist() for name, value in metrics.items()}
-        self._lines.write(json.dumps({"step": step, **row}) + "\n")
-        self._lines.flush()
-        for name, value in metrics.items():
-            per_seed = np.broadcast_to(value, len(self._boards))
-            for board, one in zip(self._boards, per_seed, strict=True):
-                board.add_scalar(name, float(one), step)
-        self.say(f"step {step:>6}  " + "  ".join(f"{n} {_show(v)}" for n, v in row.items()))
+        if not (new := self._lines.new(step, values)):
+            return
+        self._lines.log_scalars(step, new)
+        if self._terminal:
+            with contextlib.suppress(OSError):
+                self._terminal.log_scalars(step, new)
+        self.show(step, new)
 
-    @contextmanager
-    def progress(self, total: int, first: int) -> Iterator[Callable[[int, int], None]]:
-        """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+    def show(self, step: int, values: Scalars) -> None:
+        """To the optional loggers alone: what depends on the machine, such as tokens/s."""
+        self._each(lambda logger: logger.log_scalars(step, values))
 
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            transient=True,
-            disable=not (self._speaks and sys.stderr.isatty()),
-            console=_stderr_console(),
-        )
-        with bar:
-            row = bar.add_task(self._name, total=total, completed=first, rate="")
+    def log_figure(self, step: int, name: str, figure: Figure) -> None:
+        """A figure, to the loggers that have figures."""
+        self._each(lambda logger: logger.log_figure(step, name, figure))
 
-            def advance(step: int, tokens_per_step: int) -> None:
-                speed = bar.tasks[0].speed
-                rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
-                bar.update(row, completed=step, rate=rate)
+    def sync(self) -> None:
+        """Returns when metrics.jsonl is on the disk: before a checkpoint of the same step is."""
+        if self._lines is not None:
+            self._lines.sync()
 
-            yield advance
+    def finish(self) -> None:
+        """Closes the loggers."""
+        self._each(lambda logger: logger.finish())
+        self._others = {}
+        if self._lines is not None:
+            self._lines.finish()
+            self._lines = None
 
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    def attempt(self, what: str, call: Callable[[], Any]) -> Any:
+        """What `call` returns; None where it raises, which is printed: the training goes on."""
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+            return call()
+        except Exception:
+            self._report(what)
+            return None
 
+    def _report(self, what: str) -> None:
+        """Prints the exception that is being handled."""
+        line = f"{what} failed; the training goes on without it\n{traceback.format_exc()}"
+        if self._terminal:
+            self.say(line)
+        else:
+            warnings.warn(line, RuntimeWarning, stacklevel=3)
 
-def _stderr_console() -> Any:
-    from rich.console import Console
+    def progress(
+        self, total: int, first: int
+    ) -> contextlib.AbstractContextManager[Callable[[int, int], None]]:
+        """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
+        return progress_bar(self.name, total, first, shown=self._terminal is not None)
 
-    return Console(stderr=True)
+    def _each(self, call: Callable[[Logger], None]) -> None:
+        for name, logger in list(self._others.items()):
 
+            def succeeded(logger: Logger = logger) -> bool:
+                call(logger)
+                return True
 
-def _show(value: Any) -> str:
-    many = value if isinstance(value, list) else [value]
-    return " ".join(f"{v:.4g}" for v in many)
+            if not self.attempt(f"the logger {name}", succeeded):
+                del self._others[name]
+
+    def _write_provenance(self) -> None:
+        about, changes = describe_process()
+        about = {"hyperparameters": dict(self._hyperparameters or {}), **about}
+        if changes:
+            write_atomic(self.folder / CHANGES, changes)
+        content = json.dumps(about, indent=1, default=str) + "\n"
+        write_atomic(self.folder / PROVENANCE, content.encode())

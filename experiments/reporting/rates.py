@@ -174,11 +174,19 @@ def read(folder: Path) -> dict[str, Tuned]:
         arm = arm_of(path.parent.name)
         run = results.Run(path.parent, workdir.read_json(path), {}, titles.get(arm, ""))
         old = found.get(arm, Tuned(run.name, {}, 0.0, run.sign))
-        score = run.sign * float(run.curve()[1][:, -1].mean()) if run.complete else math.inf
+        score = run.sign * _validation_score(run) if run.complete else math.inf
         tried = old.tried | {run.result["learning_rate"]: score}
         seconds = old.seconds + run.result.get("wall_seconds", 0.0)
         found[arm] = old._replace(tried=tried, seconds=seconds)
     return found
+
+
+def _validation_score(run: results.Run) -> float:
+    """The main metric on the whole validation part, a mean over seeds: the last point of the curve
+    in a run of an earlier version."""
+    name = run.metrics[0]["name"]
+    kept = run.result.get(f"validation_{name}")
+    return float(np.mean(run.curve()[1][:, -1] if kept is None else kept))
 
 
 def elsewhere(source: Path) -> tuple[dict[str, float], dict[str, Any]]:

@@ -115,7 +115,8 @@ class Run:
                 f"{min(twice)}, which would count twice; move one of them elsewhere"
             )
         mine, theirs = self.result, other.result
-        per_seed = [n for n in mine if n == "seeds" or n.startswith(("heldout_", "train_"))]
+        scores = ("heldout_", "train_", "validation_")
+        per_seed = [n for n in mine if n == "seeds" or n.startswith(scores)]
         seconds = sum(one.get("wall_seconds", 0.0) for one in (mine, theirs))  # diverged: none
         result = mine | {n: [*mine[n], *theirs[n]] for n in per_seed} | {"wall_seconds": seconds}
         return dataclasses.replace(self, result=result, more=(*self.more, other))

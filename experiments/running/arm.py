@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -20,11 +21,12 @@ from attnlab.models.head_similarity import smallest_change
 from attnlab.names import lookup
 from attnlab.sharing.named_plans import plan_name
 from attnlab.training import sharding
+from attnlab.training.callbacks import parse_steps
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.schedules import fork_step
-from experiments.running import initial, launch, machine, maps, workdir, writing
+from experiments.running import initial, machine, maps, workdir, writing
 from experiments.running.longer import go_on
 
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -158,25 +160,52 @@ NEEDS = {"logits": _needs_logits, "classes": _needs_classes}
 
 
 def run(
-    config: Any, folder: Path, name: str = "", *, model_parallel: int = 1, cut_state: bool = False
+    config: Any,
+    folder: Path,
+    name: str = "",
+    *,
+    model_parallel: int = 1,
+    cut_state: bool = False,
+    loggers: Sequence[str] = (),
+    profile: str = "",
 ) -> dict[str, Any]:
     """Runs the arm in `folder`, or goes on where it was left; returns what result.json holds.
 
     `model_parallel` devices compute one model together, each its own heads and hidden units; with
     `cut_state` the devices of a data axis share weights and optimizer out between them
     (`training.sharding`). Neither changes more than last bits, and a run may go on under others.
+    `loggers` are names of `training.LOGGERS`; `profile`, "10:20", are the steps whose trace is
+    written to `folder/profile`. They are not in the config, since they change no number.
 
     Raises ValueError before any work for bad input and where another process owns the folder,
     training.Stopped after a signal. A loss that is not finite ends the arm with status "diverged"
     and a message.
     """
     arm = resolve(config)
+    callbacks = []
+    if profile:
+        callbacks.append(training.Profile(folder / "profile", *parse_steps(profile)))
+    recorder = functools.partial(
+        Recorder,
+        folder,
+        arm.train.seeds,
+        name=name,
+        loggers=loggers,
+        hyperparameters=config.to_dict(),
+        writes=jax.process_index() == 0,
+    )
     with workdir.own(folder) if jax.process_index() == 0 else contextlib.nullcontext():
-        return _run(arm, config, folder, name, model_parallel, cut_state)
+        return _run(arm, config, folder, recorder, callbacks, model_parallel, cut_state)
 
 
 def _run(
-    arm: Arm, config: Any, folder: Path, name: str, model_parallel: int, cut_state: bool
+    arm: Arm,
+    config: Any,
+    folder: Path,
+    make_recorder: Callable[[], Recorder],
+    callbacks: Sequence[training.Callback],
+    model_parallel: int,
+    cut_state: bool,
 ) -> dict[str, Any]:
     """`run` in a folder that is ours."""
     mesh = _mesh(arm.train, model_parallel)
@@ -191,11 +220,8 @@ def _run(
     done = folder / workdir.RESULT
     if done.exists():
         return workdir.read_json(done)
-    writes = jax.process_index() == 0
     with (
-        Recorder(
-            folder, arm.train.seeds, name=name, about=_about(config), writes=writes
-        ) as recorder,
+        make_recorder() as recorder,
         Checkpoints(
             folder / "checkpoints", also=fork_step(arm.train), say=recorder.say
         ) as checkpoints,
@@ -203,23 +229,20 @@ def _run(
         for line in said:
             recorder.say(line)
         shapes = step_inputs(task, source.shapes(), arm.train)
-        result = _described(arm, name, task, source, shapes)
+        result = _described(arm, recorder.name, task, source, shapes)
         params: Any = initial.fresh(arm.model, arm.same)
         if stored is not None:
             params, result["start"] = _started(arm, stored, task, source)
             recorder.say(f"starting from {result['start']}")
-        try:
-            fitted = _fit(arm, task, source, params, recorder, checkpoints, mesh, cut_state)
-        except training.NonFiniteLoss as error:
-            result |= {"status": DIVERGED, "message": str(error)}
-        else:
-            result |= _scores(fitted)
-            seen, sample = _looked_at(arm, task, source, fitted, shapes, params)
-            result |= {"sample": sample} if sample else {}
-            if seen and writes:
-                np.savez_compressed(folder / maps.FILE, **seen)
-                recorder.show(fitted.step, {}, {"attention": maps.tiles(seen["probs"])})
-        if writes:
+        options = training.FitOptions(
+            mesh=mesh,
+            sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
+            params=params,
+            measure=functools.partial(_watch, arm.model) if arm.watch else None,
+            callbacks=callbacks,
+        )
+        result |= _fit(arm, task, source, recorder, checkpoints, options)
+        if jax.process_index() == 0:
             workdir.write_json(done, result)
         sharding.wait_for_all("result")
         return result
@@ -229,29 +252,33 @@ def _fit(
     arm: Arm,
     task: Objective,
     source: Dataset,
-    params: Any,
     recorder: Recorder,
     checkpoints: Checkpoints,
-    mesh: Any,
-    cut_state: bool,
-) -> training.FitResult:
-    """The training; `params` as `training.fit` takes them."""
-    options = training.FitOptions(
-        mesh=mesh,
-        sharding=sharding.StateSharding(models.shard_axes(arm.model), cut_state),
-        params=params,
-        measure=functools.partial(_watch, arm.model) if arm.watch else None,
-    )
-    return training.fit(
-        arm.model.build(),
-        task,
-        training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
-        arm.train,
-        source,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        options=options,
-    )
+    options: training.FitOptions,
+) -> dict[str, Any]:
+    """What result.json holds after the training. An error in maps or sample does not lose it."""
+    try:
+        fitted = training.fit(
+            arm.model.build(),
+            task,
+            training.make_optimizer(arm.train, models.matrix_axes(arm.model)),
+            arm.train,
+            source,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            options=options,
+        )
+    except training.NonFiniteLoss as error:
+        return {"status": DIVERGED, "message": str(error)}
+    tokens, sample = step_inputs(task, source.shapes(), arm.train)["tokens"], None
+    is_text = tokens.ndim == 2  # else features
+    if is_text and tokens.shape[1] <= maps.LONGEST and _of_one_number(arm.model):
+        show = functools.partial(_show_heads, arm, task, source, fitted, options.params, recorder)
+        recorder.attempt("the maps of the heads", show)
+    if is_text and arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
+        write = functools.partial(_sample, arm, task, source, fitted)
+        sample = recorder.attempt("the sample", write)
+    return _scores(fitted) | ({"sample": sample} if sample else {})
 
 
 def _mesh(trains: training.TrainConfig, model_parallel: int) -> Any:
@@ -348,32 +375,41 @@ def _scores(fitted: training.FitResult) -> dict[str, Any]:
         "status": COMPLETE,
         **{f"heldout_{name}": v.tolist() for name, v in fitted.heldout.items()},
         **{f"train_{name}": v.tolist() for name, v in fitted.train.items()},
+        **{f"validation_{name}": v.tolist() for name, v in fitted.validation.items()},
         **{f"weights_{name}": v.tolist() for name, v in fitted.measured.items()},
         "tokens_per_second": fitted.tokens_per_second,
         "wall_seconds": fitted.wall_seconds,
     }
 
 
-def _looked_at(
-    arm: Arm, task: Objective, source: Dataset, fitted: Any, shapes: Any, params: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Maps and statistics of the heads, and a text that the model writes, of the first seed;
-    nothing where there are none. `params` are what `fit` began with."""
-    tokens = shapes["tokens"]
-    if tokens.ndim != 2:  # features
-        return {}, {}
+def _show_heads(
+    arm: Arm,
+    task: Objective,
+    source: Dataset,
+    fitted: training.FitResult,
+    params: Any,
+    recorder: Recorder,
+) -> None:
+    """Writes maps and statistics of the heads of the first seed, where there are any. `params` are
+    what `fit` began with."""
     seed, rows = arm.train.seeds[0], maps.shown_rows(task, source)
 
     def begun(inputs: dict[str, Any]) -> Any:
         return initial.begun(arm.model.build(), params, seed, inputs)
 
-    seen, told = {}, {}
-    if tokens.shape[1] <= maps.LONGEST and _of_one_number(arm.model):
-        seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
-    if arm.task == writing.TASK and hasattr(arm.data, "tokenizer"):
-        last = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
-        told = writing.sample(arm.model, last, source, rows[0], seed)
-    return seen, told
+    seen = maps.of_fitted(arm.model, task, fitted, source, rows, seed, begun)
+    if seen and jax.process_index() == 0:
+        np.savez_compressed(recorder.folder / maps.FILE, **seen)
+        recorder.log_figure(fitted.step, "attention", maps.tiles(seen["probs"]))
+
+
+def _sample(
+    arm: Arm, task: Objective, source: Dataset, fitted: training.FitResult
+) -> dict[str, Any]:
+    """A text that the model of the first seed writes."""
+    last = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
+    row = maps.shown_rows(task, source)[0]
+    return writing.sample(arm.model, last, source, row, arm.train.seeds[0])
 
 
 def _of_one_number(model: ModelConfig) -> bool:
@@ -395,10 +431,3 @@ def step_inputs(task: Objective, row: Any, trains: training.TrainConfig) -> dict
     count = trains.batch_size // trains.accumulate
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), row)
     return input_shapes(task, batch)
-
-
-def _about(config: Any) -> str:
-    """Every field that is set, as a Markdown table."""
-    fields = launch.fields(config).items()
-    rows = [f"| {path} | {value} |" for path, (_, value) in fields if value not in (None, "")]
-    return "\n".join(["| field | value |", "|---|---|", *rows])

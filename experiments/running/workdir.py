@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from attnlab.atomic import is_partial, write_atomic
 from experiments.running import lock
 
 CONFIG = "config.json"
@@ -76,6 +76,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _refuse_strangers(folder: Path) -> None:
     ours = {lock.OWNER, CALIBRATION}
+    for left in filter(is_partial, list(folder.iterdir())):  # by a kill in the first write
+        left.unlink(missing_ok=True)
     some = sorted(p.name for p in folder.iterdir() if p.name not in ours)[:3]
     if some:
         raise WorkdirError(
@@ -112,9 +114,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Whole or not at all."""
-    new = path.with_suffix(".tmp")
-    new.write_bytes(content)
-    os.replace(new, path)
+    write_atomic(path, content)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:

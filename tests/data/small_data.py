@@ -29,6 +29,26 @@ def text(folder):
     return data.Text(path=str(path)), 8, "causal_lm"
 
 
+def tokens(folder):
+    """Two training shards and one that is held out, as nanoGPT names them."""
+    ids = np.random.default_rng(0).integers(0, 300, 900).astype(np.uint16)
+    for name, part in {"train_0": ids[:400], "train_1": ids[400:700], "val": ids[700:]}.items():
+        part.tofile(folder / f"{name}.bin")
+    config = data.TokenFiles(path=str(folder), vocab_size=300, bytes_per_token=2.5)
+    return config, 8, "causal_lm"
+
+
+def huggingface(folder):
+    """60 rows of 5 to 11 token ids."""
+    import datasets
+
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 300, rng.integers(5, 12)).tolist() for _ in range(60)]
+    datasets.Dataset.from_dict({"input_ids": rows}).save_to_disk(folder / "rows")
+    fields = dict(vocab_size=300, heldout=0.2, bytes_per_token=2.5)
+    return data.HuggingFace(path=str(folder / "rows"), **fields), 8, "causal_lm"
+
+
 def pairs(folder):
     """Word by word; one side is packed. 40 training pairs, 9 and 7 others."""
     texts = lines(56)
@@ -116,5 +136,17 @@ def grain(folder):
 
 DATASETS = {
     f.__name__: f
-    for f in (text, pairs, labelled, recall, endpoints, farthest, maxima, graph, grain)
+    for f in (
+        text,
+        tokens,
+        huggingface,
+        pairs,
+        labelled,
+        recall,
+        endpoints,
+        farthest,
+        maxima,
+        graph,
+        grain,
+    )
 }

@@ -13,7 +13,7 @@ def write(folder, first, steps, **options):
     with Recorder(folder, (0, 7), **options) as recorder:
         recorder.rewind(first)
         for step in steps:
-            recorder.write(
+            recorder.log_scalars(
                 step, {"train/loss": np.array([step, -step]), "train/learning_rate": 0.5}
             )
 
@@ -38,24 +38,31 @@ def scalars(folder):
 
 
 def test_json_lines_and_tensorboard(tmp_path, capsys):
-    write(tmp_path, 0, [10, 20], name="arm")
+    write(tmp_path, 0, [10, 20], name="run", loggers=["tensorboard"])
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert rows[1] == {"step": 20, "train/loss": [20, -20], "train/learning_rate": 0.5}
     assert (20, "train/loss", -20.0) in scalars(tmp_path / "tensorboard" / "seed_7")
     assert (10, "train/learning_rate", 0.5) in scalars(tmp_path / "tensorboard" / "seed_0")
-    assert "[arm] step     20  train/loss 20 -20" in capsys.readouterr().err
+    assert "[run] step     20  train/loss 20 -20" in capsys.readouterr().err
+
+
+def test_without_other_loggers_there_are_json_lines_alone(tmp_path):
+    write(tmp_path, 0, [10])
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_what_tensorboard_shows_alone(tmp_path):
-    with Recorder(tmp_path, (3, 4), about="| width | 8 |") as recorder:
+    options = dict(hyperparameters={"model": {"width": 8}}, loggers=["tensorboard"])
+    with Recorder(tmp_path, (3, 4), **options) as recorder:
         recorder.rewind(0)
-        recorder.show(5, {"speed": 2.0}, {"maps": np.array([[0.0, 1.0, 0.5]])})
-    first = {v.tag.partition("/")[0]: v for _, v in values(tmp_path / "tensorboard" / "seed_3")}
+        recorder.show(5, {"speed": 2.0})
+        recorder.log_figure(5, "maps", np.array([[0.0, 1.0, 0.5]]))
+    found = values(tmp_path / "tensorboard" / "seed_3")
+    first = {v.tag.partition("/")[0]: v for _, v in found}
     assert (first["speed"].simple_value, read_metrics(tmp_path / "metrics.jsonl")) == (2.0, [])
-    assert first["about"].tensor.string_val == [b"| width | 8 |"]
+    assert b"| model.width | 8 |" in first["hyperparameters"].tensor.string_val[0]
     picture = Image.open(io.BytesIO(first["maps"].image.encoded_image_string)).convert("L")
     np.testing.assert_array_equal(np.asarray(picture), [[0, 255, 127]])
-    assert [v.tag for _, v in values(tmp_path / "tensorboard" / "seed_4")] == ["about/text_summary"]
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path):

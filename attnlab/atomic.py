@@ -1,0 +1,46 @@
+"""Write a file so that a kill or a power failure leaves the old content or the new one."""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+SUFFIX = ".partial"
+"""Of the temporary file beside the one that is written; what a kill leaves may be deleted."""
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replaces `path` by a file with this content, and returns when it is on the disk.
+
+    The content goes to a temporary file of a name of its own (`.NAME.RANDOM.partial`), which is
+    renamed after an fsync. On an error it is deleted and `path` is as it was.
+
+    Raises:
+      OSError: the folder cannot be written, or the disk is full.
+    """
+    new = path.with_name(f".{path.name}.{secrets.token_hex(6)}{SUFFIX}")
+    try:
+        with new.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems have no fsync of folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def is_partial(path: Path) -> bool:
+    """Is it the temporary file of a `write_atomic` that was killed?
+
+    >>> is_partial(Path("run/.config.json.k3x9.partial")), is_partial(Path("run/config.json"))
+    (True, False)
+    """
+    return path.name.startswith(".") and path.name.endswith(SUFFIX)

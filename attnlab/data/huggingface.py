@@ -1,0 +1,158 @@
+"""Dataset `huggingface`: rows of token ids in a folder of the package datasets, or in Parquet."""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from attnlab.data.dataset import BatchShapes, Dataset, DataSizes
+from attnlab.data.random_access import Item, Splits, dataset_of_splits
+from attnlab.extras import extra
+
+HELDOUT_SPLITS = ("validation", "valid", "test")
+"""Splits that are held out, the first that there is."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HuggingFace:
+    """Rows of token ids, one example each; grain shuffles them, as those of `grain`.
+
+    `path` is a folder of `datasets.Dataset.save_to_disk` or `DatasetDict.save_to_disk`, a Parquet
+    file, or a folder of Parquet files, which the package datasets turns into Arrow files in its
+    cache. Rows are read from the disk as they are needed. A dataset with a split "train" holds out
+    its split "validation", "valid" or "test", the first that there is; of others the last share
+    `heldout` of the rows is held out.
+
+    A row of `column` has token ids; it is cut after `length` + 1, and what a shorter one lacks does
+    not count. No row attends to another. `bytes_per_token` is the mean number of bytes of a token,
+    for bits per byte (1: bits per token). A column of text is refused: `prepare` tokenizes it.
+    """
+
+    path: str = ""
+    column: str = "input_ids"
+    vocab_size: int = 0
+    heldout: float = 0.05
+    bytes_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.path and not Path(self.path).exists():
+            raise FileNotFoundError(f"no dataset at {self.path}; give data.path")
+        if not 0 < self.heldout < 1:
+            raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
+
+    def sizes(self) -> DataSizes:
+        """The tokens."""
+        if not self.vocab_size:
+            raise ValueError("give data.vocab_size: more than the largest token id")
+        return DataSizes(self.vocab_size)
+
+    def shapes(self, length: int) -> BatchShapes:
+        """`length` + 1 tokens, and what each target counts."""
+        shapes = {"tokens": (1, length + 1), "valid": (1, length), "bytes": (1, length)}
+        dtypes = {"tokens": np.int32, "valid": bool, "bytes": np.float32}
+        return {name: jax.ShapeDtypeStruct(shapes[name], dtypes[name]) for name in shapes}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """The rows; `folder` is not used.
+
+        Raises:
+          ValueError: there is no such column of token ids, or `bytes_per_token` is not given.
+        """
+        if not self.bytes_per_token:
+            raise ValueError(
+                "give data.bytes_per_token, the mean number of bytes of a token (1: bits per token)"
+            )
+        train, heldout = self._tables()
+        limits = length, self.sizes().vocab_size, self.bytes_per_token
+        parts = [_Rows(table, self.column, *limits) for table in (train, heldout)]
+        splits = Splits(
+            name=Path(self.path).name,
+            train=parts[0],
+            heldout=parts[1],
+            sizes=self.sizes(),
+            digest=self._digest(),
+        )
+        return dataset_of_splits(splits, length)
+
+    def _tables(self) -> tuple[Any, Any]:
+        """Training and held-out rows, of the package datasets."""
+        with extra("data"):
+            import datasets
+        files = self._parquet()
+        if files:
+            table: Any = datasets.Dataset.from_parquet([str(file) for file in files])
+        elif self.path:
+            table = datasets.load_from_disk(self.path)
+        else:
+            raise ValueError("the dataset huggingface needs data.path")
+        held = None
+        if isinstance(table, datasets.DatasetDict):
+            known = list(table)
+            names = [name for name in HELDOUT_SPLITS if name in table]
+            if "train" not in table:
+                raise ValueError(f"{self.path} has the splits {known}, none is 'train'")
+            table, held = table["train"], table[names[0]] if names else None
+        if self.column not in table.column_names:
+            raise ValueError(f"{self.path} has no column {self.column!r}; {table.column_names}")
+        if held is None:
+            end = int(len(table) * (1 - self.heldout))
+            table, held = table.select(range(end)), table.select(range(end, len(table)))
+        if not len(table) or not len(held):
+            raise ValueError(f"{self.path} has too few rows to hold out a share {self.heldout}")
+        return tuple(t.select_columns([self.column]).with_format("numpy") for t in (table, held))
+
+    def _parquet(self) -> list[Path]:
+        path = Path(self.path)
+        if not self.path or path.suffix == ".parquet":
+            return [path] if self.path else []
+        return sorted(path.rglob("*.parquet"))
+
+    def _digest(self) -> str:
+        """Of the files with rows, and of what is made of them."""
+        whole = hashlib.sha256(repr(dataclasses.replace(self, path="")).encode())
+        path = Path(self.path)
+        files = self._parquet() or sorted(path.rglob("*.arrow"))
+        for file in files:
+            with file.open("rb") as opened:
+                whole.update(hashlib.file_digest(opened, "sha256").digest())
+        return whole.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """A table as random access."""
+
+    table: Any
+    column: str
+    length: int
+    vocab_size: int
+    bytes_per_token: float
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int, /) -> Item:
+        """Raises ValueError where the row does not hold token ids."""
+        ids = np.asarray(self.table[int(index)][self.column])
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError(
+                f"a row of {self.column!r} has no token ids (dtype {ids.dtype}); tokenize texts "
+                "with experiments.prepare"
+            )
+        ids = ids[: self.length + 1]
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab_size:
+            raise ValueError(
+                f"a row of {self.column!r} has the token {ids.max()}, data.vocab_size is "
+                f"{self.vocab_size}"
+            )
+        tokens = np.zeros(self.length + 1, np.int32)
+        tokens[: len(ids)] = ids
+        valid = np.arange(1, self.length + 1) < len(ids)
+        return {
+            "tokens": tokens,
+            "valid": valid,
+            "bytes": np.full(self.length, self.bytes_per_token, np.float32),
+        }

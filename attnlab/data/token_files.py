@@ -1,0 +1,371 @@
+"""Dataset `tokens`: files of token ids that are read from the disk window by window."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attnlab.data.batching import random_starts, window_starts
+from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
+from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
+
+INDEX = "index.json"
+HELDOUT_NAMES = ("val", "heldout", "test")
+"""Beginnings of the names of files that are held out, in a folder without an index."""
+DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
+CHUNK = 1 << 22
+"""Tokens that are read at a time where all are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A file of token ids, one after the other, little-endian; its sha256 is that of the file."""
+
+    file: str
+    tokens: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """`index.json` of a folder that `prepare` wrote."""
+
+    dtype: str
+    vocab_size: int
+    """With the token that ends a document."""
+    end_of_document: int
+    tokenizer: str
+    """"bytes", or what the folder's tokenizer.json was asked for as."""
+    token_bytes: float
+    """0: each token stands for the bytes that the tokenizer says; else the mean of all tokens."""
+    train: tuple[Shard, ...]
+    heldout: tuple[Shard, ...]
+    documents: tuple[int, int]
+    """Of the training and of the held-out part."""
+    text_bytes: int
+    version: int = 1
+
+    @classmethod
+    def read(cls, folder: Path) -> "Index":
+        """That of a folder; raises ValueError where it cannot be read."""
+        try:
+            fields: dict[str, Any] = json.loads((folder / INDEX).read_text())
+            parts = {n: tuple(Shard(**one) for one in fields[n]) for n in ("train", "heldout")}
+            index = cls(**fields | parts | {"documents": tuple(fields["documents"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / INDEX} is no index of token files: {error}") from None
+        if index.version != 1:
+            raise ValueError(f"{folder / INDEX} has version {index.version}, this attnlab reads 1")
+        return index
+
+    def to_json(self) -> str:
+        """The content of the file."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+class TokenFile(NamedTuple):
+    """Where a file has its tokens."""
+
+    path: Path
+    dtype: str
+    offset: int
+    """Bytes before the first token."""
+    tokens: int
+
+    def read(self, handle: int, start: int, out: np.ndarray) -> None:
+        """Fills `out` with the tokens from `start` on; `handle` is that of the open file."""
+        width = np.dtype(self.dtype).itemsize
+        content = os.pread(handle, len(out) * width, self.offset + start * width)
+        if len(content) != len(out) * width:
+            raise ValueError(f"{self.path} has become shorter")
+        out[:] = np.frombuffer(content, self.dtype)
+
+
+class TokenStream:
+    """Tokens of several files, one file after the other; a part [start, end) of them.
+
+    Windows are read by `pread` and not through a memory map, since the pages of a map that were
+    touched, and those that the system maps around them, are memory of the process: random windows
+    of a map have soon all of a file resident.
+    """
+
+    def __init__(self, files: Sequence[TokenFile], start: int = 0, end: int | None = None) -> None:
+        self._files = list(files)
+        self._ends = np.cumsum([file.tokens for file in files], dtype=np.int64)
+        total = int(self._ends[-1]) if files else 0
+        self._start, self._end = start, total if end is None else end
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def part(self, start: int, end: int) -> "TokenStream":
+        """The tokens [start, end) of these."""
+        return TokenStream(self._files, self._start + start, self._start + end)
+
+    def read(self, starts: np.ndarray, size: int) -> np.ndarray:
+        """[W, size]: the tokens from each start on; zeros after the last token."""
+        rows, handles = np.zeros((len(starts), size), np.int32), dict[int, int]()
+        try:
+            for row, start in zip(rows, starts.tolist(), strict=True):
+                at, end = self._start + start, min(self._start + start + size, self._end)
+                number, done = int(np.searchsorted(self._ends, at, "right")), 0
+                while at < end:
+                    file, last = self._files[number], int(self._ends[number])
+                    if number not in handles:
+                        handles[number] = os.open(file.path, os.O_RDONLY)
+                    count = min(last, end) - at
+                    file.read(handles[number], at - last + file.tokens, row[done : done + count])
+                    at, done, number = at + count, done + count, number + 1
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        return rows
+
+    def windows(self, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `text.windows`: tokens [W, length + 1], and where a target counts [W, length]."""
+        starts = window_starts(len(self), length, count)
+        valid = starts[:, None] + np.arange(1, length + 1) < len(self)
+        return self.read(starts, length + 1), valid
+
+    def count(self, size: int) -> np.ndarray:
+        """How often each token below `size` occurs."""
+        counts = np.zeros(size, np.int64)
+        for start in range(0, len(self), CHUNK):
+            piece = self.read(np.array([start]), min(CHUNK, len(self) - start))
+            counts += np.bincount(piece[0], minlength=size)
+        return counts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenFiles:
+    """Token ids on the disk, to be predicted one by one; not more than the windows of a batch are
+    in memory at a time.
+
+    `path` is a folder that `prepare` wrote; or a file, or a folder of files, of token ids: `.bin`
+    (nothing but ids of `dtype`, "uint16" or "uint32", as nanoGPT writes them) or `.npy` (a vector).
+    Files of a folder whose names begin with "val", "heldout" or "test" are held out; where there is
+    none, the last share `heldout` of all tokens is. Files without an index need `vocab_size`, and
+    are read once, for their digest; the digests of an index are believed.
+
+    Losses are in bits per byte of the text: `tokenizer.json` in the folder says for how many bytes
+    each token stands. Without one give their mean, `bytes_per_token`; with 1 "bits per byte" are
+    bits per token.
+
+    The windows of a training batch start at random positions, drawn uniformly with replacement from
+    (seed, step), as those of `text`: a run reads no position twice in a batch but by chance, and
+    keeps no state. Windows go over the ends of files and documents: tokens of an earlier document
+    are attended to, and the token that ends a document is a target of 0 bytes. Every training
+    window is whole. If all of a part is scored, each token but the first is a target once, and the
+    last window is filled with zeros that do not count.
+    """
+
+    path: str = ""
+    dtype: str = "uint16"
+    vocab_size: int = 0
+    heldout: float = 0.1
+    bytes_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"data.dtype must be uint16 or uint32, not {self.dtype!r}")
+        if not 0 < self.heldout < 1:
+            raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
+        if self.path and not Path(self.path).exists():
+            raise FileNotFoundError(f"no token files at {self.path}; give data.path")
+
+    def sizes(self) -> DataSizes:
+        """The tokens."""
+        index = self._index()
+        size = index.vocab_size if index else self.vocab_size
+        if not size:
+            raise ValueError(f"{self.path or 'data.path'} has no index; give data.vocab_size")
+        return DataSizes(size)
+
+    @property
+    def tokenizer(self) -> str:
+        """Its name, as `make_tokenizer` takes it; empty where it is not known."""
+        index, path = self._index(), Path(self.path) / FILE
+        if index is not None and index.tokenizer != FILE:
+            return index.tokenizer
+        return str(path) if path.exists() else ""
+
+    def shapes(self, length: int) -> BatchShapes:
+        """Windows of `length` + 1 tokens."""
+        return {"tokens": jax.ShapeDtypeStruct((1, length + 1), np.int32)}
+
+    def load(self, length: int, folder: Path | None = None) -> Dataset:
+        """Windows of `length` + 1 tokens. `folder` is not used.
+
+        Raises:
+          ValueError: a part is shorter than one window; a file is not as long as its index says; a
+            token is not below the vocabulary size; it is not known for how many bytes tokens stand.
+        """
+        index, size = self._index(), self.sizes().vocab_size
+        train, heldout, digest = self._parts(index)
+        for name, part in (("training", train), ("held-out", heldout)):
+            if len(part) <= length:
+                raise ValueError(
+                    f"{self.path}: the {name} part has {len(part)} tokens, too few for one window "
+                    f"of {length} + 1; give more tokens or a smaller length"
+                )
+        tokenizer = self._tokenizer(index)
+        sizes = self._token_bytes(index, tokenizer, size)
+
+        def batch(seed: int, step: int, rows: int, part: slice) -> Batch:
+            starts = random_starts(len(train), length, rows, seed=seed, step=step, part=part)
+            return {"tokens": train.read(starts, length + 1)}
+
+        def scored(part: TokenStream, count: int) -> Batch:
+            tokens, valid = part.windows(length, count)
+            return {"tokens": tokens, "valid": valid, "bytes": sizes[tokens[:, 1:]]}
+
+        documents = index and {"documents": sum(index.documents)}
+        return Dataset(
+            name=Path(self.path).name,
+            digest=digest,
+            sizes=DataSizes(size),
+            row_tokens=length,
+            batch=batch,
+            heldout=functools.partial(scored, heldout),
+            train=functools.partial(scored, train),
+            decode=_decoder(tokenizer),
+            baselines=functools.partial(_baselines, heldout, sizes),
+            files={} if tokenizer is None else tokenizer.files,
+            facts={
+                "training tokens": len(train),
+                "held-out tokens": len(heldout),
+                "tokenizer": index.tokenizer if index else "of the files",
+                **(documents or {}),
+            },
+        )
+
+    def _index(self) -> Index | None:
+        folder = Path(self.path)
+        return Index.read(folder) if self.path and (folder / INDEX).exists() else None
+
+    def _parts(self, index: Index | None) -> tuple[TokenStream, TokenStream, str]:
+        """Training part, held-out part and digest."""
+        if not self.path:
+            raise ValueError("the dataset tokens needs data.path: a file or folder of token ids")
+        if index is not None:
+            shards = index.train, index.heldout
+            parts = [_checked(Path(self.path), index, part) for part in shards]
+            digests = [shard.sha256 for part in shards for shard in part]
+        else:
+            parts = self._found()
+            limit = self.sizes().vocab_size
+            digests = [_digest(file, limit, _stamp(file.path)) for part in parts for file in part]
+        train, heldout = map(TokenStream, parts)
+        how = f"{len(parts[0])} files"
+        if not parts[1]:
+            end, how = int(len(train) * (1 - self.heldout)), f"share {self.heldout}"
+            train, heldout = train.part(0, end), train.part(end, len(train))
+        width = index.dtype if index else self.dtype
+        whole = " ".join([width, how, *digests])
+        return train, heldout, hashlib.sha256(whole.encode()).hexdigest()
+
+    def _found(self) -> list[list[TokenFile]]:
+        """The files of the training and of the held-out part, in the order of their names."""
+        path = Path(self.path)
+        paths = sorted(path.iterdir()) if path.is_dir() else [path]
+        paths = [p for p in paths if p.suffix in (".bin", ".npy")]
+        if not paths:
+            raise ValueError(f"{path} holds no .bin or .npy file of token ids")
+        files = [_token_file(p, self.dtype) for p in paths]
+        held = [p.name.startswith(HELDOUT_NAMES) and path.is_dir() for p in paths]
+        return [[f for f, h in zip(files, held, strict=True) if h == part] for part in (0, 1)]
+
+    def _tokenizer(self, index: Index | None) -> Tokenizer | None:
+        path = Path(self.path) / FILE
+        if path.exists():
+            return load_tokenizer(path)
+        return ByteTokenizer() if index and index.tokenizer == "bytes" else None
+
+    def _token_bytes(
+        self, index: Index | None, tokenizer: Tokenizer | None, size: int
+    ) -> np.ndarray:
+        """For how many bytes each token stands [size]."""
+        mean = self.bytes_per_token or (index.token_bytes if index else 0.0)
+        if mean:
+            return np.full(size, mean, np.float32)
+        known = None if tokenizer is None else token_sizes(tokenizer)
+        if known is None:
+            raise ValueError(
+                f"{self.path} has no tokenizer.json of bytes, so bits per byte cannot be computed; "
+                "put the tokenizer.json beside the files, or give data.bytes_per_token, the mean "
+                "number of bytes of a token (1: bits per token)"
+            )
+        sizes = np.zeros(size, np.float32)  # the end of a document stands for none
+        sizes[: len(known)] = known[:size]
+        return sizes
+
+
+def _token_file(path: Path, dtype: str) -> TokenFile:
+    if path.suffix == ".npy":
+        array = np.load(path, mmap_mode="r")
+        if array.ndim != 1 or array.dtype.name not in DTYPES:
+            raise ValueError(
+                f"{path} is {array.dtype} {list(array.shape)}; token ids are a vector of uint16 or "
+                "uint32"
+            )
+        return TokenFile(path, array.dtype.name, array.offset, len(array))
+    size, width = path.stat().st_size, np.dtype(dtype).itemsize
+    if size % width:
+        raise ValueError(f"{path} has {size} bytes, no multiple of {width}: it is not {dtype}")
+    return TokenFile(path, dtype, 0, size // width)
+
+
+def _checked(folder: Path, index: Index, shards: Sequence[Shard]) -> list[TokenFile]:
+    files = [_token_file(folder / shard.file, index.dtype) for shard in shards]
+    for file, shard in zip(files, shards, strict=True):
+        if file.tokens != shard.tokens:
+            raise ValueError(
+                f"{file.path} has {file.tokens:,} tokens, {INDEX} says {shard.tokens:,}; prepare "
+                "the folder again"
+            )
+    return files
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    return path.stat().st_size, path.stat().st_mtime_ns
+
+
+@functools.lru_cache(maxsize=1024)  # the variants of a sweep read the same files
+def _digest(file: TokenFile, limit: int, stamp: tuple[int, int]) -> str:
+    """sha256 of the ids; raises ValueError where one is not below `limit`."""
+    whole = hashlib.sha256()
+    stream = TokenStream([file])
+    for start in range(0, file.tokens, CHUNK):
+        piece = stream.read(np.array([start]), min(CHUNK, file.tokens - start)).view(np.uint32)
+        if (most := int(piece.max())) >= limit:
+            raise ValueError(
+                f"{file.path} has the token {most}, data.vocab_size is {limit}; raise it, or give "
+                "data.dtype if the ids have another width"
+            )
+        whole.update(piece.astype(file.dtype).tobytes())
+    return whole.hexdigest()
+
+
+def _decoder(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], str]:
+    if tokenizer is None:
+        return join_tokens
+    known = tokenizer
+
+    def decode(tokens: Sequence[int]) -> str:
+        return repr(known.decode([t for t in tokens if t < known.size]))[1:-1]
+
+    return decode
+
+
+def _baselines(heldout: TokenStream, sizes: np.ndarray) -> Baselines:
+    counts = heldout.count(len(sizes))
+    share = counts[counts > 0] / len(heldout)
+    bits = -float(np.sum(share * np.log2(share))) * len(heldout)
+    return {"bits_per_byte": {"unigram entropy of the tokens": bits / float(counts @ sizes)}}

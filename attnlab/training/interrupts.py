@@ -1,0 +1,74 @@
+"""How a training is timed and stopped: the clock of its steps, signals, losses that diverge."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+import jax
+import numpy as np
+
+
+class NonFiniteLoss(RuntimeError):
+    """A loss became NaN or infinite."""
+
+
+class Stopped(RuntimeError):
+    """The run received a signal to stop; its state is saved."""
+
+
+class Clock:
+    """Seconds and number of training steps, without compilation, evaluation and saving."""
+
+    def __init__(self, seconds: float = 0.0, steps: int = 0) -> None:
+        self.seconds, self.steps = seconds, steps
+        self._started: tuple[float, int] | None = None
+
+    def start(self, step: int) -> None:
+        """Runs from the end of `step`, unless it runs already."""
+        self._started = self._started or (time.perf_counter(), step)
+
+    def stop(self, wait_for: jax.Array, step: int) -> None:
+        """Waits for an array of the end of `step` and adds the time since the start."""
+        if self._started:
+            jax.block_until_ready(wait_for)
+            began, first = self._started
+            self.seconds += time.perf_counter() - began
+            self.steps += step - first
+            self._started = None
+
+
+def check_finite(seeds: Sequence[int], step: int, losses: np.ndarray | jax.Array) -> None:
+    """Raises NonFiniteLoss, with the seeds whose loss is not finite."""
+    pairs = zip(seeds, np.asarray(losses), strict=True)
+    bad = [str(seed) for seed, loss in pairs if not np.isfinite(loss)]
+    if bad:
+        raise NonFiniteLoss(
+            f"the loss of seed {', '.join(bad)} is not finite at step {step}; lower "
+            "train.learning_rate, raise train.warmup_steps or use model.dtype=float32"
+        )
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Within, SIGTERM and SIGINT set a flag in place of ending the process. Yields a function that
+    returns the flag. Outside the main thread, which alone receives signals, it is never set."""
+    received: list[int] = []
+
+    def stop_requested() -> bool:
+        return bool(received)
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop_requested
+        return
+    before = {s: signal.signal(s, receive) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop_requested
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

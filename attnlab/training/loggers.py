@@ -1,0 +1,288 @@
+"""Where the metrics of a run go: JSON lines, the terminal, TensorBoard, Weights & Biases."""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from attnlab.atomic import write_atomic
+from attnlab.extras import extra
+
+Scalars: TypeAlias = Mapping[str, ArrayLike]
+"""Name -> a number, or an array with one number per seed."""
+
+
+@runtime_checkable
+class SavesFigure(Protocol):
+    """A figure of Matplotlib."""
+
+    def savefig(self, *args: Any, **options: Any) -> Any: ...
+
+
+Figure: TypeAlias = np.ndarray | SavesFigure
+"""A figure of Matplotlib, or an image [H, W] or [H, W, 3] of numbers from 0 to 1."""
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Receives the metrics of a run. A logger has no use for some methods? They do nothing."""
+
+    def log_scalars(self, step: int, values: Scalars) -> None:
+        """Numbers of a step."""
+
+    def log_figure(self, step: int, name: str, figure: Figure) -> None:
+        """A figure of a step."""
+
+    def finish(self) -> None:
+        """Writes what is buffered and closes; called once."""
+
+
+class RunInfo(NamedTuple):
+    """What a logger is made of."""
+
+    folder: Path
+    seeds: Sequence[int]
+    name: str
+    """For people; may be empty."""
+    hyperparameters: Mapping[str, Any]
+    """JSON."""
+    first: int
+    """The step that the run starts from, or resumes at; nothing after it was kept."""
+
+
+class JsonLines:
+    """`metrics.jsonl`: a JSON object per write, with the step and the values. Has no figures.
+
+    Opening it removes the rows after the step `first`. A value that a row of `first` already has is
+    not written again: a run that is killed between its last checkpoint and its result, and resumed,
+    records each value once.
+    """
+
+    def __init__(self, path: Path, first: int) -> None:
+        kept = [row for row in read_metrics(path) if row["step"] <= first]
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        self._first = first
+        self._known = {name for row in kept if row["step"] == first for name in row}
+        self._file = path.open("a")
+
+    def new(self, step: int, values: Scalars) -> Scalars:
+        """The values that are not yet recorded for this step."""
+        known = self._known if step == self._first else set()
+        return {name: value for name, value in values.items() if name not in known}
+
+    def log_scalars(self, step: int, values: Scalars) -> None:
+        """Appends a row."""
+        row = {name: np.asarray(value).tolist() for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **row}) + "\n")
+        self._file.flush()
+
+    def log_figure(self, step: int, name: str, figure: Figure) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Returns when the rows are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def finish(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Terminal:
+    """Lines on standard error, and a progress bar if that is a terminal. Has no figures."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def say(self, line: str) -> None:
+        """One line, with the name of the run."""
+        print(f"[{self._name}] {line}" if self._name else line, file=sys.stderr, flush=True)
+
+    def log_scalars(self, step: int, values: Scalars) -> None:
+        """One line."""
+        self.say(f"step {step:>6}  " + "  ".join(f"{n} {_show(v)}" for n, v in values.items()))
+
+    def log_figure(self, step: int, name: str, figure: Figure) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def progress_bar(
+    name: str, total: int, first: int, *, shown: bool
+) -> Iterator[Callable[[int, int], None]]:
+    """On a terminal: a bar, tokens/s, time left. Yields advance(step, tokens_per_step)."""
+    with extra("train"):
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        transient=True,
+        disable=not (shown and sys.stderr.isatty()),
+        console=Console(stderr=True),
+    )
+    with bar:
+        row = bar.add_task(name, total=total, completed=first, rate="")
+
+        def advance(step: int, tokens_per_step: int) -> None:
+            speed = bar.tasks[0].speed
+            rate = f"{speed * tokens_per_step:,.0f} tokens/s" if speed else ""
+            bar.update(row, completed=step, rate=rate)
+
+        yield advance
+
+
+class TensorBoard:
+    """Event files in `tensorboard/seed_<n>`; figures and hyperparameters with the first seed."""
+
+    def __init__(self, info: RunInfo) -> None:
+        with extra("train"):
+            writer = summary_writer()
+        folder = info.folder / "tensorboard"
+        resumes = folder.exists()  # then events after `first` are hidden
+        self._writers = [
+            writer(str(folder / f"seed_{seed}"), purge_step=info.first + 1 if resumes else None)
+            for seed in info.seeds
+        ]
+        if info.hyperparameters and not resumes:
+            self._writers[0].add_text("hyperparameters", markdown_table(info.hyperparameters))
+
+    def log_scalars(self, step: int, values: Scalars) -> None:
+        """Each seed's number to its own writer."""
+        for name, value in values.items():
+            per_seed = np.broadcast_to(np.asarray(value), len(self._writers))
+            for writer, number in zip(self._writers, per_seed, strict=True):
+                writer.add_scalar(name, float(number), step)
+
+    def log_figure(self, step: int, name: str, figure: Figure) -> None:
+        """As an image."""
+        if isinstance(figure, np.ndarray):
+            axes = "HW" if figure.ndim == 2 else "HWC"
+            self._writers[0].add_image(name, figure, step, dataformats=axes)
+        else:
+            self._writers[0].add_figure(name, figure, step, close=False)
+
+    def finish(self) -> None:
+        """Closes the files."""
+        for writer in self._writers:
+            writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases in `wandb/`, with the hyperparameters as its config.
+
+    With several seeds a name is their mean, and `NAME/seed_<n>` is each of them. What wandb itself
+    reads from the environment holds: WANDB_MODE=offline writes a folder that `wandb sync` uploads,
+    WANDB_PROJECT is the project. A resumed run has the same id.
+    """
+
+    def __init__(self, info: RunInfo) -> None:
+        with extra("wandb"):
+            import wandb
+        self._image, self._seeds = wandb.Image, info.seeds
+        file = info.folder / "wandb_id.txt"
+        resumes = file.exists()
+        if not resumes:
+            write_atomic(file, secrets.token_hex(4).encode())
+        offline = os.environ.get("WANDB_MODE") == "offline"
+        self._run = wandb.init(
+            dir=str(info.folder),
+            id=file.read_text(),
+            resume="allow" if resumes and not offline else None,
+            name=info.name or info.folder.name,
+            config=dict(info.hyperparameters),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log_scalars(self, step: int, values: Scalars) -> None:
+        """Means over seeds, and each seed."""
+        numbers = {}
+        for name, value in values.items():
+            array = np.asarray(value, float)
+            numbers[name] = float(array.mean())
+            if array.ndim and len(self._seeds) > 1:
+                for seed, number in zip(self._seeds, array, strict=True):
+                    numbers[f"{name}/seed_{seed}"] = float(number)
+        self._run.log(numbers, step=step)
+
+    def log_figure(self, step: int, name: str, figure: Figure) -> None:
+        """As an image."""
+        if isinstance(figure, np.ndarray):
+            figure = (255 * np.clip(figure, 0, 1)).astype(np.uint8)
+        self._run.log({name: self._image(figure)}, step=step)
+
+    def finish(self) -> None:
+        """Ends the run."""
+        self._run.finish()
+
+
+LOGGERS: dict[str, Callable[[RunInfo], Logger]] = {"tensorboard": TensorBoard, "wandb": WandB}
+"""Name -> an optional logger of a run."""
+
+
+def summary_writer() -> Any:
+    """TensorBoard's writer. It would import torch, which takes two seconds and half a gigabyte."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return SummaryWriter
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def markdown_table(values: Mapping[str, Any]) -> str:
+    """Name and value of each field; of a nested mapping each of its fields.
+
+    >>> print(markdown_table({"model": {"width": 8}}))
+    | field | value |
+    |---|---|
+    | model.width | 8 |
+    """
+
+    def rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                yield from rows(value, f"{prefix}{name}.")
+            else:
+                yield f"| {prefix}{name} | {value} |"
+
+    return "\n".join(["| field | value |", "|---|---|", *rows(values)])
+
+
+def _show(value: ArrayLike) -> str:
+    return " ".join(f"{v:.4g}" for v in np.asarray(value).reshape(-1))

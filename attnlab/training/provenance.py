@@ -1,0 +1,60 @@
+"""What a run was started with: command line, git commit and changes, installed packages."""
+
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PROVENANCE = "provenance.json"
+CHANGES = "changes.diff"
+
+
+def describe_process(directory: Path | None = None) -> tuple[dict[str, Any], bytes]:
+    """What a run was started with.
+
+    Args:
+      directory: in the git repository whose commit is recorded; None: the working directory.
+
+    Returns:
+      As JSON: "argv", "directory", "python", "platform", "git" (commit, branch and files that
+      differ from it; None outside a repository) and "packages" (name -> version of all installed
+      distributions). And `git diff HEAD`, empty without changes; files that git does not know are
+      named in "git" alone.
+    """
+    directory = directory or Path.cwd()
+    commit = _git(directory, "rev-parse", "HEAD")
+    git, changes = None, b""
+    if commit is not None:
+        changed = _git(directory, "status", "--porcelain") or b""
+        changes = _git(directory, "diff", "HEAD") or b""
+        branch = _git(directory, "rev-parse", "--abbrev-ref", "HEAD") or b""
+        git = {
+            "commit": commit.decode().strip(),
+            "branch": branch.decode().strip(),
+            "changed": changed.decode(errors="replace").splitlines(),
+        }
+    found = sorted((d.name, d.version) for d in metadata.distributions() if d.name)
+    about = {
+        "argv": sys.argv,
+        "directory": str(directory),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "git": git,
+        "packages": dict(found),
+    }
+    return about, changes
+
+
+def _git(directory: Path, *words: str) -> bytes | None:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(directory), *words],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,46 @@
+"""Texts -> files of token ids that a run reads from the disk, however large they are.
+
+    python -m experiments.prepare --path=TEXTS --out=data/texts --tokenizer=bpe:16384
+    python -m experiments.run --config=experiments/configs/byte_lm.py:tokens \
+        --config.data.path=data/texts --config.model.vocab_size=16385 --workdir=runs/texts
+
+--path is a text file, .jsonl or .parquet (perhaps .gz), a folder of the package datasets, or a
+folder of these; give it several times for several.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from attnlab.data import PreparePlan, prepare
+from experiments.running import launch
+
+
+def main() -> None:
+    """Writes --out and prints what it holds."""
+    given, default = flags.FLAGS, PreparePlan()
+    plan = PreparePlan(
+        tokenizer=given.tokenizer,
+        heldout=given.heldout,
+        end_of_document=given.end_of_document,
+        shard_tokens=given.shard_tokens or default.shard_tokens,
+        column=given.column,
+    )
+    index = prepare([Path(path) for path in given.path], Path(given.out), plan, progress=True)
+    for name, shards, documents in zip(
+        ("training", "held out"), (index.train, index.heldout), index.documents, strict=True
+    ):
+        tokens = sum(shard.tokens for shard in shards)
+        print(f"{name}: {documents:,} documents, {tokens:,} tokens in {len(shards)} files")
+    print(f"use --config.model.vocab_size={index.vocab_size} or more")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_multi_string("path", None, "A file or folder of texts.", required=True)
+    flags.DEFINE_string("out", None, "The folder to write.", required=True)
+    flags.DEFINE_string("tokenizer", "bytes", "bytes, bpe:N or the path of a tokenizer.json.")
+    flags.DEFINE_float("heldout", 0.05, "The share of documents that are held out.")
+    flags.DEFINE_string("end_of_document", "", "A special token of the tokenizer; left out: new.")
+    flags.DEFINE_integer("shard_tokens", None, "Tokens of a file, at most.", lower_bound=1)
+    flags.DEFINE_string("column", "text", "Of tables and JSON lines: where the text is.")
+    launch.start(main)

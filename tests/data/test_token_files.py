@@ -1,0 +1,231 @@
+"""Token files are the text in memory, wherever they are cut; `prepare` loses nothing."""
+
+import gzip
+import hashlib
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from test_every_dataset import same
+
+from attnlab.data import HuggingFace, PreparePlan, Text, TokenFiles, prepare
+from attnlab.data.prepare import read_pieces
+from attnlab.data.token_files import Index, TokenFile, TokenStream
+from attnlab.data.tokenizer import load_tokenizer, token_sizes
+
+BYTES = np.random.default_rng(0).integers(0, 256, 5000).astype(np.uint8)
+LENGTH = 16
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "npy"])
+def test_a_file_gives_the_batches_of_the_text_in_memory(tmp_path, dtype):
+    """The same windows of the same (seed, step), and the same held-out part."""
+    (tmp_path / "text").write_bytes(BYTES.tobytes())
+    if dtype == "npy":
+        path = tmp_path / "ids.npy"
+        np.save(path, BYTES.astype(np.uint32))
+        config = TokenFiles(path=str(path), vocab_size=256, bytes_per_token=1.0)
+    else:
+        path = tmp_path / "ids.bin"
+        BYTES.astype(dtype).tofile(path)
+        config = TokenFiles(path=str(path), dtype=dtype, vocab_size=256, bytes_per_token=1.0)
+    text, files = Text(path=str(tmp_path / "text")).load(LENGTH), config.load(LENGTH)
+    for seed, step in ((0, 1), (3, 70)):
+        assert same(text.batch(seed, step, 8, slice(2, 6)), files.batch(seed, step, 8, slice(2, 6)))
+    for part in ("heldout", "train"):
+        for count in (0, 7):
+            ours, theirs = getattr(files, part)(count), getattr(text, part)(count)
+            assert same({n: ours[n] for n in theirs}, theirs)
+    entropy = files.baselines()["bits_per_byte"]["unigram entropy of the tokens"]
+    assert entropy == pytest.approx(text.baselines()["bits_per_byte"]["unigram entropy"])
+
+
+def test_where_files_end_changes_nothing(tmp_path):
+    """Windows over the ends of files of 1, 2, 3, ... tokens, one of them empty."""
+    ends = [0, 0, *np.cumsum(np.arange(1, 20)).tolist()]
+    files = []
+    for i, (start, end) in enumerate(itertools.pairwise(ends)):
+        path = tmp_path / f"{i}.bin"
+        BYTES[start:end].astype(np.uint16).tofile(path)
+        files.append(TokenFile(path, "uint16", 0, end - start))
+    stream, size = TokenStream(files), ends[-1]
+    assert len(stream) == size
+    starts = np.arange(size)
+    padded = np.concatenate([BYTES[:size], np.zeros(30, np.uint8)])
+    np.testing.assert_array_equal(
+        stream.read(starts, 30), padded[starts[:, None] + np.arange(30)], strict=False
+    )
+    part = stream.part(50, 100)
+    tokens, valid = part.windows(9, 0)
+    targets = tokens[:, 1:][valid]
+    np.testing.assert_array_equal(targets, BYTES[51:100])
+    assert (tokens[:, 1:][~valid] == 0).all()
+    np.testing.assert_array_equal(part.count(256), np.bincount(BYTES[50:100], minlength=256))
+
+
+def test_files_named_val_are_held_out(tmp_path):
+    BYTES[:4000].astype(np.uint16).tofile(tmp_path / "train.bin")
+    BYTES[4000:].astype(np.uint16).tofile(tmp_path / "val.bin")
+    dataset = TokenFiles(path=str(tmp_path), vocab_size=256, bytes_per_token=1.0).load(LENGTH)
+    assert dataset.facts["training tokens"] == 4000
+    rows = dataset.heldout(0)
+    np.testing.assert_array_equal(rows["tokens"][:, 1:][rows["valid"]], BYTES[4001:])
+
+
+def test_the_digest_is_of_the_tokens(tmp_path):
+    BYTES.astype(np.uint16).tofile(tmp_path / "a.bin")
+    config = TokenFiles(path=str(tmp_path / "a.bin"), vocab_size=256, bytes_per_token=1.0)
+    one = config.load(LENGTH).digest
+    other = BYTES.copy()
+    other[100] ^= 1
+    other.astype(np.uint16).tofile(tmp_path / "a.bin")
+    assert config.load(LENGTH).digest != one
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(vocab_size=256, bytes_per_token=1.0, dtype="uint32"), "no multiple of 4"),
+        (dict(vocab_size=200, bytes_per_token=1.0), "has the token 255, data.vocab_size is 200"),
+        (dict(vocab_size=256), "no tokenizer.json of bytes, so bits per byte cannot be computed"),
+        (dict(bytes_per_token=1.0), "has no index; give data.vocab_size"),
+        (dict(vocab_size=256, bytes_per_token=1.0, heldout=0.001), "held-out part has 5 tokens"),
+    ],
+)
+def test_unusable_files(tmp_path, fields, message):
+    path = tmp_path / "ids.bin"
+    BYTES[:4999].astype(np.uint16).tofile(path)
+    with pytest.raises(ValueError, match=message):
+        TokenFiles(path=str(path), **fields).load(LENGTH)
+
+
+TEXTS = {f"{i}.txt": f"Œuvre {i}: " + "the rose is a rose, naïve.\n" * (i + 1) for i in range(20)}
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts" / "more"
+    folder.mkdir(parents=True)
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    return folder.parent
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_prepared_texts_are_whole(texts, tmp_path, tokenizer):
+    """Every document is in one part, its tokens give it back, and stand for its bytes."""
+    out, plan = tmp_path / "out", PreparePlan(tokenizer, heldout=0.3, shard_tokens=100)
+    index = prepare([texts], out, plan)
+    assert index == Index.read(out)
+    assert index.vocab_size == (257 if tokenizer == "bytes" else 301)
+    parts = []
+    for shards, count in zip((index.train, index.heldout), index.documents, strict=True):
+        assert all(shard.tokens == 100 for shard in shards[:-1])
+        content = b"".join((out / shard.file).read_bytes() for shard in shards)
+        first = (out / shards[0].file).read_bytes()
+        assert shards[0].sha256 == hashlib.sha256(first).hexdigest()
+        ids = np.frombuffer(content, "<u2")
+        documents = np.split(ids, np.flatnonzero(ids == index.end_of_document) + 1)
+        assert len(documents) == count + 1
+        assert len(documents[-1]) == 0
+        decode = (lambda d: bytes(d.tolist()).decode()) if tokenizer == "bytes" else (
+            load_tokenizer(out / "tokenizer.json").decode
+        )  # fmt: skip
+        parts.append({decode(document[:-1]) for document in documents[:-1]})
+    assert parts[0] | parts[1] == set(TEXTS.values())
+    assert not parts[0] & parts[1]
+    dataset = TokenFiles(path=str(out)).load(8)
+    rows = dataset.heldout(0)
+    size = sum(len(text.encode()) for text in parts[1])
+    first = 1 if tokenizer == "bytes" else token_sizes(load_tokenizer(out / "tokenizer.json"))[
+        rows["tokens"][0, 0]
+    ]  # fmt: skip
+    assert (rows["bytes"] * rows["valid"]).sum() == size - first
+    assert "naïve" in dataset.decode(rows["tokens"].ravel().tolist())
+
+
+def test_prepared_again_the_split_and_digest_are_the_same(texts, tmp_path):
+    plan = PreparePlan(heldout=0.3)
+    one = prepare([texts], tmp_path / "one", plan)
+    (texts / "more" / "zz.txt").write_text("a new document\n")
+    two = prepare([texts], tmp_path / "two", plan)
+    assert sum(two.documents) == sum(one.documents) + 1
+    held = [TokenFiles(path=str(tmp_path / n)).load(8).heldout(0)["tokens"] for n in ("one", "two")]
+    shorter = min(len(a) for a in held)
+    np.testing.assert_array_equal(held[0][: shorter - 1], held[1][: shorter - 1])
+    with pytest.raises(ValueError, match="already prepared"):
+        prepare([texts], tmp_path / "two", plan)
+
+
+def test_long_documents_are_read_in_pieces(tmp_path):
+    text = "é" * 50 + "\n" + "word " * 300_000 + "\n" + "last line\n" * 20_000
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    pieces = list(read_pieces(tmp_path / "a.txt.gz", tmp_path))
+    assert len(pieces) > 2
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_tables_and_json_lines(tmp_path):
+    """The same documents from a folder of datasets, Parquet and JSON lines."""
+    import datasets
+
+    rows = [{"text": text} for text in TEXTS.values()]
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk(tmp_path / "arrow")
+    table.to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("arrow", "rows.parquet", "rows.jsonl"):
+        index = prepare([tmp_path / name], tmp_path / f"out {name}", PreparePlan(heldout=0.0))
+        assert index.documents == (20, 0)
+        ids = np.fromfile(tmp_path / f"out {name}" / "train_00000.bin", "<u2")
+        expected = b"".join(text.encode() + b"\0" for text in TEXTS.values())
+        assert np.where(ids == 256, 0, ids).astype(np.uint8).tobytes() == expected
+    with pytest.raises(ValueError, match="no column 'body'"):
+        prepare([tmp_path / "arrow"], tmp_path / "other", PreparePlan(column="body"))
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1: no JSON object with 'body'"):
+        prepare([tmp_path / "rows.jsonl"], tmp_path / "other", PreparePlan(column="body"))
+
+
+def test_rows_of_a_table_are_examples(tmp_path):
+    """Split by name; a long row is cut, a short one is padded; Parquet holds the same."""
+    import datasets
+
+    rows = {"input_ids": [[1, 2, 3], [4, 5, 6, 7, 8, 9]]}
+    splits = {"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "both")
+    fields = dict(vocab_size=10, bytes_per_token=2.0)
+    dataset = HuggingFace(path=str(tmp_path / "both"), **fields).load(4)
+    rows = dataset.heldout(0)
+    assert rows["tokens"].tolist() == [[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]]
+    assert rows["valid"].tolist() == [[True, True, False, False], [True] * 4]
+    assert set(dataset.batch(0, 1, 4, slice(None))["tokens"][:, 0]) == {1, 4}
+    splits["train"].to_parquet(tmp_path / "rows.parquet")
+    parquet = HuggingFace(path=str(tmp_path / "rows.parquet"), heldout=0.5, **fields).load(4)
+    assert parquet.heldout(0)["tokens"].tolist() == [[4, 5, 6, 7, 8]]
+    small = HuggingFace(path=str(tmp_path / "both"), vocab_size=5, bytes_per_token=1.0).load(4)
+    with pytest.raises(ValueError, match=r"has the token 8, data\.vocab_size is 5"):
+        small.heldout(0)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Windows of 600 MB are read all over by a process that grows by less than 100 MB."""
+    path = tmp_path / "ids.bin"
+    with path.open("wb") as file:
+        file.truncate(600 << 20)
+    script = f"""
+import resource, numpy as np
+from attnlab.data.token_files import TokenFile, TokenStream
+from pathlib import Path
+from attnlab.data import DATASETS
+stream = TokenStream([TokenFile(Path({str(path)!r}), "uint16", 0, 300 << 20)])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for step in range(300):
+    stream.read(np.arange(step, (300 << 20) - 2000, 1 << 20), 1025)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert int(done.stdout) / 1024 < 100

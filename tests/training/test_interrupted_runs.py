@@ -1,0 +1,119 @@
+"""A training that is killed or has an error after its last step is not lost, nor counted twice."""
+
+import contextlib
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_train import CONFIG, DATASET, MODEL, Killed, assert_same_bits
+
+from attnlab import training
+from attnlab.training import Checkpoints, FitOptions, Recorder
+from attnlab.training.metrics import read_metrics
+from attnlab.training.objectives import OBJECTIVES
+
+SHORT = dataclasses.replace(CONFIG, steps=10, seeds=(0, 5), eval_every=5, checkpoint_every=5)
+
+
+def distance(initial, params):
+    """Of an embedding from where it began."""
+    return {"moved": jnp.abs(params["embedding"] - initial["embedding"]).max()}
+
+
+def fit(folder, config=SHORT, recorder=Recorder, objective=OBJECTIVES["causal_lm"], **options):
+    folder.mkdir(exist_ok=True)
+    with (
+        recorder(folder, config.seeds) as records,
+        Checkpoints(folder / "checkpoints", say=records.say) as checkpoints,
+    ):
+        return training.fit(
+            MODEL.build(),
+            objective,
+            training.make_optimizer(config),
+            config,
+            DATASET,
+            recorder=records,
+            checkpoints=checkpoints,
+            options=FitOptions(**options),
+        )
+
+
+def killed_after(step, name):
+    """A Recorder that dies when it has written this value."""
+
+    class KilledRecorder(Recorder):
+        def log_scalars(self, at, values):
+            super().log_scalars(at, values)
+            if at == step and name in values:
+                raise Killed
+
+    return KilledRecorder
+
+
+def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
+    """Before the first checkpoint, and between the last one and the result."""
+    whole = fit(tmp_path / "whole", measure=distance)
+    for step, name in ((0, "weights/moved"), (10, "eval/loss"), (10, "weights/moved")):
+        with contextlib.suppress(Killed):
+            fit(tmp_path / "killed", recorder=killed_after(step, name), measure=distance)
+    again = fit(tmp_path / "killed", measure=distance)
+    assert_same_bits(again.state, whole.state)
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "killed")]
+    assert rows[0] == rows[1]
+    pairs = [(row["step"], name) for row in rows[1] for name in row]
+    pairs = [pair for pair in pairs if pair[1] != "step"]
+    assert len(pairs) == len(set(pairs))
+
+
+def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
+    """Of parameters that do not move the score is the same at every step."""
+    fixed = dict(learning_rate=1e-12, final_learning_rate=0.0, weight_decay=0.0)
+    config = dataclasses.replace(SHORT, eval_windows=20, curve_windows=8, **fixed)
+    result = fit(tmp_path, config)
+    rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "eval/loss" in r]
+    assert [row["step"] for row in rows] == [5, 10]
+    np.testing.assert_allclose(rows[0]["eval/loss"], rows[1]["eval/loss"], rtol=1e-6)
+    assert np.abs(result.heldout["loss"] - rows[1]["eval/loss"]).min() > 1e-4
+
+
+def test_an_error_in_a_statistic_after_training_does_not_lose_it(tmp_path, capsys):
+    whole = fit(tmp_path / "whole")
+
+    def texts(model, params, dataset):
+        raise ZeroDivisionError("no words")
+
+    objective = OBJECTIVES["causal_lm"]._replace(final_metrics=texts)
+    result = fit(tmp_path / "other", objective=objective)
+    np.testing.assert_array_equal(result.heldout["loss"], whole.heldout["loss"])
+    assert "ZeroDivisionError: no words" in capsys.readouterr().err
+
+
+def test_an_error_in_a_statistic_at_step_0_is_raised(tmp_path):
+    """Nothing is lost yet, and the user can correct it."""
+
+    def measure(initial, params):
+        return {"moved": params["no such part"]}
+
+    with pytest.raises(KeyError, match="no such part"):
+        fit(tmp_path, measure=measure)
+
+
+def test_start_and_end_line(tmp_path, capsys):
+    fit(tmp_path)
+    lines = capsys.readouterr().err.splitlines()
+    start, end = (
+        next(line for line in lines if word in line) for word in ("compiled in", "tokens/s;")
+    )
+    size = sum(a.size for a in jax_leaves(MODEL))
+    assert f"decoder of 2 layers, width 16, standard heads, plan separate, {size:,} param" in start
+    assert "test, 3,600 training tokens" in start
+    assert end.startswith("10 steps in ")
+    assert end.endswith(str(tmp_path))
+
+
+def jax_leaves(model):
+    import jax
+
+    shapes = jax.eval_shape(model.build().init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    return jax.tree.leaves(shapes["params"])

@@ -1,0 +1,192 @@
+"""Optional loggers: their own readers open what they wrote, and their errors stop nothing."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+
+import matplotlib.figure
+import numpy as np
+import pytest
+from test_train import CONFIG, DATASET, MODEL
+
+from attnlab import training
+from attnlab.training import LOGGERS, Recorder, provenance
+from attnlab.training.metrics import read_metrics
+
+STEPS = [10, 20]
+HYPERPARAMETERS = {"model": {"width": 8}, "seeds": [0, 7]}
+
+
+@pytest.mark.slow
+def test_wandb_offline(tmp_path):
+    """A run folder that wandb's own messages read: history, config, an image. In a process of its
+    own, since wandb starts one beside it."""
+    pytest.importorskip("wandb")
+    script = """
+import sys, numpy as np
+from pathlib import Path
+from attnlab.training import Recorder
+with Recorder(Path(sys.argv[1]), (0, 7), loggers=["wandb"], hyperparameters={"width": 8}) as r:
+    r.rewind(0)
+    for step in (10, 20):
+        r.log_scalars(step, {"train/loss": np.array([step, step + 2.0])})
+    r.log_figure(20, "maps", np.eye(4))
+"""
+    environment = {"WANDB_MODE": "offline", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    subprocess.run(words, check=True, env=environment, timeout=120)
+    [path] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    records = list(wandb_records(path))
+    history = [
+        {item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
+         for item in record.history.item}
+        for record in records if record.HasField("history")
+    ]  # fmt: skip
+    assert [row["train/loss"] for row in history] == [11.0, 21.0]
+    assert [row["train/loss/seed_7"] for row in history] == [12.0, 22.0]
+    assert [row["_step"] for row in history] == STEPS
+    [run] = [record.run for record in records if record.HasField("run")]
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["width"] == 8
+    assert run.run_id == (tmp_path / "wandb_id.txt").read_text()
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/maps*.png"))
+
+
+def wandb_records(path):
+    """The messages of wandb's own protocol. wandb 0.31 has no reader of its files in Python: they
+    are a LevelDB log (blocks of 32 KiB; 4 bytes checksum, 2 length, 1 type) after 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, parts = path.read_bytes(), 7, b""
+    assert content[:4] == b":W&B"
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, size, kind = struct.unpack("<IHB", content[at : at + 7])
+        parts, at = parts + content[at + 7 : at + 7 + size], at + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(parts)
+            parts = b""
+
+
+class Failing:
+    """Fails after one write."""
+
+    def __init__(self, info):
+        self.calls = 0
+
+    def log_scalars(self, step, values):
+        self.calls += 1
+        if self.calls > 1:
+            raise OSError("the server is gone")
+
+    def log_figure(self, step, name, figure):
+        raise OSError
+
+    def finish(self):
+        raise OSError
+
+
+def test_a_logger_that_fails_is_reported_once_and_stops_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(LOGGERS, "mine", Failing)
+    with Recorder(tmp_path, (0, 7), loggers=["mine"]) as recorder:
+        recorder.rewind(0)
+        for step in (1, 2, 3):
+            recorder.log_scalars(step, {"loss": 1.0})
+        recorder.log_figure(3, "maps", np.eye(2))
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    said = capsys.readouterr().err
+    assert said.count("the logger mine failed") == 1
+    assert "OSError: the server is gone" in said
+
+
+def test_a_figure_of_matplotlib_is_an_image_of_tensorboard(tmp_path):
+    figure = matplotlib.figure.Figure(figsize=(1, 1))
+    figure.subplots().plot([0, 1])
+    with Recorder(tmp_path, (0,), loggers=["tensorboard"]) as recorder:
+        recorder.rewind(0)
+        recorder.log_figure(3, "curve", figure)
+    [file] = (tmp_path / "tensorboard/seed_0").iterdir()
+    assert b"PNG" in file.read_bytes()
+
+
+def test_an_unknown_logger_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'tensorboard'"):
+        Recorder(tmp_path, (0,), loggers=["tensorbord"])
+
+
+def test_the_first_start_records_what_the_run_was_started_with(tmp_path):
+    """Once: a resumed run keeps the record of its first start."""
+    for step in (0, 20):
+        with Recorder(tmp_path, (0, 7), hyperparameters=HYPERPARAMETERS) as recorder:
+            recorder.rewind(step)
+        (tmp_path / "mark").touch()
+    about = json.loads((tmp_path / "provenance.json").read_text())
+    assert about["hyperparameters"] == HYPERPARAMETERS
+    assert about["argv"] == sys.argv
+    assert about["packages"]["numpy"] == np.__version__
+    assert (tmp_path / "provenance.json").stat().st_mtime <= (tmp_path / "mark").stat().st_mtime
+
+
+def test_commit_and_changes_of_a_repository(tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    subprocess.run([*git, "add", "a.py"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    (tmp_path / "a.py").write_text("x = 2\n")
+    about, changes = provenance.describe_process(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", about["git"]["commit"])
+    assert about["git"]["changed"] == [" M a.py"]
+    assert b"-x = 1\n+x = 2\n" in changes
+    assert provenance.describe_process(tmp_path.parent)[0]["git"] is None
+
+
+class Steps:
+    """Counts what `fit` calls."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_step(self, step):
+        self.seen.append(("before", step))
+
+    def after_step(self, step, state):
+        self.seen.append(("after", int(state.step[0])))
+
+    def finish(self):
+        self.seen.append("finish")
+
+
+class Broken(Steps):
+    def after_step(self, step, state):
+        raise KeyError("a bug")
+
+
+SHORT = dict(steps=4, seeds=(0,), log_every=2, eval_every=2, checkpoint_every=4)
+
+
+def test_callbacks_are_called_around_each_step_and_may_fail():
+    steps, config = Steps(), training.TrainConfig(**{**vars(CONFIG), **SHORT})
+    options = training.FitOptions(callbacks=[steps, Broken()])
+    with pytest.warns(RuntimeWarning, match="the callback Broken failed"):
+        run = training.fit_in_memory(
+            MODEL.build(), training.OBJECTIVES["causal_lm"], config, DATASET, options=options
+        )
+    expected = [(when, step) for step in range(1, 5) for when in ("before", "after")]
+    assert steps.seen == [*expected, "finish"]
+    assert run.result.step == 4
+
+
+@pytest.mark.slow
+def test_a_profile_of_some_steps(tmp_path):
+    """A trace that holds the steps."""
+    config = training.TrainConfig(**{**vars(CONFIG), **SHORT})
+    options = training.FitOptions(callbacks=[training.Profile(tmp_path, 2, 3)])
+    training.fit_in_memory(
+        MODEL.build(), training.OBJECTIVES["causal_lm"], config, DATASET, options=options
+    )
+    assert [p.suffix for p in tmp_path.rglob("*.xplane.pb")] == [".pb"]
