@@ -39,6 +39,10 @@ ANALYSIS = flags.DEFINE_string(
     "analysis", None, "write analysis.md, its table and its figures to this folder, and end"
 )
 
+FIRST_LOOK = flags.DEFINE_bool(
+    "first_look", False, "with --analysis: write first_look.md, of stages 0, 1 and 3 alone"
+)
+
 AGAIN = 75
 GUESS = 45e9
 """FLOP/s of a worker before any row is there."""
@@ -134,9 +138,10 @@ def main(argv: Sequence[str]) -> None:
         print("\n".join(map(str, write_pages(rows, Path(PAGES.value)))))
         return
     if ANALYSIS.value:
-        from experiments.reporting.study_analysis import write_analysis  # needs [plot]
+        from experiments.reporting.study_page import write_analysis  # needs [plot]
 
-        print("\n".join(map(str, write_analysis(rows, Path(ANALYSIS.value)))))
+        paths = write_analysis(rows, Path(ANALYSIS.value), FIRST_LOOK.value)
+        print("\n".join(map(str, paths)))
         return
     if not WORKDIR.value:
         raise app.UsageError("--workdir is needed: the folder of unfinished runs")

@@ -114,11 +114,16 @@ def over_texts(pairs: Pairs, pooled: Pooled | None = None, level: float = 0.95) 
         return t_estimate(math.nan, math.nan, 0)
     sd = float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
     own = t_estimate(float(means.mean()), sd / math.sqrt(len(means)), len(means), level)
-    if pooled is None or len(means) < 2:
-        return own
-    half = float(stats.t.ppf((1 + level) / 2, pooled.freedom)) * pooled.sd / math.sqrt(len(means))
-    half = max(half, own.high - own.value)
-    return dataclasses.replace(own, low=own.value - half, high=own.value + half)
+    return widened(own, pooled, level)
+
+
+def widened(found: Estimate, pooled: Pooled | None, level: float = 0.95) -> Estimate:
+    """`found` with an interval not narrower than that of the pooled variance; its p-value stays."""
+    if pooled is None or found.count < 2:
+        return found
+    half = float(stats.t.ppf((1 + level) / 2, pooled.freedom)) * pooled.sd / math.sqrt(found.count)
+    half = max(half, found.high - found.value)
+    return dataclasses.replace(found, low=found.value - half, high=found.value + half)
 
 
 def pool(many: Sequence[Pairs]) -> Pooled | None:
@@ -173,11 +178,24 @@ def equivalence(found: Estimate, margin: float) -> Equivalence:
     return Equivalence(interval.low, interval.high, p, inside)
 
 
-def primary_conclusion(found: Estimate, look: int) -> str:
-    """The registered decision for P1 at look 0 (after stage 3) or 1 (after stage 7)."""
-    if found.p < LOOKS[look]:
-        return "significant"
-    return "equivalent" if equivalence(found, MARGIN).equivalent else "inconclusive"
+def primary_conclusion(tests: Sequence[Estimate], look: int) -> str:
+    """The registered decision for P1 at look 0 (after stage 3) or 1 (after stage 7).
+
+    "significant" or "equivalent" only where every one of `tests` (the mixed model and the paired
+    t-test) says so, "inconclusive" elsewhere (amendment 1). A difference may be significant and
+    smaller than the margin; then both are returned.
+
+    >>> same = t_estimate(0.012, 0.002, 8)
+    >>> primary_conclusion((same, same), 0)
+    'significant, and equivalent within 0.02'
+    """
+    significant = all(one.p < LOOKS[look] for one in tests)
+    significant &= len({one.value > 0 for one in tests}) == 1
+    equivalent = f"equivalent within {MARGIN:g}"
+    within = all(equivalence(one, MARGIN).equivalent for one in tests)
+    if significant:
+        return f"significant, and {equivalent}" if within else "significant"
+    return equivalent if within else "inconclusive"
 
 
 def holm(p_values: Mapping[str, float], family: int) -> dict[str, float]:

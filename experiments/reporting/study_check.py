@@ -7,16 +7,16 @@ with open("runs.csv") as file:
     ROWS = list(csv.DictReader(file))
 
 
-def scores(stages, width, heads, head_dim, plan="separate", budget="flops"):
-    """(text, seed) -> held-out bits."""
-    wanted = dict(width=width, num_heads=heads, head_dim=head_dim, plan=plan, budget=budget,
-                  layout="standard", length=128, bytes_per_parameter=20.0)  # fmt: skip
+def scores(heads, head_dim, stages=(3, 5), plan="separate", budget="flops", layout="standard"):
+    """(text, seed) -> held-out bits at D = 64."""
+    wanted = dict(width=64, num_heads=heads, head_dim=head_dim, plan=plan, budget=budget,
+                  layout=layout, length=128, bytes_per_parameter=20.0)  # fmt: skip
     return {(r["text"], r["seed"]): float(r["heldout_bits"]) for r in ROWS
             if int(r["stage"]) in stages
             and all(str(v) == r[k] for k, v in wanted.items())}  # fmt: skip
 
 
-def difference(pairs):
+def difference(*pairs):
     """Mean over texts of b - a, standard error, texts; paired by text and seed."""
     found: dict = {}
     for a, b in pairs:
@@ -26,19 +26,22 @@ def difference(pairs):
     for (text, _), values in found.items():
         of_text.setdefault(text, []).append(np.mean(values))
     means = np.array([np.mean(values) for values in of_text.values()])
-    if len(means) < 2:
-        return None
-    return means.mean(), means.std(ddof=1) / np.sqrt(len(means)), len(means)
+    return (means.mean(), means.std(ddof=1) / len(means) ** 0.5, len(means)) if of_text else None
 
 
-def at(heads, head_dim, **more):
-    return scores((3, 5, 7), 64, heads, head_dim, **more)
-
-
-RESULTS = {"P1": difference([(at(4, 16), at(2, 32))])}
-RESULTS["S2"] = difference([(at(8, 8), at(12, 8)), (at(4, 16), at(6, 16)), (at(2, 32), at(3, 32))])
-for name, plan in (("S4", "albert"), ("S5", "attention_only")):
-    RESULTS[name] = difference(
-        [(at(4, 16), at(4, 16, plan=plan)), (at(2, 32), at(2, 32, plan=plan))]
+REFERENCE, OTHER = scores(4, 16), scores(2, 32)
+RESULTS = {"P1 first look": difference((REFERENCE, OTHER))}
+if sum(row["stage"] == "7" for row in ROWS) == 32:
+    RESULTS["P1 second look"] = difference((scores(4, 16, (3, 7)), scores(2, 32, (3, 7))))
+for point in ((16, 4), (8, 8), (1, 64), (4, 8), (2, 16), (1, 32), (12, 8), (6, 16), (3, 32)):
+    RESULTS["{}x{}".format(*point)] = difference((REFERENCE, scores(*point)))
+for point in ((4, 16), (8, 8)):
+    RESULTS["{}x{} narrow".format(*point)] = difference(
+        (REFERENCE, scores(*point, layout="narrow"))
     )
-print(RESULTS)
+RESULTS["S2"] = difference(
+    *((scores(n, h), scores(3 * n // 2, h)) for n, h in ((8, 8), (4, 16), (2, 32)))
+)
+for name, plan in (("S4", "albert"), ("S5", "attention_only")):
+    RESULTS[name] = difference(*((scores(*p), scores(*p, plan=plan)) for p in ((4, 16), (2, 32))))
+print(*RESULTS.items(), sep="\n")

@@ -1,11 +1,13 @@
 """Figures of the head-width study as SVG that is legible on light and dark pages."""
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab.lab.mixed_model import Estimate
@@ -13,17 +15,21 @@ from attnlab.lab.mixed_model import Estimate
 INK = "#57606a"
 """Grey that is legible on white and black. SVG text takes `currentColor` instead."""
 COLOURS = ("#3b8fd4", "#d55e00", "#12a17a", "#cc79a7", "#e69f00")
-NGRAMS = {"ngram3": ":", "ngram4": "--", "ngram5": "-."}
+BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngram5": "5-gram",
+             "gzip": "gzip -9"}  # fmt: skip
+"""Column of rows -> name."""
+DASHES = {"unigram": "-", "ngram3": ":", "ngram4": "--", "ngram5": "-.", "gzip": (0, (8, 3))}
 Series = Mapping[int, Estimate]
 """head_dim -> value with its interval."""
 
 
 class SizePanel(NamedTuple):
-    """A model size of figure 1: loss by head_dim, and n-gram baselines."""
+    """A model size of figure 1: loss by head_dim, and baselines."""
 
     width: int
+    parameters: int
     loss: Series
-    ngrams: Mapping[str, float]
+    baselines: Mapping[str, float]
 
 
 def new_axes(rows: int, height: float = 3.2) -> tuple[Figure, list[Any]]:
@@ -62,7 +68,7 @@ def svg(figure: Figure, name: str) -> str:
 def _head_dims(axes: Any, values: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(values)), [str(v) for v in sorted(set(values))])
-    axes.set_xlabel("head_dim h")
+    axes.set_xlabel("head_dim")
 
 
 def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o") -> None:
@@ -77,39 +83,42 @@ def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o
 
 
 def loss_figure(panels: Sequence[SizePanel]) -> Figure:
-    """Figure 1: loss over head_dim on N h = D, a panel per model size, n-gram lines."""
-    figure, grid = new_axes(len(panels), 2.4)
+    """Figure 1: loss over head_dim on N h = D, a panel per model size, baselines as lines."""
+    figure, grid = new_axes(len(panels), 3.4)
     for axes, panel in zip(grid, panels, strict=True):
         _errors(axes, panel.loss, COLOURS[0], "models")
         _head_dims(axes, list(panel.loss))
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high + 0.35 * (high - low))
-        low, high = axes.get_ylim()
-        inside = {name: y for name, y in panel.ngrams.items() if low < y < high}
-        for name, y in inside.items():
-            axes.axhline(y, color=INK, linestyle=NGRAMS[name], linewidth=1)
-            axes.text(0.98, y, f"{name[5:]}-gram", ha="right", va="bottom", color=INK,
+        near = [y for y in panel.baselines.values() if low - 0.15 < y < high + 0.15]
+        axes.set_ylim(min([low, *near]) - 0.01, max([high, *near]) + 0.02)
+        outside = []
+        for name, y in panel.baselines.items():
+            if y not in near:
+                outside.append(f"{BASELINES[name]} {y:.3f}")
+                continue
+            axes.axhline(y, color=INK, linestyle=DASHES[name], linewidth=1)
+            axes.text(0.98, y, f"{BASELINES[name]} {y:.3f}", ha="right", va="bottom", color=INK,
                       fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
-        outside = [f"{name[5:]}-gram {y:.3f}" for name, y in panel.ngrams.items()
-                   if name not in inside]  # fmt: skip
-        note = f"; above or below: {', '.join(outside)}" if outside else ""
-        axes.set_title(f"D = {panel.width}{note}", fontsize=8, color=INK, loc="left")
-        axes.set_ylabel("bits per byte")
+        title = f"D = {panel.width}, {panel.parameters:,} parameters"
+        note = f"\noutside: {', '.join(outside)}" if outside else ""
+        axes.set_title(title + note, fontsize=8, color=INK, loc="left")
+        axes.set_ylabel("held-out bits per byte")
     return figure
 
 
 def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, float]]) -> Figure:
     """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
     figure, [axes] = new_axes(1)
-    lines = axes.contour(2.0**u, 2.0**v, bits, 10, colors=COLOURS[0], linewidths=1.2)
-    axes.clabel(lines, fmt="%.3f", fontsize=8)
+    levels = np.arange(math.floor(bits.min() * 100), math.ceil(bits.max() * 100) + 1) / 100
+    lines = axes.contour(2.0**u, 2.0**v, bits, levels, colors=COLOURS[0], linewidths=1.2)
+    axes.clabel(lines, levels[:6], fmt="%.2f", fontsize=8)
     axes.plot([p[0] for p in points], [p[1] for p in points], "o", color=COLOURS[1], markersize=5,
               clip_on=False)  # fmt: skip
     _head_dims(axes, [int(p[0]) for p in points])
     axes.set_yscale("log", base=2)
     axes.set_yticks([0.5, 1, 1.5], ["1/2", "1", "3/2"])
     axes.minorticks_off()
-    axes.set_ylabel("N h / D")
+    axes.set_ylabel("num_heads × head_dim / width")
     return figure
 
 
@@ -131,7 +140,7 @@ def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
     ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= t <= high]
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("times the compute for the same loss")
+    axes.set_xlabel("compute multiple at equal loss")
     return figure
 
 
@@ -149,6 +158,6 @@ def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
     axes.set_ylim(min(rates) * 0.6, max(rates) * 1.5)
     axes.minorticks_off()
-    axes.set_ylabel("best learning rate")
+    axes.set_ylabel("best learning rate (Muon)")
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     return figure

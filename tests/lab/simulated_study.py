@@ -15,7 +15,10 @@ from experiments.configs import head_width
 FLOPS = {32: 180_224, 64: 557_056, 96: 1_130_496}
 SD_SEED, SD_RESIDUAL, SD_TEXT = 0.013, 0.028, 0.016
 """Standard deviations that the plan's power section takes: text is of a difference, 2x32 - 4x16."""
-EFFECTS = {"best": 4.5, "b2": 0.006, "narrow": 0.03, "albert": 0.12, "k": 0.05, "trend": 0.5}
+EFFECTS = {"best": 4.5, "b2": 0.006, "wide": 0.02, "narrow": 0.03, "albert": 0.12,
+           "attention_only": 0.0, "k": 0.05, "trend": 0.5}  # fmt: skip
+NOTHING = EFFECTS | {"wide": 0.0, "albert": 0.0, "attention_only": 0.01, "trend": 0.0}
+"""P1 is 0 (4x16 and 2x32 lie around the best), S2, S3 and S4 are 0, S5 is at its margin."""
 
 
 def mean_bits(spec, effects):
@@ -24,9 +27,11 @@ def mean_bits(spec, effects):
     u, wide = math.log2(v.head_dim), math.log2(v.num_heads * v.head_dim / v.width)
     size = math.log2(v.width / 64)
     best = effects["best"] + effects["trend"] * size
-    bits = 2.0 - 0.1 * size + effects["b2"] * ((u - best) ** 2 - best**2) + 0.02 * wide**2
+    bits = (
+        2.0 - 0.1 * size + effects["b2"] * ((u - best) ** 2 - best**2) + effects["wide"] * wide**2
+    )
     bits += effects["narrow"] * (v.layout == "narrow")
-    return bits + effects["albert"] * (v.plan == "albert")
+    return bits + (effects[v.plan] if v.plan in ("albert", "attention_only") else 0.0)
 
 
 def rows_of(stages):
@@ -58,13 +63,17 @@ class Simulation:
         self.mean += effects["k"] * x**2
         self.texts = np.unique([o.text for o in s], return_inverse=True)[1]
         self.seeds = np.unique([o.seed for o in s], return_inverse=True)[1]
+        self.plans = np.unique([o.variant.plan for o in s], return_inverse=True)[1]
+        self.shared = np.array([o.variant.plan != "separate" for o in s])
 
     def bits(self, random):
-        """One draw: text levels, random slopes of u and v, seeds, residuals."""
+        """One draw: text levels, random slopes of u and v, seeds, residuals, text x plan."""
         level, b, c = random.normal(size=(3, 8)) * np.array([[0.3], [SD_TEXT], [SD_TEXT]])
         seed = random.normal(size=self.seeds.max() + 1) * SD_SEED
         t = self.texts
         noise = random.normal(size=len(t)) * SD_RESIDUAL
+        if self.shared.any():
+            noise += (random.normal(size=(5, 8)) * SD_TEXT)[self.plans, t] * self.shared
         return self.mean + level[t] + b[t] * self.u + c[t] * self.v + seed[self.seeds] + noise
 
     def drawn_rows(self, random):

@@ -127,12 +127,25 @@ def test_the_bootstrap_covers_the_spread_of_texts():
     assert math.isnan(analysis.bootstrap({"a": [0.1]})[0])
 
 
-def test_conclusions_of_the_primary_hypothesis():
-    assert analysis.primary_conclusion(t_estimate(0.06, 0.01, 8), 0) == "significant"
-    assert analysis.primary_conclusion(t_estimate(0.002, 0.008, 8), 0) == "equivalent"
-    found = t_estimate(0.027, 0.01, 8)  # p = 0.03
-    assert analysis.primary_conclusion(found, 0) == "inconclusive"
-    assert analysis.primary_conclusion(found, 1) == "significant"
+@pytest.mark.parametrize(
+    ("first", "second", "look", "expected"),
+    [  # (difference, error) of the mixed model and of the paired t-test, 8 texts
+        ((0.06, 0.01), (0.06, 0.01), 0, "significant"),
+        ((0.06, 0.01), (0.06, 0.03), 0, "inconclusive"),
+        ((0.06, 0.01), (-0.06, 0.01), 0, "inconclusive"),
+        ((0.002, 0.008), (0.002, 0.008), 0, "equivalent within 0.02"),
+        ((0.002, 0.008), (0.002, 0.011), 0, "inconclusive"),
+        ((0.027, 0.01), (0.027, 0.01), 0, "inconclusive"),  # p = 0.03
+        ((0.027, 0.01), (0.027, 0.01), 1, "significant"),
+        ((0.012, 0.002), (0.012, 0.002), 0, "significant, and equivalent within 0.02"),
+    ],
+)
+def test_the_primary_hypothesis_needs_both_tests(first, second, look, expected):
+    tests = [t_estimate(*one, 8) for one in (first, second)]
+    assert analysis.primary_conclusion(tests, look) == expected
+
+
+def test_equivalence_is_two_one_sided_tests():
     small = analysis.equivalence(t_estimate(0.002, 0.008, 8), 0.02)
     assert small.p < 0.05
     assert (small.low, small.high) == pytest.approx((-0.0132, 0.0172), abs=1e-3)
