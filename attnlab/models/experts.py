@@ -202,6 +202,8 @@ def grouped_dense(
 ) -> Float[Array, "R O"]:
     """row W_e + b_e with the expert e of each row; W = params[name] [E, I, O].
 
+    It has first derivatives in reverse mode alone.
+
     Args:
       params: with the bias [E, O] in `params[name + "_bias"]`, if there is one.
       name: of the weight.
