@@ -185,7 +185,8 @@ def page(lines: Sequence[Line]) -> str:
         f"{len(reference)} seeds a variant, {judged(lines, 'separate')[0]['steps']} steps of "
         f"{ROWS} permutations of {NODES} nodes. Percent of positions right on 128 new permutations "
         "for each number of hops; differences are paired by seed (the same batches). Exploratory: "
-        "the variants, the rates and the score were fixed before the 10 seeds ran, after a pilot with "
+        "the variants, the rates and the score were fixed before the 10 seeds ran, after a pilot "
+        "with "
         "seed 100 at other sizes; nothing was registered.", "",
         *table(header, rows),
         "![Percent right over hops by variant](looped_depth.svg)", "",

@@ -213,7 +213,8 @@ def page(lines: Sequence[Line]) -> str:
             "# How many pairs does a head of each width recall?", "", headline(main, fit), "",
             "```bash", "python -m experiments.recall_capacity --out=docs/results", "```", "",
             f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds a point, "
-            f"{steps} steps of 1,024 tokens). One attention layer of width 64, 128 tokens, 64 of them "
+            f"{steps} steps of 1,024 tokens). One attention layer of width 64, 128 tokens, 64 of "
+            "them "
             "keys; scored on the queries of 256 rows that no batch has. Exploratory: no plan was "
             "registered.", "",
             "## At fixed N h = 32", "", "Percent recalled, mean (95 % interval over seeds).", "",
@@ -256,7 +257,8 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
         f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(4, 8, 32)}, 16 heads of 2 "
         f"{percent(16, 2, 32)}, 32 heads of 1 {percent(32, 1, 32)}.** At h = 2 half is recalled "
         f"at pairs / h = {interval_text(fit['half'])}. The rank bound is 1.5 there (pairs = h + "
-        "1): it says which attention matrices a head can surely make, and recall needs only those near "
+        "1): it says which attention matrices a head can surely make, and recall needs only those "
+        "near "
         "a permutation."
     )
 
