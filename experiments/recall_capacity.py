@@ -36,10 +36,6 @@ from experiments.reporting.cells import Line, interval, run_cells
 from experiments.reporting.study_figures import COLOURS, INK, new_axes, svg
 from experiments.reporting.study_tables import table
 
-OUT = flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-SEEDS = flags.DEFINE_integer("seeds", 10, "runs of each variant", lower_bound=2)
-STEPS = flags.DEFINE_integer("steps", 400, "of training", lower_bound=1)
-
 WIDTH, VOCABULARY, TOKENS, RATE = 64, 128, 1024, 0.01
 """Residual stream, tokens (half are keys), tokens of a batch, learning rate."""
 PAIRS = (4, 8, 16, 32)
@@ -255,8 +251,8 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
     main = [line for line in lines if int(line["steps"]) != LONGER]
     longer = [line for line in lines if int(line["steps"]) == LONGER]
     return (
-        f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after 400 steps, 16 "
-        f"heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
+        f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after 400 steps, "
+        f"16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
         f"{LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
         f"{percent(longer, 32, 1)}.** So narrow heads learn to recall more slowly; these fractions "
         "are not capacities. At h = 2 half is recalled after 400 steps at pairs / h = "
@@ -303,12 +299,15 @@ def figure(lines: Sequence[Line]) -> Figure:
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     del argv
-    out = Path(OUT.value)
+    out = Path(flags.FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
-    lines = run_cells(cells(SEEDS.value, STEPS.value), run_one, out / "recall.csv")
+    lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
     (out / "recall.md").write_text(page(lines))
     (out / "recall.svg").write_text(svg(figure(lines), "recall"))
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
+    flags.DEFINE_integer("seeds", 10, "runs of each variant", lower_bound=2)
+    flags.DEFINE_integer("steps", 400, "of training", lower_bound=1)
     app.run(main)
