@@ -185,12 +185,7 @@ def page(lines: Sequence[Line]) -> str:
         f"{ROWS} permutations of {NODES} nodes. Percent of positions right on 128 new permutations "
         "for each number of hops; differences are paired by seed (the same batches). Exploratory: "
         "the variants, the rates and the score were fixed before the 10 seeds ran, after a pilot "
-<<<<<<< HEAD
-        "with "
-        "seed 100 at other sizes; nothing was registered.", "",
-=======
         "with seed 100 at other sizes; nothing was registered.", "",
->>>>>>> study2
         *table(header, rows),
         "![Percent right over hops by variant](looped_depth.svg)", "",
         "**Percent right over the number of hops by variant.** Points: seeds; lines: means.", "",

@@ -210,14 +210,8 @@ def page(lines: Sequence[Line]) -> str:
             "```bash", "python -m experiments.recall_capacity --out=docs/results", "```", "",
             f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds a point, "
             f"{steps} steps of 1,024 tokens). One attention layer of width 64, 128 tokens, 64 of "
-<<<<<<< HEAD
-            "them "
-            "keys; scored on the queries of 256 rows that no batch has. Exploratory: no plan was "
-            "registered.", "",
-=======
             "them keys; scored on the queries of 256 rows that no batch has. Exploratory: nothing "
             "was registered.", "",
->>>>>>> study2
             "## At fixed N h = 32", "", "Percent recalled, mean (95 % interval over seeds).", "",
             *points_table(main, FIXED_TOTAL),
             "## At fixed h = 2", "", *points_table(main, FIXED_DIM),
@@ -257,14 +251,6 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
     main = [line for line in lines if int(line["steps"]) != LONGER]
     longer = [line for line in lines if int(line["steps"]) == LONGER]
     return (
-<<<<<<< HEAD
-        f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(4, 8, 32)}, 16 heads of 2 "
-        f"{percent(16, 2, 32)}, 32 heads of 1 {percent(32, 1, 32)}.** At h = 2 half is recalled "
-        f"at pairs / h = {interval_text(fit['half'])}. The rank bound is 1.5 there (pairs = h + "
-        "1): it says which attention matrices a head can surely make, and recall needs only those "
-        "near "
-        "a permutation."
-=======
         f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after 400 steps, "
         f"16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
         f"{LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
@@ -273,7 +259,6 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
         f"{interval_text(fit['half'])}. The rank bound is 1.5 there (pairs = h + 1), and is no "
         "limit: it says which attention matrices a head can surely make, and recall needs only "
         "those near a permutation."
->>>>>>> study2
     )
 
 
