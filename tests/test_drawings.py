@@ -1,5 +1,6 @@
 """Drawings say what the code does: what a head reads, how many weights, who shares them."""
 
+import math
 import re
 from collections import defaultdict
 from xml.etree import ElementTree
@@ -46,8 +47,9 @@ def test_matrices_of_one_colour_once_have_the_parameters_of_the_layout(layout):
         for m in marks(layout_drawing(layout), "weight")
     }
     made = layout_of(layout, **({"latent_norm": False} if latent else {}))
-    norms = {"differential": made.size("head_dim")}  # one scale for each of its values
-    assert sum(sets.values()) + norms.get(layout, 0) == num_parameters(made)
+    norm = made.weights().get("head_norm")  # one scale for each of its values
+    undrawn = math.prod(made.size(axis) for axis in norm.makes) if norm else 0
+    assert sum(sets.values()) + undrawn == num_parameters(made)
 
 
 def test_a_head_reads_what_is_filled():
