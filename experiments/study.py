@@ -25,13 +25,13 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import config_flags
 
-from attnlab.lab import gpu_study
-from attnlab.lab.executor import LocalExecutor
-from attnlab.lab.rates import fit_rates
-from attnlab.lab.rows import Row, append_row, check_origin, read_rows
-from attnlab.lab.run import Place, remove_run, run_one
-from attnlab.lab.spec import RunSpec, model_config, reference_parameters
-from attnlab.lab.texts import load_text
+from attnlab.lab.head_width import gpu_study
+from attnlab.lab.head_width.executor import LocalExecutor
+from attnlab.lab.head_width.rates import fit_rates
+from attnlab.lab.head_width.rows import Row, append_row, check_origin, read_rows
+from attnlab.lab.head_width.run import Place, remove_run, run_one
+from attnlab.lab.head_width.spec import StudyRun, model_config, reference_parameters
+from attnlab.lab.head_width.texts import load_text
 from attnlab.models import flops_per_token
 from experiments.configs import head_width
 from experiments.reporting.study_tables import write_pages
@@ -114,7 +114,7 @@ def status(stages: Sequence[int], rows: Sequence[Row], jobs: int) -> list[str]:
 def run_stage(stage: int, place: Place, path: Path, jobs: int) -> bool:
     """Runs a stage until no run is left. Returns False where it was stopped."""
     run = functools.partial(run_one, place=place)
-    with LocalExecutor[RunSpec, Row](run, jobs) as executor:
+    with LocalExecutor[StudyRun, Row](run, jobs) as executor:
         while not executor.stopped:
             rows = read_rows(path)
             done = {row.spec.id for row in rows}
@@ -132,14 +132,14 @@ def run_stage(stage: int, place: Place, path: Path, jobs: int) -> bool:
     return False
 
 
-def longest_first(spec: RunSpec) -> tuple[int, float]:
+def longest_first(spec: StudyRun) -> tuple[int, float]:
     """The order of runs in a stage: replicates of judged runs one after the other, then FLOPs."""
     run = head_width.Planned(spec.variant, spec.text, 0, spec.bytes_per_parameter)
     return spec.seed % 10 if spec.stage > 1 else 0, -run_flops(run)
 
 
 def run_on_gpu(scale: float, place: Place, path: Path) -> None:
-    """The programs of `attnlab.lab.gpu_study` that have no scores yet, or their time."""
+    """The programs of `attnlab.lab.head_width.gpu_study` that have no scores yet, or their time."""
     tuned = [row for row in read_rows(Path(TUNED.value)) if row.spec.stage == 1]
     programs = gpu_study.programs(fit_rates(tuned), scale)
     wanted = gpu_study.left(programs, gpu_study.read_scores(path))

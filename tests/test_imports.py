@@ -25,7 +25,17 @@ APART = {
     "training": {"names", "attention", "extras", "atomic", "data", "models", "sharing"},
     "plotting": {"extras"},
     "runs": {"training", "models", "sharing"},
-    "lab": {"extras", "names", "atomic", "data", "models", "training", "sharing", "heads"},
+    "lab": {
+        "extras",
+        "names",
+        "atomic",
+        "data",
+        "models",
+        "training",
+        "sharing",
+        "heads",
+        "plotting",
+    },  # fmt: skip
     "contrib": {"extras", "remat", "attention"},
 }
 ALSO = {"pretrained": {"data"}}

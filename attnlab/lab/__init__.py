@@ -1,7 +1,35 @@
-"""Pieces of a study: texts, runs, rows of results, processes, n-gram baselines, tuned rates.
+"""Experiments as data: a sweep is a list of `RunSpec`s, its results are `RunResult`s.
 
-A study is a list of `RunSpec`s. `run_one` trains one of them and returns a `Row`; `rows` keeps rows
-in a CSV file; `executor` runs many specs in parallel processes; `rates` chooses learning rates from
-rows; `analysis` and `mixed_model` are the registered analysis. `experiments/study.py` is
-the command.
+    from attnlab import lab
+    from attnlab.models import ModelConfig
+    from attnlab.training import TrainConfig
+
+    base = lab.Experiment(model=ModelConfig(num_layers=2), train=TrainConfig(steps=200))
+    specs = lab.product(base, layout=["standard", "wide"], sharing=["separate"], seeds=[0, 1])
+    results = lab.sweep(specs, "runs/layouts")
+    print(results.table())
+    print(results.compare({"layout": "standard"}))
+    results.figure().savefig("runs/layouts/figure.svg")
+    results.report("runs/layouts/report.html")
+
+A sweep that was stopped or killed goes on when it is called again, with the same numbers. Runs are
+spread over the cores or GPUs of this machine (`LocalExecutor`) or a cluster (`SlurmExecutor`).
+Policies (`AddSeeds`, `TuneLearningRate`) look at results and propose further runs. Needs the extra
+`lab`. `attnlab.lab.head_width` holds the pieces of the published study of head widths.
 """
+
+from attnlab.lab.executors import Executor, InProcess, LocalExecutor, SlurmExecutor
+from attnlab.lab.experiment import Experiment
+from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
+from attnlab.lab.result import ModelSizes, RunResult
+from attnlab.lab.results import Results
+from attnlab.lab.run import RunInUse, run_one
+from attnlab.lab.spec import RunSpec, product, with_values
+from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep
+
+__all__ = [
+    "AddSeeds", "Executor", "Experiment", "InProcess", "LocalExecutor", "ModelSizes", "Policy",
+    "Results", "RunInUse", "RunResult", "RunSpec", "SlurmExecutor", "SweepFailed",
+    "TuneLearningRate", "best_rates", "load_results", "product", "run_one", "sweep", "with_rates",
+    "with_values",
+]  # fmt: skip

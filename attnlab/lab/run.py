@@ -1,179 +1,206 @@
-"""`run_one`: trains one `RunSpec` in a folder and returns its `Row`; resumes after any stop."""
+"""`run_one`: trains one `RunSpec` in a folder of its own, or goes on where it was left."""
 
 import contextlib
 import dataclasses
-import fcntl
-import functools
+import hashlib
 import json
 import platform
-import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from attnlab.data.dataset import Batch, Dataset
-from attnlab.data.text import Corpus, dataset_of_corpus, sample, windows
-from attnlab.lab.ngrams import gzip_bits, witten_bell
-from attnlab.lab.rows import COMPLETE, DIVERGED, Baselines, Origin, Row, Scores, Sizes, write_whole
-from attnlab.lab.spec import BATCH_TOKENS, RunSpec, model_config, num_steps, train_config
-from attnlab.lab.texts import load_text
-from attnlab.models import flops_per_token, matrix_axes, num_parameters
+from attnlab.atomic import write_atomic
+from attnlab.data import Dataset
+from attnlab.data.dataset import Baselines
+from attnlab.extras import extra
+from attnlab.lab.experiment import Experiment
+from attnlab.lab.result import ModelSizes, RunResult, read_result
+from attnlab.lab.spec import RunSpec
+from attnlab.models import applied_parameters, flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
-from attnlab.training.fit import NonFiniteLoss, fit
-from attnlab.training.metrics import Recorder, read_metrics
+from attnlab.training.fit import FitResult, NonFiniteLoss, fit
+from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import make_optimizer
 
-HELDOUT_BYTES, VALIDATION_BYTES = 1 << 18, 1 << 17
-"""At most so many targets of a part are scored."""
+RUNS, SHARED = "runs", "shared"
+"""Folders of a workdir: one folder for each run, and what runs share."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a study reads its data and keeps its runs, and the commit of its code."""
-
-    data: Path
-    work: Path
-    commit: str
+class RunInUse(RuntimeError):
+    """Another process runs it now."""
 
 
-def scored_windows(text: np.ndarray, length: int, most: int) -> Batch:
-    """Evenly spaced windows of at most `most` targets, the same for every run of a text."""
-    count = max(1, min(most, len(text) - 1) // length)
-    tokens, valid = windows(text, length, count)
-    return {"tokens": tokens, "valid": valid}
+def run_folder(workdir: Path, spec: RunSpec) -> Path:
+    """The folder of a run."""
+    return workdir / RUNS / spec.id
 
 
-def make_source(corpus: Corpus, length: int) -> Dataset:
-    """The source of a run: random training windows; fixed held-out and validation windows."""
-    kept = corpus.validation
-    assert kept is not None
-    heldout = scored_windows(corpus.heldout, length, HELDOUT_BYTES)
-    validation = scored_windows(kept, length, VALIDATION_BYTES)
-    return dataclasses.replace(
-        dataset_of_corpus(corpus, length),
-        heldout=lambda count: heldout,
-        validation=lambda count: validation,
-    )
+def run_one(spec: RunSpec, workdir: str | Path, *, speaks: bool = True) -> RunResult:
+    """Trains a run in `workdir/runs/ID` and returns its result.
 
+    A function of (spec, data, machine): killed at any moment and called again, it goes on from its
+    newest checkpoint and ends with the same numbers, bit for bit, but for its seconds. A run that
+    has a result is not run again. A loss that is not finite gives a result of status "diverged".
 
-def baselines(corpus: Corpus, config: TrainConfig, folder: Path) -> Baselines:
-    """The n-gram baselines of a run, counted on all its batches (drawn again from its seed and
-    steps), scored on its held-out windows. Kept in `folder` for runs of equal batches."""
-    (seed,) = config.seeds
-    sizes = f"{config.length}-{config.batch_size}-{config.steps}"
-    path = folder / f"{corpus.sha256[:16]}-{seed}-{sizes}.json"
-    if path.exists():
-        return Baselines(**json.loads(path.read_text()))
-    draw = functools.partial(sample, corpus.train, config.length, config.batch_size, seed=seed)
-    train = np.concatenate([draw(step=step) for step in range(1, config.steps + 1)])
-    rows = scored_windows(corpus.heldout, config.length, HELDOUT_BYTES)
-    tokens = rows["tokens"].astype(np.uint8)
-    bits = witten_bell(train.astype(np.uint8), tokens, rows["valid"], (0, 2, 3, 4))
-    found = Baselines(bits[0], bits[2], bits[3], bits[4], gzip_bits(tokens[:, 1:]))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(dataclasses.asdict(found)))
-    return found
+    Args:
+      spec: the run.
+      workdir: of the sweep. Tokenizers and baselines that its runs share are kept in `shared`.
+      speaks: print a line at each step that is logged?
 
-
-def run_one(spec: RunSpec, place: Place) -> Row:
-    """Trains a run in `place.work`, from its newest checkpoint if any, and returns its row.
-
-    A function of (spec, text, code, machine): stopped or killed at any moment and called again it
-    returns the same numbers, bit for bit, but for its seconds. A loss that is not finite gives a
-    row of status "diverged". Raises `training.Stopped` on SIGTERM, after a save.
+    Raises:
+      ValueError: the folder holds another run of the same id.
+      RunInUse: another process runs it.
+      attnlab.training.Stopped: after SIGTERM or SIGINT, and a save.
     """
-    corpus = load_text(spec.text, place.data)
-    config = train_config(spec)
-    folder = place.work / "runs" / spec.id
+    folder = run_folder(Path(workdir), spec)
     folder.mkdir(parents=True, exist_ok=True)
-    with _own(folder), _cpu(folder) as cpu_seconds:
-        began = time.perf_counter()
-        scores, seconds = _fit(spec, config, corpus, folder)
-        if scores.status == DIVERGED:
-            seconds = time.perf_counter() - began
-        cpu = cpu_seconds()
-    return Row(
-        spec,
-        _sizes(spec),
-        scores,
-        baselines(corpus, config, place.work / "baselines"),
-        Origin(corpus.sha256, place.commit, round(seconds, 2), round(cpu, 2), _machine()),
-    )
+    with _own(folder):
+        if found := read_result(folder):
+            _check_same(spec, found.spec, folder)
+            return found
+        _claim(spec, folder)
+        result = _run(spec, folder, Path(workdir) / SHARED, speaks)
+        result.write(folder)
+    return result
 
 
-def remove_run(spec: RunSpec, place: Place) -> None:
-    """Deletes the folder of a run whose row is kept."""
-    shutil.rmtree(place.work / "runs" / spec.id, ignore_errors=True)
-
-
-def _fit(spec: RunSpec, config: TrainConfig, corpus: Corpus, folder: Path) -> tuple[Scores, float]:
-    model = model_config(spec.variant, spec.parametrization)
+def _run(spec: RunSpec, folder: Path, shared: Path, speaks: bool) -> RunResult:
+    experiment = spec.config
+    config = dataclasses.replace(experiment.train, seeds=(spec.seed,))
+    dataset = load_data(experiment, shared)
     with (
-        Recorder(folder, config.seeds, speaks=False) as recorder,
+        Recorder(
+            folder, config.seeds, name=spec.id, speaks=speaks, hyperparameters=spec.to_dict()
+        ) as recorder,
         Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
     ):
         try:
             fitted = fit(
-                model.build(),
-                OBJECTIVES["causal_lm"],
-                make_optimizer(config, matrix_axes(model)),
+                experiment.model.build(),
+                OBJECTIVES[experiment.task],
+                make_optimizer(config, matrix_axes(experiment.model)),
                 config,
-                make_source(corpus, config.length),
+                dataset,
                 recorder=recorder,
                 checkpoints=checkpoints,
             )
-        except NonFiniteLoss:
-            return Scores(DIVERGED, *[float("inf")] * 3), 0.0
-    name = "bits_per_byte"
-    last = [row for row in read_metrics(folder / "metrics.jsonl") if f"eval/{name}" in row][-1]
-    assert last["step"] == config.steps
-    bits = float(fitted.heldout[name][0]), float(last[f"eval/{name}"][0]), fitted.train[name][0]
-    return Scores(COMPLETE, bits[0], bits[1], float(bits[2])), fitted.wall_seconds
+        except NonFiniteLoss as error:
+            recorder.say(str(error))
+            fitted = None
+    return _result(spec, fitted, load_baselines(dataset, shared))
 
 
-def _sizes(spec: RunSpec) -> Sizes:
-    model = model_config(spec.variant, spec.parametrization)
-    steps = num_steps(spec)
-    return Sizes(
-        model.ffn.width,
-        num_parameters(model),
-        flops_per_token(model, spec.variant.length),
-        steps,
-        steps * BATCH_TOKENS,
+def _result(spec: RunSpec, fitted: FitResult | None, baselines: Baselines) -> RunResult:
+    model, length = spec.config.model, spec.config.train.length
+    sizes = ModelSizes(
+        parameters=num_parameters(model),
+        applied_parameters=applied_parameters(model),
+        flops_per_token=flops_per_token(model, length),
+        ffn_width=model.ffn.width,
     )
+    return RunResult(
+        spec=spec,
+        status="complete" if fitted else "diverged",
+        heldout=_of_seed(fitted.heldout) if fitted else {},
+        train=_of_seed(fitted.train) if fitted else {},
+        validation=_of_seed(fitted.validation) if fitted else {},
+        baselines=baselines,
+        sizes=sizes,
+        seconds=round(fitted.wall_seconds, 3) if fitted else 0.0,
+        tokens_per_second=round(fitted.tokens_per_second, 1) if fitted else 0.0,
+        environment={
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "attnlab": metadata.version("attnlab"),
+            "device": jax.local_devices()[0].device_kind,
+        },
+    )
+
+
+def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(values[0]) for name, values in scores.items()}
+
+
+def load_data(experiment: Experiment, shared: Path) -> Dataset:
+    """The dataset. What is made for it (a tokenizer) is made once for all runs of a workdir."""
+    key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
+    folder = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        dataset = experiment.data.load(experiment.train.length, folder)
+        for name, content in dataset.files.items():
+            if not (folder / name).exists():
+                write_atomic(folder / name, content)
+    return dataset
+
+
+def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
+    """The baselines of the data, computed once for all runs of a workdir."""
+    path = shared / f"baselines-{dataset.digest[:16]}.json"
+    with _locked(path.with_suffix(".lock")):
+        if not path.exists():
+            write_atomic(path, json.dumps(dataset.baselines()).encode())
+    found: Baselines = json.loads(path.read_text())
+    return found
+
+
+def _claim(spec: RunSpec, folder: Path) -> None:
+    """Writes spec.json, or checks that the one there is the same run."""
+    path = folder / "spec.json"
+    if path.exists():
+        _check_same(spec, RunSpec.from_dict(json.loads(path.read_text())), folder)
+    else:
+        write_atomic(path, json.dumps(spec.to_dict(), indent=1, allow_nan=False).encode())
+
+
+def _check_same(spec: RunSpec, there: RunSpec, folder: Path) -> None:
+    if spec.digest == there.digest:
+        return
+    ours, others = _flat(spec.to_dict()), _flat(there.to_dict())
+    changed = [
+        f"{name}: there {others.get(name)!r}, here {ours.get(name)!r}"
+        for name in sorted({*ours, *others})
+        if not name.startswith("tags.") and ours.get(name) != others.get(name)
+    ]
+    raise ValueError(
+        f"{folder} holds another run of this id; use another workdir or id ({'; '.join(changed)})"
+    )
+
+
+def _flat(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
 
 
 @contextlib.contextmanager
 def _own(folder: Path) -> Iterator[None]:
-    """Locks a run's folder; the lock ends with the process."""
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use by another process; stop it first") from None
-        yield
+    """Locks the folder of a run; the lock ends with the process. Its text says who holds it."""
+    with extra("train"):
+        import filelock
+    lock = filelock.FileLock(folder / "lock", timeout=0)
+    try:
+        with lock:
+            yield
+    except filelock.Timeout:
+        raise RunInUse(
+            f"{folder} is in use by another process; wait for it, end it, or use another workdir"
+        ) from None
 
 
 @contextlib.contextmanager
-def _cpu(folder: Path) -> Iterator["functools.partial[float]"]:
-    """Yields a function: CPU seconds of this process in the run, earlier starts included."""
-    path = folder / "cpu_seconds"
-    before = float(path.read_text()) if path.exists() else 0.0
-    began = time.process_time()
-    total = functools.partial(lambda: before + time.process_time() - began)
-    try:
-        yield total
-    finally:
-        write_whole(path, str(total()))
-
-
-def _machine() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+def _locked(path: Path) -> Iterator[None]:
+    """Waits until no other process makes the same file."""
+    with extra("train"):
+        import filelock
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path):
+        yield

@@ -1,144 +1,176 @@
-"""`Variant` and `RunSpec`: what one run of the head-width study trains, and how."""
+"""`RunSpec`: the identity of a run. `product`: many of them from a base and lists of values."""
 
 import dataclasses
-from typing import get_args
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
-from attnlab.heads import HeadNorm, Standard, make_layout
-from attnlab.heads.layout import Bias
-from attnlab.models import FFN, ModelConfig, Rotary, match_budget
-from attnlab.models.budget import Budget
-from attnlab.names import lookup
-from attnlab.training.config import TrainConfig
+from attnlab.lab.experiment import Experiment
+from attnlab.models import config_dict
+from attnlab.models.budget import Budget, match_budget, with_layout
+from attnlab.names import nearest
 
-NUM_LAYERS = 4
-BATCH_TOKENS = 2048
-"""Tokens of a batch, at every length."""
-BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
-PARAMETRIZATIONS = {
-    "one_rate": "AdamW with one learning rate",
-    "fan_in": "AdamW, learning rate per matrix x 64 / fan-in",
-    "qk_norm": "AdamW with one learning rate, RMS norm of q and k",
-    "muon": "Muon, AdamW for embeddings and vectors",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A model of the study: `num_heads` heads of `head_dim` in a residual stream of `width`.
-
-    The FFN width is solved so that the model has the budget ("flops" per token at `length`, or
-    "parameters") of the reference: heads of 16, num_heads x 16 = width, FFN 4 x width, layers that
-    share nothing.
-    """
-
-    num_heads: int
-    head_dim: int
-    layout: str = "standard"
-    width: int = 64
-    length: int = 128
-    plan: str = "separate"
-    budget: str = "flops"
-
-    @property
-    def point(self) -> str:
-        """ "4x16": num_heads x head_dim, with the layout where it is not standard."""
-        name = f"{self.num_heads}x{self.head_dim}"
-        return name if self.layout == "standard" else f"{name}-{self.layout}"
+Tag: TypeAlias = str | int | float | bool | None
+LAYOUT, SHARING = "model.heads.layout", "model.sharing"
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-    """One run. Its `id` names its folder and its row."""
+    """One run: what it trains and with which seed. Its JSON is what is stored.
 
-    stage: int
-    variant: Variant
-    parametrization: str
-    text: str
-    seed: int
-    learning_rate: float
-    bytes_per_parameter: float = 20.0
+    Attributes:
+      id: names its folder; unique within a sweep.
+      config: what it trains.
+      seed: of initial weights, batches and dropout.
+      tags: what tables and figures group by; they change nothing in the run.
+    """
+
+    id: str
+    config: Experiment
+    seed: int = 0
+    tags: Mapping[str, Tag] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,150}", self.id):
+            raise ValueError(
+                f"id {self.id!r} names a folder: letters, digits and . _ = + - only, at most 151"
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number of 0 or more, not {self.seed!r}")
 
     @property
-    def id(self) -> str:
-        """Every field, for the name of a folder.
+    def title(self) -> str:
+        """The values of its tags, for people; never read back."""
+        return ", ".join(str(value) for value in self.tags.values()) or self.id
 
-        >>> RunSpec(0, Variant(4, 16), "one_rate", "python", 7, 0.005).id
-        's0-4x16-D64-T128-separate-flops-one_rate-python-7-0.005-20'
-        """
-        v = self.variant
-        shape = f"{v.point}-D{v.width}-T{v.length}-{v.plan.replace(':', '')}-{v.budget}"
-        run = f"{self.parametrization}-{self.text}-{self.seed}-{self.learning_rate:.6g}"
-        return f"s{self.stage}-{shape}-{run}-{self.bytes_per_parameter:g}"
+    @property
+    def digest(self) -> str:
+        """Of the config and the seed: what decides the numbers."""
+        return hashlib.sha256(f"{self.seed} {self.config.to_json()}".encode()).hexdigest()[:12]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; `from_dict` reads them as the same spec."""
+        tags = dict(self.tags)
+        return {"id": self.id, "seed": self.seed, "tags": tags, "config": self.config.to_dict()}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "RunSpec":
+        """The spec that `to_dict` described. Raises ValueError."""
+        config = Experiment.from_dict(fields["config"])
+        return cls(fields["id"], config, fields["seed"], dict(fields["tags"]))
 
 
-def reference_parameters(width: int) -> int:
-    """Parameters of the reference without embeddings, biases and norms: 12 L D^2.
+def product(
+    base: Experiment | None = None,
+    /,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    match: Budget | None = None,
+    **variants: Sequence[Any],
+) -> list[RunSpec]:
+    """A spec for each combination of values and each seed.
 
-    >>> reference_parameters(64)
-    196608
+    Args:
+      base: what the runs have in common; None: `Experiment()`.
+      seeds: of each combination.
+      match: "parameters" or "flops": the FFN width of each combination is solved for the budget of
+        `base` (`attnlab.models.match_budget`).
+      **variants: field -> its values. A field is a path with two underscores between its parts
+        ("model__width", "train__learning_rate"); `layout` and `sharing` are those of the model.
+        Other paths can be given with `**{"model.ffn.width": [...]}`.
+
+    Raises:
+      ValueError: an unknown field, a value that makes no model, or nothing to run.
+
+    >>> specs = product(layout=["standard", "wide"], sharing=["separate"], seeds=[0, 1])
+    >>> [spec.id for spec in specs][:3]
+    ['standard-separate-seed0', 'standard-separate-seed1', 'wide-separate-seed0']
     """
-    return 12 * NUM_LAYERS * width**2
+    base = base or Experiment()
+    short = {"layout": LAYOUT, "sharing": SHARING}
+    paths = [short.get(name, name.replace("__", ".")) for name in variants]
+    combinations = list(itertools.product(*variants.values()))
+    if not combinations or not seeds:
+        raise ValueError("nothing to run: give each field at least one value, and one seed")
+    specs = []
+    for values in combinations:
+        given = dict(zip(paths, values, strict=True))
+        config = with_values(base, given)
+        if match:
+            length = base.train.length
+            model = match_budget(config.model, base.model, match, length=length).config
+            config = dataclasses.replace(config, model=model)
+        tags: dict[str, Tag] = {
+            path.rpartition(".")[2]: value if isinstance(value, Tag) else str(value)
+            for path, value in given.items()
+        }
+        name = re.sub(r"[^A-Za-z0-9._=+-]+", "_", "-".join(map(str, tags.values()))) or "run"
+        specs += [RunSpec(f"{name}-seed{seed}", config, seed, tags) for seed in seeds]
+    check_unique(specs)
+    return specs
 
 
-def num_steps(spec: RunSpec) -> int:
-    """Steps of `BATCH_TOKENS` that read bytes_per_parameter x `reference_parameters` bytes."""
-    total = spec.bytes_per_parameter * reference_parameters(spec.variant.width)
-    return max(2, round(total / BATCH_TOKENS))
+def check_unique(specs: Sequence[RunSpec]) -> None:
+    """Raises ValueError where two specs have one id, or there is none."""
+    if not specs:
+        raise ValueError("nothing to run: the list of specs is empty")
+    ids = [spec.id for spec in specs]
+    if len(set(ids)) < len(ids):
+        twice = next(one for one in ids if ids.count(one) > 1)
+        raise ValueError(f"two runs have the id {twice!r}; give each its own")
 
 
-def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelConfig:
-    """The model of a variant, its FFN width solved.
+def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """`base` with other values of fields, by path ("train.steps").
 
-    >>> model_config(Variant(3, 32)).ffn.width
-    128
+    Raises:
+      ValueError: an unknown field, saying which are known; or a value that makes no experiment.
 
-    Raises ValueError where the heads alone cost more than the reference.
+    >>> with_values(Experiment(), {"train.steps": 7}).train.steps
+    7
     """
-    lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
-    reference = ModelConfig(
-        width=variant.width,
-        num_layers=NUM_LAYERS,
-        heads=Standard(
-            num_heads=variant.width // 16 or 1, head_dim=min(16, variant.width), biases=BIASES
-        ),
-        ffn=FFN(width=4 * variant.width),
-        max_len=variant.length,
-        positions=Rotary(),
+    model = base.model
+    if LAYOUT in values or SHARING in values:
+        layout = values.get(LAYOUT, model.heads.name)
+        model = with_layout(model, layout, values.get(SHARING, model.sharing))
+    fields: dict[str, Any] = {
+        "task": base.task,
+        "model": config_dict.to_dict(model),
+        "train": dataclasses.asdict(base.train),
+        "data": dataclasses.asdict(base.data),  # type: ignore[call-overload]
+    }
+    for path, value in values.items():
+        if path not in (LAYOUT, SHARING):
+            _set(fields, path, value)
+    return Experiment(
+        model=config_dict.from_dict(fields["model"]),
+        train=dataclasses.replace(base.train, **fields["train"]),
+        data=dataclasses.replace(base.data, **fields["data"]),  # type: ignore[type-var]
+        task=fields["task"],
     )
-    config = dataclasses.replace(
-        reference,
-        heads=make_layout(
-            variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
-        ),
-        sharing=variant.plan,
-    )
-    budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
-    solved = match_budget(config, reference, budget, length=variant.length).config
-    if parametrization != "qk_norm":
-        return solved
-    fields = {f.name: getattr(solved.heads, f.name) for f in dataclasses.fields(solved.heads)}
-    normed = make_layout(variant.layout, **fields | {"qk_norm": HeadNorm("rms")})
-    return dataclasses.replace(solved, heads=normed)
 
 
-def train_config(spec: RunSpec) -> TrainConfig:
-    """The training of a run: warm-up 5 %, cosine to a tenth, clipping at 1."""
-    steps = num_steps(spec)
-    return TrainConfig(
-        steps=steps,
-        batch_size=BATCH_TOKENS // spec.variant.length,
-        length=spec.variant.length,
-        seeds=(spec.seed,),
-        optimizer="muon" if spec.parametrization == "muon" else "adamw",
-        base_fan_in=64 if spec.parametrization == "fan_in" else None,
-        schedule="cosine",
-        learning_rate=spec.learning_rate,
-        final_learning_rate=spec.learning_rate / 10,
-        warmup_steps=steps // 20,
-        log_every=max(1, steps // 10),
-        eval_every=steps,
-        eval_batch_size=32,
-        eval_windows=64,
-        curve_windows=64,
-        checkpoint_every=max(1, min(480, steps // 2)),
-    )
+def _set(fields: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    place: Any = fields
+    for name in outer:
+        place = place.get(name) if isinstance(place, dict) else None
+    if not isinstance(place, dict) or last not in place:
+        known = place if isinstance(place, dict) else fields
+        near = nearest(last, known)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(f"no field {path!r}: {hint}known: {', '.join(known)}")
+    place[last] = value
+
+
+def write_specs(specs: Sequence[RunSpec]) -> str:
+    """Specs as a JSON text."""
+    return json.dumps([spec.to_dict() for spec in specs], indent=1, allow_nan=False)
+
+
+def read_specs(text: str) -> list[RunSpec]:
+    """The specs that `write_specs` wrote. Raises ValueError."""
+    return [RunSpec.from_dict(fields) for fields in json.loads(text)]

@@ -4,9 +4,9 @@
         --data=DATA --rows=runs.csv --workdir=WORK
 
 `stage=0,1,3,2,6,5,4` runs stages in that order; `tiny` is a study of seconds, for tests; `gpu` is
-the study of larger models on one GPU (`attnlab.lab.gpu_study`), `gpu=0.001` a thousandth of its
-training, for a check. The plan
-is docs/results/head_width/plan.md; this file is its stages and rules in code.
+the study of larger models on one GPU (`attnlab.lab.head_width.gpu_study`), `gpu=0.001` a thousandth
+of its training, for a check. The plan is docs/results/head_width/plan.md; this file is its stages
+and rules in code.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 
 from ml_collections import ConfigDict
 
-from attnlab.lab.rates import cells_of, choose, fit_rates, minimum, next_rate
-from attnlab.lab.rows import Row
-from attnlab.lab.spec import PARAMETRIZATIONS, RunSpec, Variant
-from attnlab.lab.texts import TEXTS
+from attnlab.lab.head_width.rates import cells_of, choose, fit_rates, minimum, next_rate
+from attnlab.lab.head_width.rows import Row
+from attnlab.lab.head_width.spec import PARAMETRIZATIONS, StudyRun, Variant
+from attnlab.lab.head_width.texts import TEXTS
 from attnlab.training.config import TrainConfig
 
 ALL_TEXTS = tuple(TEXTS)
@@ -137,8 +137,8 @@ def rate_cells() -> list[Planned]:
 
 
 def _extended(
-    stage: int, specs: list[RunSpec], rows: Sequence[Row], factor: float
-) -> list[RunSpec]:
+    stage: int, specs: list[StudyRun], rows: Sequence[Row], factor: float
+) -> list[StudyRun]:
     """`specs` with the rates that cells need beyond their grids, at most `MOST_EXTRA` a cell."""
     of_stage = [row for row in rows if row.spec.stage == stage]
     done = {row.spec.id for row in of_stage}
@@ -154,10 +154,10 @@ def _extended(
     return specs
 
 
-def stage0(rows: Sequence[Row]) -> list[RunSpec]:
+def stage0(rows: Sequence[Row]) -> list[StudyRun]:
     """{4x16, 1x64, 3x32} x parametrizations x 4 rates x 2 texts, and what the grids lack."""
     specs = [
-        RunSpec(0, Variant(*point), name, text, tuning_seed(0, text, 64), rate)
+        StudyRun(0, Variant(*point), name, text, tuning_seed(0, text, 64), rate)
         for number in range(4)
         for text in STAGE0_TEXTS
         for name in PARAMETRIZATIONS
@@ -182,7 +182,7 @@ def chosen_parametrization(rows: Sequence[Row]) -> str:
     return choose(_complete(0, rows), tuple(PARAMETRIZATIONS), TOLERANCE)[0]
 
 
-def stage1(rows: Sequence[Row]) -> list[RunSpec]:
+def stage1(rows: Sequence[Row]) -> list[StudyRun]:
     """Five rates in each cell, around the mean ln r* of stage 0, and what the grids lack."""
     name = chosen_parametrization(rows)
     cells = cells_of([r for r in rows if r.spec.stage == 0 and r.spec.parametrization == name])
@@ -190,7 +190,7 @@ def stage1(rows: Sequence[Row]) -> list[RunSpec]:
     centre = 2.718281828459045 ** (sum(best) / len(best))
     rates = [float(f"{centre * STAGE1_FACTOR**power:.3g}") for power in range(-2, 3)]
     specs = [
-        RunSpec(
+        StudyRun(
             1, c.variant, name, c.text, tuning_seed(1, c.text, c.variant.width), rate,
             c.bytes_per_parameter,
         )
@@ -200,7 +200,7 @@ def stage1(rows: Sequence[Row]) -> list[RunSpec]:
     return _extended(1, specs, rows, STAGE1_FACTOR)
 
 
-def judged(stage: int, rows: Sequence[Row]) -> list[RunSpec]:
+def judged(stage: int, rows: Sequence[Row]) -> list[StudyRun]:
     """A judged stage at r* x 0.8 or x 1.25, in turn over texts and replicates."""
     name, formula = chosen_parametrization(rows), fit_rates(_complete(1, rows))
     specs = []
@@ -208,11 +208,11 @@ def judged(stage: int, rows: Sequence[Row]) -> list[RunSpec]:
         side = JUDGED_FACTORS[(ALL_TEXTS.index(run.text) + run.replicate) % 2]
         rate = float(f"{side * formula.rate(run.variant, run.bytes_per_parameter):.4g}")
         seed, each = judged_seed(run), run.bytes_per_parameter
-        specs.append(RunSpec(stage, run.variant, name, run.text, seed, rate, each))
+        specs.append(StudyRun(stage, run.variant, name, run.text, seed, rate, each))
     return specs
 
 
-def stage_runs(stage: int, rows: Sequence[Row]) -> list[RunSpec]:
+def stage_runs(stage: int, rows: Sequence[Row]) -> list[StudyRun]:
     """The runs of a stage, given the rows there are. Raises NotReady."""
     if stage == -1:
         return tiny_runs(rows)
@@ -230,10 +230,10 @@ def expected_runs(stage: int) -> list[Planned]:
     return planned(stage)
 
 
-def tiny_runs(rows: Iterable[Row]) -> list[RunSpec]:
+def tiny_runs(rows: Iterable[Row]) -> list[StudyRun]:
     """Two parametrizations x 2 rates at D = 16, seconds a run."""
     return [
-        RunSpec(-1, Variant(n, h, width=16, length=16), name, "python", 5, rate, 2.0)
+        StudyRun(-1, Variant(n, h, width=16, length=16), name, "python", 5, rate, 2.0)
         for n, h in ((1, 16), (4, 4))
         for name in ("one_rate", "fan_in")
         for rate in (0.003, 0.01)
@@ -243,7 +243,7 @@ def tiny_runs(rows: Iterable[Row]) -> list[RunSpec]:
 def get_config(arg: str = "") -> ConfigDict:
     """`stage=0,1,...` or `tiny` -> the stages to run and the fields of their training.
 
-    The learning rate, steps and seed of each run are those of its `RunSpec`.
+    The learning rate, steps and seed of each run are those of its `StudyRun`.
     """
     name, _, value = arg.partition("=")
     if name == "gpu":

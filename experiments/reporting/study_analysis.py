@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab.lab import analysis
-from attnlab.lab.analysis import Pairs, Pooled
+from attnlab.lab.head_width import analysis
+from attnlab.lab.head_width.analysis import Pairs, Pooled
+from attnlab.lab.head_width.rates import cells_of, fit_rates, minimum
+from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.rates import cells_of, fit_rates, minimum
-from attnlab.lab.rows import Row
 from experiments.configs import head_width
 
 NOT_YET = "not run yet"

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.lab import analysis
-from attnlab.lab.analysis import Pairs
+from attnlab.lab.head_width import analysis
+from attnlab.lab.head_width.analysis import Pairs
+from attnlab.lab.head_width.rates import cells_of, minimum
+from attnlab.lab.head_width.rows import Row, write_whole
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from attnlab.lab.rates import cells_of, minimum
-from attnlab.lab.rows import Row, write_whole
 from experiments.configs import head_width
 from experiments.reporting import study_figures
 from experiments.reporting.study_analysis import (

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import models, training
-from attnlab.data import DATASETS, Batch, DataConfig, Dataset, DataSizes
-from attnlab.data.dataset import BatchShapes
+from attnlab.data import DATASETS, DataConfig, Dataset
+from attnlab.lab.experiment import check_lengths, check_output
 from attnlab.models import ModelConfig
 from attnlab.models.budget import Budget
 from attnlab.models.config import heads_per_layer
@@ -59,8 +59,8 @@ def resolve(config: Any) -> Arm:
         kinds = " or ".join(map(repr, task.model_kinds))
         raise ValueError(f"task {config.task!r} needs model.kind={kinds}, not {model.kind!r}")
     sizes = data.sizes()
-    NEEDS[task.output](config.task, task, model, sizes)
-    _check_lengths(task.bind(sizes), data.shapes(trains.length), model)
+    check_output(config.task, task, model, sizes)
+    check_lengths(task.bind(sizes), data.shapes(trains.length), model)
     budget, _, ratio = config.match.budget.partition(":")
     if budget == "seconds" and not ratio:
         raise ValueError(
@@ -92,16 +92,6 @@ def resolve(config: Any) -> Arm:
     )
 
 
-def _check_lengths(task: Objective, rows: Batch | BatchShapes, model: ModelConfig) -> None:
-    inputs = input_shapes(task, rows)
-    for name in (name for name in maps.TEXTS if name in inputs):
-        if (length := inputs[name].shape[1]) > model.max_len:
-            raise ValueError(
-                f"the data give {name!r} of {length} tokens, longer than model.max_len "
-                f"{model.max_len}; raise it, or lower train.length where that cuts the rows"
-            )
-
-
 def _zeros(shapes: Any) -> Any:
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
@@ -127,36 +117,6 @@ def data_of(fields: Any) -> DataConfig:
             f"{', '.join(given)}; choose the source by its word behind the config file's colon"
         )
     return row(**given)
-
-
-def _needs_logits(name: str, task: Objective, model: ModelConfig, sizes: DataSizes) -> None:
-    most = sizes.vocab_size + len(task.special_tokens)
-    if model.vocab_size < most:
-        raise ValueError(
-            f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
-        )
-    if model.output.kind == "none":
-        raise ValueError(
-            f"task {name!r} reads logits, model.output.kind='none' has none; give the model an "
-            "LM head, or start from a folder with one"
-        )
-
-
-def _needs_classes(name: str, task: Objective, model: ModelConfig, sizes: DataSizes) -> None:
-    most = sizes.vocab_size + len(task.special_tokens)
-    if model.vocab_size < most:
-        raise ValueError(
-            f"task {name!r} needs model.vocab_size of at least {most}, not {model.vocab_size}"
-        )
-    if model.output.num_classes != sizes.num_classes:
-        raise ValueError(
-            f"task {name!r} needs model.output.num_classes={sizes.num_classes} (and a "
-            f"model.output.pooler), not {model.output.num_classes}"
-        )
-
-
-NEEDS = {"logits": _needs_logits, "classes": _needs_classes}
-"""What a task reads -> a check that the model has it for data of these sizes."""
 
 
 def run(
@@ -213,13 +173,14 @@ def _run(
     task = OBJECTIVES[arm.task].bind(source.sizes)
     # Rows that are scored may be longer than those that are learnt from.
     for rows in filter(None, (source.heldout, source.validation)):
-        _check_lengths(task, rows(1), arm.model)
+        check_lengths(task, rows(1), arm.model)
     stored = initial.start(arm.start, arm.train.seeds) if arm.start else None
     said = _claim(arm, config, folder, source, stored)
     sharding.wait_for_all("workdir")
     done = folder / workdir.RESULT
     if done.exists():
-        return workdir.read_json(done)
+        there: dict[str, Any] = workdir.read_json(done)
+        return there
     with (
         make_recorder() as recorder,
         Checkpoints(

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from attnlab.lab.rows import Baselines, Origin, Row, Scores, Sizes
-from attnlab.lab.spec import RunSpec, Variant
+from attnlab.lab.head_width.rows import Baselines, Origin, Row, Scores, Sizes
+from attnlab.lab.head_width.spec import StudyRun, Variant
 
 
 def make_row(rate, bits=2.0, variant=Variant(4, 16), *, name="one_rate", text="python", **spec):  # noqa: B008
@@ -11,7 +11,7 @@ def make_row(rate, bits=2.0, variant=Variant(4, 16), *, name="one_rate", text="p
     status = "complete" if bits < 99 else "diverged"
     fields = dict(stage=0, seed=1) | spec
     return Row(
-        RunSpec(variant=variant, parametrization=name, text=text, learning_rate=rate, **fields),
+        StudyRun(variant=variant, parametrization=name, text=text, learning_rate=rate, **fields),
         Sizes(256, 216_448, 557_056, 1920, 3_932_160),
         Scores(status, bits + 0.1, bits, bits - 0.1),
         Baselines(4.5, 2.6, 2.1, 2.0, 2.5),

@@ -7,9 +7,9 @@ import numpy as np
 from lab_rows import of_spec
 from test_head_width import bits_of, run_all
 
-from attnlab.lab.rates import fit_rates
-from attnlab.lab.rows import Scores, Sizes
-from attnlab.lab.spec import BATCH_TOKENS, num_steps
+from attnlab.lab.head_width.rates import fit_rates
+from attnlab.lab.head_width.rows import Scores, Sizes
+from attnlab.lab.head_width.spec import BATCH_TOKENS, num_steps
 from experiments.configs import head_width
 
 FLOPS = {32: 180_224, 64: 557_056, 96: 1_130_496}

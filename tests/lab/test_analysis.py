@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from simulated_study import EFFECTS, Simulation, rows_of
 
-from attnlab.lab import analysis
+from attnlab.lab.head_width import analysis
+from attnlab.lab.head_width.rates import Minimum
 from attnlab.lab.mixed_model import fit_reml, t_estimate
-from attnlab.lab.rates import Minimum
 
 # Dyestuff (Davies and Goldsmith 1972), the first example of lme4: six batches of five.
 DYESTUFF = np.array([

@@ -4,9 +4,15 @@ import dataclasses
 
 import pytest
 
-from attnlab.lab import gpu_study
-from attnlab.lab.gpu_study import TextScore, append_scores, left, model_config, read_scores
-from attnlab.lab.rates import RateFormula, rate_terms
+from attnlab.lab.head_width import gpu_study
+from attnlab.lab.head_width.gpu_study import (
+    TextScore,
+    append_scores,
+    left,
+    model_config,
+    read_scores,
+)
+from attnlab.lab.head_width.rates import RateFormula, rate_terms
 from attnlab.models import flops_per_token, num_parameters
 
 FORMULA = RateFormula(dict.fromkeys(rate_terms(gpu_study.VARIANTS[0], 20.0), 0.0), 0.0, {})

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from lab_rows import of_spec
 
-from attnlab.lab.spec import Variant, model_config, num_steps, train_config
+from attnlab.lab.head_width.spec import Variant, model_config, num_steps, train_config
 from attnlab.models import flops_per_token, num_parameters
 from experiments.configs import head_width
 

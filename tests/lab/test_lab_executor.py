@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.lab.executor import LocalExecutor, WorkerFailed
+from attnlab.lab.head_width.executor import LocalExecutor, WorkerFailed
 
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from attnlab.lab.executor import LocalExecutor
+from attnlab.lab.head_width.executor import LocalExecutor
 
 def job(path):
     path = Path(path)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from lab_rows import make_row
 
-from attnlab.lab.rates import cells_of, choose, fit_rates, minimum, next_rate
-from attnlab.lab.spec import Variant
+from attnlab.lab.head_width.rates import cells_of, choose, fit_rates, minimum, next_rate
+from attnlab.lab.head_width.spec import Variant
 
 GRID = (0.0025, 0.005, 0.01, 0.02)
 

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from lab_rows import make_row
 
-from attnlab.lab.rows import WrongRows, append_row, check_origin, columns, read_rows
+from attnlab.lab.head_width.rows import WrongRows, append_row, check_origin, columns, read_rows
 
 
 def test_rows_come_back_the_same(tmp_path):

@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from attnlab.lab import run as lab_run
-from attnlab.lab.run import Place, run_one
-from attnlab.lab.spec import RunSpec, Variant
+from attnlab.lab.head_width import run as lab_run
+from attnlab.lab.head_width.run import Place, run_one
+from attnlab.lab.head_width.spec import StudyRun, Variant
 from attnlab.training import Stopped
 
-SPEC = RunSpec(-1, Variant(1, 16, width=16, length=16), "fan_in", "python", 5, 0.01, 2.0)
+SPEC = StudyRun(-1, Variant(1, 16, width=16, length=16), "fan_in", "python", 5, 0.01, 2.0)
 
 
 @pytest.fixture(autouse=True)

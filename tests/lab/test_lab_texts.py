@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from attnlab.lab.run import make_source
-from attnlab.lab.texts import TEXTS, load_text
+from attnlab.lab.head_width.run import make_source
+from attnlab.lab.head_width.texts import TEXTS, load_text
 
 PLAN = (ROOT / "docs/results/head_width/plan.md").read_text()
 LINES = ("tatoeba_fr", "tatoeba_en")

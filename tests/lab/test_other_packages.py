@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from simulated_study import EFFECTS, Simulation, rows_of
 
-from attnlab.lab import analysis
+from attnlab.lab.head_width import analysis
 from attnlab.lab.mixed_model import fit_reml
 
 

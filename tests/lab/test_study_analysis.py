@@ -9,8 +9,8 @@ import pytest
 from conftest import ROOT
 from simulated_study import Simulation, rows_of
 
-from attnlab.lab import analysis
-from attnlab.lab.rows import columns, flat, read_rows
+from attnlab.lab.head_width import analysis
+from attnlab.lab.head_width.rows import columns, flat, read_rows
 from experiments.configs import head_width
 from experiments.reporting import study_analysis, study_page
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from conftest import ROOT
 
-from attnlab.lab.rows import append_row, read_rows
+from attnlab.lab.head_width.rows import append_row, read_rows
 
 
 def start(folder, *more):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from simulated_study import EFFECTS, NOTHING, Simulation, rows_of
 
-from attnlab.lab import analysis
+from attnlab.lab.head_width import analysis
 from experiments.reporting import study_analysis
 
 DRAWS = [4, pytest.param(500, marks=pytest.mark.slow)]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.lab.spec import RunSpec, Variant
+from attnlab.lab.head_width.spec import StudyRun, Variant
 
 VERSION = 1
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -66,7 +66,7 @@ class Origin:
 class Row:
     """One finished run. Written as one line, the fields of every part side by side."""
 
-    spec: RunSpec
+    spec: StudyRun
     sizes: Sizes
     scores: Scores
     baselines: Baselines
@@ -101,9 +101,9 @@ def _read(kind: type[Any], values: dict[str, str]) -> Any:
 def columns() -> list[str]:
     """The header of the file."""
     names: list[str] = []
-    for kind in (RunSpec, Sizes, Scores, Baselines, Origin):
+    for kind in (StudyRun, Sizes, Scores, Baselines, Origin):
         for field in dataclasses.fields(kind):
-            nested = kind is RunSpec and field.name == "variant"
+            nested = kind is StudyRun and field.name == "variant"
             names += [f.name for f in dataclasses.fields(Variant)] if nested else [field.name]
     return [*names, "version"]
 

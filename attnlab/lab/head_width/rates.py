@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from attnlab.lab.rows import Row
-from attnlab.lab.spec import Variant
+from attnlab.lab.head_width.rows import Row
+from attnlab.lab.head_width.spec import Variant
 
 
 @dataclasses.dataclass(frozen=True)

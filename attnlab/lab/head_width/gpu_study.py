@@ -21,12 +21,12 @@ import numpy as np
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, sample
 from attnlab.heads import Standard
+from attnlab.lab.head_width.rates import RateFormula
+from attnlab.lab.head_width.rows import write_whole
+from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
+from attnlab.lab.head_width.spec import BIASES, Variant
+from attnlab.lab.head_width.texts import TEXTS, load_text
 from attnlab.lab.ngrams import witten_bell
-from attnlab.lab.rates import RateFormula
-from attnlab.lab.rows import write_whole
-from attnlab.lab.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
-from attnlab.lab.spec import BIASES, Variant
-from attnlab.lab.texts import TEXTS, load_text
 from attnlab.models import FFN, ModelConfig, Rotary, flops_per_token, match_budget, matrix_axes
 from attnlab.models import num_parameters as count_parameters
 from attnlab.training import sharding

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from attnlab.lab.head_width.rates import Minimum, RateFormula
+from attnlab.lab.head_width.rows import Row, flat
 from attnlab.lab.mixed_model import Array, Estimate, MixedModel, fit_reml, t_estimate
-from attnlab.lab.rates import Minimum, RateFormula
-from attnlab.lab.rows import Row, flat
 
 MARGIN = 0.02
 LOOKS = (0.005, 0.048)

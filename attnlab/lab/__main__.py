@@ -1,0 +1,34 @@
+"""Runs what is left of a sweep, as one of its workers: `python -m attnlab.lab WORKDIR`."""
+
+import argparse
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnlab.lab.worker import work
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m attnlab.lab", description=__doc__)
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--cores", default="", help="the cores that it may use: 0,1")
+    registers = "a module that registers layouts, datasets, ...; repeatable"
+    parser.add_argument("--import", dest="modules", default=[], action="append", help=registers)
+    parser.add_argument("--follow", action="store_true", help="stop when the parent process ends")
+    args = parser.parse_args(argv)
+    if args.follow and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if args.cores and sys.platform == "linux":
+        os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
+    for module in args.modules:
+        importlib.import_module(module)
+    return work(args.workdir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

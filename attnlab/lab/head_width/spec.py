@@ -1,0 +1,144 @@
+"""`Variant` and `StudyRun`: what one run of the head-width study trains, and how."""
+
+import dataclasses
+from typing import get_args
+
+from attnlab.heads import HeadNorm, Standard, make_layout
+from attnlab.heads.layout import Bias
+from attnlab.models import FFN, ModelConfig, Rotary, match_budget
+from attnlab.models.budget import Budget
+from attnlab.names import lookup
+from attnlab.training.config import TrainConfig
+
+NUM_LAYERS = 4
+BATCH_TOKENS = 2048
+"""Tokens of a batch, at every length."""
+BIASES: tuple[Bias, ...] = ("q", "k", "v", "o")
+PARAMETRIZATIONS = {
+    "one_rate": "AdamW with one learning rate",
+    "fan_in": "AdamW, learning rate per matrix x 64 / fan-in",
+    "qk_norm": "AdamW with one learning rate, RMS norm of q and k",
+    "muon": "Muon, AdamW for embeddings and vectors",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A model of the study: `num_heads` heads of `head_dim` in a residual stream of `width`.
+
+    The FFN width is solved so that the model has the budget ("flops" per token at `length`, or
+    "parameters") of the reference: heads of 16, num_heads x 16 = width, FFN 4 x width, layers that
+    share nothing.
+    """
+
+    num_heads: int
+    head_dim: int
+    layout: str = "standard"
+    width: int = 64
+    length: int = 128
+    plan: str = "separate"
+    budget: str = "flops"
+
+    @property
+    def point(self) -> str:
+        """ "4x16": num_heads x head_dim, with the layout where it is not standard."""
+        name = f"{self.num_heads}x{self.head_dim}"
+        return name if self.layout == "standard" else f"{name}-{self.layout}"
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+    """One run. Its `id` names its folder and its row."""
+
+    stage: int
+    variant: Variant
+    parametrization: str
+    text: str
+    seed: int
+    learning_rate: float
+    bytes_per_parameter: float = 20.0
+
+    @property
+    def id(self) -> str:
+        """Every field, for the name of a folder.
+
+        >>> StudyRun(0, Variant(4, 16), "one_rate", "python", 7, 0.005).id
+        's0-4x16-D64-T128-separate-flops-one_rate-python-7-0.005-20'
+        """
+        v = self.variant
+        shape = f"{v.point}-D{v.width}-T{v.length}-{v.plan.replace(':', '')}-{v.budget}"
+        run = f"{self.parametrization}-{self.text}-{self.seed}-{self.learning_rate:.6g}"
+        return f"s{self.stage}-{shape}-{run}-{self.bytes_per_parameter:g}"
+
+
+def reference_parameters(width: int) -> int:
+    """Parameters of the reference without embeddings, biases and norms: 12 L D^2.
+
+    >>> reference_parameters(64)
+    196608
+    """
+    return 12 * NUM_LAYERS * width**2
+
+
+def num_steps(spec: StudyRun) -> int:
+    """Steps of `BATCH_TOKENS` that read bytes_per_parameter x `reference_parameters` bytes."""
+    total = spec.bytes_per_parameter * reference_parameters(spec.variant.width)
+    return max(2, round(total / BATCH_TOKENS))
+
+
+def model_config(variant: Variant, parametrization: str = "one_rate") -> ModelConfig:
+    """The model of a variant, its FFN width solved.
+
+    >>> model_config(Variant(3, 32)).ffn.width
+    128
+
+    Raises ValueError where the heads alone cost more than the reference.
+    """
+    lookup(PARAMETRIZATIONS, parametrization, what="parametrization")
+    reference = ModelConfig(
+        width=variant.width,
+        num_layers=NUM_LAYERS,
+        heads=Standard(
+            num_heads=variant.width // 16 or 1, head_dim=min(16, variant.width), biases=BIASES
+        ),
+        ffn=FFN(width=4 * variant.width),
+        max_len=variant.length,
+        positions=Rotary(),
+    )
+    config = dataclasses.replace(
+        reference,
+        heads=make_layout(
+            variant.layout, num_heads=variant.num_heads, head_dim=variant.head_dim, biases=BIASES
+        ),
+        sharing=variant.plan,
+    )
+    budget = lookup({name: name for name in get_args(Budget)}, variant.budget, what="budget")
+    solved = match_budget(config, reference, budget, length=variant.length).config
+    if parametrization != "qk_norm":
+        return solved
+    fields = {f.name: getattr(solved.heads, f.name) for f in dataclasses.fields(solved.heads)}
+    normed = make_layout(variant.layout, **fields | {"qk_norm": HeadNorm("rms")})
+    return dataclasses.replace(solved, heads=normed)
+
+
+def train_config(spec: StudyRun) -> TrainConfig:
+    """The training of a run: warm-up 5 %, cosine to a tenth, clipping at 1."""
+    steps = num_steps(spec)
+    return TrainConfig(
+        steps=steps,
+        batch_size=BATCH_TOKENS // spec.variant.length,
+        length=spec.variant.length,
+        seeds=(spec.seed,),
+        optimizer="muon" if spec.parametrization == "muon" else "adamw",
+        base_fan_in=64 if spec.parametrization == "fan_in" else None,
+        schedule="cosine",
+        learning_rate=spec.learning_rate,
+        final_learning_rate=spec.learning_rate / 10,
+        warmup_steps=steps // 20,
+        log_every=max(1, steps // 10),
+        eval_every=steps,
+        eval_batch_size=32,
+        eval_windows=64,
+        curve_windows=64,
+        checkpoint_every=max(1, min(480, steps // 2)),
+    )

@@ -1,0 +1,252 @@
+"""A sweep of specs: nothing runs twice, a kill changes no number, tables are what they say."""
+
+import dataclasses
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from scipy import stats
+
+from attnlab import lab
+from attnlab.data import Text
+from attnlab.heads import LAYOUTS, Standard
+from attnlab.lab.policies import with_rates
+from attnlab.models import FFN, ModelConfig, num_parameters
+from attnlab.training import TrainConfig
+
+MODEL = ModelConfig(
+    width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
+)
+TRAIN = TrainConfig(
+    steps=6, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=3, eval_windows=8,
+    curve_windows=4, eval_batch_size=8, checkpoint_every=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(bytes(random.Random(0).choices(b"abcdef \n", k=4000)))
+    return lab.Experiment(model=MODEL, train=TRAIN, data=Text(path=str(path), validation=0.1))
+
+
+@pytest.fixture(scope="module")
+def swept(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    specs = lab.product(base, layout=["standard", "narrow"], seeds=[3, 5], match="parameters")
+    return specs, folder, lab.sweep(specs, folder, executor=lab.InProcess(), progress=False)
+
+
+def test_every_spec_has_a_result_and_none_is_run_again(swept):
+    specs, folder, results = swept
+    assert [run.spec for run in results] == specs
+    assert [run.status for run in results] == ["complete"] * 4
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    again = lab.sweep(specs[2:], folder, executor=lab.InProcess(), progress=False)
+    assert again.runs == results.runs[2:]
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == before
+    assert lab.load_results(folder).runs == results.runs
+
+
+def test_parameters_are_equal_where_they_are_matched(swept):
+    base = num_parameters(MODEL)
+    counts = [run.sizes.parameters for run in swept[2]]
+    assert counts[:2] == [base, base]
+    assert max(counts) - base < 2 * 8 * 2 + 2  # less than one more unit in each of two layers
+
+
+def test_specs_and_results_survive_json(swept):
+    for run in swept[2]:
+        assert lab.RunResult.from_json(run.to_json()) == run
+    for layout in LAYOUTS:
+        heads = LAYOUTS[layout](num_heads=2)
+        model = dataclasses.replace(MODEL, heads=heads)
+        spec = lab.RunSpec("a", lab.Experiment(model=model, train=TRAIN), 4)
+        assert lab.RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    with pytest.raises(ValueError, match="version 99"):
+        lab.RunResult.from_json(json.dumps({"version": 99}))
+
+
+def test_the_table_has_means_and_deviations(swept):
+    table = swept[2].table().set_index("layout")
+    for layout in ("standard", "narrow"):
+        scores = [r.heldout["bits_per_byte"] for r in swept[2] if r.spec.tags["layout"] == layout]
+        assert table.loc[layout, "mean"] == pytest.approx(np.mean(scores))
+        assert table.loc[layout, "sd"] == pytest.approx(np.std(scores, ddof=1))
+    frame = swept[2].to_pandas()
+    assert list(frame["seed"]) == [3, 5, 3, 5]
+    assert frame["heldout_bits_per_byte"].notna().all()
+
+
+def test_differences_are_paired_over_seeds(swept):
+    results = swept[2]
+    score = {(r.spec.tags["layout"], r.spec.seed): r.heldout["loss"] for r in results}
+    test = stats.ttest_rel(*[[score[one, s] for s in (3, 5)] for one in ("narrow", "standard")])
+    row = results.compare({"layout": "standard"}, "loss").iloc[0]
+    assert row["p"] == pytest.approx(test.pvalue)
+    assert (row["low"], row["high"]) == pytest.approx(tuple(test.confidence_interval(0.95)))
+    with pytest.raises(ValueError, match="names 0 variants"):
+        results.compare({"layout": "wide"})
+
+
+def made(tags, seed, loss, rate=None):
+    """A result as a run of this spec would have left it."""
+    spec = lab.product(lab.Experiment(model=MODEL, train=TRAIN), seeds=[seed])[0]
+    spec = dataclasses.replace(spec, id="-".join([*map(str, tags.values()), f"seed{seed}"]))
+    spec = dataclasses.replace(spec, tags=tags)
+    spec = with_rates([spec], [rate])[0] if rate else spec
+    scores = {"loss": loss}
+    return lab.RunResult(
+        spec=spec, status="complete", heldout=scores, train=scores, validation=scores,
+        baselines={}, sizes=lab.ModelSizes(parameters=1, applied_parameters=1, flops_per_token=1,
+        ffn_width=1), seconds=1.0, tokens_per_second=1.0, environment={"jax": "0"},
+    )  # fmt: skip
+
+
+def test_a_clear_difference_is_told_from_noise(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(3, 6)) * 0.01
+    shift = {"base": 0.0, "worse": 0.2, "same": 0.0}
+    results = lab.Results(
+        [made({"name": n}, s, 2 + shift[n] + noise[i, s])
+         for i, n in enumerate(shift) for s in range(6)]
+    )  # fmt: skip
+    found = results.compare({"name": "base"}).set_index("name")["conclusion"]
+    assert found.to_dict() == {"worse": "higher", "same": "inconclusive"}
+    page = results.report(tmp_path / "report.html").read_text()
+    assert "inconclusive" in page
+    assert "<svg" in page
+
+
+def test_a_report_of_one_run(tmp_path):
+    page = lab.Results([made({}, 0, 2.0)]).report(tmp_path / "report.html").read_text()
+    assert "Nothing to compare" in page
+    with pytest.raises(ValueError, match="no results"):
+        lab.Results([]).report(tmp_path / "empty.html")
+
+
+def test_rates_are_added_until_the_best_is_between_two():
+    policy = lab.TuneLearningRate(factor=2.0, most=4)
+    runs = [made({"name": "a"}, 0, loss, rate) for loss, rate in ((3.0, 0.01), (2.0, 0.02))]
+    (proposed,) = policy(lab.Results(runs))
+    assert proposed.config.train.learning_rate == 0.04
+    inside = [*runs, made({"name": "a"}, 0, 2.5, 0.04)]
+    assert policy(lab.Results(inside)) == []
+    assert lab.best_rates(lab.Results(inside)) == {(("name", "a"),): 0.02}
+    steep = [made({"name": "a"}, 0, -rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
+    assert policy(lab.Results(steep)) == []
+
+
+def test_seeds_are_added_while_an_interval_is_wide():
+    runs = [made({"name": "a"}, 0, 2.0), made({"name": "a"}, 1, 3.0)]
+    proposed = lab.AddSeeds(half_width=0.1)(lab.Results(runs))
+    assert [(spec.seed, spec.id) for spec in proposed] == [(2, "a-seed2")]
+    assert lab.AddSeeds(half_width=10.0)(lab.Results(runs)) == []
+    assert lab.AddSeeds(half_width=0.1, most=2)(lab.Results(runs)) == []
+
+
+def test_a_policy_is_asked_until_it_proposes_nothing(base, tmp_path):
+    specs = lab.product(base, seeds=[0])
+    policy = lab.AddSeeds(half_width=0.0, most=2)
+    results = lab.sweep(specs, tmp_path, executor=lab.InProcess(), policy=policy, progress=False)
+    assert [run.spec.seed for run in results] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b: lab.product(b, layout=[]), "nothing to run"),
+        (lambda b: lab.product(b, seeds=[]), "nothing to run"),
+        (lambda b: lab.product(b, train__stepz=[1]), "did you mean 'steps'"),
+        (lambda b: lab.product(b, layout=["wyde"]), "did you mean 'wide'"),
+        (lambda b: lab.product(b, model__max_len=[4]), "longer than model.max_len"),
+        (lambda b: lab.RunSpec("a/b", b), "names a folder"),
+        (lambda b: lab.with_values(b, {"task": "masked_lm"}), "needs model.kind"),
+    ],
+)
+def test_bad_input_is_refused_before_any_run(base, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(base)
+
+
+def test_another_run_of_the_same_id_is_refused(swept, base):
+    specs, folder, _ = swept
+    other = dataclasses.replace(specs[0], seed=4)
+    with pytest.raises(ValueError, match="has another run with the id"):
+        lab.sweep([other], folder, executor=lab.InProcess(), progress=False)
+    with pytest.raises(ValueError, match="seed: there 3, here 4"):
+        lab.run_one(other, folder)
+
+
+def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
+    good, other = lab.product(base, seeds=[0, 1])
+    text = tmp_path / "gone.txt"
+    text.write_bytes(b"abc " * 500)
+    bad = dataclasses.replace(other, config=lab.with_values(base, {"data.path": str(text)}))
+    text.write_bytes(b"too short")
+    with pytest.raises(lab.SweepFailed, match=r"(?s)seed1\).*too short"):
+        lab.sweep([bad, good], tmp_path / "w", executor=lab.InProcess(), progress=False)
+    assert [run.spec for run in lab.load_results(tmp_path / "w")] == [good]
+
+
+SCRIPT = """
+    import sys
+    from attnlab import lab
+    from attnlab.lab.spec import read_specs
+    specs = read_specs(open(sys.argv[1]).read())
+    if __name__ == "__main__":
+        lab.sweep(specs, sys.argv[2], executor=lab.LocalExecutor(2), progress=False)
+"""
+
+
+def left_behind(folder):
+    """The result, without seconds, and the metrics of each run."""
+    found = {}
+    for path in sorted(folder.glob("runs/*")):
+        result = json.loads((path / "result.json").read_text())
+        for name in ("seconds", "tokens_per_second"):
+            del result[name]
+        found[path.name] = result, (path / "metrics.jsonl").read_text()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [3, 100])
+def test_kills_change_no_number(base, tmp_path, kills):
+    from attnlab.lab.spec import write_specs
+
+    longer = lab.with_values(base, {"train.steps": 60})
+    specs = lab.product(longer, layout=["standard", "narrow"], seeds=[3])
+    (tmp_path / "specs.json").write_text(write_specs(specs))
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "specs.json")]
+
+    def start(folder):
+        return subprocess.Popen([*command, str(folder)], cwd=ROOT, stderr=subprocess.PIPE)
+
+    def finish(folder):
+        process = start(folder)
+        _, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error.decode()
+
+    finish(tmp_path / "whole")
+    rng, moments, rounds = random.Random(kills), [], 0
+    while len(moments) < kills:
+        folder = tmp_path / f"killed{rounds}"
+        rounds += 1
+        for _ in range(5):
+            process = start(folder)
+            time.sleep(rng.uniform(2.0, 9.0))
+            if process.poll() is None and len(moments) < kills:
+                process.send_signal(signal.SIGKILL)
+                moments.append(len(list(folder.glob("runs/*/result.json"))))
+            process.communicate()
+        finish(folder)
+        assert left_behind(folder) == left_behind(tmp_path / "whole")
