@@ -293,7 +293,7 @@ def _with_constant(terms: Terms, name: str, affine: AffineMap) -> Terms:
 def _written(stack: LayerStack, sublayer: SublayerName) -> Terms:
     """Name -> what the sublayer adds in every layer, [L, ...]."""
     if sublayer == "ffn":
-        return {"ffn": stack.captured("ffn_out")}
+        return {"ffn": stack.spec.ffn.output_scale * stack.captured("ffn_out")}
     is_cross = sublayer == "cross"
     prefix, scale = (CROSS, 1.0) if is_cross else ("", stack.spec.attention.output_scale)
     heads = stack.captured(f"{prefix}outputs")

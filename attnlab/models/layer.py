@@ -346,7 +346,9 @@ class _Layer:
         )
         self.losses |= {name: tap.captured.pop(name) for name in ffn_losses(ffn)}
         self.tap.merge(tap)
-        return self._dropout("ffn", self.tap("ffn_out", out), self.keys.ffn)
+        out = self.tap("ffn_out", out)
+        out = out if ffn.output_scale == 1 else ffn.output_scale * out
+        return self._dropout("ffn", out, self.keys.ffn)
 
     def _attend(
         self,

@@ -114,6 +114,7 @@ class FFN(Spec):
       activation: "gated_*" is (act(x W_gate) * (x W_up)) W_down (Shazeer 2020, arXiv 2002.05202).
       bias: of all its matrices.
       residual_scale: multiplies the residual connection around the FFN.
+      output_scale: multiplies what the FFN adds to the residual stream.
       clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
         arXiv 2508.10925); None: no limit, and nothing is added.
       experts: many such FFNs, of which each token uses a few; None: one for all tokens.
@@ -123,6 +124,7 @@ class FFN(Spec):
     activation: Activation = "gelu"
     bias: bool = True
     residual_scale: float = 1.0
+    output_scale: float = 1.0
     clip: float | None = None
     experts: Experts | None = None
 
@@ -131,6 +133,7 @@ class FFN(Spec):
         check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
         check_bool("ffn.bias", self.bias)
         check_number("ffn.residual_scale", self.residual_scale)
+        check_number("ffn.output_scale", self.output_scale)
         if self.clip is not None:
             check_number("ffn.clip", self.clip, above=0.0)
             if not self.activation.startswith("gated_"):
@@ -454,6 +457,7 @@ class OutputHead(Spec):
         logits.
       bias: of the logits.
       scale: multiplies what the LM head reads.
+      soft_cap: c of logits c tanh(logits / c) (Gemma 2, arXiv 2408.00118); None: no cap.
       transform: activation of a dense layer and a norm before the LM head (BERT); None: no layer.
       pooler: what the classifier head reads: "first" tanh(x_0 W + b) (BERT), "first_plain" x_0,
         "max" or "mean" over tokens, "each" token.
@@ -466,8 +470,11 @@ class OutputHead(Spec):
     transform: Activation | None = None
     pooler: Pooler | None = None
     num_classes: int = 0
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.soft_cap is not None:
+            check_number("output.soft_cap", self.soft_cap, above=0.0)
         check_choice("output.kind", self.kind, ("tied", "own", "none"))
         check_bool("output.bias", self.bias)
         check_number("output.scale", self.scale)

@@ -1,6 +1,8 @@
-"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786), in the names of Hugging Face: its text model."""
+"""Gemma (2024, arXiv 2403.08295), Gemma 2 (arXiv 2408.00118) and the text model of Gemma 3 (2025,
+arXiv 2503.19786), in the names of Hugging Face.
+"""
 
-from attnlab.heads import HeadNorm, Standard, score_scale
+from attnlab.heads import HeadNorm, SoftCap, Standard, score_scale
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Norm, Positions
 from attnlab.pretrained.attributes import JSON, Attribute, shown
@@ -70,6 +72,78 @@ class _Scales(Field):
         return {"query_pre_attn_scalar": round(score_scale(config.layout) ** -2)}
 
 
+class _SoftCap(Field):
+    """attn_logit_softcapping of the scores; null is none."""
+
+    attributes = (Attribute("attn_logit_softcapping", 50.0, nullable=True),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        cap = given["attn_logit_softcapping"]
+        return {"heads.extras": () if cap is None else (SoftCap(float(cap)),)}
+
+    def write(self, config: ModelConfig) -> JSON:
+        caps = [one.cap for one in config.heads.extras if isinstance(one, SoftCap)]
+        return {"attn_logit_softcapping": caps[0] if caps else None}
+
+
+class _EmbeddingScale(Field):
+    """Embeddings are scaled by the root of the width."""
+
+    attributes = ()
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {"embedding.scale": given["hidden_size"] ** 0.5}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {}
+
+
+SANDWICH = {
+    "attention.norm": "input_layernorm",
+    "attention.norm_after": "post_attention_layernorm",
+    "ffn.norm": "pre_feedforward_layernorm",
+    "ffn.norm_after": "post_feedforward_layernorm",
+}
+GEMMA = decoder(
+    "gemma",
+    Standard(num_heads=4),
+    changed(
+        FIELDS,
+        *sizes(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28),
+        *sizes(num_attention_heads=16, max_position_embeddings=8192),
+        *grouped_heads(num_kv_heads=16, head_dim=256),
+        Choice("hidden_act", "gelu_pytorch_tanh", "ffn.activation", GATED),
+        _EmbeddingScale(),
+        without=("mlp_bias",),
+    ),
+    architecture="Gemma",
+    norm=Norm(kind="rms_plus_one"),
+    fixed={"use_bidirectional_attention": None},
+    other_attributes=(Attribute("hidden_activation"),),
+    tied=True,
+)
+GEMMA2 = decoder(
+    "gemma2",
+    Standard(num_heads=4),
+    changed(
+        FIELDS,
+        *sizes(vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26),
+        *sizes(num_attention_heads=8, max_position_embeddings=8192),
+        *grouped_heads(num_kv_heads=4, head_dim=256),
+        Choice("hidden_activation", "gelu_pytorch_tanh", "ffn.activation", GATED),
+        _Scales(),
+        _SoftCap(),
+        value("final_logit_softcapping", 30.0, "output.soft_cap", nullable=True),
+        LayerTypes(default_types=lambda given: every(given["num_hidden_layers"], 2)),
+        without=("hidden_act", "mlp_bias", "rope_parameters"),
+    ),
+    architecture="Gemma2",
+    norm=Norm(kind="rms_plus_one", position="sandwich"),
+    norms=SANDWICH,
+    fixed={"use_bidirectional_attention": None},
+    other_attributes=(Attribute("hidden_act"), Attribute("cache_implementation")),
+    tied=True,
+)
 GEMMA3 = decoder(
     "gemma3_text",
     Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
@@ -93,12 +167,7 @@ GEMMA3 = decoder(
     ),
     architecture="Gemma3",
     norm=Norm(kind="rms_plus_one", position="sandwich"),
-    norms={
-        "attention.norm": "input_layernorm",
-        "attention.norm_after": "post_attention_layernorm",
-        "ffn.norm": "pre_feedforward_layernorm",
-        "ffn.norm_after": "post_feedforward_layernorm",
-    },
+    norms=SANDWICH,
     fixed={
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,

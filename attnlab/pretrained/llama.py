@@ -45,6 +45,7 @@ HEADS = (
     Module("self_attn.q_norm", "attention.q_norm", "table"),
     Module("self_attn.k_norm", "attention.k_norm", "table"),
 )
+GATED_FFN = linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
 
 
 def decoder(
@@ -61,6 +62,8 @@ def decoder(
     bare: str = "",
     other_attributes: tuple[Attribute, ...] = (),
     written: Mapping[str, object] | None = None,
+    ffn: tuple[Module, ...] = GATED_FFN,
+    final_norm: str = "norm",
 ) -> Family:
     """A family whose files name things as Llama's do.
 
@@ -75,9 +78,11 @@ def decoder(
       fixed: attributes that may only have this value.
       tied: the default of tie_word_embeddings.
       other_attributes, written: as in `Family`.
+      ffn: modules of the FFN.
+      final_norm: its module.
       bare: the architecture without an LM head; "" is that name and "Model".
     """
-    modules += linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
+    modules += ffn
     modules += tuple(Module(theirs, ours, "norm") for ours, theirs in norms.items())
     return Family(
         name=name,
@@ -89,7 +94,7 @@ def decoder(
         table=NameTable(
             modules=(
                 Module("embed_tokens", "embedding", "table"),
-                Module("norm", "final_norm", "norm"),
+                Module(final_norm, "final_norm", "norm"),
                 Module("lm_head", "lm_head"),
             ),
             layers=(Layers("layers.{}.", modules),),

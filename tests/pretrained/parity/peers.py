@@ -52,6 +52,9 @@ ROPES = dict(
 SCALED = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0)
 SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
 
+ELECTRA = BERT | dict(embedding_size=16)
+PHI3 = LLAMA | dict(pad_token_id=0)
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -256,6 +259,49 @@ PEERS = {
         tr.GptOssConfig,
         GPT_OSS | dict(layer_types=["full_attention"] * 3, num_experts_per_tok=5, swiglu_limit=7.0),
     ),
+    "xlm-roberta": (tr.XLMRobertaForMaskedLM, tr.XLMRobertaConfig, BERT),
+    "camembert": (tr.CamembertForMaskedLM, tr.CamembertConfig, BERT),
+    "electra": (tr.ElectraForMaskedLM, tr.ElectraConfig, ELECTRA),
+    "electra-bare-one-width": (tr.ElectraModel, tr.ElectraConfig, BERT | dict(embedding_size=32)),
+    "phi3": (tr.Phi3ForCausalLM, tr.Phi3Config, PHI3),
+    "phi3-window-partial": (
+        tr.Phi3ForCausalLM,
+        tr.Phi3Config,
+        PHI3 | dict(sliding_window=4, partial_rotary_factor=0.5, tie_word_embeddings=True),
+    ),
+    "gemma": (tr.GemmaForCausalLM, tr.GemmaConfig, LLAMA | dict(head_dim=10)),
+    "gemma2": (
+        tr.Gemma2ForCausalLM,
+        tr.Gemma2Config,
+        GEMMA | dict(attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
+    ),
+    "gemma2-no-caps": (
+        tr.Gemma2ForCausalLM,
+        tr.Gemma2Config,
+        GEMMA | dict(attn_logit_softcapping=None, final_logit_softcapping=None),
+    ),
+    "starcoder2": (
+        tr.Starcoder2ForCausalLM,
+        tr.Starcoder2Config,
+        BERT | dict(num_key_value_heads=2, sliding_window=4),
+    ),
+    "starcoder2-no-biases": (
+        tr.Starcoder2ForCausalLM,
+        tr.Starcoder2Config,
+        BERT | dict(num_key_value_heads=2, use_bias=False, tie_word_embeddings=False),
+    ),
+    "stablelm": (
+        tr.StableLmForCausalLM,
+        tr.StableLmConfig,
+        BERT | dict(num_key_value_heads=2, use_qkv_bias=True, partial_rotary_factor=0.5),
+    ),
+    "granite": (
+        tr.GraniteForCausalLM,
+        tr.GraniteConfig,
+        LLAMA
+        | dict(embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2)
+        | dict(logits_scaling=5.0),
+    ),
     "vit": (tr.ViTForImageClassification, tr.ViTConfig, VIT | dict(num_labels=5)),
     "vit-bare-square-no-biases": (
         tr.ViTModel,
@@ -307,7 +353,7 @@ def inputs(name, length=11, vocab=97):
     ids = np.where(real, ids, pad)
     given = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
     types = PEERS[name][2].get("type_vocab_size", 2)
-    if name.startswith(("bert", "albert", "roberta", "gpt2")):
+    if name.startswith(("bert", "albert", "roberta", "xlm", "camembert", "electra", "gpt2")):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
     if name.startswith("t5") and "encoder" not in name:
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))

@@ -30,6 +30,9 @@ NAMES = [
     "deepseek_v3-experts", "deepseek_v3-experts-2-shared", "mixtral", "mixtral-window-bare",
     "qwen2_moe", "qwen2_moe-dense-and-window", "qwen3_moe", "qwen3_moe-every-second",
     "gpt_oss", "gpt_oss-all-see-all",
+    "xlm-roberta", "camembert", "electra", "electra-bare-one-width",
+    "phi3", "phi3-window-partial", "gemma", "gemma2", "gemma2-no-caps",
+    "starcoder2", "starcoder2-no-biases", "stablelm", "granite",
     "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
@@ -107,11 +110,15 @@ def test_round_trip(peer, tmp_path):
         np.testing.assert_array_equal(a, original[key])
 
 
-EXPERTS = [n for n in NAMES if "experts" in n or "moe" in n or n.startswith(("mixtral", "gpt_oss"))]
+DECODERS = (
+    "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
+    "qwen", "ministral", "gpt2", "gpt_neox",
+)  # fmt: skip
+STEPPED = [n for n in NAMES if "experts" in n or "moe" in n or n.startswith(DECODERS)]
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-def test_experts_step_by_step(name, tmp_path):
+@pytest.mark.parametrize("name", STEPPED)
+def test_step_by_step(name, tmp_path):
     """Token by token with a cache, longer than a window: to 1e-3 of the spread of the logits."""
     import jax
     import peers
