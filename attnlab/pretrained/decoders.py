@@ -52,6 +52,8 @@ PHI3 = decoder(
         Module("mlp.down_proj", "ffn.down"),
     ),
     other_attributes=(Attribute("original_max_position_embeddings"),),
+    # The default of transformers, 32000, is beyond a small vocabulary.
+    written={"pad_token_id": None},
 )
 
 
@@ -65,7 +67,9 @@ class _Biases(Field):
 
     def write(self, config: ModelConfig) -> JSON:
         if set(config.heads.biases) != (set(BIASES) if config.ffn.bias else set()):
-            raise ValueError("heads.biases must be those of all matrices where ffn.bias is, or none")
+            raise ValueError(
+                "heads.biases must be those of all matrices where ffn.bias is, or none"
+            )
         return {"use_bias": config.ffn.bias}
 
 

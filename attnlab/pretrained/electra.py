@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al. 2020, arXiv 2003.10555), in the names of Hugging Face: the bare model and the
-masked-LM head of its generator.
+"""ELECTRA (Clark et al. 2020, arXiv 2003.10555), in the names of Hugging Face: the bare model
+and the masked-LM head of its generator.
 """
 
 from attnlab.models.config import ModelConfig

@@ -23,14 +23,16 @@ KNOWN = (
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
-STATE_SPACE = "it mixes tokens with a state-space or linear-attention layer, which has no heads here"
+STATE_SPACE = (
+    "it mixes tokens with a state-space or linear-attention layer, which has no heads here"
+)
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba2"), STATE_SPACE),
     **dict.fromkeys(("qwen3_next", "rwkv", "recurrent_gemma", "nemotron_h"), STATE_SPACE),
     **dict.fromkeys(
         ("deberta", "deberta-v2"),
-        "its disentangled attention adds products of contents and relative positions to the scores, "
-        "which no layout has",
+        "its disentangled attention adds products of contents and relative positions to the "
+        "scores, which no layout has",
     ),
     "gemma3": "it reads images too, with a vision_config that is not supported; of its text_config "
     "and its tensors under language_model make a folder of model_type 'gemma3_text'",

@@ -89,7 +89,8 @@ def test_round_trip(peer, tmp_path):
 
     name, theirs, folder = peer
     model, params = pretrained.load(folder)
-    pretrained.save(tmp_path / "ours", model, params)
+    # Several families can express the same model.
+    pretrained.save(tmp_path / "ours", model, params, family=theirs.config.model_type)
     again, _ = pretrained.load(tmp_path / "ours")
     assert again.config == model.config or name == "albert-one-call-two-blocks"
     loaded, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
