@@ -79,6 +79,10 @@ class _SoftCap(Field):
 
     def read(self, given: JSON, source: Source) -> Values:
         cap = given["attn_logit_softcapping"]
+        if cap is not None and cap <= 0:
+            raise ValueError(
+                f"config.json: attn_logit_softcapping = {cap!r} must be above 0, or null"
+            )
         return {"heads.extras": () if cap is None else (SoftCap(float(cap)),)}
 
     def write(self, config: ModelConfig) -> JSON:

@@ -64,6 +64,15 @@ ATTRIBUTES = {
     "qwen2_moe": {"hidden_act": "mish", "layer_types": ["sliding_attention"] * 2},
     "qwen3_moe": {"hidden_act": "mish", "decoder_sparse_step": 0},
     "gpt_oss": {"hidden_act": "gelu", "swiglu_alpha": 1.0, "swiglu_limit": "none"},
+    "xlm-roberta": {"hidden_act": "mish", "position_embedding_type": "relative_key"},
+    "camembert": {"hidden_act": "mish", "is_decoder": True},
+    "electra": {"hidden_act": "mish", "embedding_size": "small"},
+    "phi3": {"hidden_act": "mish", "attention_bias": True},
+    "gemma": {"hidden_act": "mish", "use_bidirectional_attention": True},
+    "gemma2": {"hidden_activation": "mish", "attn_logit_softcapping": -1.0},
+    "starcoder2": {"hidden_act": "mish", "use_bias": "no"},
+    "stablelm": {"hidden_act": "mish", "qk_layernorm": True, "use_parallel_residual": True},
+    "granite": {"hidden_act": "mish", "logits_scaling": 0.0},
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
 
