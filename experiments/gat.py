@@ -28,11 +28,6 @@ from experiments.reporting.cells import Line, interval, run_cells
 from experiments.reporting.study_figures import COLOURS, INK, new_axes, svg
 from experiments.reporting.study_tables import table
 
-DATA = flags.DEFINE_string("data", None, "folder of Cora", required=True)
-OUT = flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-SEEDS = flags.DEFINE_integer("seeds", 20, "runs of the published configuration", lower_bound=2)
-OTHERS = flags.DEFINE_integer("other_seeds", 5, "runs of each other variant", lower_bound=2)
-
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)
 Params = dict[str, Array]
@@ -351,9 +346,11 @@ def figure(lines: Sequence[Line]) -> Figure:
 def main(argv: Sequence[str]) -> None:
     """Runs what is missing, then writes page, numbers and figure."""
     del argv
-    graph, out = read_graph(Path(DATA.value)), Path(OUT.value)
+    graph, out = read_graph(Path(flags.FLAGS.data)), Path(flags.FLAGS.out)
     out.mkdir(parents=True, exist_ok=True)
-    count = dict.fromkeys(VARIANTS, OTHERS.value) | {"published configuration": SEEDS.value}
+    count = dict.fromkeys(VARIANTS, flags.FLAGS.other_seeds) | {
+        "published configuration": flags.FLAGS.seeds
+    }
     cells = [Run(name, seed) for name in VARIANTS for seed in range(count[name])]
     lines = run_cells(cells, functools.partial(run_one, graph=graph), out / "cora.csv")
     (out / "cora.md").write_text(page(lines))
@@ -361,4 +358,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("data", None, "folder of Cora", required=True)
+    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
+    flags.DEFINE_integer("seeds", 20, "runs of the published configuration", lower_bound=2)
+    flags.DEFINE_integer("other_seeds", 5, "runs of each other variant", lower_bound=2)
     app.run(main)

@@ -50,8 +50,8 @@ print(y.shape, model.apply(model.init(jax.random.key(0), tokens), tokens).logits
 """
 NEEDY = {
     "from attnlab import plotting; plotting.interval_plot([], '')": ("matplotlib", "plot"),
-    "from attnlab.training.loggers import TensorBoard; TensorBoard(None)": ("tensorboardX", "train"),
-    "from attnlab.training.loggers import WandB; WandB(None)": ("wandb", "wandb"),
+    "from attnlab.training import loggers; loggers.TensorBoard(None)": ("tensorboardX", "train"),
+    "from attnlab.training import loggers; loggers.WandB(None)": ("wandb", "wandb"),
     "from attnlab.pretrained import tensors; tensors.read_file(None)": (
         "safetensors", "pretrained",
     ),

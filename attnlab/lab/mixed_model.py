@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,11 +127,7 @@ def fit_reml(y: Array, fixed: dict[str, Array], random: Sequence[Array], texts: 
         value = (n - p) * (1 + math.log(2 * math.pi * s2)) + log_v + log_x
         return float(value), beta, np.asarray(inner[:p, :p], np.float64), s2
 
-    theta = np.ones(len(random))
-    if len(random):
-        bounds = [(0.0, None)] * len(random)
-        found = optimize.minimize(lambda t: solved(t)[0], theta, method="L-BFGS-B", bounds=bounds)
-        theta = np.asarray(found.x, np.float64)
+    theta = _minimize(lambda t: solved(t)[0], len(random))
     value, beta, information, s2 = solved(theta)
     sd = math.sqrt(s2)
     spread = tuple(float(t * sd) for t in theta)
@@ -143,6 +140,37 @@ def fit_reml(y: Array, fixed: dict[str, Array], random: Sequence[Array], texts: 
         value,
         texts,
     )
+
+
+def _minimize(criterion: Callable[[Array], float], count: int) -> Array:
+    """theta >= 0 of the lowest criterion.
+
+    The criterion depends on theta^2, so its gradient is 0 at theta_i = 0, where a search that has
+    stepped onto the bound stays. So searches start from several points, and again with each
+    component that ended at 0 a little above it, until none is lower.
+    """
+    if not count:
+        return np.zeros(0)
+
+    def search(start: Array) -> tuple[float, Array]:
+        found = optimize.minimize(
+            criterion, start, method="L-BFGS-B", bounds=[(0.0, None)] * count,
+            options={"ftol": 1e-13, "gtol": 1e-7},
+        )  # fmt: skip
+        return float(found.fun), np.asarray(found.x, np.float64)
+
+    best, theta = min(
+        (search(np.full(count, start)) for start in (1.0, 0.2)), key=operator.itemgetter(0)
+    )
+    for i in range(count):
+        for _ in range(2):
+            start = theta.copy()
+            start[i] = 0.1 if theta[i] < 1e-3 else theta[i] * 1.1
+            value, found = search(start)
+            if value > best - 1e-6:
+                break
+            best, theta = value, found
+    return theta
 
 
 def _independent(fixed: dict[str, Array]) -> tuple[tuple[str, ...], Array]:

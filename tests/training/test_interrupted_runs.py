@@ -6,9 +6,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_train import CONFIG, DATASET, MODEL, Killed, assert_same_bits
+from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits
 
 from attnlab import training
+from attnlab.data import TokenFiles, text
 from attnlab.training import Checkpoints, FitOptions, Recorder
 from attnlab.training.metrics import read_metrics
 from attnlab.training.objectives import OBJECTIVES
@@ -21,7 +22,14 @@ def distance(initial, params):
     return {"moved": jnp.abs(params["embedding"] - initial["embedding"]).max()}
 
 
-def fit(folder, config=SHORT, recorder=Recorder, objective=OBJECTIVES["causal_lm"], **options):
+def fit(
+    folder,
+    config=SHORT,
+    recorder=Recorder,
+    objective=OBJECTIVES["causal_lm"],
+    dataset=DATASET,
+    **options,
+):
     folder.mkdir(exist_ok=True)
     with (
         recorder(folder, config.seeds) as records,
@@ -32,7 +40,7 @@ def fit(folder, config=SHORT, recorder=Recorder, objective=OBJECTIVES["causal_lm
             objective,
             training.make_optimizer(config),
             config,
-            DATASET,
+            dataset,
             recorder=records,
             checkpoints=checkpoints,
             options=FitOptions(**options),
@@ -75,6 +83,32 @@ def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
     assert [row["step"] for row in rows] == [5, 10]
     np.testing.assert_allclose(rows[0]["eval/loss"], rows[1]["eval/loss"], rtol=1e-6)
     assert np.abs(result.heldout["loss"] - rows[1]["eval/loss"]).min() > 1e-4
+
+
+@pytest.mark.slow
+def test_token_files_resume_with_the_same_bits(tmp_path):
+    """And train as the same text in memory does."""
+    TEXT.astype(np.uint16).tofile(tmp_path / "ids.bin")
+    files = TokenFiles(path=str(tmp_path / "ids.bin"), vocab_size=256, bytes_per_token=1.0)
+    in_memory = fit(tmp_path / "memory")
+    with contextlib.suppress(Killed):
+        killed = killed_after(5, "eval/loss")
+        fit(tmp_path / "files", recorder=killed, dataset=files.load(SHORT.length))
+    resumed = fit(tmp_path / "files", dataset=files.load(SHORT.length))
+    assert_same_bits(resumed.state, in_memory.state)
+    np.testing.assert_allclose(resumed.heldout["loss"], in_memory.heldout["loss"], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_whole_validation_part_is_scored_at_the_end(tmp_path):
+    """Beside the curve, which is of some of its rows. Here the held-out part is the same text."""
+    corpus = text.Corpus("test", TEXT[:3400], TEXT[3400:], "", TEXT[3400:])
+    dataset, config = text.dataset_of_corpus(corpus, 8), dataclasses.replace(SHORT, eval_windows=0)
+    result = fit(tmp_path / "both", config, dataset=dataset)
+    np.testing.assert_array_equal(result.validation["loss"], result.heldout["loss"])
+    last = read_metrics(tmp_path / "both" / "metrics.jsonl")[-1]
+    assert (result.validation["loss"] != last["eval/loss"]).all()
+    assert fit(tmp_path / "none").validation == {}
 
 
 def test_an_error_in_a_statistic_after_training_does_not_lose_it(tmp_path, capsys):
