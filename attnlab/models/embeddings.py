@@ -183,7 +183,7 @@ def embed(
     elif token_types is not None:
         x = x + read_rows(params["embedding"], token_types)
     if spec.norm:
-        x = normalize(params["embedding_norm"], x, config.norm)
+        x = normalize(params.get("embedding_norm", {}), x, config.norm)
     return dense(params, "embedding_projection", x) if spec.width else x
 
 

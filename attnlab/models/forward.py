@@ -321,7 +321,7 @@ class _Run:
         outputs = run_layers(layer_types, order, text.x, inputs)
         x = outputs.x
         if c.norm.has_final:
-            x = normalize(self.params[norm], x, c.norm)
+            x = normalize(self.params.get(norm, {}), x, c.norm)
         x = self._dropout("final", x, c.dropout.rate)
         return outputs._replace(x=x, captured=tap.captured | outputs.captured)
 

@@ -50,7 +50,7 @@ def lm_head(
     spec, x = config.output, hidden
     if spec.transform:
         x = activation_function(spec.transform)(dense(params, "transform", x))
-        x = normalize(params["transform_norm"], x, config.norm)
+        x = normalize(params.get("transform_norm", {}), x, config.norm)
     x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
     kernel: Array = params["lm_head"] if spec.kind == "own" else params["embedding"].T
     logits = jax.lax.dot(

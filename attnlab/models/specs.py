@@ -19,7 +19,9 @@ Activation: TypeAlias = Literal[
     "gated_quick_gelu", "gated_relu", "gated_silu", "gated_tanh",
 ]  # fmt: skip
 ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
-NormPosition: TypeAlias = Literal["pre", "post", "post_final", "pre_open", "sandwich", "parallel"]
+NormPosition: TypeAlias = Literal[
+    "pre", "post", "post_final", "pre_open", "after", "sandwich", "parallel", "parallel_one",
+]  # fmt: skip
 Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
@@ -159,40 +161,52 @@ class Norm(Spec):
       kind: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019), or "rms_plus_one" with
         1 + scale (Gemma).
       position: "pre" x + f(norm(x)); "post" norm(x + f(x)); "post_final" and "pre_open" the same
-        with and without a final norm; "sandwich" x + norm(f(norm(x))) (Ding et al. 2021, arXiv
-        2105.13290); "parallel" adds what all sublayers make of the same x (GPT-J).
+        with and without a final norm; "after" x + norm(f(x)) (OLMo 2, arXiv 2501.00656);
+        "sandwich" x + norm(f(norm(x))) (Ding et al. 2021, arXiv 2105.13290); "parallel" adds what
+        all sublayers make of the same x (GPT-NeoX), "parallel_one" of the same norm(x) (GPT-J).
       eps: epsilon.
-      bias: a learnt bias; None: where the kind is "layer".
+      bias: a learnt bias; None: where the kind is "layer" and has a scale.
+      scale: a learnt scale; without one a norm has no weights (OLMo, arXiv 2402.00838).
     """
 
     kind: Literal["layer", "rms", "rms_plus_one"] = "layer"
     position: NormPosition = "pre"
     eps: float = 1e-5
     bias: bool | None = None
+    scale: bool = True
 
     def __post_init__(self) -> None:
         lookup(NORM_KINDS, self.kind, what="norm.kind")
+        check_bool("norm.scale", self.scale)
         check_choice("norm.position", self.position, get_args(NormPosition))
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
             raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
-        if self.bias == (self.kind == "layer"):
+        if self.bias and not self.scale:
+            raise ValueError("norm.bias: a norm without a scale has no bias; leave bias out")
+        if self.bias == (self.kind == "layer" and self.scale):
             object.__setattr__(self, "bias", None)  # one way to write the same thing
 
     @property
     def has_bias(self) -> bool:
         """`bias`, resolved."""
-        return self.kind == "layer" if self.bias is None else self.bias
+        return self.kind == "layer" and self.scale if self.bias is None else self.bias
 
     @property
     def has_final(self) -> bool:
         """Is there a norm behind the last layer?"""
         return self.position not in ("post", "pre_open")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Norms of each sublayer."""
-        return ("norm", "norm_after") if self.position == "sandwich" else ("norm",)
+    def names_in(self, sublayer: str) -> tuple[str, ...]:
+        """Norms of a sublayer.
+
+        >>> Norm(position="parallel_one").names_in("ffn")
+        ()
+        """
+        if self.position == "parallel_one" and sublayer != "attention":
+            return ()
+        names = {"sandwich": ("norm", "norm_after"), "after": ("norm_after",)}
+        return names.get(self.position, ("norm",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -4,8 +4,8 @@ arXiv 2503.19786), in the names of Hugging Face.
 
 from attnlab.heads import HeadNorm, SoftCap, Standard, score_scale
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Norm, Positions
-from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.models.specs import Norm
+from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.fields import (
     GATED,
     Choice,
@@ -17,44 +17,11 @@ from attnlab.pretrained.fields import (
     sizes,
     value,
 )
-from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, every, positions_of
+from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, TypedRotary, every
 from attnlab.pretrained.llama import FIELDS, decoder
 
 BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 """Type of a layer -> what configs before transformers 5 call its base, and its default."""
-
-
-class _Types(LayerTypes):
-    """Layers with a window have rotary positions with a base of their own."""
-
-    def positions(self, given: JSON) -> dict[str, Positions]:
-        return {type_: self._of_type(given, type_) for type_ in BASES}
-
-    def _of_type(self, given: JSON, type_: str) -> Positions:
-        today, (name, base) = given["rope_parameters"] or {}, BASES[type_]
-        objects = all(isinstance(one, dict | None) for one in today.values())
-        if set(today) - set(BASES) or not objects:
-            raise ValueError(
-                f"config.json: rope_parameters = {shown(today)} should be an object with {FULL!r} "
-                f"and {SLIDING!r}"
-            )
-        own = today.get(type_) or {"rope_type": "default"}
-        missing = given[name] is None and "rope_theta" not in own
-        return self.rope.positions(
-            given
-            | {
-                "rope_parameters": own,
-                "rope_scaling": given["rope_scaling"] if type_ == FULL else None,
-                "rope_theta": base if missing else given[name],
-            }
-        )
-
-    def write_positions(self, config: ModelConfig) -> JSON:
-        ropes = {type_: self.rope.describe(positions_of(config, type_)) for type_ in BASES}
-        return ropes[FULL] | {
-            "rope_parameters": {type_: rope["rope_parameters"] for type_, rope in ropes.items()},
-            "rope_local_base_freq": ropes[SLIDING]["rope_theta"],
-        }
 
 
 class _Scales(Field):
@@ -159,7 +126,8 @@ GEMMA3 = decoder(
         Choice("hidden_activation", "gelu_pytorch_tanh", "ffn.activation", GATED),
         value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps"),
         _Scales(),
-        _Types(
+        TypedRotary(
+            bases=BASES,
             default_types=lambda s: every(s["num_hidden_layers"], s["sliding_window_pattern"]),
             more=(
                 Attribute("sliding_window_pattern", 6),

@@ -1,7 +1,7 @@
 """`layer_types` of a config.json: layers with a sliding window and layers without."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from attnlab.models.config import LayerOverrides, ModelConfig
@@ -121,6 +121,47 @@ class LayerTypes(Field):
     def write_positions(self, config: ModelConfig) -> JSON:
         """The attributes of rotary positions."""
         return self.rope.describe(positions_of(config, FULL))
+
+
+@dataclasses.dataclass(frozen=True)
+class TypedRotary(LayerTypes):
+    """Layers with a window have rotary positions of their own; rope_scaling is of the others.
+
+    Attributes:
+      bases: type of a layer -> what configs before transformers 5 call its base, and its default.
+    """
+
+    bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
+
+    def positions(self, given: JSON) -> dict[str, Positions]:
+        return {type_: self._of_type(given, type_) for type_ in self.bases}
+
+    def _of_type(self, given: JSON, type_: str) -> Positions:
+        today, (name, base) = given["rope_parameters"] or {}, self.bases[type_]
+        objects = all(isinstance(one, dict | None) for one in today.values())
+        if set(today) - set(self.bases) or not objects:
+            raise ValueError(
+                f"config.json: rope_parameters = {shown(today)} should be an object with {FULL!r} "
+                f"and {SLIDING!r}"
+            )
+        own = today.get(type_) or {"rope_type": "default"}
+        missing = given[name] is None and "rope_theta" not in own
+        return self.rope.positions(
+            given
+            | {
+                "rope_parameters": own,
+                "rope_scaling": given["rope_scaling"] if type_ == FULL else None,
+                "rope_theta": base if missing else given[name],
+            }
+        )
+
+    def write_positions(self, config: ModelConfig) -> JSON:
+        ropes = {type_: self.rope.describe(positions_of(config, type_)) for type_ in self.bases}
+        names = {type_: name for type_, (name, _) in self.bases.items()}
+        one = len({*names.values()}) == 1 and ropes[FULL]["rope_theta"] != ropes[SLIDING]["rope_theta"]
+        own = {name: None if one else ropes[t]["rope_theta"] for t, name in names.items()}
+        parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
+        return ropes[FULL] | own | {"rope_parameters": parameters}
 
 
 def positions_of(config: ModelConfig, type_: str) -> Positions:

@@ -40,6 +40,7 @@ NORMS = {
     "attention.norm": "input_layernorm",
     "ffn.norm": "post_attention_layernorm",
 }
+MODULES = {"embedding": "embed_tokens", "final_norm": "norm"}
 HEADS = (
     *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
     Module("self_attn.q_norm", "attention.q_norm", "table"),
@@ -57,13 +58,15 @@ def decoder(
     norm: Norm = RMS,
     modules: tuple[Module, ...] = HEADS,
     norms: Mapping[str, str] = NORMS,
+    outer: Mapping[str, str] = MODULES,
+    layers: str = "layers.{}.",
+    prefix: str = "model.",
     fixed: Mapping[str, object] | None = None,
     tied: bool = False,
     bare: str = "",
     other_attributes: tuple[Attribute, ...] = (),
     written: Mapping[str, object] | None = None,
     ffn: tuple[Module, ...] = GATED_FFN,
-    final_norm: str = "norm",
 ) -> Family:
     """A family whose files name things as Llama's do.
 
@@ -75,11 +78,12 @@ def decoder(
       norm: kind and position.
       modules: of self-attention.
       norms: weight -> module of the norms of a layer.
+      outer: weight -> module of those outside the layers.
+      layers, prefix: how names of a layer, and of the bare model in a file, begin.
       fixed: attributes that may only have this value.
       tied: the default of tie_word_embeddings.
       other_attributes, written: as in `Family`.
       ffn: modules of the FFN.
-      final_norm: its module.
       bare: the architecture without an LM head; "" is that name and "Model".
     """
     modules += ffn
@@ -93,13 +97,13 @@ def decoder(
         ),
         table=NameTable(
             modules=(
-                Module("embed_tokens", "embedding", "table"),
-                Module(final_norm, "final_norm", "norm"),
+                Module(outer["embedding"], "embedding", "table"),
+                Module(outer["final_norm"], "final_norm", "norm"),
                 Module("lm_head", "lm_head"),
             ),
-            layers=(Layers("layers.{}.", modules),),
+            layers=(Layers(layers, modules),),
         ),
-        prefix="model.",
+        prefix=prefix,
         task_modules=("lm_head.",),
         # Rates of the rotary positions, which follow from config.json.
         ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),

@@ -70,6 +70,12 @@ def test_order_of_norm_and_residual_connection(position):
     elif position == "sandwich":
         y = x + layer_norm(a["norm_after"], f(a, layer_norm(a["norm"], x)))
         y = y + layer_norm(b["norm_after"], ffn(b, layer_norm(b["norm"], y)))
+    elif position == "after":
+        y = x + layer_norm(a["norm_after"], f(a, x))
+        y = y + layer_norm(b["norm_after"], ffn(b, y))
+    elif position == "parallel_one":
+        read = layer_norm(a["norm"], x)
+        y = f(a, read) + ffn(b, read) + x
     elif position == "parallel":
         y = f(a, layer_norm(a["norm"], x)) + ffn(b, layer_norm(b["norm"], x)) + x
     else:

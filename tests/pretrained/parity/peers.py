@@ -55,6 +55,8 @@ SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
 ELECTRA = BERT | dict(embedding_size=16)
 PHI3 = LLAMA | dict(pad_token_id=0)
 
+OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -301,6 +303,13 @@ PEERS = {
         LLAMA
         | dict(embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2)
         | dict(logits_scaling=5.0),
+    ),
+    "olmo": (tr.OlmoForCausalLM, tr.OlmoConfig, OLMO),
+    "olmo2": (tr.Olmo2ForCausalLM, tr.Olmo2Config, OLMO | dict(rms_norm_eps=0.05)),
+    "olmo3": (
+        tr.Olmo3ForCausalLM,
+        tr.Olmo3Config,
+        OLMO | dict(rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=5),
     ),
     "vit": (tr.ViTForImageClassification, tr.ViTConfig, VIT | dict(num_labels=5)),
     "vit-bare-square-no-biases": (

@@ -33,6 +33,7 @@ NAMES = [
     "xlm-roberta", "camembert", "electra", "electra-bare-one-width",
     "phi3", "phi3-window-partial", "gemma", "gemma2", "gemma2-no-caps",
     "starcoder2", "starcoder2-no-biases", "stablelm", "granite",
+    "olmo", "olmo2", "olmo3",
     "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
@@ -113,7 +114,7 @@ def test_round_trip(peer, tmp_path):
 
 DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
-    "qwen", "ministral", "gpt2", "gpt_neox",
+    "qwen", "ministral", "olmo", "gpt2", "gpt_neox",
 )  # fmt: skip
 STEPPED = [
     n
