@@ -46,6 +46,8 @@ HEADS = (
     Module("self_attn.q_norm", "attention.q_norm", "table"),
     Module("self_attn.k_norm", "attention.k_norm", "table"),
 )
+PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module in HEADS)
+"""`HEADS` of families that rotate neighbours."""
 GATED_FFN = linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
 
 
@@ -63,10 +65,13 @@ def decoder(
     prefix: str = "model.",
     fixed: Mapping[str, object] | None = None,
     tied: bool = False,
+    bias: bool = False,
+    ignored: tuple[str, ...] = (),
     bare: str = "",
     other_attributes: tuple[Attribute, ...] = (),
     written: Mapping[str, object] | None = None,
     ffn: tuple[Module, ...] = GATED_FFN,
+    ffn_bias: bool = False,
 ) -> Family:
     """A family whose files name things as Llama's do.
 
@@ -82,31 +87,34 @@ def decoder(
       layers, prefix: how names of a layer, and of the bare model in a file, begin.
       fixed: attributes that may only have this value.
       tied: the default of tie_word_embeddings.
+      bias: the LM head has one.
+      ignored: more patterns of tensors that hold no weight.
       other_attributes, written: as in `Family`.
-      ffn: modules of the FFN.
+      ffn, ffn_bias: modules of the FFN, and whether it has biases where no attribute says.
       bare: the architecture without an LM head; "" is that name and "Model".
     """
     modules += ffn
     modules += tuple(Module(theirs, ours, "norm") for ours, theirs in norms.items())
     return Family(
         name=name,
-        base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=False), init=Init(std=0.02)),
+        base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=ffn_bias), init=Init(std=0.02)),
         fields=(
             *fields,
-            CausalHead(bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied),
+            CausalHead(bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias),
         ),
         table=NameTable(
             modules=(
                 Module(outer["embedding"], "embedding", "table"),
                 Module(outer["final_norm"], "final_norm", "norm"),
                 Module("lm_head", "lm_head"),
+                Module("lm_head", "lm_head_bias", "bias", only_without="lm_head"),
             ),
             layers=(Layers(layers, modules),),
         ),
         prefix=prefix,
         task_modules=("lm_head.",),
         # Rates of the rotary positions, which follow from config.json.
-        ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
+        ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored),
         ignored_if_tied=("lm_head.weight",),
         fixed=fixed or {},
         other_attributes=other_attributes,

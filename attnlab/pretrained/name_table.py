@@ -41,6 +41,8 @@ class Module(NamedTuple):
     """Stored only where the model has a weight of this name beside it."""
     only_without: str = ""
     """Stored only where the model has none of this name beside it."""
+    only_norms: tuple[str, ...] = ()
+    """Stored only where the norms of the model have one of these positions; (): anywhere."""
 
 
 Places = Callable[[ModelConfig, JSON], list[tuple[str, int]]]
@@ -100,6 +102,8 @@ class NameTable(NamedTuple):
                 made += self._entries(outer, "", shapes, (), None, given)
             for prefix, stack, groups in _places(layers, config, own, given):
                 for module in layers.modules:
+                    if module.only_norms and config.norm.position not in module.only_norms:
+                        continue
                     sublayer = _names(module)[0].partition(".")[0]
                     if sublayer in groups and sublayer in shapes[stack]:
                         slot = groups[sublayer]

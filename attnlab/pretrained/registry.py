@@ -2,7 +2,15 @@
 
 from attnlab.pretrained.albert import ALBERT
 from attnlab.pretrained.bert import BERT
-from attnlab.pretrained.decoders import GRANITE, PHI3, STABLELM, STARCODER2
+from attnlab.pretrained.decoders import (
+    GLM,
+    GLM4,
+    GRANITE,
+    PHI3,
+    SMOLLM3,
+    STABLELM,
+    STARCODER2,
+)
 from attnlab.pretrained.deepseek import DEEPSEEK_V3
 from attnlab.pretrained.distilbert import DISTILBERT
 from attnlab.pretrained.electra import ELECTRA
@@ -13,6 +21,7 @@ from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.mixtures import GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
+from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
 from attnlab.pretrained.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from attnlab.pretrained.t5 import T5
 from attnlab.pretrained.vit import VIT
@@ -21,7 +30,7 @@ KNOWN = (
     *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
     *(LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3, ROBERTA, T5, VIT),
     *(CAMEMBERT, ELECTRA, GEMMA, GEMMA2, GRANITE, PHI3, STABLELM, STARCODER2, XLM_ROBERTA),
-    *(OLMO, OLMO2, OLMO3),
+    *(COHERE, FALCON, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}

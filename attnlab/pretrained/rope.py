@@ -17,12 +17,13 @@ class RotaryField(Field):
     Attributes:
       base, fraction: the family's own names of two numbers that `rope_parameters` calls rope_theta
         and partial_rotary_factor. A family without a `fraction` rotates whole heads.
-      default_fraction: where config.json has none.
+      default_fraction, default_base: where config.json has none.
     """
 
     base: str = "rope_theta"
     fraction: str = ""
     default_fraction: float = 1.0
+    default_base: float = 10000.0
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -47,7 +48,7 @@ class RotaryField(Field):
                 f"{', '.join(SCALINGS)}"
             )
         names = () if kind == "default" else SCALINGS[kind].numbers
-        numbers = {"rope_theta": 10000.0, "partial_rotary_factor": self.default_fraction}
+        numbers = {"rope_theta": self.default_base, "partial_rotary_factor": self.default_fraction}
         _check_numbers(found, (*numbers, *names), kind)
         numbers |= found
         if "original_max_position_embeddings" in names:

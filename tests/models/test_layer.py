@@ -149,7 +149,11 @@ def test_cross_attention_comes_between(position):
     y = x
     for sublayer, f in steps.items():
         w = params[sublayer]
-        normed = rms_norm(w["norm"], x if position == "parallel" else y, eps=1e-5)
+        if position == "after":
+            y = y + rms_norm(w["norm_after"], f(w, y), eps=1e-5)
+            continue
+        norm = params["attention"]["norm"] if position == "parallel_one" else w["norm"]
+        normed = rms_norm(norm, x if position.startswith("parallel") else y, eps=1e-5)
         if position.startswith("post"):
             y = rms_norm(w["norm"], y + f(w, y), eps=1e-5)
         elif position == "sandwich":

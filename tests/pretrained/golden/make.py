@@ -38,7 +38,8 @@ LEFT_OUT += ("gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local")
 LEFT_OUT += ("deepseek_v3-plain-queries", "deepseek_v3-halves", "deepseek_v3-experts-2-shared")
 LEFT_OUT += ("mixtral-window-bare", "qwen2_moe-dense-and-window", "qwen3_moe-every-second")
 LEFT_OUT += ("gpt_oss-all-see-all", "electra-bare-one-width", "phi3-window-partial")
-LEFT_OUT += ("gemma2-no-caps", "starcoder2-no-biases")
+LEFT_OUT += ("gemma2-no-caps", "starcoder2-no-biases", "cohere-normed-heads")
+LEFT_OUT += ("phi-normed-heads-tied", "falcon-grouped", "falcon-in-turn", "stablelm-parallel")
 
 
 def main() -> None:
@@ -47,6 +48,8 @@ def main() -> None:
         sizes = {key: value for key, value in SIZES.items() if key in attributes}
         if {"num_key_value_heads", "rotary_pct"} & set(attributes):
             sizes["hidden_size"] = 16  # rotary positions turn pairs
+        if name in ("falcon", "gptj"):
+            sizes["n_embd" if name == "gptj" else "hidden_size"] = 16
         if "num_experts_per_tok" in attributes:
             sizes["intermediate_size"] = 8  # grouped products of torch need a multiple of 4
         model = peers.make(name, **sizes)

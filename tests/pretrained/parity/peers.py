@@ -57,6 +57,8 @@ PHI3 = LLAMA | dict(pad_token_id=0)
 
 OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
 
+FALCON = {name: a for name, a in BERT.items() if name != "intermediate_size"}
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -310,6 +312,46 @@ PEERS = {
         tr.Olmo3ForCausalLM,
         tr.Olmo3Config,
         OLMO | dict(rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=5),
+    ),
+    "smollm3": (
+        tr.SmolLM3ForCausalLM,
+        tr.SmolLM3Config,
+        LLAMA | dict(num_hidden_layers=4, pad_token_id=0),
+    ),
+    "cohere": (tr.CohereForCausalLM, tr.CohereConfig, OLMO | dict(logit_scale=0.3)),
+    "cohere-normed-heads": (
+        tr.CohereForCausalLM,
+        tr.CohereConfig,
+        OLMO | dict(use_qk_norm=True, layer_norm_eps=0.05, attention_bias=True),
+    ),
+    "phi": (tr.PhiForCausalLM, tr.PhiConfig, OLMO),
+    "phi-normed-heads-tied": (
+        tr.PhiForCausalLM,
+        tr.PhiConfig,
+        OLMO | dict(qk_layernorm=True, layer_norm_eps=0.05, tie_word_embeddings=True),
+    ),
+    "gptj": (tr.GPTJForCausalLM, tr.GPTJConfig, GPT2 | dict(rotary_dim=4)),
+    "falcon": (tr.FalconForCausalLM, tr.FalconConfig, FALCON),
+    "falcon-grouped": (
+        tr.FalconForCausalLM,
+        tr.FalconConfig,
+        FALCON | dict(new_decoder_architecture=True, num_kv_heads=2, bias=True),
+    ),
+    "falcon-in-turn": (
+        tr.FalconForCausalLM,
+        tr.FalconConfig,
+        FALCON | dict(parallel_attn=False, multi_query=False, ffn_hidden_size=40),
+    ),
+    "glm": (tr.GlmForCausalLM, tr.GlmConfig, LLAMA | dict(head_dim=12, pad_token_id=0)),
+    "glm4": (
+        tr.Glm4ForCausalLM,
+        tr.Glm4Config,
+        LLAMA | dict(head_dim=12, partial_rotary_factor=0.34, pad_token_id=0),
+    ),
+    "stablelm-parallel": (
+        tr.StableLmForCausalLM,
+        tr.StableLmConfig,
+        BERT | dict(num_key_value_heads=2, use_parallel_residual=True),
     ),
     "vit": (tr.ViTForImageClassification, tr.ViTConfig, VIT | dict(num_labels=5)),
     "vit-bare-square-no-biases": (

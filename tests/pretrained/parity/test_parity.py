@@ -33,7 +33,9 @@ NAMES = [
     "xlm-roberta", "camembert", "electra", "electra-bare-one-width",
     "phi3", "phi3-window-partial", "gemma", "gemma2", "gemma2-no-caps",
     "starcoder2", "starcoder2-no-biases", "stablelm", "granite",
-    "olmo", "olmo2", "olmo3",
+    "olmo", "olmo2", "olmo3", "smollm3", "cohere", "cohere-normed-heads",
+    "phi", "phi-normed-heads-tied", "gptj", "falcon", "falcon-grouped", "falcon-in-turn",
+    "glm", "glm4", "stablelm-parallel",
     "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
 ]  # fmt: skip
@@ -114,7 +116,8 @@ def test_round_trip(peer, tmp_path):
 
 DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
-    "qwen", "ministral", "olmo", "gpt2", "gpt_neox",
+    "qwen", "ministral", "olmo", "smollm3", "cohere",
+    "phi", "gptj", "falcon", "glm", "gpt2", "gpt_neox",
 )  # fmt: skip
 STEPPED = [
     n
