@@ -198,7 +198,7 @@ class _PositionLayers(Field):
             raise ValueError(
                 f"config.json: no_rope_layers = {shown(turns)} should be {count} numbers 0 or 1"
             )
-        if set(types or [FULL]) != {FULL}:
+        if any(one != FULL for one in types or ()):
             raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
         turns = turns[:count]
         positions: list[Positions] = [NoPositions(), self.rope.positions(given)]

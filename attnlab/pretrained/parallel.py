@@ -16,6 +16,7 @@ from attnlab.pretrained.fields import (
     Source,
     Values,
     changed,
+    grouped_heads,
     sizes,
     value,
 )
@@ -34,6 +35,7 @@ COHERE = decoder(
         FIELDS,
         *sizes(vocab_size=256000, hidden_size=8192, intermediate_size=22528, num_hidden_layers=40),
         *sizes(num_attention_heads=64, max_position_embeddings=8192),
+        *grouped_heads()[:1],
         value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
         Choice(
             "use_qk_norm", False, "heads.qk_norm",
@@ -211,6 +213,7 @@ FALCON = decoder(
     outer={"embedding": "word_embeddings", "final_norm": "ln_f"},
     layers="h.{}.",
     prefix="transformer.",
+    ignored=("h.*.self_attention.rotary_emb.inv_freq",),
     fixed={"alibi": False},
     tied=True,
 )

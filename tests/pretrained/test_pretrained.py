@@ -83,10 +83,14 @@ def old_style(family, config, tensors):
             config |= {"rope_local_base_freq": said["sliding_attention"]["rope_theta"]}
             config |= {"sliding_window_pattern": 2, "cache_implementation": "hybrid"}
             said = said["full_attention"]
+        if family == "olmo3":
+            said = said["full_attention"]
         config |= {"rope_scaling": None, "rope_theta": said["rope_theta"], "pretraining_tp": 1}
-        if family == "stablelm":
+        if family in ("stablelm", "glm", "glm4", "phi"):
             config["partial_rotary_factor"] = said["partial_rotary_factor"]
         rates, at = np.ones(2, np.float32), "model.layers.{}.self_attn."
+        if family == "falcon":
+            at = "transformer.h.{}.self_attention."
         if family == "gpt_neox":
             config |= {"rotary_emb_base": config.pop("rope_theta"), "rotary_pct": 0.5}
             at = "gpt_neox.layers.{}.attention."
