@@ -297,18 +297,21 @@ class NoPositions(Positions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Learned(Positions):
-    """A trained table [max_len, E], added to the embedding.
+    """A trained table [max_len + offset, E], added to the embedding.
 
     Attributes:
       pad_token: positions count the other tokens, from pad_token + 1 on; padding is at pad_token
         (RoBERTa). None: 0, 1, 2, ...
+      offset: position p has row p + offset (OPT: 2).
     """
 
     name: ClassVar[str] = "learned"
     is_learned: ClassVar[bool] = True
     pad_token: int | None = None
+    offset: int = 0
 
     def __post_init__(self) -> None:
+        check_count("positions.offset", self.offset, 0)
         if self.pad_token is not None:
             check_count("positions.pad_token", self.pad_token, 0)
 
@@ -332,7 +335,7 @@ class Rotary(Positions):
     Attributes:
       base: of the rates base^(-2i/H).
       fraction: share of each head that is rotated, from its start.
-      scaling: "linear:4" or "llama3:8,1,4,8192" for longer texts, see `positions.rotary_angles`.
+      scaling: "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096" for longer texts, see `positions.rotary_angles`.
     """
 
     name: ClassVar[str] = "rotary"
@@ -378,8 +381,16 @@ class Relative(Positions):
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Alibi(Positions):
+    """-slope_n |distance| added to the scores of head n (Press et al. 2022, arXiv 2108.12409), with
+    the slopes of `attnlab.attention.alibi_slopes`; nothing is learnt."""
+
+    name: ClassVar[str] = "alibi"
+
+
 POSITIONS: dict[str, type[Positions]] = {
-    kind.name: kind for kind in (Learned, Sinusoidal, Rotary, Relative, NoPositions)
+    kind.name: kind for kind in (Learned, Sinusoidal, Rotary, Relative, Alibi, NoPositions)
 }
 """Name on the command line -> class."""
 

@@ -40,6 +40,7 @@ LEFT_OUT += ("mixtral-window-bare", "qwen2_moe-dense-and-window", "qwen3_moe-eve
 LEFT_OUT += ("gpt_oss-all-see-all", "electra-bare-one-width", "phi3-window-partial")
 LEFT_OUT += ("gemma2-no-caps", "starcoder2-no-biases", "cohere-normed-heads")
 LEFT_OUT += ("phi-normed-heads-tied", "falcon-grouped", "falcon-in-turn", "stablelm-parallel")
+LEFT_OUT += ("llama-yarn", "qwen2-yarn-smooth", "llama-dynamic", "olmo3-yarn")
 
 
 def main() -> None:

@@ -59,6 +59,10 @@ OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
 
 FALCON = {name: a for name, a in BERT.items() if name != "intermediate_size"}
 
+PLAIN = dict(rope_type="default", rope_theta=50.0)
+YARN = dict(rope_type="yarn", factor=4.0, rope_theta=50.0, beta_fast=4.0)
+YARN |= dict(original_max_position_embeddings=16)
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -347,6 +351,24 @@ PEERS = {
         tr.Glm4ForCausalLM,
         tr.Glm4Config,
         LLAMA | dict(head_dim=12, partial_rotary_factor=0.34, pad_token_id=0),
+    ),
+    "llama-yarn": (tr.LlamaForCausalLM, tr.LlamaConfig, LLAMA | dict(rope_parameters=YARN)),
+    "qwen2-yarn-smooth": (
+        tr.Qwen2ForCausalLM,
+        tr.Qwen2Config,
+        LLAMA | dict(rope_parameters=YARN | dict(truncate=False, attention_factor=1.3)),
+    ),
+    "llama-dynamic": (
+        tr.LlamaForCausalLM,
+        tr.LlamaConfig,
+        LLAMA | dict(rope_parameters=dict(rope_type="dynamic", factor=3.0, rope_theta=50.0)),
+    ),
+    "olmo3-yarn": (
+        tr.Olmo3ForCausalLM,
+        tr.Olmo3Config,
+        OLMO
+        | dict(rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=5)
+        | dict(rope_parameters=dict(full_attention=YARN, sliding_attention=PLAIN)),
     ),
     "stablelm-parallel": (
         tr.StableLmForCausalLM,

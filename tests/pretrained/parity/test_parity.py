@@ -35,6 +35,7 @@ NAMES = [
     "starcoder2", "starcoder2-no-biases", "stablelm", "granite",
     "olmo", "olmo2", "olmo3", "smollm3", "cohere", "cohere-normed-heads",
     "phi", "phi-normed-heads-tied", "gptj", "falcon", "falcon-grouped", "falcon-in-turn",
+    "llama-yarn", "qwen2-yarn-smooth", "llama-dynamic", "olmo3-yarn",
     "glm", "glm4", "stablelm-parallel",
     "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
