@@ -61,6 +61,7 @@ def decoder(
     modules: tuple[Module, ...] = HEADS,
     norms: Mapping[str, str] = NORMS,
     outer: Mapping[str, str] = MODULES,
+    more: tuple[Module, ...] = (),
     layers: str = "layers.{}.",
     prefix: str = "model.",
     fixed: Mapping[str, object] | None = None,
@@ -83,7 +84,7 @@ def decoder(
       norm: kind and position.
       modules: of self-attention.
       norms: weight -> module of the norms of a layer.
-      outer: weight -> module of those outside the layers.
+      outer, more: weight -> module of those outside the layers, and further ones.
       layers, prefix: how names of a layer, and of the bare model in a file, begin.
       fixed: attributes that may only have this value.
       tied: the default of tie_word_embeddings.
@@ -106,6 +107,7 @@ def decoder(
             modules=(
                 Module(outer["embedding"], "embedding", "table"),
                 Module(outer["final_norm"], "final_norm", "norm"),
+                *more,
                 Module("lm_head", "lm_head"),
                 Module("lm_head", "lm_head_bias", "bias", only_without="lm_head"),
             ),

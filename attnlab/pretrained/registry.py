@@ -21,6 +21,7 @@ from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.mixtures import GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
+from attnlab.pretrained.opt_bloom import BLOOM, OPT
 from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
 from attnlab.pretrained.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from attnlab.pretrained.t5 import T5
@@ -30,7 +31,7 @@ KNOWN = (
     *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
     *(LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3, ROBERTA, T5, VIT),
     *(CAMEMBERT, ELECTRA, GEMMA, GEMMA2, GRANITE, PHI3, STABLELM, STARCODER2, XLM_ROBERTA),
-    *(COHERE, FALCON, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
+    *(BLOOM, COHERE, FALCON, OPT, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}

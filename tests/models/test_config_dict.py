@@ -168,7 +168,7 @@ def test_a_model_of_another_kind_by_one_field():
         ),
         (
             {"positions": {"kind": "learned", "base": 5.0}},
-            "'learned' has no base: its fields are pad_token; base is a field of rotary",
+            "'learned' has no base: its fields are pad_token, offset; base is a field of rotary",
         ),
         ({"ffn": {"widht": 3}}, "ffn has no field 'widht': its fields are width, activation"),
         ({"ffn": 3}, "ffn must be a FFN, not 3"),

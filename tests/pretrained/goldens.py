@@ -73,6 +73,8 @@ ATTRIBUTES = {
     "starcoder2": {"hidden_act": "mish", "use_bias": "no"},
     "stablelm": {"hidden_act": "mish", "qk_layernorm": True, "use_parallel_residual": "yes"},
     "granite": {"hidden_act": "mish", "logits_scaling": 0.0},
+    "opt": {"activation_function": "mish", "word_embed_proj_dim": 3},
+    "bloom": {"n_head": "two", "apply_residual_connection_post_layernorm": True},
     "olmo": {"hidden_act": "mish", "clip_qkv": 8.0},
     "olmo2": {"hidden_act": "mish", "num_key_value_heads": "two"},
     "olmo3": {"hidden_act": "mish", "layer_types": ["chunked_attention"]},

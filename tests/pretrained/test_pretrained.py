@@ -252,7 +252,7 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, "rope_type = 'yarn' is not supported; known: def"),
+        ({"rope_type": "longrope", "factor": 4.0}, "rope_type = 'longrope' is not supported; known: def"),
         ({"rope_type": "linear", "factor": "two"}, "factor = 'two' of the rotary positions is no"),
         ({"rope_type": "linear"}, "rope_type 'linear' needs factor"),
         ({"rope_type": "default", "mscale": 2}, "mscale = 2 of the rotary positions"),
@@ -387,3 +387,13 @@ def test_fields_that_change_no_weight_can_be_replaced(tmp_path):
     model, params = pretrained.load(folder, compute=compute)
     assert model.config.compute == compute
     assert np.isfinite(peer_outputs.run(model, params, given)["logits"]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("qwen3_next", "linear-attention"), ("mamba", "state-space"), ("deberta-v2", "disentangled")],
+)
+def test_what_has_no_heads_here_is_refused_with_the_reason(name, reason, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    with pytest.raises(ValueError, match=f"'{name}': .*{reason}"):
+        pretrained.load_config(tmp_path)

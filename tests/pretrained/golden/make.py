@@ -22,7 +22,7 @@ VOCAB = 23
 # The attribute of each family -> its value here.
 SIZES = {
     **dict.fromkeys(("hidden_size", "dim", "n_embd", "d_model"), 12),
-    **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner", "d_ff"), 10),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner", "d_ff", "ffn_dim"), 10),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 17),
     "vocab_size": VOCAB,
     "embedding_size": 6,
@@ -41,6 +41,7 @@ LEFT_OUT += ("gpt_oss-all-see-all", "electra-bare-one-width", "phi3-window-parti
 LEFT_OUT += ("gemma2-no-caps", "starcoder2-no-biases", "cohere-normed-heads")
 LEFT_OUT += ("phi-normed-heads-tied", "falcon-grouped", "falcon-in-turn", "stablelm-parallel")
 LEFT_OUT += ("llama-yarn", "qwen2-yarn-smooth", "llama-dynamic", "olmo3-yarn")
+LEFT_OUT += ("opt-post", "bloom-3-heads")
 
 
 def main() -> None:

@@ -63,6 +63,9 @@ PLAIN = dict(rope_type="default", rope_theta=50.0)
 YARN = dict(rope_type="yarn", factor=4.0, rope_theta=50.0, beta_fast=4.0)
 YARN |= dict(original_max_position_embeddings=16)
 
+OPT = FALCON | dict(ffn_dim=56)
+BLOOM = dict(vocab_size=97, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-5)
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -370,6 +373,18 @@ PEERS = {
         | dict(rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=5)
         | dict(rope_parameters=dict(full_attention=YARN, sliding_attention=PLAIN)),
     ),
+    "opt": (tr.OPTForCausalLM, tr.OPTConfig, OPT),
+    "opt-post": (
+        tr.OPTForCausalLM,
+        tr.OPTConfig,
+        OPT | dict(do_layer_norm_before=False, enable_bias=False),
+    ),
+    "bloom": (tr.BloomForCausalLM, tr.BloomConfig, BLOOM),
+    "bloom-3-heads": (
+        tr.BloomForCausalLM,
+        tr.BloomConfig,
+        BLOOM | dict(hidden_size=21, n_head=3, tie_word_embeddings=False),
+    ),
     "stablelm-parallel": (
         tr.StableLmForCausalLM,
         tr.StableLmConfig,
@@ -428,6 +443,8 @@ def inputs(name, length=11, vocab=97):
     types = PEERS[name][2].get("type_vocab_size", 2)
     if name.startswith(("bert", "albert", "roberta", "xlm", "camembert", "electra", "gpt2")):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
+    if name.startswith("opt"):  # else it counts them by the mask, also of padding
+        given["position_ids"] = np.broadcast_to(np.arange(length), ids.shape).copy()
     if name.startswith("t5") and "encoder" not in name:
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
     return given

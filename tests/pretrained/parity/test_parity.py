@@ -36,6 +36,7 @@ NAMES = [
     "olmo", "olmo2", "olmo3", "smollm3", "cohere", "cohere-normed-heads",
     "phi", "phi-normed-heads-tied", "gptj", "falcon", "falcon-grouped", "falcon-in-turn",
     "llama-yarn", "qwen2-yarn-smooth", "llama-dynamic", "olmo3-yarn",
+    "opt", "opt-post", "bloom", "bloom-3-heads",
     "glm", "glm4", "stablelm-parallel",
     "vit", "vit-bare-square-no-biases",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
@@ -76,7 +77,7 @@ def test_given_positions(peer):
     import peers
 
     name, theirs, folder = peer
-    if name.startswith(("distilbert", "t5", "vit")):
+    if name.startswith(("distilbert", "t5", "vit", "bloom")):
         pytest.skip("the peer takes no position_ids")
     given = peers.inputs(name)
     rng = np.random.default_rng(3)
@@ -118,7 +119,7 @@ def test_round_trip(peer, tmp_path):
 DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
     "qwen", "ministral", "olmo", "smollm3", "cohere",
-    "phi", "gptj", "falcon", "glm", "gpt2", "gpt_neox",
+    "phi", "gptj", "falcon", "glm", "opt", "bloom", "gpt2", "gpt_neox",
 )  # fmt: skip
 STEPPED = [
     n
