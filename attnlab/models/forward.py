@@ -220,7 +220,9 @@ class _Run:
             spec=c.encoder_layer,
             text=TextInputs(
                 padding_mask=_as_bool(self.inputs.source_padding_mask),
-                bias=self._bias(c.encoder_layout, f"{prefix}relative_bias", text, None, two_sided=True),
+                bias=self._bias(
+                    c.encoder_layout, f"{prefix}relative_bias", text, None, two_sided=True
+                ),
                 rotary=rotary_embedding(c.positions, c.encoder_layout, text.positions),
             ),
             report=self._report("encoder_layers"),

@@ -95,7 +95,9 @@ STABLELM = decoder(
         value("hidden_dropout", 0.0, "dropout.rate"),
         Choice("use_qkv_bias", False, "heads.biases", {True: BIASES[:3], False: ()}),
         RotaryField(fraction=FRACTION, default_fraction=0.25),
-        Choice("use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}),
+        Choice(
+            "use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}
+        ),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
     ),
     architecture="StableLm",

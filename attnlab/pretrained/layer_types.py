@@ -93,7 +93,11 @@ class LayerTypes(Field):
         return dict.fromkeys((FULL, SLIDING), self.rope.score_scale(given))
 
     def read(self, given: JSON, source: Source) -> Values:
-        types, positions, scales = self.types(given), self.positions(given), self.score_scales(given)
+        types, positions, scales = (
+            self.types(given),
+            self.positions(given),
+            self.score_scales(given),
+        )
         if SLIDING in types and given["sliding_window"] is None:
             raise ValueError(
                 f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
@@ -142,9 +146,7 @@ class TypedRotary(LayerTypes):
         return {type_: self._of_type(given, type_) for type_ in self.bases}
 
     def score_scales(self, given: JSON) -> dict[str, float]:
-        return {
-            type_: self.rope.score_scale(self._given_of(given, type_)) for type_ in self.bases
-        }
+        return {type_: self.rope.score_scale(self._given_of(given, type_)) for type_ in self.bases}
 
     def _of_type(self, given: JSON, type_: str) -> Positions:
         return self.rope.positions(self._given_of(given, type_))
@@ -171,7 +173,10 @@ class TypedRotary(LayerTypes):
             for type_ in self.bases
         }
         names = {type_: name for type_, (name, _) in self.bases.items()}
-        one = len({*names.values()}) == 1 and ropes[FULL]["rope_theta"] != ropes[SLIDING]["rope_theta"]
+        one = (
+            len({*names.values()}) == 1
+            and ropes[FULL]["rope_theta"] != ropes[SLIDING]["rope_theta"]
+        )
         own = {name: None if one else ropes[t]["rope_theta"] for t, name in names.items()}
         parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
         return ropes[FULL] | own | {"rope_parameters": parameters}

@@ -101,7 +101,9 @@ def decoder(
         base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=ffn_bias), init=Init(std=0.02)),
         fields=(
             *fields,
-            CausalHead(bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias),
+            CausalHead(
+                bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias
+            ),
         ),
         table=NameTable(
             modules=(

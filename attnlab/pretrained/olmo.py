@@ -6,8 +6,7 @@ from attnlab.heads import HeadNorm, Standard
 from attnlab.models.specs import Norm
 from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.fields import changed, sizes, value
-from attnlab.pretrained.gemma import TypedRotary
-from attnlab.pretrained.layer_types import FULL, SLIDING, every
+from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, every
 from attnlab.pretrained.llama import FIELDS, HEADS, decoder
 
 COMMON = changed(

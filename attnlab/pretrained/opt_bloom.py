@@ -94,11 +94,12 @@ class _NumHeads(Field):
     attributes = (Attribute("num_attention_heads"), Attribute("n_head"))
 
     def read(self, given: JSON, source: Source) -> Values:
-        found = {a.name: given[a.name] for a in self.attributes if given[a.name] is not None}
-        numbers = [n for n in found.values() if isinstance(n, int) and 0 < n <= given["hidden_size"]]
-        if len(numbers) != len(found) or len({*numbers}) > 1:
-            raise ValueError(f"config.json: {found} should be one number of heads")
-        return {"heads.num_heads": numbers[0] if numbers else 8}
+        names = [a.name for a in self.attributes if given[a.name] is not None]
+        for name in names:
+            Attribute(name, 8).check(given[name])
+            if given[name] != given[names[0]]:
+                raise ValueError(f"config.json: {names[0]} and {name} differ")
+        return {"heads.num_heads": given[names[0]] if names else 8}
 
     def write(self, config: ModelConfig) -> JSON:
         return {a.name: config.heads.num_heads for a in self.attributes}

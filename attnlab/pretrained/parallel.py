@@ -62,7 +62,10 @@ PHI = decoder(
         value("resid_pdrop", 0.0, "dropout.rate"),
         value("embd_pdrop", 0.0, "dropout.embedding", default_path="dropout.rate"),
         Choice(
-            "qk_layernorm", False, "heads.qk_norm", {True: HeadNorm("layer", bias=True), False: None}
+            "qk_layernorm",
+            False,
+            "heads.qk_norm",
+            {True: HeadNorm("layer", bias=True), False: None},
         ),
         RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
@@ -125,7 +128,9 @@ GPTJ = decoder(
     ffn_bias=True,
     modules=tuple(
         module._replace(pairs=("q", "k"))
-        for module in linears("attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj")
+        for module in linears(
+            "attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+        )
     ),
     ffn=linears("mlp.", "ffn", up="fc_in", down="fc_out"),
     norms={"attention.norm": "ln_1"},
@@ -217,4 +222,3 @@ FALCON = decoder(
     fixed={"alibi": False},
     tied=True,
 )
-

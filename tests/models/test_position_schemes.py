@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attnlab import capture, heads
+from attnlab import heads
 from attnlab.heads.positions import rotary_angles
 from attnlab.models import FFN, ModelConfig, Norm
 from attnlab.models.specs import Alibi, Learned, Rotary
@@ -28,7 +28,7 @@ def test_alibi_takes_the_slope_times_the_distance_from_the_scores():
     """Of two heads the slopes are 2^-4 and 2^-8; equal tokens have equal scores without it."""
     config = dataclasses.replace(SMALL, positions=Alibi())
     params, ids = weights(config), jnp.array([[3, 3, 3]])
-    _, seen = capture(config.build().apply, {"params": params}, ids, names=("probs",))
+    seen = config.build().apply({"params": params}, ids, capture=("probs",)).captured
     for head, slope in enumerate((2**-4, 2**-8)):
         each = np.exp(-slope * np.array([2, 1, 0]))
         np.testing.assert_allclose(seen["probs"][0, 0, head, 2], each / each.sum(), rtol=1e-5)
@@ -67,7 +67,8 @@ def test_dynamic_scaling_changes_nothing_up_to_its_length_and_is_refused_beyond(
 def test_norms_without_a_scale_have_no_weights_and_center():
     config = dataclasses.replace(SMALL, norm=Norm(scale=False))
     params = weights(config)
-    assert "final_norm" not in params and "norm" not in params["layers"]["attention"]
+    assert "final_norm" not in params
+    assert "norm" not in params["layers"]["attention"]
     hidden = config.build().apply({"params": params}, jnp.array([[1, 2]])).hidden
     np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)
     np.testing.assert_allclose(hidden.std(-1), 1, rtol=1e-3)
