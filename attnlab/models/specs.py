@@ -335,7 +335,8 @@ class Rotary(Positions):
     Attributes:
       base: of the rates base^(-2i/H).
       fraction: share of each head that is rotated, from its start.
-      scaling: "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096" for longer texts, see `positions.rotary_angles`.
+      scaling: for longer texts, "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096", see
+        `positions.rotary_angles`.
     """
 
     name: ClassVar[str] = "rotary"

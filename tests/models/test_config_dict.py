@@ -204,7 +204,8 @@ def test_json_keeps_its_meaning_when_defaults_change():
     fields = json.loads(to_json(ModelConfig()))["model"]
     assert set(fields["heads"]) == {*field_types(Standard), "layout"}
     assert fields["ffn"] == {"width": 256, "activation": "gelu", "bias": True,
-                             "residual_scale": 1.0, "output_scale": 1.0, "clip": None, "experts": None}  # fmt: skip
+                             "residual_scale": 1.0, "output_scale": 1.0, "clip": None,
+                             "experts": None}  # fmt: skip
 
 
 def test_layouts_and_extras_from_outside(monkeypatch):

@@ -54,7 +54,8 @@ def test_yarn_keeps_fast_rates_and_divides_slow_ones():
     part = np.clip((np.arange(8) - low) / (high - low), 0, 1)
     got = rotary_angles(jnp.array([1]), 16, base=16.0, scaling="yarn:4,4,1,64")[0]
     np.testing.assert_allclose(got, rates * (1 - part) + rates / 4 * part, rtol=1e-5)
-    assert got[0] == 1 and got[-1] < rates[-1]
+    assert got[0] == 1
+    assert got[-1] < rates[-1]
 
 
 def test_dynamic_scaling_changes_nothing_up_to_its_length_and_is_refused_beyond():
