@@ -6,11 +6,18 @@
 Runs whose rows are in --rows are skipped; a run that was stopped goes on from its checkpoint in
 --workdir. SIGTERM saves and ends with exit code 75. --status prints how far the study is, --pages
 writes its tables, --analysis the registered analysis.
+
+On one GPU, with learning rates from the rows of stages 0 and 1 (--measure=20 times 20 steps, prints
+what the whole takes, and ends):
+
+    python -m experiments.study --config=experiments/configs/head_width.py:gpu --data=DATA \
+        --rows=gpu_runs.csv --workdir=WORK [--measure=20]
 """
 
 import functools
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +25,9 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import config_flags
 
+from attnlab.lab import gpu_study
 from attnlab.lab.executor import LocalExecutor
+from attnlab.lab.rates import fit_rates
 from attnlab.lab.rows import Row, append_row, check_origin, read_rows
 from attnlab.lab.run import Place, remove_run, run_one
 from attnlab.lab.spec import RunSpec, model_config, reference_parameters
@@ -41,6 +50,13 @@ ANALYSIS = flags.DEFINE_string(
 
 FIRST_LOOK = flags.DEFINE_bool(
     "first_look", False, "with --analysis: write first_look.md, of stages 0, 1 and 3 alone"
+)
+
+TUNED = flags.DEFINE_string(
+    "tuned", "docs/results/head_width/runs.csv", "with :gpu: rows whose learning rates are used"
+)
+MEASURE = flags.DEFINE_integer(
+    "measure", 0, "with :gpu: time so many steps, print what the whole takes, and end"
 )
 
 AGAIN = 75
@@ -122,6 +138,23 @@ def longest_first(spec: RunSpec) -> tuple[int, float]:
     return spec.seed % 10 if spec.stage > 1 else 0, -run_flops(run)
 
 
+def run_on_gpu(scale: float, place: Place, path: Path) -> None:
+    """The programs of `attnlab.lab.gpu_study` that have no scores yet, or their time."""
+    tuned = [row for row in read_rows(Path(TUNED.value)) if row.spec.stage == 1]
+    programs = gpu_study.programs(fit_rates(tuned), scale)
+    wanted = gpu_study.left(programs, gpu_study.read_scores(path))
+    mixture = gpu_study.Mixture(place, 0.001 if MEASURE.value else scale)
+    if MEASURE.value:
+        rate = gpu_study.measured_speed(mixture, place, MEASURE.value)
+        flops = sum(map(gpu_study.program_flops, wanted))
+        say(f"{rate:.3g} FLOP/s; {len(wanted)} programs of {flops:.3g} FLOP to go: "
+            f"{flops / rate / 60:.1f} minutes, without compilation and scoring")  # fmt: skip
+        return
+    for number, program in enumerate(wanted, 1):
+        gpu_study.append_scores(path, gpu_study.run_program(program, mixture, place))
+        say(f"{program.id}: program {number} of {len(wanted)}")
+
+
 def say(line: str) -> None:
     """A line with the time, on standard error."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
@@ -130,6 +163,12 @@ def say(line: str) -> None:
 def main(argv: Sequence[str]) -> None:
     """Runs the stages of --config, or prints their status."""
     stages, path = CONFIG.value.stages, Path(ROWS.value)
+    if scale := CONFIG.value.get("gpu_scale"):
+        if not (WORKDIR.value or MEASURE.value):
+            raise app.UsageError("--workdir is needed: the folder of unfinished runs")
+        work = Path(WORKDIR.value or tempfile.mkdtemp())
+        run_on_gpu(scale, Place(Path(DATA.value), work, commit()), path)
+        return
     rows = read_rows(path)
     if STATUS.value:
         print("\n".join(status(stages, rows, JOBS.value)))

@@ -3,7 +3,9 @@
     python -m experiments.study --config=experiments/configs/head_width.py:stage=0 \
         --data=DATA --rows=runs.csv --workdir=WORK
 
-`stage=0,1,3,2,6,5,4` runs stages in that order; `tiny` is a study of seconds, for tests. The plan
+`stage=0,1,3,2,6,5,4` runs stages in that order; `tiny` is a study of seconds, for tests; `gpu` is
+the study of larger models on one GPU (`attnlab.lab.gpu_study`), `gpu=0.001` a thousandth of its
+training, for a check. The plan
 is docs/results/head_width/plan.md; this file is its stages and rules in code.
 """
 
@@ -244,6 +246,8 @@ def get_config(arg: str = "") -> ConfigDict:
     The learning rate, steps and seed of each run are those of its `RunSpec`.
     """
     name, _, value = arg.partition("=")
+    if name == "gpu":
+        return ConfigDict({"stages": (), "gpu_scale": float(value or 1)})
     if arg == "tiny":
         stages: tuple[int, ...] = (-1,)
     elif not arg:
@@ -251,7 +255,9 @@ def get_config(arg: str = "") -> ConfigDict:
     elif name == "stage":
         stages = tuple(int(one) for one in value.split(","))
     else:
-        raise ValueError(f"unknown preset {arg!r}; use stage=0 to stage=7, a list of them, or tiny")
+        raise ValueError(
+            f"unknown preset {arg!r}; use stage=0 to stage=7, a list of them, tiny or gpu"
+        )
     if unknown := set(stages) - {*TITLES, -1}:
         raise ValueError(f"unknown stage {min(unknown)}; stages are {', '.join(map(str, TITLES))}")
     return ConfigDict({"stages": stages, "weight_decay": TrainConfig().weight_decay})

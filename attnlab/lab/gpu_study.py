@@ -1,0 +1,285 @@
+"""The head-width study on one GPU: larger models, all texts mixed, several seeds in one program.
+
+D = 256, 6 layers, T = 256, 94 MB of the eight texts together (each about 1.6 times). Each program
+trains four seeds of a variant at one learning rate and scores the held-out part of every text.
+The learning rates are those of the formula that stage 1 fitted, times 0.8 and 1.25; D = 256 is
+outside what it was fitted on.
+"""
+
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from attnlab.data.dataset import Batch, Dataset
+from attnlab.data.text import Corpus, dataset_of_corpus, sample
+from attnlab.heads import Standard
+from attnlab.lab.ngrams import witten_bell
+from attnlab.lab.rates import RateFormula
+from attnlab.lab.rows import write_whole
+from attnlab.lab.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
+from attnlab.lab.spec import BIASES, Variant
+from attnlab.lab.texts import TEXTS, load_text
+from attnlab.models import FFN, ModelConfig, Rotary, flops_per_token, match_budget, matrix_axes
+from attnlab.models import num_parameters as count_parameters
+from attnlab.training import sharding
+from attnlab.training.checkpoint import Checkpoints
+from attnlab.training.config import TrainConfig
+from attnlab.training.fit import FitResult, fit
+from attnlab.training.metrics import Recorder
+from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.optimizers import make_optimizer
+from attnlab.training.step import Evaluator
+
+WIDTH, NUM_LAYERS, LENGTH, BATCH = 256, 6, 256, 32
+TRAINING_BYTES = 94e6
+SEEDS = (0, 1, 2, 3)
+FACTORS = (0.8, 1.25)
+"""Learning rates, in multiples of the fitted one."""
+VARIANTS = (
+    *(Variant(WIDTH // h, h, width=WIDTH, length=LENGTH) for h in (16, 32, 64, 128, 256)),
+    Variant(6, 64, width=WIDTH, length=LENGTH),
+    Variant(4, 64, width=WIDTH, length=LENGTH, plan="albert"),
+    Variant(4, 64, width=WIDTH, length=LENGTH, plan="cycle:2"),
+)
+"""N h = D at five head widths, N h = 3D/2 at 64, and two sharing plans at 64."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One training of all seeds: a variant at a learning rate."""
+
+    variant: Variant
+    learning_rate: float
+    scale: float = 1.0
+    """Share of `TRAINING_BYTES`."""
+
+    @property
+    def id(self) -> str:
+        """Names its folder."""
+        plan = self.variant.plan.replace(":", "")
+        return f"{self.variant.point}-{plan}-{self.learning_rate:g}-{self.scale:g}"
+
+    @property
+    def steps(self) -> int:
+        """Steps of `BATCH` windows of T bytes."""
+        return max(2, round(self.scale * TRAINING_BYTES / (BATCH * LENGTH)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextScore:
+    """Held-out bits per byte of one seed of a program on one text: a line of the CSV file."""
+
+    point: str
+    plan: str
+    learning_rate: float
+    seed: int
+    text: str
+    heldout_bits: float
+    ngram3: float
+    ngram4: float
+    ngram5: float
+    ffn_width: int
+    parameters: int
+    flops_per_token: int
+    steps: int
+    seconds: float
+    device: str
+    commit: str
+
+
+def programs(formula: RateFormula, scale: float = 1.0) -> list[Program]:
+    """All programs: `VARIANTS` at two learning rates each."""
+    each = TRAINING_BYTES / (12 * NUM_LAYERS * WIDTH**2)
+    rates = {v: [formula.rate(v, each) * factor for factor in FACTORS] for v in VARIANTS}
+    return [Program(v, float(f"{rate:.4g}"), scale) for v in VARIANTS for rate in rates[v]]
+
+
+def model_config(variant: Variant) -> ModelConfig:
+    """The model of a variant: the FLOPs per token of 16 heads of 16 with an FFN of 4 D.
+
+    >>> model_config(VARIANTS[5]).ffn.width
+    640
+    """
+    heads = Standard(num_heads=WIDTH // 16, head_dim=16, biases=BIASES)
+    reference = ModelConfig(
+        width=WIDTH, num_layers=NUM_LAYERS, max_len=LENGTH, heads=heads,
+        ffn=FFN(width=4 * WIDTH), positions=Rotary(),
+    )  # fmt: skip
+    made = dataclasses.replace(heads, num_heads=variant.num_heads, head_dim=variant.head_dim)
+    config = dataclasses.replace(reference, heads=made, sharing=variant.plan)
+    return match_budget(config, reference, "flops", length=LENGTH).config
+
+
+def train_config(program: Program) -> TrainConfig:
+    """As the registered runs: Muon, warm-up 5 %, cosine to a tenth."""
+    steps = program.steps
+    return TrainConfig(
+        steps=steps,
+        batch_size=BATCH,
+        length=LENGTH,
+        seeds=SEEDS,
+        optimizer="muon",
+        learning_rate=program.learning_rate,
+        final_learning_rate=program.learning_rate / 10,
+        warmup_steps=steps // 20,
+        log_every=max(1, steps // 20),
+        eval_every=steps,
+        eval_batch_size=BATCH,
+        eval_windows=1,
+        curve_windows=64,
+        checkpoint_every=max(1, steps // 4),
+    )
+
+
+def program_flops(program: Program) -> float:
+    """FLOPs of a training of all seeds: three forward passes of each."""
+    tokens = program.steps * BATCH * LENGTH * len(SEEDS)
+    return 3.0 * flops_per_token(model_config(program.variant), LENGTH) * tokens
+
+
+class Mixture:
+    """The training parts of all texts one behind the other, and the scored windows of each.
+
+    Args:
+      place: with the folder of the texts.
+      scale: share of the windows that a study of full size scores.
+    """
+
+    def __init__(self, place: Place, scale: float = 1.0) -> None:
+        texts = {name: load_text(name, place.data) for name in TEXTS}
+        together = hashlib.sha256("".join(t.sha256 for t in texts.values()).encode()).hexdigest()
+        train = np.concatenate([text.train for text in texts.values()])
+        heldout, validation = (
+            max(4 * LENGTH, round(scale * most)) for most in (HELDOUT_BYTES, VALIDATION_BYTES)
+        )
+        self.heldout = {n: self._windows(t.heldout, heldout) for n, t in texts.items()}
+        kept = [self._windows(t.validation, validation) for t in texts.values()]
+        self.corpus = Corpus("mixture", train, texts["web"].heldout, together)
+        rows = {name: np.concatenate([one[name] for one in kept]) for name in kept[0]}
+        self.dataset: Dataset = dataclasses.replace(
+            dataset_of_corpus(self.corpus, LENGTH),
+            validation=functools.partial(_evenly, rows),
+        )
+
+    @staticmethod
+    def _windows(text: np.ndarray | None, most: int) -> Batch:
+        assert text is not None
+        return scored_windows(text, LENGTH, most)
+
+    def ngrams(self, steps: int) -> dict[str, dict[int, float]]:
+        """Bits per byte of n-grams by text and bytes of context, counted on the first seed."""
+        draw = functools.partial(sample, self.corpus.train, LENGTH, BATCH, seed=SEEDS[0])
+        train = np.concatenate([draw(step=step) for step in range(1, steps + 1)]).astype(np.uint8)
+        rows = {name: one["tokens"].astype(np.uint8) for name, one in self.heldout.items()}
+        return {name: witten_bell(train, rows[name], self.heldout[name]["valid"]) for name in rows}
+
+
+def _evenly(rows: Batch, count: int) -> Batch:
+    """`count` of the rows, evenly spaced; 0: all."""
+    total = len(rows["tokens"])
+    places = np.linspace(0, total - 1, min(count or total, total)).round().astype(int)
+    return {name: a[places] for name, a in rows.items()}
+
+
+def train(program: Program, mixture: Mixture, folder: Path) -> FitResult:
+    """Trains all seeds of a program, from the newest checkpoint in the folder if any."""
+    config, model = train_config(program), model_config(program.variant)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        Recorder(folder, config.seeds) as recorder,
+        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
+    ):
+        return fit(
+            model.build(),
+            OBJECTIVES["causal_lm"],
+            make_optimizer(config, matrix_axes(model)),
+            config,
+            mixture.dataset,
+            recorder=recorder,
+            checkpoints=checkpoints,
+        )
+
+
+def run_program(program: Program, mixture: Mixture, place: Place) -> list[TextScore]:
+    """Trains a program in `place.work` and scores every text."""
+    fitted = train(program, mixture, place.work / "gpu" / program.id)
+    return list(_scores(program, fitted, mixture, place.commit))
+
+
+def _scores(
+    program: Program, fitted: FitResult, mixture: Mixture, commit: str
+) -> Iterator[TextScore]:
+    model = model_config(program.variant)
+    objective = OBJECTIVES["causal_lm"].bind(mixture.dataset.sizes)
+    evaluator = Evaluator(model.build(), objective, sharding.data_mesh(batch_size=BATCH), BATCH)
+    ngrams = mixture.ngrams(program.steps)
+    device = jax.local_devices()[0].device_kind
+    for text, rows in mixture.heldout.items():
+        bits = evaluator(fitted.state.params, rows)["bits_per_byte"]
+        for seed, of_seed in zip(SEEDS, bits, strict=True):
+            yield TextScore(
+                point=program.variant.point,
+                plan=program.variant.plan,
+                learning_rate=program.learning_rate,
+                seed=seed,
+                text=text,
+                heldout_bits=float(of_seed),
+                ngram3=ngrams[text][2],
+                ngram4=ngrams[text][3],
+                ngram5=ngrams[text][4],
+                ffn_width=model.ffn.width,
+                parameters=count_parameters(model),
+                flops_per_token=flops_per_token(model, LENGTH),
+                steps=program.steps,
+                seconds=round(fitted.wall_seconds, 1),
+                device=device,
+                commit=commit,
+            )
+
+
+def measured_speed(mixture: Mixture, place: Place, steps: int) -> float:
+    """FLOP/s of training all seeds of 4 heads of 64, without compilation; nothing is kept."""
+    program = Program(VARIANTS[2], 0.01, steps * BATCH * LENGTH / TRAINING_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        fitted = train(program, mixture, Path(folder))
+    tokens = BATCH * LENGTH * len(SEEDS) * program.steps
+    return fitted.tokens_per_second * program_flops(program) / tokens
+
+
+def read_scores(path: Path) -> list[TextScore]:
+    """The lines of a CSV file of `TextScore`s, none where there is no file."""
+    if not path.exists():
+        return []
+    kinds = {field.name: field.type for field in dataclasses.fields(TextScore)}
+    with path.open(newline="") as file:
+        return [
+            TextScore(**{n: kinds[n](v) for n, v in line.items()})  # type: ignore[operator]
+            for line in csv.DictReader(file)
+        ]
+
+
+def append_scores(path: Path, scores: Sequence[TextScore]) -> None:
+    """Adds lines to the file; a kill leaves the old file or the new one."""
+    text = io.StringIO()
+    names = [field.name for field in dataclasses.fields(TextScore)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(one) for one in [*read_scores(path), *scores])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text.getvalue())
+
+
+def left(wanted: Sequence[Program], scores: Sequence[TextScore]) -> list[Program]:
+    """The programs that have no scores in the file yet."""
+    done = {(s.point, s.plan, s.learning_rate, s.steps) for s in scores}
+    return [
+        p for p in wanted if (p.variant.point, p.variant.plan, p.learning_rate, p.steps) not in done
+    ]

@@ -1,0 +1,60 @@
+"""The study on one GPU: equal FLOPs, two rates each, and what was scored is not run again."""
+
+import dataclasses
+
+import pytest
+
+from attnlab.lab import gpu_study
+from attnlab.lab.gpu_study import TextScore, append_scores, left, model_config, read_scores
+from attnlab.lab.rates import RateFormula, rate_terms
+from attnlab.models import flops_per_token, num_parameters
+
+FORMULA = RateFormula(dict.fromkeys(rate_terms(gpu_study.VARIANTS[0], 20.0), 0.0), 0.0, {})
+
+
+def test_every_variant_has_the_same_flops():
+    """2 FLOPs for each weight a token meets and each product with T keys: 6 x 28 D^2 + head."""
+    width, length = gpu_study.WIDTH, gpu_study.LENGTH
+    expected = 6 * (8 + 4 + 16) * width**2 + 2 * 256 * width
+    found = {flops_per_token(model_config(v), length) for v in gpu_study.VARIANTS}
+    assert (width, length, found) == (256, 256, {expected})
+
+
+def test_layers_that_share_all_have_a_sixth_of_their_parameters():
+    counts = {v.plan: num_parameters(model_config(v)) for v in gpu_study.VARIANTS[2:]}
+    embedding, final_norm = 256 * 256, 2 * 256
+    layers = {plan: count - embedding - final_norm for plan, count in counts.items()}
+    own = num_parameters(model_config(gpu_study.VARIANTS[2])) - embedding - final_norm
+    assert own == 6 * layers["albert"] == 3 * layers["cycle:2"]
+
+
+def test_rates_surround_the_fitted_one():
+    """All coefficients 0: the fitted rate is exp(0) = 1."""
+    programs = gpu_study.programs(FORMULA)
+    assert len(programs) == 16
+    assert {p.learning_rate for p in programs} == {0.8, 1.25}
+    assert {p.steps for p in programs} == {round(94e6 / 8192)}
+
+
+@pytest.fixture
+def score():
+    program = gpu_study.programs(FORMULA)[3]
+    return TextScore(
+        program.variant.point, program.variant.plan, program.learning_rate, 2, "web", 1.25, 3.0,
+        2.5, 2.25, 1024, 4_790_000, 11_140_000, program.steps, 12.5, "cpu", "abc",
+    )  # fmt: skip
+
+
+def test_scores_are_read_as_they_were_written(tmp_path, score):
+    path = tmp_path / "new" / "scores.csv"
+    assert read_scores(path) == []
+    other = dataclasses.replace(score, seed=3)
+    append_scores(path, [score])
+    append_scores(path, [other])
+    assert read_scores(path) == [score, other]
+
+
+def test_a_program_with_scores_is_not_run_again(score):
+    programs = gpu_study.programs(FORMULA)
+    assert left(programs, [score]) == [*programs[:3], *programs[4:]]
+    assert left(gpu_study.programs(FORMULA, 0.001), [score]) != []
