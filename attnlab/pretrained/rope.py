@@ -62,10 +62,8 @@ class RotaryField(Field):
         found = _collect(given, {"rope_theta": self.base, "partial_rotary_factor": self.fraction})
         kind = found.pop("rope_type", "default")
         kind = self._yarn(given, found) if kind == "yarn" and self.has_yarn else kind
-        if (
-            (kind == "yarn" and not self.has_yarn)
-            or (kind != "default"
-            and (not isinstance(kind, str) or kind not in SCALINGS))
+        if (kind == "yarn" and not self.has_yarn) or (
+            kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS)
         ):
             raise ValueError(
                 f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
