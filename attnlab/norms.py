@@ -13,13 +13,15 @@ Params: TypeAlias = Mapping[str, Array]
 def layer_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-5) -> Float[Array, "... D"]:
     """(x - mean) / sqrt(var + eps) * scale + bias, in float32 at least (Ba et al. 2016).
 
+    Here as in the other norms, what `w` does not have is left out.
+
     >>> layer_norm({"scale": jnp.ones(2)}, jnp.array([1.0, 3.0]), eps=0.0).tolist()
     [-1.0, 1.0]
     """
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
-    y = y * w["scale"].astype(y.dtype)
+    y = y * w["scale"].astype(y.dtype) if "scale" in w else y
     return (y + w["bias"].astype(y.dtype) if "bias" in w else y).astype(x.dtype)
 
 
@@ -31,7 +33,7 @@ def rms_norm(w: Params, x: Float[Array, "... D"], *, eps: float = 1e-6) -> Float
     """
     y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
-    return (y * w["scale"].astype(y.dtype)).astype(x.dtype)
+    return (y * w["scale"].astype(y.dtype) if "scale" in w else y).astype(x.dtype)
 
 
 def rms_plus_one(
@@ -42,8 +44,8 @@ def rms_plus_one(
     >>> rms_plus_one({"scale": jnp.zeros(2)}, jnp.array([2.0, 2.0]), eps=0.0).tolist()
     [1.0, 1.0]
     """
-    scale = w["scale"].astype(jnp.promote_types(x.dtype, jnp.float32))
-    return rms_norm({"scale": 1 + scale}, x, eps=eps)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return rms_norm({name: 1 + a.astype(wide) for name, a in w.items()}, x, eps=eps)
 
 
 @runtime_checkable

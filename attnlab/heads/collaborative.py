@@ -50,6 +50,8 @@ class Collaborative(Standard):
         }
         if not self.output_projection:
             del made["o"]
+        if self.qk_norm is not None and self.qk_norm.over != "head":
+            raise ValueError(f"{self._label} has one key head; use HeadNorm(over='head')")
         norms = self.qk_norm.weights("head_dim") if self.qk_norm else {}
         return with_biases(self, made) | norms
 

@@ -3,8 +3,11 @@
 import dataclasses
 from typing import Literal
 
+from jax import Array
+
 from attnlab.heads.layout import short_repr
-from attnlab.heads.weights import Method, Weight
+from attnlab.heads.linear import normalize
+from attnlab.heads.weights import Method, Params, Weight
 from attnlab.norms import STARTS
 
 
@@ -18,15 +21,23 @@ class HeadNorm:
     Attributes:
       kind: "layer" (Dehghani et al. 2023, arXiv 2302.05442; `normalize_qk` in Flax) or "rms".
       bias: a learnt bias of a layer norm.
+      over: numbers that are normalized together: those of a head, with one scale for all heads
+        ("head") or a scale for each ("own_head": Cohere, StableLM), or those of all heads ("all":
+        OLMo 2, arXiv 2501.00656).
     """
 
     kind: Literal["layer", "rms", "rms_plus_one"] = "rms"
     bias: bool = False
+    over: Literal["head", "own_head", "all"] = "head"
 
     def __post_init__(self) -> None:
         if self.kind not in STARTS:
             raise ValueError(
                 f"kind of HeadNorm must be one of {', '.join(map(repr, STARTS))}, not {self.kind!r}"
+            )
+        if self.over not in ("head", "own_head", "all"):
+            raise ValueError(
+                f"over of HeadNorm must be 'head', 'own_head' or 'all', not {self.over!r}"
             )
         if self.bias and self.kind != "layer":
             raise ValueError(
@@ -36,12 +47,30 @@ class HeadNorm:
     def __repr__(self) -> str:
         return short_repr(self)
 
-    def weights(self, axis: str) -> dict[str, Weight]:
+    def weights(self, axis: str, key_heads: str = "num_heads") -> dict[str, Weight]:
         """Scales, then biases, of the norms of queries and keys of this width."""
-        methods: dict[str, Method] = {"q": "project_q", "k": "project_kv"}
+        methods: dict[str, tuple[Method, str]] = {
+            "q": ("project_q", "num_heads"),
+            "k": ("project_kv", key_heads),
+        }
         made = {}
-        for name, method in methods.items():
-            made[f"{name}_norm"] = Weight(method, makes=(axis,), constant=STARTS[self.kind])
+        for name, (method, heads) in methods.items():
+            axes = (axis,) if self.over == "head" else (heads, axis)
+            made[f"{name}_norm"] = Weight(method, makes=axes, constant=STARTS[self.kind])
             if self.bias:
-                made[f"{name}_norm_bias"] = Weight(method, makes=(axis,), constant=0.0)
+                made[f"{name}_norm_bias"] = Weight(method, makes=axes, constant=0.0)
         return made
+
+    def apply(self, params: Params, name: str, a: Array, eps: float) -> Array:
+        """q or k [B, T, heads, H] after its norm.
+
+        >>> import jax.numpy as jnp
+        >>> a, ones = jnp.array([[[[3.0], [4.0]]]]), {"q_norm": jnp.ones((2, 1))}
+        >>> (HeadNorm(over="all").apply(ones, "q", a, 0.0) * 12.5**0.5).ravel().round(4).tolist()
+        [3.0, 4.0]
+        """
+        if self.over != "all":
+            return normalize(params, f"{name}_norm", a, self.kind, eps)
+        flat = {n: w.reshape(-1) for n, w in params.items() if n.startswith(f"{name}_norm")}
+        joined = a.reshape(*a.shape[:-2], -1)
+        return normalize(flat, f"{name}_norm", joined, self.kind, eps).reshape(a.shape)

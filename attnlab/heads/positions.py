@@ -81,7 +81,41 @@ def _llama3(rates: Array, factor: float, low: float, high: float, length: float)
     return (1 - kept) * rates / factor + kept * rates
 
 
+def _unchanged(rates: Array, factor: float, length: float) -> Array:
+    return rates
+
+
+def _yarn_smooth(rates: Array, factor: float, fast: float, slow: float, length: float) -> Array:
+    return _yarn(rates, factor, fast, slow, length, whole=False)
+
+
+def _yarn(
+    rates: Array, factor: float, fast: float, slow: float, length: float, whole: bool = True
+) -> Array:
+    """Rates of fewer than `slow` turns in `length` positions are divided by `factor`, those of more
+    than `fast` are kept, with a ramp over the numbers i of the rates between them, which starts and
+    ends at whole numbers."""
+    size = 2 * rates.shape[-1]
+    base = rates[1] ** (-size / 2) if size > 2 else jnp.asarray(10000.0)
+
+    def index(turns: float) -> Array:
+        return size * jnp.log(length / (turns * 2 * math.pi)) / (2 * jnp.log(base))
+
+    low, high = index(fast), index(slow)
+    low, high = (jnp.floor(low), jnp.ceil(high)) if whole else (low, high)
+    low, high = jnp.maximum(low, 0), jnp.minimum(high, size - 1)
+    high = jnp.where(high == low, high + 0.001, high)
+    scaled = jnp.clip((jnp.arange(size // 2) - low) / (high - low), 0, 1)
+    return scaled * rates / factor + (1 - scaled) * rates
+
+
+YARN = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
 SCALINGS = {
+    # Peng et al. 2023, arXiv 2309.00071; its factor of the scores is not of the rates.
+    "yarn": Scaling(_yarn, YARN),
+    "yarn_smooth": Scaling(_yarn_smooth, YARN),
+    # Of texts longer than the length of training alone, which `ModelConfig` refuses.
+    "dynamic": Scaling(_unchanged, ("factor", "original_max_position_embeddings")),
     # Chen et al. 2023, arXiv 2306.15595: every position counts as a fraction of one.
     "linear": Scaling(lambda rates, factor: rates / factor, ("factor",)),
     # Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783).

@@ -18,7 +18,7 @@ from attnlab.heads.layout import (
     check_kv_heads,
     with_biases,
 )
-from attnlab.heads.linear import normalize, project_all
+from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
 from attnlab.heads.weights import Method, Params, Weight
@@ -114,13 +114,14 @@ class Separate(Layout):
         if not self.output_projection:
             weights.pop("o", None)
         weights = with_biases(self, self.tied(weights))
-        return weights | (self.qk_norm.weights("head_dim") if self.qk_norm else {})
+        key_heads = "num_kv_heads" if hasattr(self, "num_kv_heads") else "num_heads"
+        return weights | (self.qk_norm.weights("head_dim", key_heads) if self.qk_norm else {})
 
     def normalized(self, params: Params, name: str, a: Array) -> Array:
         """q or k after its norm, if it has one."""
         if self.qk_norm is None:
             return a
-        return normalize(params, f"{name}_norm", a, self.qk_norm.kind, self.norm_eps)
+        return self.qk_norm.apply(params, name, a, self.norm_eps)
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return rotate(self.normalized(params, "q", self.project(params, "q", x)))

@@ -189,7 +189,8 @@ class _HeadMatrices:
         params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
         stacked = params[f"{own}layers" if is_encoder else "layers"]
         self.layers = [layer_params(stacked, self.plan, i) for i in range(self.plan.num_layers)]
-        self.encoder_norm = params.get(f"{own}final_norm") if self.is_cross else None
+        behind = self.is_cross and self.spec.norm.has_final
+        self.encoder_norm = params.get(f"{own}final_norm", {}) if behind else None
         each = tuple(range(self.plan.num_layers))
         self.kv_sources = each if self.is_cross else self.plan.kv_sources
 
@@ -218,7 +219,7 @@ class _HeadMatrices:
         if self.spec.norm.position in IN_RESIDUAL:
             sublayers = ["attention", *(["cross"] if self.spec.cross is not None else [])]
             for name in [*sublayers, *(["ffn"] if self.spec.ffn.width else [])]:
-                written = self._normalized(self.layers[layer][name]["norm"], written)
+                written = self._normalized(self.layers[layer][name].get("norm", {}), written)
         return written
 
     def _heads(self, layer: int) -> Params:
@@ -227,7 +228,8 @@ class _HeadMatrices:
 
     def _scale(self, norm: Params) -> Matrices:
         """What a norm multiplies by."""
-        return np.asarray(norm["scale"] + 1 - STARTS[self.spec.norm.kind])
+        start = STARTS[self.spec.norm.kind]
+        return np.asarray(norm.get("scale", start) + 1 - start)
 
     def _centred(self, a: Matrices) -> Matrices:
         return np.asarray(CENTRES[self.spec.norm.kind](cast(Array, a)))  # stays NumPy's float64
@@ -244,9 +246,11 @@ class _HeadMatrices:
 
     def _norm_before(self, layer: int) -> Params | None:
         """The norm between the residual stream and the heads of a layer."""
-        if self.spec.norm.position in IN_RESIDUAL:
+        position = self.spec.norm.position
+        if position in (*IN_RESIDUAL, "after"):
             return None
-        norm: Params = self.layers[layer][self._sublayer]["norm"]
+        sublayer = "attention" if position == "parallel_one" else self._sublayer
+        norm: Params = self.layers[layer][sublayer].get("norm", {})
         return norm
 
     def _matrix(self, f: Callable[[Array], Array], shape: tuple[int, ...], what: str) -> Matrices:
@@ -294,5 +298,6 @@ class _HeadMatrices:
         found = self._matrix(lambda a: self.layout.project_out(params, a), shape, "output")
         scale = 1.0 if self.is_cross else self.spec.attention.output_scale
         written = scale * found.reshape(*shape, -1)
-        norm = self.layers[layer][self._sublayer].get("norm_after")
-        return written if norm is None else self._normalized(norm, written)
+        if self.spec.norm.position not in ("after", "sandwich"):
+            return written
+        return self._normalized(self.layers[layer][self._sublayer].get("norm_after", {}), written)

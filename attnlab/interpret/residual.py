@@ -162,8 +162,8 @@ class LayerStack(NamedTuple):
 
     def norms(self, layer: int) -> dict[str, Params]:
         """Sublayer -> the parameters of its norms by name."""
-        weights, names = self.layer_weights(layer), self.spec.norm.names
-        return {s: {name: weights[s][name] for name in names} for s in self.sublayers}
+        weights, names = self.layer_weights(layer), ("norm", "norm_after")
+        return {s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.sublayers}
 
     def run(
         self,
@@ -293,7 +293,7 @@ def _with_constant(terms: Terms, name: str, affine: AffineMap) -> Terms:
 def _written(stack: LayerStack, sublayer: SublayerName) -> Terms:
     """Name -> what the sublayer adds in every layer, [L, ...]."""
     if sublayer == "ffn":
-        return {"ffn": stack.captured("ffn_out")}
+        return {"ffn": stack.spec.ffn.output_scale * stack.captured("ffn_out")}
     is_cross = sublayer == "cross"
     prefix, scale = (CROSS, 1.0) if is_cross else ("", stack.spec.attention.output_scale)
     heads = stack.captured(f"{prefix}outputs")
@@ -331,9 +331,10 @@ def decompose_final(
     """
     stack = layer_stack(recording, encoder=encoder)
     terms, spec = decompose_residual(recording, encoder=encoder), stack.spec.norm
-    params = stack.outer_weight("final_norm")
-    if not isinstance(params, dict):
+    if not spec.has_final:
         return terms
+    found = stack.outer_weight("final_norm")
+    params = found if isinstance(found, dict) else {}
     affine = linearize_at(lambda x: normalize(params, x, spec), sum_terms(terms))
     terms = {name: affine.apply(a) for name, a in terms.items()}
     return _with_constant(terms, "final_norm_bias", affine)

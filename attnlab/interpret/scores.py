@@ -28,8 +28,7 @@ from attnlab.interpret.residual import (
     sum_terms,
 )
 from attnlab.models.config import ModelConfig
-from attnlab.models.embeddings import relative_bias, rotary_embedding
-from attnlab.models.specs import Relative
+from attnlab.models.embeddings import position_bias, rotary_embedding
 from attnlab.names import lookup
 from attnlab.sharing import Params
 
@@ -159,10 +158,10 @@ def _project(
 
 def _bias(stack: LayerStack, head: int) -> Array | None:
     """What relative positions add to the scores of this head."""
-    config, table = stack.recording.config, stack.outer_weight("relative_bias")
-    if not isinstance(config.positions, Relative) or table is None:
-        return None
+    config, found = stack.recording.config, stack.outer_weight("relative_bias")
+    table = None if found is None else jnp.asarray(found)
     two_sided = stack.is_encoder or config.kind == "encoder"
     at = stack.positions
-    bias = relative_bias(jnp.asarray(table), at, at, config.positions, two_sided=two_sided)
-    return bias[..., head, :, :]
+    heads = stack.spec.heads.num_heads
+    bias = position_bias(config.positions, table, heads, at, at, two_sided=two_sided)
+    return None if bias is None else bias[..., head, :, :]

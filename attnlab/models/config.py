@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layout import check_size
+from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
 from attnlab.models.specs import (
     FFN,
@@ -609,6 +610,12 @@ def check_outer(config: ModelConfig) -> None:
     ):
         if token is not None and token >= c.vocab_size:
             raise ValueError(f"{field} {token} is outside of the vocabulary of {c.vocab_size}")
+    scaling = c.positions.scaling if isinstance(c.positions, Rotary) else None
+    if scaling and scaling.startswith("dynamic") and c.max_len > read_scaling(scaling)[1][1]:
+        raise ValueError(
+            f"positions.scaling {scaling!r} changes with the length of longer texts, which is not "
+            f"supported: set max_len to at most {read_scaling(scaling)[1][1]:g}, not {c.max_len}"
+        )
     if pad is not None and c.kind != "encoder":
         raise ValueError(
             "positions.pad_token: positions without padding need the whole text; set kind='encoder'"

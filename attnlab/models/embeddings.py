@@ -6,6 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from attnlab.attention.score_mods import alibi_slopes
 from attnlab.heads import Layout
 from attnlab.heads.positions import (
     relative_buckets,
@@ -17,7 +18,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense
 from attnlab.models.images import image_features
 from attnlab.models.norm import norm_shapes, normalize
-from attnlab.models.specs import Learned, Positions, Relative, Rotary, Sinusoidal
+from attnlab.models.specs import Alibi, Learned, Positions, Relative, Rotary, Sinusoidal
 from attnlab.sharing import Params
 
 Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
@@ -36,7 +37,7 @@ def embedding_shapes(config: ModelConfig) -> Shapes:
     width = spec.width or config.width
     shapes: Shapes = {"embedding": (config.vocab_size, width)}
     if config.positions.is_learned:
-        shapes["positions"] = (config.max_len, width)
+        shapes["positions"] = (config.max_len + _offset(config), width)
     if spec.token_types:
         shapes["token_types"] = (spec.token_types, width)
     if spec.norm:
@@ -183,8 +184,13 @@ def embed(
     elif token_types is not None:
         x = x + read_rows(params["embedding"], token_types)
     if spec.norm:
-        x = normalize(params["embedding_norm"], x, config.norm)
+        x = normalize(params.get("embedding_norm", {}), x, config.norm)
     return dense(params, "embedding_projection", x) if spec.width else x
+
+
+def _offset(config: ModelConfig) -> int:
+    """The row of position 0 in a table of positions."""
+    return config.positions.offset if isinstance(config.positions, Learned) else 0
 
 
 def _add_positions(
@@ -196,9 +202,10 @@ def _add_positions(
         table = fixed(config.max_len, x.shape[-1]).astype(x.dtype)
     if table is None:
         return x
+    offset = _offset(config)
     if positions is None:
-        return x + table[: x.shape[1]]
-    return x + table.at[positions].get(mode="fill", fill_value=jnp.nan)
+        return x + table[offset : offset + x.shape[1]]
+    return x + table.at[positions + offset].get(mode="fill", fill_value=jnp.nan)
 
 
 def rotary_embedding(
@@ -214,6 +221,28 @@ def rotary_embedding(
         return None
     size = spec.rotated_size(layout)
     return rotary_angles(positions, size, base=spec.base, scaling=spec.scaling)
+
+
+def position_bias(
+    spec: Positions,
+    table: Array | None,
+    num_heads: int,
+    queries: Int[Array, "*B T"],
+    keys: Int[Array, "*B S"],
+    *,
+    two_sided: bool,
+) -> Float[Array, "*B N T S"] | None:
+    """What positions add to the scores; None where they add nothing.
+
+    >>> position_bias(Alibi(), None, 1, jnp.array([2]), jnp.arange(3), two_sided=False).tolist()
+    [[[-0.0078125, -0.00390625, -0.0]]]
+    """
+    if isinstance(spec, Relative) and table is not None:
+        return relative_bias(table, queries, keys, spec, two_sided=two_sided)
+    if not isinstance(spec, Alibi):
+        return None
+    distances = jnp.abs(keys[..., None, None, :] - queries[..., None, :, None])
+    return -alibi_slopes(num_heads)[:, None, None] * distances
 
 
 def relative_bias(

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from attnlab.attention.masks import Edges
+from attnlab.heads import Layout
 from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_size
 from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense, dropout
@@ -18,14 +19,14 @@ from attnlab.models.embeddings import (
     check_tokens,
     default_positions,
     embed,
-    relative_bias,
+    position_bias,
     rotary_embedding,
 )
 from attnlab.models.layer import Report, TextInputs, layer_values
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head, pool
 from attnlab.models.parameters import empty_sublayers
-from attnlab.models.specs import DropoutPlace, Relative
+from attnlab.models.specs import DropoutPlace
 from attnlab.models.stack import (
     HeadMask,
     LayersOfType,
@@ -219,7 +220,9 @@ class _Run:
             spec=c.encoder_layer,
             text=TextInputs(
                 padding_mask=_as_bool(self.inputs.source_padding_mask),
-                bias=self._bias(f"{prefix}relative_bias", text, None, two_sided=True),
+                bias=self._bias(
+                    c.encoder_layout, f"{prefix}relative_bias", text, None, two_sided=True
+                ),
                 rotary=rotary_embedding(c.positions, c.encoder_layout, text.positions),
             ),
             report=self._report("encoder_layers"),
@@ -243,7 +246,11 @@ class _Run:
                     mask=inputs.mask,
                     padding_mask=padding_mask,
                     bias=self._bias(
-                        "relative_bias", text, caches[name], two_sided=c.kind == "encoder"
+                        stack.layout,
+                        "relative_bias",
+                        text,
+                        caches[name],
+                        two_sided=c.kind == "encoder",
                     ),
                     rotary=rotary_embedding(stack.positions, stack.layout, text.positions),
                     source=encoded,
@@ -287,17 +294,17 @@ class _Run:
         return _Text(tap(EMBEDDINGS, x), numbers, after_cache)
 
     def _bias(
-        self, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
+        self, layout: Layout, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
     ) -> Array | None:
-        """What relative positions add to the scores of layers with this cache."""
-        spec = self.config.positions
-        if not isinstance(spec, Relative):
-            return None
+        """What positions add to the scores of these heads in layers with this cache."""
+        spec, table = self.config.positions, self.params.get(name)
         keys = text.positions
         if cache is not None and text.after_cache is not None:
             # Positions that are not there yet are masked.
             keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
-        return relative_bias(self.params[name], text.positions, keys, spec, two_sided=two_sided)
+        return position_bias(
+            spec, table, layout.num_heads, text.positions, keys, two_sided=two_sided
+        )
 
     def _run_layers(
         self,
@@ -321,7 +328,7 @@ class _Run:
         outputs = run_layers(layer_types, order, text.x, inputs)
         x = outputs.x
         if c.norm.has_final:
-            x = normalize(self.params[norm], x, c.norm)
+            x = normalize(self.params.get(norm, {}), x, c.norm)
         x = self._dropout("final", x, c.dropout.rate)
         return outputs._replace(x=x, captured=tap.captured | outputs.captured)
 

@@ -148,20 +148,21 @@ def init_layer(
     """
     width, norm = spec.heads.width, spec.norm
 
-    def norms() -> Params:
-        return {name: init_normalize(width, norm) for name in norm.names}
+    def norms(sublayer: str) -> Params:
+        names = norm.names_in(sublayer) if norm.scale else ()
+        return {name: init_normalize(width, norm) for name in names}
 
-    def heads(layout: Layout, key: Array) -> Params:
-        return init_heads(key, layout, std=std, residual_scale=residual_scale) | norms()
+    def heads(layout: Layout, sublayer: str, key: Array) -> Params:
+        return init_heads(key, layout, std=std, residual_scale=residual_scale) | norms(sublayer)
 
     def ffn(key: Array) -> Params:
         params = init_ffn(key, width, spec.ffn, std=std, residual_scale=residual_scale)
-        return params | norms() if spec.ffn.width else {}
+        return params | norms("ffn") if spec.ffn.width else {}
 
-    attention = functools.partial(heads, spec.heads)
+    attention = functools.partial(heads, spec.heads, "attention")
     inits: dict[str, Init] = {"attention": attention, "ffn": ffn}
     if spec.cross is not None:
-        inits["cross"] = functools.partial(heads, spec.cross)
+        inits["cross"] = functools.partial(heads, spec.cross, "cross")
     if spec.separate_kv:
         names = kv_weight_names(spec.heads)
         inits["attention"] = lambda key: _without(attention(key), names)
@@ -346,7 +347,9 @@ class _Layer:
         )
         self.losses |= {name: tap.captured.pop(name) for name in ffn_losses(ffn)}
         self.tap.merge(tap)
-        return self._dropout("ffn", self.tap("ffn_out", out), self.keys.ffn)
+        out = self.tap("ffn_out", out)
+        out = out if ffn.output_scale == 1 else ffn.output_scale * out
+        return self._dropout("ffn", out, self.keys.ffn)
 
     def _attend(
         self,
@@ -423,37 +426,59 @@ class Sublayer(NamedTuple):
     """One sublayer as the norms and residual connections around it see it."""
 
     params: Params
-    """Holds the parameters of its norms by name."""
+    """Holds the parameters of its norms by name, if they have any."""
     function: Callable[[Array], Array]
     residual_scale: float
     """Multiplies the residual connection."""
 
+    def normalized(self, name: str, x: Array, norm: Norm) -> Array:
+        """x after the norm of this name."""
+        return normalize(self.params.get(name, {}), x, norm)
+
 
 def pre_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + f(norm(x)), sublayer after sublayer."""
-    for params, function, scale in sublayers:
-        x = save_for_backward(scale * x + function(normalize(params["norm"], x, norm)))
+    for one in sublayers:
+        out = one.function(one.normalized("norm", x, norm))
+        x = save_for_backward(one.residual_scale * x + out)
     return x
 
 
 def post_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """norm(x + f(x)), sublayer after sublayer."""
-    for params, function, scale in sublayers:
-        x = normalize(params["norm"], save_for_backward(scale * x + function(x)), norm)
+    for one in sublayers:
+        x = save_for_backward(one.residual_scale * x + one.function(x))
+        x = one.normalized("norm", x, norm)
+    return x
+
+
+def after_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """x + norm(f(x)), sublayer after sublayer."""
+    for one in sublayers:
+        out = one.normalized("norm_after", one.function(x), norm)
+        x = save_for_backward(one.residual_scale * x + out)
     return x
 
 
 def sandwich_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + norm_after(f(norm(x))), sublayer after sublayer."""
-    for params, function, scale in sublayers:
-        out = normalize(params["norm_after"], function(normalize(params["norm"], x, norm)), norm)
-        x = save_for_backward(scale * x + out)
+    for one in sublayers:
+        out = one.function(one.normalized("norm", x, norm))
+        out = one.normalized("norm_after", out, norm)
+        x = save_for_backward(one.residual_scale * x + out)
     return x
 
 
 def parallel_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + sum of f(norm(x)) over sublayers, which all read the same x."""
-    out = sum(function(normalize(params["norm"], x, norm)) for params, function, _ in sublayers)
+    out = sum(one.function(one.normalized("norm", x, norm)) for one in sublayers)
+    return save_for_backward(math.prod(s.residual_scale for s in sublayers) * x + out)
+
+
+def parallel_one_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """x + sum of f(norm(x)) over sublayers, with the norm of the first for all."""
+    read = sublayers[0].normalized("norm", x, norm)
+    out = sum(one.function(read) for one in sublayers)
     return save_for_backward(math.prod(s.residual_scale for s in sublayers) * x + out)
 
 
@@ -462,7 +487,9 @@ NORM_POSITIONS: Mapping[str, Callable[[list[Sublayer], Array, Norm], Array]] = {
     "pre_open": pre_norm,
     "post": post_norm,
     "post_final": post_norm,
+    "after": after_norm,
     "sandwich": sandwich_norm,
     "parallel": parallel_norm,
+    "parallel_one": parallel_one_norm,
 }
 """`Norm.position` -> the layer around its sublayers."""

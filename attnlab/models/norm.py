@@ -20,10 +20,10 @@ def normalize(params: Params, x: Float[Array, "... D"], norm: Norm) -> Float[Arr
 
 def init_normalize(width: int, norm: Norm) -> dict[str, Array]:
     """Initial parameters: a scale that changes nothing, and a zero bias where there is one."""
-    return init_norm(width, bias=norm.has_bias, kind=norm.kind)
+    return init_norm(width, bias=norm.has_bias, kind=norm.kind) if norm.scale else {}
 
 
 def norm_shapes(width: int, norm: Norm) -> dict[str, tuple[int, ...]]:
-    """Shape of every weight of one norm by name."""
+    """Shape of every weight of one norm by name; none without a scale."""
     names = ("scale", "bias") if norm.has_bias else ("scale",)
-    return dict.fromkeys(names, (width,))
+    return dict.fromkeys(names if norm.scale else (), (width,))

@@ -41,7 +41,7 @@ def lm_head(
     params: Params, hidden: Float[Array, "B T D"], config: ModelConfig
 ) -> Float[Array, "B T vocab"]:
     """scale * h W + b in float32 at least, with h = norm(act(hidden W_t + b_t)) if there is a
-    transform, and W the transposed embedding if the LM head is tied.
+    transform, and W the transposed embedding if the LM head is tied; capped where there is a cap.
 
     >>> config = ModelConfig(vocab_size=2, width=4)
     >>> lm_head({"embedding": jnp.ones((2, 4))}, jnp.ones((1, 3, 4)), config)[0, 0].tolist()
@@ -50,7 +50,7 @@ def lm_head(
     spec, x = config.output, hidden
     if spec.transform:
         x = activation_function(spec.transform)(dense(params, "transform", x))
-        x = normalize(params["transform_norm"], x, config.norm)
+        x = normalize(params.get("transform_norm", {}), x, config.norm)
     x = x if spec.scale == 1 else x * jnp.asarray(spec.scale, x.dtype)
     kernel: Array = params["lm_head"] if spec.kind == "own" else params["embedding"].T
     logits = jax.lax.dot(
@@ -58,7 +58,9 @@ def lm_head(
         kernel.astype(x.dtype),
         preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
     ).reshape(*x.shape[:2], config.vocab_size)
-    return logits + params["lm_head_bias"] if spec.bias else logits
+    logits = logits + params["lm_head_bias"] if spec.bias else logits
+    cap = spec.soft_cap
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def pool(

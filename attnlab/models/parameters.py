@@ -34,7 +34,8 @@ def outer_shapes(config: ModelConfig) -> Shapes:
     if config.norm.has_final:
         for stack in _num_heads(config):
             shapes[f"{stack}final_norm"] = norm_shapes(config.width, config.norm)
-    return shapes | output_shapes(config)
+    made = shapes | output_shapes(config)
+    return {name: shape for name, shape in made.items() if shape != {}}
 
 
 def _num_heads(config: ModelConfig) -> dict[str, int]:

@@ -19,7 +19,9 @@ Activation: TypeAlias = Literal[
     "gated_quick_gelu", "gated_relu", "gated_silu", "gated_tanh",
 ]  # fmt: skip
 ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
-NormPosition: TypeAlias = Literal["pre", "post", "post_final", "pre_open", "sandwich", "parallel"]
+NormPosition: TypeAlias = Literal[
+    "pre", "post", "post_final", "pre_open", "after", "sandwich", "parallel", "parallel_one",
+]  # fmt: skip
 Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
@@ -114,6 +116,7 @@ class FFN(Spec):
       activation: "gated_*" is (act(x W_gate) * (x W_up)) W_down (Shazeer 2020, arXiv 2002.05202).
       bias: of all its matrices.
       residual_scale: multiplies the residual connection around the FFN.
+      output_scale: multiplies what the FFN adds to the residual stream.
       clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
         arXiv 2508.10925); None: no limit, and nothing is added.
       experts: many such FFNs, of which each token uses a few; None: one for all tokens.
@@ -123,6 +126,7 @@ class FFN(Spec):
     activation: Activation = "gelu"
     bias: bool = True
     residual_scale: float = 1.0
+    output_scale: float = 1.0
     clip: float | None = None
     experts: Experts | None = None
 
@@ -131,6 +135,7 @@ class FFN(Spec):
         check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
         check_bool("ffn.bias", self.bias)
         check_number("ffn.residual_scale", self.residual_scale)
+        check_number("ffn.output_scale", self.output_scale)
         if self.clip is not None:
             check_number("ffn.clip", self.clip, above=0.0)
             if not self.activation.startswith("gated_"):
@@ -156,40 +161,52 @@ class Norm(Spec):
       kind: "layer" (Ba et al. 2016), "rms" (Zhang and Sennrich 2019), or "rms_plus_one" with
         1 + scale (Gemma).
       position: "pre" x + f(norm(x)); "post" norm(x + f(x)); "post_final" and "pre_open" the same
-        with and without a final norm; "sandwich" x + norm(f(norm(x))) (Ding et al. 2021, arXiv
-        2105.13290); "parallel" adds what all sublayers make of the same x (GPT-J).
+        with and without a final norm; "after" x + norm(f(x)) (OLMo 2, arXiv 2501.00656);
+        "sandwich" x + norm(f(norm(x))) (Ding et al. 2021, arXiv 2105.13290); "parallel" adds what
+        all sublayers make of the same x (GPT-NeoX), "parallel_one" of the same norm(x) (GPT-J).
       eps: epsilon.
-      bias: a learnt bias; None: where the kind is "layer".
+      bias: a learnt bias; None: where the kind is "layer" and has a scale.
+      scale: a learnt scale; without one a norm has no weights (OLMo, arXiv 2402.00838).
     """
 
     kind: Literal["layer", "rms", "rms_plus_one"] = "layer"
     position: NormPosition = "pre"
     eps: float = 1e-5
     bias: bool | None = None
+    scale: bool = True
 
     def __post_init__(self) -> None:
         lookup(NORM_KINDS, self.kind, what="norm.kind")
+        check_bool("norm.scale", self.scale)
         check_choice("norm.position", self.position, get_args(NormPosition))
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
             raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
-        if self.bias == (self.kind == "layer"):
+        if self.bias and not self.scale:
+            raise ValueError("norm.bias: a norm without a scale has no bias; leave bias out")
+        if self.bias == (self.kind == "layer" and self.scale):
             object.__setattr__(self, "bias", None)  # one way to write the same thing
 
     @property
     def has_bias(self) -> bool:
         """`bias`, resolved."""
-        return self.kind == "layer" if self.bias is None else self.bias
+        return self.kind == "layer" and self.scale if self.bias is None else self.bias
 
     @property
     def has_final(self) -> bool:
         """Is there a norm behind the last layer?"""
         return self.position not in ("post", "pre_open")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Norms of each sublayer."""
-        return ("norm", "norm_after") if self.position == "sandwich" else ("norm",)
+    def names_in(self, sublayer: str) -> tuple[str, ...]:
+        """Norms of a sublayer.
+
+        >>> Norm(position="parallel_one").names_in("ffn")
+        ()
+        """
+        if self.position == "parallel_one" and sublayer != "attention":
+            return ()
+        names = {"sandwich": ("norm", "norm_after"), "after": ("norm_after",)}
+        return names.get(self.position, ("norm",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -280,18 +297,21 @@ class NoPositions(Positions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Learned(Positions):
-    """A trained table [max_len, E], added to the embedding.
+    """A trained table [max_len + offset, E], added to the embedding.
 
     Attributes:
       pad_token: positions count the other tokens, from pad_token + 1 on; padding is at pad_token
         (RoBERTa). None: 0, 1, 2, ...
+      offset: position p has row p + offset (OPT: 2).
     """
 
     name: ClassVar[str] = "learned"
     is_learned: ClassVar[bool] = True
     pad_token: int | None = None
+    offset: int = 0
 
     def __post_init__(self) -> None:
+        check_count("positions.offset", self.offset, 0)
         if self.pad_token is not None:
             check_count("positions.pad_token", self.pad_token, 0)
 
@@ -315,7 +335,8 @@ class Rotary(Positions):
     Attributes:
       base: of the rates base^(-2i/H).
       fraction: share of each head that is rotated, from its start.
-      scaling: "linear:4" or "llama3:8,1,4,8192" for longer texts, see `positions.rotary_angles`.
+      scaling: for longer texts, "linear:4", "llama3:8,1,4,8192" or "yarn:4,32,1,4096", see
+        `positions.rotary_angles`.
     """
 
     name: ClassVar[str] = "rotary"
@@ -361,8 +382,16 @@ class Relative(Positions):
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Alibi(Positions):
+    """-slope_n |distance| added to the scores of head n (Press et al. 2022, arXiv 2108.12409), with
+    the slopes of `attnlab.attention.alibi_slopes`; nothing is learnt."""
+
+    name: ClassVar[str] = "alibi"
+
+
 POSITIONS: dict[str, type[Positions]] = {
-    kind.name: kind for kind in (Learned, Sinusoidal, Rotary, Relative, NoPositions)
+    kind.name: kind for kind in (Learned, Sinusoidal, Rotary, Relative, Alibi, NoPositions)
 }
 """Name on the command line -> class."""
 
@@ -454,6 +483,7 @@ class OutputHead(Spec):
         logits.
       bias: of the logits.
       scale: multiplies what the LM head reads.
+      soft_cap: c of logits c tanh(logits / c) (Gemma 2, arXiv 2408.00118); None: no cap.
       transform: activation of a dense layer and a norm before the LM head (BERT); None: no layer.
       pooler: what the classifier head reads: "first" tanh(x_0 W + b) (BERT), "first_plain" x_0,
         "max" or "mean" over tokens, "each" token.
@@ -466,8 +496,11 @@ class OutputHead(Spec):
     transform: Activation | None = None
     pooler: Pooler | None = None
     num_classes: int = 0
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.soft_cap is not None:
+            check_number("output.soft_cap", self.soft_cap, above=0.0)
         check_choice("output.kind", self.kind, ("tied", "own", "none"))
         check_bool("output.bias", self.bias)
         check_number("output.scale", self.scale)

@@ -16,6 +16,7 @@ from attnlab.pretrained.expert_layers import (
 from attnlab.pretrained.fields import changed, sizes, value
 from attnlab.pretrained.llama import FIELDS, decoder
 from attnlab.pretrained.name_table import Module, linears
+from attnlab.pretrained.rope import RotaryField
 
 PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 NAMES = ExpertNames(
@@ -94,6 +95,7 @@ DENSE = decoder(
         value("qk_nope_head_dim", 128, "heads.head_dim"),
         value("v_head_dim", 128, "heads.value_dim"),
         EXPERTS,
+        RotaryField(has_yarn=False),  # its own also scales the scores
         without=("mlp_bias", "attention_bias", "num_key_value_heads", "head_dim"),
     ),
     other_attributes=(

@@ -216,6 +216,29 @@ def sizes(**defaults: int) -> tuple[Field, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
+class AllBiases(Field):
+    """One attribute for the biases of all matrices."""
+
+    name: str
+    default: bool
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (Attribute(self.name, self.default),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        there = given[self.name]
+        return {"heads.biases": BIASES if there else (), "ffn.bias": there}
+
+    def write(self, config: ModelConfig) -> JSON:
+        if set(config.heads.biases) != (set(BIASES) if config.ffn.bias else set()):
+            raise ValueError(
+                "heads.biases must be those of all matrices where ffn.bias is, or none"
+            )
+        return {self.name: config.ffn.bias}
+
+
+@dataclasses.dataclass(frozen=True)
 class CausalHead(Field):
     """The LM head of a decoder.
 
@@ -223,12 +246,14 @@ class CausalHead(Field):
       bare, causal: names of the architectures without and with an LM head.
       tied: the default of tie_word_embeddings.
       bare_kind: the LM head of the bare architecture where it is not tied.
+      bias: the LM head has one.
     """
 
     bare: str
     causal: str
     tied: bool = False
     bare_kind: str = "none"
+    bias: bool = False
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -236,10 +261,13 @@ class CausalHead(Field):
 
     def read(self, given: JSON, source: Source) -> Values:
         own = self.bare_kind if source.architecture == self.bare else "own"
-        return {"output.kind": "tied" if given["tie_word_embeddings"] else own}
+        kind = "tied" if given["tie_word_embeddings"] else own
+        return {"output.kind": kind, "output.bias": self.bias and kind != "none"}
 
     def write(self, config: ModelConfig) -> JSON:
         kind = config.output.kind
+        if kind != "none" and config.output.bias != self.bias:
+            raise ValueError(f"output.bias must be {self.bias}")
         name = self.bare if kind == "none" else self.causal
         return {"tie_word_embeddings": kind == "tied", "architectures": [name]}
 

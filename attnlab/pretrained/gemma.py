@@ -1,9 +1,11 @@
-"""Gemma 3 (Gemma Team 2025, arXiv 2503.19786), in the names of Hugging Face: its text model."""
+"""Gemma (2024, arXiv 2403.08295), Gemma 2 (arXiv 2408.00118) and the text model of Gemma 3 (2025,
+arXiv 2503.19786), in the names of Hugging Face.
+"""
 
-from attnlab.heads import HeadNorm, Standard, score_scale
+from attnlab.heads import HeadNorm, SoftCap, Standard, score_scale
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Norm, Positions
-from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.models.specs import Norm
+from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.fields import (
     GATED,
     Choice,
@@ -15,44 +17,11 @@ from attnlab.pretrained.fields import (
     sizes,
     value,
 )
-from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, every, positions_of
+from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, TypedRotary, every
 from attnlab.pretrained.llama import FIELDS, decoder
 
 BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 """Type of a layer -> what configs before transformers 5 call its base, and its default."""
-
-
-class _Types(LayerTypes):
-    """Layers with a window have rotary positions with a base of their own."""
-
-    def positions(self, given: JSON) -> dict[str, Positions]:
-        return {type_: self._of_type(given, type_) for type_ in BASES}
-
-    def _of_type(self, given: JSON, type_: str) -> Positions:
-        today, (name, base) = given["rope_parameters"] or {}, BASES[type_]
-        objects = all(isinstance(one, dict | None) for one in today.values())
-        if set(today) - set(BASES) or not objects:
-            raise ValueError(
-                f"config.json: rope_parameters = {shown(today)} should be an object with {FULL!r} "
-                f"and {SLIDING!r}"
-            )
-        own = today.get(type_) or {"rope_type": "default"}
-        missing = given[name] is None and "rope_theta" not in own
-        return self.rope.positions(
-            given
-            | {
-                "rope_parameters": own,
-                "rope_scaling": given["rope_scaling"] if type_ == FULL else None,
-                "rope_theta": base if missing else given[name],
-            }
-        )
-
-    def write_positions(self, config: ModelConfig) -> JSON:
-        ropes = {type_: self.rope.describe(positions_of(config, type_)) for type_ in BASES}
-        return ropes[FULL] | {
-            "rope_parameters": {type_: rope["rope_parameters"] for type_, rope in ropes.items()},
-            "rope_local_base_freq": ropes[SLIDING]["rope_theta"],
-        }
 
 
 class _Scales(Field):
@@ -70,6 +39,82 @@ class _Scales(Field):
         return {"query_pre_attn_scalar": round(score_scale(config.layout) ** -2)}
 
 
+class _SoftCap(Field):
+    """attn_logit_softcapping of the scores; null is none."""
+
+    attributes = (Attribute("attn_logit_softcapping", 50.0, nullable=True),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        cap = given["attn_logit_softcapping"]
+        if cap is not None and cap <= 0:
+            raise ValueError(
+                f"config.json: attn_logit_softcapping = {cap!r} must be above 0, or null"
+            )
+        return {"heads.extras": () if cap is None else (SoftCap(float(cap)),)}
+
+    def write(self, config: ModelConfig) -> JSON:
+        caps = [one.cap for one in config.heads.extras if isinstance(one, SoftCap)]
+        return {"attn_logit_softcapping": caps[0] if caps else None}
+
+
+class _EmbeddingScale(Field):
+    """Embeddings are scaled by the root of the width."""
+
+    attributes = ()
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {"embedding.scale": given["hidden_size"] ** 0.5}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {}
+
+
+SANDWICH = {
+    "attention.norm": "input_layernorm",
+    "attention.norm_after": "post_attention_layernorm",
+    "ffn.norm": "pre_feedforward_layernorm",
+    "ffn.norm_after": "post_feedforward_layernorm",
+}
+GEMMA = decoder(
+    "gemma",
+    Standard(num_heads=4),
+    changed(
+        FIELDS,
+        *sizes(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28),
+        *sizes(num_attention_heads=16, max_position_embeddings=8192),
+        *grouped_heads(num_kv_heads=16, head_dim=256),
+        Choice("hidden_act", "gelu_pytorch_tanh", "ffn.activation", GATED),
+        _EmbeddingScale(),
+        without=("mlp_bias",),
+    ),
+    architecture="Gemma",
+    norm=Norm(kind="rms_plus_one"),
+    fixed={"use_bidirectional_attention": None},
+    other_attributes=(Attribute("hidden_activation"),),
+    tied=True,
+)
+GEMMA2 = decoder(
+    "gemma2",
+    Standard(num_heads=4),
+    changed(
+        FIELDS,
+        *sizes(vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26),
+        *sizes(num_attention_heads=8, max_position_embeddings=8192),
+        *grouped_heads(num_kv_heads=4, head_dim=256),
+        Choice("hidden_activation", "gelu_pytorch_tanh", "ffn.activation", GATED),
+        _Scales(),
+        _SoftCap(),
+        value("final_logit_softcapping", 30.0, "output.soft_cap", nullable=True),
+        LayerTypes(default_types=lambda given: every(given["num_hidden_layers"], 2)),
+        without=("hidden_act", "mlp_bias", "rope_parameters"),
+    ),
+    architecture="Gemma2",
+    norm=Norm(kind="rms_plus_one", position="sandwich"),
+    norms=SANDWICH,
+    fixed={"use_bidirectional_attention": None},
+    other_attributes=(Attribute("hidden_act"), Attribute("cache_implementation")),
+    tied=True,
+)
 GEMMA3 = decoder(
     "gemma3_text",
     Standard(num_heads=4, qk_norm=HeadNorm("rms_plus_one")),
@@ -81,7 +126,8 @@ GEMMA3 = decoder(
         Choice("hidden_activation", "gelu_pytorch_tanh", "ffn.activation", GATED),
         value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps"),
         _Scales(),
-        _Types(
+        TypedRotary(
+            bases=BASES,
             default_types=lambda s: every(s["num_hidden_layers"], s["sliding_window_pattern"]),
             more=(
                 Attribute("sliding_window_pattern", 6),
@@ -93,12 +139,7 @@ GEMMA3 = decoder(
     ),
     architecture="Gemma3",
     norm=Norm(kind="rms_plus_one", position="sandwich"),
-    norms={
-        "attention.norm": "input_layernorm",
-        "attention.norm_after": "post_attention_layernorm",
-        "ffn.norm": "pre_feedforward_layernorm",
-        "ffn.norm_after": "post_feedforward_layernorm",
-    },
+    norms=SANDWICH,
     fixed={
         "final_logit_softcapping": None,
         "attn_logit_softcapping": None,

@@ -18,7 +18,7 @@ from attnlab.pretrained.fields import (
 from attnlab.pretrained.name_table import Layers, Module, NameTable
 
 
-def _hidden_width(given: JSON) -> int:
+def hidden_width(given: JSON) -> int:
     return 4 * int(given["n_embd"])
 
 
@@ -48,7 +48,7 @@ GPT2 = Family(
         value("n_embd", 768, "width"),
         value("n_layer", 12, "num_layers", is_depth=True),
         value("n_head", 12, "heads.num_heads"),
-        value("n_inner", None, "ffn.width", json_type=int, compute=_hidden_width),
+        value("n_inner", None, "ffn.width", json_type=int, compute=hidden_width),
         Choice("activation_function", "gelu_new", "ffn.activation", ACTIVATIONS),
         value("resid_pdrop", 0.1, "dropout.rate"),
         value("embd_pdrop", 0.1, "dropout.embedding", default_path="dropout.rate"),

@@ -1,14 +1,14 @@
 """`layer_types` of a config.json: layers with a sliding window and layers without."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import Positions
 from attnlab.pretrained.attributes import JSON, Attribute, shown
 from attnlab.pretrained.fields import Field, Source, Values
-from attnlab.pretrained.rope import RotaryField
+from attnlab.pretrained.rope import RotaryField, score_scales
 from attnlab.sharing.stack import repeating_pattern
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -88,8 +88,16 @@ class LayerTypes(Field):
         """Type of a layer -> its positions."""
         return dict.fromkeys((FULL, SLIDING), self.rope.positions(given))
 
+    def score_scales(self, given: JSON) -> dict[str, float]:
+        """Type of a layer -> what multiplies its scores."""
+        return dict.fromkeys((FULL, SLIDING), self.rope.score_scale(given))
+
     def read(self, given: JSON, source: Source) -> Values:
-        types, positions = self.types(given), self.positions(given)
+        types, positions, scales = (
+            self.types(given),
+            self.positions(given),
+            self.score_scales(given),
+        )
         if SLIDING in types and given["sliding_window"] is None:
             raise ValueError(
                 f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
@@ -97,6 +105,7 @@ class LayerTypes(Field):
         base = FULL if FULL in types else SLIDING
         window = None if base == FULL else given["sliding_window"] - 1
         values: Values = {"positions": positions[base], "attention.window": window}
+        values |= score_scales([scales[type_] for type_ in types])
         if len(set(types)) == 1:
             return values
         own = positions[SLIDING] if positions[SLIDING] != positions[FULL] else None
@@ -120,7 +129,65 @@ class LayerTypes(Field):
 
     def write_positions(self, config: ModelConfig) -> JSON:
         """The attributes of rotary positions."""
-        return self.rope.describe(positions_of(config, FULL))
+        return self.rope.describe(positions_of(config, FULL), _scale_of(config, FULL))
+
+
+@dataclasses.dataclass(frozen=True)
+class TypedRotary(LayerTypes):
+    """Layers with a window have rotary positions of their own; rope_scaling is of the others.
+
+    Attributes:
+      bases: type of a layer -> what configs before transformers 5 call its base, and its default.
+    """
+
+    bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
+
+    def positions(self, given: JSON) -> dict[str, Positions]:
+        return {type_: self._of_type(given, type_) for type_ in self.bases}
+
+    def score_scales(self, given: JSON) -> dict[str, float]:
+        return {type_: self.rope.score_scale(self._given_of(given, type_)) for type_ in self.bases}
+
+    def _of_type(self, given: JSON, type_: str) -> Positions:
+        return self.rope.positions(self._given_of(given, type_))
+
+    def _given_of(self, given: JSON, type_: str) -> JSON:
+        today, (name, base) = given["rope_parameters"] or {}, self.bases[type_]
+        objects = all(isinstance(one, dict | None) for one in today.values())
+        if set(today) - set(self.bases) or not objects:
+            raise ValueError(
+                f"config.json: rope_parameters = {shown(today)} should be an object with {FULL!r} "
+                f"and {SLIDING!r}"
+            )
+        own = today.get(type_) or {"rope_type": "default"}
+        missing = given[name] is None and "rope_theta" not in own
+        return given | {
+            "rope_parameters": own,
+            "rope_scaling": given["rope_scaling"] if type_ == FULL else None,
+            "rope_theta": base if missing else given[name],
+        }
+
+    def write_positions(self, config: ModelConfig) -> JSON:
+        ropes = {
+            type_: self.rope.describe(positions_of(config, type_), _scale_of(config, type_))
+            for type_ in self.bases
+        }
+        names = {type_: name for type_, (name, _) in self.bases.items()}
+        one = (
+            len({*names.values()}) == 1
+            and ropes[FULL]["rope_theta"] != ropes[SLIDING]["rope_theta"]
+        )
+        own = {name: None if one else ropes[t]["rope_theta"] for t, name in names.items()}
+        parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
+        return ropes[FULL] | own | {"rope_parameters": parameters}
+
+
+def _scale_of(config: ModelConfig, type_: str) -> float:
+    """What multiplies the scores of the layers of a type; of all, if there are none."""
+    scales = config.attention.layer_scales or (1.0,) * config.num_layers
+    windows = [config.stacks[name].attention.window for name in config.layer_names]
+    mine = [s for s, w in zip(scales, windows, strict=True) if (w is None) == (type_ == FULL)]
+    return (mine or list(scales))[0]
 
 
 def positions_of(config: ModelConfig, type_: str) -> Positions:

@@ -40,11 +40,15 @@ NORMS = {
     "attention.norm": "input_layernorm",
     "ffn.norm": "post_attention_layernorm",
 }
+MODULES = {"embedding": "embed_tokens", "final_norm": "norm"}
 HEADS = (
     *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
     Module("self_attn.q_norm", "attention.q_norm", "table"),
     Module("self_attn.k_norm", "attention.k_norm", "table"),
 )
+PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module in HEADS)
+"""`HEADS` of families that rotate neighbours."""
+GATED_FFN = linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
 
 
 def decoder(
@@ -56,11 +60,19 @@ def decoder(
     norm: Norm = RMS,
     modules: tuple[Module, ...] = HEADS,
     norms: Mapping[str, str] = NORMS,
+    outer: Mapping[str, str] = MODULES,
+    more: tuple[Module, ...] = (),
+    layers: str = "layers.{}.",
+    prefix: str = "model.",
     fixed: Mapping[str, object] | None = None,
     tied: bool = False,
+    bias: bool = False,
+    ignored: tuple[str, ...] = (),
     bare: str = "",
     other_attributes: tuple[Attribute, ...] = (),
     written: Mapping[str, object] | None = None,
+    ffn: tuple[Module, ...] = GATED_FFN,
+    ffn_bias: bool = False,
 ) -> Family:
     """A family whose files name things as Llama's do.
 
@@ -72,32 +84,41 @@ def decoder(
       norm: kind and position.
       modules: of self-attention.
       norms: weight -> module of the norms of a layer.
+      outer, more: weight -> module of those outside the layers, and further ones.
+      layers, prefix: how names of a layer, and of the bare model in a file, begin.
       fixed: attributes that may only have this value.
       tied: the default of tie_word_embeddings.
+      bias: the LM head has one.
+      ignored: more patterns of tensors that hold no weight.
       other_attributes, written: as in `Family`.
+      ffn, ffn_bias: modules of the FFN, and whether it has biases where no attribute says.
       bare: the architecture without an LM head; "" is that name and "Model".
     """
-    modules += linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
+    modules += ffn
     modules += tuple(Module(theirs, ours, "norm") for ours, theirs in norms.items())
     return Family(
         name=name,
-        base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=False), init=Init(std=0.02)),
+        base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=ffn_bias), init=Init(std=0.02)),
         fields=(
             *fields,
-            CausalHead(bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied),
+            CausalHead(
+                bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias
+            ),
         ),
         table=NameTable(
             modules=(
-                Module("embed_tokens", "embedding", "table"),
-                Module("norm", "final_norm", "norm"),
+                Module(outer["embedding"], "embedding", "table"),
+                Module(outer["final_norm"], "final_norm", "norm"),
+                *more,
                 Module("lm_head", "lm_head"),
+                Module("lm_head", "lm_head_bias", "bias", only_without="lm_head"),
             ),
-            layers=(Layers("layers.{}.", modules),),
+            layers=(Layers(layers, modules),),
         ),
-        prefix="model.",
+        prefix=prefix,
         task_modules=("lm_head.",),
         # Rates of the rotary positions, which follow from config.json.
-        ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
+        ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored),
         ignored_if_tied=("lm_head.weight",),
         fixed=fixed or {},
         other_attributes=other_attributes,

@@ -36,11 +36,13 @@ class Module(NamedTuple):
     pairs: tuple[str, ...] = ()
     """Weights in which the file rotates neighbours (2i, 2i+1) where `pairs_if` is true."""
     pairs_if: str = ""
-    """Attribute of config.json."""
+    """Attribute of config.json; "": always."""
     only_with: str = ""
     """Stored only where the model has a weight of this name beside it."""
     only_without: str = ""
     """Stored only where the model has none of this name beside it."""
+    only_norms: tuple[str, ...] = ()
+    """Stored only where the norms of the model have one of these positions; (): anywhere."""
 
 
 Places = Callable[[ModelConfig, JSON], list[tuple[str, int]]]
@@ -87,6 +89,7 @@ class NameTable(NamedTuple):
     def entries(self, config: ModelConfig, attributes: JSON | None = None) -> list[Entry]:
         """The tensors of a file with the weights of this model."""
         given, shapes = attributes or {}, param_shapes(config)
+        rotated = {name: stack.rotary_size for name, stack in config.stacks.items()}
         made = self.special(config) if self.special else []
         for module in self.modules:
             made += self._entries(module, "", shapes, (), None, given)
@@ -99,10 +102,17 @@ class NameTable(NamedTuple):
                 made += self._entries(outer, "", shapes, (), None, given)
             for prefix, stack, groups in _places(layers, config, own, given):
                 for module in layers.modules:
+                    if module.only_norms and config.norm.position not in module.only_norms:
+                        continue
                     sublayer = _names(module)[0].partition(".")[0]
                     if sublayer in groups and sublayer in shapes[stack]:
                         slot = groups[sublayer]
-                        made += self._entries(module, prefix, shapes, (stack,), slot, given)
+                        entries = self._entries(module, prefix, shapes, (stack,), slot, given)
+                        size = rotated.get(stack, 0)
+                        made += [
+                            one._replace(rotated=size, pairs=one.pairs if size else ())
+                            for one in entries
+                        ]
         return made
 
     def _entries(
@@ -133,16 +143,17 @@ class NameTable(NamedTuple):
             return [
                 Entry(name + ends_of[n], ((*paths[0], n),), slot) for n in ends_of if n in there
             ]
+        pairs = module.pairs if not module.pairs_if or given.get(module.pairs_if) else ()
         if module.kind in ("table", "vector"):
-            return [Entry(name + ends.table, paths, slot, module.kind)]
+            return [Entry(name + ends.table, paths, slot, module.kind, pairs=pairs)]
         if module.kind == "bias":
             return [Entry(name + ends.bias, paths, slot, "vector")]
-        pairs = module.pairs if given.get(module.pairs_if) else ()
         kind = ends.linear if module.kind == "linear" else module.kind
         made = [Entry(name + ends.weight, paths, slot, kind, module.by_head, pairs)]
         biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
         if all(path[-1] in beside for path in biases):
-            made.append(Entry(name + ends.bias, biases, slot, "vector", module.by_head))
+            of_pairs = tuple(f"{one}_bias" for one in pairs)
+            made.append(Entry(name + ends.bias, biases, slot, "vector", module.by_head, of_pairs))
         return made
 
 

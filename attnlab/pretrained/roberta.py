@@ -1,4 +1,6 @@
-"""RoBERTa (Liu et al. 2019), in the names of Hugging Face."""
+"""RoBERTa (Liu et al. 2019), XLM-R (Conneau et al. 2019, arXiv 1911.02116) and CamemBERT (Martin et
+al. 2019, arXiv 1911.03894), in the names of Hugging Face.
+"""
 
 import dataclasses
 
@@ -33,3 +35,13 @@ ROBERTA = Family(
     unused={"lm_head.bias": "lm_head.decoder.bias"},
     renamed=OLD_NORMS,
 )
+
+
+def _like_roberta(name: str, architecture: str) -> Family:
+    head = MaskedHead(architecture, transform="lm_head.dense", pooler="pooler.dense", activation="")
+    fields = changed(ROBERTA.fields, *sizes(vocab_size=30522), head)
+    return dataclasses.replace(ROBERTA, name=name, fields=fields)
+
+
+XLM_ROBERTA = _like_roberta("xlm-roberta", "XLMRoberta")
+CAMEMBERT = _like_roberta("camembert", "Camembert")

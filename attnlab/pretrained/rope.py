@@ -1,6 +1,7 @@
 """Rotary positions in a config.json: of today (`rope_parameters`) and before transformers 5."""
 
 import dataclasses
+import math
 from typing import Any
 
 from attnlab.heads.positions import SCALINGS, read_scaling
@@ -17,12 +18,15 @@ class RotaryField(Field):
     Attributes:
       base, fraction: the family's own names of two numbers that `rope_parameters` calls rope_theta
         and partial_rotary_factor. A family without a `fraction` rotates whole heads.
-      default_fraction: where config.json has none.
+      default_fraction, default_base: where config.json has none.
+      has_yarn: the family scales by YaRN as others do.
     """
 
     base: str = "rope_theta"
     fraction: str = ""
     default_fraction: float = 1.0
+    default_base: float = 10000.0
+    has_yarn: bool = True
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -34,24 +38,45 @@ class RotaryField(Field):
         return (*objects, *own)
 
     def read(self, given: JSON, source: Source) -> Values:
-        return {"positions": self.positions(given)}
+        return {"positions": self.positions(given)} | score_scales(
+            [self.score_scale(given)] * (given.get("num_hidden_layers") or 0)
+        )
+
+    def score_scale(self, given: JSON) -> float:
+        """What YaRN multiplies scores by: the square of the factor of queries and keys."""
+        found = _collect(given, {})
+        if found.get("rope_type") != "yarn":
+            return 1.0
+        factor, given_factor = found.get("factor", 1.0), found.get("attention_factor")
+        one, all_ = (found.get(name) for name in ("mscale", "mscale_all_dim"))
+
+        def size(weight: float) -> float:
+            return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+        usual = size(one) / size(all_) if one and all_ else size(1.0)
+        return float(usual if given_factor is None else given_factor) ** 2
 
     def positions(self, given: JSON) -> Rotary:
         """Raises ValueError that names the attribute that is unknown, missing, given twice or no
         number."""
         found = _collect(given, {"rope_theta": self.base, "partial_rotary_factor": self.fraction})
         kind = found.pop("rope_type", "default")
-        if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
+        kind = self._yarn(given, found) if kind == "yarn" and self.has_yarn else kind
+        if (kind == "yarn" and not self.has_yarn) or (
+            kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS)
+        ):
             raise ValueError(
                 f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
                 f"{', '.join(SCALINGS)}"
             )
         names = () if kind == "default" else SCALINGS[kind].numbers
-        numbers = {"rope_theta": 10000.0, "partial_rotary_factor": self.default_fraction}
+        numbers = {"rope_theta": self.default_base, "partial_rotary_factor": self.default_fraction}
         _check_numbers(found, (*numbers, *names), kind)
         numbers |= found
         if "original_max_position_embeddings" in names:
             numbers.setdefault("original_max_position_embeddings", given["max_position_embeddings"])
+        if kind == "dynamic":
+            numbers["original_max_position_embeddings"] = given["max_position_embeddings"]
         if missing := [n for n in names if n not in numbers]:
             raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
         share = numbers["partial_rotary_factor"]
@@ -61,12 +86,32 @@ class RotaryField(Field):
                 "only 1.0"
             )
         scaling = f"{kind}:{','.join(_short(numbers[name]) for name in names)}" if names else None
+        if share != 1 and self.score_scale(given) != 1:
+            raise ValueError(
+                "config.json: rope_type 'yarn' with a partial_rotary_factor needs attention_factor "
+                "= 1.0: only all numbers of a head are scaled"
+            )
         return Rotary(base=float(numbers["rope_theta"]), fraction=float(share), scaling=scaling)
 
-    def write(self, config: ModelConfig) -> JSON:
-        return self.describe(config.positions)
+    @staticmethod
+    def _yarn(given: JSON, found: JSON) -> str:
+        """The name of the scaling; `found` without what `score_scale` reads, and with defaults."""
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            number = found.pop(name, None)
+            if number is not None and (not isinstance(number, int | float) or number <= 0):
+                raise ValueError(f"config.json: {name} = {shown(number)} is no number above 0")
+        for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+            found[name] = found.get(name) or default
+        truncate = found.pop("truncate", True)
+        if not isinstance(truncate, bool):
+            raise ValueError(f"config.json: truncate = {shown(truncate)} should be true or false")
+        return "yarn" if truncate else "yarn_smooth"
 
-    def describe(self, positions: Positions) -> JSON:
+    def write(self, config: ModelConfig) -> JSON:
+        scales = config.attention.layer_scales or (1.0,)
+        return self.describe(config.positions, scales[0])
+
+    def describe(self, positions: Positions, scale: float = 1.0) -> JSON:
         """The inverse of `positions`, for readers of today and of before."""
         if not isinstance(positions, Rotary):
             raise ValueError(f"positions must be rotary, not {positions.name!r}")
@@ -76,7 +121,12 @@ class RotaryField(Field):
             scaled = dict(zip(scaling.numbers, numbers, strict=True))
             if (length := "original_max_position_embeddings") in scaled:
                 scaled[length] = int(scaled[length])
-            scaled["rope_type"] = positions.scaling.partition(":")[0]
+            kind = positions.scaling.partition(":")[0]
+            scaled["rope_type"] = kind.removesuffix("_smooth")
+            if kind.startswith("yarn"):
+                scaled |= {"attention_factor": _root(scale), "truncate": kind == "yarn"}
+            if kind == "dynamic":
+                del scaled["original_max_position_embeddings"]
         own = {self.fraction: positions.fraction} if self.fraction else {}
         today = {"rope_type": "default"} | scaled | {"rope_theta": positions.base}
         today |= {"partial_rotary_factor": positions.fraction} if self.fraction else {}
@@ -85,6 +135,18 @@ class RotaryField(Field):
             "rope_scaling": scaled or None,
             "rope_parameters": today,
         }
+
+
+def score_scales(scales: list[float]) -> Values:
+    """`attention.layer_scales`, if any layer scales its scores."""
+    return {"attention.layer_scales": tuple(scales)} if any(s != 1 for s in scales) else {}
+
+
+def _root(square: float) -> float:
+    """The number whose square this is exactly, if there is one."""
+    root = math.sqrt(square)
+    near = (root, math.nextafter(root, 0), math.nextafter(root, math.inf))
+    return next((one for one in near if one**2 == square), root)
 
 
 def _collect(given: JSON, own: dict[str, str]) -> JSON:

@@ -29,9 +29,12 @@ class Entry(NamedTuple):
     """"linear" is stored (out, in), "conv1d" (in, out), "conv2d" (out, channels, height, width),
     "vector" flat, "table" as it is, "swapped" with the last two axes exchanged."""
     by_head: bool = False
-    """Several weights lie side by side head by head: all of head 0, then all of head 1."""
+    """Several weights lie side by side head by head: all of head 0, then all of head 1; with fewer
+    key heads, the queries of a key head stand before it."""
     pairs: tuple[str, ...] = ()
     """Weights in which the file rotates neighbours (2i, 2i+1), and the model (i, i+P/2)."""
+    rotated: int = 0
+    """P, how many numbers of a head these are, from its start; 0: all."""
     stored: tuple[int, ...] = ()
     """The shape in the file, where it does not follow: axes of 1, or those of a window."""
     in_turn: bool = False
@@ -213,7 +216,8 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
         return {entry.paths[0]: slice(None)}
     widths = {path: _fold(entry, path, shapes)[-1] for path in entry.paths}
     # Without by_head all of a weight lies together, as if there were one head.
-    heads = _slot_shape(entry, entry.paths[0], shapes)[-2] if entry.by_head else 1
+    counts = (_slot_shape(entry, path, shapes)[-2] for path in entry.paths)
+    heads = min(counts) if entry.by_head else 1
     heads = widths[entry.paths[0]] if entry.in_turn else heads
     order = np.arange(sum(widths.values())).reshape(heads, -1)
     found, start = {}, 0
@@ -222,7 +226,10 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
         mine = order[:, start:end]
         if path[-1] in entry.pairs:
             each = _slot_shape(entry, path, shapes)[-1]
-            mine = mine.reshape(-1, each // 2, 2).swapaxes(-1, -2)
+            size = entry.rotated or each
+            mine = mine.reshape(-1, each)
+            turned = mine[:, :size].reshape(-1, size // 2, 2).swapaxes(-1, -2)
+            mine = np.concatenate([turned.reshape(-1, size), mine[:, size:]], axis=1)
         found[path], start = mine.reshape(-1), end
     return found
 

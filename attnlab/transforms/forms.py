@@ -145,6 +145,6 @@ class Goal(NamedTuple):
             name: getattr(goal, name) for name in ("biases", "scale", "extras", "norm_eps")
         }
         one, two = getattr(layout, "qk_norm", None), getattr(goal, "qk_norm", None)
-        if one and two and one.kind == two.kind:
+        if one and two and (one.kind, one.over) == (two.kind, two.over):
             last["qk_norm"] = two
         return changed(layout, **last) == goal

@@ -83,6 +83,7 @@ def remove_heads(
     """
     _check_can_remove(config)
     layout = config.layout
+    _check_heads_apart(config, layout)
     plans = {name: plan for name, (_, plan) in stack_specs(config).items()}
     removed = {
         name: _by_group(name, plans[LOCATIONS[name][0]], asked, by, layout.num_heads)
@@ -158,6 +159,15 @@ def _requested(
         if given and name not in requested:
             raise ValueError(f"this {config.kind} has no separate {name} heads; leave {name} out")
     return requested
+
+
+def _check_heads_apart(config: ModelConfig, layout: Layout) -> None:
+    """Raises ValueError where a head depends on how many others there are."""
+    norm = getattr(layout, "qk_norm", None)
+    if config.positions.name == "alibi":
+        raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
+    if norm is not None and norm.over == "all":
+        raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
 
 
 def _num_kv_heads(layout: Layout) -> int:

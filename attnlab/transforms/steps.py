@@ -68,7 +68,10 @@ def pad(w: Weights, layout: Layout, goal: Goal) -> Made:
         "head_dim": free and (alike or both),
         "value_dim": layout.output_projection,
         "latent_dim": latents and not getattr(layout, "latent_norm", True),
-        "num_heads": type(layout) is Standard and each and layout.output_projection,
+        "num_heads": type(layout) is Standard
+        and each
+        and layout.output_projection
+        and (layout.qk_norm is None or layout.qk_norm.over == "head"),
     }
     changes = {}
     for name, allowed in grows.items():

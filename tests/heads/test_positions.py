@@ -72,7 +72,7 @@ def test_scaled_rates_by_hand(x64):
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ("yarn:4", "unknown rotary_scaling 'yarn'"),
+        ("longrope:4", "unknown rotary_scaling 'longrope'"),
         ("linear", "write linear:FACTOR"),
         ("linear:0", "write linear:FACTOR, all of them above 0"),
         ("llama3:8,1,4", "write llama3:FACTOR,LOW_FREQ_FACTOR"),

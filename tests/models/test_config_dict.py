@@ -168,7 +168,7 @@ def test_a_model_of_another_kind_by_one_field():
         ),
         (
             {"positions": {"kind": "learned", "base": 5.0}},
-            "'learned' has no base: its fields are pad_token; base is a field of rotary",
+            "'learned' has no base: its fields are pad_token, offset; base is a field of rotary",
         ),
         ({"ffn": {"widht": 3}}, "ffn has no field 'widht': its fields are width, activation"),
         ({"ffn": 3}, "ffn must be a FFN, not 3"),
@@ -204,7 +204,8 @@ def test_json_keeps_its_meaning_when_defaults_change():
     fields = json.loads(to_json(ModelConfig()))["model"]
     assert set(fields["heads"]) == {*field_types(Standard), "layout"}
     assert fields["ffn"] == {"width": 256, "activation": "gelu", "bias": True,
-                             "residual_scale": 1.0, "clip": None, "experts": None}  # fmt: skip
+                             "residual_scale": 1.0, "output_scale": 1.0, "clip": None,
+                             "experts": None}  # fmt: skip
 
 
 def test_layouts_and_extras_from_outside(monkeypatch):
@@ -246,7 +247,7 @@ def test_options_of_heads():
     extras = (Gate("element"), Sink())
     config = ModelConfig(heads=Standard(num_heads=4, qk_norm=HeadNorm(), extras=extras))
     fields = to_dict(config)["heads"]
-    assert fields["qk_norm"] == {"kind": "rms", "bias": False}
+    assert fields["qk_norm"] == {"kind": "rms", "bias": False, "over": "head"}
     assert list(fields["extras"])[:2] == ["gate", "sink"]
     assert to_dict(ModelConfig(heads=Latent(num_heads=4)))["heads"]["biases"] == ""
     factors = TensorProduct(num_heads=4, biases=("factors", "o"))

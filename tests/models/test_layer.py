@@ -70,6 +70,12 @@ def test_order_of_norm_and_residual_connection(position):
     elif position == "sandwich":
         y = x + layer_norm(a["norm_after"], f(a, layer_norm(a["norm"], x)))
         y = y + layer_norm(b["norm_after"], ffn(b, layer_norm(b["norm"], y)))
+    elif position == "after":
+        y = x + layer_norm(a["norm_after"], f(a, x))
+        y = y + layer_norm(b["norm_after"], ffn(b, y))
+    elif position == "parallel_one":
+        read = layer_norm(a["norm"], x)
+        y = f(a, read) + ffn(b, read) + x
     elif position == "parallel":
         y = f(a, layer_norm(a["norm"], x)) + ffn(b, layer_norm(b["norm"], x)) + x
     else:
@@ -143,7 +149,11 @@ def test_cross_attention_comes_between(position):
     y = x
     for sublayer, f in steps.items():
         w = params[sublayer]
-        normed = rms_norm(w["norm"], x if position == "parallel" else y, eps=1e-5)
+        if position == "after":
+            y = y + rms_norm(w["norm_after"], f(w, y), eps=1e-5)
+            continue
+        norm = params["attention"]["norm"] if position == "parallel_one" else w["norm"]
+        normed = rms_norm(norm, x if position.startswith("parallel") else y, eps=1e-5)
         if position.startswith("post"):
             y = rms_norm(w["norm"], y + f(w, y), eps=1e-5)
         elif position == "sandwich":

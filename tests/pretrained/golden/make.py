@@ -22,13 +22,13 @@ VOCAB = 23
 # The attribute of each family -> its value here.
 SIZES = {
     **dict.fromkeys(("hidden_size", "dim", "n_embd", "d_model"), 12),
-    **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner", "d_ff"), 10),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "n_inner", "d_ff", "ffn_dim"), 10),
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 17),
     "vocab_size": VOCAB,
     "embedding_size": 6,
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8),
 }
-# The rest, in `tests/pretrained/parity` alone, would take the files over 1.4 MB.
+# The rest, in `tests/pretrained/parity` alone, would take the files over 1.7 MB.
 LEFT_OUT = ("albert-square-map", "albert-one-call-two-blocks", "roberta-untied", "t5-bare-gelu")
 LEFT_OUT += ("llama-bare-linear", "qwen3-sliding-biases", "gpt_neox-bare", "gpt_neox-in-turn-tied")
 LEFT_OUT += ("qwen3-mixed", "qwen2-bare-all-see-all")
@@ -37,7 +37,11 @@ LEFT_OUT += ("t5-scaled-own-readout-big-eps",)
 LEFT_OUT += ("gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local")
 LEFT_OUT += ("deepseek_v3-plain-queries", "deepseek_v3-halves", "deepseek_v3-experts-2-shared")
 LEFT_OUT += ("mixtral-window-bare", "qwen2_moe-dense-and-window", "qwen3_moe-every-second")
-LEFT_OUT += ("gpt_oss-all-see-all",)
+LEFT_OUT += ("gpt_oss-all-see-all", "electra-bare-one-width", "phi3-window-partial")
+LEFT_OUT += ("gemma2-no-caps", "starcoder2-no-biases", "cohere-normed-heads")
+LEFT_OUT += ("phi-normed-heads-tied", "falcon-grouped", "falcon-in-turn", "stablelm-parallel")
+LEFT_OUT += ("llama-yarn", "qwen2-yarn-smooth", "llama-dynamic", "olmo3-yarn")
+LEFT_OUT += ("opt-post", "bloom-3-heads")
 
 
 def main() -> None:
@@ -46,6 +50,8 @@ def main() -> None:
         sizes = {key: value for key, value in SIZES.items() if key in attributes}
         if {"num_key_value_heads", "rotary_pct"} & set(attributes):
             sizes["hidden_size"] = 16  # rotary positions turn pairs
+        if name in ("falcon", "gptj"):
+            sizes["n_embd" if name == "gptj" else "hidden_size"] = 16
         if "num_experts_per_tok" in attributes:
             sizes["intermediate_size"] = 8  # grouped products of torch need a multiple of 4
         model = peers.make(name, **sizes)

@@ -52,6 +52,20 @@ ROPES = dict(
 SCALED = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0)
 SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
 
+ELECTRA = BERT | dict(embedding_size=16)
+PHI3 = LLAMA | dict(pad_token_id=0)
+
+OLMO = {name: a for name, a in LLAMA.items() if name != "rms_norm_eps"}
+
+FALCON = {name: a for name, a in BERT.items() if name != "intermediate_size"}
+
+PLAIN = dict(rope_type="default", rope_theta=50.0)
+YARN = dict(rope_type="yarn", factor=4.0, rope_theta=50.0, beta_fast=4.0)
+YARN |= dict(original_max_position_embeddings=16)
+
+OPT = FALCON | dict(ffn_dim=56)
+BLOOM = dict(vocab_size=97, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-5)
+
 # name -> (class of the model, class of the config, its attributes)
 PEERS = {
     "bert": (tr.BertForPreTraining, tr.BertConfig, BERT),
@@ -256,6 +270,126 @@ PEERS = {
         tr.GptOssConfig,
         GPT_OSS | dict(layer_types=["full_attention"] * 3, num_experts_per_tok=5, swiglu_limit=7.0),
     ),
+    "xlm-roberta": (tr.XLMRobertaForMaskedLM, tr.XLMRobertaConfig, BERT),
+    "camembert": (tr.CamembertForMaskedLM, tr.CamembertConfig, BERT),
+    "electra": (tr.ElectraForMaskedLM, tr.ElectraConfig, ELECTRA),
+    "electra-bare-one-width": (tr.ElectraModel, tr.ElectraConfig, BERT | dict(embedding_size=32)),
+    "phi3": (tr.Phi3ForCausalLM, tr.Phi3Config, PHI3),
+    "phi3-window-partial": (
+        tr.Phi3ForCausalLM,
+        tr.Phi3Config,
+        PHI3 | dict(sliding_window=4, partial_rotary_factor=0.5, tie_word_embeddings=True),
+    ),
+    "gemma": (tr.GemmaForCausalLM, tr.GemmaConfig, LLAMA | dict(head_dim=10)),
+    "gemma2": (
+        tr.Gemma2ForCausalLM,
+        tr.Gemma2Config,
+        GEMMA | dict(attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
+    ),
+    "gemma2-no-caps": (
+        tr.Gemma2ForCausalLM,
+        tr.Gemma2Config,
+        GEMMA | dict(attn_logit_softcapping=None, final_logit_softcapping=None),
+    ),
+    "starcoder2": (
+        tr.Starcoder2ForCausalLM,
+        tr.Starcoder2Config,
+        BERT | dict(num_key_value_heads=2, sliding_window=4),
+    ),
+    "starcoder2-no-biases": (
+        tr.Starcoder2ForCausalLM,
+        tr.Starcoder2Config,
+        BERT | dict(num_key_value_heads=2, use_bias=False, tie_word_embeddings=False),
+    ),
+    "stablelm": (
+        tr.StableLmForCausalLM,
+        tr.StableLmConfig,
+        BERT | dict(num_key_value_heads=2, use_qkv_bias=True, partial_rotary_factor=0.5),
+    ),
+    "granite": (
+        tr.GraniteForCausalLM,
+        tr.GraniteConfig,
+        LLAMA
+        | dict(embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2)
+        | dict(logits_scaling=5.0),
+    ),
+    "olmo": (tr.OlmoForCausalLM, tr.OlmoConfig, OLMO),
+    "olmo2": (tr.Olmo2ForCausalLM, tr.Olmo2Config, OLMO | dict(rms_norm_eps=0.05)),
+    "olmo3": (
+        tr.Olmo3ForCausalLM,
+        tr.Olmo3Config,
+        OLMO | dict(rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=5),
+    ),
+    "smollm3": (
+        tr.SmolLM3ForCausalLM,
+        tr.SmolLM3Config,
+        LLAMA | dict(num_hidden_layers=4, pad_token_id=0),
+    ),
+    "cohere": (tr.CohereForCausalLM, tr.CohereConfig, OLMO | dict(logit_scale=0.3)),
+    "cohere-normed-heads": (
+        tr.CohereForCausalLM,
+        tr.CohereConfig,
+        OLMO | dict(use_qk_norm=True, layer_norm_eps=0.05, attention_bias=True),
+    ),
+    "phi": (tr.PhiForCausalLM, tr.PhiConfig, OLMO),
+    "phi-normed-heads-tied": (
+        tr.PhiForCausalLM,
+        tr.PhiConfig,
+        OLMO | dict(qk_layernorm=True, layer_norm_eps=0.05, tie_word_embeddings=True),
+    ),
+    "gptj": (tr.GPTJForCausalLM, tr.GPTJConfig, GPT2 | dict(rotary_dim=4)),
+    "falcon": (tr.FalconForCausalLM, tr.FalconConfig, FALCON),
+    "falcon-grouped": (
+        tr.FalconForCausalLM,
+        tr.FalconConfig,
+        FALCON | dict(new_decoder_architecture=True, num_kv_heads=2, bias=True),
+    ),
+    "falcon-in-turn": (
+        tr.FalconForCausalLM,
+        tr.FalconConfig,
+        FALCON | dict(parallel_attn=False, multi_query=False, ffn_hidden_size=40),
+    ),
+    "glm": (tr.GlmForCausalLM, tr.GlmConfig, LLAMA | dict(head_dim=12, pad_token_id=0)),
+    "glm4": (
+        tr.Glm4ForCausalLM,
+        tr.Glm4Config,
+        LLAMA | dict(head_dim=12, partial_rotary_factor=0.34, pad_token_id=0),
+    ),
+    "llama-yarn": (tr.LlamaForCausalLM, tr.LlamaConfig, LLAMA | dict(rope_parameters=YARN)),
+    "qwen2-yarn-smooth": (
+        tr.Qwen2ForCausalLM,
+        tr.Qwen2Config,
+        LLAMA | dict(rope_parameters=YARN | dict(truncate=False, attention_factor=1.3)),
+    ),
+    "llama-dynamic": (
+        tr.LlamaForCausalLM,
+        tr.LlamaConfig,
+        LLAMA | dict(rope_parameters=dict(rope_type="dynamic", factor=3.0, rope_theta=50.0)),
+    ),
+    "olmo3-yarn": (
+        tr.Olmo3ForCausalLM,
+        tr.Olmo3Config,
+        OLMO
+        | dict(rms_norm_eps=1e-5, sliding_window=4, num_hidden_layers=5)
+        | dict(rope_parameters=dict(full_attention=YARN, sliding_attention=PLAIN)),
+    ),
+    "opt": (tr.OPTForCausalLM, tr.OPTConfig, OPT),
+    "opt-post": (
+        tr.OPTForCausalLM,
+        tr.OPTConfig,
+        OPT | dict(do_layer_norm_before=False, enable_bias=False),
+    ),
+    "bloom": (tr.BloomForCausalLM, tr.BloomConfig, BLOOM),
+    "bloom-3-heads": (
+        tr.BloomForCausalLM,
+        tr.BloomConfig,
+        BLOOM | dict(hidden_size=21, n_head=3, tie_word_embeddings=False),
+    ),
+    "stablelm-parallel": (
+        tr.StableLmForCausalLM,
+        tr.StableLmConfig,
+        BERT | dict(num_key_value_heads=2, use_parallel_residual=True),
+    ),
     "vit": (tr.ViTForImageClassification, tr.ViTConfig, VIT | dict(num_labels=5)),
     "vit-bare-square-no-biases": (
         tr.ViTModel,
@@ -307,8 +441,10 @@ def inputs(name, length=11, vocab=97):
     ids = np.where(real, ids, pad)
     given = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
     types = PEERS[name][2].get("type_vocab_size", 2)
-    if name.startswith(("bert", "albert", "roberta", "gpt2")):
+    if name.startswith(("bert", "albert", "roberta", "xlm", "camembert", "electra", "gpt2")):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
+    if name.startswith("opt"):  # else it counts them by the mask, also of padding
+        given["position_ids"] = np.broadcast_to(np.arange(length), ids.shape).copy()
     if name.startswith("t5") and "encoder" not in name:
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
     return given

@@ -1,0 +1,243 @@
+"""Decoders beside Llama, in the names of Hugging Face: Phi-3 (Abdin et al. 2024, arXiv 2404.14219),
+StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al. 2024, arXiv
+2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793) and SmolLM3 (2025).
+"""
+
+from typing import Any
+
+from attnlab.heads import Standard, score_scale
+from attnlab.models.config import LayerOverrides, ModelConfig
+from attnlab.models.specs import NoPositions, Norm, Positions, Rotary
+from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.fields import (
+    ACTIVATIONS,
+    BIASES,
+    AllBiases,
+    Choice,
+    Field,
+    Source,
+    Value,
+    Values,
+    changed,
+    grouped_heads,
+    sizes,
+    value,
+)
+from attnlab.pretrained.gpt2 import QKV
+from attnlab.pretrained.layer_types import FULL, Window
+from attnlab.pretrained.llama import FIELDS, PAIRED, decoder
+from attnlab.pretrained.name_table import Module, linears
+from attnlab.pretrained.rope import RotaryField
+from attnlab.sharing.stack import repeating_pattern
+
+HEADS = Standard(num_heads=4)
+KV_HEADS = grouped_heads()[:1]
+"""num_key_value_heads, where a head is always hidden_size / num_attention_heads wide."""
+FRACTION = "partial_rotary_factor"
+
+FUSED_FFN = (
+    Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
+    Module("mlp.down_proj", "ffn.down"),
+)
+PHI3 = decoder(
+    "phi3",
+    HEADS,
+    changed(
+        FIELDS,
+        *sizes(vocab_size=32064, hidden_size=3072, intermediate_size=8192),
+        *sizes(max_position_embeddings=4096),
+        value("rms_norm_eps", 1e-5, "norm.eps"),
+        value("resid_pdrop", 0.0, "dropout.rate"),
+        value("embd_pdrop", 0.0, "dropout.embedding", default_path="dropout.rate"),
+        Window(None),
+        RotaryField(fraction=FRACTION),
+        without=("attention_bias", "mlp_bias", "head_dim"),
+    ),
+    architecture="Phi3",
+    modules=(Module("self_attn.qkv_proj", QKV), Module("self_attn.o_proj", "attention.o")),
+    ffn=FUSED_FFN,
+    other_attributes=(Attribute("original_max_position_embeddings"),),
+    # The default of transformers, 32000, is beyond a small vocabulary.
+    written={"pad_token_id": None},
+)
+
+
+STARCODER2 = decoder(
+    "starcoder2",
+    HEADS,
+    changed(
+        FIELDS,
+        *sizes(vocab_size=49152, hidden_size=3072, intermediate_size=12288, num_hidden_layers=30),
+        *sizes(num_attention_heads=24, max_position_embeddings=4096),
+        *grouped_heads(num_kv_heads=2),
+        Choice("hidden_act", "gelu_pytorch_tanh", "ffn.activation", ACTIVATIONS),
+        value("norm_epsilon", 1e-5, "norm.eps"),
+        value("residual_dropout", 0.0, "dropout.rate"),
+        value("embedding_dropout", 0.0, "dropout.embedding", default_path="dropout.rate"),
+        Window(None),
+        AllBiases("use_bias", True),
+        without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
+    ),
+    architecture="Starcoder2",
+    norm=Norm(),
+    ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj"),
+    tied=True,
+)
+STABLELM = decoder(
+    "stablelm",
+    HEADS,
+    changed(
+        FIELDS,
+        *sizes(vocab_size=50304, hidden_size=2560, intermediate_size=6912),
+        *sizes(max_position_embeddings=4096),
+        *grouped_heads(num_kv_heads=32)[:1],
+        value("layer_norm_eps", 1e-5, "norm.eps"),
+        value("hidden_dropout", 0.0, "dropout.rate"),
+        Choice("use_qkv_bias", False, "heads.biases", {True: BIASES[:3], False: ()}),
+        RotaryField(fraction=FRACTION, default_fraction=0.25),
+        Choice(
+            "use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}
+        ),
+        without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
+    ),
+    architecture="StableLm",
+    norm=Norm(),
+    fixed={"qk_layernorm": False},
+)
+
+
+class _Multipliers(Field):
+    """Scores are multiplied by attention_multiplier, logits are divided by logits_scaling."""
+
+    attributes = (Attribute("attention_multiplier", 1.0), Attribute("logits_scaling", 1.0))
+
+    def read(self, given: JSON, source: Source) -> Values:
+        scale = float(given["logits_scaling"])
+        if scale <= 0:
+            raise ValueError(f"config.json: logits_scaling = {scale!r} must be above 0")
+        return {"heads.scale": given["attention_multiplier"], "output.scale": 1 / scale}
+
+    def write(self, config: ModelConfig) -> JSON:
+        scores = score_scale(config.layout)
+        return {"attention_multiplier": scores, "logits_scaling": 1 / config.output.scale}
+
+
+class _ResidualMultiplier(Value):
+    """What every sublayer adds is multiplied."""
+
+    def write(self, config: ModelConfig) -> JSON:
+        if config.attention.output_scale != config.ffn.output_scale:
+            raise ValueError("attention.output_scale and ffn.output_scale must be the same")
+        return super().write(config)
+
+
+GRANITE = decoder(
+    "granite",
+    HEADS,
+    changed(
+        FIELDS,
+        *KV_HEADS,
+        value("embedding_multiplier", 1.0, "embedding.scale"),
+        _ResidualMultiplier(
+            Attribute("residual_multiplier", 1.0), ("attention.output_scale", "ffn.output_scale")
+        ),
+        _Multipliers(),
+        without=("head_dim",),
+    ),
+    architecture="Granite",
+)
+GLM_FIELDS = changed(
+    FIELDS,
+    *sizes(vocab_size=151552, intermediate_size=13696, num_hidden_layers=40),
+    *sizes(max_position_embeddings=131072),
+    *grouped_heads(num_kv_heads=2, head_dim=128),
+    value("rms_norm_eps", 1.5625e-7, "norm.eps"),
+    Choice("attention_bias", True, "heads.biases", {True: BIASES[:3], False: ()}),
+    RotaryField(fraction=FRACTION, default_fraction=0.5),
+    without=("mlp_bias",),
+)
+GLM = decoder(
+    "glm", HEADS, GLM_FIELDS, architecture="Glm", modules=PAIRED, ffn=FUSED_FFN,
+    written={"pad_token_id": None},
+)  # fmt: skip
+GLM4 = decoder(
+    "glm4",
+    HEADS,
+    GLM_FIELDS,
+    architecture="Glm4",
+    norm=Norm(kind="rms", position="sandwich"),
+    modules=PAIRED,
+    ffn=FUSED_FFN,
+    norms={
+        "attention.norm": "input_layernorm",
+        "attention.norm_after": "post_self_attn_layernorm",
+        "ffn.norm": "post_attention_layernorm",
+        "ffn.norm_after": "post_mlp_layernorm",
+    },
+    written={"pad_token_id": None},
+)
+
+
+class _PositionLayers(Field):
+    """no_rope_layers: 1 where a layer has rotary positions, 0 where it has none."""
+
+    rope = RotaryField(default_base=2e6)
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (
+            Attribute("no_rope_layers", None, nullable=True, json_type=list),
+            Attribute("no_rope_layer_interval", 4),
+            Attribute("layer_types", None, nullable=True, json_type=list),
+            *self.rope.attributes,
+        )
+
+    def read(self, given: JSON, source: Source) -> Values:
+        count, every = given["num_hidden_layers"], given["no_rope_layer_interval"]
+        turns, types = given["no_rope_layers"], given["layer_types"]
+        turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
+        if len(turns) < count or any(turn not in (0, 1) for turn in turns):
+            raise ValueError(
+                f"config.json: no_rope_layers = {shown(turns)} should be {count} numbers 0 or 1"
+            )
+        if any(one != FULL for one in types or ()):
+            raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
+        turns = turns[:count]
+        positions: list[Positions] = [NoPositions(), self.rope.positions(given)]
+        values: Values = {"positions": positions[max(turns)]}
+        if len(set(turns)) == 1:
+            return values
+        still = LayerOverrides(positions=NoPositions())
+        runs: Any = repeating_pattern(turns)[0][0]
+        types = tuple((n, LayerOverrides() if turn else still) for turn, n in runs)
+        return values | {"layer_types": types}
+
+    def write(self, config: ModelConfig) -> JSON:
+        if any(c.attention.window is not None for c in config.stacks.values()):
+            raise ValueError("attention.window must be None in all layers")
+        turns = {n: c.positions.is_rotary for n, c in config.stacks.items()}
+        rotary = [c.positions for c in config.stacks.values() if c.positions.is_rotary]
+        return self.rope.describe(rotary[0] if rotary else Rotary(base=2e6)) | {
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": [int(turns[name]) for name in config.layer_names],
+            "layer_types": [FULL] * config.num_layers,
+        }
+
+
+SMOLLM3 = decoder(
+    "smollm3",
+    HEADS,
+    changed(
+        FIELDS,
+        *sizes(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
+        *sizes(max_position_embeddings=32768),
+        *grouped_heads(num_kv_heads=4)[:1],
+        _PositionLayers(),
+        without=("head_dim",),
+    ),
+    architecture="SmolLM3",
+    tied=True,
+    fixed={"use_sliding_window": False, "sliding_window": None},
+    # The default of transformers is beyond a small vocabulary.
+    written={"pad_token_id": None},
+)

@@ -1,0 +1,140 @@
+"""OPT (Zhang et al. 2022, arXiv 2205.01068) and BLOOM (BigScience 2022, arXiv 2211.05100), in the
+names of Hugging Face.
+"""
+
+import dataclasses
+
+from attnlab.heads import Standard
+from attnlab.models.config import ModelConfig
+from attnlab.models.specs import Alibi, Embedding, Learned, Norm
+from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import (
+    ACTIVATIONS,
+    BIASES,
+    AllBiases,
+    Choice,
+    Field,
+    Source,
+    Values,
+    sizes,
+    value,
+)
+from attnlab.pretrained.gpt2 import QKV
+from attnlab.pretrained.llama import decoder
+from attnlab.pretrained.name_table import Module, linears
+
+
+def _width(given: JSON) -> int:
+    return int(given["hidden_size"])
+
+
+def _with_base(family: Family, **changes: object) -> Family:
+    return dataclasses.replace(family, base=dataclasses.replace(family.base, **changes))  # type: ignore[arg-type]
+
+
+OPT = _with_base(
+    decoder(
+        "opt",
+        Standard(num_heads=4),
+        (
+            *sizes(vocab_size=50272, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
+            *sizes(max_position_embeddings=2048),
+            value("ffn_dim", 3072, "ffn.width"),
+            Choice("activation_function", "relu", "ffn.activation", ACTIVATIONS),
+            Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
+            value("dropout", 0.1, "dropout.rate"),
+            value("attention_dropout", 0.0, "dropout.attention"),
+            AllBiases("enable_bias", True),
+        ),
+        architecture="OPT",
+        norm=Norm(eps=1e-5),
+        modules=linears(
+            "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+        ),
+        ffn=linears("", "ffn", up="fc1", down="fc2"),
+        norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
+        outer={"embedding": "decoder.embed_tokens", "final_norm": "decoder.final_layer_norm"},
+        more=(Module("decoder.embed_positions", "positions", "table"),),
+        layers="decoder.layers.{}.",
+        fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+        other_attributes=(
+            derived("word_embed_proj_dim", _width, "hidden_size"),
+            *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
+        ),
+        tied=True,
+    ),
+    positions=Learned(offset=2),
+)
+
+
+class _FFN(Field):
+    """The hidden layer of the FFN is four times as wide as the model, with GPT-2's activation."""
+
+    attributes = ()
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {"ffn.width": 4 * given["hidden_size"], "ffn.activation": "gelu_tanh"}
+
+    def write(self, config: ModelConfig) -> JSON:
+        if (config.ffn.width, config.ffn.activation) != (4 * config.width, "gelu_tanh"):
+            raise ValueError(f"ffn must have width {4 * config.width} and activation 'gelu_tanh'")
+        return {}
+
+
+OTHERS = (
+    "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "attention_softmax_in_fp32",
+    "masked_softmax_fusion", "slow_but_exact", "n_embed",
+)  # fmt: skip
+
+
+class _NumHeads(Field):
+    """n_head, which published configs also call num_attention_heads."""
+
+    attributes = (Attribute("num_attention_heads"), Attribute("n_head"))
+
+    def read(self, given: JSON, source: Source) -> Values:
+        names = [a.name for a in self.attributes if given[a.name] is not None]
+        for name in names:
+            Attribute(name, 8).check(given[name])
+            if given[name] != given[names[0]]:
+                raise ValueError(f"config.json: {names[0]} and {name} differ")
+        return {"heads.num_heads": given[names[0]] if names else 8}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {a.name: config.heads.num_heads for a in self.attributes}
+
+
+BLOOM = _with_base(
+    decoder(
+        "bloom",
+        Standard(num_heads=4, biases=BIASES),
+        (
+            *sizes(vocab_size=250880, hidden_size=64),
+            value("n_layer", 2, "num_layers", is_depth=True),
+            _NumHeads(),
+            value("seq_length", 2048, "max_len"),
+            _FFN(),
+            value("hidden_dropout", 0.0, "dropout.rate"),
+            value("attention_dropout", 0.0, "dropout.attention"),
+            value("layer_norm_epsilon", 1e-5, "norm.eps"),
+        ),
+        architecture="Bloom",
+        norm=Norm(),
+        ffn_bias=True,
+        modules=(
+            Module("self_attention.query_key_value", QKV, by_head=True),
+            Module("self_attention.dense", "attention.o"),
+        ),
+        ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
+        outer={"embedding": "word_embeddings", "final_norm": "ln_f"},
+        more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
+        layers="h.{}.",
+        prefix="transformer.",
+        fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
+        other_attributes=tuple(map(Attribute, OTHERS)),
+        tied=True,
+    ),
+    positions=Alibi(),
+    embedding=Embedding(norm=True),
+)

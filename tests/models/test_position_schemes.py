@@ -1,0 +1,75 @@
+"""ALiBi, offsets of learned positions, and rates scaled by YaRN, by hand."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import heads
+from attnlab.heads.positions import rotary_angles
+from attnlab.models import FFN, ModelConfig, Norm
+from attnlab.models.specs import Alibi, Learned, Rotary
+from attnlab.transforms import remove_heads
+
+SMALL = ModelConfig(
+    vocab_size=7, width=8, num_layers=1, ffn=FFN(width=0), heads=heads.Standard(num_heads=2)
+)
+
+
+def weights(config):
+    params = config.build().init(jax.random.key(0), jnp.ones((1, 2), int))["params"]
+    return jax.tree.map(lambda a: a + 0.1, params)
+
+
+def test_alibi_takes_the_slope_times_the_distance_from_the_scores():
+    """Of two heads the slopes are 2^-4 and 2^-8; equal tokens have equal scores without it."""
+    config = dataclasses.replace(SMALL, positions=Alibi())
+    params, ids = weights(config), jnp.array([[3, 3, 3]])
+    seen = config.build().apply({"params": params}, ids, capture=("probs",)).captured
+    for head, slope in enumerate((2**-4, 2**-8)):
+        each = np.exp(-slope * np.array([2, 1, 0]))
+        np.testing.assert_allclose(seen["probs"][0, 0, head, 2], each / each.sum(), rtol=1e-5)
+    with pytest.raises(ValueError, match="slopes depend on the number of heads"):
+        remove_heads(config, params, {0: [1]})
+
+
+def test_an_offset_skips_the_first_rows_of_the_table():
+    plain = dataclasses.replace(SMALL, max_len=5)
+    moved = dataclasses.replace(plain, positions=Learned(offset=2))
+    params, ids = weights(plain), jnp.array([[1, 2, 3]])
+    table = jnp.concatenate([jnp.full((2, 8), 9.0), params["positions"]])
+    expected = plain.build().apply({"params": params}, ids).logits
+    got = moved.build().apply({"params": params | {"positions": table}}, ids).logits
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_yarn_keeps_fast_rates_and_divides_slow_ones():
+    """Of 16 numbers at base 16 in 64 positions, beta 4 and 1: the ramp goes from i = 5 to 14."""
+    rates = 16.0 ** (-np.arange(8) / 8)
+    index = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(16)) for turns in (4, 1)]
+    low, high = math.floor(index[0]), math.ceil(index[1])
+    part = np.clip((np.arange(8) - low) / (high - low), 0, 1)
+    got = rotary_angles(jnp.array([1]), 16, base=16.0, scaling="yarn:4,4,1,64")[0]
+    np.testing.assert_allclose(got, rates * (1 - part) + rates / 4 * part, rtol=1e-5)
+    assert got[0] == 1
+    assert got[-1] < rates[-1]
+
+
+def test_dynamic_scaling_changes_nothing_up_to_its_length_and_is_refused_beyond():
+    angles = rotary_angles(jnp.arange(4), 8, scaling="dynamic:2,64")
+    np.testing.assert_array_equal(angles, rotary_angles(jnp.arange(4), 8))
+    with pytest.raises(ValueError, match="set max_len to at most 64"):
+        dataclasses.replace(SMALL, positions=Rotary(scaling="dynamic:2,64"), max_len=65)
+
+
+def test_norms_without_a_scale_have_no_weights_and_center():
+    config = dataclasses.replace(SMALL, norm=Norm(scale=False))
+    params = weights(config)
+    assert "final_norm" not in params
+    assert "norm" not in params["layers"]["attention"]
+    hidden = config.build().apply({"params": params}, jnp.array([[1, 2]])).hidden
+    np.testing.assert_allclose(hidden.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(hidden.std(-1), 1, rtol=1e-3)
