@@ -35,7 +35,7 @@ APART = {
         "sharing",
         "heads",
         "plotting",
-    },  # fmt: skip
+    },
     "contrib": {"extras", "remat", "attention"},
 }
 ALSO = {"pretrained": {"data"}}

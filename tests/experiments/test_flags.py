@@ -21,7 +21,7 @@ def written():
     return {path: path.stat().st_mtime_ns for path in ROOT.rglob("*.md")}
 
 
-@pytest.mark.parametrize("name", deep(COMMANDS, "experiments.sweep", "experiments.atlas"))
+@pytest.mark.parametrize("name", deep(COMMANDS, "experiments.sweep"))
 def test_nothing_is_done_before_the_flags_are_read(name):
     if name == IN_TORCH and not importlib.util.find_spec("torch"):
         pytest.skip("no torch")
