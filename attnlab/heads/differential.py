@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from attnlab.heads.call import Call
@@ -79,11 +80,21 @@ class Differential(Standard):
         start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(call.layer))
         one, two = jnp.exp(jnp.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
         factor = call.tap("lambda", one - two + start)
+        call = call.bind(bias=self._bias_of_maps(call.options.get("bias")))
         maps = call.attention(q, k, v)
         maps = maps.reshape(*maps.shape[:2], self.size("num_kv_heads"), 2, -1, maps.shape[-1])
         heads = maps[:, :, :, 0] - factor * maps[:, :, :, 1]
         heads = heads.reshape(*heads.shape[:2], self.num_heads, heads.shape[-1])
         return (1 - start) * normalize(params, "head_norm", heads, "rms", 1e-5)
+
+    def _bias_of_maps(self, bias: ArrayLike | None) -> Array | None:
+        """A bias of each head, [..., N, T, S], is that of both of its maps."""
+        if bias is None or jnp.ndim(bias) < 3 or jnp.shape(bias)[-3] != self.num_heads:
+            return None if bias is None else jnp.asarray(bias)
+        *outer, _, queries, keys = jnp.shape(bias)
+        groups = (self.size("num_kv_heads"), 1, -1, queries, keys)
+        of_groups = jnp.repeat(jnp.reshape(bias, (*outer, *groups)), 2, axis=-4)
+        return of_groups.reshape(*outer, 2 * self.num_heads, queries, keys)
 
     def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
         return Layout.rewritten(self)

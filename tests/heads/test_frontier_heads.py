@@ -184,3 +184,27 @@ def test_counts_by_hand():
         layout = dataclasses.replace(plain, extras=(extra,))
         assert heads.num_parameters(layout) == projections + parameters
         assert heads.flops_per_token(layout, 8) == 2 * (projections + maps + products)
+
+
+def test_a_bias_of_a_head_is_that_of_both_of_its_maps(x64):
+    """By hand: 4 heads in 2 groups, with a bias for each head; layer 0, where l0 = 0.2."""
+    layout = heads.Differential(width=12, num_heads=4, num_kv_heads=2, head_dim=3, value_dim=5)
+    rng = np.random.default_rng(0)
+    params = {n: rng.normal(size=a.shape) for n, a in heads.init(jax.random.key(0), layout).items()}
+    x, bias = rng.normal(size=(2, 6, 12)), rng.normal(size=(4, 6, 6))
+    q, k, v = (np.asarray(a) for a in project_heads(params, jnp.asarray(x), layout))
+    one, two = np.exp(np.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
+    made = []
+    for head, (group, place) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        probs = []
+        for which in (0, 1):
+            query, key = q[:, :, 4 * group + 2 * which + place], k[:, :, 2 * group + which]
+            scores = np.einsum("bth,bsh->bts", query, key) / 3**0.5 + bias[head]
+            e = np.exp(scores - scores.max(-1, keepdims=True))
+            probs.append(e / e.sum(-1, keepdims=True))
+        made.append((probs[0] - (one - two + 0.2) * probs[1]) @ v[:, :, group])
+    stacked = np.stack(made, axis=2)
+    normed = stacked / np.sqrt((stacked**2).mean(-1, keepdims=True) + 1e-5) * params["head_norm"]
+    expected = np.einsum("btnv,nvo->bto", 0.8 * normed, params["o"])
+    got = multi_head_attention(params, jnp.asarray(x), layout, bias=jnp.asarray(bias))
+    np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
