@@ -129,8 +129,8 @@ def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
     Raises:
       ValueError: an unknown field, saying which are known; or a value that makes no experiment.
 
-    >>> with_values(Experiment(), {"train.steps": 7}).train.steps
-    7
+    >>> with_values(Experiment(), {"train.steps": 70}).train.steps
+    70
     """
     model = base.model
     if LAYOUT in values or SHARING in values:

@@ -81,8 +81,8 @@ def from_dict(fields: Mapping[str, Any]) -> ModelConfig:
 
     >>> from_dict({"positions": {"kind": "learned", "base": 500.0}})
     Traceback (most recent call last):
-    ValueError: the position scheme 'learned' has no base: its fields are pad_token; base is a \
-field of rotary
+    ValueError: the position scheme 'learned' has no base: its fields are pad_token, offset; base \
+is a field of rotary
     """
     config: ModelConfig = _read(ModelConfig, fields, "", none_is_unset=True)
     return config

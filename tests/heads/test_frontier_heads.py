@@ -13,7 +13,7 @@ import pytest
 from conftest import assert_close
 from layout_cases import CASES, by_hand, make
 
-from attnlab import heads
+from attnlab import heads, project_heads
 from attnlab.heads import (
     Differential,
     LearntSoftCap,
