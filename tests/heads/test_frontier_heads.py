@@ -190,7 +190,8 @@ def test_a_bias_of_a_head_is_that_of_both_of_its_maps(x64):
     """By hand: 4 heads in 2 groups, with a bias for each head; layer 0, where l0 = 0.2."""
     layout = heads.Differential(width=12, num_heads=4, num_kv_heads=2, head_dim=3, value_dim=5)
     rng = np.random.default_rng(0)
-    params = {n: rng.normal(size=a.shape) for n, a in heads.init(jax.random.key(0), layout).items()}
+    initial = heads.init(jax.random.key(0), layout)
+    params = {name: jnp.asarray(rng.normal(size=a.shape)) for name, a in initial.items()}
     x, bias = rng.normal(size=(2, 6, 12)), rng.normal(size=(4, 6, 6))
     q, k, v = (np.asarray(a) for a in project_heads(params, jnp.asarray(x), layout))
     one, two = np.exp(np.sum(params["lambda_q"] * params["lambda_k"], axis=-1))
