@@ -277,8 +277,7 @@ def backends() -> str:
     return (
         "## Backends\n\nWhich can run q, k and v of these sizes, forward and backward, without "
         "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities "
-        "8.0 "
-        "and 9.0), `pallas_wide` a GPU.\n\n"
+        "8.0 and 9.0).\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 
