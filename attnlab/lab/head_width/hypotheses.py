@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab.lab.head_width import analysis
+from attnlab.lab.head_width import analysis, design
 from attnlab.lab.head_width.analysis import Pairs, Pooled
 from attnlab.lab.head_width.rates import cells_of, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from experiments.configs import head_width
 
 NOT_YET = "not run yet"
-PLANS = head_width.PLANS
+PLANS = design.PLANS
 START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best head is h\\* ="
 
 
@@ -65,22 +64,22 @@ def missing(stage: int, rows: Sequence[Row]) -> int:
     if stage < 2:
         of_stage = {row.spec.id for row in rows if row.spec.stage == stage}
         try:
-            return sum(spec.id not in of_stage for spec in head_width.stage_runs(stage, rows))
-        except head_width.NotReady:
-            return len(head_width.expected_runs(stage))
+            return sum(spec.id not in of_stage for spec in design.stage_runs(stage, rows))
+        except design.NotReady:
+            return len(design.expected_runs(stage))
     there = {
         (r.spec.variant, r.spec.text, r.spec.seed, r.spec.bytes_per_parameter)
         for r in rows
         if r.spec.stage == stage
     }
-    wanted = [(p.variant, p.text, head_width.judged_seed(p), p.bytes_per_parameter)
-              for p in head_width.planned(stage)]  # fmt: skip
+    wanted = [(p.variant, p.text, design.judged_seed(p), p.bytes_per_parameter)
+              for p in design.planned(stage)]  # fmt: skip
     return sum(one not in there for one in wanted)
 
 
 def read_study(rows: Sequence[Row]) -> Study:
     """Fits what complete stages allow. Stages with missing runs are left out whole."""
-    left = {stage: missing(stage, rows) for stage in (*head_width.ORDER, 7)}
+    left = {stage: missing(stage, rows) for stage in (*design.ORDER, 7)}
     judged = [r for r in rows if r.spec.stage >= 2 and left[r.spec.stage] == 0]
     tuning = [row for row in rows if row.spec.stage == 1]
     if not judged or left[1]:
@@ -100,9 +99,7 @@ def _pairs(study: Study, a: Sequence[Any], b: Sequence[Any]) -> Pairs:
 
 def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
     """head_dim -> differences from h = 16 on N h = D."""
-    points = {
-        h: study.point(n, h, width=width) for n, h in head_width.POINTS[width] if n * h == width
-    }
+    points = {h: study.point(n, h, width=width) for n, h in design.POINTS[width] if n * h == width}
     return {
         h: analysis.paired(study.frame, points[16], mask) for h, mask in points.items() if h != 16
     }
@@ -227,7 +224,7 @@ def sentence(study: Study) -> str:
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
         return "No best head_dim lies within the points measured: the sentence has no answer."
     near = min(
-        (h for n, h in head_width.POINTS[64] if n * h == 64),
+        (h for n, h in design.POINTS[64] if n * h == 64),
         key=lambda h: abs(math.log2(h) - top.best.value),
     )
     width = study.model.ratio({"v": -1, "uv": 4 - top.best.value}, {"v2": 2})
@@ -286,7 +283,7 @@ def _width(model: MixedModel, found: Estimate) -> str:
 
 
 def _step(study: Study, near: int, other: int) -> str:
-    points = {h: n for n, h in head_width.POINTS[64] if n * h == 64}
+    points = {h: n for n, h in design.POINTS[64] if n * h == 64}
     if other not in points:
         return f"(h = {other}: not measured)"
     pairs = _pairs(study, [study.point(points[near], near)], [study.point(points[other], other)])

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.lab.head_width import analysis
+from attnlab.lab.cells import table
+from attnlab.lab.head_width import analysis, design
+from attnlab.lab.head_width import figures as charts
 from attnlab.lab.head_width.analysis import Pairs
-from attnlab.lab.head_width.rates import cells_of, minimum
-from attnlab.lab.head_width.rows import Row, write_whole
-from attnlab.lab.mixed_model import Estimate, MixedModel
-from experiments.configs import head_width
-from experiments.reporting import study_figures
-from experiments.reporting.study_analysis import (
+from attnlab.lab.head_width.hypotheses import (
     NOT_YET,
     PLANS,
     Result,
@@ -31,9 +28,12 @@ from experiments.reporting.study_analysis import (
     sentence,
     sharing,
 )
-from experiments.reporting.study_tables import table
+from attnlab.lab.head_width.rates import cells_of, minimum
+from attnlab.lab.head_width.rows import Row, write_whole
+from attnlab.lab.mixed_model import Estimate, MixedModel
+from attnlab.plotting import themed_svg
 
-CHECK = Path(__file__).with_name("study_check.py")
+CHECK = Path(__file__).with_name("recompute.py")
 WIDTHS = {32: 2, 64: 3, 96: 4}
 """Model width -> the stage of its points."""
 
@@ -69,12 +69,12 @@ def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     drawn: dict[str, Any] = {}
     panels = [_panel(study, w) for w, s in WIDTHS.items() if study.complete(s)]
     if panels:
-        drawn["figure1"] = study_figures.loss_figure(panels)
+        drawn["figure1"] = charts.loss_figure(panels)
     if study.model is not None:
         drawn["figure2"] = _surface(study.model)
     if study.slope is not None and study.complete(5):
         shared = analysis.pool([sharing(study, plan) for plan in PLANS])
-        drawn["figure3"] = study_figures.sharing_figure(
+        drawn["figure3"] = charts.sharing_figure(
             {
                 plan: analysis.compute_multiple(
                     analysis.over_texts(sharing(study, plan), shared), study.slope
@@ -84,11 +84,11 @@ def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
         )
     rates = _rates(rows)
     if rates:
-        drawn["figure4"] = study_figures.rate_figure(rates)
+        drawn["figure4"] = charts.rate_figure(rates)
     return drawn
 
 
-def _panel(study: Study, width: int) -> study_figures.SizePanel:
+def _panel(study: Study, width: int) -> charts.SizePanel:
     base = study.point(width // 16, 16, width=width)
     bits, text = study.frame["bits"][base], study.frame["text"][base]
     level = float(np.mean([bits[text == t].mean() for t in np.unique(text)]))
@@ -101,10 +101,10 @@ def _panel(study: Study, width: int) -> study_figures.SizePanel:
             d, value=level + d.value, low=level + d.low, high=level + d.high
         )
     grams = {}
-    for name in study_figures.BASELINES:
+    for name in charts.BASELINES:
         values = study.frame[name][base]
         grams[name] = float(np.mean([values[text == t].mean() for t in np.unique(text)]))
-    return study_figures.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
+    return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
 
 
 def _surface(model: MixedModel) -> Any:
@@ -120,8 +120,8 @@ def _surface(model: MixedModel) -> Any:
         + b["v2"] * v**2
         + b["uv"] * x * v
     )
-    points = [(float(h), n * h / 64) for n, h in head_width.POINTS[64]]
-    return study_figures.surface_figure(u, v, bits, points)
+    points = [(float(h), n * h / 64) for n, h in design.POINTS[64]]
+    return charts.surface_figure(u, v, bits, points)
 
 
 def _rates(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
@@ -260,9 +260,7 @@ def _missing(study: Study, first: bool) -> str:
             "This is the first look: it reads stages 1 and 3 alone, and later rows do not change "
             f'it. What needs other stages says "{NOT_YET}".'
         )
-    left = [
-        f"stage {s} ({head_width.TITLES[s]}) lacks {n} runs" for s, n in study.left.items() if n
-    ]
+    left = [f"stage {s} ({design.TITLES[s]}) lacks {n} runs" for s, n in study.left.items() if n]
     return "; ".join(left) + f'. Its results say "{NOT_YET}".' if left else "Nothing."
 
 
@@ -281,10 +279,8 @@ def _point_tables(study: Study) -> Iterator[str]:
         if not study.complete(stage) or not study.frame:
             lines.append([str(width), *[NOT_YET] * 8, ""])
             continue
-        points: list[tuple[int, int, str]] = [
-            (n, h, "standard") for n, h in head_width.POINTS[width]
-        ]
-        points += [(n, h, "narrow") for n, h in head_width.NARROW if width == 64]
+        points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
+        points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
         many = {p: against(study, width, *p) for p in points if p != (width // 16, 16, "standard")}
         pooled = analysis.pool(list(from_reference(study, width).values()))
         for n, h, layout in points:
@@ -313,16 +309,16 @@ def against(study: Study, width: int, heads: int, head_dim: int, layout: str) ->
 
 
 def _baselines(study: Study) -> list[str]:
-    header = ("D", "text", *study_figures.BASELINES.values(), "model h = 16, N h = D")
+    header = ("D", "text", *charts.BASELINES.values(), "model h = 16, N h = D")
     lines = []
     for width, stage in WIDTHS.items():
         if not study.frame or not study.complete(stage):
             lines.append([str(width), *[NOT_YET] * (len(header) - 1)])
             continue
         mask = study.point(width // 16, 16, width=width)
-        for text in head_width.ALL_TEXTS:
+        for text in design.ALL_TEXTS:
             of_text = mask & (study.frame["text"] == text)
-            names = (*study_figures.BASELINES, "bits")
+            names = (*charts.BASELINES, "bits")
             means = [f"{study.frame[name][of_text].mean():.3f}" for name in names]
             lines.append([str(width), text, *means])
     return table(header, lines)
@@ -334,10 +330,10 @@ def _length_tables(study: Study) -> list[str]:
     if not study.complete(3, 6):
         return [f"{NOT_YET}: 80 bytes per parameter on 4 texts, T = 64 and 256 on 2 texts.", ""]
     settings: list[tuple[int, float, Sequence[str]]] = [
-        (128, 20.0, head_width.LENGTH_TEXTS),
-        (128, 80.0, head_width.LENGTH_TEXTS),
+        (128, 20.0, design.LENGTH_TEXTS),
+        (128, 80.0, design.LENGTH_TEXTS),
     ]
-    settings += [(t, 20.0, head_width.CONTEXT_TEXTS) for t in (64, 128, 256)]
+    settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
     lines = []
     for length, each, texts in settings:
         others = ((16, 4), (8, 8), (2, 32), (1, 64))
@@ -410,7 +406,7 @@ def write_analysis(rows: Sequence[Row], folder: Path, first_look: bool = False) 
         path = folder / _file(name, first_look)
         path.unlink(missing_ok=True)
         if name in drawn:
-            write_whole(path, study_figures.svg(drawn[name], name))
+            write_whole(path, themed_svg(drawn[name], name))
             paths.append(path)
     name = "first_look" if first_look else "analysis"
     write_whole(folder / f"{name}.csv", _csv(primary(study) + secondary(study)))

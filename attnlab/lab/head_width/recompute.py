@@ -5,28 +5,28 @@ import numpy as np
 
 with open("runs.csv") as file:
     ROWS = list(csv.DictReader(file))
+Scores = dict[tuple[str, str], float]
 
 
-def scores(heads, head_dim, stages=(3, 5), plan="separate", budget="flops", layout="standard"):
+def scores(heads: int, head_dim: int, stages: tuple[int, ...] = (3, 5), plan: str = "separate",
+           layout: str = "standard") -> Scores:  # fmt: skip
     """(text, seed) -> held-out bits at D = 64."""
-    wanted = dict(width=64, num_heads=heads, head_dim=head_dim, plan=plan, budget=budget,
+    wanted = dict(width=64, num_heads=heads, head_dim=head_dim, plan=plan, budget="flops",
                   layout=layout, length=128, bytes_per_parameter=20.0)  # fmt: skip
     return {(r["text"], r["seed"]): float(r["heldout_bits"]) for r in ROWS
             if int(r["stage"]) in stages
             and all(str(v) == r[k] for k, v in wanted.items())}  # fmt: skip
 
 
-def difference(*pairs):
+def difference(*pairs: tuple[Scores, Scores]) -> tuple[float, float, int]:
     """Mean over texts of b - a, standard error, texts; paired by text and seed."""
-    found: dict = {}
+    of_text: dict[str, list[float]] = {}
     for a, b in pairs:
-        for key in a.keys() & b.keys():
-            found.setdefault(key, []).append(b[key] - a[key])
-    of_text: dict = {}
-    for (text, _), values in found.items():
-        of_text.setdefault(text, []).append(np.mean(values))
+        for text, seed in a.keys() & b.keys():
+            of_text.setdefault(text, []).append(b[text, seed] - a[text, seed])
     means = np.array([np.mean(values) for values in of_text.values()])
-    return (means.mean(), means.std(ddof=1) / len(means) ** 0.5, len(means)) if of_text else None
+    error = means.std(ddof=1) / len(means) ** 0.5 if len(means) > 1 else np.nan
+    return float(means.mean()) if of_text else np.nan, float(error), len(means)
 
 
 REFERENCE, OTHER = scores(4, 16), scores(2, 32)
@@ -36,12 +36,10 @@ if sum(row["stage"] == "7" for row in ROWS) == 32:
 for point in ((16, 4), (8, 8), (1, 64), (4, 8), (2, 16), (1, 32), (12, 8), (6, 16), (3, 32)):
     RESULTS["{}x{}".format(*point)] = difference((REFERENCE, scores(*point)))
 for point in ((4, 16), (8, 8)):
-    RESULTS["{}x{} narrow".format(*point)] = difference(
-        (REFERENCE, scores(*point, layout="narrow"))
-    )
-RESULTS["S2"] = difference(
-    *((scores(n, h), scores(3 * n // 2, h)) for n, h in ((8, 8), (4, 16), (2, 32)))
-)
+    name = "{}x{} narrow".format(*point)
+    RESULTS[name] = difference((REFERENCE, scores(*point, layout="narrow")))
+three = ((8, 8), (4, 16), (2, 32))
+RESULTS["S2"] = difference(*((scores(n, h), scores(3 * n // 2, h)) for n, h in three))
 for name, plan in (("S4", "albert"), ("S5", "attention_only")):
     RESULTS[name] = difference(*((scores(*p), scores(*p, plan=plan)) for p in ((4, 16), (2, 32))))
 print(*RESULTS.items(), sep="\n")
