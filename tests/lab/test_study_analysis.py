@@ -1,6 +1,7 @@
 """The page of the analysis, from rows of a simulated study and from those there are today."""
 
 import csv
+import dataclasses
 import os
 import runpy
 
@@ -55,8 +56,10 @@ def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
     text = page.page(simulated, hypotheses.read_study(simulated), [])
     script = text.split("```python\n")[1].split("```")[0]
     (tmp_path / "check.py").write_text(script)
-    found = runpy.run_path(os.fspath(tmp_path / "check.py"))["RESULTS"]
-    study = hypotheses.read_study(simulated)
+    made = runpy.run_path(os.fspath(tmp_path / "check.py"))
+    found, study = made["RESULTS"], hypotheses.read_study(simulated)
+    alone = next(fit for fit in hypotheses.fits(study) if fit.name == "D = 64 alone")
+    assert made["BEST"] + 4 == pytest.approx(alone.optimum.best.value, abs=1e-3)
     looks = {f"P1 {look.name}": look.paired for look in hypotheses.looks(study)}
     ours = looks | {r.name: r.found for r in hypotheses.secondary(study) if r.pairs}
     for n, h in design.POINTS[64]:
@@ -71,6 +74,40 @@ def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
         mean, error, count = found[name]
         assert (one.value, one.error, one.count) == (
             pytest.approx(mean, abs=1e-12), pytest.approx(error, abs=1e-12), count)  # fmt: skip
+
+
+def test_one_point_that_no_parabola_fits_moves_the_registered_best_head_and_not_that_of_another_d(
+    simulated,
+):
+    """h = 2 at D = 32 is 1 bit worse."""
+
+    def best(rows):
+        return {fit.name: fit for fit in hypotheses.fits(hypotheses.read_study(rows))}
+
+    bent = [
+        dataclasses.replace(
+            row, scores=dataclasses.replace(row.scores, heldout_bits=row.scores.heldout_bits + 1)
+        )
+        if row.spec.stage == 2 and row.spec.variant.head_dim == 2
+        else row
+        for row in simulated
+    ]
+    before, after = best(simulated), best(bent)
+    moved = {n for n in before if before[n].optimum.best != after[n].optimum.best}
+    assert moved == {"all complete stages (the registered model)", "D = 32 alone"}
+    registered = "all complete stages (the registered model)"
+    assert after[registered].residual_sd > 2 * before[registered].residual_sd
+
+
+def test_compute_multiples_are_marked_until_every_model_size_is_there(simulated):
+    found = analysis.over_texts({"a": [0.1], "b": [0.2]})
+    whole = hypotheses.read_study(simulated)
+    assert "†" not in hypotheses.multiple(found, whole)
+    two = hypotheses.read_study([row for row in simulated if row.spec.stage != 4])
+    assert two.slope_widths == (32, 64)
+    assert hypotheses.multiple(found, two).endswith("†")
+    one = hypotheses.read_study([row for row in simulated if row.spec.stage not in (2, 4)])
+    assert hypotheses.multiple(found, one) == "not run yet"
 
 
 def test_the_first_look_does_not_change_with_later_stages(simulated, tmp_path):
