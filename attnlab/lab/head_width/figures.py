@@ -59,7 +59,7 @@ def loss_figure(panels: Sequence[SizePanel]) -> Any:
                 outside.append(f"{BASELINES[name]} {y:.3f}")
                 continue
             axes.axhline(y, color=INK, linestyle=DASHES[name], linewidth=1)
-            axes.text(0.98, y, f"{BASELINES[name]} {y:.3f}", ha="right", va="bottom", color=INK,
+            axes.text(0.02, y, f"{BASELINES[name]} {y:.3f}", ha="left", va="bottom", color=INK,
                       fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
         title = f"D = {panel.width}, {panel.parameters:,} parameters"
         note = f"\noutside: {', '.join(outside)}" if outside else ""

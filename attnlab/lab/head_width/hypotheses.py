@@ -220,10 +220,10 @@ def fits(study: Study) -> list[Fit]:
     if study.model is None:
         return []
     done = [width for width, stage in STAGE_OF_WIDTH.items() if study.complete(stage)]
-    width, head_dim = (np.asarray(study.frame[n]) for n in ("width", "head_dim"))
-    masks = {f"D = {w} alone": width == w for w in done}
+    stage, head_dim = (np.asarray(study.frame[n]) for n in ("stage", "head_dim"))
+    masks = {f"D = {w} alone": stage == STAGE_OF_WIDTH[w] for w in done}
     if 32 in done:
-        masks["D = 32 alone, without h = 2"] = (width == 32) & (head_dim > 2)
+        masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
         masks["all complete stages, without h = 2"] = head_dim > 2
     models = {"all complete stages (the registered model)": study.model} | {
         name: analysis.surface_model(analysis.select(study.frame, mask), study.tuning_k)

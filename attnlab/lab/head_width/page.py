@@ -72,7 +72,7 @@ def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     if panels:
         drawn["figure1"] = charts.loss_figure(panels)
     if study.model is not None:
-        alone = np.asarray(study.frame["width"]) == 64
+        alone = np.asarray(study.frame["stage"]) == STAGE_OF_WIDTH[64]
         part = analysis.select(study.frame, alone)
         drawn["figure2"] = _surface(analysis.surface_model(part, study.tuning_k))
     if study.slope is not None and study.complete(5):
@@ -216,8 +216,8 @@ compute.
 AGAIN = """## The main numbers again, with numpy alone
 
 Run it in this folder: mean, standard error and number of texts of P1, of every point of D = 64, of
-S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and N h / D of the fit "D = 64
-alone".
+S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and N h / D of the fit
+"D = 64 alone".
 """
 
 
