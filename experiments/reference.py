@@ -248,7 +248,7 @@ def config_page() -> str:
     parts += ["## Training", _fields("config.train.", TrainConfig), _prose(TrainConfig)]
     parts.append("## Data: `config.data.`\n\n`source` names one of these; its fields follow.")
     for name, dataset in DATASETS.items():
-        parts.append(_fields("config.data.", dataset, title=f"`{name}`"))
+        parts += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -274,16 +274,19 @@ def _fields(
 ) -> str:
     """A table of the fields of a dataclass, with what its docstring says of each."""
     said = collections.defaultdict(str, attributes(made))
-    rows = [
-        f"| `{prefix}{field.name}` | {_type(field)} | {_value(field)} | {said[field.name]} |"
+    shown = [
+        (f"`{prefix}{field.name}`", _type(field), _value(field), said[field.name])
         for field in dataclasses.fields(made)
         if field.name not in without and field.name not in ("width", "extras") * bool(title)
     ]
+    count = 4 if any(row[-1] for row in shown) else 3
+    rows = [f"| {' | '.join(row[:count])} |" for row in shown]
     summary = _escape(" ".join(inspect.getdoc(made).split("\n\n")[0].split()))  # type: ignore[union-attr]
     head = f"**{title or made.__name__}.** " if title or bold else ""
     if summary.startswith(made.__name__ + "("):
         summary = ""
-    table = ["| field | type | default | |", "|---|---|---|---|", *rows] if rows else []
+    header = ["| field | type | default |" + " |" * (count - 3), "|---" * count + "|"]
+    table = [*header, *rows] if rows else []
     return (head + summary + "\n\n" * bool(head or summary) + "\n".join(table)).strip()
 
 
@@ -331,8 +334,10 @@ def _value(field: dataclasses.Field) -> str:
 
 
 def _prose(made: Any) -> str:
-    """The docstring of a class behind its first line."""
-    return "\n\n".join((inspect.getdoc(made) or "").split("\n\n")[1:])
+    """The paragraphs of a docstring behind the first, without attributes and examples."""
+    paragraphs = (inspect.getdoc(made) or "").split("\n\n")[1:]
+    kept = [p for p in paragraphs if not p.startswith(("Attributes:", "Raises:", ">>>", "    "))]
+    return _escape("\n\n".join(kept))
 
 
 # ---------------------------------------------------------------- presets
