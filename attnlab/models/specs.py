@@ -5,9 +5,10 @@ composes them.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, Self, TypeAlias, get_args
 
 from attnlab.attention.dispatch import check_implementation
+from attnlab.attention.keywords import check_keywords
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout, check_size
 from attnlab.models.checks import check_bool, check_choice, check_count, check_number
@@ -29,6 +30,12 @@ Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 class Spec:
     """Base of the parts of a config: prints the fields that differ from their defaults."""
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        """Raises TypeError for a field that the part does not have, with those that it has."""
+        assert dataclasses.is_dataclass(cls)
+        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         assert dataclasses.is_dataclass(self)
