@@ -187,8 +187,9 @@ _ = figure.colorbar(image, ax=axes[1:], label="square root of attention probabil
 #
 # 1. Does `num_heads` change the number of parameters? Compare 2 and 8 heads in `standard` and in
 #    `wide`. (Keras counts like `wide` with a fixed `key_dim`, PyTorch like `standard`.)
-# 2. Repeat section 3 at equal FLOPs: `match_budget(..., "flops", length=32)`. Which layout now has
-#    the fewest parameters?
+# 2. Repeat section 3 at equal FLOPs: `match_budget(..., "flops", length=32)`. Give the standard
+#    model an FFN of width 384, since wide heads alone cost more than all of the present one. Which
+#    layout now has the fewest parameters?
 #
 # <details><summary>Solutions (click)</summary>
 #
@@ -204,11 +205,14 @@ _ = figure.colorbar(image, ax=axes[1:], label="square root of attention probabil
 # ```
 #
 # ```python
+# from dataclasses import replace
+#
+# reference = replace(config_of("standard"), ffn=models.FFN(width=384))
 # counts = {}
 # for name in ("standard", "wide", "narrow"):
-#     same = models.match_budget(config_of(name), config_of("standard"), "flops", length=32).config
-#     counts[name] = models.num_parameters(same)
-#     # train(same, learning_rates[name]) trains it
+#     config = models.match_budget(config_of(name), reference, "flops", length=32).config
+#     counts[name] = models.num_parameters(config)
+#     # train(config, learning_rates[name]) trains it
 # print(counts)
 # assert min(counts, key=counts.get) == "wide"
 # ```
