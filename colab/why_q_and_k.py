@@ -90,7 +90,7 @@ assert isinstance(impossible, NotEquivalent)
 # A pair has 2 D H numbers, one matrix D². With H = D / N the pair is smaller from three heads on.
 # Its true number of degrees of freedom is smaller still: W_Q M and W_K M⁻ᵀ have the same product
 # for every invertible H x H matrix M. The FLOPs of a layer (per token, in a text of 128 tokens)
-# follow the same rule: with one or two heads one matrix is cheaper, with more heads the pair.
+# follow a similar rule: with one head one matrix is cheaper, with more heads the pair.
 
 # %%
 D, T = 512, 128
@@ -247,7 +247,9 @@ for name, config in {"pair": reference, "one matrix": product}.items():
 pd.DataFrame.from_dict(table, orient="index").rename_axis(["scores by", "learning rate"])
 
 # %% [markdown]
-# WHY_TEXT
+# At the better of the two rates the means are 3.509 and 3.516: the difference is smaller than the
+# one between seeds. So one matrix does not train worse here; neither does it bring anything that
+# pays for its size. (200 steps, one text: a demonstration.)
 #
 # ## 5. How low a rank is enough? The figure
 #
@@ -306,7 +308,10 @@ right.set_title("one matrix, trained: loss after truncation")
 _ = right.legend(frameon=False)
 
 # %% [markdown]
-# WHY_RANK
+# The scores of the saved run are worth 0.70 bits. Rank 12, which is what a standard head has here,
+# keeps 99 % of that, rank 4 keeps 95 %. So what a trained head looks for is simple, and that has a
+# number: a few directions of x. The left panel shows the same: training makes a few singular values
+# large and leaves the rest as the random draw left them.
 #
 # ## 6. Where the product is used, and where it cannot be
 #
@@ -332,8 +337,8 @@ assert not hasattr(rotary, "params")
 # %% [markdown]
 # ## What to remember
 #
-# - Pair and product are the same function; the pair is the low-rank form, which is smaller and
-#   cheaper whenever H < D / 2, and its keys are short.
+# - Pair and product are the same function; the pair is the low-rank form, which is smaller whenever
+#   H < D / 2, and its keys are short.
 # - Two matrices are not needed for asymmetric attention. Only W_Q = W_K makes scores symmetric.
 # - Low rank is enough in practice: see the number of section 5. In theory a head needs H of about
 #   the number of tokens to express any attention matrix (Bhojanapalli et al. 2020).
