@@ -96,9 +96,10 @@ def finish(app: Sphinx, page: nodes.document, name: str) -> None:
         text = (HERE / image["uri"]).read_text()
         if "currentColor" in text:
             text = re.sub("<style>.*?</style>", "", text, flags=re.DOTALL)
-            kind = "" if 'class="' in text.partition(">")[0] else 'class="figure" '
-            label = html.escape(image.get("alt", ""), quote=True)
-            text = text.replace("<svg ", f'<svg {kind}role="img" aria-label="{label}" ', 1)
+            if 'role="img"' not in text.partition(">")[0]:  # drawings have a title
+                label = html.escape(image.get("alt", ""), quote=True)
+                about = f'class="figure" role="img" aria-label="{label}"'
+                text = text.replace("<svg ", f"<svg {about} ", 1)
             image.replace_self(nodes.raw("", text, format="html"))
     for cell in page.findall(nodes.entry):
         cell["classes"] += ["long"] if len(cell.astext()) > 30 else []

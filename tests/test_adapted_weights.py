@@ -1,4 +1,4 @@
-"""Weights of Flax's attention modules as weights of a layout and back; docs/howto/coming_from.md."""
+"""Weights of Flax's attention modules as weights of a layout and back, and its page."""
 
 import dataclasses
 import re
