@@ -8,7 +8,7 @@ is broken, and renews the report.
 Arms run side by side, each in a process of its own: as many as there are cores (or GPUs) for them,
 or --jobs of them. --launcher=slurm gives the arms to SLURM instead, --slurm="--time=4:00:00" are
 its options; --print_only prints one `experiments.run` command an arm, to start elsewhere, and on
-the terminal what an H100 would need for them. See docs/running.md.
+the terminal what an H100 would need for them. See docs/howto/running.md.
 
 Where the config has `pairs(arg)`, the verdicts are about those pairs of arms. --max_seeds=20 adds
 seeds to pairs that are not decided, until they are, or more seeds cannot decide them, or they have
@@ -21,7 +21,7 @@ first arm and kept; --calibrate_only measures and stops, on a machine as those o
 --tune_from=runs/first takes the rates that another sweep of the same arms chose, or those in the
 table of one (--tune_from=docs/results/heads_and_sharing.csv).
 --ladder=3 trains every arm at three sizes, each twice as wide as the one before (--ladder_by=depth:
-as deep), and says what an arm is worth at both ends. See docs/verdicts.md.
+as deep), and says what an arm is worth at both ends. See docs/explanation/conclusions.md.
 """
 
 import re

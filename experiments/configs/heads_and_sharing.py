@@ -8,12 +8,12 @@ bits per byte (narrow, albert) on the Python 3.11 standard library.
 
 Words after the colon: `match=parameters`, `match=flops` or `match=seconds` (every arm gets the
 ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step are
-measured before the first arm, see docs/verdicts.md), `match=cache` (the number of heads that does:
-what decoding keeps, one wide head for four others), `scores` (every arm again with scores divided
-by H, the width of a head, in place of sqrt(H)), `lr` (three learning rates an arm), `study` (a plan
-between the two, and a validation part to choose learning rates by), `confirm` (standard and wide
-heads alone, so that their mean over plans is the one question; with seeds that were never looked
-at), and the words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and
+measured before the first arm, see docs/explanation/equal_budgets.md), `match=cache` (the number of
+heads that does: what decoding keeps, one wide head for four others), `scores` (every arm again with
+scores divided by H, the width of a head, in place of sqrt(H)), `lr` (three learning rates an arm),
+`study` (a plan between the two, and a validation part to choose learning rates by), `confirm`
+(standard and wide heads alone, so that their mean over plans is the one question; with new seeds),
+and the words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and
 each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --smallest=0.01 \
