@@ -49,8 +49,8 @@ class LayerOverrides(Spec):
     """What one type of layer has in the place of the config's own; None: as the config.
 
     Attributes:
-      heads, ffn, positions, sharing: as in `ModelConfig`. Positions may be rotary in some layers
-        and none in others.
+      heads, ffn, norm, positions, sharing: as in `ModelConfig`. Positions may be rotary in some
+        layers and none in others; norms outside the layers are those of the config.
       window, order, implementation: as in `Attention`; `full_attention` removes the window.
     """
 
@@ -62,6 +62,7 @@ class LayerOverrides(Spec):
     full_attention: bool = False
     order: str | None = None
     implementation: str | None = None
+    norm: Norm | None = None
 
     def __post_init__(self) -> None:
         if self.full_attention and self.window is not None:
@@ -480,6 +481,7 @@ def _with_overrides(
         attention=dataclasses.replace(attention, **own),  # type: ignore[arg-type]
         heads=overrides.heads or config.heads,
         ffn=overrides.ffn or config.ffn,
+        norm=overrides.norm or config.norm,
         positions=overrides.positions or config.positions,
         sharing=overrides.sharing or config.sharing,
     )
@@ -596,12 +598,13 @@ def check_outer(config: ModelConfig) -> None:
         if c.vocab_size != images.num_features:
             raise ValueError(
                 f"embedding.images are rows of {images.num_features} features, those of a patch "
-                f"and two: set vocab_size={images.num_features}"
+                f"and {len(images.marks)}: set vocab_size={images.num_features}"
             )
         if c.max_len < images.num_tokens:
             raise ValueError(
-                f"embedding.images are {images.num_tokens} tokens, a class token before the "
-                f"patches: set max_len={images.num_tokens}"
+                f"embedding.images are {images.num_tokens} tokens, the patches "
+                f"{'behind a class token' if images.class_token else 'alone'}: set "
+                f"max_len={images.num_tokens}"
             )
     pad = getattr(c.positions, "pad_token", None)
     for field, token in (
@@ -624,6 +627,12 @@ def check_outer(config: ModelConfig) -> None:
         raise ValueError(
             f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
             f"{c.max_len}; raise max_len"
+        )
+    plain = c.ffn.width and not c.ffn.activation.startswith("gated_")
+    if c.output.pooler == "attention" and (not plain or c.width % c.heads.num_heads):
+        raise ValueError(
+            "output.pooler='attention' has an FFN as the layers, without a gate, and heads of one "
+            f"width: not {c.ffn} and {c.heads.num_heads} heads of width {c.width}"
         )
     factorized = c.embedding.width not in (None, c.width)
     if c.output.kind == "tied" and factorized and c.output.transform is None:

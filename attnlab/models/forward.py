@@ -162,7 +162,8 @@ def run_model(
     if encoder is not None:
         captured = {ENCODER + name: a for name, a in encoder.captured.items()} | captured
         losses = {ENCODER + name: a for name, a in encoder.losses.items()} | losses
-    logits, pooled, classes = _outputs(params, ran.x, config, _as_bool(inputs.padding_mask))
+    mask = _as_bool(inputs.padding_mask)
+    logits, pooled, classes = _outputs(params, ran.x, config, tokens, mask)
     cache: ModelCache | None = None
     if inputs.cache is not None:
         caches = {name: a for name, a in ran.caches.items() if a is not None}
@@ -171,14 +172,18 @@ def run_model(
 
 
 def _outputs(
-    params: Params, hidden: Array, config: ModelConfig, padding_mask: Array | None
+    params: Params,
+    hidden: Array,
+    config: ModelConfig,
+    tokens: ArrayLike,
+    padding_mask: Array | None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """Logits, pooled output and classes, of those that the model has."""
     spec = config.output
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is None:
         return logits, None, None
-    pooled = pool(params, hidden, spec.pooler, padding_mask)
+    pooled = pool(params, hidden, config, tokens, padding_mask)
     return logits, pooled, dense(params, "classifier", pooled) if spec.num_classes else None
 
 

@@ -200,6 +200,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
+    "quick_gelu": "quick_gelu",
 }
 """Hugging Face's names of activations -> ours."""
 GATED = {theirs: f"gated_{ours}" for theirs, ours in ACTIVATIONS.items()}
@@ -317,6 +318,18 @@ class MaskedHead(Field):
         task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
         name = self.name + ("Model" if output.kind == "none" else task)
         return {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
+
+
+def classes_of(given: JSON) -> int:
+    """The number of classes that id2label names; 2 where there is none, as in transformers."""
+    labels = given["id2label"]
+    return 2 if labels is None else len(labels)
+
+
+def labels_of(config: ModelConfig) -> JSON:
+    """id2label and label2id, with the names that transformers gives classes without one."""
+    labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
+    return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
 
 
 def _head_dim(given: JSON) -> int | None:

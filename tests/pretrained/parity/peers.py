@@ -24,6 +24,7 @@ GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
 GPT2 |= dict(bos_token_id=1, eos_token_id=2)
 VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=56)
 VIT |= dict(image_size=[8, 12], patch_size=[4, 2], num_channels=3)
+SQUARE = VIT | dict(image_size=8, patch_size=4)
 T5 = dict(vocab_size=97, d_model=32, d_kv=6, d_ff=56, num_layers=2, num_heads=4)
 T5 |= dict(decoder_start_token_id=0, relative_attention_num_buckets=8)
 T5 |= dict(relative_attention_max_distance=10)
@@ -398,6 +399,26 @@ PEERS = {
         | dict(hidden_size=21, num_attention_heads=3, image_size=9, patch_size=3, num_channels=2)
         | dict(qkv_bias=False, hidden_act="gelu_new", layer_norm_eps=0.05),
     ),
+    "clip_text_model": (tr.CLIPTextModel, tr.CLIPTextConfig, BERT | dict(eos_token_id=21)),
+    "clip_text_model-largest-id": (
+        tr.CLIPTextModel,
+        tr.CLIPTextConfig,
+        BERT | dict(eos_token_id=2, hidden_act="gelu", layer_norm_eps=0.05),
+    ),
+    "clip_vision_model": (tr.CLIPVisionModel, tr.CLIPVisionConfig, SQUARE),
+    "siglip_text_model": (tr.SiglipTextModel, tr.SiglipTextConfig, BERT),
+    "siglip_vision_model": (tr.SiglipVisionModel, tr.SiglipVisionConfig, SQUARE),
+    "siglip_vision_model-no-head": (
+        tr.SiglipVisionModel,
+        tr.SiglipVisionConfig,
+        SQUARE | dict(vision_use_head=False, layer_norm_eps=0.05, image_size=11),
+    ),
+    "dinov2": (tr.Dinov2Model, tr.Dinov2Config, SQUARE),
+    "dinov2-gated": (
+        tr.Dinov2Model,
+        tr.Dinov2Config,
+        SQUARE | dict(use_swiglu_ffn=True, qkv_bias=False, mlp_ratio=3, use_mask_token=False),
+    ),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
@@ -463,9 +484,12 @@ def outputs(model, given):
             found[key] = value.numpy()
     if "pixel_values" in given:
         # Others show the output of the final norm in the last layer's place.
-        final = getattr(model, "vit", model).layernorm
-        last = torch.from_numpy(found["hidden_states"][-1])
-        found["hidden_states"][-1] = final(last).detach().numpy()
+        if "last_hidden_state" not in found:
+            last = torch.from_numpy(found["hidden_states"][-1])
+            found["last_hidden_state"] = model.vit.layernorm(last).detach().numpy()
+        found["hidden_states"][-1] = found["last_hidden_state"]
+    if type(model).__name__ in ("CLIPTextModel", "SiglipTextModel"):
+        found["hidden_states"][-1] = found["last_hidden_state"]
     return found
 
 
@@ -475,6 +499,8 @@ def _large(key, shape, rng):
         return (1 + 0.3 * values) if key.endswith("weight") else 0.3 * values
     if key.endswith("bias"):
         return 0.3 * values
+    if key.endswith(("lambda1", "probe")):
+        return 1 + 0.3 * values
     if any(part in key for part in ("embed", "wte", "wpe", "shared", "relative")):
         return 0.7 * values
     if "sinks" in key or key.endswith("_bias"):
