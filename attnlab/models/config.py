@@ -13,6 +13,7 @@ from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layout import check_size
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
+from attnlab.models.checks import check_bool
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -79,6 +80,8 @@ class Encoder(Spec):
 
     Attributes:
       num_layers, num_heads, sharing: of the encoder; None: those of the decoder.
+      own_inputs: the encoder has a table of positions and a norm of embeddings of its own, where
+        the decoder has them (BART, arXiv 1910.13461); else both use the decoder's.
       shares_decoder: the encoder uses the decoder's attention, FFN, norms, relative positions and
         final norm (Raffel et al. 2020, section 3.2.2).
       cross: "own" cross-attention behind self-attention (Vaswani et al. 2017), or "merged":
@@ -90,6 +93,7 @@ class Encoder(Spec):
     sharing: str | Plan | None = None
     shares_decoder: bool = False
     cross: Literal["own", "merged"] = "own"
+    own_inputs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_heads"):
@@ -97,6 +101,9 @@ class Encoder(Spec):
                 check_size(f"encoder.{name}", getattr(self, name))
         if self.cross not in ("own", "merged"):
             raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
+        check_bool("encoder.own_inputs", self.own_inputs)
+        if self.shares_decoder and self.own_inputs:
+            raise ValueError("encoder.shares_decoder: leave own_inputs out")
         if self.shares_decoder and self.num_heads is not None:
             raise ValueError(
                 "encoder.shares_decoder: both stacks have the same heads; leave num_heads out"

@@ -12,6 +12,8 @@ FIELDS = {
     "positions": "positions=Learned()",
     "token_types": "embedding.token_types",
     "embedding_norm": "embedding.norm",
+    "encoder_positions": "encoder.own_inputs",
+    "encoder_embedding_norm": "encoder.own_inputs",
     "embedding_projection": "embedding.width",
     "relative_bias": "positions=Relative()",
     "final_norm": "norm.position",

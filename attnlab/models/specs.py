@@ -291,12 +291,15 @@ class Positions(Spec):
     """Base of position schemes: how a model knows where a token is."""
 
     name: ClassVar[str] = ""
-    is_learned: ClassVar[bool] = False
-    """Is a trained table added to the embedding?"""
     is_rotary: ClassVar[bool] = False
     """Are queries and keys rotated?"""
     is_relative: ClassVar[bool] = False
     """Is a learnt number per head and distance added to the scores?"""
+
+    @property
+    def is_learned(self) -> bool:
+        """Is a trained table added to the embedding?"""
+        return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -317,9 +320,12 @@ class Learned(Positions):
     """
 
     name: ClassVar[str] = "learned"
-    is_learned: ClassVar[bool] = True
     pad_token: int | None = None
     offset: int = 0
+
+    @property
+    def is_learned(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         check_count("positions.offset", self.offset, 0)
@@ -333,10 +339,18 @@ class Sinusoidal(Positions):
 
     Attributes:
       halves: all sines, then all cosines, as tensor2tensor makes them.
+      rates: with `halves`, "t2t" base^(-i/(n-1)), or "paper" base^(-i/n), of n = D // 2.
     """
 
     name: ClassVar[str] = "sinusoidal"
     halves: bool = False
+    rates: Literal["t2t", "paper"] = "t2t"
+
+    def __post_init__(self) -> None:
+        check_bool("positions.halves", self.halves)
+        check_choice("positions.rates", self.rates, ("t2t", "paper"))
+        if self.rates != "t2t" and not self.halves:
+            raise ValueError("positions.rates is of halves: set halves=True, or leave rates out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -376,14 +390,28 @@ class Relative(Positions):
     Attributes:
       buckets: of distances, a multiple of 4.
       max_distance: distances from here on share the last bucket.
+      table: a trained table is added to the embedding too, as by `Learned` (MPNet, arXiv
+        2004.09297). Then distances count all tokens of the text, whatever positions are given.
+      pad_token: of the table, as in `Learned`.
     """
 
     name: ClassVar[str] = "relative"
     is_relative: ClassVar[bool] = True
     buckets: int = 32
     max_distance: int = 128
+    table: bool = False
+    pad_token: int | None = None
+
+    @property
+    def is_learned(self) -> bool:
+        return self.table
 
     def __post_init__(self) -> None:
+        check_bool("positions.table", self.table)
+        if self.pad_token is not None:
+            check_count("positions.pad_token", self.pad_token, 0)
+            if not self.table:
+                raise ValueError("positions.pad_token is of a table; set table=True")
         check_count("positions.buckets", self.buckets, 4)
         check_count("positions.max_distance", self.max_distance, 1)
         if self.buckets % 4 or self.max_distance <= self.buckets // 2:

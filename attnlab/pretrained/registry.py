@@ -1,6 +1,7 @@
 """The families of published models."""
 
 from attnlab.pretrained.albert import ALBERT
+from attnlab.pretrained.bart import BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.decoders import (
     GLM,
@@ -20,6 +21,8 @@ from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.mixtures import GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from attnlab.pretrained.modernbert import MODERNBERT
+from attnlab.pretrained.mpnet import MPNET
 from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
 from attnlab.pretrained.opt_bloom import BLOOM, OPT
 from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
@@ -35,6 +38,7 @@ KNOWN = (
     *(BLOOM, COHERE, FALCON, OPT, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
     *(CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, DINOV2),
+    *(MODERNBERT, MPNET, BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
 STATE_SPACE = (

@@ -262,7 +262,8 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
     # A place where nothing is dropped does not count.
     values["dropout at each place"] = {place: rate for place, rate in rates.items() if rate}
     values["dropout of attention and ffn"] = config.dropout.attention, config.dropout.ffn
-    unread = {"max_len"} if config.positions.is_relative else set()
+    relative = config.positions.is_relative and not config.positions.is_learned
+    unread = {"max_len"} if relative else set()
     unread |= {"heads.norm_eps"} if not _has_head_norm(config.layout) else set()
     return {
         path: value

@@ -90,6 +90,14 @@ ATTRIBUTES = {
     "siglip_text_model": {"hidden_act": "mish", "projection_size": 7},
     "siglip_vision_model": {"hidden_act": "mish", "vision_use_head": "no", "patch_size": "small"},
     "dinov2": {"hidden_act": "mish", "use_swiglu_ffn": "no", "mlp_ratio": "four"},
+    "mpnet": {"hidden_act": "mish", "relative_attention_num_buckets": 8, "is_decoder": True},
+    "modernbert": {"hidden_activation": "mish", "layer_types": ["chunked"], "norm_bias": "no"},
+    "bart": {"activation_function": "mish", "encoder_ffn_dim": 7, "tie_word_embeddings": False},
+    "marian": {"activation_function": "mish", "share_encoder_decoder_embeddings": False},
+    "mbart": {"activation_function": "mish", "encoder_ffn_dim": 7},
+    "plbart": {"activation_function": "mish", "scale_embedding": "yes"},
+    "pegasus": {"activation_function": "mish", "tie_word_embeddings": False},
+    "blenderbot": {"activation_function": "mish", "is_encoder_decoder": False},
     "t5": {"feed_forward_proj": "gated-mish", "is_gated_act": True},
 }
 
