@@ -205,7 +205,7 @@ def _tensors(
     for name, other in family.unused_in(config).items():
         tensors[name] = tensors[other]
     architecture = given["architectures"][0]
-    if architecture.endswith("Model") and not architecture.endswith("HeadModel"):
+    if architecture.endswith("Model") and not architecture.endswith(("HeadModel", "MTModel")):
         return tensors
     own = family.task_modules
     return {n if n.startswith(own) else family.prefix + n: a for n, a in tensors.items()}

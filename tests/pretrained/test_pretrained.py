@@ -77,6 +77,12 @@ def old_style(family, config, tensors):
             tensors[f"h.{i}.attn.masked_bias"] = np.float32(-1e4).reshape(())
         config = {k: v for k, v in config.items() if not k.startswith(("scale_attn", "reorder"))}
         config |= {"n_ctx": 17, "summary_type": "cls_index"}
+    if family == "modernbert":  # as the hub has it
+        said = config.pop("rope_parameters")
+        config |= {"global_rope_theta": said["full_attention"]["rope_theta"]}
+        config |= {"local_rope_theta": said["sliding_attention"]["rope_theta"]}
+        config |= {"global_attn_every_n_layers": 3, "layer_norm_eps": 1e-5}
+        config.pop("layer_types")
     if "rope_parameters" in config:  # before transformers 5
         said = config.pop("rope_parameters")
         if family == "gemma3_text":
