@@ -39,26 +39,36 @@ class Results(Sequence[RunResult]):
 
     Args:
       runs: the results.
-      workdir: of the sweep, where the learning curves are; None: a report has no curves.
+      folders: of the runs, where their learning curves are; empty: a report has none.
     """
 
-    def __init__(self, runs: Sequence[RunResult], workdir: str | Path | None = None) -> None:
+    def __init__(self, runs: Sequence[RunResult], folders: Sequence[Path | None] = ()) -> None:
         self.runs = tuple(runs)
-        self.workdir = None if workdir is None else Path(workdir)
+        self.folders = tuple(folders) or (None,) * len(self.runs)
+        if len(self.folders) != len(self.runs):
+            raise ValueError(f"{len(self.folders)} folders for {len(self.runs)} runs; give as many")
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         picked = self.runs[index]
-        return Results(picked, self.workdir) if isinstance(index, slice) else picked
+        return Results(picked, self.folders[index]) if isinstance(index, slice) else picked
 
     def __iter__(self) -> Iterator[RunResult]:
         return iter(self.runs)
 
+    def __add__(self, other: "Results") -> "Results":
+        return Results([*self.runs, *other.runs], [*self.folders, *other.folders])
+
     def filter(self, keep: Callable[[RunResult], bool]) -> "Results":
         """The results for which `keep` is True."""
-        return Results([run for run in self.runs if keep(run)], self.workdir)
+        kept = [i for i, run in enumerate(self.runs) if keep(run)]
+        return Results([self.runs[i] for i in kept], [self.folders[i] for i in kept])
+
+    def folder_of(self, run: RunResult) -> Path | None:
+        """The folder of one of these runs."""
+        return next(f for one, f in zip(self.runs, self.folders, strict=True) if one is run)
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -109,7 +119,8 @@ class Results(Sequence[RunResult]):
         Raises:
           ValueError: two runs of one variant, text and seed.
         """
-        metric, found = self.known_metric(metric), {}
+        metric = self.known_metric(metric)
+        found: dict[Variant, Scores] = {}
         for variant, runs in self._variants.items():
             of: dict[tuple[str, int], RunResult] = {}
             for run in (run for run in runs if metric in run.heldout):
@@ -353,10 +364,10 @@ def _spread(scores: Scores) -> float:
 def _flat(run: RunResult) -> dict[str, Tag]:
     parts = {"heldout": run.heldout, "train": run.train, "validation": run.validation}
     scores = {f"{part}_{name}": v for part, values in parts.items() for name, v in values.items()}
-    head = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
+    head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.learning_rate}
     speed = {"seconds": run.seconds, "tokens_per_second": run.tokens_per_second}
-    sizes: dict[str, int] = dataclasses.asdict(run.sizes)
+    sizes: dict[str, Tag] = dataclasses.asdict(run.sizes)
     return {**head, **rate, **dict(run.spec.tags), **scores, **sizes, **speed}
 
 
