@@ -69,7 +69,7 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
         specs = read_specs(path.read_text(encoding="utf-8"))
     found = (read_result(run_folder(Path(workdir), spec)) for spec in specs)
-    return Results([result for result in found if result])
+    return Results([result for result in found if result], workdir)
 
 
 def _add(specs: Sequence[RunSpec], workdir: Path) -> None:
