@@ -7,7 +7,7 @@ Numbers in, numbers out. scipy does what it has; the test for added seeds is by 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

@@ -1,11 +1,12 @@
 """What the comparisons say, in words; what limits it; what is wrong with the runs."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from attnlab.lab.comparisons import Comparison, Variant
 from attnlab.lab.report.page import Paragraph, number
 from attnlab.lab.report.panel import Panel, mean_of
-from attnlab.lab.results import differing, label_of, text_of
+from attnlab.lab.results import data_of, differing, flatten, label_of
 from attnlab.lab.statistics import Difference
 
 METHODS = {
@@ -55,34 +56,60 @@ def summary(found: Sequence[Comparison], panel: Panel, name: Name) -> tuple[str,
     """(bold words, sentence) of a family of comparisons."""
     if len(found) == 1:
         return _one(found[0], panel, name)
-    better = [c for c in found if _is_better(c, panel)]
-    worse = [c for c in found if c.conclusion in ("lower", "higher") and c not in better]
-    equal = [c for c in found if c.conclusion == "equivalent"]
+    groups: dict[str, list[Comparison]] = {}
+    for c in found:
+        groups.setdefault(_word(c, panel), []).append(c)
     baselines = {c.baseline for c in found}
-    base = name(found[0].baseline) if len(baselines) == 1 else "the baseline of each pair"
-    lead = f"Inconclusive: none of {len(found)} variants differs significantly from {base}."
-    if better:
-        lead = f"Better than {base}: {_names(better, name, baselines)}."
-    elif worse:
-        lead = f"Worse than {base}: {_names(worse, name, baselines)}; none is better."
-    elif equal:
-        lead = f"Equivalent to {base} within {panel.about.margin:g}: {_names(equal, name, baselines)}."
-    told = [f"{_pair(c, name, baselines)} {gap(c.difference, panel)}" for c in better + worse]
-    parts = [
-        f"Difference in {panel.metric.unit} with 95 % interval: {'; '.join(told)}." if told else "",
-        _open(found, panel, name, baselines),
-        f"Significant after Holm's correction over {len(found)} comparisons." if told else "",
-    ]
-    if better and worse:
-        parts.insert(0, f"Worse: {_names(worse, name, baselines)}.")
-    return lead, " ".join(filter(None, parts))
+    base = name(found[0].baseline) if len(baselines) == 1 else "its baseline"
+
+    def listed(word: str) -> str:
+        some = [_pair(c, name, baselines) for c in groups[word]]
+        if len(some) > MOST_TOLD:
+            return f"{len(some)} of {len(found)} variants"
+        return "; ".join(some)
+
+    told = [word for word in (BETTER, WORSE, EQUIVALENT) if word in groups]
+    if not told:
+        lead = f"Inconclusive: none of {len(found)} variants differs significantly from {base}."
+        return lead, _gaps(found, panel, name, baselines)
+    verb = "are" if len(groups[told[0]]) > 1 else "is"
+    lead = f"{listed(told[0])} {verb} {told[0].lower()} than {base}."
+    if told[0] == EQUIVALENT:
+        lead = f"{listed(EQUIVALENT)} {verb} equivalent to {base} within {panel.about.margin:g}."
+    parts = [_gaps(groups[told[0]], panel, name, baselines)]
+    others = [word for word in (*told[1:], INCONCLUSIVE) if word in groups]
+    parts += [_gaps(groups[word], panel, name, baselines, word) for word in others]
+    return lead, " ".join([*parts, f"Holm's correction counts {len(found)} comparisons."])
+
+
+BETTER, WORSE, EQUIVALENT, INCONCLUSIVE = "Better", "Worse", "Equivalent", "Inconclusive"
+MOST_TOLD = 4
+"""Comparisons of a kind whose numbers are in the answer; all are in the table."""
+
+
+def _word(c: Comparison, panel: Panel) -> str:
+    if c.conclusion in ("lower", "higher"):
+        return BETTER if _is_better(c, panel) else WORSE
+    return EQUIVALENT if c.conclusion == "equivalent" else INCONCLUSIVE
+
+
+def _gaps(
+    some: Sequence[Comparison], panel: Panel, name: Name, baselines: set[Variant], word: str = ""
+) -> str:
+    """Their differences, or how many there are."""
+    begin = f"{word}: " if word else f"Difference in {panel.metric.unit} (95 % interval): "
+    if len(some) > MOST_TOLD:
+        return f"{begin}{len(some)} variants, see Differences."
+    told = [f"{_pair(c, name, baselines)} {gap(c.difference, panel)}" for c in some]
+    return f"{begin}{'; '.join(told)}."
 
 
 def _one(c: Comparison, panel: Panel, name: Name) -> tuple[str, str]:
     a, b, unit = name(c.variant), name(c.baseline), panel.metric.unit
     values = (
-        f"{a} less {b} is {gap(c.difference, panel)} {unit} ({METHODS[c.difference.method]}, "
-        f"p = {p_value(c.p_holm)}, {c.difference.count} pairs of runs)."
+        f"{a} less {b}: {number(c.difference.mean, panel.metric.digits)} {unit} (95 % interval "
+        f"{interval(c.difference, panel.metric.digits)}, p {_p(c.p_holm)}, "
+        f"{METHODS[c.difference.method]}, {c.difference.count} pairs of runs)."
     )
     if c.conclusion == "inconclusive":
         return f"Inconclusive ({c.reason}).", values
@@ -95,22 +122,8 @@ def _is_better(c: Comparison, panel: Panel) -> bool:
     return c.conclusion == ("lower" if panel.sign > 0 else "higher")
 
 
-def _names(some: Sequence[Comparison], name: Name, baselines: set[Variant]) -> str:
-    return "; ".join(_pair(c, name, baselines) for c in some)
-
-
 def _pair(c: Comparison, name: Name, baselines: set[Variant]) -> str:
     return name(c.variant) if len(baselines) == 1 else f"{name(c.variant)} ({name(c.baseline)})"
-
-
-def _open(
-    found: Sequence[Comparison], panel: Panel, name: Name, baselines: set[Variant]
-) -> str:
-    left = [c for c in found if c.conclusion == "inconclusive"]
-    if not left:
-        return ""
-    told = [f"{_pair(c, name, baselines)} {gap(c.difference, panel)}" for c in left]
-    return f"Inconclusive: {'; '.join(told)}."
 
 
 def _lowest(panel: Panel) -> str:
@@ -141,6 +154,11 @@ def p_value(p: float) -> str:
     return "–" if p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def _p(p: float) -> str:
+    text = p_value(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
 def warnings(panel: Panel) -> list[Paragraph]:
     """What is wrong with the runs."""
     lines = []
@@ -148,12 +166,33 @@ def warnings(panel: Panel) -> list[Paragraph]:
         known = " or ".join(dict.fromkeys(map(str, values)))
         lines.append(f"The runs had different environments: {name} is {known}.")
     for variant, runs in panel.variants.items():
-        if gone := [str(run.spec.seed) for run in runs if run.status == "diverged"]:
-            lines.append(f"{panel.labels[variant]} diverged with seed {', '.join(gone)}.")
-    lines += _worse_than_baselines(panel)
+        gone = [run for run in runs if run.status == "diverged"]
+        if gone:
+            seeds = ", ".join(str(run.spec.seed) for run in gone)
+            why = f" ({gone[0].message})" if gone[0].message else ""
+            lines.append(f"{panel.labels[variant]} diverged with seed {seeds}{why}.")
+    lines += _other_data(panel) + _worse_than_baselines(panel)
     if panel.unfinished:
         lines.append(f"Not finished, so not shown: {', '.join(panel.unfinished)}.")
     return [Paragraph(line, panel.title and f"{panel.title}:", "warning") for line in lines]
+
+
+def _other_data(panel: Panel) -> list[str]:
+    """Were runs trained on other data than their tags say?"""
+    digests: dict[str, set[str]] = {}
+    for run in panel.results:
+        digests.setdefault(data_of(run), set()).add(run.data.sha256)
+    if any(len(found) > 1 for found in digests.values()):
+        return [
+            "Runs of the same data config were trained on different data (their digests differ), "
+            "so their scores cannot be compared."
+        ]
+    if len(panel.results.texts) > 1 or len(digests) < 2:
+        return []
+    fields = differing([flatten(json.loads(data)) for data in digests])
+    tags = {name for variant in panel.variants for name, _ in variant}
+    other = [name for name in fields if name not in tags]
+    return [f"Variants were trained on different data: {', '.join(other)} differ."] if other else []
 
 
 def _worse_than_baselines(panel: Panel) -> list[str]:
@@ -176,7 +215,7 @@ def _worse_than_baselines(panel: Panel) -> list[str]:
 
 def limits(panel: Panel) -> list[str]:
     """Sentences on what the comparison does not say."""
-    texts = {text_of(run) for run in panel.results}
+    texts = panel.results.texts
     seeds = sorted({run.spec.seed for run in panel.results})
     lines = list(panel.about.notes)
     if len(panel.results) == 1:

@@ -11,9 +11,9 @@ from attnlab.lab.comparisons import Comparison, Variant
 from attnlab.lab.report.page import Figure, draw
 from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import text_of
 from attnlab.lab.statistics import best_rate, paired_difference
 
+_INK = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
 PASSES = 3
 """A training step in forward passes: one forward, and a backward pass of two."""
 MOST_LABELS = 8
@@ -37,7 +37,7 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
         for effect in panel.effects:
             c = effect.comparison
             label = f"{title}{c.variant[0][1]} − {c.baseline[0][1]} (mean)"
-            rows.append(_interval(c, label, panel, next(iter(panel.styles.values()))))
+            rows.append(_interval(c, label, panel, _INK))
         several = len({c.baseline for c in panel.comparisons}) > 1 or len(panels) > 1
         for c in panel.comparisons:
             label = panel.labels[c.variant]
@@ -51,7 +51,7 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
     same = {c.baseline for p in panels for c in p.comparisons}
     than = f" less {first.labels[next(iter(same))]}" if len(same) == len(panels) == 1 else ""
     better = "left" if first.sign > 0 else "right"
-    label = fill(f"{first.metric.unit}{than} ({better} of 0: better)", 52)
+    label = fill(f"{first.metric.unit}{than}", 44) + f"\n({better} of 0 is better)"
     averaged = " Mean: over the other tags." if any(p.effects for p in panels) else ""
     return [
         draw(
@@ -91,14 +91,14 @@ def scores_figure(panel: Panel, name: str) -> list[Figure]:
 def curves_figures(panel: Panel, name: str) -> list[Figure]:
     """Learning curves, one figure for each text."""
     found = []
-    texts = list(dict.fromkeys(text_of(run) for run in panel.results))
+    texts = panel.results.texts
     for number, text in enumerate(texts):
         curves = [c for v in panel.variants if (c := _curve(panel, v, text))]
         if not curves:
             continue
-        run = next(run for run in panel.results if text_of(run) == text)
+        run = next(run for run in panel.results if panel.results.text_of(run) == text)
         windows = run.spec.config.train.curve_windows
-        part = "validation" if run.validation else "held-out"
+        part = run.curves
         figure = plotting.learning_curves(curves, f"{part} {panel.metric.unit}")
         title = f"text {number + 1} of {len(texts)}: " if len(texts) > 1 else ""
         caption = (
@@ -114,7 +114,7 @@ def curves_figures(panel: Panel, name: str) -> list[Figure]:
 
 def _curve(panel: Panel, variant: Variant, text: str) -> plotting.Curve | None:
     """Of the seeds of a variant, at the steps that all have."""
-    runs = [run for run in panel.variants[variant] if text_of(run) == text]
+    runs = [run for run in panel.variants[variant] if panel.results.text_of(run) == text]
     complete = [run for run in runs if run.status == "complete"]
     metric = f"eval/{panel.metric.name}"
     every = [curve for run in complete or runs if (curve := panel.curve(run, metric))]

@@ -32,9 +32,13 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     config = run.spec.config
     train, model = config.train, config.model
     source = config.to_dict()["data"]
-    given = ", ".join(f"{n} {v}" for n, v in source.items() if v not in ("", None, (), []))
-    yield "Data", given
-    yield "Task", config.task
+    given = [f"{n} {v}" for n, v in source.items() if v not in ("", None, (), [])]
+    facts = [f"{v:,} {n}" if isinstance(v, int) else f"{n}: {v}" for n, v in run.data.facts.items()]
+    digest = [f"sha256 {run.data.sha256}"] if run.data.sha256 else []
+    yield "Data", ", ".join([run.data.name, *given, *facts, *digest]).lstrip(", ")
+    yield "Task", run.task or config.task
+    if run.start:
+        yield "Start", run.start
     tokens = train.steps * train.batch_size * train.length
     yield (
         "Training",
@@ -42,8 +46,9 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         f"{tokens:,} tokens a run; {train.optimizer}, {train.schedule.replace('_', ' ')} schedule, "
         f"{train.warmup_steps:,} steps of warm-up",
     )
-    yield "Scored", (
-        f"{train.eval_windows:,} held-out rows" if train.eval_windows else "all held-out rows"
+    yield (
+        "Scored",
+        (f"{train.eval_windows:,} held-out rows" if train.eval_windows else "all held-out rows"),
     )
     yield "Learning rates", f"{train.learning_rate:.3g}"
     yield "Seeds", str(run.spec.seed)

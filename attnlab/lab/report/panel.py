@@ -18,12 +18,11 @@ from attnlab.lab.comparisons import (
     compare_pairs,
 )
 from attnlab.lab.report.description import Description, Tags
-from attnlab.lab.result import RunResult
-from attnlab.lab.results import Results, config_fields, differing, label_of
+from attnlab.lab.result import MetricInfo, RunResult
+from attnlab.lab.results import Results, differing, label_of
 from attnlab.lab.spec import Tag
 from attnlab.plotting import Style, style
 from attnlab.training.metrics import read_metrics
-from attnlab.training.objectives import Metric
 
 METRICS = "metrics.jsonl"
 
@@ -41,13 +40,13 @@ class Panel:
     """
 
     results: Results
-    about: Description = Description()  # noqa: RUF009
+    about: Description = Description()
     title: str = ""
     unfinished: Sequence[str] = ()
     tuning: Results | None = None
 
     @functools.cached_property
-    def metric(self) -> Metric:
+    def metric(self) -> MetricInfo:
         """The main metric."""
         return self.results.metrics[self.results.metric]
 
@@ -130,7 +129,7 @@ class Panel:
         found = {}
         for variant in self.variants:
             tags = dict(variant)
-            colour = repr(tags.get(first, None) if first else None)
+            colour = repr(tags.get(first) if first else None)
             rest = repr([tags.get(name) for name in varied if name != first])
             found[variant] = style(
                 colours.setdefault(colour, len(colours)), patterns.setdefault(rest, len(patterns))
@@ -144,13 +143,13 @@ class Panel:
         return float(np.mean(values)) if values else None
 
     def numbers(self, variant: Variant, name: str) -> list[float]:
-        """A number of each run: held out, or the last of this name in its metrics; "": the main
-        metric."""
+        """A number of each run: held out, of its weights, or the last of this name in its metrics;
+        "": the main metric."""
         name = name or self.metric.name
         found = []
         for run in self.variants[variant]:
-            if name in run.heldout:
-                found.append(run.heldout[name])
+            if name in run.heldout or name in run.weights:
+                found.append({**run.weights, **run.heldout}[name])
             elif (curve := self.curve(run, name)) and curve:
                 found.append(curve[max(curve)])
         return found
@@ -191,11 +190,6 @@ class Panel:
 def mean_of(scores: Scores) -> float:
     """Mean over texts and seeds."""
     return float(np.mean(list(scores.values()))) if scores else math.nan
-
-
-def same_config(runs: Sequence[RunResult]) -> bool:
-    """Have all runs the same config but for data and seeds?"""
-    return not differing([config_fields(run) for run in runs])
 
 
 @functools.lru_cache(maxsize=512)

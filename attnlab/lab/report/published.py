@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.lab.report.description import Expectation, PublishedTable
+from attnlab.lab.report.description import Expectation, PublishedTable, Tags
 from attnlab.lab.report.page import Facts, Paragraph, Section, Table, number
 from attnlab.lab.report.panel import Panel, mean_of
+from attnlab.lab.statistics import Array
 
 with extra("lab"):
     import pandas
@@ -43,8 +44,8 @@ def _here(panel: Panel, name: str) -> str:
     config = run.spec.config
     model, train = config.model, config.train
     told = {
-        "data": type(config.data).__name__,
-        "task": config.task,
+        "data": run.data.name or type(config.data).__name__,
+        "task": run.task or config.task,
         "model": f"{model.kind}, {model.num_layers} layers, width {model.width:,}, FFN "
         f"{model.ffn.width:,}",
         "training": f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} "
@@ -153,6 +154,6 @@ def _judge(panel: Panel, expected: Expectation) -> tuple[bool | None, str]:
     return held, f"{expected.text.format(**told)} ({asked})"
 
 
-def _numbers(panel: Panel, expected: Expectation, tags: object) -> "np.ndarray":  # type: ignore[type-arg]
-    variant = panel.find(tags)  # type: ignore[arg-type]
-    return np.array(panel.numbers(variant, expected.number) if variant else [])
+def _numbers(panel: Panel, expected: Expectation, tags: Tags) -> Array:
+    variant = panel.find(tags)
+    return np.array(panel.numbers(variant, expected.number) if variant else [], np.float64)

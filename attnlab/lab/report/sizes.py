@@ -45,7 +45,9 @@ def sizes_section(panel: Panel) -> list[Section]:
         "profile likelihood. They cover variation over seeds, not that the law may be another one."
     )
     looks = {v: panels[0].styles[at[0][v]] for v in order}
-    return [Section(title, [Paragraph(text), table, Figures([_figure(panel, found, names, looks)])])]
+    return [
+        Section(title, [Paragraph(text), table, Figures([_figure(panel, found, names, looks)])])
+    ]
 
 
 def _without(variant: Variant, tag: str) -> Variant:

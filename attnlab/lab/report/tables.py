@@ -108,7 +108,6 @@ def _comparison(c: Comparison, panel: Panel, labels: dict[Variant, str]) -> Row:
         INTERVAL: interval(d, digits),
         "p, Holm": p_value(c.p_holm),
         "conclusion": conclusion,
-        "test": METHODS[d.method],
         "runs": d.count,
     }
     if panel.about.margin:
@@ -117,7 +116,7 @@ def _comparison(c: Comparison, panel: Panel, labels: dict[Variant, str]) -> Row:
         row["interval, this pair alone"] = interval(c.paired, digits)
     if panel.about.seeds_added or d.count > 4:
         row["interval at any time"] = interval(c.anytime, digits)
-    return row
+    return {**row, "test": METHODS[d.method]}
 
 
 def _raw(c: Comparison, labels: dict[Variant, str]) -> Row:
