@@ -11,7 +11,7 @@ from attnlab.lab.statistics import Difference
 
 METHODS = {
     "paired t": "Student's paired t",
-    "pooled": "residual variance of all variants",
+    "pooled": "pooled variance of all variants",
     "mixed model": "mixed model of texts and seeds",
     "anytime": "test that holds at any time",
     "none": "no test",
