@@ -82,7 +82,8 @@ class Variant:
     Attributes:
       values: field ("train.steps") -> value.
       name: what tables call it; "": the values.
-      tags: further tags of its runs, as the size of a model.
+      tags: of its runs; None: {"name": name}, or without a name the last part of each field and its
+        value.
 
     >>> Variant({"model.heads.layout": "wide", "model.sharing": "albert"}).all_tags
     {'layout': 'wide', 'sharing': 'albert'}
@@ -92,20 +93,22 @@ class Variant:
 
     values: Mapping[str, Any]
     name: str = ""
-    tags: Mapping[str, Tag] = dataclasses.field(default_factory=dict)
+    tags: Mapping[str, Tag] | None = None
 
     @property
     def all_tags(self) -> dict[str, Tag]:
-        """The tags of its runs: "name", or the last part of each field; then `tags`."""
+        """The tags of its runs."""
+        if self.tags is not None:
+            return dict(self.tags)
         if self.name:
-            return {"name": self.name, **self.tags}
+            return {"name": self.name}
         lasts = [path.rpartition(".")[2] for path in self.values]
         found: dict[str, Tag] = {}
         for path, value in self.values.items():
             last = path.rpartition(".")[2]
             key = path if lasts.count(last) > 1 else last
             found[key] = value if isinstance(value, Tag) else str(value)
-        return found | dict(self.tags)
+        return found
 
     @property
     def id(self) -> str:
