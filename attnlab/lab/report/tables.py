@@ -68,8 +68,13 @@ def comparison_table(panel: Panel, name: str) -> Table:
     """Each comparison with its interval and corrected p-values."""
     rows = [_comparison(c, panel, panel.labels) for c in panel.comparisons]
     data = [_raw(c, panel.labels) for c in panel.comparisons]
+    baselines = {row["baseline"] for row in rows}
+    base = "baseline"
+    if len(baselines) == 1:
+        base = baselines.pop()
+        rows = [{n: v for n, v in row.items() if n != "baseline"} for row in rows]
     caption = (
-        f"Variant less baseline in {panel.metric.unit}, paired by seed. Holm's correction counts "
+        f"Variant less {base} in {panel.metric.unit}, paired by seed. Holm's correction counts "
         f"{len(rows)} comparisons."
     )
     if panel.about.margin:
