@@ -168,9 +168,7 @@ def _as_text(
         tokens = a.tolist()
         found[name] = np.asarray(a, np.int32)
         found[f"written_{name}"] = np.array(decode_tokens(objective, dataset, tokens))
-        found[f"pieces_{name}"] = np.array(
-            [decode_tokens(objective, dataset, [t]) for t in tokens]
-        )
+        found[f"pieces_{name}"] = np.array([decode_tokens(objective, dataset, [t]) for t in tokens])
     return found
 
 

@@ -84,9 +84,7 @@ class Experiment:
 
     def _param_shapes(self, inputs: dict[str, Any]) -> Any:
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), inputs)
-        return jax.eval_shape(
-            lambda: self.model.build().init(jax.random.key(0), **zeros)["params"]
-        )
+        return jax.eval_shape(lambda: self.model.build().init(jax.random.key(0), **zeros)["params"])
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts of JSON values; `from_dict` reads them as the same experiment."""

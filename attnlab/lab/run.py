@@ -79,7 +79,7 @@ def run_one(
     spec: RunSpec,
     workdir: str | Path,
     *,
-    options: RunOptions = RunOptions(),  # noqa: B008
+    options: RunOptions = RunOptions(),
 ) -> RunResult:
     """Trains a run in `workdir/runs/ID` and returns its result.
 
@@ -230,9 +230,7 @@ class _Run:
 
     def _write_maps(self, fitted: FitResult, params: Any) -> None:
         rows = attention_maps.shown_rows(self.objective, self.dataset)
-        initial = initial_params(
-            self.model.build(), params, self.spec.seed, rows[0].example.inputs
-        )
+        initial = initial_params(self.model.build(), params, self.spec.seed, rows[0].example.inputs)
         trained = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
         found = attention_maps.attention_maps(
             self.model, self.objective, self.dataset, rows, trained, initial
