@@ -13,11 +13,11 @@ import numpy as np
 
 from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
-from attnlab.lab.result import RunResult
+from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.spec import Tag
 from attnlab.lab.statistics import LEVEL, paired_difference
 from attnlab.training.loggers import SavesFigure
-from attnlab.training.objectives import OBJECTIVES, Metric
+from attnlab.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,32 +39,42 @@ class Results(Sequence[RunResult]):
 
     Args:
       runs: the results.
-      workdir: of the sweep, where the learning curves are; None: a report has no curves.
+      folders: of the runs, where their learning curves are; empty: a report has none.
     """
 
-    def __init__(self, runs: Sequence[RunResult], workdir: str | Path | None = None) -> None:
+    def __init__(self, runs: Sequence[RunResult], folders: Sequence[Path | None] = ()) -> None:
         self.runs = tuple(runs)
-        self.workdir = None if workdir is None else Path(workdir)
+        self.folders = tuple(folders) or (None,) * len(self.runs)
+        if len(self.folders) != len(self.runs):
+            raise ValueError(f"{len(self.folders)} folders for {len(self.runs)} runs; give as many")
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         picked = self.runs[index]
-        return Results(picked, self.workdir) if isinstance(index, slice) else picked
+        return Results(picked, self.folders[index]) if isinstance(index, slice) else picked
 
     def __iter__(self) -> Iterator[RunResult]:
         return iter(self.runs)
 
+    def __add__(self, other: "Results") -> "Results":
+        return Results([*self.runs, *other.runs], [*self.folders, *other.folders])
+
     def filter(self, keep: Callable[[RunResult], bool]) -> "Results":
         """The results for which `keep` is True."""
-        return Results([run for run in self.runs if keep(run)], self.workdir)
+        kept = [i for i, run in enumerate(self.runs) if keep(run)]
+        return Results([self.runs[i] for i in kept], [self.folders[i] for i in kept])
+
+    def folder_of(self, run: RunResult) -> Path | None:
+        """The folder of one of these runs."""
+        return next(f for one, f in zip(self.runs, self.folders, strict=True) if one is run)
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
-        known = {m.name: m for run in self.runs for m in OBJECTIVES[run.spec.config.task].metrics}
-        return {**known, "loss": Metric("loss", "loss", "lower")}
+        known = {m.name: m for run in self.runs for m in run.metrics or _metrics_of(run)}
+        return {**known, "loss": MetricInfo(name="loss", unit="loss")}
 
     @property
     def metric(self) -> str:
@@ -109,11 +119,12 @@ class Results(Sequence[RunResult]):
         Raises:
           ValueError: two runs of one variant, text and seed.
         """
-        metric, found = self.known_metric(metric), {}
+        metric = self.known_metric(metric)
+        found: dict[Variant, Scores] = {}
         for variant, runs in self._variants.items():
             of: dict[tuple[str, int], RunResult] = {}
             for run in (run for run in runs if metric in run.heldout):
-                key = (text_of(run), run.spec.seed)
+                key = (self.text_of(run), run.spec.seed)
                 if key in of:
                     raise ValueError(
                         f"{of[key].spec.id!r} and {run.spec.id!r} are the same variant and seed, "
@@ -147,18 +158,26 @@ class Results(Sequence[RunResult]):
                 "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
                 "sd": _spread(scores),
                 "seeds": len({seed for _, seed in scores}),
-                **({"texts": len({text for text, _ in scores})} if self._has_texts else {}),
+                **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
-                **dataclasses.asdict(runs[0].sizes),
+                **_sizes(runs[0]),
                 "seconds": sum(run.seconds for run in runs),
             })  # fmt: skip
         return pandas.DataFrame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
         )
 
-    @property
-    def _has_texts(self) -> bool:
-        return len({text_of(run) for run in self.runs}) > 1
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """The texts (data configs as JSON), if variants were trained on several; else [""]."""
+        per_variant = [{data_of(run) for run in runs} for runs in self._variants.values()]
+        if all(len(some) < 2 for some in per_variant):
+            return [""]
+        return list(dict.fromkeys(data_of(run) for run in self.runs))
+
+    def text_of(self, run: RunResult) -> str:
+        """Which of `texts` a run was trained on."""
+        return data_of(run) if len(self.texts) > 1 else ""
 
     def variant(self, tags: Mapping[str, Tag]) -> Variant:
         """The one variant that has these tags. Raises ValueError where none or several do."""
@@ -288,7 +307,7 @@ def label_of(tags: Sequence[tuple[str, Tag]]) -> str:
     return ", ".join(words) or "run"
 
 
-def text_of(run: RunResult) -> str:
+def data_of(run: RunResult) -> str:
     """What a run was trained on: its data config as JSON."""
     return json.dumps(run.spec.config.to_dict()["data"], sort_keys=True)
 
@@ -323,7 +342,7 @@ def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
     configs = [config_fields(run) for run in runs]
     places: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
-        places.setdefault(text_of(run), []).append(i)
+        places.setdefault(data_of(run), []).append(i)
     varied = [differing([configs[i] for i in some]) for some in places.values()]
     names = list(dict.fromkeys(name for one in varied for name in one))
     found: list[Variant] = [() for _ in runs]
@@ -353,11 +372,23 @@ def _spread(scores: Scores) -> float:
 def _flat(run: RunResult) -> dict[str, Tag]:
     parts = {"heldout": run.heldout, "train": run.train, "validation": run.validation}
     scores = {f"{part}_{name}": v for part, values in parts.items() for name, v in values.items()}
-    head = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
+    head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.learning_rate}
     speed = {"seconds": run.seconds, "tokens_per_second": run.tokens_per_second}
-    sizes: dict[str, int] = dataclasses.asdict(run.sizes)
-    return {**head, **rate, **dict(run.spec.tags), **scores, **sizes, **speed}
+    return {**head, **rate, **dict(run.spec.tags), **scores, **_sizes(run), **speed}
+
+
+def _sizes(run: RunResult) -> dict[str, Tag]:
+    names = ("parameters", "applied_parameters", "flops_per_token", "ffn_width")
+    return {name: getattr(run.sizes, name) for name in names}
+
+
+def _metrics_of(run: RunResult) -> list[MetricInfo]:
+    """The metrics of the task, for results that do not have them."""
+    return [
+        MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
+        for m in OBJECTIVES[run.spec.config.task].metrics
+    ]
 
 
 def _markup(table: "DataFrame") -> str:

@@ -7,7 +7,7 @@ Numbers in, numbers out. scipy does what it has; the test for added seeds is by 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -341,44 +341,113 @@ def power_law(x: ArrayLike, losses: ArrayLike) -> PowerLaw:
     >>> round(found.floor, 3), round(found.exponent, 3)
     (2.0, 0.301)
     """
-    y = np.asarray(losses, np.float64)
-    sizes = np.repeat(np.asarray(x, np.float64), y.shape[1])
-    y = y.ravel()
+    sizes, y = _every_seed(x, losses)
     floor = len(np.unique(sizes)) >= 3 and len(y) > 3
-    middle = math.exp(np.log(sizes).mean())
+    best, grid = _best_exponent(sizes, y, floor)
+    (offset, scale), least = _fit_law(sizes, y, best, floor)
+    df = len(y) - 2 - floor
+    low = high = math.nan
+    if df >= 1:
+        limit = least * _profile_ratio(df)
+        low, high = map(
+            math.exp,  # 0 and infinity where not bounded
+            _where_below(lambda t: _fit_law(sizes, y, t, floor)[1] - limit, best, grid),
+        )
+    return PowerLaw(offset, scale, math.exp(best), low, high, floor)
 
-    def fit(log_exponent: float) -> tuple[Any, float]:
-        z = (sizes / middle) ** -math.exp(log_exponent)
-        columns = np.stack([np.ones_like(z), z], 1) if floor else z[:, None]
-        found, missed = optimize.nnls(columns, y)
-        return found, float(missed) ** 2
 
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """How many times its own compute a variant is worth to another one, with its interval."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+GAINS = 1e-3, 1e3
+"""Between these a gain is searched."""
+
+
+def compute_gain(base_x: ArrayLike, base: ArrayLike, x: float, losses: ArrayLike) -> Gain:
+    """How many times x the baseline needs to be as good as a variant at x, by its power law.
+
+    The losses of the variant [S] are put at gain * x on the law of the baseline (losses [K, S] at
+    base_x [K]); above 1 the variant is better at equal x. Interval by profile likelihood, as of
+    `power_law`; an end that is not bounded is 0 or infinite.
+
+    >>> x = np.array([1.0, 10.0, 100.0])
+    >>> base = np.stack([2 + 3 * x**-0.5] * 2, axis=1)
+    >>> round(compute_gain(x, base, 5.0, [2 + 3 * 20**-0.5]).value, 3)
+    4.0
+    """
+    base_sizes, base_y = _every_seed(base_x, base)
+    own = np.asarray(losses, np.float64).ravel()
+    y = np.concatenate([base_y, own])
+    floor = len(np.unique(base_sizes)) >= 3 and len(y) > 4
+
+    def missed(log_gain: float) -> float:
+        sizes = np.concatenate([base_sizes, np.full(len(own), x * math.exp(log_gain))])
+        return _fit_law(sizes, y, _best_exponent(sizes, y, floor)[0], floor)[1]
+
+    low, high = map(math.log, GAINS)
+    grid = np.linspace(low, high, 60)
+    best, least = _lowest(missed, grid)
+    df = len(y) - 3 - floor
+    if df < 1:
+        return Gain(math.exp(best))
+    limit = least * _profile_ratio(df)
+    ends = _where_below(lambda t: missed(t) - limit, best, grid)
+    return Gain(math.exp(best), math.exp(ends[0]), math.exp(ends[1]))
+
+
+def _every_seed(x: ArrayLike, losses: ArrayLike) -> tuple[Array, Array]:
+    """Sizes [K] and losses [K, S] as [K S] each."""
+    y = np.asarray(losses, np.float64)
+    return np.repeat(np.asarray(x, np.float64), y.shape[1]), y.ravel()
+
+
+def _profile_ratio(df: int) -> float:
+    """How much more than the least squares the fits in an interval may miss."""
+    return 1 + float(stats.f.ppf((1 + LEVEL) / 2, 1, df)) / df
+
+
+def _fit_law(
+    sizes: Array, y: Array, log_exponent: float, floor: bool
+) -> tuple[tuple[float, float], float]:
+    """((floor, scale), squares that are missed) for one exponent; floor and scale are not
+    negative."""
+    exponent, middle = math.exp(log_exponent), math.exp(float(np.log(sizes).mean()))
+    z = (sizes / middle) ** -exponent
+    columns = np.stack([np.ones_like(z), z], 1) if floor else z[:, None]
+    found, missed = optimize.nnls(columns, y)
+    return (float(found[0]) if floor else 0.0, float(found[-1]) * middle**exponent), missed**2
+
+
+def _best_exponent(sizes: Array, y: Array, floor: bool) -> tuple[float, Array]:
+    """The logarithm of the best exponent, and the grid it was searched on."""
     low, high = map(math.log, EXPONENTS)
     grid = np.linspace(low, high, 60)
-    at = int(np.argmin([fit(t)[1] for t in grid]))
+    return _lowest(lambda t: _fit_law(sizes, y, t, floor)[1], grid)[0], grid
+
+
+def _lowest(of: Callable[[float], float], grid: Array) -> tuple[float, float]:
+    """Where `of` is lowest between the neighbours of the best point of the grid, and how low."""
+    at = int(np.argmin([of(t) for t in grid]))
     ends = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-    best = float(optimize.minimize_scalar(lambda t: fit(t)[1], bounds=ends, method="bounded").x)
-    found, least = fit(best)
-    df = len(y) - 2 - floor
-    interval = (math.nan, math.nan)
-    if df >= 1:
-        limit = least * (1 + float(stats.f.ppf((1 + LEVEL) / 2, 1, df)) / df) + 1e-300
-        lower, upper = _where_below(lambda t: fit(t)[1] - limit, best, grid)
-        interval = (math.exp(lower), math.exp(upper))  # 0 and infinity where not bounded
-    scale = float(found[-1]) * middle ** math.exp(best)
-    return PowerLaw(float(found[0]) if floor else 0.0, scale, math.exp(best), *interval, floor)
+    found = optimize.minimize_scalar(of, bounds=ends, method="bounded", options={"xatol": 1e-7})
+    return float(found.x), float(found.fun)
 
 
 def _where_below(excess: Callable[[float], float], best: float, grid: Array) -> tuple[float, float]:
     """The ends of the range around `best` where excess <= 0; infinite if not on the grid."""
     ends = []
     for side, open_end in ((grid[grid < best][::-1], -math.inf), (grid[grid > best], math.inf)):
-        inside = best
+        inside, end = best, open_end
         for t in side:
             if excess(t) > 0:
-                ends.append(float(optimize.brentq(excess, inside, t)) if excess(inside) < 0 else t)
+                end = float(optimize.brentq(excess, inside, t)) if excess(inside) < 0 else inside
                 break
             inside = t
-        else:
-            ends.append(open_end)
+        ends.append(end)
     return ends[0], ends[1]

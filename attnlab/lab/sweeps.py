@@ -77,8 +77,9 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         if not path.exists():
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
         specs = read_specs(path.read_text(encoding="utf-8"))
-    found = (read_result(run_folder(Path(workdir), spec)) for spec in specs)
-    return Results([result for result in found if result], workdir)
+    folders = [run_folder(Path(workdir), spec) for spec in specs]
+    found = [(result, folder) for folder in folders if (result := read_result(folder))]
+    return Results([result for result, _ in found], [folder for _, folder in found])
 
 
 def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
