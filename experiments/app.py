@@ -114,9 +114,7 @@ def _check_config_path(argv: list[str]) -> None:
     if given := _given_config(argv):
         path = given.partition(":")[0]
         if not path.endswith(".py") or not Path(path).is_file():
-            raise ValueError(
-                f"no config file {path!r}; --config is path.py or path.py:PRESET"
-            )
+            raise ValueError(f"no config file {path!r}; --config is path.py or path.py:PRESET")
 
 
 def _unknown_field(argv: list[str], error: Exception) -> str:

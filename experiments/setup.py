@@ -96,7 +96,7 @@ def setup_of(
     Args:
       config: with the fields that flags set.
       module: of the config file; may have `variants` (a list, or a function of the base experiment
-        and the preset) and `describe` (preset -> `Description`).
+        and the preset) and `description`, or `describe` (preset -> `Description`).
       preset: behind the colon of the config file.
       variants: in place of those of the file, of which then nothing is described.
       overrides: field -> value that flags set.
@@ -111,6 +111,7 @@ def setup_of(
         variants = given(base, preset) if callable(given) else given
         if hasattr(module, "describe"):
             described = module.describe(preset)
+        described = getattr(module, "description", described)
     _check_overrides(variants, overrides or {}, module, config)
     equal_seconds = match if match and match.budget == SECONDS else None
     return Setup(

@@ -21,17 +21,44 @@ Policies (`AddSeeds`, `TuneLearningRate`) look at results and propose further ru
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
+from attnlab.lab.report import Description, read_description
 from attnlab.lab.result import ModelSizes, RunResult
 from attnlab.lab.results import Results
 from attnlab.lab.run import RunInUse, RunOptions, run_one
 from attnlab.lab.slurm import Queued, SlurmExecutor
-from attnlab.lab.spec import Match, RunSpec, Variant, grid, product, specs_of, with_values
+from attnlab.lab.spec import Match, RunSpec, Tag, Variant, grid, product, specs_of, with_values
 from attnlab.lab.start import HeadInit
 from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep
 
 __all__ = [
-    "AddSeeds", "Executor", "Experiment", "HeadInit", "InProcess", "LocalExecutor", "Match",
-    "ModelSizes", "Policy", "Queued", "Results", "RunInUse", "RunOptions", "RunResult", "RunSpec",
-    "SlurmExecutor", "SweepFailed", "TuneLearningRate", "Variant", "best_rates", "grid",
-    "load_results", "product", "run_one", "specs_of", "sweep", "with_rates", "with_values",
+    "AddSeeds",
+    "Description",
+    "Executor",
+    "Experiment",
+    "HeadInit",
+    "InProcess",
+    "LocalExecutor",
+    "Match",
+    "ModelSizes",
+    "Policy",
+    "Queued",
+    "Results",
+    "RunInUse",
+    "RunOptions",
+    "RunResult",
+    "RunSpec",
+    "SlurmExecutor",
+    "SweepFailed",
+    "Tag",
+    "TuneLearningRate",
+    "Variant",
+    "best_rates",
+    "grid",
+    "load_results",
+    "product", "read_description",
+    "run_one",
+    "specs_of",
+    "sweep",
+    "with_rates",
+    "with_values",
 ]  # fmt: skip

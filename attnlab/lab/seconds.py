@@ -1,139 +1,184 @@
-"""Arms that take equal seconds a step: measured on this machine, before the first arm, and kept.
+"""Variants that take equal seconds a step: measured on this machine before the first run, and kept.
 
-`match.budget=seconds` cannot be counted. A sweep has the step of every arm timed beside that of
-its reference (`match.layout` and `match.sharing`), in a process of its own as an arm is, solves
-ffn_width for equal seconds and writes what it saw to calibration.json in its folder. The arms are
-told their ffn_width and, as `seconds:1.01`, how many of the reference's seconds their step takes;
-whoever goes on, on whatever machine, reads the file and measures nothing.
+Equal seconds cannot be counted. The step of every variant is timed beside that of its reference, in
+a process of its own, and the FFN width is solved for equal seconds. What was measured is kept in
+`calibration.json` in the workdir; a sweep that goes on, on whatever machine, reads the file and
+measures nothing.
 """
 
+import argparse
 import dataclasses
 import json
 import os
-import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from attnlab import training
+from attnlab.atomic import write_atomic
+from attnlab.lab import lock
+from attnlab.lab.experiment import Experiment
+from attnlab.lab.machine import cores, environment, keep_compiled, use_threads
+from attnlab.lab.resources import read_threads, write_threads
+from attnlab.lab.spec import Match, RunSpec
 from attnlab.models import ModelConfig, match_budget, matrix_axes, with_layout
 from attnlab.training import sharding
 from attnlab.training.fit import TrainStep, host_batch
 from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.optimizers import make_optimizer
 from attnlab.training.step import init_state
-from experiments.running import arm, jobs, launch, machine, workdir
 
-SECONDS = "seconds"
+FILE = "calibration.json"
 NEAR, FAR = 0.02, 0.05
 """How near 1 a ratio of seconds is good enough, and how far from it is none."""
 TRIES = 6
 ROUNDS, MOST_SECONDS = (9, 60), 6.0
 """Fewest and most rounds of a comparison, and its length where these allow it."""
-CLOCK = [sys.executable, "-m", "experiments.running.clock"]
-"""The command that measures, told what on standard input."""
 
 
 class Ratio(NamedTuple):
-    """Seconds of a step of an arm over those of its reference, one ratio a round."""
+    """Seconds of a step over those of the reference, one ratio a round."""
 
     ffn_width: int
     ratio: float
-    """Median"""
+    """Median."""
     low: float
     """A quarter of the rounds is below"""
     high: float
     """and a quarter above."""
     milliseconds: float
-    """Of the arm's step, median"""
+    """Of the step, median."""
     rounds: int
 
 
-def wanted(configs: dict[str, Any]) -> bool:
-    """Does an arm ask for equal seconds?"""
-    return any(config.match.budget == SECONDS for config in configs.values())
+def equal_seconds(
+    specs: Sequence[RunSpec],
+    match: Match,
+    workdir: Path,
+    *,
+    threads: int | None = None,
+    measures: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> list[RunSpec]:
+    """The specs with the FFN width that gives each variant the seconds of its reference.
 
+    Args:
+      specs: the runs.
+      match: layout and sharing plan of the reference.
+      workdir: of the sweep.
+      threads: on CPUs; None: those of the workdir, or cores // runs.
+      measures: False: read `calibration.json` only.
+      environment: further variables for the process that measures.
 
-def changes(
-    configs: dict[str, Any], folder: Path, threads: int | None, *, measures: bool
-) -> dict[str, dict[str, Any]]:
-    """Arm -> its ffn_width and ratio, as fields of its config: from `workdir.CALIBRATION`, which is
-    measured now where it is missing and `measures`, with so many `threads`.
-
-    Raises ValueError where it is missing otherwise, and where it is of other arms.
+    Raises:
+      ValueError: the file is missing and `measures` is False, it is of other variants, or no width
+        takes the seconds of the reference.
     """
-    asked = {name: config.to_dict() for name, config in configs.items()}
-    path = folder / workdir.CALIBRATION
+    asked = {
+        _variant(spec): {"config": spec.config.to_dict(), "layout": match.layout,
+                         "sharing": match.sharing}
+        for spec in specs
+    }  # fmt: skip
+    path = workdir / FILE
     if not path.exists():
         if not measures:
             raise ValueError(
-                f"match=seconds: {path} is missing, which says how wide each arm's FFN is for "
-                "equal seconds; give this command --calibrate_only on a machine like those that "
-                "will run the arms"
+                f"match.budget=seconds: {path} is missing, which says how wide the FFN of each "
+                "variant is; give this command --calibrate_only on a machine like those that will "
+                "run the sweep"
             )
-        for name, config in configs.items():
-            if config.match.budget != SECONDS:
-                raise ValueError(f"{name}: match=seconds is for all arms of a sweep, or for none")
-            arm.resolve(_without_match(config))  # what is wrong is said before anything runs
-        with workdir.own(folder, patience=60):
-            if not path.exists():  # another may have measured while this one waited
-                found = _elsewhere({"arms": asked, "threads": threads})
-                workdir.write_json(path, {"arms": asked} | found)
-    told = workdir.read_json(path)
-    if differ := workdir.differences(told["arms"], asked):
-        rows = "\n".join(f"  {n}: there {a!r}, here {b!r}" for n, a, b in differ[: workdir.SHOWN])
-        raise ValueError(f"{path} is of other arms:\n{rows}\nuse another --workdir")
-    return {name: _fields(told["found"][name]) for name in configs}
+        workdir.mkdir(parents=True, exist_ok=True)
+        threads = threads or read_threads(workdir) or max(1, len(cores()) // len(specs))
+        with lock.hold(workdir, patience=3600):
+            if not path.exists():  # another process may have measured while this one waited
+                write_threads(workdir, threads)
+                found = _measure(asked, threads, environment or {})
+                write_atomic(path, json.dumps({"variants": asked} | found, indent=1).encode())
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if kept["variants"] != json.loads(json.dumps(asked)):
+        raise ValueError(f"{path} is of other variants or configs; use another --workdir")
+    return [_with_width(spec, kept["found"][_variant(spec)]) for spec in specs]
 
 
-def _fields(found: dict[str, Any]) -> dict[str, Any]:
-    budget = f"{SECONDS}:{found['ratio']:.3f}"
-    return {"model.ffn.width": found["ffn_width"], "match.budget": budget}
+def _variant(spec: RunSpec) -> str:
+    return spec.title
 
 
-def _elsewhere(asked: dict[str, Any]) -> dict[str, Any]:
+def _with_width(spec: RunSpec, found: Mapping[str, Any]) -> RunSpec:
+    config = resized(spec.config, found["ffn_width"])
+    config = dataclasses.replace(config, matched="seconds", seconds_ratio=round(found["ratio"], 3))
+    return dataclasses.replace(spec, config=config)
+
+
+def resized(config: Experiment, width: int) -> Experiment:
+    """The experiment with another FFN width."""
+    ffn = dataclasses.replace(config.model.ffn, width=width)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, ffn=ffn))
+
+
+def _measure(
+    asked: Mapping[str, Any], threads: int, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """What `main` finds, in a process that holds the device no longer than it measures."""
+    command = [sys.executable, "-m", "attnlab.lab.seconds", f"--threads={threads}"]
     done = subprocess.run(
-        CLOCK,
-        input=pickle.dumps(asked),
+        command,
+        input=json.dumps(asked).encode(),
         stdout=subprocess.PIPE,
-        env={**os.environ, **jobs.jax_flags()},
+        env={**os.environ, **environment},
+        check=False,
     )
     if done.returncode:
-        raise ValueError("match=seconds could not be measured; see above")
-    return json.loads(done.stdout)
+        raise ValueError("match.budget=seconds could not be measured; see above")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
-def main() -> None:
-    """Times the arms that standard input asks for, and prints what `workdir.CALIBRATION` holds."""
-    asked = pickle.load(sys.stdin.buffer)
-    machine.compute_with(asked["threads"])
-    machine.keep_compiled()
-    found = {name: calibrate(name, ConfigDict(config)) for name, config in asked["arms"].items()}
-    print(json.dumps({"environment": machine.environment(), "found": found}))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Times the variants on standard input and prints what `FILE` holds, both as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m attnlab.lab.seconds", description=__doc__)
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args(argv)
+    asked = json.load(sys.stdin)
+    use_threads(args.threads)
+    keep_compiled()
+    try:
+        found = {
+            name: calibrate(
+                name, Experiment.from_dict(one["config"]), one["layout"], one["sharing"]
+            )
+            for name, one in asked.items()
+        }
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"environment": environment(), "found": found}))
+    return 0
 
 
-def calibrate(name: str, config: Any) -> dict[str, Any]:
-    """The nearest that was found for one arm, measured once more, and all that was tried."""
-    made = arm.resolve(_without_match(config))
-    reference = with_layout(made.model, config.match.layout, config.match.sharing)
-    source = made.data.load(made.train.length)
-    timed = step(made._replace(model=reference), source)
+def calibrate(name: str, config: Experiment, layout: str, sharing: str) -> dict[str, Any]:
+    """The nearest width that was found for a variant, measured once more, and all that was tried.
+
+    Args:
+      name: for people.
+      config: of the variant.
+      layout, sharing: of the reference.
+    """
+    reference = with_layout(config.model, layout, sharing)
+    dataset = config.data.load(config.train.length)
+    timed = training_step(dataclasses.replace(config, model=reference), dataset)
 
     def compare(width: int) -> Ratio:
-        ffn = dataclasses.replace(made.model.ffn, width=width)
-        resized = dataclasses.replace(made.model, ffn=ffn)
-        return ratio(width, step(made._replace(model=resized), source), timed)
+        return ratio(width, training_step(resized(config, width), dataset), timed)
 
-    tried = solve(name, compare, _first(made.model, reference, made.train.length))
+    tried = solve(name, compare, _first(config.model, reference, config.train.length))
     best = compare(min(tried, key=_off).ffn_width)  # again: what was chosen looks better than it is
-    text = f"{name}: ffn_width {best.ffn_width:,}, {best.ratio:.3f} times the seconds of a step of"
+    text = f"{name}: ffn.width {best.ffn_width:,}, {best.ratio:.3f} times the seconds of a step of"
     text += f" {reference.heads.name}, {reference.sharing} ({len(tried)} tried)"
     print(text, file=sys.stderr, flush=True)
     return best._asdict() | {"tried": [one._asdict() for one in tried]}
@@ -143,11 +188,11 @@ def solve(name: str, compare: Callable[[int], Ratio], first: int) -> list[Ratio]
     """What was tried, from ffn_width `first` on, until a ratio is `NEAR` 1 or after `TRIES`.
 
     Seconds are a + b ffn_width: the first step takes all for the FFN's, the next ones go where the
-    line through all that was tried meets 1. Raises ValueError where the arm takes longer even
+    line through all that was tried meets 1. Raises ValueError where the variant takes longer even
     without an FFN to speak of, and where nothing comes within `FAR`.
 
     >>> line = lambda width: Ratio(width, 0.4 + 0.002 * width, 0, 0, 0, 0)
-    >>> [one.ffn_width for one in solve("arm", line, 512)]
+    >>> [one.ffn_width for one in solve("wide", line, 512)]
     [512, 334, 300]
     """
     tried: list[Ratio] = []
@@ -197,31 +242,22 @@ def _first(model: ModelConfig, reference: ModelConfig, length: int) -> int:
         return model.ffn.width
 
 
-def _without_match(config: Any) -> Any:
-    copy = config.copy_and_resolve_references()
-    copy.match.budget = ""
-    return copy
+def training_step(config: Experiment, dataset: Any) -> Callable[[], float]:
+    """A training step as `fit` compiles it; its call returns seconds."""
+    train = dataclasses.replace(config.train, seeds=(0,))
+    mesh = sharding.data_mesh(batch_size=train.batch_size)
+    objective, model = OBJECTIVES[config.task].bind(dataset.sizes), config.model.build()
+    optimizer = make_optimizer(train, matrix_axes(config.model))
+    seeds = sharding.replicate(mesh, np.array(train.seeds, np.uint32))
 
+    def init(seed: jax.Array) -> Any:
+        return init_state(model, objective, optimizer.transform, dataset.shapes(), seed)
 
-def step(made: arm.Arm, source: Any) -> Callable[[], float]:
-    """A training step as `fit` compiles it; its call gives seconds.
-
-    Of the first seed alone on a CPU, where seeds go one after the other; of all on an accelerator.
-    """
-    trains = made.train
-    if jax.default_backend() == "cpu":
-        trains = dataclasses.replace(trains, seeds=trains.seeds[:1])
-    mesh = sharding.data_mesh(batch_size=trains.batch_size)
-    task, model = OBJECTIVES[made.task].bind(source.sizes), made.model.build()
-    optimizer = training.make_optimizer(trains, matrix_axes(made.model))
-    seeds = sharding.replicate(mesh, np.array(trains.seeds, np.uint32))
-    start = lambda seed: init_state(model, task, optimizer.transform, source.shapes(), seed)
-    state = sharding.replicate(mesh, jax.jit(jax.vmap(start))(seeds))
-    arrays = sharding.replicate(mesh, source.device_arrays)
-    batch = host_batch(source, trains, mesh, 1)
-    step_of_seeds = TrainStep(model, task, optimizer, trains, source, mesh)
-    jitted = jax.jit(step_of_seeds, donate_argnums=0)
-    compiled = jitted.lower(state, batch, seeds, arrays).compile()
+    state = sharding.replicate(mesh, jax.jit(jax.vmap(init))(seeds))
+    arrays = sharding.replicate(mesh, dataset.device_arrays)
+    batch = host_batch(dataset, train, mesh, 1)
+    step = TrainStep(model, objective, optimizer, train, dataset, mesh)
+    compiled = jax.jit(step, donate_argnums=0).lower(state, batch, seeds, arrays).compile()
 
     def run() -> float:
         nonlocal state
@@ -248,4 +284,4 @@ def ratio(width: int, ours: Callable[[], float], theirs: Callable[[], float]) ->
 
 
 if __name__ == "__main__":
-    launch.start(main)
+    sys.exit(main())

@@ -57,7 +57,7 @@ def sweep(
     """
     workdir, wanted = Path(workdir), list(specs)
     while True:
-        _add(wanted, workdir)
+        add_specs(wanted, workdir)
         _finish(wanted, workdir, executor or LocalExecutor(), progress, waits)
         results = load_results(workdir, wanted)
         proposed = policy(results) if policy else []
@@ -82,7 +82,7 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
     return Results([result for result, _ in found], [folder for _, folder in found])
 
 
-def _add(specs: Sequence[RunSpec], workdir: Path) -> None:
+def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     """Writes the specs to the workdir, behind those that are there."""
     check_unique(specs)
     workdir.mkdir(parents=True, exist_ok=True)
