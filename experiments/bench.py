@@ -125,7 +125,8 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
         jax.config.update("jax_disable_most_optimizations", True)
     cases = list(accelerator.cases(design))
     some = chosen(iter(cases), pattern)
-    about = {**environment(), **{n: installed(n) or "missing" for n in ("torch", "tokamax")}}
+    others = {n: installed(n) or "missing" for n in ("torch", "tokamax")}
+    about: dict[str, Any] = {**environment(), **others}
     about |= {"tiny": tiny, "backends": list(BACKENDS), "cases": len(cases)}
     place.mkdir(parents=True, exist_ok=True)
     with lock.hold(place):

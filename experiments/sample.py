@@ -1,9 +1,10 @@
 """Text from a model: python -m experiments.sample --workdir=runs/one --text="def main("
 
---workdir is a run, or the folder of experiments.run, at its newest checkpoint, --path a folder with config.json, safetensors and
-tokenizer.json of a published model. It goes on with --text, or writes what follows --source where
-it is an encoder-decoder, token by token, up to the model's own end of a text. --temperature=0 takes
-the likeliest token at every place, --top_k and --top_p draw among the likelier ones.
+--workdir is a run, or the folder of experiments.run, at its newest checkpoint; --path a folder with
+config.json, safetensors and tokenizer.json of a published model. It goes on with --text, or writes
+what follows --source where it is an encoder-decoder, token by token, up to the model's own end of a
+text. --temperature=0 takes the likeliest token at every place, --top_k and --top_p draw among the
+likelier ones.
 """
 
 import itertools
@@ -88,8 +89,8 @@ def _call(
     fits = min(new_tokens, most - prompt.shape[1])
     if fits < new_tokens:
         print(
-            f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens (max_len) "
-            f"and the text has {prompt.shape[1]}",
+            f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens, its "
+            f"max_len, and the text has {prompt.shape[1]}",
             file=sys.stderr,
         )
     options = {
