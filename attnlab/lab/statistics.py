@@ -105,9 +105,15 @@ def residuals(scores: ArrayLike) -> Array:
 
 
 def equal_spread(scores: ArrayLike) -> bool:
-    """May the residuals of all variants, scores [V, S], have one spread (Bartlett, p > 0.05)?"""
-    left = residuals(scores)
-    return bool(np.ptp(left, axis=1).all()) and float(stats.bartlett(*left).pvalue) > ALPHA
+    """May all variants, scores [V, S], have one spread (Bartlett's test, p > 0.05)?
+
+    What seeds have in common is removed by the median over variants, so that one variant of a large
+    spread does not hide behind the others.
+    """
+    y = np.asarray(scores, np.float64)
+    own = y - y.mean(1, keepdims=True)
+    own -= np.median(own, axis=0)
+    return bool(np.ptp(own, axis=1).all()) and float(stats.bartlett(*own).pvalue) > ALPHA
 
 
 def pooled_difference(scores: ArrayLike, a: int, b: int, margin: float = 0.0) -> Difference:
@@ -137,14 +143,22 @@ def mixed_difference(
     d, names = np.asarray(differences, np.float64), list(dict.fromkeys(texts))
     if len(names) < 2 or len(d) < 2:
         return paired_difference(d, margin)
-    column = np.array([names.index(text) for text in texts])
-    z: Array = (column[:, None] == np.arange(len(names))).astype(np.float64)
     df = len(names) - 1
-    if not np.ptp(d):
-        return t_difference(float(d[0]), 0.0, df, len(d), margin=margin, method="mixed model")
-    random = [z] if len(d) > len(names) else []
-    found = fit_reml(d, {"mean": np.ones(len(d))}, random, len(names)).contrast({"mean": 1.0})
-    return t_difference(found.value, found.error, df, len(d), margin=margin, method="mixed model")
+    groups = [d[[one == text for one in texts]] for text in names]
+    if len({len(group) for group in groups}) == 1:  # balanced: in closed form
+        size = len(groups[0])
+        between = size * float(np.var([group.mean() for group in groups], ddof=1))
+        within = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+        left = len(d) - len(names)
+        variance = between
+        if left and between < within / left:  # no variance of texts is left
+            variance = (between * df + within) / (len(d) - 1)
+        error, mean = math.sqrt(variance / len(d)), float(d.mean())
+    else:
+        z = np.array([[float(text == one) for one in names] for text in texts])
+        found = fit_reml(d, {"mean": np.ones(len(d))}, [z], len(names)).contrast({"mean": 1.0})
+        error, mean = found.error, found.value
+    return t_difference(mean, error, df, len(d), margin=margin, method="mixed model")
 
 
 def anytime_difference(differences: ArrayLike, margin: float = 0.0) -> Difference:

@@ -38,7 +38,9 @@ def made(
     `values` are fields of the config, `more` further held-out metrics.
     """
     config = lab.with_values(BASE, values or {})
-    name = "-".join(["run", *(f"{n}_{v}" for n, v in tags.items()), *map(str, (values or {}).values())])
+    name = "-".join(
+        ["run", *(f"{n}_{v}" for n, v in tags.items()), *map(str, (values or {}).values())]
+    )
     spec = lab.RunSpec(f"{name}-seed{seed}".replace("/", "_").replace(" ", "_"), config, seed, tags)
     heldout = {} if score is None else {"bits_per_byte": score, "loss": score, **(more or {})}
     baselines = {"bits_per_byte": {"unigram": 4.7, "5-gram": 2.9}}

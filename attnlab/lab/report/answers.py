@@ -79,7 +79,7 @@ def summary(found: Sequence[Comparison], panel: Panel, name: Name) -> tuple[str,
     parts = [_gaps(groups[told[0]], panel, name, baselines)]
     others = [word for word in (*told[1:], INCONCLUSIVE) if word in groups]
     parts += [_gaps(groups[word], panel, name, baselines, word) for word in others]
-    return lead, " ".join([*parts, f"Holm's correction counts {len(found)} comparisons."])
+    return lead, " ".join([*parts, f"Holm's correction counts {found[0].family} comparisons."])
 
 
 BETTER, WORSE, EQUIVALENT, INCONCLUSIVE = "Better", "Worse", "Equivalent", "Inconclusive"
@@ -97,9 +97,9 @@ def _gaps(
     some: Sequence[Comparison], panel: Panel, name: Name, baselines: set[Variant], word: str = ""
 ) -> str:
     """Their differences, or how many there are."""
-    begin = f"{word}: " if word else f"Difference in {panel.metric.unit} (95 % interval): "
     if len(some) > MOST_TOLD:
-        return f"{begin}{len(some)} variants, see Differences."
+        return f"{word}: {len(some)} variants." if word else "The table Differences has all."
+    begin = f"{word}: " if word else f"Difference in {panel.metric.unit} (95 % interval): "
     told = [f"{_pair(c, name, baselines)} {gap(c.difference, panel)}" for c in some]
     return f"{begin}{'; '.join(told)}."
 
@@ -127,12 +127,18 @@ def _pair(c: Comparison, name: Name, baselines: set[Variant]) -> str:
 
 
 def _lowest(panel: Panel) -> str:
-    """The variant with the best mean, without a claim."""
+    """The variant with the best mean and its difference from the baseline, without a claim."""
     variant, scores = next(iter(panel.scores.items()))
     word = "lowest" if panel.sign > 0 else "highest"
+    less = [
+        f"; less {panel.labels[c.baseline]} {gap(c.difference, panel)}"
+        for c in panel.comparisons
+        if c.variant == variant
+    ]
     return (
         f" The {word} mean: {panel.labels[variant]}, "
-        f"{number(mean_of(scores), panel.metric.digits)} {panel.metric.unit}."
+        f"{number(mean_of(scores), panel.metric.digits)} {panel.metric.unit}"
+        f"{less[0] if len(less) == 1 else ''}."
     )
 
 

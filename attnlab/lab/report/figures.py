@@ -184,23 +184,25 @@ def front(costs: Sequence[float], ranks: Sequence[float]) -> list[int]:
     return found
 
 
-def rates_figure(tried: dict[str, tuple[plotting.Style, dict[float, float]]], unit: str) -> Figure:
-    """Validation scores over the learning rate, with the parabolas."""
+def rates_figure(
+    tried: dict[str, tuple[plotting.Style, dict[float, float]]], unit: str, sign: int, name: str
+) -> Figure:
+    """Validation scores over the learning rate, with the parabolas; scores are times `sign`."""
     points, fitted = [], []
     for label, (look, scores) in tried.items():
         rates = np.array([rate for rate in sorted(scores) if math.isfinite(scores[rate])])
         if not len(rates):
             continue
-        values = np.array([[scores[rate] for rate in rates]])
+        values = sign * np.array([[scores[rate] for rate in rates]])
         points.append(plotting.Curve(fill(label, LINE), look, rates, values))
         if best := best_rate(scores):
             near = np.geomspace(rates[0], rates[-1], 50)
             a, b, c = best.coefficients
-            parabola = (a + b * np.log(near) + c * np.log(near) ** 2)[None]
+            parabola = sign * (a + b * np.log(near) + c * np.log(near) ** 2)[None]
             fitted.append(plotting.Curve(label, look, near, parabola))
     figure = plotting.fitted_curves(points, fitted, "learning rate", f"validation {unit}")
     caption = (
         "Validation score over the learning rate, and the parabola through the best and its "
         "neighbours, in the logarithm of the rate."
     )
-    return draw(figure, "learning-rates", "Validation score over the learning rate", caption)
+    return draw(figure, name, "Validation score over the learning rate", caption)

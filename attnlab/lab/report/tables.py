@@ -68,8 +68,13 @@ def comparison_table(panel: Panel, name: str) -> Table:
     """Each comparison with its interval and corrected p-values."""
     rows = [_comparison(c, panel, panel.labels) for c in panel.comparisons]
     data = [_raw(c, panel.labels) for c in panel.comparisons]
+    baselines = {row["baseline"] for row in rows}
+    base = "baseline"
+    if len(baselines) == 1:
+        base = baselines.pop()
+        rows = [{n: v for n, v in row.items() if n != "baseline"} for row in rows]
     caption = (
-        f"Variant less baseline in {panel.metric.unit}, paired by seed. Holm's correction counts "
+        f"Variant less {base} in {panel.metric.unit}, paired by seed. Holm's correction counts "
         f"{len(rows)} comparisons."
     )
     if panel.about.margin:
@@ -162,7 +167,7 @@ def rates_blocks(panel: Panel, name: str) -> list[Block]:
         return []
     rows = []
     for label, (_, scores) in tried.items():
-        best = best_rate(scores)
+        best, sign = best_rate(scores), panel.sign
         bounded = best and best.low > 0 and best.high < np.inf
         low_to_high = f"{best.low:.2g} to {best.high:.2g}" if best and bounded else "not bounded"
         found = sorted(scores.items())
@@ -170,27 +175,29 @@ def rates_blocks(panel: Panel, name: str) -> list[Block]:
             "variant": label,
             "best rate": f"{best.rate if best else min(scores, key=scores.__getitem__):.3g}",
             INTERVAL: low_to_high,
-            "chosen by": "parabola" if best else "lowest score, at an end",
-            "rate: score": ", ".join(f"{r:.2g}: {number(s)}" for r, s in found),
+            "chosen by": "parabola" if best else "best that was tried, at an end",
+            "rate: score": ", ".join(f"{r:.2g}: {number(sign * s)}" for r, s in found),
         })  # fmt: skip
     caption = (
         "Learning rate of each variant by its validation score. The parabola is in the logarithm "
         "of the rate, through the best and up to 2 on each side; its interval is Fieller's."
     )
-    unit = panel.results.metrics["loss"].unit
-    return [Table(name, caption, _frame(rows)), Figures([rates_figure(tried, unit)])]
+    figure = rates_figure(tried, panel.metric.unit, panel.sign, name)
+    return [Table(name, caption, _frame(rows)), Figures([figure])]
 
 
 def _tried(panel: Panel) -> dict[str, Any]:
-    """Label -> (style, rate -> mean validation loss), of variants with three rates or more."""
+    """Label -> (style, rate -> mean validation score, lower is better), of variants with three
+    rates or more."""
     runs = [*(panel.tuning or ()), *panel.results]
     found: dict[Variant, dict[float, list[float]]] = {}
     for run in runs:
         tags = tuple((n, v) for n, v in run.spec.tags.items() if n != RATE)
-        loss = run.validation.get("loss", np.inf)
+        score = panel.sign * run.validation.get(panel.metric.name, np.nan)
         rate = run.spec.config.train.learning_rate
         if run.validation or run.status == "diverged":
-            found.setdefault(tags, {}).setdefault(rate, []).append(loss)
+            score = score if np.isfinite(score) else np.inf
+            found.setdefault(tags, {}).setdefault(rate, []).append(score)
     from attnlab.plotting import style
 
     return {

@@ -4,15 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnlab.lab.policies import TUNING
 from attnlab.lab.report.description import read_description
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.results import Results, config_fields
 from attnlab.lab.spec import read_specs
 from attnlab.lab.sweeps import load_results
-from attnlab.lab.worker import SPECS
-
-TUNING = "tuning"
-"""Folder in a workdir: the sweep that chose the learning rates."""
+from attnlab.runs import SPECS
 
 
 def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
