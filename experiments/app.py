@@ -116,6 +116,9 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         rest: list[str] = flags.FLAGS(argv)
     except (AttributeError, KeyError) as error:  # of config_flags, for a field that is not there
+        if "config_config" in sys.modules and not hasattr(config_module(), "get_config"):
+            path = _given_config(argv).partition(":")[0]
+            raise ValueError(f"{path} has no get_config(), which makes the config") from None
         raise ValueError(_unknown_field(argv, error)) from None
     if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
