@@ -1,4 +1,4 @@
-"""The report: what it says of known scores, that variants are never merged, what files it writes."""
+"""The report: what it says of known scores; variants are never merged; the files it writes."""
 
 import csv
 import dataclasses
