@@ -106,6 +106,17 @@ def run_of_seed(workdir: str | Path, seed: int | None = None) -> Path:
     return workdir / RUNS / str(ids[0])
 
 
+def seeds_of(folder: str | Path) -> list[int]:
+    """The seeds of a run, or of the only model of a sweep, in their order. Raises ValueError."""
+    folder = Path(folder)
+    if (folder / SPECS).is_file():
+        specs = json.loads((folder / SPECS).read_text(encoding="utf-8"))
+        return list(dict.fromkeys(int(spec["seed"]) for spec in specs))
+    record = _read_one(folder, ()).record
+    seeds: list[int] = [record["seed"]] if "seed" in record else record["config"]["train"]["seeds"]
+    return seeds
+
+
 def _read_one(folder: Path, seeds: Sequence[int] | None) -> StoredRun:
     """Of the folder of a run; of several seeds in one checkpoint, as in November 2026, too."""
     if not (folder / "checkpoints").is_dir():

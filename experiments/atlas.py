@@ -37,11 +37,11 @@ from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
+from experiments import app
 from experiments.drawing.conversions import NAMES, matching_sizes, options, pairs, steps
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.letters import letters
 from experiments.drawing.plans import drawn_plans, plan_drawing
-from experiments.running import launch
 
 PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
 DRAWINGS = PATH.parent / "drawings"
@@ -309,4 +309,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.start(main)
+    app.start(main)

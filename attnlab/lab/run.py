@@ -42,7 +42,15 @@ from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.optimizers import make_optimizer
 from attnlab.training.schedules import fork_step
 
-__all__ = ["RunInUse", "RunOptions", "attention_reports", "load_data", "run_folder", "run_one"]
+__all__ = [
+    "RunInUse",
+    "RunOptions",
+    "attention_reports",
+    "load_data",
+    "run_folder",
+    "run_one",
+    "step_inputs",
+]
 
 SHARED = "shared"
 """Folder of a workdir for what its runs share."""
@@ -245,7 +253,7 @@ class _Run:
     def _described(self, baselines: Baselines, start: str) -> RunResult:
         """The result without scores."""
         model, length = self.model, self.config.length
-        inputs = _step_inputs(self.objective, self.dataset, self.config)
+        inputs = step_inputs(self.objective, self.dataset.shapes(), self.config)
         return RunResult(
             spec=self.spec,
             status="complete",
@@ -367,13 +375,12 @@ def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
     return sharding.data_mesh(model_parallel=model_parallel, **sizes)
 
 
-def _step_inputs(objective: Objective, dataset: Dataset, config: TrainConfig) -> dict[str, Any]:
-    """Shapes of the model's inputs in a part of a training step."""
+def step_inputs(
+    objective: Objective, row: Mapping[str, jax.ShapeDtypeStruct], config: TrainConfig
+) -> dict[str, Any]:
+    """Shapes of the model's inputs in a part of a training step; `row` are those of one row."""
     rows = config.batch_size // config.accumulate
-    shapes = {
-        name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype)
-        for name, a in dataset.shapes().items()
-    }
+    shapes = {name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) for name, a in row.items()}
     return input_shapes(objective, shapes)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attnlab.lab import lock
 from attnlab.lab.lock import RunInUse
-from attnlab.lab.result import FILE
+from attnlab.lab.result import FILE, read_result
 from attnlab.lab.run import RunOptions, run_folder, run_one
 from attnlab.lab.spec import RunSpec, read_specs
 from attnlab.models import flops_per_token
@@ -39,8 +39,9 @@ def work(
       The exit code: 0, 1 where a run failed, 75 after a signal. The traceback of a run that failed
       is in its `error.txt`; the others go on.
     """
-    tried, code = set(skip), 0
-    while (spec := _next(workdir, tried)) is not None:
+    tried, code, last = set(skip), 0, None
+    while (spec := _next(workdir, tried, last)) is not None:
+        last = spec
         error = run_folder(workdir, spec) / ERROR
         try:
             run_one(spec, workdir, options=options)
@@ -53,27 +54,35 @@ def work(
             tried.add(spec.id)
             error.parent.mkdir(parents=True, exist_ok=True)
             error.write_text(traceback.format_exc())
-            print(f"[{spec.id}] {traceback.format_exc()}", flush=True)
+            print(f"[{spec.id}] failed; see {error}", flush=True)
             code = 1
         else:
             error.unlink(missing_ok=True)
     return code
 
 
-def _next(workdir: Path, tried: Collection[str]) -> RunSpec | None:
-    """The next run without a result that nobody has; None where there is none."""
-    for spec in costly_first(read_specs((workdir / SPECS).read_text(encoding="utf-8"))):
-        folder = run_folder(workdir, spec)
-        is_open = spec.id not in tried and not is_complete(folder, spec)
-        if is_open and not lock.holder(folder):
-            return spec
-    return None
+def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpec | None:
+    """The next run without a result that nobody has; None where there is none.
+
+    Another seed of the variant that this worker ran last comes first, then variants that no other
+    worker runs: what one of them compiles is kept for the next one.
+    """
+    specs = costly_first(read_specs((workdir / SPECS).read_text(encoding="utf-8")))
+    left = [spec for spec in specs if not is_complete(run_folder(workdir, spec), spec)]
+    held = {spec.id: lock.holder(run_folder(workdir, spec)) for spec in left}
+    busy = [spec.config for spec in left if held[spec.id]]
+    open_ = [spec for spec in left if spec.id not in tried and not held[spec.id]]
+
+    def order(spec: RunSpec) -> int:
+        if last is not None and spec.config == last.config:
+            return 0
+        return 2 if spec.config in busy else 1
+
+    return min(open_, key=order, default=None)
 
 
 def is_complete(folder: Path, spec: RunSpec) -> bool:
     """Is there a result, and of as many steps as the spec has?"""
-    from attnlab.lab.result import read_result
-
     if not (folder / FILE).exists():
         return False
     found = read_result(folder)
