@@ -21,7 +21,7 @@ from attnlab.lab.report import (
     write_report,
 )
 from attnlab.lab.report.answers import answers, limits, question, warnings
-from attnlab.lab.report.figures import curves_figures, effects_figure
+from attnlab.lab.report.figures import curves_figures, effects_figure, over_tag_figures
 from attnlab.lab.report.page import Figures, Paragraph, Table, render
 from attnlab.lab.report.published import expectations
 from attnlab.lab.report.sizes import sizes_section
@@ -292,6 +292,20 @@ def test_the_figure_of_effects_has_the_intervals():
     assert "standard, separate" in found  # of the axis
     single = panel([made({"layout": "a"}, 0, 2.0), made({"layout": "b"}, 0, 2.1)])
     assert effects_figure([single]) == []  # one seed has no interval
+
+
+def test_scores_over_a_number_that_varies():
+    runs = [
+        made({"layout": layout, "pairs": pairs}, seed, 2 + pairs / 10 + shift)
+        for layout, shift in (("wide", 0.0), ("standard", 0.2))
+        for pairs in (4, 8, 16)
+        for seed in (0, 1)
+    ]
+    [figure] = over_tag_figures(panel(runs), "over")
+    assert figure.name == "over-pairs"
+    for label in ("wide", "standard", "pairs", ">4<", ">8<", ">16<"):
+        assert label in figure.svg
+    assert over_tag_figures(panel(noisy(CROSSED, [0])), "over") == []
 
 
 def test_every_figure_and_table_is_a_file(tmp_path):

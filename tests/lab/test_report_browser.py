@@ -61,7 +61,8 @@ def test_the_page_fits_and_loads_nothing(browser, page, width, scheme):
     # Text in figures is at least 9 px high.
     sizes = tab.evaluate(
         "[...document.querySelectorAll('svg text')].filter(t => t.textContent.trim())"
-        ".map(t => parseFloat(getComputedStyle(t).fontSize) * Math.hypot(t.getScreenCTM().a, t.getScreenCTM().b))"
+        ".map(t => [parseFloat(getComputedStyle(t).fontSize), t.getScreenCTM()])"
+        ".map(([size, scale]) => size * Math.hypot(scale.a, scale.b))"
     )
     assert min(sizes) > 9
     light = tab.evaluate("getComputedStyle(document.body).backgroundColor").startswith("rgb(2")

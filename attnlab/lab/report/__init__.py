@@ -101,6 +101,7 @@ def _subject(panels: Sequence[Panel]) -> str:
 
 def _scores_section(panel: Panel, end: str) -> Section:
     drawn = figures.scores_figure(panel, f"scores{end}")
+    drawn += figures.over_tag_figures(panel, f"over{end}")
     blocks: list[Block] = [tables.scores_table(panel, f"scores{end}")]
     return Section(panel.named("Scores"), [*blocks, *([Figures(drawn)] if drawn else [])])
 
