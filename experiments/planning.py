@@ -121,11 +121,13 @@ def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
     given = flags.FLAGS
     options = lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
+    imports = [str(app.config_file()[0].absolute())]  # it may register layouts, datasets, ...
     if given.launcher == "local":
-        return lab.LocalExecutor(given.jobs, given.threads, (), options, app.jax_flags())
+        return lab.LocalExecutor(given.jobs, given.threads, imports, options, app.jax_flags())
     return lab.SlurmExecutor(
         given.jobs,
         given.slurm,
+        imports=imports,
         run_options=options,
         environment=app.jax_flags(),
         threads=given.threads,
