@@ -389,8 +389,8 @@ def test_the_description_survives_json(tmp_path):
         expectations=(Expectation(tags={"a": 1}, relation="exactly", value=1.0, text="{mean}"),),
     )  # fmt: skip
     about.write(tmp_path)
-    assert lab.report.read_description(tmp_path) == about
-    assert lab.report.read_description(tmp_path / "none") == Description()
+    assert lab.read_description(tmp_path) == about
+    assert lab.read_description(tmp_path / "none") == Description()
     with pytest.raises(ValueError, match="version 99"):
         Description.from_json('{"version": 99}')
 
