@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     """The command."""
     try:
         app.import_files(sys.argv)
-        path = write([Path(one) for one in argv[1:]], OUT.value and Path(OUT.value))
+        path = write([Path(one) for one in argv[1:]], Path(OUT.value) if OUT.value else None)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"report: {path}")

@@ -82,7 +82,7 @@ def flat(fields, path=""):
 
 
 def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
-    """Of chunks.py: each differs in one thing from the code of `former`; scales and counts by hand."""
+    """Of chunks.py: each has one difference from the code of former; scales and counts by hand."""
     found = experiments("chunks")
     code, width = found["one for all chunks, small scores"].model, 64
     size = code.layout.size("head_dim")
