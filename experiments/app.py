@@ -98,7 +98,7 @@ def import_files(argv: list[str]) -> None:
     first.set_gnu_getopt(True)
     flags.DEFINE_multi_string(_IMPORT.name, [], "", flag_values=first)
     first(argv, known_only=True)
-    for path in first[_IMPORT.name].value:
+    for path in first[_IMPORT.name].value or []:
         if not path.endswith(".py") or not Path(path).is_file():
             raise ValueError(f"no Python file {path!r}; --import is path.py")
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
