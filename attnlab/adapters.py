@@ -213,7 +213,7 @@ def heads_from_nnx(state: Tree) -> tuple[dict[str, Array], Standard]:
     >>> from flax import nnx
     >>> module = nnx.MultiHeadAttention(2, in_features=8, decode=False, rngs=nnx.Rngs(0))
     >>> heads_from_nnx(nnx.state(module))[1]
-    Standard(width=8, num_heads=2, biases=('q', 'k', 'v', 'o'))
+    Standard(width=8, num_heads=2, biases=('q', 'k', 'v', 'o'), head_dim=4)
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"expected nnx.state(module), not {type(state).__name__}")
