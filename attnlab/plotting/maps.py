@@ -45,6 +45,10 @@ def attention_map(
 
     Raises:
       ValueError: shapes that do not fit.
+
+    >>> figure = attention_map(np.tri(3)[None] / np.arange(1, 4)[:, None], tokens=["a", "b", "c"])
+    >>> figure.axes[0].get_title()
+    'head 0'
     """
     maps = np.asarray(probs)
     if maps.ndim not in (3, 4, 5):
@@ -118,7 +122,12 @@ def head_tables(
     tables: Sequence[HeadTable], layers: Sequence[str], colour: str = COLOURS[0]
 ) -> "Figure":
     """Small tables of numbers, one row per layer and one column per head. NaN stays empty; for more
-    than eight heads only colours are drawn."""
+    than eight heads only colours are drawn.
+
+    >>> table = HeadTable("entropy", np.ones((2, 4)), 1.0, 1)
+    >>> len(head_tables([table], ["0", "1"]).axes)
+    1
+    """
     rows, columns = tables[0].values.shape
     down = -(-len(tables) // 2)
     figure, grid = new_figure(SIZE[0], down * (0.19 * rows + 0.62), down, 2)
