@@ -24,6 +24,7 @@ from attnlab.lab.head_width.hypotheses import (
     ends,
     fits,
     from_reference,
+    looks,
     multiple,
     primary,
     read_study,
@@ -225,12 +226,13 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "
     """The Markdown page."""
     first = title == "first look"
     flag = " --first_look" if first else ""
+    fitted = fits(study)
     lines = [
         f"# Head-width study: {title}", "",
         f"Written by `experiments.study --analysis{flag}` from `runs.csv` alone, in seconds.", "",
         "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
         "The sentence is that of the plan. A blank is filled when its stages are complete; each "
-        "has its 95 % interval and its number of texts and seeds.", "", *_reading(study),
+        "has its 95 % interval and its number of texts and seeds.", "", *_reading(study, fitted),
         "## What is missing", "", _missing(study, first), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
@@ -243,16 +245,15 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "
     lines += ["## Training length and context (stage 6)", "", *_length_tables(study)]
     lines += [OPTIMIZERS, *_optimizer_table(rows)]
     if study.model is not None:
-        lines += [FITS, *_fit_table(study)]
+        lines += [FITS, *_fit_table(study, fitted)]
         lines += ["## Coefficients of the mixed model", "", *_model_table(study), _limits(study)]
         lines += [CHANGE, "", *_changes(study), ""]
     lines += [AGAIN, "```python", CHECK.read_text().rstrip(), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _reading(study: Study) -> list[str]:
+def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
     """What the numbers say, in bullets. Empty where there is no model."""
-    found = fits(study)
     if not found:
         return []
     marked = study.slope is not None and len(study.slope_widths) < len(STAGE_OF_WIDTH)
@@ -290,10 +291,10 @@ def _best(fit: Fit) -> str:
     return f"{2**b.value:.1f} ({2**b.low:.1f} to {2**b.high:.1f})"
 
 
-def _fit_table(study: Study) -> list[str]:
+def _fit_table(study: Study, found: Sequence[Fit]) -> list[str]:
     header = ("rows", "h\\*", "best N h / D", "slope of log2 h\\* on log2 D", "residual sd, bits")
     lines = []
-    for one in fits(study):
+    for one in found:
         slope = one.optimum.slope
         trend = "–"
         if math.isfinite(slope.value):
@@ -386,8 +387,16 @@ def _missing(study: Study, first: bool) -> str:
             "This is the first look: it reads stages 1 and 3 alone, and later rows do not change "
             f'it. What needs other stages says "{NOT_YET}".'
         )
-    left = [f"stage {s} ({design.TITLES[s]}) lacks {n} runs" for s, n in study.left.items() if n]
-    return "; ".join(left) + f'. Its results say "{NOT_YET}".' if left else "Nothing."
+    decided = any(look.conclusion != "inconclusive" for look in looks(study))
+    left = [
+        f"stage {s} ({design.TITLES[s]}) lacks {n} runs"
+        for s, n in study.left.items()
+        if n and not (decided and s == 7)
+    ]
+    said = "; ".join(left) + f'. Its results say "{NOT_YET}".' if left else "Nothing."
+    if decided and study.left[7]:
+        said += " Stage 7 (the second look at P1) is not run, since the first look decided."
+    return said
 
 
 def reading(found: Estimate) -> str:
@@ -491,7 +500,7 @@ def _sharing_table(study: Study) -> list[str]:
             pairs = sharing(study, plan, budget)
             found = analysis.over_texts(pairs, pooled)
             counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
-            times = multiple(found, study)
+            times = multiple(found, study) if budget == "flops" else "–"
             lines.append([plan, budget, ends(found), times, counts, reading(found)])
     header = ("plan", "equal", "bits worse than separate (95 %)", "compute multiple",
               "texts x seeds", "")  # fmt: skip
