@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from attnlab.attention import BACKENDS, explain
 from attnlab.attention.jax_nn import assume_device
-from attnlab.contrib import interpreted
 from attnlab.heads import (
     LAYOUTS,
     ExtraKeys,
@@ -286,8 +285,7 @@ def backends() -> str:
     return (
         "## Backends\n\nWhich can run q, k and v of these sizes, forward and backward, without "
         "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities "
-        "8.0 "
-        "and 9.0), `pallas_wide` a GPU.\n\n"
+        "8.0 and 9.0).\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 
@@ -300,7 +298,7 @@ def can_run(layout: Layout, backend: str) -> str:
     q, k, v = jax.eval_shape(functools.partial(project_heads, layout=layout), params, x)
     answers = {}
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
-        with assume_device("gpu", float(capability or 0)), interpreted():
+        with assume_device("gpu", float(capability or 0)):
             answer = explain(q, k, v, implementation="dense")[backend]  # traced, so one that runs
         answers[capability] = "yes" if answer.startswith(("chosen", "could run")) else answer
     if len(set(answers.values())) == 1:

@@ -5,8 +5,8 @@ parameters from docs/results/head_width/runs.csv (stage 3, D = 64). Below: wide 
 and sharing at equal parameters, FLOPs and seconds from docs/results/heads_and_sharing.csv.
 
 A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
-is Student's t over texts, not narrower than that of the variance pooled over comparisons, as in the
-registered analysis. Takes seconds; prints the numbers that it draws.
+is Student's t over texts; in the upper panel it is not narrower than that of the variance pooled
+over comparisons, as in the registered analysis. Takes seconds; prints the numbers that it draws.
 """
 
 import csv
@@ -47,14 +47,12 @@ class Effect(NamedTuple):
 def intervals(
     differences: Mapping[tuple[str, str], Pairs], pooled: Pooled | None = None
 ) -> list[Effect]:
-    """(label, budget) -> differences by text; the interval of each, none narrower than pooled over
-    all of them, or than `pooled`.
+    """(label, budget) -> differences by text; the interval of each, not narrower than `pooled`.
 
     >>> [one] = intervals({("wide", "flops"): {"a": [0.1], "b": [0.2], "c": [0.3]}})
     >>> f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"
     '0.200 (-0.048 to 0.448)'
     """
-    pooled = pooled or pool(list(differences.values()))
     found = {key: over_texts(pairs, pooled) for key, pairs in differences.items()}
     return [Effect(*key, e.value, e.low, e.high) for key, e in found.items()]
 
@@ -109,7 +107,9 @@ def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
             b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))
         ),
     }
-    return [e for b in BUDGETS for e in intervals({(n, b): of(b) for n, of in names.items()})]
+    return intervals(
+        {(name, budget): of(budget) for name, of in names.items() for budget in BUDGETS}
+    )
 
 
 def draw(above: list[Effect], below: list[Effect]) -> str:

@@ -36,7 +36,7 @@ BACKENDS: dict[str, Backend] = {
 }
 """Every backend by its name, as in `implementation`."""
 
-CONTRIB = ("pallas_wide", "splash", "tokamax")
+CONTRIB = ("splash", "tokamax")
 """The names that `import attnlab.contrib` registers."""
 
 

@@ -9,8 +9,8 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError for the first name of `given` that is not in `known`.
+def check_keywords(function: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError for the first name of `names` that is not in `known`.
 
     >>> check_keywords("attend", ["causal"], ["is_causal", "scale"])
     Traceback (most recent call last):
@@ -18,7 +18,7 @@ def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) ->
 is_causal, scale
     """
     known = tuple(known)
-    for name in given:
+    for name in names:
         if name not in known:
             near = nearest(name, known)
             hint = f": did you mean {near!r}?" if near else ";"

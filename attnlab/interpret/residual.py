@@ -243,10 +243,10 @@ def decompose_residual(
 def _add_layer(
     stack: LayerStack,
     carry: tuple[Array, Terms],
-    row: tuple[Array, dict[str, Params], list[Terms]],
+    layer: tuple[Array, dict[str, Params], list[Terms]],
 ) -> tuple[tuple[Array, Terms], None]:
     """The residual stream and its terms after one more layer."""
-    (x, terms), (i, norms, outputs) = carry, row
+    (x, terms), (i, norms, outputs) = carry, layer
     affine = linearize_at(
         lambda x, *written: stack.run(norms, x, written), x, *map(sum_terms, outputs)
     )

@@ -399,13 +399,13 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
     return {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
 
 
-def _layer_type(given: object, width: int) -> LayerType:
+def _layer_type(pair: object, width: int) -> LayerType:
     """(count, overrides), with overrides as a dict made a record."""
     try:
-        count, overrides = cast(tuple[int, object], given)
+        count, overrides = cast(tuple[int, object], pair)
     except (TypeError, ValueError):
         raise ValueError(
-            f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}"
+            f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}"
         ) from None
     check_size("layer_types: number of layers", count)
     if isinstance(overrides, Mapping):
@@ -414,7 +414,7 @@ def _layer_type(given: object, width: int) -> LayerType:
             raise ValueError(f"layer_types cannot override {odd[0]!r}; known: {', '.join(known)}")
         overrides = LayerOverrides(**overrides)
     if not isinstance(overrides, LayerOverrides):
-        raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}")
+        raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}")
     if overrides.heads is not None and overrides.heads.width == width:
         heads = dataclasses.replace(overrides.heads, width=0)
         overrides = dataclasses.replace(overrides, heads=heads)

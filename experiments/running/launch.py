@@ -59,16 +59,22 @@ def load(filename: str, overrides: Mapping[str, Any] = {}) -> tuple[Any, ConfigD
     path, *words = filename.split(":", 1)
     if not Path(path).is_file() or not path.endswith(".py"):
         raise ValueError(f"no config file {path!r}; --config is path.py or path.py:words")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _module(path)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(), which makes the config of a run")
     if overrides:
         module.__dict__["get_config"] = _with(overrides, module.get_config)
     return module, module.get_config(*words)
+
+
+def _module(path: str) -> Any:
+    """The module of a Python file anywhere, made anew."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _with(overrides: Mapping[str, Any], get_config: Callable) -> Callable:
@@ -110,6 +116,8 @@ def start(main: Callable[[], None]) -> NoReturn:
 
 
 def _parse(argv: list[str]) -> list[str]:
+    for path in _imported(argv):
+        _module(path)
     if "config" in flags.FLAGS:
         _define_fields(argv)
     rest = flags.FLAGS(argv)
@@ -118,15 +126,35 @@ def _parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def _imported(argv: list[str]) -> list[str]:
+    """The files of --import, a flag of every command: they register layouts, extras and datasets
+    that a run was trained with."""
+    flags.DEFINE_multi_string(
+        "import", [], "A Python file to run first, such as one that registers a head layout."
+    )
+    _show_in_help("import")
+    paths: list[str] = _early(argv, "import", flags.DEFINE_multi_string, [])
+    for path in paths:
+        if not Path(path).is_file() or not path.endswith(".py"):
+            raise ValueError(f"no Python file {path!r}; --import is path.py")
+    return paths
+
+
+def _early(argv: list[str], name: str, define: Callable, default: Any) -> Any:
+    """The value of one flag, wherever it stands, before the others are known."""
+    first = flags.FlagValues()
+    first.set_gnu_getopt(True)
+    define(name, default, "", flag_values=first)
+    first(argv, known_only=True)
+    return first[name].value
+
+
 def _define_fields(argv: list[str]) -> None:
     """A flag for every field of the config that the command line names."""
-    first = flags.FlagValues()
-    first.set_gnu_getopt(True)  # --config may stand anywhere
-    flags.DEFINE_string("config", None, "", flag_values=first)
-    first(argv, known_only=True)
-    if first.config:
-        module, found = load(first.config)
-        _tell_of(module, first.config.partition(":")[0])
+    filename = _early(argv, "config", flags.DEFINE_string, None)
+    if filename:
+        module, found = load(filename)
+        _tell_of(module, filename.partition(":")[0])
         for path, (kind, value) in fields(found).items():
             name, text = f"config.{path}", f"{value!r} in this config."
             if kind in DEFINE:

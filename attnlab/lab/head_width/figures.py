@@ -1,20 +1,15 @@
 """Figures of the head-width study as SVG that is legible on light and dark pages."""
 
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from attnlab.lab.mixed_model import Estimate
+from attnlab.plotting import INK, new_axes
+from attnlab.plotting import THEMED_COLOURS as COLOURS
 
-INK = "#57606a"
-"""Grey that is legible on white and black. SVG text takes `currentColor` instead."""
-COLOURS = ("#3b8fd4", "#d55e00", "#12a17a", "#cc79a7", "#e69f00")
 BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngram5": "5-gram",
              "gzip": "gzip -9"}  # fmt: skip
 """Column of rows -> name."""
@@ -30,39 +25,6 @@ class SizePanel(NamedTuple):
     parameters: int
     loss: Series
     baselines: Mapping[str, float]
-
-
-def new_axes(rows: int, height: float = 3.2) -> tuple[Figure, list[Any]]:
-    """A transparent figure as wide as a phone, panels below each other."""
-    figure = Figure(figsize=(4.7, height * rows), layout="constrained", facecolor="none")
-    grid = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
-    for axes in grid:
-        axes.set_facecolor("none")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(INK)
-        axes.tick_params(which="both", colors=INK)
-        axes.grid(color=INK, alpha=0.2, linewidth=0.6)
-        axes.xaxis.label.set_color(INK)
-        axes.yaxis.label.set_color(INK)
-        axes.title.set_color(INK)
-    return figure, grid
-
-
-def svg(figure: Figure, name: str) -> str:
-    """The figure as SVG, the same each time; ink follows the light or dark theme of the reader."""
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(file, format="svg", metadata=nothing, transparent=True)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = text.replace(INK, "currentColor")
-    style = (
-        "<style>svg{color:#24292f;max-width:100%;height:auto}"
-        "@media(prefers-color-scheme:dark){svg{color:#d8dee4}}</style>"
-    )
-    return text.replace(">", f">{style}", 1).strip() + "\n"
 
 
 def _head_dims(axes: Any, values: Sequence[int]) -> None:
@@ -82,7 +44,7 @@ def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o
             axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
 
 
-def loss_figure(panels: Sequence[SizePanel]) -> Figure:
+def loss_figure(panels: Sequence[SizePanel]) -> Any:
     """Figure 1: loss over head_dim on N h = D, a panel per model size, baselines as lines."""
     figure, grid = new_axes(len(panels), 3.4)
     for axes, panel in zip(grid, panels, strict=True):
@@ -97,7 +59,7 @@ def loss_figure(panels: Sequence[SizePanel]) -> Figure:
                 outside.append(f"{BASELINES[name]} {y:.3f}")
                 continue
             axes.axhline(y, color=INK, linestyle=DASHES[name], linewidth=1)
-            axes.text(0.98, y, f"{BASELINES[name]} {y:.3f}", ha="right", va="bottom", color=INK,
+            axes.text(0.02, y, f"{BASELINES[name]} {y:.3f}", ha="left", va="bottom", color=INK,
                       fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
         title = f"D = {panel.width}, {panel.parameters:,} parameters"
         note = f"\noutside: {', '.join(outside)}" if outside else ""
@@ -106,7 +68,7 @@ def loss_figure(panels: Sequence[SizePanel]) -> Figure:
     return figure
 
 
-def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, float]]) -> Figure:
+def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, float]]) -> Any:
     """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
     figure, [axes] = new_axes(1)
     levels = np.arange(math.floor(bits.min() * 100), math.ceil(bits.max() * 100) + 1) / 100
@@ -122,7 +84,7 @@ def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, floa
     return figure
 
 
-def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
+def sharing_figure(multiples: Mapping[str, Estimate]) -> Any:
     """Figure 3: the compute multiple of each sharing plan."""
     figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
     for i, found in enumerate(list(multiples.values())[::-1]):
@@ -144,7 +106,7 @@ def sharing_figure(multiples: Mapping[str, Estimate]) -> Figure:
     return figure
 
 
-def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Figure:
+def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Any:
     """Figure 4: the best learning rate over head_dim on N h = D."""
     figure, [axes] = new_axes(1)
     for i, (name, values) in enumerate(series.items()):

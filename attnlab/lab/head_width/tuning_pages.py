@@ -1,36 +1,31 @@
 """Pages of the head-width study from its rows: stage 0, learning rates, cost."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from attnlab.lab.cells import table
+from attnlab.lab.head_width import design
 from attnlab.lab.head_width.rates import Cell, cells_of, choose, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.head_width.spec import PARAMETRIZATIONS
-from experiments.configs import head_width
 
 ESTIMATED_HOURS = {0: 3.9, 1: 2.9, 2: 1.1, 3: 8.4, 4: 9.3, 5: 4.4, 6: 4.5}
 """Core-hours by stage that the design of the study expected."""
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table, line by line."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows] + [""]
 
 
 def stage0_page(rows: Sequence[Row]) -> str:
     """Stage 0: the choice by the rule of the plan (when complete), and every cell."""
     of_stage = [row for row in rows if row.spec.stage == 0]
     done = {row.spec.id for row in of_stage}
-    left = [spec for spec in head_width.stage0(rows) if spec.id not in done]
+    left = [spec for spec in design.stage0(rows) if spec.id not in done]
     lines = [
         "# Stage 0: optimizer and parametrization",
         "",
         "Bits per byte on the validation part; D = 64, one seed per text. Written by "
-        "`experiments.reporting.study_tables` from `runs.csv`.",
+        "`experiments.study --pages` from `runs.csv`.",
         "",
         f"{len(of_stage)} runs are done, {len(left)} are left." if left else _choice(of_stage),
         "",
@@ -64,7 +59,7 @@ def _order(cell: Cell) -> tuple[int, int, str]:
 
 def _choice(rows: Sequence[Row]) -> str:
     names = tuple(PARAMETRIZATIONS)
-    chosen, found = choose(rows, names, head_width.TOLERANCE)
+    chosen, found = choose(rows, names, design.TOLERANCE)
     lowest = min(mean for mean, _ in found.values())
     header = ("parametrization", "mean of 6 minima", "range of ln r* over points", "candidate")
     cells = [
@@ -72,17 +67,13 @@ def _choice(rows: Sequence[Row]) -> str:
             f"{name}: {PARAMETRIZATIONS[name]}",
             f"{mean:.4f}",
             f"{spread:.2f} (a factor of {math.exp(spread):.2f})",
-            "chosen"
-            if name == chosen
-            else "yes"
-            if mean <= lowest + head_width.TOLERANCE
-            else "no",
+            "chosen" if name == chosen else "yes" if mean <= lowest + design.TOLERANCE else "no",
         )
         for name, (mean, spread) in found.items()
     ]
     intro = (
         f"All {len(rows)} runs are done. **By the rule of the plan `{chosen}` is used from here "
-        f"on**: candidates are within {head_width.TOLERANCE} bits of the lowest mean, and of them "
+        f"on**: candidates are within {design.TOLERANCE} bits of the lowest mean, and of them "
         "the one with the smallest range of the best learning rate over the points is chosen."
     )
     return "\n".join([intro, "", *table(header, cells)])
@@ -122,7 +113,7 @@ def _baselines(rows: Sequence[Row]) -> list[str]:
 def rates_page(rows: Sequence[Row]) -> str:
     """Stage 1: the rate formula with its residuals, and every cell."""
     of_stage = [row for row in rows if row.spec.stage == 1]
-    expected = len(head_width.stage1(rows))
+    expected = len(design.stage1(rows))
     cells = cells_of(of_stage)
     inside = sum(minimum(of_cell).interior for of_cell in cells.values())
     formula = fit_rates(of_stage)
@@ -167,9 +158,9 @@ def cost_page(rows: Sequence[Row]) -> str:
     header = ("stage", "runs", "of", "seconds a run (wall, median)", "CPU seconds a run (median)",
               "CPU core-hours so far", "estimated for all", "projected for all")  # fmt: skip
     lines = []
-    for stage in head_width.ORDER:
+    for stage in design.ORDER:
         of_stage = [row.origin for row in rows if row.spec.stage == stage]
-        expected = len(head_width.expected_runs(stage))
+        expected = len(design.expected_runs(stage))
         if not of_stage:
             lines.append(
                 [str(stage), "0", str(expected), "-", "-", "-", str(ESTIMATED_HOURS[stage]), "-"]
@@ -179,7 +170,7 @@ def cost_page(rows: Sequence[Row]) -> str:
         hours = float(cpu.sum()) / 3600
         projected = hours * max(1.0, expected / len(of_stage))
         wall = float(np.median([origin.seconds for origin in of_stage]))
-        counts = [f"{stage} ({head_width.TITLES[stage]})", str(len(of_stage)), str(expected)]
+        counts = [f"{stage} ({design.TITLES[stage]})", str(len(of_stage)), str(expected)]
         measured = [f"{wall:.0f}", f"{np.median(cpu):.0f}", f"{hours:.2f}"]
         lines.append([*counts, *measured, str(ESTIMATED_HOURS[stage]), f"{projected:.2f}"])
     text = (

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab.lab.head_width import analysis
-from attnlab.lab.head_width.analysis import Pairs, Pooled
+from attnlab.lab.head_width import analysis, design
+from attnlab.lab.head_width.analysis import Optimum, Pairs, Pooled
 from attnlab.lab.head_width.rates import cells_of, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
-from experiments.configs import head_width
 
 NOT_YET = "not run yet"
-PLANS = head_width.PLANS
+PLANS = design.PLANS
+STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
+"""Model width -> the stage of its surface."""
 START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best head is h\\* ="
 
 
@@ -42,6 +43,8 @@ class Study:
     tuning_k: float
     rate_sd: float = math.nan
     """Standard deviation that the formula of the learning rates leaves in ln r."""
+    slope_widths: tuple[int, ...] = ()
+    """Model widths that `slope` comes from; the plan's are 32, 64 and 96."""
 
     def complete(self, *stages: int) -> bool:
         """Are all runs of these stages there?"""
@@ -65,22 +68,22 @@ def missing(stage: int, rows: Sequence[Row]) -> int:
     if stage < 2:
         of_stage = {row.spec.id for row in rows if row.spec.stage == stage}
         try:
-            return sum(spec.id not in of_stage for spec in head_width.stage_runs(stage, rows))
-        except head_width.NotReady:
-            return len(head_width.expected_runs(stage))
+            return sum(spec.id not in of_stage for spec in design.stage_runs(stage, rows))
+        except design.NotReady:
+            return len(design.expected_runs(stage))
     there = {
         (r.spec.variant, r.spec.text, r.spec.seed, r.spec.bytes_per_parameter)
         for r in rows
         if r.spec.stage == stage
     }
-    wanted = [(p.variant, p.text, head_width.judged_seed(p), p.bytes_per_parameter)
-              for p in head_width.planned(stage)]  # fmt: skip
+    wanted = [(p.variant, p.text, design.judged_seed(p), p.bytes_per_parameter)
+              for p in design.planned(stage)]  # fmt: skip
     return sum(one not in there for one in wanted)
 
 
 def read_study(rows: Sequence[Row]) -> Study:
     """Fits what complete stages allow. Stages with missing runs are left out whole."""
-    left = {stage: missing(stage, rows) for stage in (*head_width.ORDER, 7)}
+    left = {stage: missing(stage, rows) for stage in (*design.ORDER, 7)}
     judged = [r for r in rows if r.spec.stage >= 2 and left[r.spec.stage] == 0]
     tuning = [row for row in rows if row.spec.stage == 1]
     if not judged or left[1]:
@@ -89,9 +92,9 @@ def read_study(rows: Sequence[Row]) -> Study:
     frame = analysis.columns(judged, formula)
     k = analysis.curvature([minimum(cell) for cell in cells_of(tuning).values()]).value
     model = analysis.surface_model(frame, k) if left[3] == 0 else None
-    sizes = all(left[stage] == 0 for stage in (2, 3, 4))
-    return Study(frame, left, model, analysis.loss_slope(frame) if sizes else None, k,
-                 formula.residual_sd)  # fmt: skip
+    widths = tuple(width for width, stage in STAGE_OF_WIDTH.items() if left[stage] == 0)
+    slope = analysis.loss_slope(frame) if {32, 64} <= set(widths) else None
+    return Study(frame, left, model, slope, k, formula.residual_sd, widths)
 
 
 def _pairs(study: Study, a: Sequence[Any], b: Sequence[Any]) -> Pairs:
@@ -100,9 +103,7 @@ def _pairs(study: Study, a: Sequence[Any], b: Sequence[Any]) -> Pairs:
 
 def from_reference(study: Study, width: int = 64) -> dict[int, Pairs]:
     """head_dim -> differences from h = 16 on N h = D."""
-    points = {
-        h: study.point(n, h, width=width) for n, h in head_width.POINTS[width] if n * h == width
-    }
+    points = {h: study.point(n, h, width=width) for n, h in design.POINTS[width] if n * h == width}
     return {
         h: analysis.paired(study.frame, points[16], mask) for h, mask in points.items() if h != 16
     }
@@ -201,6 +202,46 @@ def secondary(study: Study) -> list[Result]:
     ]
 
 
+class Fit(NamedTuple):
+    """The best head_dim and N h / D by `analysis.surface_model` on some of the rows."""
+
+    name: str
+    optimum: Optimum
+    total: Estimate
+    """log2 of the best N h / D at the best head_dim."""
+    residual_sd: float
+
+
+def fits(study: Study) -> list[Fit]:
+    """The registered model, and the same model on fewer rows (exploratory).
+
+    The parabola in log2 h has the same curvature at every D, which h = 2 at D = 32 does not obey.
+    """
+    if study.model is None:
+        return []
+    done = [width for width, stage in STAGE_OF_WIDTH.items() if study.complete(stage)]
+    stage, head_dim = (np.asarray(study.frame[n]) for n in ("stage", "head_dim"))
+    masks = {f"D = {w} alone": stage == STAGE_OF_WIDTH[w] for w in done}
+    if 32 in done:
+        masks["D = 32 alone, without h = 2"] = masks["D = 32 alone"] & (head_dim > 2)
+        masks["all complete stages, without h = 2"] = head_dim > 2
+    models = {"all complete stages (the registered model)": study.model} | {
+        name: analysis.surface_model(analysis.select(study.frame, mask), study.tuning_k)
+        for name, mask in masks.items()
+    }
+    return [_fit(name, model) for name, model in models.items()]
+
+
+def _fit(name: str, model: MixedModel) -> Fit:
+    best = analysis.optimum(model)
+    return Fit(name, best, _best_total(model, best), model.residual_sd)
+
+
+def _best_total(model: MixedModel, best: Optimum) -> Estimate:
+    top = {"v": -1.0, "uv": 4 - best.best.value}  # D = 96 alone has N h / D != 1 at u = 0 alone
+    return model.ratio({n: w for n, w in top.items() if n in model.names}, {"v2": 2})
+
+
 def ends(found: Estimate, digits: int = 4, plus: str = "+") -> str:
     """ "value (low to high)"."""
     if not math.isfinite(found.value):
@@ -227,17 +268,17 @@ def sentence(study: Study) -> str:
     if study.model.contrast({"u2": 1}).value <= 0 or not 2 <= top.best.value <= 6:
         return "No best head_dim lies within the points measured: the sentence has no answer."
     near = min(
-        (h for n, h in head_width.POINTS[64] if n * h == 64),
+        (h for n, h in design.POINTS[64] if n * h == 64),
         key=lambda h: abs(math.log2(h) - top.best.value),
     )
-    width = study.model.ratio({"v": -1, "uv": 4 - top.best.value}, {"v2": 2})
+    width = _best_total(study.model, top)
     trend = f"by [{NOT_YET}]"
     if study.complete(2, 3, 4):
         trend = f"by a factor of {_power(top.slope)} [{top.slope.count} texts, D = 32, 64, 96]"
     return _filled(
         [
             f"{_power(top.best)} [{top.best.count} texts x 2 seeds]",
-            _width(study.model, width),
+            best_total(study.model, width),
             _step(study, near, near // 4),
             _step(study, near, near * 4),
             *(_shared(study, plan) for plan in ("albert", "attention_only")),
@@ -265,18 +306,19 @@ def _shared(study: Study, plan: str) -> str:
         return f"[{NOT_YET}]"
     shared = analysis.pool([sharing(study, one) for one in PLANS])
     pairs = sharing(study, plan)
-    found = multiple(analysis.over_texts(pairs, shared), study.slope)
-    return f"{found} [{_counts(pairs)}]"
+    return f"{multiple(analysis.over_texts(pairs, shared), study)} [{_counts(pairs)}]"
 
 
-def multiple(difference: Estimate, slope: Estimate | None) -> str:
-    """A compute multiple with its interval."""
-    if slope is None:
+def multiple(difference: Estimate, study: Study) -> str:
+    """A compute multiple with its interval, marked where its slope lacks a size of the plan."""
+    if study.slope is None:
         return NOT_YET
-    return ends(analysis.compute_multiple(difference, slope), 2, "")
+    mark = "" if len(study.slope_widths) == len(STAGE_OF_WIDTH) else "†"
+    return ends(analysis.compute_multiple(difference, study.slope), 2, "") + mark
 
 
-def _width(model: MixedModel, found: Estimate) -> str:
+def best_total(model: MixedModel, found: Estimate) -> str:
+    """The best N h / D, where it lies within the points measured."""
     if model.contrast({"v2": 1}).value <= 0 or not -1 < found.value < math.log2(1.5):
         return "at an end of 1/2 to 3/2, not determined,"
     bounds = [2**e if math.isfinite(e) else e for e in (found.low, found.high)]
@@ -286,12 +328,11 @@ def _width(model: MixedModel, found: Estimate) -> str:
 
 
 def _step(study: Study, near: int, other: int) -> str:
-    points = {h: n for n, h in head_width.POINTS[64] if n * h == 64}
+    points = {h: n for n, h in design.POINTS[64] if n * h == 64}
     if other not in points:
         return f"(h = {other}: not measured)"
     pairs = _pairs(study, [study.point(points[near], near)], [study.point(points[other], other)])
     found = analysis.over_texts(pairs, analysis.pool(list(from_reference(study).values())))
-    times = multiple(found, study.slope)
-    times = f"x {times}" if study.slope else f"x [{NOT_YET}]"
+    times = f"x {multiple(found, study)}" if study.slope else f"x [{NOT_YET}]"
     counts = f"h = {other} against {near}, {_counts(pairs)}"
     return f"{ends(found)} bits [{counts}] ({times} compute)"

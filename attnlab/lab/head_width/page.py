@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.lab.head_width import analysis
+from attnlab.lab.cells import table
+from attnlab.lab.head_width import analysis, design
+from attnlab.lab.head_width import figures as charts
 from attnlab.lab.head_width.analysis import Pairs
-from attnlab.lab.head_width.rates import cells_of, minimum
-from attnlab.lab.head_width.rows import Row, write_whole
-from attnlab.lab.mixed_model import Estimate, MixedModel
-from experiments.configs import head_width
-from experiments.reporting import study_figures
-from experiments.reporting.study_analysis import (
+from attnlab.lab.head_width.hypotheses import (
     NOT_YET,
     PLANS,
+    STAGE_OF_WIDTH,
+    Fit,
     Result,
     Study,
     ends,
+    fits,
     from_reference,
     multiple,
     primary,
@@ -31,11 +31,12 @@ from experiments.reporting.study_analysis import (
     sentence,
     sharing,
 )
-from experiments.reporting.study_tables import table
+from attnlab.lab.head_width.rates import cells_of, minimum
+from attnlab.lab.head_width.rows import Row, write_whole
+from attnlab.lab.mixed_model import Estimate, MixedModel
+from attnlab.plotting import themed_svg
 
-CHECK = Path(__file__).with_name("study_check.py")
-WIDTHS = {32: 2, 64: 3, 96: 4}
-"""Model width -> the stage of its points."""
+CHECK = Path(__file__).with_name("recompute.py")
 
 
 def result_rows(results: Sequence[Result]) -> list[list[str]]:
@@ -67,14 +68,16 @@ HEADER = ("name", "what", "estimate (95 % interval)", "texts x seeds", "bootstra
 def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     """Figure name -> figure, of what there is."""
     drawn: dict[str, Any] = {}
-    panels = [_panel(study, w) for w, s in WIDTHS.items() if study.complete(s)]
+    panels = [_panel(study, w) for w, s in STAGE_OF_WIDTH.items() if study.complete(s)]
     if panels:
-        drawn["figure1"] = study_figures.loss_figure(panels)
+        drawn["figure1"] = charts.loss_figure(panels)
     if study.model is not None:
-        drawn["figure2"] = _surface(study.model)
+        alone = np.asarray(study.frame["stage"]) == STAGE_OF_WIDTH[64]
+        part = analysis.select(study.frame, alone)
+        drawn["figure2"] = _surface(analysis.surface_model(part, study.tuning_k))
     if study.slope is not None and study.complete(5):
         shared = analysis.pool([sharing(study, plan) for plan in PLANS])
-        drawn["figure3"] = study_figures.sharing_figure(
+        drawn["figure3"] = charts.sharing_figure(
             {
                 plan: analysis.compute_multiple(
                     analysis.over_texts(sharing(study, plan), shared), study.slope
@@ -84,11 +87,11 @@ def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
         )
     rates = _rates(rows)
     if rates:
-        drawn["figure4"] = study_figures.rate_figure(rates)
+        drawn["figure4"] = charts.rate_figure(rates)
     return drawn
 
 
-def _panel(study: Study, width: int) -> study_figures.SizePanel:
+def _panel(study: Study, width: int) -> charts.SizePanel:
     base = study.point(width // 16, 16, width=width)
     bits, text = study.frame["bits"][base], study.frame["text"][base]
     level = float(np.mean([bits[text == t].mean() for t in np.unique(text)]))
@@ -101,10 +104,10 @@ def _panel(study: Study, width: int) -> study_figures.SizePanel:
             d, value=level + d.value, low=level + d.low, high=level + d.high
         )
     grams = {}
-    for name in study_figures.BASELINES:
+    for name in charts.BASELINES:
         values = study.frame[name][base]
         grams[name] = float(np.mean([values[text == t].mean() for t in np.unique(text)]))
-    return study_figures.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
+    return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
 
 
 def _surface(model: MixedModel) -> Any:
@@ -120,8 +123,8 @@ def _surface(model: MixedModel) -> Any:
         + b["v2"] * v**2
         + b["uv"] * x * v
     )
-    points = [(float(h), n * h / 64) for n, h in head_width.POINTS[64]]
-    return study_figures.surface_figure(u, v, bits, points)
+    points = [(float(h), n * h / 64) for n, h in design.POINTS[64]]
+    return charts.surface_figure(u, v, bits, points)
 
 
 def _rates(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
@@ -148,7 +151,8 @@ CAPTIONS = {
     "runs (Witten-Bell n-grams, n - 1 bytes of context) and gzip -9, means over the same texts; "
     "those outside the axis are in the title of the panel.",
     "figure2": "**Figure 2. Fitted loss (bits per byte) over head_dim and N h / D, D = 64.** "
-    "Contours of the mixed model; points: measured.",
+    "Contours of the mixed model fitted to D = 64 alone (exploratory: the registered one has one "
+    "curvature for all D); points: measured.",
     "figure3": "**Figure 3. Cost of sharing at equal FLOPs by sublayer,** as a compute multiple: "
     "how many times the compute gives the loss of separate layers. 95 % interval over texts, with "
     "the error of the slope.",
@@ -193,17 +197,27 @@ LIMITS = """## Limits
 - The two Tatoeba texts are translations of each other: see the column with both as one text.
   `multi30k_de` and `web` are read 2 times at D = 64 and 4 to 5 times at D = 96.
 - Baselines of 1, 3, 4 and 5 bytes (n-gram order) and gzip were recorded, a 2-gram was not.
+"""
+FITS = """## The best head by other fits (exploratory)
 
-## What would change the conclusion
+The registered model has one parabola in log2 h for all D. Where h = 2 at D = 32 costs much more
+than a parabola allows, that bends the fit at D = 64 too; so here is the same model on fewer rows.
+"""
+OPTIMIZERS = """## The cost of one wide head by optimizer (stage 0, exploratory)
 
-Another interval of the best h with other texts or more seeds; longer training or another context
-(stage 6); larger D (stage 4), where a slope of log2 h\\* on log2 D of 1 would mean a fixed number
-of heads and 0 a fixed width; another optimizer.
+Bits by which the best learning rate of 1x64 is worse than that of 4x16, D = 64: validation part,
+one seed a text, minimum of a parabola in ln r.
+"""
+CHANGE = "## What would change the conclusion"
+PROVISIONAL = """† Compute multiples from the loss at D = 32 and 64 alone. The plan takes the slope
+from D = 32, 64 and 96; the loss falls more slowly at larger D, where the same bits are worth more
+compute.
 """
 AGAIN = """## The main numbers again, with numpy alone
 
-Run it in this folder: mean, standard error and number of texts of P1, of every point of D = 64 and,
-when their rows are there, of S2, S4 and S5.
+Run it in this folder: mean, standard error and number of texts of P1, of every point of D = 64, of
+S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and N h / D of the fit
+"D = 64 alone".
 """
 
 
@@ -216,7 +230,7 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "
         f"Written by `experiments.study --analysis{flag}` from `runs.csv` alone, in seconds.", "",
         "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
         "The sentence is that of the plan. A blank is filled when its stages are complete; each "
-        "has its 95 % interval and its number of texts and seeds.", "",
+        "has its 95 % interval and its number of texts and seeds.", "", *_reading(study),
         "## What is missing", "", _missing(study, first), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
@@ -227,10 +241,122 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "
     lines += ["## Baselines", "", *_baselines(study)]
     lines += ["## Every plan of sharing", "", *_sharing_table(study)]
     lines += ["## Training length and context (stage 6)", "", *_length_tables(study)]
+    lines += [OPTIMIZERS, *_optimizer_table(rows)]
     if study.model is not None:
+        lines += [FITS, *_fit_table(study)]
         lines += ["## Coefficients of the mixed model", "", *_model_table(study), _limits(study)]
+        lines += [CHANGE, "", *_changes(study), ""]
     lines += [AGAIN, "```python", CHECK.read_text().rstrip(), "```"]
     return "\n".join(lines) + "\n"
+
+
+def _reading(study: Study) -> list[str]:
+    """What the numbers say, in bullets. Empty where there is no model."""
+    found = fits(study)
+    if not found:
+        return []
+    marked = study.slope is not None and len(study.slope_widths) < len(STAGE_OF_WIDTH)
+    lines = [PROVISIONAL] if marked else []
+    best = []
+    for width in (w for w, stage in STAGE_OF_WIDTH.items() if study.complete(stage)):
+        mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
+                for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
+        best.append(f"{min(mean, key=mean.__getitem__)} at D = {width}")
+    lines.append(f"- Lowest measured loss on N h = D: head_dim {', '.join(best)}.")
+    values = [2**one.optimum.best.value for one in found]
+    if len(found) > 2:
+        alone = next(one for one in found if one.name == "D = 64 alone")
+        lines.append(
+            f"- The fitted best head_dim at D = 64 is {_best(alone)} from D = 64 alone; over all "
+            f'fits under "The best head by other fits" it is {min(values):.1f} to '
+            f"{max(values):.1f}."
+        )
+    for total, point in (("D/2", (2, 16)), ("3D/2", (6, 16))):
+        difference = analysis.over_texts(
+            against(study, 64, *point, "standard"),
+            analysis.pool(list(from_reference(study).values())),
+        )
+        lines.append(
+            f"- D = 64, heads of 16: N h = {total} against D costs {ends(difference)} bits at "
+            f"equal FLOPs: {reading(difference)}."
+        )
+    return [*lines, ""]
+
+
+def _best(fit: Fit) -> str:
+    b = fit.optimum.best
+    if not math.isfinite(b.low):
+        return "not determined"
+    return f"{2**b.value:.1f} ({2**b.low:.1f} to {2**b.high:.1f})"
+
+
+def _fit_table(study: Study) -> list[str]:
+    header = ("rows", "h\\*", "best N h / D", "slope of log2 h\\* on log2 D", "residual sd, bits")
+    lines = []
+    for one in fits(study):
+        slope = one.optimum.slope
+        trend = "–"
+        if math.isfinite(slope.value):
+            trend = ends(slope, 2) if study.complete(2, 3, 4) else NOT_YET
+        total = one.total
+        power = "not determined"
+        if all(map(math.isfinite, (total.low, total.high))):
+            power = f"{2**total.value:.2f} ({2**total.low:.2f} to {2**total.high:.2f})"
+        lines.append([one.name, _best(one), power, trend, f"{one.residual_sd:.4f}"])
+    return table(header, lines)
+
+
+def _optimizer_table(rows: Sequence[Row]) -> list[str]:
+    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
+    cells = {
+        (c.parametrization, c.text, c.variant.point): minimum(of_cell)
+        for c, of_cell in cells_of([r for r in rows if r.spec.stage == 0]).items()
+    }
+    names = dict.fromkeys(name for name, _, _ in cells)
+    lines = []
+    for name in names:
+        gaps = [f"{cells[name, t, '1x64'].bits - cells[name, t, '4x16'].bits:+.4f}"
+                for t in design.STAGE0_TEXTS]  # fmt: skip
+        lines.append([name, *gaps])
+    return table(("optimizer", *design.STAGE0_TEXTS), lines)
+
+
+def _changes(study: Study) -> list[str]:
+    """What would change the conclusion, with what is known of each."""
+    lines = [
+        "- Other texts: the intervals are over 8 texts, five of them English, one French, one "
+        "German and one Python code.",
+        "- Another optimizer: only Muon was judged. What one wide head costs depends on the "
+        "optimizer: see the table by optimizer.",
+    ]
+    if study.complete(3, 6):
+        at = {}
+        for each in (20.0, 80.0):
+            points = [study.point(*p, bytes_per_parameter=each) for p in ((4, 16), (1, 64))]
+            texts = np.isin(study.frame["text"], design.LENGTH_TEXTS)
+            pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
+            at[each] = ends(analysis.over_texts(pairs))
+        lines.append(
+            f"- Longer training: at 80 bytes per parameter 1x64 is worse than 4x16 by {at[80.0]} "
+            f"bits, at 20 by {at[20.0]} on the same 4 texts (1 and 2 seeds). Beyond 80: not known."
+        )
+        lines.append(
+            "- Another context: T = 64 and 256 were run on 2 texts with one seed, too few to tell."
+        )
+    else:
+        lines.append(f"- Longer training or another context (stage 6): {NOT_YET}.")
+    lines.append(
+        "- Larger models: a slope of log2 h\\* on log2 D of 1 would mean a fixed number of heads, "
+        "0 a fixed width. "
+        + ("D = 96 is in." if study.complete(4) else f"D = 96 (stage 4): {NOT_YET}.")
+        + " No larger D is measured here."
+    )
+    return lines
+
+
+def _text_means(study: Study, mask: Any) -> list[float]:
+    text, bits = (np.asarray(study.frame[name])[mask] for name in ("text", "bits"))
+    return [float(bits[text == one].mean()) for one in np.unique(text)]
 
 
 def _file(name: str, first: bool) -> str:
@@ -260,9 +386,7 @@ def _missing(study: Study, first: bool) -> str:
             "This is the first look: it reads stages 1 and 3 alone, and later rows do not change "
             f'it. What needs other stages says "{NOT_YET}".'
         )
-    left = [
-        f"stage {s} ({head_width.TITLES[s]}) lacks {n} runs" for s, n in study.left.items() if n
-    ]
+    left = [f"stage {s} ({design.TITLES[s]}) lacks {n} runs" for s, n in study.left.items() if n]
     return "; ".join(left) + f'. Its results say "{NOT_YET}".' if left else "Nothing."
 
 
@@ -277,14 +401,12 @@ def _point_tables(study: Study) -> Iterator[str]:
     header = ("D", "point", "N h / D", "FFN width", "parameters", "bits", "difference (95 %)",
               "Tatoeba texts as one", "texts x seeds", "")  # fmt: skip
     lines = []
-    for width, stage in WIDTHS.items():
+    for width, stage in STAGE_OF_WIDTH.items():
         if not study.complete(stage) or not study.frame:
             lines.append([str(width), *[NOT_YET] * 8, ""])
             continue
-        points: list[tuple[int, int, str]] = [
-            (n, h, "standard") for n, h in head_width.POINTS[width]
-        ]
-        points += [(n, h, "narrow") for n, h in head_width.NARROW if width == 64]
+        points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
+        points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
         many = {p: against(study, width, *p) for p in points if p != (width // 16, 16, "standard")}
         pooled = analysis.pool(list(from_reference(study, width).values()))
         for n, h, layout in points:
@@ -313,16 +435,16 @@ def against(study: Study, width: int, heads: int, head_dim: int, layout: str) ->
 
 
 def _baselines(study: Study) -> list[str]:
-    header = ("D", "text", *study_figures.BASELINES.values(), "model h = 16, N h = D")
+    header = ("D", "text", *charts.BASELINES.values(), "model h = 16, N h = D")
     lines = []
-    for width, stage in WIDTHS.items():
+    for width, stage in STAGE_OF_WIDTH.items():
         if not study.frame or not study.complete(stage):
             lines.append([str(width), *[NOT_YET] * (len(header) - 1)])
             continue
         mask = study.point(width // 16, 16, width=width)
-        for text in head_width.ALL_TEXTS:
+        for text in design.ALL_TEXTS:
             of_text = mask & (study.frame["text"] == text)
-            names = (*study_figures.BASELINES, "bits")
+            names = (*charts.BASELINES, "bits")
             means = [f"{study.frame[name][of_text].mean():.3f}" for name in names]
             lines.append([str(width), text, *means])
     return table(header, lines)
@@ -334,10 +456,10 @@ def _length_tables(study: Study) -> list[str]:
     if not study.complete(3, 6):
         return [f"{NOT_YET}: 80 bytes per parameter on 4 texts, T = 64 and 256 on 2 texts.", ""]
     settings: list[tuple[int, float, Sequence[str]]] = [
-        (128, 20.0, head_width.LENGTH_TEXTS),
-        (128, 80.0, head_width.LENGTH_TEXTS),
+        (128, 20.0, design.LENGTH_TEXTS),
+        (128, 80.0, design.LENGTH_TEXTS),
     ]
-    settings += [(t, 20.0, head_width.CONTEXT_TEXTS) for t in (64, 128, 256)]
+    settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
     lines = []
     for length, each, texts in settings:
         others = ((16, 4), (8, 8), (2, 32), (1, 64))
@@ -351,9 +473,9 @@ def _length_tables(study: Study) -> list[str]:
             found = analysis.over_texts(pairs, pooled)
             counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
             cells = [str(length), f"{each:g}", f"{n}x{h}", ends(found)]
-            lines.append([*cells, multiple(found, study.slope), counts, reading(found)])
+            lines.append([*cells, counts, reading(found)])
     header = ("T", "bytes per parameter", "point", "bits worse than 4x16 (95 %)",
-              "compute multiple", "texts x seeds", "")  # fmt: skip
+              "texts x seeds", "")  # fmt: skip
     return table(header, lines)
 
 
@@ -369,7 +491,7 @@ def _sharing_table(study: Study) -> list[str]:
             pairs = sharing(study, plan, budget)
             found = analysis.over_texts(pairs, pooled)
             counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
-            times = multiple(found, study.slope)
+            times = multiple(found, study)
             lines.append([plan, budget, ends(found), times, counts, reading(found)])
     header = ("plan", "equal", "bits worse than separate (95 %)", "compute multiple",
               "texts x seeds", "")  # fmt: skip
@@ -410,7 +532,7 @@ def write_analysis(rows: Sequence[Row], folder: Path, first_look: bool = False) 
         path = folder / _file(name, first_look)
         path.unlink(missing_ok=True)
         if name in drawn:
-            write_whole(path, study_figures.svg(drawn[name], name))
+            write_whole(path, themed_svg(drawn[name], name))
             paths.append(path)
     name = "first_look" if first_look else "analysis"
     write_whole(folder / f"{name}.csv", _csv(primary(study) + secondary(study)))
