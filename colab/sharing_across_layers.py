@@ -19,7 +19,7 @@
 # **ALBERT shares them on purpose over all twelve layers, and its own table says which sublayer that
 # costs: 81.7 points with shared attention, 80.2 with a shared feed-forward network (FFN) and 80.1
 # with both shared, against 81.6 with nothing shared.** **Sharing parameters saves memory for
-# parameters, but neither FLOPs nor key/value cache, and at equal FLOPs it costs accuracy.**
+# parameters, but neither FLOPs nor key/value cache.**
 #
 # Below, cells check each sentence: count the parameter groups in the arrays (1), in saved files (2)
 # and in published models (3); a figure of what each sharing plan saves (4); and a training run of
@@ -310,10 +310,11 @@ pd.DataFrame.from_dict(table, orient="index")
 # parameters as `separate` the shared model loses nothing, but needs 3.3 times the FLOPs. So "does
 # sharing hurt?" has no answer before you say *at an equal what*.
 #
-# [The study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md) says
-# the same with larger models, three texts and tuned learning rates: one group for all four layers
-# costs 0.120 bits per byte at equal FLOPs (95 % interval 0.090 to 0.150); at equal parameters the
-# difference is -0.017 (-0.055 to 0.021), inconclusive, at 3.1 to 3.6 times the FLOPs.
+# [The first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
+# has larger models, three texts and tuned learning rates. One group for all four layers costs 0.120
+# bits per byte at equal FLOPs on these three texts (95 % interval over seeds 0.090 to 0.150); for a
+# new text that is inconclusive (-0.022 to 0.263). At equal parameters, with 3.1 to 3.6 times the
+# FLOPs, the difference is -0.017 (-0.059 to 0.025 over texts), inconclusive too.
 #
 # ## What to remember
 #

@@ -36,11 +36,11 @@ from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
+from experiments import app
 from experiments.drawing.conversions import NAMES, matching_sizes, options, pair_table, pairs, steps
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.letters import letters
 from experiments.drawing.plans import drawn_plans, plan_drawing
-from experiments.running import launch
 
 PATH = Path(__file__).parent.parent / "docs" / "reference" / "layouts.md"
 DRAWINGS = PATH.parent.parent / "drawings"
@@ -317,4 +317,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.start(main)
+    app.start(main)

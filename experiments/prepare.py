@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from attnlab.data import PreparePlan, prepare
-from experiments.running import launch
+from experiments import app
 
 
 def main() -> None:
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("end_of_document", "", "A special token of the tokenizer; left out: new.")
     flags.DEFINE_integer("shard_tokens", None, "Tokens of a file, at most.", lower_bound=1)
     flags.DEFINE_string("column", "text", "Of tables and JSON lines: where the text is.")
-    launch.start(main)
+    app.start(main)

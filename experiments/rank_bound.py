@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from attnlab import dot_product_attention, plotting
 from attnlab.tap import capture
-from experiments.running import launch
+from experiments import app
 
 Matrix = Float[np.ndarray, "n n"]
 
@@ -283,4 +283,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("matrices", 5, "Random matrices of each size.", lower_bound=1)
     flags.DEFINE_integer("steps", 10_000, "Of gradient descent.", lower_bound=1)
     flags.DEFINE_string("out", "", "A folder for table, numbers and figure; empty writes none.")
-    launch.start(main)
+    app.start(main)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMALL_FONT = 7
-TOKEN_HEIGHT = 0.105
+SMALL_FONT = 9
+TOKEN_HEIGHT = 0.135
 """Inches of a token label in the small font."""
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import optax
 from absl import flags
 
+from experiments import app
 from experiments.benchmarks.peers.systems import NotOfferedError, System, installed, systems
-from experiments.running import launch
 
 
 class Finding(NamedTuple):
@@ -281,4 +281,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.start(main)
+    app.start(main)

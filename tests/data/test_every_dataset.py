@@ -28,7 +28,7 @@ def test_every_dataset_is_tried():
 def draw(dataset, seed, step, size=4, shard=slice(None)):
     if dataset.generate is not None:
         return dataset.generate(dataset.device_arrays, step_key(seed, step), size)
-    return dataset.batch(seed, step, size, part)
+    return dataset.batch(seed, step, size, shard)
 
 
 def same(a, b):

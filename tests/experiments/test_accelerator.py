@@ -200,7 +200,7 @@ def test_the_page_of_made_up_numbers(tmp_path):
     gone = {"name": "lost", "about": {"word": "layer"}, "rows": [], "trouble": "out of memory"}
     place = report.write(tmp_path, ABOUT, [*RECORDS, gone])
     text = (tmp_path / "accelerator.md").read_text()
-    assert "heads 512 wide: `wide` takes 0.25 (0.25 to 0.25) of the time of jax.nn" in text
+    assert "heads 512 wide: wide takes 0.25 (0.25 to 0.25) of the time of jax.nn" in text
     assert "| 512 | 8,192 | dense | jax.nn | 0.38 (0.38 to 0.38) |" in text
     assert "| 512 | wide 500 (dense 2.00) | dense 333 |" in text
     assert "| attnlab cudnn | 2 | too wide | 512 4096 with gradient |" in text
