@@ -167,12 +167,10 @@ if __name__ == "__main__":
     flags.DEFINE_float(
         "minutes",
         20.0,
-        "Minutes after which suite accelerator stops; 0 only writes its page.",
+        "Suite accelerator stops after these; 0 only writes its page.",
         lower_bound=0,
     )
     flags.DEFINE_bool("tiny", False, "Suite accelerator with small sizes, for a CPU.")
-    flags.DEFINE_string(
-        "out", "", "Folder to write table, numbers and figure to; none if left out."
-    )
+    flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
     flags.mark_flag_as_required("suite")
     app.start(main)

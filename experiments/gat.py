@@ -362,12 +362,10 @@ if __name__ == "__main__":
     flags.DEFINE_string(
         "data",
         None,
-        "Folder of Cora: cora.content, cora.cites, planetoid_split.tsv.",
+        "Folder of Cora (docs/reference/texts.md).",
         required=True,
     )
-    flags.DEFINE_string(
-        "out", "docs/results", "Folder to write the page, the numbers and the figure to."
-    )
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
     flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)
     app.run(main)

@@ -282,7 +282,5 @@ if __name__ == "__main__":
     flags.DEFINE_list("sizes", ["16", "32"], "Numbers of tokens, by commas.")
     flags.DEFINE_integer("matrices", 5, "Random attention matrices of each size.", lower_bound=1)
     flags.DEFINE_integer("steps", 10_000, "Steps of gradient descent.", lower_bound=1)
-    flags.DEFINE_string(
-        "out", "", "Folder to write table, numbers and figure to; none if left out."
-    )
+    flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
     app.start(main)

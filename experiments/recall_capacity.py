@@ -308,9 +308,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string(
-        "out", "docs/results", "Folder to write the page, the numbers and the figure to."
-    )
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
     flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
     flags.DEFINE_integer("steps", 400, "Training steps of a run.", lower_bound=1)
     app.run(main)
