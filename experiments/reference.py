@@ -78,8 +78,28 @@ def flags_of(module: str) -> Iterator[Flag]:
     main += [
         node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "main"
     ]
-    seen: set[tuple[str, str]] = set()
+    main += [n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "define_flags"]
+    seen: set[tuple[str, str]] = {(module, "define_flags")}
     yield from _defined(main, module, seen)
+    for helper in sorted(_imported_modules(source)):  # those that every command has
+        body = [n for n in tree(helper).body if isinstance(n, ast.Assign)]
+        yield from _defined(body, helper, seen)
+
+
+def _imported_modules(source: ast.Module) -> set[str]:
+    """Modules of `experiments` that are no commands and that a module imports as a whole."""
+    names = {
+        f"{node.module}.{alias.name}"
+        for node in source.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments")
+        for alias in node.names
+    }
+    paths = {name: ROOT / Path(*name.split(".")).with_suffix(".py") for name in names}
+    return {
+        name
+        for name, path in paths.items()
+        if path.is_file() and '__name__ == "__main__"' not in path.read_text()
+    }
 
 
 def _defined(nodes: Iterable[ast.AST], module: str, seen: set[tuple[str, str]]) -> Iterator[Flag]:
@@ -177,8 +197,8 @@ def _command(command: Command) -> str:
     summary = re.sub(r"[:,]? *python -m \S+.*", "", " ".join(first.split())).rstrip(": ")
     lines = [f"## {command.module}", _escape(summary) + "." * (summary[-1:] not in ".?!")]
     usage = [line.strip() for line in rest.splitlines() if line.startswith("    python -m ")]
-    if usage and not usage[0].endswith("\\"):
-        lines.append(f"    {usage[0]}")
+    if usage and not usage[0].endswith("\\") and "\\" not in usage[0]:
+        lines.append("    " + " ".join(usage[0].split()))
     if command.flags:
         rows = [
             f"| `--{flag.name}` | {flag.kind.replace('|', ' or ')} | {_default(flag)} | "
