@@ -15,7 +15,7 @@ import numpy as np
 
 from attnlab import pretrained
 from attnlab.data import DataConfig, Dataset
-from attnlab.data.tokenizer import FILE, make_tokenizer
+from attnlab.data.tokenizer import FILE, Tokenizer, load_tokenizer, make_tokenizer
 from attnlab.interpret import AblationMetric
 from attnlab.models import ModelConfig
 from attnlab.names import lookup
@@ -176,10 +176,14 @@ class _Run:
         return encoded.tokens, encoded.spans(text)
 
 
+def _tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(pretrained.tokenizer_path(folder))
+
+
 def open_folder(folder: Path) -> Opened:
     """A published model, with the tokenizer.json that lies beside it. Raises ValueError for a
     folder that cannot be read, and where a text is to be read without a tokenizer."""
-    found, tokenizer = initial.load(str(folder)), functools.cache(pretrained.tokenizer)
+    found, tokenizer = initial.load(str(folder)), functools.cache(_tokenizer)
     config = found.config
 
     def fresh(inputs: dict[str, Any]) -> Any:
