@@ -322,7 +322,7 @@ def _one_dropout_mask(attend: Attend) -> Attend:
         out, probs = attend(q[:, None], k[:, None], v[:, None], bias, mask, key)
         return out[:, 0], None if probs is None else probs[0]
 
-    def rows(
+    def batched_attend(
         q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, key: Array | None
     ) -> tuple[Array, Array | None]:
         shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
@@ -332,7 +332,7 @@ def _one_dropout_mask(attend: Attend) -> Attend:
         batched: Attend = jax.vmap(heads, (0, 0, 0, 0, 0, None))
         return batched(q, k, v, bias, mask, key)
 
-    return rows
+    return batched_attend
 
 
 def _at_precision(attend: Attend, precision: Precision) -> Attend:

@@ -32,10 +32,10 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
+from attnlab.lab.cells import Line, interval, run_cells, table
 from attnlab.models.specs import NoPositions, OutputHead
-from experiments.reporting.cells import Line, interval, run_cells
-from experiments.reporting.study_figures import COLOURS, INK, new_axes, svg
-from experiments.reporting.study_tables import table
+from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.plotting import THEMED_COLOURS as COLOURS
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)
@@ -237,7 +237,7 @@ def main(argv: Sequence[str]) -> None:
         lines += run_cells([Run(name, rate, seed, steps) for seed in seeds], run_one, path)
     lines = list(csv.DictReader(path.open()))  # with seeds of a rate that was the best before
     (out / "looped_depth.md").write_text(page(lines))
-    (out / "looped_depth.svg").write_text(svg(figure(lines), "looped_depth"))
+    (out / "looped_depth.svg").write_text(themed_svg(figure(lines), "looped_depth"))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ ALSO = {"pretrained": {"data"}}
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
     "matplotlib": {
-        f"plotting.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
+        f"plotting.{name}"
+        for name in ("curves", "intervals", "labels", "maps", "scatter", "style", "themed")
     },
     "orbax": {"training.checkpoint"},
 }

@@ -17,11 +17,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
 from jaxtyping import Array, Float
 
+from attnlab.attention.keywords import check_keywords
 from attnlab.heads.call import Call
 from attnlab.heads.linear import combine_heads
 from attnlab.heads.shapes import token_shapes
@@ -190,6 +191,11 @@ class Layout:
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         _name_class(cls, Layout.__repr__)
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        """Raises TypeError for a field that the layout does not have, with those that it has."""
+        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.

@@ -22,7 +22,7 @@ from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_tokens, default_positions
 from attnlab.models.forward import EMBEDDINGS, ENCODER, ModelInputs, Outputs, run_model
-from attnlab.models.layer import NORM_POSITIONS, Sublayer
+from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head
 from attnlab.models.parameters import check_params
@@ -161,8 +161,8 @@ class LayerStack(NamedTuple):
         return layer_params(stacked, self.plan, layer)
 
     def norms(self, layer: int) -> dict[str, Params]:
-        """Sublayer -> the parameters of its norms by name."""
-        weights, names = self.layer_weights(layer), ("norm", "norm_after")
+        """Sublayer -> the parameters of its norms, and its layer scale, by name."""
+        weights, names = self.layer_weights(layer), ("norm", "norm_after", LAYER_SCALE)
         return {s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.sublayers}
 
     def run(
@@ -243,10 +243,10 @@ def decompose_residual(
 def _add_layer(
     stack: LayerStack,
     carry: tuple[Array, Terms],
-    row: tuple[Array, dict[str, Params], list[Terms]],
+    layer: tuple[Array, dict[str, Params], list[Terms]],
 ) -> tuple[tuple[Array, Terms], None]:
     """The residual stream and its terms after one more layer."""
-    (x, terms), (i, norms, outputs) = carry, row
+    (x, terms), (i, norms, outputs) = carry, layer
     affine = linearize_at(
         lambda x, *written: stack.run(norms, x, written), x, *map(sum_terms, outputs)
     )

@@ -114,13 +114,13 @@ class MarkerOptions(TypedDict):
     markeredgewidth: float
 
 
-def marker_options(look: Style, size: float) -> MarkerOptions:
+def marker_options(style: Style, size: float) -> MarkerOptions:
     """Arguments that draw the marker of a style."""
     return {
-        "marker": look.marker,
+        "marker": style.marker,
         "markersize": size,
-        "markerfacecolor": BACKGROUND if look.hollow else look.colour,
-        "markeredgecolor": look.colour,
+        "markerfacecolor": BACKGROUND if style.hollow else style.colour,
+        "markeredgecolor": style.colour,
         "markeredgewidth": 1.4,
     }
 
