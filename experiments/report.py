@@ -33,7 +33,7 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
 def main(argv: Sequence[str]) -> None:
     """The command."""
     try:
-        path = write([Path(one) for one in argv[1:]], OUT.value and Path(OUT.value))
+        path = write([Path(one) for one in argv[1:]], Path(OUT.value) if OUT.value else None)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"report: {path}")

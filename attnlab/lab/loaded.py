@@ -108,16 +108,12 @@ def stored_experiment(record: dict[str, Any]) -> Experiment:
     Raises:
       ValueError: it is none of this version.
     """
-    config = record["config"]
-    if "head_init" in config or "same" not in config:
+    config = dict(record["config"])
+    if "version" in config["model"]:
         return Experiment.from_dict(config)
-    names = ("task", "train", "start")
-    fields: dict[str, Any] = {name: config[name] for name in names} | {"data": config["data"]}
-    fields |= {"head_init": config["same"], "measure_heads": config["watch_heads"]}
-    base = Experiment.from_dict(
-        fields | {"model": json.loads(models_to_json(from_dict(config["model"])))}
-    )
-    return base
+    config["model"] = json.loads(models_to_json(from_dict(config["model"])))
+    names = {"same": "head_init", "watch_heads": "measure_heads"}
+    return Experiment.from_dict({names.get(name, name): value for name, value in config.items()})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from experiments.running import arm
 
 from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
 from attnlab.models import num_parameters
@@ -22,7 +23,6 @@ from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.configs import heads_and_sharing
 from experiments.reporting import accelerator as report
 from experiments.reporting import terminal
-from experiments.running import arm
 
 ABOUT = {
     "device": "1 x NVIDIA H200", "machine": "a machine", "python": "3", "jax": "0", "flax": "0",

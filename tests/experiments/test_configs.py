@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT, assert_close
+from experiments.running import arm, launch, tables
 from ml_collections import ConfigDict
 
 from attnlab.heads import score_scale
@@ -24,7 +25,6 @@ from experiments.configs import (
     takase,
     vaswani_table3,
 )
-from experiments.running import arm, launch, tables
 
 # file and its extra word -> its config file and table
 TABLES = {

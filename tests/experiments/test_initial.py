@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from experiments.running import arm, initial
+from experiments.running.workdir import WorkdirError
 
 import attnlab
 from attnlab import pretrained
@@ -17,8 +19,6 @@ from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
-from experiments.running import arm, initial
-from experiments.running.workdir import WorkdirError
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(
