@@ -23,7 +23,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, pool
-from experiments.running import launch
+from experiments import app
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 INK = "#57606a"
@@ -185,5 +185,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
-    launch.start(main)
+    flags.DEFINE_string("out", str(RESULTS / "effects.svg"), "SVG file to write.")
+    app.start(main)

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import app as absl_app
+from absl import flags
 
 from attnlab.lab.report import read_panels, write_report
+from experiments import app
 
 OUT = flags.DEFINE_string("out", None, "folder of the report; needed for several workdirs")
 
@@ -33,6 +35,7 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
 def main(argv: Sequence[str]) -> None:
     """The command."""
     try:
+        app.import_files(sys.argv)
         path = write([Path(one) for one in argv[1:]], Path(OUT.value) if OUT.value else None)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
@@ -40,4 +43,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    absl_app.run(main)
