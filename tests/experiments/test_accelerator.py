@@ -11,7 +11,6 @@ import pytest
 from commands import command
 from conftest import ROOT
 from experiments.reporting import terminal
-from experiments.running import arm
 
 from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
 from attnlab.models import num_parameters
@@ -22,6 +21,7 @@ from experiments.benchmarks.ledger import DeviceLostError, Ledger, go_through
 from experiments.benchmarks.measure import Case
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.configs import heads_and_sharing
+from experiments.running import arm
 
 ABOUT = {
     "device": "1 x NVIDIA H200", "machine": "a machine", "python": "3", "jax": "0", "flax": "0",

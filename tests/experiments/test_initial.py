@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
-from experiments.running import arm, initial
 from experiments.running.workdir import WorkdirError
 
 import attnlab
@@ -19,6 +18,7 @@ from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
+from experiments.running import arm, initial
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(
