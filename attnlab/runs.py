@@ -1,4 +1,4 @@
-"""What a run of `experiments` left behind, as a model with its weights."""
+"""What a run left behind, as a model with its parameters."""
 
 import json
 from collections.abc import Sequence
@@ -9,51 +9,124 @@ from attnlab.models import ModelConfig, from_json
 from attnlab.models.transformer import Transformer
 from attnlab.training.checkpoint import Checkpoints
 
+LAST_OF_FLAT_CONFIGS = "aa6530e"
+"""The last commit that reads runs whose model config is flat."""
+SPEC, SPECS, RUNS, OLD_CONFIG = "spec.json", "specs.json", "runs", "config.json"
+"""Files of a run and of a sweep, the folder of its runs; runs of November 2026 have OLD_CONFIG."""
 
-class Left(NamedTuple):
+
+class StoredRun(NamedTuple):
     """A run at its newest checkpoint."""
 
     config: ModelConfig
     params: dict[int, dict[str, Any]]
-    """Seed -> weights, on the first device"""
+    """Seed -> parameters, on the first device."""
     steps: int
-    """So many it had taken"""
+    """So many it had taken."""
     record: dict[str, Any]
-    """Its config.json"""
+    """Its spec.json: "config", and "source" with the "sha256" of the data."""
 
 
 def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, dict[str, Any]]:
-    """(model, params) of one seed, the first where it is None, at the newest checkpoint of the run
-    that has `folder` as its --workdir.
+    """The model and the parameters of one seed, at the newest checkpoint.
 
-    Weights are arrays on the first device; a checkpoint that is damaged is told and passed over.
-    Needs the extra `train`. Raises ValueError where there is no run, no checkpoint or no such seed.
+    A checkpoint that is damaged is reported and passed over. Needs the extra `train`.
+
+    Args:
+      folder: of a run (`WORKDIR/runs/ID`), or the workdir of a sweep whose runs differ in their
+        seed only, as `experiments.run` writes it.
+      seed: None: the first.
+
+    Returns:
+      (model, params), arrays on the first device.
+
+    Raises:
+      ValueError: there is no run, no checkpoint, no such seed, or several runs of it.
 
     >>> try:
     ...     load_run("nowhere")
     ... except ValueError as error:
     ...     print(error)
-    nowhere holds no checkpoints; give the --workdir of one run
+    nowhere holds no run with checkpoints; give the folder of one run
     """
-    left = read_run(folder, None if seed is None else [seed])
-    return left.config.build(), next(iter(left.params.values()))
+    found = read_run(folder, None if seed is None else [seed])
+    return found.config.build(), next(iter(found.params.values()))
 
 
 def is_run(folder: str | Path) -> bool:
-    """Is it the --workdir of a run, and no folder of a published model?"""
+    """Is it the folder of a run or of a sweep, and no folder of a published model?"""
     folder = Path(folder)
-    return (folder / "checkpoints").is_dir() and (folder / "config.json").is_file()
+    if (folder / SPECS).is_file():
+        return True
+    files = (folder / SPEC, folder / OLD_CONFIG)
+    return (folder / "checkpoints").is_dir() and any(file.is_file() for file in files)
 
 
-def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> Left:
-    """All that a run left of these seeds, in their order; the first seed where they are None, and
-    no weights where there are none. Raises as `load_run`.
+def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> StoredRun:
+    """All that a run left of these seeds, in their order.
+
+    Args:
+      folder: as of `load_run`.
+      seeds: None: the first; empty: no parameters are read.
+
+    Raises:
+      ValueError: as of `load_run`.
     """
     folder = Path(folder)
     if not is_run(folder):
-        raise ValueError(f"{folder} holds no checkpoints; give the --workdir of one run")
-    record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    there = record["config"]["train"]["seeds"]
+        raise ValueError(f"{folder} holds no run with checkpoints; give the folder of one run")
+    if not (folder / SPECS).is_file():
+        return _read_one(folder, seeds)
+    if not seeds:
+        return _read_one(run_of_seed(folder), seeds)
+    found = [_read_one(run_of_seed(folder, seed), [seed]) for seed in seeds]
+    params = {seed: one for run in found for seed, one in run.params.items()}
+    return found[0]._replace(params=params)
+
+
+def run_of_seed(workdir: str | Path, seed: int | None = None) -> Path:
+    """The folder of the only run of a seed in the workdir of a sweep; None: the first seed.
+
+    Raises:
+      ValueError: there is no such run, or there are several.
+    """
+    workdir = Path(workdir)
+    specs = json.loads((workdir / SPECS).read_text(encoding="utf-8"))
+    seed = specs[0]["seed"] if seed is None else seed
+    ids = [spec["id"] for spec in specs if spec["seed"] == seed]
+    if not ids:
+        known = ", ".join(str(seed) for seed in dict.fromkeys(spec["seed"] for spec in specs))
+        raise ValueError(f"{workdir} has no seed {seed}, only {known}")
+    if len(ids) > 1:
+        known = ", ".join(ids)
+        raise ValueError(
+            f"{workdir} is a sweep of several models; give the folder of one run, as "
+            f"{workdir / RUNS / ids[0]} (its runs with seed {seed}: {known})"
+        )
+    return workdir / RUNS / str(ids[0])
+
+
+def seeds_of(folder: str | Path) -> list[int]:
+    """The seeds of a run, or of the only model of a sweep, in their order. Raises ValueError."""
+    folder = Path(folder)
+    if (folder / SPECS).is_file():
+        specs = json.loads((folder / SPECS).read_text(encoding="utf-8"))
+        return list(dict.fromkeys(int(spec["seed"]) for spec in specs))
+    record = _read_one(folder, ()).record
+    seeds: list[int] = [record["seed"]] if "seed" in record else record["config"]["train"]["seeds"]
+    return seeds
+
+
+def _read_one(folder: Path, seeds: Sequence[int] | None) -> StoredRun:
+    """Of the folder of a run; of several seeds in one checkpoint, as in November 2026, too."""
+    if not (folder / "checkpoints").is_dir():
+        raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
+    if (folder / SPEC).is_file():
+        record = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+        there = [record["seed"]]
+    else:
+        record = json.loads((folder / OLD_CONFIG).read_text(encoding="utf-8"))
+        there = record["config"]["train"]["seeds"]
     seeds = there[:1] if seeds is None else seeds
     if missing := [str(seed) for seed in seeds if seed not in there]:
         raise ValueError(
@@ -64,12 +137,8 @@ def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> Left:
     if found is None:
         raise ValueError(f"{folder} has no checkpoint yet; let it run until its first")
     step, notes = found[0], found[-1]
-    params = {seed: _weights(found[1], there.index(seed)) for seed in seeds}
-    return Left(_config(folder, notes), params, step, record)
-
-
-LAST_OF_FLAT_CONFIGS = "aa6530e"
-"""The last commit that reads runs whose model config is flat."""
+    params = {seed: _params(found[1], there.index(seed)) for seed in seeds}
+    return StoredRun(_config(folder, notes), params, step, record)
 
 
 def _config(folder: Path, notes: dict[str, Any]) -> ModelConfig:
@@ -83,8 +152,8 @@ def _config(folder: Path, notes: dict[str, Any]) -> ModelConfig:
     return from_json(json.dumps({"version": fields.pop("version"), "model": fields}))
 
 
-def _weights(state: dict[str, Any], place: int) -> dict[str, Any]:
-    """Of path -> array [seeds, ...] the weights of one seed, as a tree."""
+def _params(state: dict[str, Any], index: int) -> dict[str, Any]:
+    """The parameters of one seed, as a tree, from path -> array [seeds, ...]."""
     params: dict[str, Any] = {}
     for path, a in state.items():
         *steps, last = path.split(".")
@@ -92,5 +161,5 @@ def _weights(state: dict[str, Any], place: int) -> dict[str, Any]:
             where = params
             for step in steps[1:]:
                 where = where.setdefault(step, {})
-            where[last] = a[place]
+            where[last] = a[index]
     return params

@@ -4,7 +4,8 @@
     python -m experiments.export --path=FOLDER --plan=separate --out=OTHER
 
 With --plan the layers share as it says; what that does to the outputs is printed. Layers that share
-weights are written once each where the family's format cannot say that they do.
+weights are written once each where the family's format cannot say that they do. A tokenizer that is
+a file is written too, as tokenizer.json.
 """
 
 import dataclasses
@@ -15,8 +16,10 @@ import numpy as np
 from absl import flags
 
 from attnlab import pretrained
+from attnlab.lab.loaded import open_folder, open_run
+from attnlab.lab.start import with_plan_of
 from attnlab.models import num_parameters
-from experiments.running import initial, launch
+from experiments import app
 
 
 def main() -> None:
@@ -28,17 +31,17 @@ def main() -> None:
         raise ValueError("--seed is for --workdir; a folder holds one model")
     if out.exists():
         raise ValueError(f"{out} is there already; name a new folder for --out")
-    found = (
-        initial.load(given.path) if given.path else initial.of_run(Path(given.workdir), given.seed)
-    )
+    found = open_folder(Path(given.path)) if given.path else None
+    found = found or open_run(Path(given.workdir), given.seed)
     config, params = found.config, found.params
     if given.plan:
         size = (2, min(config.max_len, 64))
         tokens = np.random.default_rng(0).integers(0, config.vocab_size, size, np.int32)
         config = dataclasses.replace(config, sharing=given.plan)
-        params, told = initial.under_plan(found, config, tokens)
-        print(told)
+        params, change = with_plan_of(found.config, found.params, config, tokens)
+        print(change)
     pretrained.save(out, config.build(), jax.tree.map(np.asarray, params))
+    found.save_tokenizer(out)
     written = pretrained.load_config(out)
     print(
         f"{out}: {num_parameters(written):,} parameters"
@@ -52,4 +55,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
     flags.DEFINE_string("plan", "", "Another plan of sharing.")
     flags.DEFINE_string("out", None, "The folder to write; it must not exist.", required=True)
-    launch.start(main)
+    app.start(main)

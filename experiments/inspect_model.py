@@ -2,6 +2,7 @@
 
     python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
     python -m experiments.inspect_model --path=FOLDER
+    python -m experiments.inspect_model --workdir=runs/one
     python -m experiments.inspect_model --path=FOLDER --text="The sea, the sea"
 
 FOLDER holds config.json and safetensors of a published model (see `attnlab.pretrained`). Prints the
@@ -19,22 +20,25 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab import models, pretrained
+from attnlab import models, pretrained, runs
+from attnlab.data import load_tokenizer
+from attnlab.lab.run import attention_reports, step_inputs
 from attnlab.models import ModelConfig, generate
 from attnlab.models.config import sharing_name
 from attnlab.models.cost import sublayer_parameters
 from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.plan import Plan
 from attnlab.training.objectives import OBJECTIVES
-from experiments.reporting.wording import columns
-from experiments.running import arm, launch
+from experiments import app
+from experiments.setup import matched_experiment
+from experiments.text_table import columns
 
 
 def main() -> None:
-    """Prints the model of --config or of the folder --path."""
-    path = flags.FLAGS.path
-    if bool(path) == bool(flags.FLAGS.config):
-        raise ValueError("give either --config or --path")
+    """Prints the model of --config, of the folder --path or of the run --workdir."""
+    path, workdir = flags.FLAGS.path, flags.FLAGS.workdir
+    if bool(path) + bool(workdir) + bool(flags.FLAGS.config) != 1:
+        raise ValueError("give one of --config, --path and --workdir")
     if flags.FLAGS.text and not path:
         raise ValueError("--text is read by the tokenizer of a folder: give --path")
     if path:
@@ -43,11 +47,15 @@ def main() -> None:
         if flags.FLAGS.text:
             print("\n" + read_text(path, flags.FLAGS.text))
         return
-    resolved = arm.resolve(launch.config()[1])
-    task = OBJECTIVES[resolved.task].bind(resolved.data.sizes())
-    row = resolved.data.shapes(resolved.train.length)
-    inputs = arm.step_inputs(task, row, resolved.train)
-    print(describe(resolved.model, resolved.train.batch_size, resolved.train.length, inputs))
+    if workdir:
+        config = runs.read_run(workdir, ()).config
+        print(describe(config, 1, min(config.max_len, 512)))
+        return
+    experiment = matched_experiment(app.config())
+    task = OBJECTIVES[experiment.task].bind(experiment.data.sizes())
+    train = experiment.train
+    inputs = step_inputs(task, experiment.data.shapes(train.length), train)
+    print(describe(experiment.model, train.batch_size, train.length, inputs))
 
 
 def describe(
@@ -93,7 +101,7 @@ NEW_TOKENS = 20
 
 def read_text(folder: str, text: str) -> str:
     """What the model of a folder does with a text."""
-    tokenizer = pretrained.tokenizer(folder)
+    tokenizer = load_tokenizer(pretrained.tokenizer_path(folder))
     read = tokenizer.read(text)
     if not len(read.tokens):
         raise ValueError("the text has no tokens; write a word or more")
@@ -196,7 +204,7 @@ def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -
     """Order of contraction and backend, with the reasons against the others."""
     texts = {"self": "tokens", "cross": "tokens", "encoder": "source"}
     sections = []
-    for name, told in arm.attention_reports(config, inputs, training=training).items():
+    for name, told in attention_reports(config, inputs, training=training).items():
         batch, length = inputs[texts.get(name, "tokens")].shape[:2]
         which = ATTENTION.get(name, f"attention of {name}")
         lines = [f"{which}, order of contraction at {batch} texts of {length} tokens:"]
@@ -215,7 +223,8 @@ def _flops(cost: Any) -> str:
 
 
 if __name__ == "__main__":
-    launch.define_config(required=False)
+    app.define_config(required=False)
     flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
+    flags.DEFINE_string("workdir", "", "The folder of a run.")
     flags.DEFINE_string("text", "", "A text for the model of that folder to read.")
-    launch.start(main)
+    app.start(main)

@@ -14,6 +14,7 @@ the training part and judged on rows that are held out.
 
 import dataclasses
 import functools
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,15 +25,17 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from attnlab import interpret, training
+from attnlab import interpret, runs, training
+from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
+from attnlab.lab.loaded import stored_experiment
+from attnlab.lab.machine import keep_compiled
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
-from attnlab.names import lookup
 from attnlab.tap import Patches
 from attnlab.training.objectives import OBJECTIVES, Objective
 from attnlab.training.schedules import SCHEDULES
-from experiments.reporting.wording import columns
-from experiments.running import arm, initial, launch, machine, workdir
+from experiments import app
+from experiments.text_table import columns
 
 Values = Mapping[str, Any]
 """Name of heads -> gates [R, N]"""
@@ -90,7 +93,7 @@ def main() -> None:
         raise ValueError(f"--pressures={','.join(given.pressures)} must be numbers") from None
     if min(pressures) < 0:
         raise ValueError("--pressures must be 0 or more")
-    machine.keep_compiled()
+    keep_compiled()
     study = begin(
         Path(given.workdir),
         given.seed,
@@ -103,7 +106,7 @@ def main() -> None:
     print(table(study.config, whole, rows, by=given.by))
     if out:
         told = {"by": given.by, "loss": whole, "rows": [row._asdict() for row in rows]}
-        workdir.write_json(out, told)
+        write_atomic(out, (json.dumps(told, indent=1) + "\n").encode())
 
 
 def begin(
@@ -118,12 +121,13 @@ def begin(
     """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
     if frozen and fresh:
         raise ValueError("--frozen fresh weights would never learn; leave one out")
-    found = initial.of_run(folder, seed)
-    record = workdir.read_json(folder / workdir.CONFIG)["config"]
-    was = training.TrainConfig(**{**record["train"], "seeds": tuple(record["train"]["seeds"])})
+    found = runs.read_run(folder, None if seed is None else [seed])
+    [(seed, params)] = found.params.items()
+    experiment = stored_experiment(found.record)
+    was = experiment.train
     more: dict[str, Any] = {
         "steps": steps,
-        "seeds": (was.seeds[0] if seed is None else seed,),
+        "seeds": (seed,),
         "warmup_steps": min(was.warmup_steps, steps // 10),
         "log_every": max(1, steps // 10),
         "eval_every": steps,
@@ -141,9 +145,10 @@ def begin(
     if frozen:
         more["frozen"] = ALL
     trains = dataclasses.replace(was, **more)
-    task = lookup(OBJECTIVES, record["task"], what="task")._replace(final_metrics=None)
-    source = arm.data_of(record["data"]).load(trains.length, folder)
-    return Study(found.config, None if fresh else found.params, task, source, trains)
+    task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
+    place = runs.run_of_seed(folder, seed) if (folder / runs.SPECS).is_file() else folder
+    source = experiment.data.load(trains.length, place)
+    return Study(found.config, None if fresh else params, task, source, trains)
 
 
 def look(
@@ -306,4 +311,4 @@ if __name__ == "__main__":
     flags.DEFINE_float("gate_rate", 0.05, "Of the gates.", lower_bound=0.0)
     flags.DEFINE_integer("rows", 256, "To choose by, and others to judge by.", lower_bound=1)
     flags.DEFINE_string("out", "", "All numbers and gates, as a JSON file.")
-    launch.start(main)
+    app.start(main)

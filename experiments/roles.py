@@ -23,10 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from attnlab import runs
+from attnlab.atomic import write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
-from experiments.reporting.wording import columns
-from experiments.running import launch, workdir
-from experiments.running.reading import LONGEST, Opened, open_folder, open_run
+from attnlab.lab.loaded import LONGEST, LoadedModel, open_folder, open_run
+from experiments import app
+from experiments.text_table import columns
 
 TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
 
@@ -63,7 +65,7 @@ class Study(NamedTuple):
 
 
 def look(
-    models: dict[str, Opened], parts: Sequence[Sequence[Tree]], *, fresh: bool, least: int
+    models: dict[str, LoadedModel], parts: Sequence[Sequence[Tree]], *, fresh: bool, least: int
 ) -> Study:
     """`syntax.evaluate_heads` for each seed of a model, and with `fresh` also before training."""
     first = next(iter(models.values()))
@@ -76,7 +78,7 @@ def look(
             "sentences, or lower --least"
         )
 
-    def study(opened: Opened, params: Any) -> list[SyntaxScore]:
+    def study(opened: LoadedModel, params: Any) -> list[SyntaxScore]:
         tallies = [
             syntax.count_correct(
                 some,
@@ -91,13 +93,13 @@ def look(
     one = {"tokens": jnp.zeros((1, 1), jnp.int32)}
     one |= {"source": one["tokens"]} if first.config.kind == "encoder_decoder" else {}
     if fresh:
-        found |= {f"{name}, fresh": study(m, m.fresh(one)) for name, m in models.items()}
+        found |= {f"{name}, fresh": study(m, m.initial(one)) for name, m in models.items()}
     sizes = (len(trees[0]), len(trees[1]))
     return Study(found, sizes, sum(map(len, parts)) - sum(sizes))
 
 
 def readable(
-    opened: Opened, trees: Sequence[Tree]
+    opened: LoadedModel, trees: Sequence[Tree]
 ) -> list[tuple[Tree, tuple[np.ndarray, np.ndarray]]]:
     """The sentences that the model can read whole, with the input of `head_predictions`."""
     found = []
@@ -109,10 +111,10 @@ def readable(
     return found
 
 
-def open_seeds(folder: Path, seed: int | None) -> dict[str, Opened]:
+def open_seeds(folder: Path, seed: int | None) -> dict[str, LoadedModel]:
     """Every seed of a run by its name, or the one that is asked for."""
     first = open_run(folder, seed)
-    seeds = workdir.read_json(folder / workdir.CONFIG)["config"]["train"]["seeds"]
+    seeds = runs.seeds_of(folder)
     if seed is not None:
         return {f"seed {seed}": first}
     return {f"seed {s}": first if s == seeds[0] else open_run(folder, s) for s in seeds}
@@ -141,7 +143,7 @@ def write_raw(treebank: Path, out: Path) -> None:
     _check_free(out)
     trees = read_trees(treebank if treebank.is_file() else _part(treebank, TRAIN))
     text = "".join(f"{tree.text}\n" for tree in trees)
-    workdir.write_bytes(out, text.encode())
+    write_atomic(out, text.encode())
     print(f"{out}: {len(trees):,} sentences, {len(text.encode()):,} bytes")
 
 
@@ -224,4 +226,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("sentences", None, "At most so many of each part.", lower_bound=1)
     flags.DEFINE_string("out", "", "All numbers, as a csv file.")
     flags.DEFINE_string("raw", "", "Write the text of the part train to this file, and end.")
-    launch.start(main)
+    app.start(main)

@@ -1,8 +1,11 @@
-"""One run: python -m experiments.run --config=experiments/configs/byte_lm.py:wide --workdir=DIR.
+"""Trains one model, with one or several seeds.
+
+    python -m experiments.run --config=experiments/configs/byte_lm.py:wide --workdir=runs/one
 
 Every field of the config is a flag (--config.model.num_layers=8). The same command again goes on
-where a killed run stopped, with the numbers that it would have had. On many hosts start it on each
-with --distributed.
+where a killed run stopped, with the numbers that it would have had; with more --config.train.steps
+it makes the runs longer, where the schedule allows. Each seed of train.seeds is a run in
+WORKDIR/runs. On many hosts start it on each with --distributed.
 """
 
 import sys
@@ -11,48 +14,52 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from experiments.running import arm, launch, machine, workdir
+from attnlab import lab
+from attnlab.lab.machine import keep_compiled, use_threads
+from attnlab.lab.resources import read_threads
+from experiments import app
+from experiments.setup import run_config
 
-_DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
-_MODEL_PARALLEL = flags.DEFINE_integer(
-    "model_parallel",
-    1,
-    "Devices that compute one model together, each its own heads and hidden units.",
-    lower_bound=1,
-)
-_CUT_STATE = flags.DEFINE_bool(
-    "cut_state", False, "Share weights and optimizer out between devices that read other rows."
-)
-_LOGGERS = flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb, or both.")
-_PROFILE = flags.DEFINE_string("profile", "", "Steps FIRST:LAST to trace into WORKDIR/profile.")
+_FLAGS = flags.FLAGS
+
+
+def define_flags() -> None:
+    """The flags of the command."""
+    app.define_run()
+    flags.DEFINE_bool("distributed", False, "Join the other hosts of a pod or cluster.")
+    flags.DEFINE_integer(
+        "model_parallel",
+        1,
+        "Devices that compute one model together, each its own heads and hidden units.",
+        lower_bound=1,
+    )
+    flags.DEFINE_bool("shard_state", False, "Share parameters and optimizer between devices.")
 
 
 def main() -> None:
-    """Runs one arm and prints its held-out loss."""
-    if _DISTRIBUTED.value:
+    """Runs all seeds and prints their held-out scores."""
+    if _FLAGS.distributed:
         jax.distributed.initialize()
-    _, config, _ = launch.config()
-    folder = Path(flags.FLAGS.workdir)
-    machine.compute_with(flags.FLAGS.threads or workdir.began_with(folder).get("threads"))
-    machine.keep_compiled()
-    result = arm.run(
-        config,
-        folder,
-        model_parallel=_MODEL_PARALLEL.value,
-        cut_state=_CUT_STATE.value,
-        loggers=_LOGGERS.value,
-        profile=_PROFILE.value,
+    folder = Path(_FLAGS.workdir)
+    use_threads(_FLAGS.threads or read_threads(folder))
+    keep_compiled()
+    options = lab.RunOptions(
+        model_parallel=_FLAGS.model_parallel,
+        shard_state=_FLAGS.shard_state,
+        loggers=tuple(_FLAGS.loggers),
+        profile=_FLAGS.profile,
     )
-    if result["status"] != arm.COMPLETE:
-        sys.exit(f"error: {result['message']}")
-    for metric in result["metrics"]:
-        values = result[f"heldout_{metric['name']}"]
-        for seed, value in zip(result["seeds"], values, strict=True):
-            print(f"seed {seed}: held-out {value:.{metric['digits'] + 1}f} {metric['unit']}")
+    results = run_config(app.config(), folder, options)
+    for result in results:
+        if result.status == "diverged":
+            sys.exit(f"error: {result.message}")
+        for metric in result.metrics:
+            value = f"{result.heldout[metric.name]:.{metric.digits + 1}f} {metric.unit}"
+            print(f"seed {result.spec.seed}: held-out {value}")
     for name in ("report", "view", "sample"):
         print(f"python -m experiments.{name} --workdir={folder}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    launch.define_run()
-    launch.start(main)
+    define_flags()
+    app.start(main)

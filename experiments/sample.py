@@ -1,12 +1,14 @@
 """Text from a model: python -m experiments.sample --workdir=runs/one --text="def main("
 
---workdir is a run, at its newest checkpoint, --path a folder with config.json, safetensors and
-tokenizer.json of a published model. It goes on with --text, or writes what follows --source where
-it is an encoder-decoder, token by token, up to the model's own end of a text. --temperature=0 takes
-the likeliest token at every place, --top_k and --top_p draw among the likelier ones.
+--workdir is a run, or the folder of experiments.run, at its newest checkpoint; --path a folder with
+config.json, safetensors and tokenizer.json of a published model. It goes on with --text, or writes
+what follows --source where it is an encoder-decoder, token by token, up to the model's own end of a
+text. --temperature=0 takes the likeliest token at every place, --top_k and --top_p draw among the
+likelier ones.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
+from attnlab.lab.loaded import LoadedModel, Prompt, open_folder, open_run
 from attnlab.models import Sampling, generate, stream
-from experiments.running import launch
-from experiments.running.reading import Asked, Opened, open_folder, open_run
+from experiments import app
 
 
 def main() -> None:
@@ -28,8 +30,8 @@ def main() -> None:
         raise ValueError("which model? type --workdir=RUN for a run, or --path=FOLDER")
     if given.seed is not None and not given.workdir:
         raise ValueError("--seed is for --workdir; a folder holds one model")
-    asked = Asked(given.text, given.tokens, given.source, given.source_tokens)
-    if not asked:
+    asked = Prompt(given.text, given.tokens, given.source, given.source_tokens)
+    if not any(asked):
         raise ValueError('what shall it go on with? give --text="...", or --tokens=1,2,3')
     opened = open_run(Path(given.workdir), given.seed) if given.workdir else None
     opened = opened or open_folder(Path(given.path))
@@ -42,15 +44,15 @@ def main() -> None:
     print()
 
 
-def texts(opened: Opened, asked: Asked, new_tokens: int, **options: Any) -> list[str]:
+def texts(opened: LoadedModel, asked: Prompt, new_tokens: int, **options: Any) -> list[str]:
     """`count` texts, drawn with the key `draw`; what a decoder goes on with stands before them.
     `options` are those of `_call`."""
     before, arguments, more = _call(opened, asked, new_tokens, **options)
     new = np.asarray(generate(*arguments, **more)).tolist()
-    return [opened.write([*before, *_until(row, opened.ends)]) for row in new]
+    return [opened.decode([*before, *_until(row, opened.ends)]) for row in new]
 
 
-def pieces(opened: Opened, asked: Asked, new_tokens: int, **options: Any) -> Iterator[str]:
+def pieces(opened: LoadedModel, asked: Prompt, new_tokens: int, **options: Any) -> Iterator[str]:
     """The first of `texts`, as it is written: a piece for each token that makes one."""
     before, arguments, more = _call(opened, asked, new_tokens, **options)
     row, said = list(before), ""
@@ -58,18 +60,18 @@ def pieces(opened: Opened, asked: Asked, new_tokens: int, **options: Any) -> Ite
         if token is not None and int(token[0]) in opened.ends:
             break
         row += [] if token is None else [int(token[0])]
-        text = opened.write(row) if row else ""
+        text = opened.decode(row) if row else ""
         # The last character may be a part of one, which the next token completes.
         if text.startswith(said) and not text.endswith("\ufffd"):
             yield text[len(said) :]
             said = text
-    text = opened.write(row)
+    text = opened.decode(row)
     yield text[len(said) :] if text.startswith(said) else f"\n{text}"
 
 
 def _call(
-    opened: Opened,
-    asked: Asked,
+    opened: LoadedModel,
+    asked: Prompt,
     new_tokens: int,
     *,
     temperature: float = 0.0,
@@ -85,6 +87,12 @@ def _call(
     if prompt.shape[1] >= most:
         raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")
     fits = min(new_tokens, most - prompt.shape[1])
+    if fits < new_tokens:
+        print(
+            f"only {fits} of --new_tokens={new_tokens} fit: the model reads {most} tokens, its "
+            f"max_len, and the text has {prompt.shape[1]}",
+            file=sys.stderr,
+        )
     options = {
         "source": given.get("source"),
         "source_padding_mask": given.get("source_padding_mask"),
@@ -114,4 +122,4 @@ if __name__ == "__main__":
     flags.DEFINE_float("top_p", None, "Draw among the likeliest, down to this sum.")
     flags.DEFINE_integer("draw", 0, "The key of the draws.")
     flags.DEFINE_integer("count", 1, "How many texts.", lower_bound=1)
-    launch.start(main)
+    app.start(main)

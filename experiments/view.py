@@ -17,8 +17,8 @@ import numpy as np
 from absl import flags
 
 from attnlab.interpret import model_panel, view_panels
-from experiments.running import launch
-from experiments.running.reading import Asked, Opened, open_folder, open_run
+from attnlab.lab.loaded import LoadedModel, Prompt, open_folder, open_run
+from experiments import app
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         raise ValueError(f"{out} is there already; add --overwrite, or name another --out")
     if not out.parent.is_dir():
         raise ValueError(f"there is no folder {out.parent} for --out")
-    asked = Asked(given.text, given.tokens, given.source, given.source_tokens)
+    asked = Prompt(given.text, given.tokens, given.source, given.source_tokens)
     models = [open_run(Path(run), given.seed) for run in runs]
     models += [open_folder(Path(folder)) for folder in folders]
     read = [model.read(asked) for model in models]
@@ -67,9 +67,9 @@ def main() -> None:
     print(f"{out}: {heads} heads, {out.stat().st_size / 2**20:.1f} MiB")
 
 
-def _begun(opened: Opened, inputs: dict) -> Opened:
+def _begun(opened: LoadedModel, inputs: dict) -> LoadedModel:
     """The same model before it was trained."""
-    fresh = opened.fresh(inputs)
+    fresh = opened.initial(inputs)
     return opened._replace(name=f"{opened.name}, fresh", params=fresh)
 
 
@@ -86,4 +86,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("title", "", "The title of the page.")
     flags.DEFINE_string("out", None, "The file to write.", required=True)
     flags.DEFINE_bool("overwrite", False, "Write --out though it is there.")
-    launch.start(main)
+    app.start(main)

@@ -22,7 +22,7 @@ from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_tokens, default_positions
 from attnlab.models.forward import EMBEDDINGS, ENCODER, ModelInputs, Outputs, run_model
-from attnlab.models.layer import NORM_POSITIONS, Sublayer
+from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head
 from attnlab.models.parameters import check_params
@@ -161,8 +161,8 @@ class LayerStack(NamedTuple):
         return layer_params(stacked, self.plan, layer)
 
     def norms(self, layer: int) -> dict[str, Params]:
-        """Sublayer -> the parameters of its norms by name."""
-        weights, names = self.layer_weights(layer), ("norm", "norm_after")
+        """Sublayer -> the parameters of its norms, and its layer scale, by name."""
+        weights, names = self.layer_weights(layer), ("norm", "norm_after", LAYER_SCALE)
         return {s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.sublayers}
 
     def run(

@@ -18,18 +18,47 @@ Policies (`AddSeeds`, `TuneLearningRate`) look at results and propose further ru
 `lab`. `attnlab.lab.head_width` holds the pieces of the published study of head widths.
 """
 
-from attnlab.lab.executors import Executor, InProcess, LocalExecutor, SlurmExecutor
+from attnlab.lab.description import Description, read_description
+from attnlab.lab.executors import Executor, InProcess, LocalExecutor
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
 from attnlab.lab.result import ModelSizes, RunResult
 from attnlab.lab.results import Results
-from attnlab.lab.run import RunInUse, run_one
-from attnlab.lab.spec import RunSpec, product, with_values
+from attnlab.lab.run import RunInUse, RunOptions, run_one
+from attnlab.lab.slurm import Queued, SlurmExecutor
+from attnlab.lab.spec import Match, RunSpec, Tag, Variant, grid, product, specs_of, with_values
+from attnlab.lab.start import HeadInit
 from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep
 
 __all__ = [
-    "AddSeeds", "Executor", "Experiment", "InProcess", "LocalExecutor", "ModelSizes", "Policy",
-    "Results", "RunInUse", "RunResult", "RunSpec", "SlurmExecutor", "SweepFailed",
-    "TuneLearningRate", "best_rates", "load_results", "product", "run_one", "sweep", "with_rates",
+    "AddSeeds",
+    "Description",
+    "Executor",
+    "Experiment",
+    "HeadInit",
+    "InProcess",
+    "LocalExecutor",
+    "Match",
+    "ModelSizes",
+    "Policy",
+    "Queued",
+    "Results",
+    "RunInUse",
+    "RunOptions",
+    "RunResult",
+    "RunSpec",
+    "SlurmExecutor",
+    "SweepFailed",
+    "Tag",
+    "TuneLearningRate",
+    "Variant",
+    "best_rates",
+    "grid",
+    "load_results",
+    "product", "read_description",
+    "run_one",
+    "specs_of",
+    "sweep",
+    "with_rates",
     "with_values",
 ]  # fmt: skip

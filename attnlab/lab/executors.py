@@ -1,15 +1,25 @@
-"""Where the runs of a sweep are computed: this process, processes of this machine, or SLURM."""
+"""Where the runs of a sweep are computed: this process, or processes of this machine."""
 
+import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from attnlab.lab.worker import work
+from attnlab.lab import lock
+from attnlab.lab.machine import cores, use_threads
+from attnlab.lab.resources import read_threads, write_threads
+from attnlab.lab.run import RunOptions
+from attnlab.lab.worker import ERROR, STOPPED, work
+from attnlab.runs import RUNS
+from attnlab.training.interrupts import Stopped
+
+LOGS = "logs"
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -27,11 +37,20 @@ class Executor(Protocol):
 
 
 class InProcess:
-    """Runs one after the other in this process, before `start` returns."""
+    """Runs one after the other in this process, before `start` returns.
+
+    Args:
+      options: of `run_one`.
+    """
+
+    def __init__(self, options: RunOptions = RunOptions(speaks=False)) -> None:  # noqa: B008
+        self.options = options
 
     def start(self, workdir: Path, count: int) -> None:
-        """Runs all."""
-        work(workdir)
+        """Runs all. Raises Stopped after a signal."""
+        use_threads(read_threads(workdir))
+        if work(workdir, self.options) == STOPPED:
+            raise Stopped("stopped; the state is saved, and the same call goes on")
 
     def running(self) -> bool:
         """False: `start` has done all."""
@@ -41,130 +60,176 @@ class InProcess:
         """Nothing: Ctrl-C ends the run itself."""
 
 
+class Resources(NamedTuple):
+    """How many workers run at once, and on what."""
+
+    jobs: int
+    threads: int | None
+    """Of each; None where the CPU does not compute."""
+    cores: Sequence[int]
+    gpus: Sequence[str]
+    """As `CUDA_VISIBLE_DEVICES` names them."""
+
+
+def divide(
+    runs: int,
+    jobs: int | None,
+    threads: int | None,
+    cores: Sequence[int],
+    gpus: Sequence[str] = (),
+) -> Resources:
+    """Divides a machine among workers. What is given is taken, the rest chosen.
+
+    On CPUs each run has cores // runs threads, at least one, whatever `jobs` is, so that no number
+    depends on how many run at once; as many run at once as there are cores for their threads. On
+    GPUs one run a GPU.
+
+    >>> divide(6, None, None, range(2)).jobs, divide(6, None, None, range(2)).threads
+    (2, 1)
+    >>> divide(3, None, None, range(16)).threads, divide(6, 8, None, range(96), "0123").jobs
+    (5, 8)
+    """
+    if gpus:
+        return Resources(jobs or min(runs, len(gpus)), None, cores, gpus)
+    threads = threads or max(1, len(cores) // runs)
+    return Resources(jobs or max(1, min(runs, len(cores) // threads)), threads, cores, gpus)
+
+
+def share(things: Sequence[T], count: int, index: int) -> Sequence[T]:
+    """What part `index` of `count` gets of `things`: consecutive ones, and at least one.
+
+    >>> [share("abcdefg", 3, i) for i in range(3)], [share("ab", 3, i) for i in range(3)]
+    (['ab', 'cd', 'efg'], ['a', 'a', 'b'])
+    """
+    first = index * len(things) // count
+    return things[first : max(first + 1, (index + 1) * len(things) // count)]
+
+
 class LocalExecutor:
     """Processes on this machine, between which its GPUs or its cores are divided.
 
+    The threads of a run do not depend on how many run at once; they are kept in the workdir, so a
+    sweep that goes on has the same numbers.
+
     Args:
-      jobs: processes; None: one for each GPU, or without one for each core.
+      jobs: processes; None: one for each GPU, or without one as many as there are cores for.
+      threads: of each run, on CPUs; None: those of the workdir, or cores // runs.
       imports: modules that a worker imports first, as those that register layouts.
-    """
+      options: `loggers` and `profile` of all runs.
+      environment: further variables of the environment of the workers.
 
-    def __init__(self, jobs: int | None = None, imports: Sequence[str] = ()) -> None:
-        if jobs is not None and jobs < 1:
-            raise ValueError(f"jobs must be 1 or more, not {jobs}")
-        self.jobs, self.imports = jobs, tuple(imports)
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, workdir: Path, count: int) -> None:
-        """Starts at most `count` workers; what they print is in `workdir/logs`."""
-        gpus, cores = _gpus(), _cores()
-        jobs = min(self.jobs or len(gpus) or len(cores), count)
-        logs = workdir / "logs"
-        logs.mkdir(exist_ok=True)
-        for number in range(jobs):
-            command = worker_command(workdir, self.imports)
-            environment = dict(os.environ)
-            if gpus:
-                environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-                if jobs > len(gpus):
-                    share = 0.9 / -(-jobs // len(gpus))
-                    environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.2f}"
-            mine = cores[number::jobs] or [cores[number % len(cores)]]
-            command += [f"--cores={','.join(map(str, mine))}", "--follow"]
-            environment["NPROC"] = str(len(mine))  # threads of XLA
-            with (logs / f"worker{number}.log").open("ab") as log:
-                self._processes.append(
-                    subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-                )
-
-    def running(self) -> bool:
-        """Is a process alive?"""
-        return any(process.poll() is None for process in self._processes)
-
-    def stop(self) -> None:
-        """SIGTERM to all, which save and end."""
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            process.wait()
-
-
-class SlurmExecutor:
-    """An array of SLURM jobs, each one worker; the script is `workdir/sweep.sbatch`.
-
-    Args:
-      jobs: size of the array; None: one for each run.
-      options: of sbatch: {"time": "2:00:00", "gres": "gpu:1"}.
-      setup: shell lines before the worker, as those that activate an environment.
-      imports: as of `LocalExecutor`.
+    Raises:
+      ValueError: `jobs` or `threads` is below 1.
     """
 
     def __init__(
         self,
         jobs: int | None = None,
-        options: Mapping[str, str] | None = None,
-        setup: str = "",
+        threads: int | None = None,
         imports: Sequence[str] = (),
+        options: RunOptions = RunOptions(),  # noqa: B008
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.jobs, self.options, self.setup = jobs, dict(options or {}), setup
-        self.imports, self._id = tuple(imports), ""
-
-    def script(self, workdir: Path, count: int) -> str:
-        """The text of the script for `count` runs.
-
-        >>> print(SlurmExecutor(4, {"time": "1:00:00"}).script(Path("/runs/a"), 9))
-        #!/bin/bash
-        #SBATCH --job-name=a
-        #SBATCH --array=0-3
-        #SBATCH --output=/runs/a/logs/%A_%a.log
-        #SBATCH --signal=TERM@90
-        #SBATCH --time=1:00:00
-        <BLANKLINE>
-        exec python -m attnlab.lab /runs/a
-        <BLANKLINE>
-        """
-        jobs = min(self.jobs or count, count)
-        lines = {
-            "job-name": workdir.name, "array": f"0-{jobs - 1}",
-            "output": f"{workdir}/logs/%A_%a.log", "signal": "TERM@90", **self.options,
-        }  # fmt: skip
-        command = ["python", *worker_command(workdir, self.imports)[1:]]
-        head = "\n".join(f"#SBATCH --{name}={value}" for name, value in lines.items())
-        return f"#!/bin/bash\n{head}\n{self.setup}\nexec {shlex.join(command)}\n"
+        for name, value in (("jobs", jobs), ("threads", threads)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value}")
+        self.jobs, self.threads, self.imports, self.options = jobs, threads, imports, options
+        self.environment = dict(environment or {})
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._skip: list[str] = []
+        self._stopping = False
 
     def start(self, workdir: Path, count: int) -> None:
-        """Submits the array. Raises OSError where there is no sbatch, CalledProcessError where it
-        refuses the script."""
-        workdir = workdir.resolve()
-        (workdir / "logs").mkdir(exist_ok=True)
-        path = workdir / "sweep.sbatch"
-        path.write_text(self.script(workdir, count))
-        submitted = subprocess.check_output(["sbatch", "--parsable", str(path)], text=True)
-        self._id = submitted.strip().partition(";")[0]
+        """Starts at most `count` workers; what they print is in `workdir/logs`.
+
+        Raises ValueError where a TPU, which belongs to one process, is to have several.
+        """
+        self._workdir, self._skip, self._stopping = workdir, [], False
+        if _has_tpu():
+            if (self.jobs or 1) > 1:
+                raise ValueError(f"a TPU belongs to one process: jobs=1, not {self.jobs}")
+            self._resources = Resources(1, None, cores(), [])
+        else:
+            threads = self.threads or read_threads(workdir)
+            self._resources = divide(count, self.jobs, threads, cores(), _gpus())
+        if self._resources.threads:
+            write_threads(workdir, self._resources.threads)
+        (workdir / LOGS).mkdir(exist_ok=True)
+        for slot in range(min(self._resources.jobs, count)):
+            self._start_worker(slot)
+
+    def _start_worker(self, slot: int) -> None:
+        found = self._resources
+        command = worker_command(self._workdir, self.imports, self.options)
+        command += [f"--cores={','.join(map(str, share(found.cores, found.jobs, slot)))}"]
+        command += ["--follow", *(f"--skip={one}" for one in self._skip)]
+        environment = {**os.environ, **self.environment}
+        if found.threads:
+            environment["NPROC"] = str(found.threads)  # threads of XLA
+        if found.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(found.gpus, found.jobs, slot))
+            together = math.ceil(found.jobs / len(found.gpus))
+            if together > 1:  # each has its part of the 75 % of a GPU that JAX takes
+                fraction = f"{0.75 / together:.3f}"
+                environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", fraction)
+        with (self._workdir / LOGS / f"worker{slot}.log").open("ab") as log:
+            self._processes[slot] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C comes to this process alone
+            )
 
     def running(self) -> bool:
-        """Is a job of the array waiting or running?"""
-        queue = subprocess.run(
-            ["squeue", "-h", "-j", self._id], capture_output=True, text=True, check=False
-        )
-        return bool(queue.stdout.strip())
+        """Is a worker alive? One that was killed is replaced; its run is not tried again."""
+        for slot, process in list(self._processes.items()):
+            code = process.poll()
+            if code is not None:
+                del self._processes[slot]
+                if code < 0 and not self._stopping and self._note_killed(process.pid, code):
+                    self._start_worker(slot)
+        return bool(self._processes)
+
+    def _note_killed(self, process: int, code: int) -> bool:
+        """Writes error.txt of the run of a process that was killed; False where it had none."""
+        name = signal.Signals(-code).name
+        reason = f"killed by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
+        for folder in (self._workdir / RUNS).iterdir():
+            if lock.last_process(folder) == process and folder.name not in self._skip:
+                (folder / ERROR).write_text(f"{reason}\n")
+                self._skip.append(folder.name)
+                return True
+        return False
 
     def stop(self) -> None:
-        """Cancels the array; its runs save and end."""
-        subprocess.run(["scancel", "--signal=TERM", "--full", self._id], check=False)
+        """SIGTERM to all, which save and end."""
+        self._stopping = True
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            process.wait()
+        self._processes = {}
 
 
-def worker_command(workdir: Path, imports: Sequence[str]) -> list[str]:
+def worker_command(
+    workdir: Path,
+    imports: Sequence[str],
+    options: RunOptions = RunOptions(),  # noqa: B008
+) -> list[str]:
     """The command of a worker."""
     more = [f"--import={module}" for module in imports]
+    more += [f"--loggers={','.join(options.loggers)}"] if options.loggers else []
+    more += [f"--profile={options.profile}"] if options.profile else []
     return [sys.executable, "-m", "attnlab.lab", str(workdir), *more]
 
 
-def _cores() -> list[int]:
-    if sys.platform == "linux":
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+def wait_until_free(folders: Sequence[Path], seconds: float = 2.0) -> None:
+    """Returns when one of the folders of runs has no holder."""
+    while all(lock.holder(folder) for folder in folders):
+        time.sleep(seconds)
 
 
 def _gpus() -> list[str]:
@@ -175,3 +240,9 @@ def _gpus() -> list[str]:
     if os.environ.get("JAX_PLATFORMS", "cuda").partition(",")[0] == "cpu":
         return []
     return [p.name.removeprefix("nvidia") for p in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+
+
+def _has_tpu() -> bool:
+    return os.environ.get("JAX_PLATFORMS", "tpu").partition(",")[0] == "tpu" and any(
+        Path("/dev").glob("accel[0-9]*")
+    )

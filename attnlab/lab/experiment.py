@@ -3,14 +3,19 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
 
 from attnlab.data import DATASETS, Batch, DataConfig, DataSizes, Text
 from attnlab.data.dataset import BatchShapes
+from attnlab.lab.start import HeadInit, check_start, init_function
 from attnlab.models import ModelConfig, config_dict
 from attnlab.names import lookup
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
+from attnlab.training.optimizers import frozen_mask
 
 INPUT_TEXTS = ("source", "tokens")
 """Inputs of a model that have a length."""
@@ -26,9 +31,16 @@ class Experiment:
         `RunSpec`.
       data: an entry of `attnlab.data.DATASETS` with its fields.
       task: a name of `attnlab.training.OBJECTIVES`.
+      start: a published folder or the folder of a run, whose parameters it starts from; "{seed}" in
+        it stands for the seed; "": new parameters.
+      head_init: how the heads of new parameters start.
+      measure_heads: record at every evaluation how far apart the heads are and how far the
+        parameters moved.
+      matched: the budget that was made equal to a reference's, or "".
+      seconds_ratio: where that is "seconds": measured seconds of a step over the reference's.
 
     Raises:
-      ValueError: the model does not fit the task or the data, saying what to change.
+      ValueError: the model does not fit the task, the data or the start, saying what to change.
 
     >>> experiment = Experiment(model=ModelConfig(num_layers=2))
     >>> Experiment.from_json(experiment.to_json()) == experiment
@@ -39,6 +51,11 @@ class Experiment:
     train: TrainConfig = TrainConfig()
     data: DataConfig = Text()
     task: str = "causal_lm"
+    start: str = ""
+    head_init: HeadInit = HeadInit()
+    measure_heads: bool = False
+    matched: Literal["", "parameters", "flops", "cache", "seconds"] = ""
+    seconds_ratio: float | None = None
 
     def __post_init__(self) -> None:
         objective = lookup(OBJECTIVES, self.task, what="task")
@@ -49,7 +66,25 @@ class Experiment:
             )
         sizes = self.data.sizes()
         check_output(self.task, objective, self.model, sizes)
-        check_lengths(objective.bind(sizes), self.data.shapes(self.train.length), self.model)
+        bound, shapes = objective.bind(sizes), self.data.shapes(self.train.length)
+        check_lengths(bound, shapes, self.model)
+        if self.head_init != HeadInit():
+            if self.start:
+                raise ValueError(
+                    f"head_init is of new parameters; leave it out, or start={self.start!r}"
+                )
+            init_function(self.model, self.head_init)
+        if self.train.frozen:
+            frozen_mask(self.train.frozen, self._param_shapes(input_shapes(bound, shapes)))
+
+    def check_start(self) -> None:
+        """Raises ValueError where the parameters of `start` are of another model, or missing."""
+        if self.start:
+            check_start(self.model, self.start)
+
+    def _param_shapes(self, inputs: dict[str, Any]) -> Any:
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), inputs)
+        return jax.eval_shape(lambda: self.model.build().init(jax.random.key(0), **zeros)["params"])
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts of JSON values; `from_dict` reads them as the same experiment."""
@@ -60,6 +95,11 @@ class Experiment:
             "model": json.loads(config_dict.to_json(self.model)),
             "train": dataclasses.asdict(self.train),
             "data": data,
+            "start": self.start,
+            "head_init": dataclasses.asdict(self.head_init),
+            "measure_heads": self.measure_heads,
+            "matched": self.matched,
+            "seconds_ratio": self.seconds_ratio,
         }
 
     def to_json(self) -> str:
@@ -76,12 +116,16 @@ class Experiment:
         data = dict(fields["data"])
         kind = lookup(DATASETS, data.pop("source"), what="data source")
         train = _tuples(fields["train"])
+        names = ("start", "measure_heads", "matched", "seconds_ratio")
+        more: dict[str, Any] = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
                 model=config_dict.from_json(json.dumps(fields["model"])),
                 train=TrainConfig(**train),
                 data=kind(**_tuples(data)),
                 task=fields["task"],
+                head_init=HeadInit(**fields.get("head_init", {})),
+                **more,
             )
         except TypeError as error:
             raise ValueError(f"not an experiment of this version of attnlab: {error}") from None

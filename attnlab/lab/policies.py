@@ -1,16 +1,29 @@
-"""Policies: functions of results that propose further runs, for `sweep(..., policy=...)`."""
+"""Policies: functions of results that propose further runs, for `sweep(..., policy=...)`; and what
+they choose."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from attnlab.extras import extra
+from attnlab.lab.comparisons import Variant, compare_pairs
+from attnlab.lab.experiment import Experiment
 from attnlab.lab.result import RunResult
 from attnlab.lab.results import LEVEL, Results
 from attnlab.lab.spec import RunSpec, Tag, with_values
+from attnlab.lab.statistics import best_rate, more_seeds_may_decide
 
 RATE = "learning_rate"
+TUNING = "tuning"
+"""Folder in a workdir for the sweep that chooses learning rates."""
+TUNING_SEED = 1000
+FACTOR = 2.0
+"""Between two learning rates that are tried."""
+MOST_RATES = 12
+"""Learning rates of a variant that are tried at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,57 +60,216 @@ class AddSeeds:
         return proposed if wide else []
 
 
+Pairs: TypeAlias = Sequence[tuple[Mapping[str, Tag], Mapping[str, Tag]]]
+"""(variant, baseline), each by as many tags as are needed to name it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecideComparisons:
+    """Adds seeds to the variants of a comparison until it is significant, equivalent within the
+    margin, or more seeds could not make it so.
+
+    Seeds that are added after looking need a test that holds at any time: the report uses that of
+    Wang and Ramdas (2023, arXiv 2310.03722) when told that seeds were added.
+
+    Attributes:
+      pairs: the comparisons, one family for Holm's correction; empty: every two variants.
+      most: seeds of a variant.
+      margin: equivalence margin; 0: none.
+      step: seeds that are added at once.
+    """
+
+    pairs: Pairs = ()
+    most: int = 12
+    margin: float = 0.0
+    step: int = 3
+
+    def __call__(self, results: Results) -> list[RunSpec]:
+        """Further seeds of the variants of undecided comparisons."""
+        variants, proposed = results.by_variant(), dict[str, RunSpec]()
+        for variant in self._undecided(results):
+            runs = variants[variant]
+            first = max(run.spec.seed for run in runs) + 1
+            for seed in range(first, first + min(self.step, self.most - len(runs))):
+                spec = _with_seed(runs[0].spec, seed)
+                proposed[spec.id] = spec
+        return list(proposed.values())
+
+    def _undecided(self, results: Results) -> list[Variant]:
+        """The variants of comparisons that more seeds may decide."""
+        scores = results.scores()
+        whole = [v for v, runs in results.by_variant().items() if len(scores[v]) == len(runs)]
+        given = [(results.variant(a), results.variant(b)) for a, b in self.pairs]
+        pairs = given or [(a, b) for i, b in enumerate(whole) for a in whole[i + 1 :]]
+        pairs = [(a, b) for a, b in pairs if a in whole and b in whole]
+        found = compare_pairs(scores, pairs, margin=self.margin, seeds_added=True)
+        open_: dict[Variant, None] = {}
+        for one in found:
+            both = sorted(set(scores[one.variant]) & set(scores[one.baseline]))
+            gaps = [scores[one.variant][key] - scores[one.baseline][key] for key in both]
+            if one.conclusion == "inconclusive" and more_seeds_may_decide(
+                gaps, self.most, self.margin, len(found)
+            ):
+                open_ |= {one.variant: None, one.baseline: None}
+        return list(open_)
+
+
 @dataclasses.dataclass(frozen=True)
 class TuneLearningRate:
     """Runs each variant at learning rates further out until the best one lies between two others.
 
-    The scores are those of the validation part, so the held-out part judges nothing here; the data
-    need one (`Text(validation=0.1)`). Each run has its rate as the tag "learning_rate".
+    The scores are those of the main metric on the validation part, so the held-out part judges
+    nothing here; the data need one (`Text(validation=0.1)`). Each run has its rate as the tag
+    "learning_rate". Between the best rate and a neighbour that diverged the one half-way is tried.
 
     Attributes:
       factor: between two rates.
       most: rates of a variant.
     """
 
-    factor: float = 3**0.5
-    most: int = 9
+    factor: float = FACTOR
+    most: int = MOST_RATES
 
     def __call__(self, results: Results) -> list[RunSpec]:
         """Rates that the variants need."""
         proposed: list[RunSpec] = []
         for runs in _without_rate(results).values():
-            scores = {run.spec.config.train.learning_rate: run.validation for run in runs}
-            if not any(scores.values()):
-                raise ValueError("no validation scores; give the data a validation part")
-            rates = sorted(scores)
-            losses = [scores[rate].get("loss", np.inf) for rate in rates]
-            best, one = int(np.argmin(losses)), runs[0].spec
-            if len(rates) >= self.most:
-                continue
-            if best == 0:
-                proposed.append(with_rate(one, rates[0] / self.factor))
-            if best == len(rates) - 1:
-                proposed.append(with_rate(one, rates[-1] * self.factor))
+            tried = _tried(results, runs)
+            rate = next_rate(tried, self.factor)
+            if rate is not None and len(tried) < self.most:
+                proposed.append(with_rate(runs[0].spec, rate))
         return proposed
 
 
-def best_rates(results: Results) -> dict[tuple[tuple[str, Tag], ...], float]:
-    """Variant (its tags without the rate) -> the learning rate with the lowest validation loss."""
+def next_rate(tried: Mapping[float, float], factor: float = FACTOR) -> float | None:
+    """The rate to try next so that the best lies between two others; None where it does.
+
+    Args:
+      tried: rate -> score, lower is better, infinite where the run diverged.
+      factor: how far beyond the end where the best is.
+
+    >>> next_rate({0.5: 3.0, 1.0: 2.0}), next_rate({0.5: 3.0, 1.0: 2.0, 2.0: 2.5})
+    (2.0, None)
+    """
+    rates = sorted(tried)
+    best = min(rates, key=tried.__getitem__)
+    at = rates.index(best)
+    if math.isinf(tried[best]) or at == 0:
+        return rates[0] / factor
+    if at == len(rates) - 1:
+        return rates[-1] * factor
+    if math.isinf(tried[rates[at + 1]]):
+        return math.sqrt(best * rates[at + 1])
+    return None
+
+
+def _tried(results: Results, runs: Sequence[RunResult]) -> dict[float, float]:
+    """Rate -> mean validation score, the lower the better; infinite where a run diverged."""
+    metric = results.metric
+    found: dict[float, list[float]] = {}
+    for run in runs:
+        if run.status == "complete" and not run.validation:
+            raise ValueError(
+                "no validation scores; give the data a validation part (--config.data.validation "
+                "=0.1)"
+            )
+        score = results.sign(metric) * run.validation.get(metric, math.nan)
+        score = score if math.isfinite(score) else math.inf
+        found.setdefault(run.spec.config.train.learning_rate, []).append(score)
+    return {rate: float(np.mean(scores)) for rate, scores in found.items()}
+
+
+def best_rates(results: Results) -> dict[Variant, float]:
+    """Variant (its tags without the rate) -> its best learning rate, where one was found.
+
+    That is the lowest point of a parabola through the best rates (`statistics.best_rate`), or the
+    best that was tried where there is none between rates that were tried.
+    """
     found = {}
     for variant, runs in _without_rate(results).items():
-        best = min(runs, key=lambda run: run.validation.get("loss", np.inf))
-        found[variant] = best.spec.config.train.learning_rate
+        tried = _tried(results, runs)
+        fitted = best_rate(tried)
+        inside = fitted and min(tried) <= fitted.rate <= max(tried)
+        best = min(tried, key=tried.__getitem__)
+        if math.isfinite(tried[best]):
+            found[variant] = fitted.rate if fitted and inside else best
     return found
 
 
-def with_rate(spec: RunSpec, rate: float) -> RunSpec:
-    """The run at another learning rate (3 digits), which is one of its tags."""
-    rate = float(f"{rate:.3g}")
-    final = spec.config.train.final_learning_rate / spec.config.train.learning_rate * rate
+def tuning_seed(seeds: Sequence[int], most: int = 0) -> int:
+    """A seed for the runs that choose learning rates, which none of the judged runs has.
+
+    Args:
+      seeds: of the judged runs.
+      most: seeds that a variant may have after seeds were added.
+
+    >>> tuning_seed([0, 1, 2]), tuning_seed([999, 1000])
+    (1000, 1001)
+    """
+    last = max(seeds)
+    return max(TUNING_SEED, last + max(most - len(seeds), 0) + 1)
+
+
+def first_rates(middle: float, count: int, factor: float = FACTOR) -> list[float]:
+    """So many rates around the middle one, each `factor` times the one before.
+
+    >>> first_rates(0.01, 3)
+    [0.005, 0.01, 0.02]
+    """
+    return [middle * factor**k for k in range(-(count // 2), count - count // 2)]
+
+
+def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> list[RunSpec]:
+    """The runs that begin to choose a learning rate for each variant of `specs`.
+
+    Args:
+      specs: the runs that will be judged.
+      count: rates of each variant, around its own.
+      most_seeds: seeds that a variant may have after seeds were added.
+
+    Raises:
+      ValueError: fewer than 3 rates.
+    """
+    if count < 3:
+        raise ValueError(f"--tune={count}: a parabola needs at least 3 learning rates")
+    seed = tuning_seed([spec.seed for spec in specs], most_seeds)
+    first: dict[tuple[tuple[str, Tag], ...], RunSpec] = {}
+    for spec in specs:
+        first.setdefault(tuple(spec.tags.items()), spec)
+    found = []
+    for spec in first.values():
+        rates = first_rates(spec.config.train.learning_rate, count)
+        found += [with_rate(_with_seed(spec, seed), rate) for rate in rates]
+    return found
+
+
+def at_rates(specs: Sequence[RunSpec], rates: Mapping[Variant, float]) -> list[RunSpec]:
+    """The specs, each at the learning rate of its variant; those of variants without one are left
+    out."""
+    found = []
+    for spec in specs:
+        if (rate := rates.get(tuple(spec.tags.items()))) is not None:
+            found.append(dataclasses.replace(spec, config=_at_rate(spec, rate)))
+    return found
+
+
+def _at_rate(spec: RunSpec, rate: float) -> Experiment:
+    """With the last rate of its schedule in proportion."""
+    train = spec.config.train
+    final = train.final_learning_rate * rate / train.learning_rate
     values = {"train.learning_rate": rate, "train.final_learning_rate": final}
-    name = "-".join(part for part in spec.id.split("-") if not part.startswith("rate"))
-    config = with_values(spec.config, values)
-    return RunSpec(f"{name}-rate{rate:g}", config, spec.seed, {**spec.tags, RATE: rate})
+    return with_values(spec.config, values)
+
+
+def with_rate(spec: RunSpec, rate: float) -> RunSpec:
+    """The run at another learning rate (4 digits), which is one of its tags and ends its id."""
+    rate = float(f"{rate:.4g}")
+    stem = spec.id
+    if RATE in spec.tags:
+        stem = stem.removesuffix(f"-rate{spec.tags[RATE]:g}")
+    return RunSpec(
+        f"{stem}-rate{rate:g}", _at_rate(spec, rate), spec.seed, {**spec.tags, RATE: rate}
+    )
 
 
 def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec]:
@@ -106,12 +278,12 @@ def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec
 
 
 def _with_seed(spec: RunSpec, seed: int) -> RunSpec:
-    stem = spec.id.removesuffix(f"-seed{spec.seed}")
-    return dataclasses.replace(spec, id=f"{stem}-seed{seed}", seed=seed)
+    stem = spec.id.removesuffix(f"seed{spec.seed}").removesuffix("-")
+    return dataclasses.replace(spec, id=f"{stem}-seed{seed}" if stem else f"seed{seed}", seed=seed)
 
 
-def _without_rate(results: Results) -> dict[tuple[tuple[str, Tag], ...], list[RunResult]]:
-    found: dict[tuple[tuple[str, Tag], ...], list[RunResult]] = {}
+def _without_rate(results: Results) -> dict[Variant, list[RunResult]]:
+    found: dict[Variant, list[RunResult]] = {}
     for run in results:
         tags = tuple((name, value) for name, value in run.spec.tags.items() if name != RATE)
         found.setdefault(tags, []).append(run)

@@ -1,59 +1,137 @@
 """`Results`: the results of a sweep as tables, comparisons, a figure and a report."""
 
+import dataclasses
+import functools
 import html
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnlab.atomic import write_atomic
 from attnlab.extras import extra
-from attnlab.lab.result import RunResult
+from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
+from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.spec import Tag
+from attnlab.lab.statistics import LEVEL, paired_difference
 from attnlab.training.loggers import SavesFigure
+from attnlab.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Variant: TypeAlias = tuple[tuple[str, Tag], ...]
-"""The tags of runs that differ in their seed only."""
-LEVEL = 0.95
+    from attnlab.lab.description import Description
+
+__all__ = ["LEVEL", "Results", "Variant", "label_of"]
+
+TEXT_TAGS = ("path", "text")
+"""Tags that name a text: they do not make another variant."""
 
 
 class Results(Sequence[RunResult]):
-    """The results of runs. Runs whose tags are equal are one variant; they differ in their seeds.
+    """The results of runs.
+
+    Runs with equal tags are one variant; they differ in their seeds, and in their text if several
+    texts were trained on. Runs with equal tags and another config (another optimizer, say) are
+    other variants: `by_variant` adds the fields that differ.
 
     Args:
       runs: the results.
+      folders: of the runs, where their learning curves are; empty: a report has none.
     """
 
-    def __init__(self, runs: Sequence[RunResult]) -> None:
+    def __init__(self, runs: Sequence[RunResult], folders: Sequence[Path | None] = ()) -> None:
         self.runs = tuple(runs)
+        self.folders = tuple(folders) or (None,) * len(self.runs)
+        if len(self.folders) != len(self.runs):
+            raise ValueError(f"{len(self.folders)} folders for {len(self.runs)} runs; give as many")
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return Results(self.runs[index]) if isinstance(index, slice) else self.runs[index]
+        picked = self.runs[index]
+        return Results(picked, self.folders[index]) if isinstance(index, slice) else picked
 
     def __iter__(self) -> Iterator[RunResult]:
         return iter(self.runs)
 
+    def __add__(self, other: "Results") -> "Results":
+        return Results([*self.runs, *other.runs], [*self.folders, *other.folders])
+
     def filter(self, keep: Callable[[RunResult], bool]) -> "Results":
         """The results for which `keep` is True."""
-        return Results([run for run in self.runs if keep(run)])
+        kept = [i for i, run in enumerate(self.runs) if keep(run)]
+        return Results([self.runs[i] for i in kept], [self.folders[i] for i in kept])
+
+    def folder_of(self, run: RunResult) -> Path | None:
+        """The folder of one of these runs."""
+        return next(f for one, f in zip(self.runs, self.folders, strict=True) if one is run)
+
+    @property
+    def metrics(self) -> dict[str, MetricInfo]:
+        """Name -> metric of the task, the main one first, with "loss" last."""
+        known = {m.name: m for run in self.runs for m in run.metrics or _metrics_of(run)}
+        return {**known, "loss": MetricInfo(name="loss", unit="loss")}
 
     @property
     def metric(self) -> str:
-        """The metric that tables have by default: bits per byte where there are, else the loss."""
-        return "bits_per_byte" if any("bits_per_byte" in r.heldout for r in self.runs) else "loss"
+        """The main metric, which tables have by default: the first of the task that runs have."""
+        there = {name for run in self.runs for name in run.heldout}
+        return next((name for name in self.metrics if name in there), "loss")
+
+    def sign(self, metric: str) -> int:
+        """1 where lower is better, -1 where higher is."""
+        return -1 if metric in self.metrics and self.metrics[metric].better == "higher" else 1
 
     def by_variant(self) -> dict[Variant, list[RunResult]]:
         """Variant -> its runs, in the order of the sweep."""
-        found: dict[Variant, list[RunResult]] = {}
+        return {variant: list(runs) for variant, runs in self._variants.items()}
+
+    @functools.cached_property
+    def _variants(self) -> dict[Variant, list[RunResult]]:
+        tagged: dict[Variant, list[RunResult]] = {}
         for run in self.runs:
-            found.setdefault(tuple(run.spec.tags.items()), []).append(run)
+            tags = tuple((n, v) for n, v in run.spec.tags.items() if n not in TEXT_TAGS)
+            tagged.setdefault(tags, []).append(run)
+        found: dict[Variant, list[RunResult]] = {}
+        for tags, runs in tagged.items():
+            for more, run in zip(_distinguish(runs), runs, strict=True):
+                found.setdefault((*tags, *more), []).append(run)
+        return found
+
+    @property
+    def labels(self) -> dict[Variant, str]:
+        """Variant -> its name for people: the values of the tags that differ. Never read back."""
+        variants = list(self._variants)
+        varied = {
+            name
+            for name in {n for v in variants for n, _ in v}
+            if len({repr(dict(v).get(name, "missing")) for v in variants}) > 1
+        }
+        return {v: label_of([t for t in v if t[0] in varied] or v) for v in variants}
+
+    def scores(self, metric: str | None = None) -> dict[Variant, Scores]:
+        """Variant -> (text, seed) -> held-out score.
+
+        Raises:
+          ValueError: two runs of one variant, text and seed.
+        """
+        metric = self.known_metric(metric)
+        found: dict[Variant, Scores] = {}
+        for variant, runs in self._variants.items():
+            of: dict[tuple[str, int], RunResult] = {}
+            for run in (run for run in runs if metric in run.heldout):
+                key = (self.text_of(run), run.spec.seed)
+                if key in of:
+                    raise ValueError(
+                        f"{of[key].spec.id!r} and {run.spec.id!r} are the same variant and seed, "
+                        "which would count twice; leave one of them out (`filter`)"
+                    )
+                of[key] = run
+            found[variant] = {key: run.heldout[metric] for key, run in of.items()}
         return found
 
     def to_pandas(self) -> "DataFrame":
@@ -63,179 +141,258 @@ class Results(Sequence[RunResult]):
         return pandas.DataFrame([_flat(run) for run in self.runs])
 
     def table(self, metric: str | None = None) -> "DataFrame":
-        """One row a variant, best first: mean, standard deviation and number of seeds of the
-        held-out `metric`; runs that diverged; sizes.
+        """One row a variant, best mean first: mean, standard deviation over seeds and number of
+        scores of the held-out `metric`; runs that diverged; sizes.
 
         Raises:
           ValueError: no run has the metric.
         """
         with extra("lab"):
             import pandas
-        metric = self._known(metric)
+        metric = self.known_metric(metric)
         rows = []
-        for variant, runs in self.by_variant().items():
-            scores = np.array([run.heldout[metric] for run in runs if metric in run.heldout])
-            sizes = runs[0].sizes
+        for variant, scores in self.scores(metric).items():
+            runs = self._variants[variant]
             rows.append({
                 **dict(variant),
-                "mean": scores.mean() if len(scores) else np.nan,
-                "sd": scores.std(ddof=1) if len(scores) > 1 else np.nan,
-                "seeds": len(scores),
-                "diverged": len(runs) - len(scores),
-                "parameters": sizes.parameters,
-                "applied_parameters": sizes.applied_parameters,
-                "flops_per_token": sizes.flops_per_token,
-                "ffn_width": sizes.ffn_width,
+                "mean": float(np.mean(list(scores.values()))) if scores else math.nan,
+                "sd": _spread(scores),
+                "seeds": len({seed for _, seed in scores}),
+                **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
+                "diverged": sum(run.status == "diverged" for run in runs),
+                **_sizes(runs[0]),
                 "seconds": sum(run.seconds for run in runs),
             })  # fmt: skip
-        return pandas.DataFrame(rows).sort_values("mean", ignore_index=True)
+        return pandas.DataFrame(rows).sort_values(
+            "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
+        )
 
-    def compare(self, baseline: Mapping[str, Tag], metric: str | None = None) -> "DataFrame":
+    @functools.cached_property
+    def texts(self) -> list[str]:
+        """The texts (data configs as JSON), if variants were trained on several; else [""]."""
+        per_variant = [{data_of(run) for run in runs} for runs in self._variants.values()]
+        if all(len(some) < 2 for some in per_variant):
+            return [""]
+        return list(dict.fromkeys(data_of(run) for run in self.runs))
+
+    def text_of(self, run: RunResult) -> str:
+        """Which of `texts` a run was trained on."""
+        return data_of(run) if len(self.texts) > 1 else ""
+
+    def variant(self, tags: Mapping[str, Tag]) -> Variant:
+        """The one variant that has these tags. Raises ValueError where none or several do."""
+        fits = [v for v in self._variants if all(dict(v).get(k) == w for k, w in tags.items())]
+        if len(fits) != 1:
+            known = "; ".join(str(dict(v)) for v in self._variants)
+            raise ValueError(f"{dict(tags)} names {len(fits)} variants; there are {known}")
+        return fits[0]
+
+    def comparisons(
+        self,
+        baseline: Mapping[str, Tag],
+        metric: str | None = None,
+        *,
+        margin: float = 0.0,
+        seeds_added: bool = False,
+    ) -> list[Comparison]:
+        """Each other variant with scores against one (`attnlab.lab.comparisons`)."""
+        scores, reference = self.scores(metric), self.variant(baseline)
+        pairs = [(v, reference) for v in scores if v != reference and scores[v]]
+        return compare_pairs(scores, pairs, margin=margin, seeds_added=seeds_added)
+
+    def compare(
+        self,
+        baseline: Mapping[str, Tag],
+        metric: str | None = None,
+        *,
+        margin: float = 0.0,
+        seeds_added: bool = False,
+    ) -> "DataFrame":
         """Each other variant against one: paired differences over the seeds that both have.
 
-        A difference is the variant's mean less the baseline's; its 95 % interval is that of
-        Student's paired t over seeds, `p` its two-sided p-value and `p_holm` that after Holm's
-        correction among all rows. `conclusion` is "lower" or "higher" where p_holm < 0.05, else
-        "inconclusive". The intervals are over seeds alone, not over texts or learning rates.
+        `difference` is the variant's mean less the baseline's, `low` and `high` its 95 % interval,
+        `p` its two-sided p-value, `p_holm` that after Holm's correction among all rows, `method`
+        the test (`attnlab.lab.comparisons.compare_pairs`). `conclusion` is "lower" or "higher"
+        where p_holm < 0.05; "equivalent" where the difference is within the margin, by a test that
+        is corrected the same way; else "inconclusive". With one text the intervals are over seeds
+        alone, not over texts or learning rates.
 
         Args:
           baseline: tags of one variant, as many as are needed to name it.
           metric: of the held-out part.
+          margin: differences below it are of no interest.
+          seeds_added: were seeds added after looking at the scores? Then the test holds at any
+            time, however often one looked.
 
         Raises:
           ValueError: `baseline` names no variant, or several.
         """
         with extra("lab"):
             import pandas
-            from scipy import stats
-        metric = self._known(metric)
-        variants = self.by_variant()
-        fits = [v for v in variants if all(dict(v).get(k) == w for k, w in baseline.items())]
-        if len(fits) != 1:
-            known = "; ".join(str(dict(v)) for v in variants)
-            raise ValueError(f"{dict(baseline)} names {len(fits)} variants; there are {known}")
-        reference = _by_seed(variants[fits[0]], metric)
+        found = self.comparisons(baseline, metric, margin=margin, seeds_added=seeds_added)
         rows = []
-        for variant, runs in variants.items():
-            scores = _by_seed(runs, metric)
-            seeds = sorted(set(scores) & set(reference))
-            if variant == fits[0] or not seeds:
-                continue
-            gaps = np.array([scores[seed] - reference[seed] for seed in seeds])
-            low = high = p = np.nan
-            if len(gaps) > 1:
-                test = stats.ttest_1samp(gaps, 0.0)
-                (low, high), p = test.confidence_interval(LEVEL), test.pvalue
-            rows.append({**dict(variant), "difference": gaps.mean(), "low": low, "high": high,
-                         "p": p, "seeds": len(gaps)})  # fmt: skip
-        table = pandas.DataFrame(rows)
-        if len(table):
-            table["p_holm"] = holm(table["p"].to_numpy())
-            clear = table["p_holm"] < 1 - LEVEL
-            sign = np.where(table["difference"] < 0, "lower", "higher")
-            table["conclusion"] = np.where(clear, sign, "inconclusive")
-        return table
+        for one in found:
+            d = one.difference
+            rows.append({
+                **dict(one.variant), "difference": d.mean, "low": d.low, "high": d.high, "p": d.p,
+                "p_holm": one.p_holm, "seeds": d.count, "texts": one.texts, "method": d.method,
+                "conclusion": one.conclusion,
+            })  # fmt: skip
+        return pandas.DataFrame(rows)
 
     def figure(self, metric: str | None = None) -> SavesFigure:
-        """Each variant's mean held-out `metric` with its 95 % interval over seeds, lowest on top.
+        """Each variant's mean held-out `metric` with its 95 % interval over seeds, best on top.
 
         Returns a figure of matplotlib.
         """
         with extra("lab"):
-            from scipy import stats
-
             from attnlab.plotting import dot_plot, style
             from attnlab.plotting.style import Bar
-        metric = self._known(metric)
+        metric, labels = self.known_metric(metric), self.labels
         rows = []
-        for variant, runs in self.by_variant().items():
-            scores = np.array([run.heldout[metric] for run in runs if metric in run.heldout])
-            half = np.nan
-            if len(scores) > 1:
-                t = stats.t.ppf((1 + LEVEL) / 2, len(scores) - 1)
-                half = t * scores.std(ddof=1) / len(scores) ** 0.5
-            if len(scores):
-                label = ", ".join(str(value) for _, value in variant) or "run"
-                rows.append(Bar(label, style(0, 0), float(scores.mean()), float(half)))
-        rows.sort(key=lambda row: row.value)
-        label = f"held-out {metric.replace('_', ' ')}, mean and 95 % interval over seeds"
-        return dot_plot(rows, label)
+        for variant, scores in self.scores(metric).items():
+            if scores:
+                d = paired_difference(list(scores.values()))
+                half = float(np.nan_to_num(d.high - d.mean))
+                rows.append(Bar(labels[variant], style(0, 0), d.mean, half))
+        rows.sort(key=lambda row: self.sign(metric) * row.value)
+        unit = self.metrics[metric].unit if metric in self.metrics else metric
+        return dot_plot(rows, f"held-out {unit}: mean, 95 % interval over seeds")
 
-    def report(self, path: str | Path, baseline: Mapping[str, Tag] | None = None) -> Path:
-        """Writes an HTML page: the table, the comparison with `baseline` (None: the first
-        variant) and the figure. Returns its path."""
-        with extra("lab"):
-            import jinja2
+    def report(
+        self,
+        path: str | Path,
+        baseline: Mapping[str, Tag] | None = None,
+        description: "Description | None" = None,
+    ) -> Path:
+        """Writes the report (`attnlab.lab.report`): an HTML page that loads nothing, and beside it
+        a Markdown page, `results.csv`, each figure as SVG and each table as CSV.
 
-            from attnlab.plotting import to_svg
-        if not self.runs:
-            raise ValueError("no results to report; run the sweep first")
-        reference = dict(baseline or self.runs[0].spec.tags)
-        baselines = {n: f"{v:.3f}" for n, v in self.runs[0].baselines.get(self.metric, {}).items()}
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("attnlab.lab"), autoescape=True, trim_blocks=True
-        )
-        page = environment.get_template("report.html.jinja").render(
-            metric=self.metric.replace("_", " "),
-            reference=", ".join(str(v) for v in reference.values()) or "run",
-            table=_markup(self.table()),
-            comparison=_markup(self.compare(reference)),
-            figure=to_svg(cast(Any, self.figure()), "means"),
-            baselines=baselines,
-            runs=self.runs,
-        )
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, page.encode())
-        return path
+        Args:
+          path: of the page.
+          baseline: tags of the variant that the others are compared with; None: the first.
+          description: question, pairs to compare, margin, published numbers, expected results.
 
-    def _repr_html_(self) -> str:
-        return _markup(self.table())
+        Returns the path. Raises ValueError where there are no results.
+        """
+        from attnlab.lab.report import Description, Panel, write_report
 
-    def __repr__(self) -> str:
-        return f"Results of {len(self.runs)} runs, {len(self.by_variant())} variants"
+        about = description or Description()
+        if baseline is not None:
+            about = dataclasses.replace(about, baseline=dict(baseline))
+        return write_report([Panel(self, about)], path)
 
-    def _known(self, metric: str | None) -> str:
+    def known_metric(self, metric: str | None) -> str:
+        """The metric, or the main one for None. Raises ValueError where no run has it."""
         metric = metric or self.metric
         known = sorted({name for run in self.runs for name in run.heldout})
         if metric not in known:
             raise ValueError(f"no run has the metric {metric!r}; known: {', '.join(known)}")
         return metric
 
+    def _repr_html_(self) -> str:
+        return _markup(self.table())
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's correction (Holm 1979) of p-values; nan stays nan and does not count.
+    def __repr__(self) -> str:
+        return f"Results of {len(self.runs)} runs, {len(self._variants)} variants"
 
-    >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
-    [0.03, 0.06, 0.06]
+
+def label_of(tags: Sequence[tuple[str, Tag]]) -> str:
+    """Tags for people: values of texts, name=value of others.
+
+    >>> label_of([("layout", "wide"), ("width", 32)])
+    'wide, width=32'
     """
-    corrected = np.full(len(p), np.nan)
-    order = [i for i in np.argsort(p) if not np.isnan(p[i])]
-    highest = 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * p[i]))
-        corrected[i] = highest
-    return corrected
+    words = [v if isinstance(v, str) else f"{n}={_short(v)}" for n, v in tags]
+    return ", ".join(words) or "run"
 
 
-def _by_seed(runs: Sequence[RunResult], metric: str) -> dict[int, float]:
-    return {run.spec.seed: run.heldout[metric] for run in runs if metric in run.heldout}
+def data_of(run: RunResult) -> str:
+    """What a run was trained on: its data config as JSON."""
+    return json.dumps(run.spec.config.to_dict()["data"], sort_keys=True)
+
+
+def config_fields(run: RunResult) -> dict[str, Tag]:
+    """Path -> value of the config of a run without its data and seeds."""
+    fields = run.spec.config.to_dict()
+    del fields["data"], fields["train"]["seeds"]
+    return flatten(fields)
+
+
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Tag]:
+    """Path -> value of nested fields; what is no number or text, as text."""
+    found: dict[str, Tag] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value if isinstance(value, Tag) else str(value)
+    return found
+
+
+def differing(fields: Sequence[Mapping[str, Tag]]) -> dict[str, list[Tag]]:
+    """Path -> its value in each, of paths with more than one value."""
+    names = dict.fromkeys(name for one in fields for name in one)
+    values = {name: [one.get(name) for one in fields] for name in names}
+    return {name: v for name, v in values.items() if len(set(map(repr, v))) > 1}
+
+
+def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
+    """For each run of equal tags, the config fields that tell it from others on the same text."""
+    configs = [config_fields(run) for run in runs]
+    places: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        places.setdefault(data_of(run), []).append(i)
+    varied = [differing([configs[i] for i in some]) for some in places.values()]
+    names = list(dict.fromkeys(name for one in varied for name in one))
+    found: list[Variant] = [() for _ in runs]
+    for name in names:
+        more = [
+            (*old, (name, config.get(name))) for old, config in zip(found, configs, strict=True)
+        ]
+        if len(set(map(repr, more))) > len(set(map(repr, found))):  # it splits further
+            found = more
+    return found
+
+
+def _short(value: Tag) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _spread(scores: Scores) -> float:
+    """Standard deviation over seeds: within texts, where there are several."""
+    texts: dict[str, list[float]] = {}
+    for (text, _), score in scores.items():
+        texts.setdefault(text, []).append(score)
+    df = len(scores) - len(texts)
+    squares = sum(float(np.var(some)) * len(some) for some in texts.values())
+    return math.sqrt(squares / df) if df > 0 else math.nan
 
 
 def _flat(run: RunResult) -> dict[str, Tag]:
     parts = {"heldout": run.heldout, "train": run.train, "validation": run.validation}
     scores = {f"{part}_{name}": v for part, values in parts.items() for name, v in values.items()}
-    sizes = {name: getattr(run.sizes, name) for name in run.sizes.__dataclass_fields__}
-    head = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
+    head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.learning_rate}
     speed = {"seconds": run.seconds, "tokens_per_second": run.tokens_per_second}
-    return {**head, **rate, **dict(run.spec.tags), **scores, **sizes, **speed}
+    return {**head, **rate, **dict(run.spec.tags), **scores, **_sizes(run), **speed}
+
+
+def _sizes(run: RunResult) -> dict[str, Tag]:
+    names = ("parameters", "applied_parameters", "flops_per_token", "ffn_width")
+    return {name: getattr(run.sizes, name) for name in names}
+
+
+def _metrics_of(run: RunResult) -> list[MetricInfo]:
+    """The metrics of the task, for results that do not have them."""
+    return [
+        MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
+        for m in OBJECTIVES[run.spec.config.task].metrics
+    ]
 
 
 def _markup(table: "DataFrame") -> str:
-    """An HTML table; long ones scroll in their own box."""
-    if not len(table):
-        return "<p>Nothing to compare.</p>"
+    """An HTML table for notebooks; wide ones scroll in their own box."""
     shown = table.rename(columns=lambda name: html.escape(str(name).replace("_", " ")))
     body = shown.to_html(index=False, border=0, float_format=lambda x: f"{x:,.3f}", na_rep="–")
-    return f'<div class="scroll" tabindex="0">{body}</div>'
+    return f'<div style="overflow-x:auto">{body}</div>'

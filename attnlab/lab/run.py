@@ -2,36 +2,80 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
-import platform
-from collections.abc import Iterator, Mapping
-from importlib import metadata
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from attnlab.atomic import write_atomic
+from attnlab import models
+from attnlab.atomic import is_partial, write_atomic
 from attnlab.data import Dataset
 from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
-from attnlab.lab.experiment import Experiment
-from attnlab.lab.result import ModelSizes, RunResult, read_result
+from attnlab.lab import attention_maps, lock, longer, samples
+from attnlab.lab.experiment import Experiment, check_lengths
+from attnlab.lab.lock import RunInUse
+from attnlab.lab.machine import environment
+from attnlab.lab.result import FILE, DataInfo, MetricInfo, ModelSizes, RunResult, read_result
 from attnlab.lab.spec import RunSpec
-from attnlab.models import applied_parameters, flops_per_token, matrix_axes, num_parameters
+from attnlab.lab.start import Start, init_function, initial_params, load_start, with_plan_of
+from attnlab.models import ModelConfig, matrix_axes
+from attnlab.models.config import heads_per_layer
+from attnlab.models.head_similarity import smallest_change
+from attnlab.runs import RUNS, SPEC
+from attnlab.training import sharding
+from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.fit import FitResult, NonFiniteLoss, fit
+from attnlab.training.config import TrainConfig
+from attnlab.training.fit import FitOptions, FitResult, NonFiniteLoss, fit
 from attnlab.training.metrics import Recorder
-from attnlab.training.objectives import OBJECTIVES
+from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.optimizers import make_optimizer
+from attnlab.training.schedules import fork_step
 
-RUNS, SHARED = "runs", "shared"
-"""Folders of a workdir: one folder for each run, and what runs share."""
+__all__ = [
+    "RunInUse",
+    "RunOptions",
+    "attention_reports",
+    "load_data",
+    "run_folder",
+    "run_one",
+    "step_inputs",
+]
+
+SHARED = "shared"
+"""Folder of a workdir for what its runs share."""
+SHOWN = 5
+"""Differences that a refusal lists."""
 
 
-class RunInUse(RuntimeError):
-    """Another process runs it now."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is computed and recorded. None of it is in its spec: it changes no number, or last
+    bits only.
+
+    Attributes:
+      model_parallel: devices that compute one model together, each its own heads and hidden units.
+      shard_state: share parameters and optimizer out between devices that read other rows.
+      loggers: names of `attnlab.training.LOGGERS`.
+      profile: "FIRST:LAST", steps whose trace is written to the folder `profile` of the run.
+      speaks: print a line at each step that is logged.
+    """
+
+    model_parallel: int = 1
+    shard_state: bool = False
+    loggers: tuple[str, ...] = ()
+    profile: str = ""
+    speaks: bool = True
 
 
 def run_folder(workdir: Path, spec: RunSpec) -> Path:
@@ -39,165 +83,407 @@ def run_folder(workdir: Path, spec: RunSpec) -> Path:
     return workdir / RUNS / spec.id
 
 
-def run_one(spec: RunSpec, workdir: str | Path, *, speaks: bool = True) -> RunResult:
+def run_one(
+    spec: RunSpec,
+    workdir: str | Path,
+    *,
+    options: RunOptions = RunOptions(),
+) -> RunResult:
     """Trains a run in `workdir/runs/ID` and returns its result.
 
     A function of (spec, data, machine): killed at any moment and called again, it goes on from its
     newest checkpoint and ends with the same numbers, bit for bit, but for its seconds. A run that
-    has a result is not run again. A loss that is not finite gives a result of status "diverged".
+    has a result is not run again: no data are loaded then. A loss that is not finite gives a result
+    of status "diverged". An error in attention maps or in the sample, after the training, is
+    printed; it does not lose the result. A spec that differs from that of a complete run in more
+    `train.steps` alone makes it longer, where the schedule allows (`attnlab.lab.longer`).
+
+    Besides the result the folder holds `spec.json` (with the environment and the digest of the
+    data), `metrics.jsonl`, `checkpoints`, `maps.npz` (attention maps, of models that have some),
+    `provenance.json` and `changes.diff`.
 
     Args:
       spec: the run.
       workdir: of the sweep. Tokenizers and baselines that its runs share are kept in `shared`.
-      speaks: print a line at each step that is logged?
+      options: how it is computed and recorded.
 
     Raises:
-      ValueError: the folder holds another run of the same id.
+      ValueError: the folder holds another run of the same id, or other files; or the experiment
+        cannot be run.
       RunInUse: another process runs it.
       attnlab.training.Stopped: after SIGTERM or SIGINT, and a save.
     """
     folder = run_folder(Path(workdir), spec)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _own(folder):
-        if found := read_result(folder):
-            _check_same(spec, found.spec, folder)
-            return found
-        _claim(spec, folder)
-        result = _run(spec, folder, Path(workdir) / SHARED, speaks)
-        result.write(folder)
-    return result
+    if (found := read_result(folder)) and found.spec.digest == spec.digest:
+        return found
+    with _held(folder):
+        config = dataclasses.replace(spec.config.train, seeds=(spec.seed,))
+        run = _Run(spec, folder, config, options)
+        return run.run(Path(workdir) / SHARED)
 
 
-def _run(spec: RunSpec, folder: Path, shared: Path, speaks: bool) -> RunResult:
-    experiment = spec.config
-    config = dataclasses.replace(experiment.train, seeds=(spec.seed,))
-    dataset = load_data(experiment, shared)
-    with (
-        Recorder(
-            folder, config.seeds, name=spec.id, speaks=speaks, hyperparameters=spec.to_dict()
-        ) as recorder,
-        Checkpoints(folder / "checkpoints", say=recorder.say) as checkpoints,
-    ):
+class _Run:
+    """One call of `run_one`."""
+
+    def __init__(
+        self, spec: RunSpec, folder: Path, config: TrainConfig, options: RunOptions
+    ) -> None:
+        self.spec, self.folder, self.config, self.options = spec, folder, config, options
+        self.experiment = spec.config
+        self.model = spec.config.model
+        self.start: Start | None = None
+
+    def run(self, shared: Path) -> RunResult:
+        """Trains and writes the result."""
+        experiment = self.experiment
+        profile = parse_steps(self.options.profile) if self.options.profile else None
+        mesh = _mesh(self.config, self.options.model_parallel)
+        self.dataset = load_data(experiment, shared, self.folder)
+        self.objective = OBJECTIVES[experiment.task].bind(self.dataset.sizes)
+        # Scored rows may be longer than those of training.
+        for rows in filter(None, (self.dataset.heldout, self.dataset.validation)):
+            check_lengths(self.objective, rows(1), self.model)
+        if experiment.start:
+            experiment.check_start()
+            self.start = load_start(experiment.start, self.spec.seed)
+        lines = self._claim()
+        sharding.wait_for_all("spec")
+        with (
+            Recorder(
+                self.folder,
+                self.config.seeds,
+                name=self.spec.id,
+                loggers=self.options.loggers,
+                hyperparameters=self.spec.to_dict(),
+                writes=jax.process_index() == 0,
+                speaks=self.options.speaks,
+            ) as self.recorder,
+            Checkpoints(
+                self.folder / "checkpoints",
+                also=fork_step(self.config),
+                say=self.recorder.say,
+            ) as self.checkpoints,
+        ):
+            for line in lines:
+                self.recorder.say(line)
+            callbacks = [Profile(self.folder / "profile", *profile)] if profile else []
+            result = self._fit(mesh, callbacks, load_baselines(self.dataset, shared))
+            if jax.process_index() == 0:
+                result.write(self.folder)
+            sharding.wait_for_all("result")
+        return result
+
+    def _fit(self, mesh: Mesh, callbacks: Sequence[Profile], baselines: Baselines) -> RunResult:
+        params: Any = init_function(self.model, self.experiment.head_init)
+        start = ""
+        if self.start is not None:
+            params, start = self._started(self.start)
+            self.recorder.say(f"starting from {start}")
+        measure = functools.partial(_measure_heads, self.model)
+        options = FitOptions(
+            mesh=mesh,
+            sharding=sharding.StateSharding(
+                models.shard_axes(self.model), self.options.shard_state
+            ),
+            params=params,
+            measure=measure if self.experiment.measure_heads else None,
+            callbacks=callbacks,
+        )
+        described = self._described(baselines, start)
         try:
             fitted = fit(
-                experiment.model.build(),
-                OBJECTIVES[experiment.task],
-                make_optimizer(config, matrix_axes(experiment.model)),
-                config,
-                dataset,
-                recorder=recorder,
-                checkpoints=checkpoints,
+                self.model.build(),
+                OBJECTIVES[self.experiment.task],
+                make_optimizer(self.config, matrix_axes(self.model)),
+                self.config,
+                self.dataset,
+                recorder=self.recorder,
+                checkpoints=self.checkpoints,
+                options=options,
             )
         except NonFiniteLoss as error:
-            recorder.say(str(error))
-            fitted = None
-    return _result(spec, fitted, load_baselines(dataset, shared))
+            self.recorder.say(str(error))
+            return dataclasses.replace(described, status="diverged", message=str(error))
+        result = _with_scores(described, fitted)
+        return dataclasses.replace(result, sample=self._maps_and_sample(fitted, params))
+
+    def _started(self, start: Start) -> tuple[Any, str]:
+        """The parameters, and in words where they come from."""
+        rows = jax.tree.map(jnp.asarray, self.dataset.heldout(1))
+        tokens = self.objective.prepare(rows, jax.random.key(0)).inputs["tokens"]
+        params, change = with_plan_of(start.config, start.params, self.model, tokens)
+        other = start.data_digest not in (None, self.dataset.digest)
+        more = "; it was trained on other data" if other else ""
+        host = jax.tree.map(np.asarray, params)  # of one device, while `fit` may have several
+        return host, f"{start.description}; {change}{more}"
+
+    def _maps_and_sample(self, fitted: FitResult, params: Any) -> samples.Sample | None:
+        """Writes attention maps and returns a sample, where there are any."""
+        inputs = input_shapes(self.objective, self.dataset.shapes())
+        tokens = inputs["tokens"]
+        if tokens.ndim != 2:  # features
+            return None
+        if tokens.shape[1] <= attention_maps.LONGEST and _same_number_of_heads(self.model):
+            write_maps = functools.partial(self._write_maps, fitted, params)
+            self.recorder.attempt("the attention maps", write_maps)
+        if self.experiment.task != samples.TASK or not hasattr(self.experiment.data, "tokenizer"):
+            return None
+
+        def write() -> samples.Sample:
+            row = attention_maps.shown_row(self.objective, self.dataset)
+            trained = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
+            return samples.sample(self.model, trained, self.dataset, row, self.spec.seed)
+
+        found: samples.Sample | None = self.recorder.attempt("the sample", write)
+        return found
+
+    def _write_maps(self, fitted: FitResult, params: Any) -> None:
+        rows = attention_maps.shown_rows(self.objective, self.dataset)
+        initial = initial_params(self.model.build(), params, self.spec.seed, rows[0].example.inputs)
+        trained = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
+        found = attention_maps.attention_maps(
+            self.model, self.objective, self.dataset, rows, trained, initial
+        )
+        if jax.process_index() == 0:
+            path = self.folder / attention_maps.FILE
+            step, seed = np.array(fitted.step), np.array(self.spec.seed)
+            np.savez_compressed(path, step=step, seed=seed, **found)  # type: ignore[arg-type]
+            tiles = attention_maps.tiles(found["probs"])
+            self.recorder.log_figure(fitted.step, "attention", tiles)
+
+    def _described(self, baselines: Baselines, start: str) -> RunResult:
+        """The result without scores."""
+        model, length = self.model, self.config.length
+        inputs = step_inputs(self.objective, self.dataset.shapes(), self.config)
+        return RunResult(
+            spec=self.spec,
+            status="complete",
+            heldout={},
+            train={},
+            validation={},
+            baselines=baselines,
+            sizes=ModelSizes(
+                parameters=models.num_parameters(model),
+                applied_parameters=models.applied_parameters(model),
+                flops_per_token=models.flops_per_token(model, length),
+                ffn_width=model.ffn.width,
+                cache_bytes_per_token=models.cache_bytes_per_token(model),
+                parameters_by_uses=models.parameters_by_uses(model),
+            ),
+            seconds=0.0,
+            tokens_per_second=0.0,
+            environment=environment(),
+            task=self.objective.description,
+            metrics=tuple(
+                MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
+                for m in self.objective.metrics
+            ),
+            data=self._data_info(),
+            curves="held-out" if self.dataset.validation is None else "validation",
+            start=start,
+            attention=attention_reports(model, inputs, training=True),
+        )
+
+    def _data_info(self) -> DataInfo:
+        dataset = self.dataset
+        return DataInfo(name=dataset.name, sha256=dataset.digest, facts=dataset.facts)
+
+    def _claim(self) -> list[str]:
+        """Writes spec.json, or checks that the one there is the same run on the same data.
+
+        Returns:
+          Lines for people: that it goes on for more steps, and what differs in the environment
+          since it began.
+        """
+        if jax.process_index() != 0:
+            return []
+        record = self.spec.to_dict() | {
+            "source": dataclasses.asdict(self._data_info()),
+            "environment": environment(),
+            "start": {"digest": self.start.digest} if self.start else None,
+        }
+        record = json.loads(json.dumps(record, allow_nan=False))
+        path, lines = self.folder / SPEC, []
+        if line := longer.extend(self.folder, record, self.config):
+            lines.append(line)
+        if path.exists():
+            there = json.loads(path.read_text(encoding="utf-8"))
+            check_same(there, record, self.folder)
+            changed = differences(there["environment"], record["environment"])
+            return lines + [
+                f"since this run began, {name} changed from {old} to {new}: its numbers may differ "
+                "in the last bits"
+                for name, old, new in changed
+            ]
+        self._check_disk()
+        for name, content in self.dataset.files.items():
+            write_atomic(self.folder / name, content)
+        write_atomic(path, json.dumps(record, indent=1).encode())
+        return lines
+
+    def _check_disk(self) -> None:
+        """Raises OSError where the disk has no space for the checkpoints."""
+        # Parameters and two moments in float32, for three checkpoints and the one being written.
+        needed = 12 * 4 * models.num_parameters(self.model) + (64 << 20)
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise OSError(
+                f"{self.folder}: the disk has {free >> 20} MiB left, this run needs "
+                f"{needed >> 20} MiB"
+            )
 
 
-def _result(spec: RunSpec, fitted: FitResult | None, baselines: Baselines) -> RunResult:
-    model, length = spec.config.model, spec.config.train.length
-    sizes = ModelSizes(
-        parameters=num_parameters(model),
-        applied_parameters=applied_parameters(model),
-        flops_per_token=flops_per_token(model, length),
-        ffn_width=model.ffn.width,
-    )
-    return RunResult(
-        spec=spec,
-        status="complete" if fitted else "diverged",
-        heldout=_of_seed(fitted.heldout) if fitted else {},
-        train=_of_seed(fitted.train) if fitted else {},
-        validation=_of_seed(fitted.validation) if fitted else {},
-        baselines=baselines,
-        sizes=sizes,
-        seconds=round(fitted.wall_seconds, 3) if fitted else 0.0,
-        tokens_per_second=round(fitted.tokens_per_second, 1) if fitted else 0.0,
-        environment={
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-            "attnlab": metadata.version("attnlab"),
-            "device": jax.local_devices()[0].device_kind,
-        },
+def _with_scores(described: RunResult, fitted: FitResult) -> RunResult:
+    return dataclasses.replace(
+        described,
+        heldout=_of_seed(fitted.heldout),
+        train=_of_seed(fitted.train),
+        validation=_of_seed(fitted.validation),
+        weights=_of_seed(fitted.measured),
+        seconds=round(fitted.wall_seconds, 3),
+        tokens_per_second=round(fitted.tokens_per_second, 1),
     )
 
 
 def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
-    return {name: float(values[0]) for name, values in scores.items()}
+    """What is no number (of generated texts, of no rows) is left out: JSON has none."""
+    found = {name: float(values[0]) for name, values in scores.items()}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def load_data(experiment: Experiment, shared: Path) -> Dataset:
-    """The dataset. What is made for it (a tokenizer) is made once for all runs of a workdir."""
+def _measure_heads(config: ModelConfig, initial: Any, params: Any) -> dict[str, jax.Array]:
+    """Numbers of the parameters of a seed; see `models.head_distance`, `smallest_change`."""
+    return {
+        "heads_apart": models.head_distance(config, params),
+        "least_moved": smallest_change(initial, params),
+    }
+
+
+def _same_number_of_heads(model: ModelConfig) -> bool:
+    """Do all layers have as many heads as all others? There are no maps of others."""
+    try:
+        heads_per_layer(model)
+    except ValueError:
+        return False
+    return True
+
+
+def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
+    """The devices of a run. Raises ValueError where its batches do not divide."""
+    sizes = {"batch_size": config.batch_size, "eval_batch_size": config.eval_batch_size}
+    if config.accumulate > 1:
+        sizes["batch_size / accumulate"] = config.batch_size // config.accumulate
+    return sharding.data_mesh(model_parallel=model_parallel, **sizes)
+
+
+def step_inputs(
+    objective: Objective, row: Mapping[str, jax.ShapeDtypeStruct], config: TrainConfig
+) -> dict[str, Any]:
+    """Shapes of the model's inputs in a part of a training step; `row` are those of one row."""
+    rows = config.batch_size // config.accumulate
+    shapes = {name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) for name, a in row.items()}
+    return input_shapes(objective, shapes)
+
+
+def attention_reports(
+    model: ModelConfig, inputs: dict[str, Any], *, training: bool
+) -> dict[str, Any]:
+    """`models.explain_model` by attention sublayer: "self", "cross" and "encoder"; with layer types
+    one each, by their names."""
+    found: dict[str, Any] = {}
+    for stack, reports in models.explain_model(model, inputs, training=training).items():
+        name = {"layers": "self", "encoder_layers": "encoder"}.get(stack, stack)
+        found |= {name: reports["self"]} if "self" in reports else {}
+        found |= {"cross": reports["cross"]} if "cross" in reports else {}
+    return found
+
+
+def load_data(experiment: Experiment, shared: Path, folder: Path | None = None) -> Dataset:
+    """The dataset. What is made for it (a tokenizer) is made once for all runs of a workdir.
+
+    Args:
+      experiment: names the data.
+      shared: of the workdir.
+      folder: of the run; files that are there already are those that are used.
+    """
     key = json.dumps([experiment.to_dict()["data"], experiment.train.length], sort_keys=True)
-    folder = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
-        dataset = experiment.data.load(experiment.train.length, folder)
+    place = shared / hashlib.sha256(key.encode()).hexdigest()[:12]
+    place.mkdir(parents=True, exist_ok=True)
+    with _waiting(place / "lock"):
+        if folder is not None and (folder / "tokenizer.json").exists():
+            return experiment.data.load(experiment.train.length, folder)
+        dataset = experiment.data.load(experiment.train.length, place)
         for name, content in dataset.files.items():
-            if not (folder / name).exists():
-                write_atomic(folder / name, content)
+            if not (place / name).exists():
+                write_atomic(place / name, content)
     return dataset
 
 
 def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
     """The baselines of the data, computed once for all runs of a workdir."""
     path = shared / f"baselines-{dataset.digest[:16]}.json"
-    with _locked(path.with_suffix(".lock")):
+    with _waiting(path.with_suffix(".lock")):
         if not path.exists():
             write_atomic(path, json.dumps(dataset.baselines()).encode())
     found: Baselines = json.loads(path.read_text())
     return found
 
 
-def _claim(spec: RunSpec, folder: Path) -> None:
-    """Writes spec.json, or checks that the one there is the same run."""
-    path = folder / "spec.json"
-    if path.exists():
-        _check_same(spec, RunSpec.from_dict(json.loads(path.read_text())), folder)
-    else:
-        write_atomic(path, json.dumps(spec.to_dict(), indent=1, allow_nan=False).encode())
-
-
-def _check_same(spec: RunSpec, there: RunSpec, folder: Path) -> None:
-    if spec.digest == there.digest:
+def check_same(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
+    """Raises ValueError, with the differences, where two specs are of two runs."""
+    free = {"environment": None, "tags": None}
+    changed = differences(dict(there) | free, dict(here) | free)
+    if not changed:
         return
-    ours, others = _flat(spec.to_dict()), _flat(there.to_dict())
-    changed = [
-        f"{name}: there {others.get(name)!r}, here {ours.get(name)!r}"
-        for name in sorted({*ours, *others})
-        if not name.startswith("tags.") and ours.get(name) != others.get(name)
-    ]
+    rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in changed]
+    more = [f"  and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+    lines = "\n".join([*rows[:SHOWN], *more])
     raise ValueError(
-        f"{folder} holds another run of this id; use another workdir or id ({'; '.join(changed)})"
+        f"{folder} holds another run of this id:\n{lines}\nuse another --workdir or id, or give "
+        "the same config"
     )
 
 
-def _flat(fields: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
+def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """(name, there, here) of every value that differs between two JSON values; of a mapping that
+    one side lacks, one row."""
+    if old == new:
+        return []
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = sorted(old.keys() | new.keys())
+        below = [(f"{name}.{n}" if name else n, old.get(n), new.get(n)) for n in names]
+        return [row for n, a, b in below for row in differences(a, b, n)]
+    old, new = (f"{len(s)} fields" if isinstance(s, dict) else s for s in (old, new))
+    return [(name, old, new)]
 
 
 @contextlib.contextmanager
-def _own(folder: Path) -> Iterator[None]:
-    """Locks the folder of a run; the lock ends with the process. Its text says who holds it."""
-    with extra("train"):
-        import filelock
-    lock = filelock.FileLock(folder / "lock", timeout=0)
-    try:
-        with lock:
-            yield
-    except filelock.Timeout:
-        raise RunInUse(
-            f"{folder} is in use by another process; wait for it, end it, or use another workdir"
-        ) from None
+def _held(folder: Path) -> Iterator[None]:
+    """Holds the folder of a run, made where it is missing, in process 0.
+
+    Raises:
+      RunInUse: another process has it.
+      ValueError: it holds something else.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SPEC).exists():
+        for partial in filter(is_partial, list(folder.iterdir())):  # of a kill in the first write
+            partial.unlink(missing_ok=True)
+        ours = {lock.FILE, FILE, "error.txt", "tokenizer.json"}
+        if others := sorted(p.name for p in folder.iterdir() if p.name not in ours):
+            raise ValueError(
+                f"{folder} is not empty and is no run of attnlab (it holds "
+                f"{', '.join(others[:3])}); use an empty or new --workdir"
+            )
+    with lock.hold(folder):
+        yield
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _waiting(path: Path) -> Iterator[None]:
     """Waits until no other process makes the same file."""
     with extra("train"):
         import filelock

@@ -1,4 +1,4 @@
-"""`RunSpec`: the identity of a run. `product`: many of them from a base and lists of values."""
+"""`RunSpec`: the identity of a run. `Variant`: what one changes in a base; lists of both."""
 
 import dataclasses
 import hashlib
@@ -6,10 +6,11 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.lab.experiment import Experiment
-from attnlab.models import config_dict
+from attnlab.lab.start import HeadInit
+from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import nearest
 
@@ -63,24 +64,140 @@ class RunSpec:
         return cls(fields["id"], config, fields["seed"], dict(fields["tags"]))
 
 
+class Match(NamedTuple):
+    """A budget that all variants have: that of a reference.
+
+    The reference of a variant is the same model with another layout and sharing plan.
+    """
+
+    budget: Budget
+    layout: str = "standard"
+    sharing: str = "separate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What one configuration in a comparison changes in the base.
+
+    Attributes:
+      values: field ("train.steps") -> value.
+      name: what tables call it; "": the values.
+      tags: of its runs; None: {"name": name}, or without a name the last part of each field and its
+        value.
+
+    >>> Variant({"model.heads.layout": "wide", "model.sharing": "albert"}).all_tags
+    {'layout': 'wide', 'sharing': 'albert'}
+    >>> Variant({"model.heads.num_heads": 1}, "one head").all_tags
+    {'name': 'one head'}
+    """
+
+    values: Mapping[str, Any]
+    name: str = ""
+    tags: Mapping[str, Tag] | None = None
+
+    @property
+    def all_tags(self) -> dict[str, Tag]:
+        """The tags of its runs."""
+        if self.tags is not None:
+            return dict(self.tags)
+        if self.name:
+            return {"name": self.name}
+        lasts = [path.rpartition(".")[2] for path in self.values]
+        found: dict[str, Tag] = {}
+        for path, value in self.values.items():
+            last = path.rpartition(".")[2]
+            key = path if lasts.count(last) > 1 else last
+            found[key] = value if isinstance(value, Tag) else str(value)
+        return found
+
+    @property
+    def id(self) -> str:
+        """Its tags as a part of a folder's name."""
+        name = re.sub(r"[^A-Za-z0-9._=+-]+", "_", "-".join(map(str, self.all_tags.values())))
+        return re.sub(r"^[^A-Za-z0-9]+", "", name)[:120]
+
+
+def grid(**values: Sequence[Any]) -> list[Variant]:
+    """A variant for each combination of values of some fields.
+
+    Args:
+      **values: field -> its values. A field is a path with two underscores between its parts
+        ("model__width", "train__learning_rate"); `layout` and `sharing` are those of the model.
+        Other paths can be given with `**{"model.ffn.width": [...]}`.
+
+    >>> [variant.id for variant in grid(layout=["standard", "wide"], sharing=["albert"])]
+    ['standard-albert', 'wide-albert']
+    """
+    short = {"layout": LAYOUT, "sharing": SHARING}
+    paths = [short.get(name, name.replace("__", ".")) for name in values]
+    return [
+        Variant(dict(zip(paths, combination, strict=True)))
+        for combination in itertools.product(*values.values())
+    ]
+
+
+def specs_of(
+    base: Experiment,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    match: Match | None = None,
+) -> list[RunSpec]:
+    """A spec for each variant and seed.
+
+    Args:
+      base: what the runs have in common.
+      variants: what they change in it.
+      seeds: of each.
+      match: the budget that is made equal.
+
+    Raises:
+      ValueError: an unknown field, a value that makes no model, two variants of one name, or
+        nothing to run.
+    """
+    if not variants or not seeds:
+        raise ValueError("nothing to run: give each field at least one value, and one seed")
+    _check_names(variants)
+    specs = []
+    for variant in variants:
+        config = with_values(base, variant.values)
+        if match:
+            reference = with_layout(config.model, match.layout, match.sharing)
+            config = matched(config, reference, match.budget)
+        stem, tags = variant.id, variant.all_tags
+        ids = [f"{stem}-seed{seed}" if stem else f"seed{seed}" for seed in seeds]
+        specs += [RunSpec(i, config, s, tags) for i, s in zip(ids, seeds, strict=True)]
+    check_unique(specs)
+    return specs
+
+
+def _check_names(variants: Sequence[Variant]) -> None:
+    ids = [variant.id for variant in variants]
+    if twice := next((one for one in ids if ids.count(one) > 1), None):
+        raise ValueError(f"two variants have the name {twice!r}; give each its own name")
+
+
+def matched(config: Experiment, reference: ModelConfig, budget: Budget) -> Experiment:
+    """`config` with the size that gives it the budget of `reference`. Raises ValueError."""
+    found = match_budget(config.model, reference, budget, length=config.train.length)
+    return dataclasses.replace(config, model=found.config, matched=budget)
+
+
 def product(
     base: Experiment | None = None,
     /,
     *,
     seeds: Sequence[int] = (0, 1, 2),
     match: Budget | None = None,
-    **variants: Sequence[Any],
+    **values: Sequence[Any],
 ) -> list[RunSpec]:
-    """A spec for each combination of values and each seed.
+    """A spec for each combination of values of some fields and each seed.
 
     Args:
       base: what the runs have in common; None: `Experiment()`.
       seeds: of each combination.
-      match: "parameters" or "flops": the FFN width of each combination is solved for the budget of
-        `base` (`attnlab.models.match_budget`).
-      **variants: field -> its values. A field is a path with two underscores between its parts
-        ("model__width", "train__learning_rate"); `layout` and `sharing` are those of the model.
-        Other paths can be given with `**{"model.ffn.width": [...]}`.
+      match: "parameters", "flops" or "cache": a size of each combination is solved for the budget
+        of `base` (`attnlab.models.match_budget`).
+      **values: as of `grid`.
 
     Raises:
       ValueError: an unknown field, a value that makes no model, or nothing to run.
@@ -90,27 +207,12 @@ def product(
     ['standard-separate-seed0', 'standard-separate-seed1', 'wide-separate-seed0']
     """
     base = base or Experiment()
-    short = {"layout": LAYOUT, "sharing": SHARING}
-    paths = [short.get(name, name.replace("__", ".")) for name in variants]
-    combinations = list(itertools.product(*variants.values()))
-    if not combinations or not seeds:
-        raise ValueError("nothing to run: give each field at least one value, and one seed")
-    specs = []
-    for values in combinations:
-        given = dict(zip(paths, values, strict=True))
-        config = with_values(base, given)
-        if match:
-            length = base.train.length
-            model = match_budget(config.model, base.model, match, length=length).config
-            config = dataclasses.replace(config, model=model)
-        tags: dict[str, Tag] = {
-            path.rpartition(".")[2]: value if isinstance(value, Tag) else str(value)
-            for path, value in given.items()
-        }
-        name = re.sub(r"[^A-Za-z0-9._=+-]+", "_", "-".join(map(str, tags.values()))) or "run"
-        specs += [RunSpec(f"{name}-seed{seed}", config, seed, tags) for seed in seeds]
-    check_unique(specs)
-    return specs
+    specs = specs_of(base, grid(**values), seeds)
+    if match is None:
+        return specs
+    return [
+        dataclasses.replace(spec, config=matched(spec.config, base.model, match)) for spec in specs
+    ]
 
 
 def check_unique(specs: Sequence[RunSpec]) -> None:
@@ -134,23 +236,34 @@ def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
     """
     model = base.model
     if LAYOUT in values or SHARING in values:
-        layout = values.get(LAYOUT, model.heads.name)
+        layout, has_all = values.get(LAYOUT, model.heads.name), _has_all_biases(model)
         model = with_layout(model, layout, values.get(SHARING, model.sharing))
+        if has_all:
+            heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
+            model = dataclasses.replace(model, heads=heads)
     fields: dict[str, Any] = {
-        "task": base.task,
+        field.name: getattr(base, field.name) for field in dataclasses.fields(Experiment)
+    }
+    fields |= {
         "model": config_dict.to_dict(model),
         "train": dataclasses.asdict(base.train),
         "data": dataclasses.asdict(base.data),  # type: ignore[call-overload]
+        "head_init": dataclasses.asdict(base.head_init),
     }
     for path, value in values.items():
         if path not in (LAYOUT, SHARING):
             _set(fields, path, value)
-    return Experiment(
-        model=config_dict.from_dict(fields["model"]),
-        train=dataclasses.replace(base.train, **fields["train"]),
-        data=dataclasses.replace(base.data, **fields["data"]),  # type: ignore[type-var]
-        task=fields["task"],
-    )
+    fields |= {
+        "model": config_dict.from_dict(fields["model"]),
+        "train": dataclasses.replace(base.train, **fields["train"]),
+        "data": dataclasses.replace(base.data, **fields["data"]),  # type: ignore[type-var]
+        "head_init": HeadInit(**fields["head_init"]),
+    }
+    return Experiment(**fields)
+
+
+def _has_all_biases(model: ModelConfig) -> bool:
+    return set(model.heads.biases) == set(type(model.heads).bias_names)
 
 
 def _set(fields: dict[str, Any], path: str, value: Any) -> None:

@@ -1,18 +1,23 @@
 """`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from attnlab.atomic import write_atomic
-from attnlab.extras import extra
-from attnlab.lab.executors import Executor, LocalExecutor
-from attnlab.lab.result import FILE, read_result
+from attnlab.lab import lock
+from attnlab.lab.executors import Executor, LocalExecutor, wait_until_free
+from attnlab.lab.longer import is_longer
+from attnlab.lab.progress import RunsProgress
+from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
-from attnlab.lab.run import RUNS, run_folder
+from attnlab.lab.run import SHOWN, differences, run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
-from attnlab.lab.worker import ERROR, SPECS
+from attnlab.lab.worker import ERROR, is_complete
+from attnlab.runs import SPECS
+from attnlab.training.interrupts import Stopped, stop_signals
 
 Policy: TypeAlias = Callable[[Results], list[RunSpec]]
 """Results so far -> further runs; an empty list ends the sweep."""
@@ -30,6 +35,7 @@ def sweep(
     executor: Executor | None = None,
     policy: Policy | None = None,
     progress: bool = True,
+    waits: bool = True,
 ) -> Results:
     """Runs all specs and returns their results; runs that have one are not run again.
 
@@ -37,19 +43,22 @@ def sweep(
 
     Args:
       specs: what to run.
-      workdir: folder of the sweep. A sweep with other specs adds to those that are there.
+      workdir: folder of the sweep. A sweep with other specs adds to those that are there; a spec
+        of the same id with more steps makes that run longer.
       executor: where to run; None: `LocalExecutor()`.
       policy: proposes further runs each time that all have ended.
-      progress: show a bar, in a terminal or a notebook.
+      progress: show bars, in a terminal or a notebook; elsewhere a line for each run that ends.
+      waits: wait for runs that another process has; False: leave them to it.
 
     Raises:
+      attnlab.training.Stopped: after SIGTERM or SIGINT; all runs have saved.
       ValueError: nothing to run, one id twice, or another run of the same id in the workdir.
       SweepFailed: runs ended without a result; the others are complete.
     """
     workdir, wanted = Path(workdir), list(specs)
     while True:
-        _add(wanted, workdir)
-        _finish(wanted, workdir, executor or LocalExecutor(), progress)
+        add_specs(wanted, workdir)
+        _finish(wanted, workdir, executor or LocalExecutor(), progress, waits)
         results = load_results(workdir, wanted)
         proposed = policy(results) if policy else []
         if not proposed:
@@ -68,11 +77,12 @@ def load_results(workdir: str | Path, specs: Sequence[RunSpec] | None = None) ->
         if not path.exists():
             raise ValueError(f"{workdir} holds no sweep; give the workdir of lab.sweep")
         specs = read_specs(path.read_text(encoding="utf-8"))
-    found = (read_result(run_folder(Path(workdir), spec)) for spec in specs)
-    return Results([result for result in found if result])
+    folders = [run_folder(Path(workdir), spec) for spec in specs]
+    found = [(result, folder) for folder in folders if (result := read_result(folder))]
+    return Results([result for result, _ in found], [folder for _, folder in found])
 
 
-def _add(specs: Sequence[RunSpec], workdir: Path) -> None:
+def add_specs(specs: Sequence[RunSpec], workdir: Path) -> None:
     """Writes the specs to the workdir, behind those that are there."""
     check_unique(specs)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -80,42 +90,72 @@ def _add(specs: Sequence[RunSpec], workdir: Path) -> None:
     there = read_specs(path.read_text(encoding="utf-8")) if path.exists() else []
     known = {spec.id: spec for spec in there}
     for spec in specs:
-        if spec.id in known and spec.digest != known[spec.id].digest:
+        if spec.id in known and not _may_follow(known[spec.id], spec):
             raise ValueError(
                 f"{workdir} has another run with the id {spec.id!r} (another config or seed); use "
-                "another workdir, or give the run another id"
+                f"another workdir, or give the run another id ({_changes(known[spec.id], spec)})"
             )
-    new = [spec for spec in specs if spec.id not in known]
-    if new:
-        write_atomic(path, write_specs([*there, *new]).encode())
+    merged = known | {spec.id: spec for spec in specs}
+    if list(merged.values()) != there:
+        write_atomic(path, write_specs(list(merged.values())).encode())
 
 
-def _finish(specs: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
+def _may_follow(there: RunSpec, spec: RunSpec) -> bool:
+    return there.digest == spec.digest or is_longer(there.to_dict(), spec.to_dict())
+
+
+def _changes(there: RunSpec, spec: RunSpec) -> str:
+    old, new = there.to_dict(), spec.to_dict()
+    rows = differences(
+        {"seed": old["seed"], **old["config"]}, {"seed": new["seed"], **new["config"]}
+    )
+    shown = [f"{name}: there {a!r}, here {b!r}" for name, a, b in rows[:SHOWN]]
+    return "; ".join(shown)
+
+
+def _finish(
+    specs: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool, waits: bool
+) -> None:
     """Runs what has no result yet."""
-    left = [spec for spec in specs if not read_result(run_folder(workdir, spec))]
-    if not left:
-        return
-    paths = [workdir / RUNS / spec.id / FILE for spec in left]
-    with extra("train"):
-        from rich.progress import Progress
-    with Progress(disable=not progress) as bar:
-        task = bar.add_task(f"{len(left)} runs", total=len(left))
-        try:
-            executor.start(workdir, len(left))
-            while executor.running():
-                bar.update(task, completed=sum(path.exists() for path in paths))
-                time.sleep(POLL_SECONDS)
-        except BaseException:
-            executor.stop()
-            raise
-        bar.update(task, completed=sum(path.exists() for path in paths))
-    failed = [spec for spec, path in zip(left, paths, strict=True) if not path.exists()]
-    if failed:
-        raise SweepFailed(_reason(failed, workdir))
+    while left := _left(specs, workdir):
+        before = {spec.id for spec in left}
+        with RunsProgress(left, workdir, shown=progress) as bars:
+            try:
+                executor.start(workdir, len(left))
+                with contextlib.ExitStack() as stack:
+                    stop_requested = stack.enter_context(stop_signals())
+                    while executor.running() and not stop_requested():
+                        bars.update()
+                        time.sleep(POLL_SECONDS)
+                    if stop_requested():
+                        executor.stop()
+                        done = len(before) - len(_left(specs, workdir))
+                        raise Stopped(
+                            f"stopped; {done} of {len(before)} runs are complete, the same call "
+                            "goes on with the others"
+                        )
+            except BaseException:
+                executor.stop()
+                raise
+            bars.update(final=True)
+        left = _left(specs, workdir)
+        held = [spec for spec in left if lock.holder(run_folder(workdir, spec))]
+        if failed := [spec for spec in left if spec not in held]:
+            raise SweepFailed(_reason(failed, workdir))
+        if not held or not waits:
+            return
+        wait_until_free([run_folder(workdir, spec) for spec in held])
+
+
+def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:
+    return [spec for spec in specs if not is_complete(run_folder(workdir, spec), spec)]
 
 
 def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
-    first = run_folder(workdir, failed[0]) / ERROR
-    text = first.read_text().strip() if first.exists() else f"see {workdir / 'logs'}"
-    ids = ", ".join(spec.id for spec in failed)
-    return f"{len(failed)} runs have no result ({ids}). The first one: {text}"
+    lines = [f"{len(failed)} runs have no result:"]
+    for spec in failed[:SHOWN]:
+        path = run_folder(workdir, spec) / ERROR
+        text = path.read_text().strip().splitlines()[-1] if path.exists() else ""
+        where = path if path.exists() else workdir / "logs"
+        lines.append(f"  {spec.id}: {text or 'it ended'} (see {where})")
+    return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

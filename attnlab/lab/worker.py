@@ -1,40 +1,104 @@
 """What a worker process does: it runs what is left of a sweep.
 
-It takes the runs of `WORKDIR/specs.json` in order and leaves out those that are complete or that
-another worker has. So any number of workers share a workdir, on one machine or on many.
+It takes the runs of `WORKDIR/specs.json` that have no result, those that cost most first, and
+leaves out those that another worker has. So any number of workers share a workdir, on one machine
+or on many.
 """
 
 import traceback
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from attnlab.lab.result import read_result
-from attnlab.lab.run import RunInUse, run_folder, run_one
-from attnlab.lab.spec import read_specs
+from attnlab.lab import lock
+from attnlab.lab.lock import RunInUse
+from attnlab.lab.result import FILE, read_result
+from attnlab.lab.run import RunOptions, run_folder, run_one
+from attnlab.lab.spec import RunSpec, read_specs
+from attnlab.models import flops_per_token
+from attnlab.runs import SPECS
 from attnlab.training.interrupts import Stopped
 
-SPECS, ERROR = "specs.json", "error.txt"
+ERROR = "error.txt"
 STOPPED = 75
+"""Exit code after a signal: the same command goes on (EX_TEMPFAIL of sysexits.h)."""
 
 
-def work(workdir: Path) -> int:
-    """Runs what is left. Returns the exit code: 0, 1 where a run failed, 75 after a signal.
+def work(
+    workdir: Path,
+    options: RunOptions = RunOptions(),  # noqa: B008
+    skip: Collection[str] = (),
+) -> int:
+    """Runs what is left.
 
-    The traceback of a run that failed is in its `error.txt`; the others go on.
+    Args:
+      workdir: of the sweep.
+      options: of `run_one`.
+      skip: ids of runs that are left out.
+
+    Returns:
+      The exit code: 0, 1 where a run failed, 75 after a signal. The traceback of a run that failed
+      is in its `error.txt`; the others go on.
     """
-    code = 0
-    for spec in read_specs((workdir / SPECS).read_text(encoding="utf-8")):
-        folder = run_folder(workdir, spec)
-        if read_result(folder):
-            continue
-        error = folder / ERROR
-        error.unlink(missing_ok=True)
+    tried, code, last = set(skip), 0, None
+    while (spec := _next(workdir, tried, last)) is not None:
+        last = spec
+        error = run_folder(workdir, spec) / ERROR
         try:
-            run_one(spec, workdir, speaks=False)
+            run_one(spec, workdir, options=options)
         except RunInUse:
-            continue
-        except (Stopped, KeyboardInterrupt):
+            continue  # it began in this moment
+        except (Stopped, KeyboardInterrupt) as stop:
+            print(f"[{spec.id}] {stop}", flush=True)
             return STOPPED
         except Exception:
+            tried.add(spec.id)
+            error.parent.mkdir(parents=True, exist_ok=True)
             error.write_text(traceback.format_exc())
+            print(f"[{spec.id}] failed; see {error}", flush=True)
             code = 1
+        else:
+            error.unlink(missing_ok=True)
     return code
+
+
+def _next(workdir: Path, tried: Collection[str], last: RunSpec | None) -> RunSpec | None:
+    """The next run without a result that nobody has; None where there is none.
+
+    Another seed of the variant that this worker ran last comes first, then variants that no other
+    worker runs: what one of them compiles is kept for the next one.
+    """
+    specs = costly_first(read_specs((workdir / SPECS).read_text(encoding="utf-8")))
+    left = [spec for spec in specs if not is_complete(run_folder(workdir, spec), spec)]
+    held = {spec.id: lock.holder(run_folder(workdir, spec)) for spec in left}
+    busy = [spec.config for spec in left if held[spec.id]]
+    open_ = [spec for spec in left if spec.id not in tried and not held[spec.id]]
+
+    def order(spec: RunSpec) -> int:
+        if last is not None and spec.config == last.config:
+            return 0
+        return 2 if spec.config in busy else 1
+
+    return min(open_, key=order, default=None)
+
+
+def is_complete(folder: Path, spec: RunSpec) -> bool:
+    """Is there a result, and of as many steps as the spec has?"""
+    if not (folder / FILE).exists():
+        return False
+    found = read_result(folder)
+    return found is not None and found.spec.digest == spec.digest
+
+
+def costly_first(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """By the FLOPs of a training: the last ones to end are then short."""
+    known: dict[str, int] = {}
+
+    def cost(spec: RunSpec) -> int:
+        key = spec.config.to_json()
+        if key not in known:
+            train = spec.config.train
+            tokens = train.steps * train.batch_size * train.length
+            known[key] = flops_per_token(spec.config.model, train.length) * tokens
+        return -known[key]
+
+    return sorted(specs, key=cost)

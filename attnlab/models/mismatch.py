@@ -12,6 +12,8 @@ FIELDS = {
     "positions": "positions=Learned()",
     "token_types": "embedding.token_types",
     "embedding_norm": "embedding.norm",
+    "encoder_positions": "encoder.own_inputs",
+    "encoder_embedding_norm": "encoder.own_inputs",
     "embedding_projection": "embedding.width",
     "relative_bias": "positions=Relative()",
     "final_norm": "norm.position",
@@ -20,6 +22,8 @@ FIELDS = {
     "lm_head": "output.kind='own'",
     "lm_head_bias": "output.bias",
     "pooler": "output.pooler='first'",
+    "pooler_norm": "output.pooler",
+    "pooler_query": "output.pooler='attention'",
     "classifier": "output.num_classes",
 }
 """Weight outside the layers -> the field of `ModelConfig` that decides whether there is one."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMALL_FONT = 7
-TOKEN_HEIGHT = 0.105
+SMALL_FONT = 9
+TOKEN_HEIGHT = 0.135
 """Inches of a token label in the small font."""
 
 
@@ -142,14 +142,14 @@ def head_tables(
         axes.imshow(_rgba(share / 3, colour), interpolation="none", aspect="auto")
         axes.set_xticks(range(columns), list(map(str, range(columns))))
         axes.set_yticks(range(rows), layers if i % 2 == 0 else [""] * rows)
-        axes.tick_params(length=0, labelsize=SMALL_FONT + 1)
+        axes.tick_params(length=0, labelsize=SMALL_FONT)
         axes.grid(visible=False)
         axes.spines[:].set(visible=True, color=GRID)
-        axes.set_title(table.title, fontsize=SMALL_FONT + 1, color=FOREGROUND, loc="left")
+        axes.set_title(table.title, fontsize=SMALL_FONT, color=FOREGROUND, loc="left")
         for y, x in np.ndindex(rows, columns) if columns <= 8 else ():
             if not np.isnan(values[y, x]):
                 number = f"{values[y, x]:.{table.digits}f}"
-                text = axes.text(x, y, number, fontsize=SMALL_FONT + 1, color=FOREGROUND)
+                text = axes.text(x, y, number, fontsize=SMALL_FONT, color=FOREGROUND)
                 text.set(ha="center", va="center")
     return figure
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Int
 
 from attnlab.heads import Layout, kv_weight_names, weight_shapes
 from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.embeddings import OWN_INPUTS
 from attnlab.models.parameters import stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import (
@@ -221,8 +222,8 @@ def tie_encoder(
             groups.append(_mean(pair))
         layers[name] = _stack(groups)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
-    for name in PER_STACK:
-        if name in params:
+    for name in (*PER_STACK, *OWN_INPUTS):
+        if f"encoder_{name}" in params:
             rest[name] = _mean([params[name], params[f"encoder_{name}"]])
     return tied, rest | {"layers": layers}
 
@@ -230,7 +231,11 @@ def tie_encoder(
 def _with_encoder(config: ModelConfig, *, shares_decoder: bool) -> ModelConfig:
     if config.encoder is None:
         raise ValueError(f"this {config.kind} has no encoder beside a decoder")
-    encoder: Encoder = dataclasses.replace(config.encoder, shares_decoder=shares_decoder)
+    encoder: Encoder = dataclasses.replace(
+        config.encoder,
+        shares_decoder=shares_decoder,
+        own_inputs=config.encoder.own_inputs and not shares_decoder,
+    )
     return dataclasses.replace(config, encoder=encoder)
 
 
@@ -263,6 +268,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     encoder = dataclasses.replace(config.encoder, sharing=encoder_plan)
     config = dataclasses.replace(config, sharing=plan, encoder=encoder)
     outside = [name for name in PER_STACK if name in params]
+    outside += [name for name in OWN_INPUTS if f"encoder_{name}" in params]
     ours = {name: layers[name] for name in encoder_plan if name in layers}
     ours |= {name: params[name] for name in outside}
     theirs = encoder_layers | {name: params.get(f"encoder_{name}") for name in outside}

@@ -20,8 +20,8 @@ import numpy as np
 import optax
 from absl import flags
 
+from experiments import app
 from experiments.benchmarks.peers.systems import NotOfferedError, System, installed, systems
-from experiments.running import launch
 
 
 class Finding(NamedTuple):
@@ -266,7 +266,7 @@ def table(known: dict[str, System]) -> str:
     return "\n".join(lines)
 
 
-_OUT = flags.DEFINE_string("out", "", "A folder for pitfalls.md; empty writes none.")
+_OUT = flags.DEFINE_string("out", "", "Folder to write pitfalls.md to; none if left out.")
 
 
 def main() -> None:
@@ -281,4 +281,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.start(main)
+    app.start(main)

@@ -14,15 +14,15 @@ spread of 0.1 to 0.2 over seeds: some seeds have not left the frequencies of the
 On average more groups are better (1: 4.72, 2: 4.67, 3: 4.64, 4: 4.64, 6: 4.50, 12: 4.56), but no
 row differs from “not-shared” by more than seeds do; for that raise --config.train.steps.
 
-Words after the colon: see `running/tables.py`. Without words: ALBERT-base with the paper's
+Presets after the colon: see `experiments/published.py`. Without words: ALBERT-base with the paper's
 sizes, steps, batch and optimizer (LAMB).
 """
 
 import dataclasses
 
 from attnlab.pretrained import published_config
-from experiments.running import tables
-from experiments.running.tables import Row, Table
+from experiments import published
+from experiments.published import Row, Table
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:
@@ -123,7 +123,7 @@ TABLE = Table(
         checkpoint_every=5000,
     ),
     shrink=("width/16",),
-    tiny=tables.SHORT
+    tiny=published.SHORT
     | {
         "model.vocab_size": 257,
         "model.heads.num_heads": 4,
@@ -141,4 +141,4 @@ TABLE = Table(
     },
 )
 
-get_config, sweep, paper = tables.functions(TABLE)
+get_config, variants, describe = published.functions(TABLE)

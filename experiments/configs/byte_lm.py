@@ -5,7 +5,7 @@ r"""How well does one head layout under one sharing plan predict bytes of real t
 2 CPU cores, 3 seeds: standard heads take 40 seconds to 2.75 bits per byte of the held-out part of
 the Python 3.11 standard library (unigram 4.76, gzip 1.89), wide heads 65 seconds to 2.66.
 
-Words after the colon: a layout, a plan (`albert`, `cycle:3`), `masked` (an encoder that fills in
+Presets after the colon: a layout, a plan (`albert`, `cycle:3`), `masked` (an encoder that fills in
 masked bytes), `seq2seq` (an encoder and a decoder that write the spans cut out of a text, as T5
 does; bits per target token then), `tiny` (seconds, for tests), a published model (`bert_base`,
 `albert_xxlarge`, ...: its sizes, and a task for its kind), or `nanogpt_cpu`: nanoGPT's CPU setting
@@ -56,7 +56,7 @@ def other_data(
     return with_words(config, arg, variants)
 
 
-def words(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
+def presets(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
     """What may stand behind the colon -> what it does, for --help."""
     rows = {
         "a layout": LAYOUTS,
@@ -89,9 +89,9 @@ def _base() -> ConfigDict:
             "train": fields(TrainConfig()),
             # Heads start with these values equal ("outputs", or "q,k"), apart by so much relative
             # noise; or one is the first of so many, as these would have been drawn.
-            "same": {"values": "", "noise": 0.0, "first_of": 0},
+            "head_init": {"values": "", "noise": 0.0, "first_of": 0},
             # Measure how far apart the heads are and how far weights moved, at every evaluation.
-            "watch_heads": False,
+            "measure_heads": False,
             # Solve ffn.width for the "parameters" or "flops" of another layout and sharing plan.
             "match": {"budget": "", "layout": "standard", "sharing": "separate"},
         }

@@ -14,8 +14,9 @@ parameters 2.917, maps of their own 2.956, the right scale 2.972; all three 2.83
 standard heads with as many parameters 2.647. So at this one rate what costs is to read a chunk. At
 rates of their own (`tuned`) his code has 2.704, as many parameters 2.613, wide heads 2.578.
 
-Words after the colon: those of byte_lm.py (`tiny`), `tuned` (the seven arms that are compared, with
-a validation part, and rates from 0.003 to 0.012 to begin with: 0.003 alone suits chunks least),
+Presets after the colon: those of byte_lm.py (`tiny`), `tuned` (the seven variants that are
+compared, with a validation part, and rates from 0.003 to 0.012 to begin with: 0.003 alone suits
+chunks least),
 
     python -m experiments.sweep --tune=3 --config=experiments/configs/chunks.py:tuned \
         --workdir=runs/chunks_tuned
@@ -31,15 +32,15 @@ told, and naive Bayes, without a model, 77.6.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
+from attnlab.lab.description import Expectation
 from attnlab.models import ModelConfig, match_budget, with_layout
 from experiments.configs import byte_lm, reviews
-from experiments.running.arm import model_of
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
 WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL
@@ -63,27 +64,24 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Wide and standard heads, and chunks with every cause undone or not."""
-    compared = {name for pair in pairs(arg) for name in pair}
-    everything = not {*OWN_WORDS} & {*arg.split(",")}
-
-    def put(name: str, changes: dict[str, Any]) -> None:
-        if everything or name in compared:
-            add(name, **changes)
-
-    base = model_of(get_config(arg).model)
-    wide = with_layout(base, "wide", "separate")
+    wide = with_layout(base.model, "wide", "separate")
     kinds: dict[str, dict[str, Any]] = {STANDARD: {"layout": "standard"}}
     for name, layout in ((OWN, "narrow"), (ONE, "narrow_tied")):
         kinds[name] = {"layout": layout}
-        kinds[name + SMALL] = {"layout": layout, "scale": base.width**-0.5}
-    put(WIDE, {"model.heads.layout": "wide"})
+        kinds[name + SMALL] = {"layout": layout, "scale": base.model.width**-0.5}
+    found = [lab.Variant({"model.heads.layout": "wide"}, WIDE)]
     for name, values in kinds.items():
-        as_many = match_budget(_with_heads(base, **values), wide, "parameters").config
+        as_many = match_budget(_with_heads(base.model, **values), wide, "parameters").config
         changes = {f"model.heads.{field}": value for field, value in values.items()}
-        put(name, changes)
-        put(name + EQUAL, changes | {"model.ffn.width": as_many.ffn.width})
+        found.append(lab.Variant(changes, name))
+        equal = changes | {"model.ffn.width": as_many.ffn.width}
+        found.append(lab.Variant(equal, name + EQUAL))
+    if not {*OWN_WORDS} & {*preset.split(",")}:
+        return found
+    compared = {name for pair in PAIRS for name in pair}
+    return [variant for variant in found if variant.name in compared]
 
 
 def _with_heads(base: ModelConfig, layout: str, scale: float | None = None) -> ModelConfig:
@@ -92,36 +90,34 @@ def _with_heads(base: ModelConfig, layout: str, scale: float | None = None) -> M
     return dataclasses.replace(config, heads=dataclasses.replace(config.heads, scale=scale))
 
 
-def pairs(arg: str = "") -> list[tuple[str, str]]:
-    """The statement; each cause undone; all undone; and what is then left of it."""
-    return [
-        (WIDE, CODE),
-        *((undone, CODE) for undone in UNDONE),
-        (OWN + EQUAL, CODE),
-        (WIDE, OWN + EQUAL),
-        (STANDARD + EQUAL, OWN + EQUAL),
-        (WIDE, STANDARD + EQUAL),
-    ]
+PAIRS = (
+    (WIDE, CODE),
+    *((undone, CODE) for undone in UNDONE),
+    (OWN + EQUAL, CODE),
+    (WIDE, OWN + EQUAL),
+    (STANDARD + EQUAL, OWN + EQUAL),
+    (WIDE, STANDARD + EQUAL),
+)
+"""The statement; each cause undone; all undone; and what is then left of it."""
 
 
-def claim(arg: str = "") -> dict[str, Any]:
+def describe(preset: str) -> lab.Description:
     """The statement, and that each cause is one."""
-    text = "reviews" not in arg.split(",")
-    better = "at most" if text else "at least"
+    text = "reviews" not in preset.split(",")
+    relation: Literal["at most", "at least"] = "at most" if text else "at least"
     what = "bits" if text else "right answers"
-    expect = lambda arm, says, of=CODE: Expect(arm, better, 1.0, says, of=of)
-    return Claim(
+
+    def expected(name: str, words: str, over: str = CODE) -> Expectation:
+        return expect(name, relation, 1.0, words, over=over)
+
+    return lab.Description(
         question="Why did wide heads look better than chunks?",
         source="Bloem's blog and code, 2019 to 2021",
-        expects=(
-            expect(WIDE, f"wide heads have {{ratio:.3f}} of the {what} of his chunks"),
-            *(expect(arm, f"{says} {{ratio:.3f}}") for arm, says in UNDONE.items()),
-            expect(OWN + EQUAL, "all three at once leave {ratio:.3f}"),
-            expect(WIDE, "and wide heads have {ratio:.3f} of that", of=OWN + EQUAL),
+        pairs=tuple(({"name": a}, {"name": b}) for a, b in PAIRS),
+        expectations=(
+            expected(WIDE, f"wide heads have {{ratio:.3f}} of the {what} of his chunks"),
+            *(expected(name, f"{words} {{ratio:.3f}}") for name, words in UNDONE.items()),
+            expected(OWN + EQUAL, "all three at once leave {ratio:.3f}"),
+            expected(WIDE, "and wide heads have {ratio:.3f} of that", OWN + EQUAL),
         ),
-        drawing=Drawing(
-            "dots",
-            "**Chunks with each cause undone, beside wide and standard heads.** Mean ± standard "
-            "deviation over seeds, best on top.",
-        ),
-    ).record()
+    )

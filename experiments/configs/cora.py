@@ -11,14 +11,13 @@ Measured, three seeds, 50 seconds on 2 CPU cores: 77.5 % of the test nodes (75.0
 propagation 73.1 %, the commonest class 31.9 %. Velickovic et al. 2018 print 83.0 with a network of
 their own; `python -m experiments.gat` trains that one and has 83.2 % (docs/results/cora.md).
 
-Words after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a graph
-of 30 nodes and two classes).
+Presets after the colon: a layout, a plan, `citeseer` (the path must fit), `tiny` (for tests: a
+graph of 30 nodes and two classes).
 """
-
-from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
 
 VALUES = {
@@ -74,7 +73,6 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "node_class", "graph", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """What a head reads of a paper: all, all with a wider head, or a slice."""
-    for layout in ("standard", "wide", "narrow"):
-        add(**{"model.heads.layout": layout})
+    return lab.grid(layout=("standard", "wide", "narrow"))

@@ -11,15 +11,15 @@ FLOPs per token of standard heads.
 
 9 minutes on 2 cores for 7 variants x 3 seeds on the default text: docs/results/frontier_heads.md.
 
-Words after the colon: those of byte_lm.py (`tiny`, a sharing plan, ...).
+Presets after the colon: those of byte_lm.py (`tiny`, a sharing plan, ...).
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from attnlab.heads import (
     Differential,
     Extra,
@@ -31,7 +31,6 @@ from attnlab.heads import (
 )
 from attnlab.models import ModelConfig, match_budget
 from experiments.configs import byte_lm
-from experiments.running.arm import model_of
 
 STANDARD, DIFFERENTIAL = "standard", "differential"
 EXTRAS: dict[str, tuple[str, type[Extra], dict[str, Any]]] = {
@@ -49,26 +48,31 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.get_config(arg)
 
 
-def pairs(arg: str = "") -> list[tuple[str, str]]:
+def describe(preset: str) -> lab.Description:
     """Each variant against standard heads."""
-    return [(name, STANDARD) for name in (DIFFERENTIAL, *EXTRAS)]
+    names = (DIFFERENTIAL, *EXTRAS)
+    return lab.Description(
+        question="Are the heads of 2024 and 2025 better than plain ones, at equal FLOPs?",
+        pairs=tuple(({"name": name}, {"name": STANDARD}) for name in names),
+        matched="flops",
+    )
 
 
-def sweep(add: Callable[..., None], arg: str = "") -> None:
-    """One `add(name, **overrides)` per variant, with the FFN width that equal FLOPs leave."""
-    config = get_config(arg)
-    base, length = model_of(config.model), config.train.length
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+    """Standard heads and each other kind, with the FFN width that equal FLOPs leave."""
+    model, length = base.model, base.train.length
 
     def ffn_width(heads: Layout) -> int:
-        variant: ModelConfig = dataclasses.replace(base, heads=heads)
-        return match_budget(variant, base, "flops", length=length).config.ffn.width
+        variant: ModelConfig = dataclasses.replace(model, heads=heads)
+        return match_budget(variant, model, "flops", length=length).config.ffn.width
 
-    add(STANDARD)
-    width = ffn_width(base.heads.to(Differential))
-    add(DIFFERENTIAL, **{"model.heads.layout": DIFFERENTIAL, "model.ffn.width": width})
+    width = ffn_width(model.heads.to(Differential))
+    differential = {"model.heads.layout": DIFFERENTIAL, "model.ffn.width": width}
+    found = [lab.Variant({}, STANDARD), lab.Variant(differential, DIFFERENTIAL)]
     for name, (flag, kind, fields) in EXTRAS.items():
         fields = fields | ({"length": length} if kind is Sigmoid else {})
         own = {f"model.heads.extras.{flag}.{field}": value for field, value in fields.items()}
         own[f"model.heads.extras.{flag}.on"] = True
-        heads = dataclasses.replace(base.heads, extras=(*base.heads.extras, kind(**fields)))
-        add(name, **own, **{"model.ffn.width": ffn_width(heads)})
+        heads = dataclasses.replace(model.heads, extras=(*model.heads.extras, kind(**fields)))
+        found.append(lab.Variant(own | {"model.ffn.width": ffn_width(heads)}, name))
+    return found

@@ -6,17 +6,19 @@ r"""Wide, standard or narrow heads, each layer its own weights or all layers one
 2 slow CPU cores: 7 minutes for 3 layouts x 2 plans x 3 seeds; about 2.7 (wide, separate) to 3.2
 bits per byte (narrow, albert) on the Python 3.11 standard library.
 
-Words after the colon: `match=parameters`, `match=flops` or `match=seconds` (every arm gets the
-ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step are
-measured before the first arm, see docs/verdicts.md), `match=cache` (the number of heads that does:
-what decoding keeps, one wide head for four others), `scores` (every arm again with scores divided
-by H, the width of a head, in place of sqrt(H)), `lr` (three learning rates an arm), `study` (a plan
-between the two, and a validation part to choose learning rates by), `confirm` (standard and wide
-heads alone, so that their mean over plans is the one question; with seeds that were never looked
-at), and the words of byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and
-each text,
+Choose some of them by `--vary=model.heads.layout=standard,wide --vary=model.sharing=separate`.
 
-    python -m experiments.sweep --tune=5 --max_seeds=12 --smallest=0.01 \
+Presets after the colon: `match=parameters`, `match=flops` or `match=seconds` (every variant gets
+the ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step
+are measured before the first run, see docs/explanation/equal_budgets.md), `match=cache` (the number
+of heads that does: what decoding keeps, one wide head for four others), `scores` (every variant
+again with scores divided by H, the width of a head, in place of sqrt(H): Yang et al. 2022, arXiv 2203.03466), `lr`
+(three learning rates of each variant), `study` (a plan between the two, and a validation part to
+choose learning rates by), `confirm` (standard and wide heads alone, so that their mean over plans
+is the one question; with seeds that were never looked at), and those of byte_lm.py (`tiny`,
+`masked`, ...). The study itself is, for each budget and each text,
+
+    python -m experiments.sweep --tune=5 --max_seeds=12 --margin=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
         --config.data.path=TEXT --workdir=runs/study
 
@@ -43,13 +45,13 @@ once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves
 """
 
 import itertools
-from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from attnlab.models import with_layout
 from experiments.configs import byte_lm
-from experiments.running.arm import model_of
 
 LAYOUTS = ("standard", "wide", "narrow")
 PLANS = ("separate", "albert")
@@ -71,9 +73,7 @@ SCALES = {
 }
 """Word behind `scale=` -> fields."""
 OWN_WORDS = ("lr", "study", "scores", "confirm")
-BY_WIDTH = " · scores / H"
-"""Ends the name of an arm whose scores are divided by the width of a head (Yang et al. 2022, arXiv
-2203.03466): with sqrt(H) those of wide heads grow with H once q and k are no longer random."""
+QUESTION = "Wide, standard or narrow heads, layers apart or shared: which predicts best?"
 BUDGETS = ("parameters", "flops", "seconds", "cache")
 
 
@@ -101,44 +101,57 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def pairs(arg: str = "") -> list[tuple[str, str]]:
+def describe(preset: str = "") -> lab.Description:
     """Layouts under each plan against standard heads; each layout's plans against its first,
     unless the question is of layouts alone."""
+    words = preset.split(",")
+    first, *others = _plans(preset)
     layouts = [
-        (f"{layout} · {plan}", f"standard · {plan}")
-        for plan in _plans(arg)
-        for layout in _layouts(arg)
+        ({"layout": layout, "sharing": plan}, {"layout": "standard", "sharing": plan})
+        for plan in _plans(preset)
+        for layout in _layouts(preset)
         if layout != "standard"
     ]
-    if "confirm" in arg.split(","):
-        return layouts
-    first, *others = _plans(arg)
-    found = layouts + [
-        (f"{layout} · {other}", f"{layout} · {first}") for other in others for layout in LAYOUTS
+    plans = [
+        ({"layout": layout, "sharing": other}, {"layout": layout, "sharing": first})
+        for other in others
+        for layout in LAYOUTS
     ]
-    if "scores" in arg.split(","):
-        arms = [f"{layout} · {plan}" for layout in LAYOUTS for plan in _plans(arg)]
-        found += [(f"{a}{BY_WIDTH}", f"{b}{BY_WIDTH}") for a, b in layouts]
-        found += [(f"{name}{BY_WIDTH}", name) for name in arms]
-    return found
+    pairs = layouts if "confirm" in words else layouts + plans
+    if "scores" in words:
+        plain, scaled = {"scores": "sqrt(H)"}, {"scores": "H"}
+        pairs = [({**a, **plain}, {**b, **plain}) for a, b in pairs]
+        pairs += [({**a, **scaled}, {**b, **scaled}) for a, b in layouts]
+        every = itertools.product(LAYOUTS, _plans(preset))
+        both = [{"layout": layout, "sharing": plan} for layout, plan in every]
+        pairs += [({**one, **scaled}, {**one, **plain}) for one in both]
+    if "lr" in words:
+        return lab.Description(question=QUESTION)  # a pair of tags names one rate only
+    return lab.Description(question=QUESTION, pairs=tuple(pairs))
 
 
-def sweep(add: Callable, arg: str = "") -> None:
-    """One `add(name, **overrides)` per arm."""
-    words = arg.split(",")
-    base = model_of(get_config(arg).model)
-    rates: list[dict] = [{}]
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+    """Each layout under each plan."""
+    words = preset.split(",")
+    rates: list[dict[str, Any]] = [{}]
     if "lr" in words:
         names = "train.learning_rate", "train.final_learning_rate"
         rates = [dict(zip(names, (rate, rate / 10), strict=True)) for rate in LEARNING_RATES]
-    for layout, plan in itertools.product(_layouts(arg), _plans(arg)):
-        head = with_layout(base, layout, plan).layout.size("head_dim")
-        arm = {"model.heads.layout": layout, "model.sharing": plan}
+    found = []
+    for layout, plan in itertools.product(_layouts(preset), _plans(preset)):
+        head = with_layout(base.model, layout, plan).layout.size("head_dim")
+        values = {"model.heads.layout": layout, "model.sharing": plan}
+        tags: dict[str, lab.Tag] = {"layout": layout, "sharing": plan}
         for rate in rates:
-            add(**arm, **rate)
+            more = {"learning_rate": rate["train.learning_rate"]} if rate else {}
+            scales: dict[str, dict[str, Any]] = {"sqrt(H)": {}}
             if "scores" in words:
-                name = f"{layout} · {plan}{BY_WIDTH}"
-                add(name, **arm, **{"model.heads.scale": 1 / head}, **rate)
+                scales["H"] = {"model.heads.scale": 1 / head}
+            for name, scale in scales.items():
+                of_scale = {"scores": name} if len(scales) > 1 else {}
+                all_tags = {**tags, **of_scale, **more}
+                found.append(lab.Variant({**values, **scale, **rate}, tags=all_tags))
+    return found
 
 
 def _plans(arg: str) -> tuple[str, ...]:

@@ -14,15 +14,14 @@ Measured, two seeds, 7 minutes on 2 busy CPU cores, 16 tokens, 3,000 steps, in p
 1 to 5 heads leaves 22.1, 12.8, 6.0 (2.2 and 9.8), 0.0211 and 0.0170 of the variance; two layers of
 1 and 2 heads 2.01 and 0.0408.
 
-Words after the colon: `paper` (T = 128), `tiny`.
+Presets after the colon: `paper` (T = 128), `tiny`.
 """
-
-from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 VALUES = {
     "data.dimensions": 4,
@@ -59,27 +58,19 @@ VARIANTS = {
 }
 DEPTHS = {"one": (1, (1, 2, 3, 4, 5)), "two": (2, (1, 2))}
 """First word of an arm -> its layers, and the numbers of heads in each."""
-CLAIM = Claim(
+description = lab.Description(
     question="How many heads does a sum of four maxima need, and can depth stand in for them?",
     source="Yu et al., ICLR 2026 (arXiv 2510.06662): bounds, and its figure 1",
-    expects=(
-        Expect("one layer, 4 heads", "at most", 0.2,
-               "4 heads leave {ratio:.3f} of the error of 3", of="one layer, 3 heads"),
-        Expect("one layer, 5 heads", "at least", 0.1,
-               "a fifth brings it to {ratio:.2f} of that of 4", of="one layer, 4 heads"),
-        Expect("two layers, 2 heads", "at most", 0.2,
+    expectations=(
+        expect("one layer, 4 heads", "at most", 0.2,
+               "4 heads leave {ratio:.3f} of the error of 3", over="one layer, 3 heads"),
+        expect("one layer, 5 heads", "at least", 0.1,
+               "a fifth brings it to {ratio:.2f} of that of 4", over="one layer, 4 heads"),
+        expect("two layers, 2 heads", "at most", 0.2,
                "2 heads in each of two layers leave {ratio:.3f} of the error of 2 in one",
-               of="one layer, 2 heads"),
-        Expect("two layers, 2 heads", "at most", 1.0,
-               "which is {ratio:.2f} of that of 3 in one", of="one layer, 3 heads"),
-    ),
-    drawing=Drawing(
-        "over",
-        "**Unexplained variance over heads, at one width.** Mean over seeds, lowest to highest; "
-        "both axes by ratios. The sum has four maxima.",
-        label="% of variance unexplained",
-        field="model.heads.num_heads",
-        log=True,
+               over="one layer, 2 heads"),
+        expect("two layers, 2 heads", "at most", 1.0,
+               "which is {ratio:.2f} of that of 3 in one", over="one layer, 3 heads"),
     ),
 )  # fmt: skip
 
@@ -89,13 +80,12 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "regression", "maxima", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One layer of 1 to 5 heads, two of 1 and 2."""
+    found = []
     for word, (layers, counts) in DEPTHS.items():
         for heads in counts:
             name = f"{word} layer{'s' * (layers > 1)}, {heads} head{'s' * (heads > 1)}"
-            add(name, **{"model.num_layers": layers, "model.heads.num_heads": heads})
-
-
-claim = CLAIM.record
-"""What is known beforehand."""
+            values = {"model.num_layers": layers, "model.heads.num_heads": heads}
+            found.append(lab.Variant(values, name))
+    return found

@@ -11,21 +11,21 @@ model 48 wide with 8 heads of 16, smaller in all than 64 wide with H = 64 / N.
 
 Seen (3 seeds, one rate, 13 minutes on 2 busy cores): heads D / N wide get worse from 2 on, heads 16
 wide go on getting better, and the narrower model loses: one order of four is not the paper's
-(`docs/separations.md`).
+(`docs/results/known_answers.md`).
 
-Words after the colon: those of byte_lm.py (`tiny`, ...).
+Presets after the colon: those of byte_lm.py (`tiny`, ...).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 HEADS = (2, 8, 32)
-ARMS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     **{f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in HEADS},
     **{
         f"H = 16, {n} heads": {"model.heads.num_heads": n, "model.heads.head_dim": 16}
@@ -38,28 +38,24 @@ ARMS: dict[str, dict[str, Any]] = {
         "model.ffn.width": 192,
     },
 }
-CLAIM = Claim(
+EXPECTATIONS = (
+    expect("H = D/N, 32 heads", "at least", 1,
+           "32 heads of width 2 leave {ratio:.3f} times the bits of 8 heads of width 8",
+           over="H = D/N, 8 heads"),
+    expect("H = 16, 8 heads", "at most", 1, "8 heads of width 16 {ratio:.3f} times those of 2",
+           over="H = 16, 2 heads"),
+    expect("H = 16, 32 heads", "at most", 1, "32 of them {ratio:.3f} times those of 8",
+           over="H = 16, 8 heads"),
+    expect("D = 48 and H = 16, 8 heads", "at most", 1,
+           "a smaller model with 8 heads of width 16 {ratio:.3f} times those of 8 of width 8",
+           over="H = D/N, 8 heads"),
+)  # fmt: skip
+description = lab.Description(
     question="Do more heads help, or does each become too narrow to say where to look?",
     source="Bhojanapalli et al. 2020 (arXiv 2002.07028), an order of arms and no level",
-    expects=(
-        Expect("H = D/N, 32 heads", "at least", 1,
-               "32 heads of width 2 leave {ratio:.3f} times the bits of 8 heads of width 8",
-               of="H = D/N, 8 heads"),
-        Expect("H = 16, 8 heads", "at most", 1, "8 heads of width 16 {ratio:.3f} times those of 2",
-               of="H = 16, 2 heads"),
-        Expect("H = 16, 32 heads", "at most", 1, "32 of them {ratio:.3f} times those of 8",
-               of="H = 16, 8 heads"),
-        Expect("D = 48 and H = 16, 8 heads", "at most", 1,
-               "a smaller model with 8 heads of width 16 {ratio:.3f} times those of 8 of width 8",
-               of="H = D/N, 8 heads"),
-    ),
-    drawing=Drawing(
-        "over",
-        "**Held-out bits per byte over the number of heads**, each D / N wide, or 16 wide whatever "
-        "their number.",
-        field="model.heads.num_heads",
-    ),
-)  # fmt: skip
+    expectations=EXPECTATIONS,
+    pairs=tuple((one.tags, one.over) for one in EXPECTATIONS if one.over),
+)
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -69,16 +65,6 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Two ways to add heads."""
-    for name, changes in ARMS.items():
-        add(name, **changes)
-
-
-claim = CLAIM.record
-"""What is known beforehand."""
-
-
-def pairs(arg: str = "") -> list[tuple[str, str]]:
-    """What the claim is about."""
-    return [(expect.arm, expect.of) for expect in CLAIM.expects]
+    return [lab.Variant(values, name) for name, values in CHANGES.items()]

@@ -12,54 +12,44 @@ that sees the words alone, each with a network of its own.
 Measured, three seeds, 3.7 minutes on 2 CPU cores: 77.5 % over the edges, 77.4 by the mean, 53.1
 without neighbours; a dense mask is right where the edges are.
 
-Words after the colon: those of cora.py (`citeseer`, `tiny`).
+Presets after the colon: those of cora.py (`citeseer`, `tiny`).
 """
 
-from collections.abc import Callable
 from typing import Any
 
+from attnlab import lab
 from experiments.configs import cora
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 EDGES, MEAN, ALONE = "over the edges", "the mean of all", "no neighbours"
 FIRST, DENSE = "over the edges, 40 steps", "a dense mask, 40 steps"
 SHORT = {"train.seeds": (0,), "train.steps": 40}
-ARMS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     EDGES: {},
     FIRST: SHORT,
     DENSE: {"model.attention.implementation": "dense"} | SHORT,
     MEAN: {"model.heads.scale": 0.0},
     ALONE: {"model.attention.output_scale": 0.0},
 }
-CLAIM = Claim(
+description = lab.Description(
     question="Does a paper need to choose among its neighbours, or is their mean enough?",
     source="Velickovic et al. 2018 (arXiv 1710.10903), Table 2",
-    expects=(
-        Expect(EDGES, "at least", 1.1,
+    expectations=(
+        expect(EDGES, "at least", 1.1,
                "neighbours make {ratio:.2f} times as many papers right as their words alone",
-               of=ALONE),
-        Expect(DENSE, "at least", 0.97,
+               over=ALONE),
+        expect(DENSE, "at least", 0.97,
                "a dense mask gives {ratio:.3f} of what the edges do, which is the same function",
-               of=FIRST),
-        Expect(MEAN, "at least", 0.95, "their plain mean {ratio:.3f} of what attention does",
-               of=EDGES),
-        Expect(MEAN, "at most", 1.0, "and no more ({ratio:.3f})", of=EDGES),
-    ),
-    drawing=Drawing(
-        "bars",
-        "**Test papers that get their class, by what is made of the neighbours.** Mean ± standard "
-        "deviation over seeds. Dashed: what needs no model.",
+               over=FIRST),
+        expect(MEAN, "at least", 0.95, "their plain mean {ratio:.3f} of what attention does",
+               over=EDGES),
+        expect(MEAN, "at most", 1.0, "and no more ({ratio:.3f})", over=EDGES),
     ),
 )  # fmt: skip
 
 get_config = cora.get_config
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Edges, a mask, a mean, nothing."""
-    for name, changes in ARMS.items():
-        add(name, **changes)
-
-
-claim = CLAIM.record
-"""What was printed."""
+    return [lab.Variant(values, name) for name, values in CHANGES.items()]

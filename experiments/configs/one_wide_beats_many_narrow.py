@@ -15,17 +15,17 @@ Measured, three seeds, 5.5 minutes of one CPU core: one full-rank head leaves 1.
 variance, 8 heads of a quarter of the dimensions (as many parameters) 53.4 to 53.7 %, 128 of them
 31.3 to 31.4 %, 8 and a feed-forward part 52.2 to 53.3 %; minus the point itself 77.5 %.
 
-Words after the colon: `paper` (16 points in 64 dimensions, heads of 4, up to 64 times the
+Presets after the colon: `paper` (16 points in 64 dimensions, heads of 4, up to 64 times the
 parameters: for a GPU), `tiny`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
 """Word -> dimensions of the points, width of a narrow head, and how many times the parameters of
@@ -68,24 +68,18 @@ VARIANTS = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
     "tiny": {"data.heldout_rows": 32} | byte_lm.SHORTEST,
 }
-CLAIM = Claim(
+description = lab.Description(
     question="Can many narrow heads do what one full-rank head does?",
     source="Amsel, Yehudai and Bruna, ICLR 2025 (arXiv 2407.16153): a theorem, and its direction",
-    expects=(
-        Expect("one full-rank head", "at most", 10,
+    expectations=(
+        expect("one full-rank head", "at most", 10,
                "one full-rank head leaves {mean:.2f} % of the variance"),
-        Expect("narrow heads, equal parameters", "at least", 4,
+        expect("narrow heads, equal parameters", "at least", 4,
                "narrow heads of as many parameters leave {ratio:.0f} times as much",
-               of="one full-rank head"),
-        Expect("many more narrow heads", "at least", 4,
+               over="one full-rank head"),
+        expect("many more narrow heads", "at least", 4,
                "many more of them {ratio:.0f} times as much",
-               of="one full-rank head"),
-    ),
-    drawing=Drawing(
-        "bars",
-        "**What the answers leave unexplained, by heads.** Mean ± standard deviation over seeds. "
-        "Dashed: what needs no model.",
-        label="% of variance unexplained",
+               over="one full-rank head"),
     ),
 )  # fmt: skip
 
@@ -95,18 +89,16 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "regression", "farthest", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One full-rank head, narrow ones of as many and many more parameters, a control."""
-    words = [word for word in arg.split(",") if word in SIZES]
+    words = [word for word in preset.split(",") if word in SIZES]
     dimensions, narrow, times = SIZES[words[-1] if words else ""]
     heads = 2 * dimensions // narrow
-    one = {"model.heads.head_dim": narrow}
-    add("one full-rank head")
-    add("narrow heads, equal parameters", **one, **{"model.heads.num_heads": heads})
-    add("many more narrow heads", **one, **{"model.heads.num_heads": times * heads})
-    ffn = {"model.heads.num_heads": heads, "model.ffn.width": 16 * dimensions}
-    add("narrow heads, feed-forward", **one, **ffn)
-
-
-claim = CLAIM.record
-"""What is known beforehand."""
+    one: dict[str, Any] = {"model.heads.head_dim": narrow}
+    equal = one | {"model.heads.num_heads": heads}
+    return [
+        lab.Variant({}, "one full-rank head"),
+        lab.Variant(equal, "narrow heads, equal parameters"),
+        lab.Variant(one | {"model.heads.num_heads": times * heads}, "many more narrow heads"),
+        lab.Variant(equal | {"model.ffn.width": 16 * dimensions}, "narrow heads, feed-forward"),
+    ]

@@ -12,15 +12,14 @@ the same weights and read the same batches, so a seed's two losses are a pair.
 
 asks it of every layout.
 
-Words after the colon: layouts (none: all of them), `small` (half the layers, half their inner
+Presets after the colon: layouts (none: all of them), `small` (half the layers, half their inner
 width, texts half as long, a quarter of them), `tiny`. A CPU gains no speed by bfloat16; what an
 accelerator gains is not measured.
 """
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from attnlab.heads import LAYOUTS
 from experiments.configs import byte_lm
 
@@ -43,18 +42,18 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.with_words(byte_lm.get_config(), words, VARIANTS)
 
 
-def pairs(arg: str = "") -> list[tuple[str, str]]:
+def describe(preset: str) -> lab.Description:
     """Each layout's bfloat16 against its float32."""
-    return [(_name(layout, "bfloat16"), _name(layout, "float32")) for layout in _layouts(arg)]
+    pairs = tuple(
+        ({"layout": layout, "dtype": "bfloat16"}, {"layout": layout, "dtype": "float32"})
+        for layout in _layouts(preset)
+    )
+    return lab.Description(question="Does training in bfloat16 cost anything?", pairs=pairs)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Every layout that was asked for, in both precisions."""
-    for layout in _layouts(arg):
-        for dtype in DTYPES:
-            add(
-                _name(layout, dtype), **{"model.heads.layout": layout, "model.compute.dtype": dtype}
-            )
+    return lab.grid(layout=_layouts(preset), model__compute__dtype=DTYPES)
 
 
 def _words(arg: str) -> list[str]:
@@ -63,7 +62,3 @@ def _words(arg: str) -> list[str]:
 
 def _layouts(arg: str) -> list[str]:
     return [word for word in _words(arg) if word in LAYOUTS] or list(LAYOUTS)
-
-
-def _name(layout: str, dtype: str) -> str:
-    return f"{layout}, {dtype}"

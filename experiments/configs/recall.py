@@ -9,17 +9,16 @@ said is right once in as many times as there are pairs.
 Measured with 4 pairs, 90 seconds on 2 CPU cores: two seeds of three are right always, the third in
 36 % of the places; a model finds it suddenly or not at all.
 
-Words after the colon: a layout, a plan, `paper` (8,192 tokens, as in the paper's experiments: a
+Presets after the colon: a layout, a plan, `paper` (8,192 tokens, as in the paper's experiments: a
 small vocabulary hides differences, and costs less), `tiny`. One run:
 
     python -m experiments.run --config=experiments/configs/recall.py:wide \
         --config.data.pairs=8 --workdir=runs/eight
 """
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
 
 LAYOUTS = ("standard", "narrow")
@@ -69,8 +68,7 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "recall", "recall", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Each layout with each number of pairs."""
-    for layout in LAYOUTS:
-        for pairs in (2, 4) if "tiny" in arg.split(",") else PAIRS:
-            add(f"{layout} {pairs} pairs", **{"model.heads.layout": layout, "data.pairs": pairs})
+    pairs = (2, 4) if "tiny" in preset.split(",") else PAIRS
+    return lab.grid(layout=LAYOUTS, data__pairs=pairs)

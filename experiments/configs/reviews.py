@@ -8,14 +8,13 @@ training, 1,057 for validation, 1,055 for the test. The commonest class of the t
 right for 48.8 % of the test, naive Bayes on whether a word occurs for 77.6 %. Measured,
 three seeds, 2 minutes on 2 CPU cores: 70.9 % (69.2 to 71.8); counts of words are still better.
 
-Words after the colon: a layout, a plan, `long` (whole reviews, the first 512 tokens: the path is
+Presets after the colon: a layout, a plan, `long` (whole reviews, the first 512 tokens: the path is
 then that of movie_reviews.zip), `max` (the largest of the tokens instead of their mean), `tiny`.
 """
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
 
 VALUES = {
@@ -59,11 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "text_class", "labelled", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """What a head reads, and who speaks for the text."""
-    for layout in ("standard", "wide", "narrow"):
-        for pooler in ("mean", "max"):
-            add(
-                f"{layout} {pooler}",
-                **{"model.heads.layout": layout, "model.output.pooler": pooler},
-            )
+    poolers = ("mean", "max")
+    return lab.grid(layout=("standard", "wide", "narrow"), model__output__pooler=poolers)

@@ -18,16 +18,16 @@ bit while the array that moves least moves by 0.046 (root mean square), and are 
 weights ends at a distance of 0.20 to 0.22, values apart at 0.73 to 0.77, dropout at 0.42 to 0.47,
 and all three are right in 100 %, as heads that start apart are.
 
-Words after the colon: `tiny`.
+Presets after the colon: `tiny`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm, two_heads_beat_one
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 VALUES = two_heads_beat_one.VALUES | {
     "model.heads.num_heads": 2,
@@ -35,46 +35,38 @@ VALUES = two_heads_beat_one.VALUES | {
     "model.heads.biases": "",  # a key bias has no gradient, so it would not move
     "train.clip_norm": 0.0,
     "train.seeds": (0, 1, 2),
-    "watch_heads": True,
+    "measure_heads": True,
 }
 VARIANTS = {"tiny": two_heads_beat_one.VARIANTS["tiny"] | {"train.learning_rate": 3e-2}}
-EQUAL = {"same.values": "outputs"}
-ARMS: dict[str, dict[str, Any]] = {
+EQUAL: dict[str, Any] = {"head_init.values": "outputs"}
+CHANGES: dict[str, dict[str, Any]] = {
     "apart": {},
     "equal": EQUAL,
     "one head, output times 2": {
-        "model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "same.first_of": 2,
+        "model.heads.num_heads": 1, "model.attention.output_scale": 2.0, "head_init.first_of": 2,
     },
-    "noise of 1e-4": EQUAL | {"same.noise": 1e-4},
-    "values apart": {"same.values": "probs"},
+    "noise of 1e-4": EQUAL | {"head_init.noise": 1e-4},
+    "values apart": {"head_init.values": "probs"},
     "dropout of probabilities": EQUAL | {"model.dropout.attention": 0.1},
 }  # fmt: skip
 FREE = ("noise of 1e-4", "values apart", "dropout of probabilities")
-APART, MOVED = "weights_heads_apart", "weights_least_moved"
-CLAIM = Claim(
+APART, MOVED = "heads_apart", "least_moved"
+description = lab.Description(
     question="Why do heads differ, and do heads that start equal ever part?",
     source="symmetry: equal weights have equal gradients",
-    expects=(
-        Expect("equal", "exactly", 0, "heads that start equal end at a distance of {most}",
+    expectations=(
+        expect("equal", "exactly", 0, "heads that start equal end at a distance of {max}",
                number=APART),
-        Expect("equal", "at least", 1e-3,
-               "while the array that moved least has moved by {least:.3f}", number=MOVED),
-        Expect("equal", "at most", 75, "and are worth one head: {most:.1f} % of the cases right"),
-        Expect("one head, output times 2", "at most", 1.001,
-               "one head with its output times 2 has {ratio:.4f} of their loss", of="equal",
-               number="heldout_loss"),
-        *(Expect(name, "at least", 0.01, f"{name}: they part to {{least:.2f}}", number=APART)
+        expect("equal", "at least", 1e-3,
+               "while the array that moved least has moved by {min:.3f}", number=MOVED),
+        expect("equal", "at most", 75, "and are worth one head: {max:.1f} % of the cases right"),
+        expect("one head, output times 2", "at most", 1.001,
+               "one head with its output times 2 has {ratio:.4f} of their loss", over="equal",
+               number="loss"),
+        *(expect(name, "at least", 0.01, f"{name}: they part to {{min:.2f}}", number=APART)
           for name in FREE),
-        Expect("noise of 1e-4", "at least", 100, "with that noise {least:.1f} % are right"),
-        Expect("apart", "at least", 100, "as with heads that start apart, {least:.1f} %"),
-    ),
-    drawing=Drawing(
-        "curves",
-        "**Distance between the two heads while training.** Root mean square of the difference of "
-        "their weights, of that of heads drawn apart at their size; 0 is equal to the bit. Line: "
-        "mean over seeds; band: lowest to highest.",
-        number="weights/heads_apart",
-        label="distance between heads",
+        expect("noise of 1e-4", "at least", 100, "with that noise {min:.1f} % are right"),
+        expect("apart", "at least", 100, "as with heads that start apart, {min:.1f} %"),
     ),
 )  # fmt: skip
 
@@ -84,11 +76,6 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Heads that start apart, equal, and nearly equal in every way."""
-    for name, changes in ARMS.items():
-        add(name, **changes)
-
-
-claim = CLAIM.record
-"""What is known beforehand."""
+    return [lab.Variant(values, name) for name, values in CHANGES.items()]

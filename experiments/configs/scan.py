@@ -126,5 +126,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "transduction", "grain", VALUES, VARIANTS)
 
 
-sweep = heads_and_sharing.sweep
+variants = heads_and_sharing.variants
 """Each layout, with layers apart and shared."""

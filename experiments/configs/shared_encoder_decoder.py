@@ -15,20 +15,20 @@ Half as wide as translation.py and 400 steps long, so that three seeds fit. Meas
 on 2 CPU cores, bits per target byte: two of their own 1.504, half the depth 1.505, merged attention
 1.526, one for both 1.543, both at once 1.552.
 
-Words after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
+Presets after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import translation
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
 MERGED, ONE = "merged attention", "merged, one for both"
-ARMS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     OWN: {},
     SHARED: {"model.encoder.shares_decoder": True},
     HALF: {"model.num_layers": 1},
@@ -42,22 +42,18 @@ SMALLER = {
     "train.seeds": (0, 1, 2),
 }
 """Than translation.py: five arms of three seeds in minutes."""
-CLAIM = Claim(
+description = lab.Description(
     question="May an encoder and a decoder be one set of weights?",
     source="Raffel et al. 2020 (arXiv 1910.10683), Table 2, and T5Gemma 2 (arXiv 2512.14856): an "
     "order of arms",
-    expects=(
-        Expect(SHARED, "at most", 1.0,
+    expectations=(
+        expect(SHARED, "at most", 1.0,
                "one set for both needs {ratio:.3f} of the bits that two of half the depth need",
-               of=HALF),
-        Expect(SHARED, "at least", 1.0, "and {ratio:.3f} of those of two sets", of=OWN),
-        Expect(MERGED, "at least", 1.0,
+               over=HALF),
+        expect(SHARED, "at least", 1.0, "and {ratio:.3f} of those of two sets", over=OWN),
+        expect(MERGED, "at least", 1.0,
                "a decoder that merges its two attentions needs {ratio:.3f} of those of two sets",
-               of=OWN),
-    ),
-    drawing=Drawing(
-        "dots",
-        "**Bits for a byte of the German test, by which stack has which weights.** Best on top.",
+               over=OWN),
     ),
 )  # fmt: skip
 
@@ -70,11 +66,6 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Apart, shared, shallow, merged."""
-    for name, changes in ARMS.items():
-        add(name, **changes)
-
-
-claim = CLAIM.record
-"""What was printed."""
+    return [lab.Variant(values, name) for name, values in CHANGES.items()]

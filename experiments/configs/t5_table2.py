@@ -21,15 +21,15 @@ up for both. Here the divisions are the other way round, which gives the same fu
 attnlab's initial weights are T5's (but for the table of relative positions: 1/sqrt(h), T5's is
 1/sqrt(d)).
 
-Words after the colon: `language_model`, and those of `running/tables.py`. Without words: T5
-base.
+Presets after the colon: `language_model`, and those of `experiments/published.py`. Without:
+T5 base.
 """
 
 import dataclasses
 
 from attnlab.pretrained import published_config
-from experiments.running import tables
-from experiments.running.tables import Row, Table
+from experiments import published
+from experiments.published import Row, Table
 
 COLUMNS = ("GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo")
 ROWS = {
@@ -100,7 +100,8 @@ TABLE = Table(
         checkpoint_every=5000,
     ),
     shrink=("width/8", "layers/3"),
-    tiny=tables.SHORT | {"model.vocab_size": 357, "train.steps": 300, "train.eval_windows": 1024},
+    tiny=published.SHORT
+    | {"model.vocab_size": 357, "train.steps": 300, "train.eval_windows": 1024},
 )
 ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,
@@ -113,4 +114,4 @@ ALONE = TABLE._replace(
     },
 )
 
-get_config, sweep, paper = tables.functions(TABLE, language_model=ALONE)
+get_config, variants, describe = published.functions(TABLE, language_model=ALONE)

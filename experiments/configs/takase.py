@@ -12,14 +12,14 @@ vanilla Transformer and a universal one (M = 1) that is as large because it is w
 one wide set is as large as four narrow ones. 200 steps pay for width and not yet for depth; the
 three orders cannot be told apart.
 
-Words after the colon: see `running/tables.py`. Without words: the paper's sizes, with
+Presets after the colon: see `experiments/published.py`. Without words: the paper's sizes, with
 32,768 symbols.
 """
 
 from attnlab.pretrained import published_config
+from experiments import published
 from experiments.configs import vaswani_table3
-from experiments.running import tables
-from experiments.running.tables import Row, Table
+from experiments.published import Row, Table
 
 BIG = {"model.width": 1024, "model.ffn.width": 4096, "model.heads.num_heads": 16}
 SIX = 60_878_848
@@ -69,7 +69,7 @@ TABLE = Table(
     model=published_config("transformer_base", vocab_size=32_768),
     train=vaswani_table3.TABLE.train,
     shrink=("width/8", "layers/3"),
-    tiny=tables.SHORT | {"model.vocab_size": 357, "model.norm.position": "pre"},
+    tiny=published.SHORT | {"model.vocab_size": 357, "model.norm.position": "pre"},
 )
 
-get_config, sweep, paper = tables.functions(TABLE)
+get_config, variants, describe = published.functions(TABLE)

@@ -6,7 +6,7 @@ r"""Which tokens predict a text best: its bytes, or pairs of bytes that were lea
 Losses are bits per byte of one and the same held-out text, so the arms can be compared. Measured
 with bpe:4096, three seeds, 7 minutes on one CPU core: 1.80 (1.80 to 1.81); gzip takes 1.89.
 
-Words after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
+Presets after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
 the run) or `bytes`, and the words of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan). A
 tokenizer.json of your own:
 
@@ -18,10 +18,9 @@ A row has as many tokens whatever they are, so with longer tokens it holds more 
 its table of more tokens: parameters stand beside every loss.
 """
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from attnlab.data import Text
 from attnlab.training.objectives import OBJECTIVES
 from experiments.configs import byte_lm
@@ -40,11 +39,9 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def sweep(add: Callable, arg: str = "") -> None:
-    """One arm a tokenizer."""
-    task = get_config(arg).task
-    for name in TOKENIZERS:
-        add(name=name, **_tokens(task, name))
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+    """One variant for each tokenizer."""
+    return [lab.Variant(_tokens(base.task, name), name) for name in TOKENIZERS]
 
 
 def _tokens(task: str, name: str) -> dict:

@@ -9,7 +9,7 @@ validation, 1,000 for the test. One vocabulary for both languages. A byte of the
 1.31 (Witten-Bell). Measured, one seed, 9 minutes on 2 CPU cores: 0.90 bits, and 50.5 chrF and 25.6
 BLEU for what greedy decoding writes.
 
-Words after the colon: a layout, a plan, `reverse` (German to English), `bytes` (no subwords: rows
+Presets after the colon: a layout, a plan, `reverse` (German to English), `bytes` (no subwords: rows
 of up to 256), `tiny`. `--config.task=transduction` leaves out what needs sacrebleu.
 """
 
@@ -68,5 +68,5 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "translation", "pairs", VALUES, VARIANTS)
 
 
-sweep = heads_and_sharing.sweep
+variants = heads_and_sharing.variants
 """Each layout, with layers apart and shared."""

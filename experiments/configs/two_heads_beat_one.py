@@ -18,16 +18,16 @@ cases (the paper trains 64.6 to 72.4 %), one 8 times as wide as the model in 49.
 heads of a quarter of the width, one head without a cycle, and one with a feed-forward part in 100 %
 each.
 
-Words after the colon: `tiny`.
+Presets after the colon: `tiny`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 WIDTH = 32
 VALUES = {
@@ -64,42 +64,37 @@ VARIANTS = {
         "train.curve_windows": 24,
     },
 }
-ARMS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     "one head": {},
     "one head 8 times as wide": {"model.heads.head_dim": 8 * WIDTH},
     "two narrow heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},
     "one head, no cycle": {"data.graph": "acyclic"},
     "one head, feed-forward": {"model.ffn.width": 4 * WIDTH},
 }
-CLAIM = Claim(
+description = lab.Description(
     question="Can one wide head do what two narrow heads do?",
     source="Tesfaye et al., ICLR 2026 (openreview RRmPbbZsvl): a theorem, and its controls",
-    expects=(
-        Expect("one head", "at most", 75, "one head is right in {most:.1f} % of the cases at most"),
-        Expect(
+    expectations=(
+        expect("one head", "at most", 75, "one head is right in {max:.1f} % of the cases at most"),
+        expect(
             "one head 8 times as wide",
             "at most",
             75,
-            "one 8 times as wide as the model in {most:.1f} %",
+            "one 8 times as wide as the model in {max:.1f} %",
         ),
-        Expect("two narrow heads", "at least", 100, "two narrow ones in {least:.1f} % at least"),
-        Expect(
+        expect("two narrow heads", "at least", 100, "two narrow ones in {min:.1f} % at least"),
+        expect(
             "one head, no cycle",
             "at least",
             99,
-            "on a graph without a cycle one head does in {least:.1f} %",
+            "on a graph without a cycle one head does in {min:.1f} %",
         ),
-        Expect(
+        expect(
             "one head, feed-forward",
             "at least",
             100,
-            "one head with a feed-forward part in {least:.1f} %",
+            "one head with a feed-forward part in {min:.1f} %",
         ),
-    ),
-    drawing=Drawing(
-        "bars",
-        "**Cases that are right, by arm.** Mean ± standard deviation over seeds. Dashed: what one "
-        "head cannot pass on the complete graph, and a guess between both ends of the arc.",
     ),
 )
 
@@ -109,11 +104,6 @@ def get_config(arg: str = "") -> ConfigDict:
     return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One head, a wide one, two narrow ones, and both controls."""
-    for name, changes in ARMS.items():
-        add(name, **changes)
-
-
-claim = CLAIM.record
-"""What is known beforehand."""
+    return [lab.Variant(values, name) for name, values in CHANGES.items()]

@@ -13,13 +13,13 @@ regularised learn fastest (Spearman's rank correlation with the paper's perplexi
 and key widths (A, B) differ by at most 0.02 from the base, and after Holm's correction no row
 differs by more than seeds do.
 
-Words after the colon: see `running/tables.py`. Without words: the paper's sizes, with
+Presets after the colon: see `experiments/published.py`. Without words: the paper's sizes, with
 37,000 symbols, steps and tokens per step.
 """
 
 from attnlab.pretrained import published_config
-from experiments.running import tables
-from experiments.running.tables import Row, Table
+from experiments import published
+from experiments.published import Row, Table
 
 WARMUP = 4000
 PATHS = {
@@ -117,8 +117,8 @@ TABLE = Table(
         checkpoint_every=5000,
     ),
     shrink=("width/8", "layers/2"),
-    tiny=tables.SHORT | {"model.vocab_size": 357},
-    tiny_rows={f: tables.SHORT[f] for f in ("train.steps", "train.learning_rate")},
+    tiny=published.SHORT | {"model.vocab_size": 357},
+    tiny_rows={f: published.SHORT[f] for f in ("train.steps", "train.learning_rate")},
 )
 
-get_config, sweep, paper = tables.functions(TABLE)
+get_config, variants, describe = published.functions(TABLE)

@@ -14,7 +14,7 @@ Measured, three seeds, 7 minutes on 2 busy CPU cores, 32 tokens, 4 pairs, 800 st
 100 % right, Q and K frozen 100, V and O frozen 90.4 to 100, the fixed random pattern 26.3 to 27.0,
 where a guess among the values that were said is right in 25 %.
 
-Words after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`; and `text`, which asks the same of
+Presets after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`; and `text`, which asks the same of
 the next byte of a text (then the words of byte_lm.py),
 
     python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py:text \
@@ -23,13 +23,13 @@ the next byte of a text (then the words of byte_lm.py),
 4 minutes, bits per byte: all 2.542, Q and K frozen 2.577, V and O 2.610, the fixed pattern 3.031.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from attnlab import lab
 from experiments.configs import byte_lm, recall
-from experiments.running.claims import Claim, Drawing, Expect
+from experiments.expect import expect
 
 VALUES = recall.VALUES | {
     "data.vocab_size": 32,
@@ -39,49 +39,40 @@ VALUES = recall.VALUES | {
     "train.eval_every": 100,
     "train.checkpoint_every": 800,
 }
-ARMS: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, Any]] = {
     "all learn": {},
     "Q and K frozen": {"train.frozen": r"attention\.[qk](_bias)?$"},
     "V and O frozen": {"train.frozen": r"attention\.[vo](_bias)?$"},
     "fixed random pattern": {"model.heads.scale": 0.0, "train.frozen": "relative_bias"},
 }
-CLAIM = Claim(
+RECALL = lab.Description(
     question="Which matrices of attention must learn to find again what was said?",
     source="arXiv 2506.01115, an order of arms and no level",
-    expects=(
-        Expect("all learn", "at least", 90, "where all matrices learn {least:.1f} % are right"),
-        Expect("Q and K frozen", "at least", 2,
+    expectations=(
+        expect("all learn", "at least", 90, "where all matrices learn {min:.1f} % are right"),
+        expect("Q and K frozen", "at least", 2,
                "with W_Q and W_K as they were drawn {ratio:.1f} times as many as with a fixed "
-               "random pattern", of="fixed random pattern"),
-        Expect("V and O frozen", "at least", 2,
-               "with W_V and W_O as they were drawn {ratio:.1f} times", of="fixed random pattern"),
-        Expect("fixed random pattern", "at most", 50, "with that pattern {most:.1f} % at most"),
-    ),
-    drawing=Drawing(
-        "bars",
-        "**Values that are found again, by what may learn.** Mean ± standard deviation over seeds. "
-        "Dashed: what needs no model.",
+               "random pattern", over="fixed random pattern"),
+        expect("V and O frozen", "at least", 2,
+               "with W_V and W_O as they were drawn {ratio:.1f} times",
+               over="fixed random pattern"),
+        expect("fixed random pattern", "at most", 50, "with that pattern {max:.1f} % at most"),
     ),
 )  # fmt: skip
 
 
-BITS = Claim(
+BITS = lab.Description(
     question="Which matrices of attention must learn to predict the next byte?",
     source="arXiv 2506.01115, an order of arms and no level",
-    expects=(
-        Expect("Q and K frozen", "at least", 1.0,
+    expectations=(
+        expect("Q and K frozen", "at least", 1.0,
                "with W_Q and W_K as they were drawn a byte takes {ratio:.3f} times the bits of "
-               "where all learn", of="all learn"),
-        Expect("Q and K frozen", "at most", 1.0, "and {ratio:.3f} times those with a fixed random "
-               "pattern", of="fixed random pattern"),
-        Expect("V and O frozen", "at least", 1.0,
+               "where all learn", over="all learn"),
+        expect("Q and K frozen", "at most", 1.0, "and {ratio:.3f} times those with a fixed random "
+               "pattern", over="fixed random pattern"),
+        expect("V and O frozen", "at least", 1.0,
                "with W_V and W_O as they were drawn {ratio:.3f} times those of where all learn",
-               of="all learn"),
-    ),
-    drawing=Drawing(
-        "dots",
-        "**Bits for a byte that is held out, by what may learn.** Mean ± standard deviation over "
-        "seeds, best on top.",
+               over="all learn"),
     ),
 )  # fmt: skip
 
@@ -96,12 +87,11 @@ def get_config(arg: str = "") -> ConfigDict:
     return config
 
 
-def sweep(add: Callable, arg: str = "") -> None:
+def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """All, and three ways to leave some as they were."""
-    for name, changes in ARMS.items():
-        add(name, **changes)
+    return [lab.Variant(values, name) for name, values in CHANGES.items()]
 
 
-def claim(arg: str = "") -> dict[str, Any]:
+def describe(preset: str) -> lab.Description:
     """What is known beforehand."""
-    return (BITS if "text" in arg.split(",") else CLAIM).record()
+    return BITS if "text" in preset.split(",") else RECALL

@@ -1,1 +1,1 @@
-"""What `experiments.report` is made of."""
+"""Pages of benchmarks and of the study of head widths, and runs of small experiments."""

@@ -2,13 +2,29 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
 from attnlab import plotting
+from attnlab.atomic import write_atomic
+from attnlab.lab.report.page import (
+    Block,
+    Figure,
+    Figures,
+    Page,
+    Paragraph,
+    Section,
+    Table,
+    Text,
+    draw,
+    render,
+    write_page,
+)
 from experiments.benchmarks import fastest
 from experiments.benchmarks.accelerator import (
     DESIGNS,
@@ -20,21 +36,7 @@ from experiments.benchmarks.accelerator import (
 )
 from experiments.benchmarks.fastest import Record
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
-from experiments.reporting.document import (
-    Block,
-    Bullets,
-    Code,
-    Figure,
-    Figures,
-    Heading,
-    Paragraph,
-    Table,
-    drawings,
-    to_markdown,
-)
-from experiments.reporting.page import to_html
 
-FIGURES = "figures"
 NUMBERS = ("ratio", "low", "high", "milliseconds", "best_milliseconds", "compile_seconds",
            "temp_bytes", "peak_bytes", "verdict")  # fmt: skip
 SIZES = ("word", "mode", "dtype", "is_causal", "B", "T", "N", "H", "D")
@@ -43,18 +45,12 @@ NAMES = tuple(dict.fromkeys((*FUNCTION_PEERS, *LAYER_PEERS)))
 
 
 def write(folder: Path, about: dict[str, Any], records: Sequence[Record]) -> Path:
-    """accelerator.md and .html, choices.md, cases.csv and the figures; returns the page."""
-    (folder / FIGURES).mkdir(parents=True, exist_ok=True)
-    blocks = list(page(about, records))
-    drawn = drawings(blocks, FIGURES)
-    for link, svg in drawn.items():
-        (folder / link).write_text(svg + "\n")
-    text, place = to_markdown(blocks, FIGURES), folder / "accelerator.html"
-    (folder / "accelerator.md").write_text(text)
-    (folder / "choices.md").write_text(to_markdown(list(choices(about, records)), FIGURES))
-    (folder / "cases.csv").write_text(to_csv(records))
-    place.write_text(to_html(text, drawn, f"attnlab on {kind(about)}"))
-    return place
+    """accelerator.md and .html, choices.md, cases.csv, figures and tables; returns the page."""
+    path = write_page(page(about, records), folder / "accelerator.html")
+    rows = Page("Which backend is fastest", choices(about, records))
+    write_atomic(folder / "choices.md", render(rows, "report.md.jinja").encode())
+    write_atomic(folder / "cases.csv", to_csv(records).encode())
+    return path
 
 
 def kind(about: dict[str, Any]) -> str:
@@ -62,50 +58,61 @@ def kind(about: dict[str, Any]) -> str:
     return str(about["device"]).partition(" x ")[2]
 
 
-def page(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
+def page(about: dict[str, Any], records: Sequence[Record]) -> Page:
     """All of it."""
     design = DESIGNS["tiny" if about["tiny"] else "full"]
-    yield Heading(1, f"Attention on {kind(about)}")
-    told = [f"{n} {about[n]}" for n in ("machine", "python", "jax", "flax", "torch", "tokamax")]
-    yield Paragraph(f"{about['device']}, {', '.join(told)}, commit {about['commit']}.")
-    yield Paragraph(
-        f"**{len(records)} of {about['cases']} cases** are here. {_answer(design, records)}"
-    )
+    versions = [f"{n} {about[n]}" for n in ("machine", "python", "jax", "flax", "torch", "tokamax")]
+    lead = f"{len(records)} of {about['cases']} cases are here."
+    head = [
+        Paragraph(f"{about['device']}, {', '.join(versions)}, commit {about['commit']}."),
+        Paragraph(_answer(design, records), lead, "answer"),
+    ]
     if about["tiny"]:
         text = "Sizes for a CPU, programs not optimised: this shows that every case gives a number "
-        yield Paragraph(text + "or a reason, not what is fast.", "warning")
+        head.append(Paragraph(text + "or a reason, not what is fast.", kind="warning"))
     elif len(records) < about["cases"]:
-        yield Paragraph("The same command goes on with the others.", "caution")
-    if rows := _widest(design, records):
-        yield Heading(2, "The widest heads")
-        caption = (
-            "**Function, bfloat16, causal, with gradient:** our fastest beside the fastest of "
-        )
-        header = ["width of a head", "T", "ours", "others", "time, ours / theirs"]
-        yield Table(f"{caption}others.", header, rows, [""] * len(rows), len(header))
-    yield from _attention(design, records)
-    yield from choices(about, records, level=2)
-    yield from _training(about, records)
-    yield from _decoding(records)
-    yield from _compiling(design, records)
-    yield from _refusals(records)
-    yield Heading(2, "How to read this")
-    yield Bullets(
-        [
-            "Each round takes every row once, in a new order; a ratio is taken within rounds and "
-            "given as its median with a 95 % bootstrap interval.",
-            "Before anything is timed, outputs and gradients are found equal to those of the first "
-            "row; one that differs is a refusal.",
-            "float32 multiplies as JAX does by default on the device (TF32 on NVIDIA GPUs).",
-            "`cases.csv` has every number, `cases.jsonl` also the seconds of each round.",
-        ]
-    )
+        head.append(Paragraph("The same command goes on with the others.", kind="note"))
+    sections = [
+        *_widest_section(design, records),
+        *_attention(design, records),
+        Section("Which backend is fastest", choices(about, records)),
+        *_training(about, records),
+        *_decoding(records),
+        *_compiling(design, records),
+        *_refusals(records),
+        Section("How to read this", [Paragraph(text) for text in READING]),
+    ]
+    return Page(f"Attention on {kind(about)}", head, sections)
+
+
+READING = (
+    "Each round takes every row once, in a new order; a ratio is taken within rounds and given as "
+    "its median with a 95 % bootstrap interval.",
+    "Before anything is timed, outputs and gradients are found equal to those of the first row; "
+    "one that differs is a refusal.",
+    "float32 multiplies as JAX does by default on the device (TF32 on NVIDIA GPUs).",
+    "cases.csv has every number, cases.jsonl also the seconds of each round.",
+)
+
+
+def _table(
+    name: str, caption: str, header: Sequence[str], rows: Any, roles: Sequence[str] = ()
+) -> Table:
+    return Table(name, caption, pandas.DataFrame(rows, columns=list(header)), roles=roles)
+
+
+def _widest_section(design: Design, records: Sequence[Record]) -> list[Section]:
+    rows = _widest(design, records)
+    caption = "Function, bfloat16, causal, with gradient: our fastest and the fastest of others."
+    header = ["width of a head", "T", "ours", "others", "time, ours / theirs"]
+    table = _table("widest", caption, header, rows)
+    return [Section("The widest heads", [table])] if rows else []
 
 
 def _answer(design: Design, records: Sequence[Record]) -> str:
     """The question of the laboratory, in the middle of the design."""
     told = [
-        f"heads {r[0]} wide: `{r[2]}` takes {r[4]} of the time of {r[3]}"
+        f"heads {r[0]} wide: {r[2]} takes {r[4]} of the time of {r[3]}"
         for r in _widest(design, records)
         if r[1] == f"{design.lengths[0]:,}"
     ]
@@ -137,7 +144,7 @@ def _middle(design: Design) -> dict[str, Any]:
     return dict(zip(("word", "mode", "dtype", "is_causal"), firsts, strict=True))
 
 
-def _attention(design: Design, records: Sequence[Record]) -> Iterator[Block]:
+def _attention(design: Design, records: Sequence[Record]) -> Iterator[Section]:
     """A figure for every length of the middle, and one for each combination beside it."""
     drawn: dict[tuple, list[Setting]] = {}
     for place in settings(design):
@@ -150,8 +157,7 @@ def _attention(design: Design, records: Sequence[Record]) -> Iterator[Block]:
     order = sorted(drawn, key=lambda key: (key[:-1] != first, key[-1] * (key[:-1] == first)))
     found = [_figure(key, drawn[key], records) for key in order]
     if figures := [figure for figure in found if figure]:
-        yield Heading(2, "Ours beside others, by width of the heads")
-        yield Figures(figures)
+        yield Section("Ours beside others, by width of the heads", [Figures(figures)])
 
 
 def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) -> Figure | None:
@@ -177,30 +183,31 @@ def _figure(key: tuple, places: Sequence[Setting], records: Sequence[Record]) ->
     figure = plotting.ratio_curves(curves, "width of a head", "time, our fastest / this")
     told = f"{word}, {dtype}, {'causal' if causal else 'not causal'}, {mode}, T = {length:,}"
     name = f"{word}-{dtype}-{'causal' if causal else 'all'}-{mode.replace(' ', '-')}-{length}"
-    caption = f"**{told[0].upper()}{told[1:]}.** Below 1 the fastest of ours is faster."
-    return Figure(name, plotting.to_svg(figure, name), f"ratios of times: {told}", caption)
+    caption = f"{told[0].upper()}{told[1:]}. Below 1 the fastest of ours is faster."
+    return draw(figure, name, f"ratios of times: {told}", caption)
 
 
-def choices(about: dict[str, Any], records: Sequence[Record], level: int = 1) -> Iterator[Block]:
+def choices(about: dict[str, Any], records: Sequence[Record]) -> list[Block]:
     """Tables of the fastest backend, and the row of `CHOICES` that follows. Nothing is edited."""
-    yield Heading(level, "Which backend is fastest")
+    blocks: list[Block] = []
     groups: dict[tuple, list[Record]] = {}
     for record in (r for word in ("function", "layer") for r in fastest.of(records, word=word)):
         a = record["about"]
         groups.setdefault((a["word"], a["dtype"], a["mode"], a["is_causal"]), []).append(record)
     if not groups:
-        yield Paragraph("Nothing is measured yet.")
+        blocks.append(Paragraph("Nothing is measured yet."))
     for (word, dtype, mode, causal), part in groups.items():
         lengths = sorted({r["about"]["T"] for r in part})
         widths = sorted({r["about"]["H"] for r in part})
         cells = {(r["about"]["H"], r["about"]["T"]): _cell(r) for r in part}
         rows = [[str(h), *(cells.get((h, t), NONE) for t in lengths)] for h in widths]
         mask = "causal" if causal else "not causal"
-        caption = f"**{word.capitalize()}, {dtype}, {mode}, {mask}:** the fastest of ours"
+        caption = f"{word.capitalize()}, {dtype}, {mode}, {mask}: the fastest of ours"
         caption += ", TFLOP/s" if word == "function" else ", its order of contraction"
         caption += "; in brackets what is chosen now, and how many times as long that takes."
         header = ["width of a head", *(f"T = {t:,}" for t in lengths)]
-        yield Table(caption, header, rows, [""] * len(rows), 1 + len(lengths))
+        name = f"fastest-{word}-{dtype}-{mode}-{mask}".replace(" ", "-")
+        blocks.append(_table(name, caption, header, rows))
     some = fastest.of(records, word="function")
     best = fastest.best_order(some) if some else None
     if best:
@@ -208,15 +215,17 @@ def choices(about: dict[str, Any], records: Sequence[Record], level: int = 1) ->
                min(row["milliseconds"] for row in fastest.ours(r).values())
                for r in some if fastest.chosen(r) in fastest.ours(r)]  # fmt: skip
         chosen = float(np.exp(np.mean(np.log(now)))) if now else float("nan")
-        yield Paragraph(
+        text = (
             f"Of all orders this one loses least over these {len(some)} cases: it takes "
             f"{best.mean:.3f} times as long as the fastest backend (geometric mean; at worst "
             f"{best.worst:.2f}), what is chosen now {chosen:.3f}. A proposal, from the sizes above "
-            "alone; thresholds (`beyond`) are for a reader of the tables."
+            "alone; thresholds (beyond) are for a reader of the tables."
         )
         source = f"measured on {kind(about)}, jax {about['jax']}, commit {about['commit']}"
         lines = [f'Choice("{name}", SOURCE),' for name in best.names]
-        yield Code("\n".join([f'SOURCE = "{source}"', "(", *(f"    {x}" for x in lines), ")"]))
+        code = "\n".join([f'SOURCE = "{source}"', "(", *(f"    {x}" for x in lines), ")"])
+        blocks += [Paragraph(text), Text(code)]
+    return blocks
 
 
 def _cell(record: Record) -> str:
@@ -232,9 +241,9 @@ def _cell(record: Record) -> str:
     return f"{told} ({chosen} {fastest.ratio(own[chosen], own[first]).middle:.2f})"
 
 
-def _training(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Block]:
+def _training(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Section]:
     for record in fastest.of(records, word="training"):
-        rows, roles, first = [], [], record["rows"][0]
+        rows, first = [], record["rows"][0]
         for name, row in fastest.able(record).items():
             seconds = row["milliseconds"] / 1e3
             a = record["about"]
@@ -250,21 +259,21 @@ def _training(about: dict[str, Any], records: Sequence[Record]) -> Iterator[Bloc
                     _number(row["temp_bytes"], 2.0**20),
                 ]
             )
-            roles.append("best" if row is first else "")
         a = record["about"]
-        yield Heading(2, record["name"][0].upper() + record["name"][1:])
-        caption = f"**{a['L']} layers of width {a['D']}, {a['T']:,} tokens a text, {a['dtype']}.** "
+        title = record["name"][0].upper() + record["name"][1:]
+        caption = f"{a['L']} layers of width {a['D']}, {a['T']:,} tokens a text, {a['dtype']}. "
         source = PEAKS[kind(about)].source if kind(about) in PEAKS else "not known here"
         caption += f"FLOPs are 3 forward passes; peak: {source}."
-        header = ["", "tokens/s", "of the peak", "time, first / this", "compile s", "XLA temp MiB"]
-        yield Table(caption, header, rows, roles, 1)
+        header = ["row", "tokens/s", "of peak", "time, first / this", "compile s", "XLA temp MiB"]
+        name = re.sub(r"\W+", "-", record["name"])
+        yield Section(title, [_table(name, caption, header, rows)])
 
 
-def _decoding(records: Sequence[Record]) -> Iterator[Block]:
+def _decoding(records: Sequence[Record]) -> Iterator[Section]:
     some = fastest.of(records, word="decoding")
     if not some:
         return
-    yield Heading(2, "Decoding of wide heads")
+    blocks: list[Block] = []
     for record in some:
         a, rows = record["about"], []
         for name, row in fastest.able(record).items():
@@ -275,10 +284,12 @@ def _decoding(records: Sequence[Record]) -> Iterator[Block]:
             first = record["rows"][0]
             r = fastest.ratio(first, row) if first["seconds"] else None
             rows.append([name, f"{speed:,.0f}", _told(r), f"{each:,}", size])
-        caption = f"**{a['N']} heads {a['H']} wide, batch {a['B']}, {a['T']:,} tokens held, "
-        caption += f"{a['dtype']}.** The latent heads are another function."
-        header = ["", "tokens/s", "time, first / this", "cache, bytes a token", "cache MiB"]
-        yield Table(caption, header, rows, [""] * len(rows), 1)
+        caption = f"{a['N']} heads {a['H']} wide, batch {a['B']}, {a['T']:,} tokens held, "
+        caption += f"{a['dtype']}. The latent heads are another function."
+        header = ["row", "tokens/s", "time, first / this", "cache, bytes a token", "cache MiB"]
+        name = re.sub(r"\W+", "-", record["name"])
+        blocks.append(_table(name, caption, header, rows))
+    yield Section("Decoding of wide heads", blocks)
 
 
 MEASURES = {
@@ -290,12 +301,11 @@ MEASURES = {
 """What every row has -> what it is called, and its unit."""
 
 
-def _compiling(design: Design, records: Sequence[Record]) -> Iterator[Block]:
+def _compiling(design: Design, records: Sequence[Record]) -> Iterator[Section]:
     """All rows of the middle, a column for each width."""
     some = fastest.of(records, **_middle(design), T=design.lengths[0])
     some = sorted(some, key=lambda r: r["about"]["H"])
-    if some:
-        yield Heading(2, "Time, compiling and memory in the middle of the design")
+    blocks: list[Block] = []
     names = dict.fromkeys(name for r in some for name in fastest.able(r))
     for field, (told, unit) in MEASURES.items():
         found = [fastest.able(r) for r in some]
@@ -304,12 +314,14 @@ def _compiling(design: Design, records: Sequence[Record]) -> Iterator[Block]:
             for name in names
         ]
         if any(cell != NONE for row in rows for cell in row[1:]):
-            header = ["", *(f"H = {r['about']['H']}" for r in some)]
-            caption = f"**{told}**, T = {design.lengths[0]:,}."
-            yield Table(caption, header, rows, [""] * len(rows), 1)
+            header = ["row", *(f"H = {r['about']['H']}" for r in some)]
+            caption = f"{told}, T = {design.lengths[0]:,}."
+            blocks.append(_table(f"middle-{field}", caption, header, rows))
+    if blocks:
+        yield Section("Time, compiling and memory in the middle of the design", blocks)
 
 
-def _refusals(records: Sequence[Record]) -> Iterator[Block]:
+def _refusals(records: Sequence[Record]) -> Iterator[Section]:
     told: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record.get("trouble"):
@@ -319,10 +331,10 @@ def _refusals(records: Sequence[Record]) -> Iterator[Block]:
                 reason = row["verdict"].removeprefix("refuses: ")
                 told.setdefault((row["name"], reason), []).append(record["name"])
     if told:
-        yield Heading(2, "What refuses, and why")
         rows = [[n, str(len(at)), why, at[0]] for (n, why), at in sorted(told.items())]
-        yield Table("**Rows without a time.**", ["row", "cases", "reason", "the first of them"],
-                    rows, [""] * len(rows), 4)  # fmt: skip
+        header = ["row", "cases", "reason", "the first of them"]
+        table = _table("refusals", "Rows without a time.", header, rows)
+        yield Section("What refuses, and why", [table])
 
 
 def _told(r: fastest.Ratio | None) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from experiments.running import arm
 
 from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
 from attnlab.models import num_parameters
@@ -22,7 +23,6 @@ from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.configs import heads_and_sharing
 from experiments.reporting import accelerator as report
 from experiments.reporting import terminal
-from experiments.running import arm
 
 ABOUT = {
     "device": "1 x NVIDIA H200", "machine": "a machine", "python": "3", "jax": "0", "flax": "0",
@@ -200,7 +200,7 @@ def test_the_page_of_made_up_numbers(tmp_path):
     gone = {"name": "lost", "about": {"word": "layer"}, "rows": [], "trouble": "out of memory"}
     place = report.write(tmp_path, ABOUT, [*RECORDS, gone])
     text = (tmp_path / "accelerator.md").read_text()
-    assert "heads 512 wide: `wide` takes 0.25 (0.25 to 0.25) of the time of jax.nn" in text
+    assert "heads 512 wide: wide takes 0.25 (0.25 to 0.25) of the time of jax.nn" in text
     assert "| 512 | 8,192 | dense | jax.nn | 0.38 (0.38 to 0.38) |" in text
     assert "| 512 | wide 500 (dense 2.00) | dense 333 |" in text
     assert "| attnlab cudnn | 2 | too wide | 512 4096 with gradient |" in text

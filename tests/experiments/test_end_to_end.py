@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from commands import command, user_environment
 from conftest import ROOT, deep
+from experiments.running import arm, launch, lock
 
 from attnlab.data import Text
 from experiments import report
 from experiments.configs import byte_lm, token_lm
-from experiments.running import arm, launch, lock
 
 BYTE_LM = "experiments/configs/byte_lm.py"
 SWEEP = "experiments/configs/heads_and_sharing.py"

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from experiments.running import arm, initial
+from experiments.running.workdir import WorkdirError
 
 import attnlab
 from attnlab import pretrained
@@ -17,8 +19,6 @@ from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
-from experiments.running import arm, initial
-from experiments.running.workdir import WorkdirError
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(
@@ -58,9 +58,9 @@ def text(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_recipe(tmp_path, text):
-    """docs/recipes.md as it stands, with a tiny ALBERT: the last folder has the run's outputs."""
+    """Its page as it stands, with a tiny ALBERT: the last folder has the run's outputs."""
     folder = write(tmp_path / "albert")
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "howto" / "checkpoints.md").read_text()
     block = re.search("```bash\n(.*?)```", page, re.DOTALL)[1].replace("\\\n", " ")
     lines = [line.replace("FOLDER", str(folder)) for line in block.splitlines()]
     said = []

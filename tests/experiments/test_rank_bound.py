@@ -76,7 +76,7 @@ def test_what_no_softmax_makes_is_refused(P):
         centred_scores(np.eye(3))
     with pytest.raises(ValueError, match="positive with rows that sum to 1"):
         centred_scores(2 * P)
-    with pytest.raises(ValueError, match="at least 1 wide, not 0"):
+    with pytest.raises(ValueError, match="head_dim must be at least 1, not 0"):
         reachable_attention(P, 0)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small_data
 from conftest import ROOT, assert_close
+from experiments.running import arm, initial, launch
 from ml_collections import ConfigDict
 
 from attnlab import data
@@ -22,7 +23,6 @@ from attnlab.training.objectives import OBJECTIVES
 from experiments import sweep
 from experiments.configs import byte_lm
 from experiments.reporting import claims
-from experiments.running import arm, initial, launch
 
 CONFIGS = (
     "two_heads_beat_one",

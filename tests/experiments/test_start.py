@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT, deep
+from experiments.running import arm, initial
+from experiments.running.workdir import WorkdirError
 
 import attnlab
 from attnlab.training.checkpoint import Checkpoints, describe_model
 from attnlab.transforms import change_plan, output_difference
 from experiments import report
 from experiments.configs import byte_lm
-from experiments.running import arm, initial
-from experiments.running.workdir import WorkdirError
 
 TOKENS = np.random.default_rng(0).integers(97, 106, (2, 9), np.int32)
 STEPS = 3
@@ -131,8 +131,8 @@ def test_layers_part_after_some_steps(nine_letters, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_recipe(tmp_path, nine_letters):
-    """docs/recipes.md as it stands, with tiny models."""
-    page = (ROOT / "docs" / "recipes.md").read_text().partition("## Tie layers")[2]
+    """docs/howto/checkpoints.md as it stands, with tiny models."""
+    page = (ROOT / "docs" / "howto" / "checkpoints.md").read_text().partition("## Tie layers")[2]
     block = re.search("```bash\n(.*?)```", page, re.DOTALL)[1].replace("\\\n", " ")
     for line in block.splitlines():
         line = line.replace("runs/", f"{tmp_path}/").replace("byte_lm.py:", "byte_lm.py:tiny,")

@@ -127,7 +127,7 @@ def test_a_clear_difference_is_told_from_noise(tmp_path):
 
 def test_a_report_of_one_run(tmp_path):
     page = lab.Results([made({}, 0, 2.0)]).report(tmp_path / "report.html").read_text()
-    assert "Nothing to compare" in page
+    assert "There is no other variant to compare it with" in page
     with pytest.raises(ValueError, match="no results"):
         lab.Results([]).report(tmp_path / "empty.html")
 
@@ -139,7 +139,8 @@ def test_rates_are_added_until_the_best_is_between_two():
     assert proposed.config.train.learning_rate == 0.04
     inside = [*runs, made({"name": "a"}, 0, 2.5, 0.04)]
     assert policy(lab.Results(inside)) == []
-    assert lab.best_rates(lab.Results(inside)) == {(("name", "a"),): 0.02}
+    (rate,) = lab.best_rates(lab.Results(inside)).values()
+    assert rate == pytest.approx(0.02245, abs=1e-5)  # of the parabola through all three
     steep = [made({"name": "a"}, 0, -rate, rate) for rate in (0.01, 0.02, 0.04, 0.08)]
     assert policy(lab.Results(steep)) == []
 
@@ -191,7 +192,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
     text.write_bytes(b"abc " * 500)
     bad = dataclasses.replace(other, config=lab.with_values(base, {"data.path": str(text)}))
     text.write_bytes(b"too short")
-    with pytest.raises(lab.SweepFailed, match=r"(?s)seed1\).*too short"):
+    with pytest.raises(lab.SweepFailed, match=r"seed1: .*too short"):
         lab.sweep([bad, good], tmp_path / "w", executor=lab.InProcess(), progress=False)
     assert [run.spec for run in lab.load_results(tmp_path / "w")] == [good]
 

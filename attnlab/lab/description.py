@@ -1,0 +1,151 @@
+"""What a report needs to know beside the results: question, comparisons, published numbers,
+expected results. Typed, with defaults, stored as JSON in the workdir of a sweep."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from attnlab.atomic import write_atomic
+from attnlab.lab.spec import Tag
+
+FILE = "description.json"
+"""In the workdir of a sweep. It may change while the runs stay."""
+VERSION = 1
+Tags: TypeAlias = Mapping[str, Tag]
+"""As many tags of a variant as are needed to name it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """A row of a published table.
+
+    Attributes:
+      tags: of the variant that is this row.
+      scores: the paper's, one per column; None where it has none.
+      parameters: at the size of the paper, exact; 0: not known.
+      printed: the number of parameters as the paper prints it.
+    """
+
+    tags: Tags
+    scores: tuple[float | None, ...] = ()
+    parameters: int = 0
+    printed: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedTable:
+    """A published table whose rows are variants of the sweep.
+
+    Attributes:
+      title, source: of the paper.
+      columns: names of the scores, the main one first.
+      rows: in the paper's order.
+      better: is the main score better "lower" or "higher"?
+      setting: what the paper did: data, task, model, training, score.
+      notes: what else is to be known.
+    """
+
+    title: str
+    source: str
+    columns: tuple[str, ...]
+    rows: tuple[PublishedRow, ...]
+    better: Literal["lower", "higher"] = "lower"
+    setting: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notes: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """An expected result: every seed of a number is at most, at least or exactly `value`.
+
+    Attributes:
+      tags: of the variant.
+      relation, value: what is expected.
+      text: in words, with {mean}, {min}, {max} (over seeds) or {ratio} for what was found: "one
+        head is right in {max:.1f} % of the cases at most".
+      over: tags of a second variant: the mean divided by that of the second is compared.
+      number: a metric of the held-out part, a name of `RunResult.weights`, or one in metrics.jsonl,
+        whose last value counts; "": the main metric.
+    """
+
+    tags: Tags
+    relation: Literal["at most", "at least", "exactly"]
+    value: float
+    text: str
+    over: Tags | None = None
+    number: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a sweep is to decide.
+
+    Attributes:
+      question: the title of the report; "": made of the tags.
+      baseline: tags of the variant that the others are compared with; {}: the first variant.
+      pairs: (variant, baseline) by their tags, if only these are to be compared.
+      margin: equivalence margin in the unit of the metric; 0: no test of equivalence.
+      seeds_added: could seeds be added after looking at scores?
+      planned_seeds: seeds that were fixed before any score was seen; (): all.
+      size_tag: a tag that makes models of several sizes: compared within each size.
+      matched: the budget that is equal for all variants ("parameters"), in words; "": none.
+      source: who expects what is in `expectations`.
+      expectations: known beforehand.
+      published: a table of a paper.
+      notes: sentences for the limits of the report.
+    """
+
+    question: str = ""
+    baseline: Tags = dataclasses.field(default_factory=dict)
+    pairs: tuple[tuple[Tags, Tags], ...] = ()
+    margin: float = 0.0
+    seeds_added: bool = False
+    planned_seeds: tuple[int, ...] = ()
+    size_tag: str = ""
+    matched: str = ""
+    source: str = ""
+    expectations: tuple[Expectation, ...] = ()
+    published: PublishedTable | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """As JSON.
+
+        >>> about = Description(question="Which?", pairs=(({"a": 1}, {"a": 2}),))
+        >>> Description.from_json(about.to_json()) == about
+        True
+        """
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Description":
+        """What `to_json` wrote. Raises ValueError for another version."""
+        fields: dict[str, Any] = json.loads(text)
+        if (version := fields.pop("version", None)) != VERSION:
+            raise ValueError(
+                f"the description has version {version!r}; this attnlab reads {VERSION}"
+            )
+        fields["pairs"] = tuple((a, b) for a, b in fields["pairs"])
+        fields["planned_seeds"] = tuple(fields["planned_seeds"])
+        fields["notes"] = tuple(fields["notes"])
+        fields["expectations"] = tuple(Expectation(**one) for one in fields["expectations"])
+        if table := fields["published"]:
+            rows = tuple(
+                PublishedRow(**{**row, "scores": tuple(row["scores"])}) for row in table["rows"]
+            )
+            table = PublishedTable(**{**table, "columns": tuple(table["columns"]), "rows": rows})
+        return cls(**{**fields, "published": table})
+
+    def write(self, workdir: Path) -> None:
+        """Writes it to the workdir of a sweep."""
+        write_atomic(workdir / FILE, self.to_json().encode())
+
+
+def read_description(workdir: Path) -> Description:
+    """The description in the workdir of a sweep; the default one where there is none."""
+    path = workdir / FILE
+    return (
+        Description.from_json(path.read_text(encoding="utf-8")) if path.exists() else Description()
+    )

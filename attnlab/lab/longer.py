@@ -1,0 +1,88 @@
+"""More steps for a run that has ended: it goes on, where its schedule allows."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnlab.atomic import write_atomic
+from attnlab.lab import lock
+from attnlab.lab.result import FILE
+from attnlab.runs import SPEC
+from attnlab.training.config import TrainConfig
+from attnlab.training.schedules import common_steps
+
+ENDED = "ended"
+"""Holds, under its number of steps, the run as it was when it ended for the first time."""
+
+
+def is_longer(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Does one spec, as JSON, differ from another in more `train.steps` alone?"""
+
+    def without_steps(spec: Mapping[str, Any]) -> Any:
+        config = spec["config"]
+        train = config["train"] | {"steps": 0, "seeds": ()}
+        names = {"seed": spec["seed"], "source": spec.get("source"), "start": spec.get("start")}
+        return names | {"config": config | {"train": train}}
+
+    steps = [spec["config"]["train"]["steps"] for spec in (there, here)]
+    return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])
+
+
+def extend(folder: Path, record: dict[str, Any], config: TrainConfig) -> str:
+    """Makes the run of `folder` the beginning of one that differs from it in more steps alone.
+
+    It does nothing where another thing or nothing differs. The longer run ends with the numbers
+    that it would have had from the start: it goes on from the newest checkpoint up to which the
+    learning rates of both are the same. The run as it ended stays in `ended/STEPS`.
+
+    Args:
+      folder: of the run, which this process holds.
+      record: the new spec.json.
+      config: of the longer training.
+
+    Returns:
+      A line for people, or "".
+
+    Raises:
+      ValueError: there is no such checkpoint; nothing is changed.
+    """
+    path = folder / SPEC
+    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if there is None or not is_longer(there, record):
+        return ""
+    before = dataclasses.replace(config, steps=there["config"]["train"]["steps"])
+    common = common_steps(before, config.steps)
+    steps = sorted(int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit())
+    ended = (folder / FILE).exists()
+    if (steps and steps[0] > common) or (ended and not steps):
+        first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
+        raise ValueError(
+            f"{folder} cannot go on from {before.steps} to {config.steps} steps: with "
+            f"train.schedule={config.schedule!r} the learning rates of the two differ after step "
+            f"{common}, and {first}; use another --workdir (the schedules constant and "
+            "warmup_stable_decay can go on)"
+        )
+    _keep(folder, before.steps)
+    for step in steps:
+        if step > common:
+            shutil.rmtree(folder / "checkpoints" / str(step))
+    # A kill before the last line leaves a run that goes on to its first end, or again as here.
+    (folder / FILE).unlink(missing_ok=True)
+    new = record | {"environment": there["environment"]}
+    write_atomic(path, json.dumps(new, indent=1).encode())
+    return f"{before.steps} steps become {config.steps}"
+
+
+def _keep(folder: Path, steps: int) -> None:
+    """Copies the run as it ended, all of it or nothing."""
+    kept = folder / ENDED / str(steps)
+    if kept.exists() or not (folder / FILE).exists():
+        return
+    new = kept.with_suffix(".tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(folder, new, ignore=shutil.ignore_patterns(ENDED, "tensorboard", lock.FILE))
+    os.replace(new, kept)

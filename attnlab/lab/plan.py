@@ -1,0 +1,140 @@
+"""`run_plan`: a sweep with its questions: learning rates are chosen, and seeds are added."""
+
+import csv
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attnlab.lab.comparisons import Variant
+from attnlab.lab.description import Description
+from attnlab.lab.executors import Executor
+from attnlab.lab.policies import (
+    TUNING,
+    DecideComparisons,
+    TuneLearningRate,
+    at_rates,
+    best_rates,
+    tuning_specs,
+)
+from attnlab.lab.results import Results
+from attnlab.lab.spec import RunSpec, Tag
+from attnlab.lab.sweeps import load_results, sweep
+from attnlab.runs import SPECS
+
+REPORT = "report.html"
+OLD_COLUMNS = {"sharing": "plan", "name": "arm"}
+"""Columns of tables that reports of November 2026 wrote, by tag."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a sweep is to run and to decide.
+
+    Attributes:
+      specs: the runs whose seeds were planned.
+      description: question, comparisons, margin.
+      tune: learning rates of each variant that are tried first; 0: none.
+      rates_from: a sweep that chose learning rates, or a table of one; None: none.
+      most_seeds: seeds are added to undecided comparisons up to so many of a variant; 0: none.
+    """
+
+    specs: Sequence[RunSpec]
+    description: Description = Description()
+    tune: int = 0
+    rates_from: Path | None = None
+    most_seeds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tune and self.rates_from:
+            raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
+        if self.tune:
+            tuning_specs(self.specs, self.tune)
+            for spec in self.specs:
+                if not getattr(spec.config.data, "validation", True):
+                    raise ValueError(
+                        f"--tune chooses learning rates on a validation part, and the data of "
+                        f"{spec.id} have none: give a text one by --config.data.validation=0.1"
+                    )
+
+
+def run_plan(
+    plan: Plan, workdir: Path, executor: Executor, *, progress: bool = True, waits: bool = True
+) -> Results:
+    """Chooses learning rates, runs all, adds seeds.
+
+    Args:
+      plan: what to run.
+      workdir: of the sweep; the runs that choose rates are a sweep of their own in `tuning`.
+      executor, progress, waits: as of `sweep`.
+
+    Raises:
+      Exceptions of `sweep`.
+      ValueError: no learning rate is known for a variant.
+    """
+    specs = list(plan.specs)
+    workdir.mkdir(parents=True, exist_ok=True)
+    plan.description.write(workdir)
+    if plan.rates_from:
+        specs = with_known_rates(specs, plan.rates_from)
+    if plan.tune:
+        first = tuning_specs(specs, plan.tune, plan.most_seeds)
+        place, policy = workdir / TUNING, TuneLearningRate()
+        tuned = sweep(
+            first, place, executor=executor, policy=policy, progress=progress, waits=waits
+        )
+        specs = at_rates(specs, best_rates(tuned))
+    more = None
+    if plan.most_seeds:
+        about = plan.description
+        more = DecideComparisons(about.pairs, plan.most_seeds, about.margin)
+    return sweep(specs, workdir, executor=executor, policy=more, progress=progress, waits=waits)
+
+
+def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
+    """The specs at the learning rates that another sweep of the same variants chose.
+
+    Args:
+      specs: the runs.
+      source: the workdir of that sweep, or its results.csv.
+
+    Raises:
+      ValueError: a variant has no rate there, or several.
+    """
+    if source.is_dir():
+        if not (source / TUNING / SPECS).exists():
+            raise ValueError(f"no learning rate was chosen in {source}; a sweep with --tune does")
+        rates = best_rates(load_results(source / TUNING))
+    elif source.is_file():
+        rates = _rates_of_table(specs, source)
+    else:
+        raise ValueError(f"{source} is neither the workdir of a sweep nor a results.csv")
+    variants = dict.fromkeys(tuple(spec.tags.items()) for spec in specs)
+    if missing := [variant for variant in variants if variant not in rates]:
+        names = "; ".join(", ".join(str(value) for _, value in variant) for variant in missing)
+        raise ValueError(f"{source} has no learning rate for {names}")
+    return at_rates(specs, rates)
+
+
+def _rates_of_table(specs: Sequence[RunSpec], source: Path) -> dict[Variant, float]:
+    with source.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows or "learning_rate" not in rows[0]:
+        raise ValueError(f"{source} has no rows with a column learning_rate")
+    found = {}
+    for variant in dict.fromkeys(tuple(spec.tags.items()) for spec in specs):
+        rates = {row["learning_rate"] for row in rows if _fits(row, variant)}
+        if len(rates) > 1:
+            name = ", ".join(str(value) for _, value in variant)
+            raise ValueError(
+                f"{source} has several learning rates for {name}: {', '.join(sorted(rates))}; "
+                "keep the rows of one"
+            )
+        if rates:
+            found[variant] = float(rates.pop())
+    return found
+
+
+def _fits(row: Mapping[str, str], variant: Sequence[tuple[str, Tag]]) -> bool:
+    return all(
+        row.get(tag, row.get(OLD_COLUMNS.get(tag, ""))) == str(value) for tag, value in variant
+    )

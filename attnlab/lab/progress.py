@@ -1,0 +1,100 @@
+"""How far the runs of a sweep are: bars on a terminal or in a notebook, else a line for each."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab.extras import extra
+from attnlab.lab import lock
+from attnlab.lab.result import FILE, read_result
+from attnlab.lab.run import run_folder
+from attnlab.lab.spec import RunSpec
+
+SECONDS = 0.5
+"""Between two looks at the folders of the runs."""
+
+
+class RunsProgress:
+    """Use as a context manager.
+
+    Args:
+      specs: the runs that are left.
+      workdir: of the sweep.
+      shown: False: nothing is shown.
+    """
+
+    def __init__(self, specs: Sequence[RunSpec], workdir: Path, *, shown: bool) -> None:
+        self._left = {spec.id: spec for spec in specs}
+        self._workdir, self._count, self._shown = workdir, len(specs), shown
+        self._began, self._last = time.monotonic(), 0.0
+        self._rows: dict[str, Any] = {}
+
+    def __enter__(self) -> "RunsProgress":
+        with extra("train"):
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import TimeRemainingColumn as Remaining
+        console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining(),
+            transient=True, console=console,
+            disable=not (self._shown and (console.is_terminal or console.is_jupyter)),
+        )  # fmt: skip
+        self._bars.start()
+        self._all = self._bars.add_task("runs", total=self._count)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def update(self, *, final: bool = False) -> None:
+        """Looks at the folders, at most every half second; `final`: in any case."""
+        if not final and time.monotonic() < self._last + SECONDS:
+            return
+        self._last = time.monotonic()
+        for spec in list(self._left.values()):
+            folder = run_folder(self._workdir, spec)
+            if (folder / FILE).exists():
+                result = read_result(folder)
+                if result is not None and result.spec.digest == spec.digest:
+                    del self._left[spec.id]
+                    self._ended(spec, result.status)
+                    continue
+            if not self._bars.disable:
+                self._show_running(spec, folder)
+        self._bars.update(self._all, completed=self._count - len(self._left))
+
+    def _ended(self, spec: RunSpec, status: str) -> None:
+        if spec.id in self._rows:
+            self._bars.remove_task(self._rows.pop(spec.id))
+        if self._shown and self._bars.disable:
+            minutes = (time.monotonic() - self._began) / 60
+            ended = f"{self._count - len(self._left)} of {self._count} have ended"
+            print(f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes", file=sys.stderr)
+            sys.stderr.flush()
+
+    def _show_running(self, spec: RunSpec, folder: Path) -> None:
+        runs = lock.holder(folder) is not None
+        if runs and spec.id not in self._rows:
+            self._rows[spec.id] = self._bars.add_task(spec.id, total=spec.config.train.steps)
+        if runs:
+            self._bars.update(self._rows[spec.id], completed=last_step(folder / "metrics.jsonl"))
+
+
+def last_step(metrics: Path) -> int:
+    """The step of the last whole line of a metrics.jsonl; 0 where there is none."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - 65536))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):  # cut at either end
+            continue
+    return 0

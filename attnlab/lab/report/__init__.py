@@ -1,0 +1,135 @@
+"""The report of results: one HTML page that loads nothing, Markdown, figures and tables as files.
+
+    from attnlab.lab.report import Description, Panel, write_report
+
+    about = Description(question="Are wide heads better?", baseline={"layout": "standard"})
+    write_report([Panel(results, about)], "runs/layouts/report.html")
+
+`Results.report(path)` does the same for one sweep, `python -m experiments.report WORKDIR...` on the
+command line. `Description` holds what a report needs beside the results. A page is data
+(`page.Page`: sections of text, tables and figures); templates write it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnlab.atomic import write_atomic
+from attnlab.lab.description import (
+    Description,
+    Expectation,
+    PublishedRow,
+    PublishedTable,
+    read_description,
+)
+from attnlab.lab.report import figures, tables
+from attnlab.lab.report.answers import answers, limits, question, warnings
+from attnlab.lab.report.heads import heads_sections
+from attnlab.lab.report.making import making_section
+from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
+from attnlab.lab.report.panel import Panel
+from attnlab.lab.report.published import expectations, published_section
+from attnlab.lab.report.sizes import sizes_section
+from attnlab.lab.report.workdirs import read_panels
+
+__all__ = [
+    "Description", "Expectation", "Panel", "PublishedRow", "PublishedTable", "make_page",
+    "read_description", "read_panels", "write_report",
+]  # fmt: skip
+
+
+def write_report(panels: Sequence[Panel], path: str | Path) -> Path:
+    """Writes the report of panels: `path` (HTML), the same as Markdown, `results.csv`, figures as
+    SVG in `figures` and tables as CSV in `tables`, all beside it. Returns the path.
+
+    Raises:
+      ValueError: there are no results.
+    """
+    if not any(len(panel.results) for panel in panels):
+        raise ValueError("no results to report; run the sweep first")
+    path = write_page(make_page(panels), path)
+    results = panels[0].results
+    for panel in panels[1:]:
+        results = results + panel.results
+    csv: str = results.to_pandas().to_csv(index=False)
+    write_atomic(path.parent / "results.csv", csv.encode())
+    return path
+
+
+def make_page(panels: Sequence[Panel]) -> Page:
+    """The report as data."""
+    split = [part for panel in panels for part in panel.by_size()]
+    head: list[Block] = [Paragraph(_subject(split))]
+    said = [expectations(panel) or answers(panel) for panel in split]
+    main = figures.effects_figure(split) or figures.scores_figure(split[0], "scores")
+    head += [*(some[0] for some in said if some), *([Figures(main)] if main else [])]
+    head += [paragraph for some in said for paragraph in some[1:]]
+    head += [line for panel in split for line in warnings(panel)]
+    sections = [_scores_section(panel, _end(i, split)) for i, panel in enumerate(split)]
+    sections += [s for panel in panels for s in published_section(panel)]
+    for i, panel in enumerate(split):
+        sections += _differences_section(panel, _end(i, split))
+    sections.append(_budgets_section(split))
+    for i, panel in enumerate(split):
+        sections += _training_sections(panel, _end(i, split))
+    sections += [s for panel in panels for s in sizes_section(panel)]
+    for i, panel in enumerate(split):
+        sections += heads_sections(panel, _end(i, split))
+    told = dict.fromkeys(line for panel in split for line in limits(panel))
+    sections.append(Section("Limits", [Paragraph(line) for line in told]))
+    sections.append(making_section(split))
+    return Page(question(panels), head, sections)
+
+
+def _end(number: int, panels: Sequence[Panel]) -> str:
+    """Ends the names of files of one of several panels."""
+    return f"-{number + 1}" if len(panels) > 1 else ""
+
+
+def _subject(panels: Sequence[Panel]) -> str:
+    runs = [run for panel in panels for run in panel.results]
+    names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
+    seeds = len({run.spec.seed for run in runs})
+    count = max(len(panel.variants) for panel in panels)
+    units = " or ".join(dict.fromkeys(panel.metric.unit for panel in panels))
+    better = "lower" if panels[0].sign > 0 else "higher"
+    return (
+        f"{count} variant{'s' * (count > 1)}, {seeds} seed{'s' * (seeds > 1)}, {len(runs)} "
+        f"run{'s' * (len(runs) > 1)}, trained on {' and '.join(names)}. Scores are {units} on "
+        f"held-out data; {better} is better."
+    )
+
+
+def _scores_section(panel: Panel, end: str) -> Section:
+    drawn = figures.scores_figure(panel, f"scores{end}")
+    drawn += figures.over_tag_figures(panel, f"over{end}")
+    blocks: list[Block] = [tables.scores_table(panel, f"scores{end}")]
+    return Section(panel.named("Scores"), [*blocks, *([Figures(drawn)] if drawn else [])])
+
+
+def _differences_section(panel: Panel, end: str) -> list[Section]:
+    blocks: list[Block] = []
+    if panel.effects:
+        blocks.append(tables.effects_table(panel, f"effects{end}"))
+    if panel.comparisons:
+        blocks.append(tables.comparison_table(panel, f"differences{end}"))
+    return [Section(panel.named("Differences"), blocks)] if blocks else []
+
+
+def _budgets_section(panels: Sequence[Panel]) -> Section:
+    blocks: list[Block] = []
+    for i, panel in enumerate(panels):
+        if panel.title:
+            blocks.append(Paragraph("", panel.title))
+        blocks.append(tables.budget_table(panel, f"budgets{_end(i, panels)}"))
+    drawn = figures.budget_figures(panels)
+    return Section("Budgets", [*blocks, *([Figures(drawn)] if drawn else [])])
+
+
+def _training_sections(panel: Panel, end: str) -> list[Section]:
+    """Learning curves and learning rates."""
+    sections = []
+    if drawn := figures.curves_figures(panel, f"curves{end}"):
+        sections.append(Section(panel.named("Learning curves"), [Figures(drawn)]))
+    if tried := tables.rates_blocks(panel, f"rates{end}"):
+        sections.append(Section(panel.named("Learning rates"), tried))
+    return sections

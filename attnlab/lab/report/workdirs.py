@@ -1,0 +1,77 @@
+"""Reads the workdirs of sweeps as panels of one report."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnlab.lab.description import read_description
+from attnlab.lab.policies import TUNING
+from attnlab.lab.report.panel import Panel
+from attnlab.lab.results import Results, config_fields
+from attnlab.lab.spec import read_specs
+from attnlab.lab.sweeps import load_results
+from attnlab.runs import SPECS
+
+
+def read_panels(workdirs: Sequence[str | Path]) -> list[Panel]:
+    """One panel for each workdir. Workdirs with the same variants and configs but for the data (and
+    the learning rates) are one panel: their texts are a source of variation.
+
+    Raises:
+      ValueError: a workdir holds no sweep, or none of its runs has a result.
+    """
+    panels: list[Panel] = []
+    for workdir in map(Path, workdirs):
+        panel = _read(workdir, len(workdirs) > 1)
+        same = [i for i, other in enumerate(panels) if _same_variants(other, panel)]
+        if same:
+            other = panels[same[0]]
+            panels[same[0]] = dataclasses.replace(
+                other,
+                results=other.results + panel.results,
+                title=f"{other.title} and {panel.title}",
+                unfinished=[*other.unfinished, *panel.unfinished],
+                tuning=other.tuning and panel.tuning and other.tuning + panel.tuning,
+            )
+        else:
+            panels.append(panel)
+    if len(panels) == 1:
+        return [dataclasses.replace(panels[0], title="")]
+    return panels
+
+
+def _read(workdir: Path, several: bool) -> Panel:
+    results = load_results(workdir)
+    if not len(results):
+        raise ValueError(f"no run in {workdir} has a result yet; let the sweep finish one")
+    done = {run.spec.id for run in results}
+    specs = read_specs((workdir / SPECS).read_text(encoding="utf-8"))
+    tuning = workdir / TUNING
+    return Panel(
+        results,
+        read_description(workdir),
+        title=workdir.name if several else "",
+        unfinished=[spec.id for spec in specs if spec.id not in done],
+        tuning=load_results(tuning) if (tuning / SPECS).exists() else None,
+    )
+
+
+FREE = ("train.learning_rate", "train.final_learning_rate")
+"""Fields that may differ between texts: rates are tuned on each."""
+
+
+def _same_variants(a: Panel, b: Panel) -> bool:
+    """The same variants with the same configs, on other data?"""
+    return _configs(a.results) == _configs(b.results) and _data(a) != _data(b)
+
+
+def _configs(results: Results) -> set[str]:
+    found = set()
+    for variant, runs in results.by_variant().items():
+        fields = {n: v for n, v in config_fields(runs[0]).items() if n not in FREE}
+        found.add(repr((variant, sorted(fields.items(), key=repr))))
+    return found
+
+
+def _data(panel: Panel) -> set[str]:
+    return {repr(run.spec.config.data) + run.data.sha256 for run in panel.results}

@@ -1,0 +1,233 @@
+"""The runs of a sweep as an array of SLURM jobs: one script in the workdir, to be read and edited.
+
+Each task of the array is a worker, which runs what no other one has or has finished. Submitting the
+script again, by hand too, goes on with what is left.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from attnlab.atomic import write_atomic
+from attnlab.lab.executors import LOGS, worker_command
+from attnlab.lab.resources import read_threads, write_threads
+from attnlab.lab.run import RunOptions
+
+SCRIPT, JOBS = "sweep.sbatch", "slurm_jobs.txt"
+"""Files of the workdir: the script, and the ids of the jobs that it was submitted as."""
+MAX_ARRAY_SIZE = 1001
+"""Of SLURM, where nobody sets another."""
+OURS = {"-a", "--array"}
+
+HEAD = """\
+#!/bin/bash
+# Workers for the runs of {workdir}, one node each.
+# Edit it as you like and submit it with: sbatch {script}
+# The same sweep writes it again.
+#SBATCH --job-name={name}
+#SBATCH --array={array}
+#SBATCH --chdir={here}
+#SBATCH --output={log}
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+"""
+TAIL = r"""
+# Two minutes before its time is up SLURM sends USR1 to this script alone. TERM makes the run save
+# and the worker end with 75 (143 where it does not listen: while it starts).
+stopped=
+trap 'stopped=yes; kill -TERM $worker' USR1
+trap 'kill -TERM $worker' TERM
+saved() { ls -d runs/*/checkpoints/* runs/*/result.json 2> /dev/null; }
+cd_saved() { (cd "$workdir" && saved); }
+before=$(cd_saved)
+
+echo "$(date '+%F %T') $(hostname): ${command[*]}"
+"${command[@]}" &
+worker=$!
+while kill -0 $worker 2> /dev/null; do wait $worker; done # a signal ends the waiting alone
+wait $worker
+code=$?
+
+case $stopped$code in
+  yes75 | yes143)
+    if [ "$(cd_saved)" != "$before" ]; then
+      scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    else
+      echo "not queued again: its time was up before a step was saved; ask for more --time" >&2
+    fi
+    ;;
+esac
+exit $code
+"""
+
+
+class Queued(Exception):
+    """Runs are in the queue, or on their way there: what was done, in words."""
+
+
+class SlurmExecutor:
+    """An array of SLURM jobs, each one worker; the script is `workdir/sweep.sbatch`.
+
+    Args:
+      jobs: size of the array; None: one for each run.
+      options: of sbatch: {"time": "2:00:00", "gres": "gpu:1"}, or the line "--time=2:00:00".
+      setup: shell lines before the worker, as those that activate an environment.
+      imports, run_options, environment: as of `LocalExecutor`.
+      threads: of each run, on CPUs; None: those of the workdir, or the cores of the job.
+      waits: False: `start` submits and raises Queued.
+      submits: False: `start` writes the script alone and raises Queued.
+
+    Raises:
+      ValueError: options that are none, or that this executor sets itself.
+    """
+
+    def __init__(
+        self,
+        jobs: int | None = None,
+        options: Mapping[str, str] | str = "",
+        setup: str = "",
+        imports: Sequence[str] = (),
+        *,
+        run_options: RunOptions = RunOptions(),  # noqa: B008
+        environment: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        waits: bool = True,
+        submits: bool = True,
+    ) -> None:
+        if not isinstance(options, str):
+            options = " ".join(f"--{name}={value}" for name, value in options.items())
+        _check_options(options)
+        self.jobs, self.options, self.setup, self.imports = jobs, options, setup, tuple(imports)
+        self.run_options, self.environment = run_options, dict(environment or {})
+        self.threads, self.waits, self.submits = threads, waits, submits
+        self._workdir = Path()
+
+    def script(self, workdir: Path, count: int) -> str:
+        """The text of the script for `count` runs in an absolute `workdir`.
+
+        >>> text = SlurmExecutor(4, {"time": "1:00:00"}).script(Path("/runs/a"), 9)
+        >>> [line for line in text.splitlines() if "array" in line or "time=" in line][:2]
+        ['#SBATCH --array=0-3', '#SBATCH --time=1:00:00']
+        """
+        jobs = min(self.jobs or count, count, array_size())
+        log = str(workdir / LOGS).replace("%", "%%")  # of which SLURM makes numbers
+        head = HEAD.format(
+            workdir=workdir,
+            script=shlex.quote(str(workdir / SCRIPT)),
+            name=shlex.quote(workdir.name),
+            array=f"0-{jobs - 1}" if jobs > 1 else "0",
+            here=shlex.quote(str(Path.cwd())),
+            log=shlex.quote(f"{log}/%A_%a.log"),
+        )
+        head += f"#SBATCH {self.options}\n" if self.options else ""
+        environment = dict(self.environment)
+        if threads := self.threads or read_threads(workdir):
+            environment["NPROC"] = str(threads)
+        command = ["python", *worker_command(workdir, self.imports, self.run_options)[1:]]
+        lines = [
+            f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+            *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+            *([self.setup] if self.setup else []),
+            f"workdir={shlex.quote(str(workdir))} command=({shlex.join(command)})",
+        ]
+        return head + "\n" + "\n".join(lines) + "\n" + TAIL
+
+    def start(self, workdir: Path, count: int) -> None:
+        """Submits the array, unless enough of it is in the queue.
+
+        Raises:
+          ValueError: there is no sbatch, or it refuses the script.
+          Queued: with `waits` or `submits` False.
+        """
+        self._workdir = workdir = workdir.absolute()
+        if self.submits and not shutil.which("sbatch"):
+            raise ValueError(
+                "there is no sbatch on this machine; start this on a login node of the cluster, or "
+                "write the script with --print_only and submit it there"
+            )
+        if self.threads:
+            write_threads(workdir, self.threads)
+        (workdir / LOGS).mkdir(exist_ok=True)
+        waiting = len(self._queue())
+        missing = min(self.jobs or count, count) - waiting
+        done = f"{waiting} workers are in the queue"
+        if missing > 0:
+            text = self.script(workdir, missing)
+            write_atomic(workdir / SCRIPT, text.encode())
+            if self.submits:
+                job = self._submit(workdir / SCRIPT)
+                done = f"{missing} workers submitted as job {job}, {waiting} were in the queue"
+            else:
+                done = f"submit them with: sbatch {shlex.quote(str(workdir / SCRIPT))}"
+        if not (self.waits and self.submits):
+            raise Queued(
+                f"{count} runs in {workdir} are left: {done}. Every node must find that folder, "
+                "and the one that this command was started in, under the same names. When the "
+                "queue is empty, the same command goes on with what is not complete, or ends with "
+                "the report"
+            )
+
+    def _submit(self, script: Path) -> str:
+        job = _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+        with (self._workdir / JOBS).open("a") as file:
+            file.write(f"{job}\n")
+        return job
+
+    def _queue(self) -> list[str]:
+        """The tasks of the workdir that wait or run, submitted by this executor or by hand."""
+        found, script = [], (self._workdir / SCRIPT).resolve()
+        listed = _ask("squeue", "--me", "--array", "--noheader", "--format=%F_%K %o")
+        for row in listed.splitlines():
+            task, _, path = row.partition(" ")
+            if path.strip() and Path(path.strip()).resolve() == script:
+                found.append(task)
+        return found
+
+    def running(self) -> bool:
+        """Is a worker waiting or running?"""
+        return bool(self._queue())
+
+    def stop(self) -> None:
+        """Cancels the workers; their runs save and end."""
+        for task in self._queue():
+            subprocess.run(["scancel", "--signal=TERM", "--full", task], check=False)
+
+
+def _check_options(options: str) -> None:
+    try:
+        words = shlex.split(options)
+    except ValueError as error:
+        raise ValueError(f"--slurm={options!r}: {error}") from None
+    if "\n" in options or (words and not words[0].startswith("-")):
+        raise ValueError(
+            f"--slurm={options!r} is no line of options; give it as to sbatch: "
+            '--slurm="--partition=gpu --time=4:00:00"'
+        )
+    if taken := OURS & {word.partition("=")[0] for word in words}:
+        raise ValueError(
+            f"--slurm: {taken.pop()} is what this command makes; --jobs=N is the number of workers"
+        )
+
+
+def array_size() -> int:
+    """How many tasks an array may have here: their numbers are below MaxArraySize."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _ask("scontrol", "show", "config"), re.M)
+    size = int(found[1]) if found else MAX_ARRAY_SIZE
+    if not size:
+        raise ValueError("this cluster has no job arrays (MaxArraySize = 0)")
+    return size
+
+
+def _ask(*words: str) -> str:
+    """What a command of SLURM prints; nothing where it is not installed. Raises ValueError."""
+    if not shutil.which(words[0]):
+        return ""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"{shlex.join(words)} fails: {done.stderr.strip()}")
+    return done.stdout

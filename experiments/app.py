@@ -1,0 +1,222 @@
+"""What the commands have in common: flags of config files, errors in one line, exit codes."""
+
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from absl import app, flags, logging
+from ml_collections import ConfigDict, config_flags
+
+from attnlab.lab.lock import RunInUse
+from attnlab.lab.sweeps import SweepFailed
+from attnlab.training.interrupts import Stopped
+
+AGAIN = 75
+"""Exit code: the same command goes on later (EX_TEMPFAIL of sysexits.h)."""
+LOG = "error.log"
+_DEBUG = flags.DEFINE_bool("debug", False, "Print the traceback of an error.")
+
+
+def define_config(*, required: bool = True) -> None:
+    """The flag --config of `ml_collections.config_flags`; each field of the config is a flag."""
+    config_flags.DEFINE_config_file(
+        "config", help_string="A config file, or file.py:PRESET.", lock_config=True
+    )
+    if required:
+        flags.mark_flag_as_required("config")
+
+
+def define_run() -> None:
+    """The flags of commands that train."""
+    define_config()
+    flags.DEFINE_string("workdir", None, "The folder that holds everything.", required=True)
+    flags.DEFINE_integer(
+        "threads",
+        None,
+        "Threads that a run computes with on a CPU. Its last bits depend on them, so a run that "
+        "began with some goes on with as many. Left out: as many as cores (a sweep: cores / runs).",
+        lower_bound=1,
+    )
+    flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb, or both.")
+    flags.DEFINE_string("profile", "", "Steps FIRST:LAST of each run to trace into its folder.")
+
+
+def config() -> ConfigDict:
+    """The config of --config with the fields that flags set."""
+    found: ConfigDict = flags.FLAGS["config"].value
+    return found
+
+
+def config_file() -> tuple[Path, str]:
+    """The file of --config and the preset behind its colon."""
+    path, _, preset = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    return Path(path), preset
+
+
+def overrides() -> dict[str, Any]:
+    """Field -> value, of the fields that flags set."""
+    return dict(config_flags.get_override_values(flags.FLAGS["config"]))
+
+
+def config_module() -> Any:
+    """The module of --config, as config_flags loaded it."""
+    return sys.modules["config_config"]
+
+
+def jax_flags() -> dict[str, str]:
+    """The --jax_ flags of this command, as variables of the environment: JAX reads both."""
+    given = [f for f in map(flags.FLAGS.__getitem__, flags.FLAGS) if f.name.startswith("jax_")]
+    return {f.name.upper(): str(f.value) for f in given if f.present}
+
+
+def start(main: Callable[[], None]) -> NoReturn:
+    """Parses the flags and calls `main`.
+
+    An error that the user can correct is one line and exit code 1; 75 after a signal, and where
+    another process holds the workdir. With --debug it has its traceback, and any other error has
+    one always. Where there is a --workdir, its error.log has the traceback in any case.
+    """
+    logging.set_verbosity(logging.WARNING)
+    jax.config.config_with_absl()
+    app.run(lambda argv: _or_exit(main), flags_parser=lambda argv: _or_exit(lambda: _parse(argv)))
+    raise AssertionError("app.run does not return")
+
+
+def _parse(argv: list[str]) -> list[str]:
+    if {"--help", "-h", "-help", "--helpshort"} & set(argv):
+        _print_help(argv)
+        sys.exit(0)
+    _check_config_path(argv)
+    try:
+        rest: list[str] = flags.FLAGS(argv)
+    except (AttributeError, KeyError) as error:  # of config_flags, for a field that is not there
+        raise ValueError(_unknown_field(argv, error)) from None
+    if len(rest) > 1:
+        raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
+    return rest
+
+
+def _given_config(argv: list[str]) -> str:
+    for one, following in zip(argv, [*argv[1:], ""], strict=True):
+        if one.lstrip("-").startswith("config=") and one.startswith("-"):
+            return one.partition("=")[2]
+        if one in ("--config", "-config"):
+            return following
+    return ""
+
+
+def _check_config_path(argv: list[str]) -> None:
+    if given := _given_config(argv):
+        path = given.partition(":")[0]
+        if not path.endswith(".py") or not Path(path).is_file():
+            raise ValueError(f"no config file {path!r}; --config is path.py or path.py:PRESET")
+
+
+def _unknown_field(argv: list[str], error: Exception) -> str:
+    """Which fields there are beside the one that is not."""
+    known = list(_fields(_load(_given_config(argv))))
+    for word in argv:
+        name = word.removeprefix("--").partition("=")[0].removeprefix("no")
+        if word.startswith("--config.") and name.removeprefix("config.") not in known:
+            path = name.removeprefix("config.")
+            outer = path.rpartition(".")[0]
+            near = [one for one in known if one.rpartition(".")[0] == outer] or known
+            return f"no config field {path!r}; known: {', '.join(near)}"
+    return str(error)
+
+
+def _load(given: str) -> ConfigDict:
+    found: ConfigDict = config_flags.config_flags.ConfigFileFlagParser("config").parse(given)
+    return found
+
+
+def _fields(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """Path -> value of every field."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            found |= _fields(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _print_help(argv: list[str]) -> None:
+    """The docstring of the command, its flags, and the fields and presets of --config."""
+    print(sys.modules["__main__"].__doc__)
+    given = _given_config(argv)
+    if given:
+        _check_config_path(argv)
+        config = _load(given)
+        module = config_module()
+        print(f"{given.partition(':')[0]}: {module.__doc__ or ''}")
+        if hasattr(module, "VARIANTS"):
+            from experiments.configs import byte_lm
+
+            print("Presets behind the colon, with commas between them:")
+            for name, text in byte_lm.presets(module.VARIANTS).items():
+                print(textwrap.fill(f"{name}: {text}", 78, initial_indent="  ",
+                                    subsequent_indent="    "))  # fmt: skip
+    print("\nflags:")
+    for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]) + _own_flags():
+        print(textwrap.fill(f"--{flag.name}: {flag.help}", 96, initial_indent="  ",
+                            subsequent_indent="      "))  # fmt: skip
+    if given:
+        print("\nfields of the config, each a flag (value in this config):")
+        for path, value in _fields(config).items():
+            print(f"  --config.{path}={value!r}")
+
+
+def _own_flags() -> list[Any]:
+    return [f for f in flags.FLAGS.get_key_flags_for_module(__name__) if f.name != "config"]
+
+
+def _or_exit(call: Callable[[], Any]) -> Any:
+    known = (ValueError, OSError, SweepFailed, flags.Error, ModuleNotFoundError)
+    try:
+        return call()
+    except KeyboardInterrupt:
+        sys.exit(AGAIN)
+    except (Stopped, RunInUse) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(AGAIN)
+    except known as error:
+        _log()
+        if flags.FLAGS.is_parsed() and _DEBUG.value:
+            raise
+        if not _is_ours(error):
+            raise
+        sys.exit(f"error: {error}")
+    except Exception:
+        _log()
+        raise
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Was it raised by a check of this code (or by the operating system), not inside a library?
+
+    A ValueError of NumPy or JAX is a bug here, whose traceback is needed.
+    """
+    if not isinstance(error, ValueError) or isinstance(error, flags.Error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return "site-packages" not in frames[-1].filename or "absl" in frames[-1].filename
+
+
+def _log() -> None:
+    """Writes the traceback to error.log in --workdir, where that is a folder."""
+    given = flags.FLAGS
+    if not given.is_parsed() or "workdir" not in given:
+        return
+    folder = given["workdir"].value
+    if isinstance(folder, str) and os.path.isdir(folder):
+        try:
+            with open(os.path.join(folder, LOG), "a", encoding="utf-8") as file:
+                file.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}\n")
+        except OSError:
+            return

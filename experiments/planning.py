@@ -1,0 +1,196 @@
+"""The flags of `experiments.sweep` as a plan and an executor of the lab."""
+
+import ast
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from attnlab import lab
+from attnlab.lab import seconds
+from attnlab.lab.executors import worker_command
+from attnlab.lab.model_sizes import TAG, at_sizes, parse_sizes
+from attnlab.lab.plan import REPORT, Plan
+from attnlab.lab.report import read_panels, write_report
+from attnlab.lab.spec import specs_of
+from attnlab.lab.sweeps import add_specs
+from attnlab.models import flops_per_token, num_parameters
+from experiments import app
+from experiments.benchmarks.peaks import PEAKS
+from experiments.setup import Setup, setup_of
+
+EXAMPLE, SHARE = "NVIDIA H100 80GB HBM3", 0.3
+"""A device, and the share of its peak that is assumed."""
+
+
+def parse_variants(lines: list[str]) -> list[lab.Variant]:
+    """The combinations of `--vary` lines.
+
+    >>> [variant.id for variant in parse_variants(["train.steps=10,20"])]
+    ['10', '20']
+    """
+    found: dict[str, list[Any]] = {}
+    for line in lines:
+        path, equals, values = line.partition("=")
+        if not (path and equals and values):
+            raise ValueError(f"--vary={line}: write FIELD=VALUE,VALUE,...")
+        found[path] = [_literal(value) for value in values.split(",")]
+    return lab.grid(**found)
+
+
+def _literal(text: str) -> Any:
+    """A Python value; what is none is a string."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def plan_of(folder: Path) -> Plan:
+    """The plan that the flags describe.
+
+    Raises:
+      ValueError: there is nothing to run, or flags do not go together.
+    """
+    given = flags.FLAGS
+    path, preset = app.config_file()
+    vary = parse_variants(given.vary) if given.vary else None
+    setup = setup_of(app.config(), app.config_module(), preset, vary, app.overrides())
+    if not setup.variants:
+        raise ValueError(
+            f"{path} has no variants; give some by --vary=FIELD=VALUE,VALUE, or use "
+            "experiments.run for one model"
+        )
+    _check_flags(setup)
+    variants, described = setup.variants, setup.description
+    if given.sizes:
+        if described.published or described.expectations:
+            raise ValueError(
+                "--sizes changes the sizes of the variants, which are those of a published table "
+                "or of an expected result here; use a config that only asks which is better"
+            )
+        variants = at_sizes(setup.base, variants, parse_sizes(given.sizes), given.sizes_by)
+        described = dataclasses.replace(described, size_tag=TAG, pairs=(), baseline={})
+    seeds = [int(seed) for seed in given.seeds] or list(setup.seeds)
+    specs = specs_of(setup.base, variants, seeds, setup.match)
+    if setup.equal_seconds:
+        specs = _equal_seconds(specs, setup.equal_seconds, folder)
+    return Plan(
+        specs,
+        _described(described, specs, seeds),
+        given.tune,
+        Path(given.tune_from) if given.tune_from else None,
+        given.max_seeds,
+    )
+
+
+def _check_flags(setup: Setup) -> None:
+    given = flags.FLAGS
+    if given.slurm and given.launcher != "slurm":
+        raise ValueError("--slurm are options of sbatch; add --launcher=slurm")
+    if given.calibrate_only and not setup.equal_seconds:
+        raise ValueError(
+            "--calibrate_only measures what match.budget=seconds needs; this config has another"
+        )
+
+
+def _described(
+    described: lab.Description, specs: list[lab.RunSpec], seeds: list[int]
+) -> lab.Description:
+    given, budgets = flags.FLAGS, {spec.config.matched for spec in specs}
+    return dataclasses.replace(
+        described,
+        margin=given.margin or described.margin,
+        seeds_added=bool(given.max_seeds),
+        planned_seeds=tuple(seeds) if given.max_seeds else (),
+        matched=described.matched or (budgets.pop() if len(budgets) == 1 else ""),
+    )
+
+
+def _equal_seconds(specs: list[lab.RunSpec], match: lab.Match, folder: Path) -> list[lab.RunSpec]:
+    given = flags.FLAGS
+    measures = given.calibrate_only or not (given.print_only or given.launcher != "local")
+    return seconds.equal_seconds(
+        specs, match, folder, threads=given.threads, measures=measures, environment=app.jax_flags()
+    )
+
+
+def executor() -> lab.Executor:
+    """Where the flags want the runs to be computed."""
+    given = flags.FLAGS
+    options = lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
+    imports = [str(app.config_file()[0].absolute())]  # it may register layouts, datasets, ...
+    if given.launcher == "local":
+        return lab.LocalExecutor(given.jobs, given.threads, imports, options, app.jax_flags())
+    return lab.SlurmExecutor(
+        given.jobs,
+        given.slurm,
+        imports=imports,
+        run_options=options,
+        environment=app.jax_flags(),
+        threads=given.threads,
+        waits=False,
+        submits=not given.print_only,
+    )
+
+
+def training_flops(specs: list[lab.RunSpec]) -> int:
+    """Of all runs: three forward passes of each token."""
+    total = 0
+    for spec in specs:
+        train = spec.config.train
+        tokens = train.steps * train.batch_size * train.length
+        total += 3 * flops_per_token(spec.config.model, train.length) * tokens
+    return total
+
+
+def header(plan: Plan, folder: Path) -> str:
+    """What is about to run: a line for each variant."""
+    first: dict[str, lab.RunSpec] = {}
+    for spec in plan.specs:
+        first.setdefault(spec.title, spec)
+    lines = [
+        f"  {title}: {num_parameters(spec.config.model):,} parameters"
+        for title, spec in first.items()
+    ]
+    flops = training_flops(list(plan.specs))
+    return "\n".join(
+        [f"{len(plan.specs)} runs of {len(first)} variants, {flops:.2e} FLOPs, in {folder}", *lines]
+    )
+
+
+def print_workers(plan: Plan, folder: Path) -> None:
+    """Writes the specs and prints what runs them, and an estimate."""
+    add_specs(plan.specs, folder)
+    plan.description.write(folder)
+    command = ["python", *worker_command(folder.absolute(), [])[1:]]
+    print(shlex.join(command))
+    flops = training_flops(list(plan.specs))
+    seeds = len({spec.seed for spec in plan.specs})
+    flops += flops * plan.tune // seeds
+    peak = PEAKS[EXAMPLE].flops["bfloat16"]
+    print(
+        f"{len(plan.specs)} runs are written to {folder}; start that command as often as you like, "
+        "on any machine that has the folder, then this one again without --print_only.\n"
+        f"{flops:.2e} FLOPs: {flops / (SHARE * peak) / 60:.3g} minutes at {SHARE:.0%} of the "
+        f"{peak / 1e12:.0f} TFLOP/s of an H100 in bfloat16, without evaluation, starting and "
+        "compiling"
+    )
+
+
+def report(folder: Path) -> str:
+    """Writes the report of what is complete and prints its table. Returns what is wrong, or ""."""
+    results = lab.load_results(folder)
+    if not len(results):
+        return ""
+    diverged = [run for run in results if run.status == "diverged"]
+    if len(diverged) < len(results):
+        print(results.table().to_string(index=False))
+    path = write_report(read_panels([folder]), folder / REPORT)
+    print(f"report: {path}")
+    if not diverged:
+        return ""
+    names = ", ".join(f"{run.spec.id}: {run.message}" for run in diverged)
+    return f"{len(diverged)} of {len(results)} runs diverged: {names}"

@@ -1,0 +1,256 @@
+"""A published table as data: its rows as changes of a config, and the numbers the paper printed.
+
+A config file of a table (`experiments/configs/vaswani_table3.py`) holds one `Table` and takes its
+functions from here, with these presets after its colon:
+
+    tiny       a scale for a CPU, and a short training
+    width/4    every width (model, head, feed-forward, embedding) divided by 4
+    layers/2   every number of layers, and of sets that a plan counts, divided by 2
+    lr         each row at three learning rates
+    rows=A|big the rows alone whose name the regular expression finds
+
+Without words the sizes are the paper's.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from ml_collections import ConfigDict
+
+from attnlab import lab
+from attnlab.lab.description import PublishedRow, PublishedTable
+from attnlab.models import ModelConfig, num_parameters
+from experiments.configs import byte_lm
+from experiments.setup import model_of
+
+WIDTHS = (
+    "model.width", "model.heads.head_dim", "model.heads.value_dim", "model.ffn.width",
+    "model.embedding.width",
+)  # fmt: skip
+DEPTHS = ("model.num_layers", "model.encoder.num_layers")
+RATES = ("learning_rate", "final_learning_rate")
+FACTORS = (0.3, 1.0, 3.0)
+"""Of the learning rates of the table, where the word `lr` asks for several."""
+
+SHORT = {
+    "model.max_len": 64,
+    "train.steps": 200,
+    "train.batch_size": 16,
+    "train.accumulate": 1,
+    "train.length": 64,
+    "train.optimizer": "adamw",
+    "train.schedule": "cosine",
+    "train.learning_rate": 3e-3,
+    "train.final_learning_rate": 3e-4,
+    "train.warmup_steps": 50,
+    "train.beta2": 0.99,
+    "train.epsilon": 1e-8,
+    "train.weight_decay": 0.1,
+    "train.clip_norm": 1.0,
+    "train.log_every": 50,
+    "train.eval_windows": 512,
+    "train.eval_every": 100,
+    "train.checkpoint_every": 200,
+}
+"""A short training for a CPU."""
+
+
+class Row(NamedTuple):
+    """One row of a table."""
+
+    changes: dict[str, Any]
+    """Config field -> its value at the paper's size, where it is not the base's."""
+    parameters: int
+    """Exact, at the paper's size, of what the paper counts."""
+    printed: str = ""
+    """The same as the paper prints it; empty where it does not."""
+    scores: tuple[float | None, ...] = ()
+    """The paper's, one per column; empty where it has none."""
+
+
+class Table(NamedTuple):
+    """A published table, and how to run it here."""
+
+    title: str
+    source: str
+    setting: dict[str, str]
+    """What the paper did: data, task, model, training, score."""
+    notes: str
+    """What else is to be known beside the numbers."""
+    columns: tuple[str, ...]
+    """Names of the scores, the main one first."""
+    better: Literal["lower", "higher"]
+    """Is the main score better "lower" or "higher"?"""
+    base: str
+    """The row that the others are compared with."""
+    rows: dict[str, Row]
+    model: ModelConfig
+    """Of the base, at the paper's size."""
+    train: dict[str, Any]
+    """Fields of `TrainConfig`, at the paper's size."""
+    shrink: tuple[str, ...]
+    """The words that `tiny` stands for."""
+    tiny: dict[str, Any]
+    """Config field -> value at that scale, of the base."""
+    tiny_rows: dict[str, Any] = {}  # noqa: RUF012
+    """The same where a row changes the field."""
+    uncounted: dict[str, Any] = {}  # noqa: RUF012
+    """Config field -> value that leaves out what the paper does not count."""
+
+    def paper_model(self, name: str) -> ModelConfig:
+        """The model of a row at the paper's size, less what the paper does not count."""
+        changes = _scaled(self, self.rows[name].changes, Words())
+        fields = {f: v for f, v in changes.items() if f.startswith("model.")}
+        config = ConfigDict({"model": byte_lm.model_fields(self.model)})
+        config.update_from_flattened_dict(fields | self.uncounted)
+        return model_of(config.model)
+
+
+Functions = tuple[
+    Callable[..., ConfigDict],
+    Callable[[lab.Experiment, str], list[lab.Variant]],
+    Callable[[str], lab.Description],
+]
+
+
+def functions(table: Table, **others: Table) -> Functions:
+    """`get_config`, `variants` and `describe` of a config file; a word of `others` among those of
+    the preset takes that table instead.
+    """
+
+    def find(preset: str) -> tuple[Table, str]:
+        words = [word for word in preset.split(",") if word]
+        chosen = next((others[word] for word in words if word in others), table)
+        return chosen, ",".join(word for word in words if word not in others)
+
+    def get_config(preset: str = "") -> ConfigDict:
+        return base_config(*find(preset))
+
+    def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
+        return variants_of(*find(preset))
+
+    def describe(preset: str) -> lab.Description:
+        return description_of(*find(preset))
+
+    return get_config, variants, describe
+
+
+def base_config(table: Table, preset: str) -> ConfigDict:
+    """What all rows have in common, at the scale of the preset."""
+    words = _words(table, preset)
+    base = byte_lm.get_config()
+    byte_lm.set_model(base, table.model)
+    base.train.update(table.train)
+    sizes = {f: _value(base, f) for f in (*WIDTHS, *DEPTHS, "model.sharing")}
+    base.update_from_flattened_dict(_scaled(table, sizes, words))
+    base.update_from_flattened_dict(table.tiny if words.tiny else {})
+    return base
+
+
+def _value(config: ConfigDict, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def variants_of(table: Table, preset: str) -> list[lab.Variant]:
+    """One variant for each row, or for each row and learning rate."""
+    words = _words(table, preset)
+    base = base_config(table, preset).train
+    instead = table.tiny_rows if words.tiny else {}
+    found = []
+    for name, row in _rows(table, words).items():
+        changes = _scaled(table, row.changes, words)
+        changes |= {f: value for f, value in instead.items() if f in changes}
+        if not words.lr:
+            found.append(lab.Variant(changes, name))
+        for factor in FACTORS if words.lr else ():
+            rates = {f"train.{f}": changes.get(f"train.{f}", base[f]) * factor for f in RATES}
+            tags = {"name": name, "learning_rate": rates["train.learning_rate"]}
+            found.append(lab.Variant(changes | rates, name, tags))
+    return found
+
+
+def _rows(table: Table, words: "Words") -> dict[str, Row]:
+    rows = {n: row for n, row in table.rows.items() if re.search(words.rows, n)}
+    if not rows:
+        raise ValueError(f"rows={words.rows} finds none; the rows are {', '.join(table.rows)}")
+    return rows
+
+
+def description_of(table: Table, preset: str) -> lab.Description:
+    """The published table, and the comparisons with its base."""
+    words = _words(table, preset)
+    rows = tuple(
+        PublishedRow(
+            tags={"name": name},
+            scores=row.scores,
+            parameters=num_parameters(table.paper_model(name)),
+            printed=row.printed,
+        )
+        for name, row in table.rows.items()
+    )
+    published = PublishedTable(
+        title=table.title,
+        source=table.source,
+        columns=table.columns,
+        rows=rows,
+        better=table.better,
+        setting=table.setting,
+        notes=table.notes,
+    )
+    with_base = table.base in _rows(table, words) and not words.lr
+    baseline: dict[str, lab.Tag] = {"name": table.base} if with_base else {}
+    return lab.Description(baseline=baseline, published=published)
+
+
+class Words(NamedTuple):
+    """What was asked for: numbers to divide by, and the rest."""
+
+    width: int = 1
+    layers: int = 1
+    tiny: bool = False
+    lr: bool = False
+    rows: str = ""
+
+
+def _words(table: Table, arg: str) -> Words:
+    words = [word for word in arg.split(",") if word]
+    asked: dict[str, Any] = {}
+    for word in (*(table.shrink if "tiny" in words else ()), *words):
+        name, _, number = word.partition("/")
+        if name in ("width", "layers") and number.isdigit() and int(number):
+            asked[name] = int(number)
+        elif word in ("tiny", "lr"):
+            asked[word] = True
+        elif word.startswith("rows="):
+            asked["rows"] = word.removeprefix("rows=")
+        else:
+            raise ValueError(f"unknown word {word!r}; known: tiny, width/N, layers/N, lr, rows=A|B")
+    return Words(**asked)
+
+
+def _scaled(table: Table, changes: dict[str, Any], words: Words) -> dict[str, Any]:
+    """`changes` with every size divided; raises ValueError where one does not divide.
+
+    An embedding that is multiplied by the root of the width follows the width.
+    """
+    divided = dict(changes)
+    for fields, by, word in ((WIDTHS, words.width, "width"), (DEPTHS, words.layers, "layers")):
+        for field in (f for f in fields if changes.get(f) is not None):
+            divided[field] = _divided(field, changes[field], by, word)
+    name, _, count = changes.get("model.sharing", "").partition(":")
+    if count:
+        sets = _divided("the plan's number of sets", int(count), words.layers, "layers")
+        divided["model.sharing"] = f"{name}:{sets}"
+    if "model.width" in divided and table.model.embedding.scale != 1:
+        divided["model.embedding.scale"] = divided["model.width"] ** 0.5
+    return divided
+
+
+def _divided(what: str, value: int, by: int, word: str) -> int:
+    if value % by:
+        raise ValueError(f"{word}/{by}: {what} {value} is not divisible by {by}; take another")
+    return value // by

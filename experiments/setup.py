@@ -1,0 +1,177 @@
+"""A config (of ml_collections) as an experiment of the lab, and what its file says of a sweep."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
+
+import jax
+from ml_collections import ConfigDict
+
+from attnlab import lab, training
+from attnlab.data import DATASETS, DataConfig
+from attnlab.lab.description import Description
+from attnlab.lab.machine import threads
+from attnlab.lab.resources import write_threads
+from attnlab.lab.spec import matched, specs_of
+from attnlab.lab.sweeps import add_specs
+from attnlab.models import ModelConfig, from_dict
+from attnlab.models.budget import Budget, with_layout
+from attnlab.names import lookup
+
+SECONDS = "seconds"
+BUDGETS = (*get_args(Budget), SECONDS)
+
+
+class Setup(NamedTuple):
+    """What a config file describes."""
+
+    base: lab.Experiment
+    """Before a budget is made equal."""
+    seeds: tuple[int, ...]
+    match: lab.Match | None
+    """Of what can be counted."""
+    equal_seconds: lab.Match | None
+    variants: list[lab.Variant]
+    """Empty where the file has none."""
+    description: Description
+
+
+def model_of(fields: ConfigDict) -> ModelConfig:
+    """`config.model` as the config of the model. Raises ValueError."""
+    return from_dict(fields.to_dict())
+
+
+def data_of(fields: Any) -> DataConfig:
+    """`config.data` as an entry of `DATASETS` with its fields. Raises ValueError."""
+    given = dict(fields)
+    kind = lookup(DATASETS, given.pop("source"), what="data source")
+    try:
+        return kind(**given)
+    except TypeError:
+        raise ValueError(
+            f"data.source={fields['source']!r} does not have all of the fields "
+            f"{', '.join(given)}; choose the source by its preset behind the colon of the config"
+        ) from None
+
+
+def experiment_of(config: ConfigDict) -> lab.Experiment:
+    """The experiment of a config, before a budget is made equal. Raises ValueError."""
+    train = training.TrainConfig(**{**config.train, "seeds": tuple(config.train.seeds)})
+    found = lab.Experiment(
+        model=model_of(config.model),
+        train=train,
+        data=data_of(config.data),
+        task=config.task,
+        start=config.start,
+        head_init=lab.HeadInit(**config.head_init),
+        measure_heads=config.measure_heads,
+    )
+    found.check_start()
+    return found
+
+
+def matched_experiment(config: ConfigDict) -> lab.Experiment:
+    """The experiment of a config for one run, with its budget made equal. Raises ValueError."""
+    found, match = experiment_of(config), match_of(config)
+    if match is None:
+        return found
+    if match.budget == SECONDS:
+        raise ValueError("match.budget=seconds is measured by experiments.sweep; use that command")
+    reference = with_layout(found.model, match.layout, match.sharing)
+    return matched(found, reference, match.budget)
+
+
+def run_config(
+    config: ConfigDict,
+    folder: Path,
+    options: lab.RunOptions = lab.RunOptions(),  # noqa: B008
+) -> list[lab.RunResult]:
+    """Trains the model of a config with each seed of `train.seeds`, one after the other.
+
+    Args:
+      config: of a config file.
+      folder: workdir; each seed is a run in it.
+      options: of `run_one`.
+
+    Raises:
+      Exceptions of `lab.run_one`.
+    """
+    specs = specs_of(matched_experiment(config), [lab.Variant({})], list(config.train.seeds))
+    if jax.process_index() == 0:
+        add_specs(specs, folder)
+        write_threads(folder, threads())
+    return [lab.run_one(spec, folder, options=options) for spec in specs]
+
+
+def match_of(config: ConfigDict) -> lab.Match | None:
+    """What `config.match` asks for. Raises ValueError."""
+    if not (budget := config.match.budget):
+        return None
+    lookup(dict.fromkeys(BUDGETS), budget, what="match.budget")
+    return lab.Match(cast(Budget, budget), config.match.layout, config.match.sharing)
+
+
+def setup_of(
+    config: ConfigDict,
+    module: Any,
+    preset: str,
+    variants: Sequence[lab.Variant] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Setup:
+    """What a config and its module describe.
+
+    Args:
+      config: with the fields that flags set.
+      module: of the config file; may have `variants` (a list, or a function of the base experiment
+        and the preset) and `description`, or `describe` (preset -> `Description`).
+      preset: behind the colon of the config file.
+      variants: in place of those of the file, of which then nothing is described.
+      overrides: field -> value that flags set.
+
+    Raises:
+      ValueError: the config makes no experiment, or a flag sets what the variants vary.
+    """
+    base, match = experiment_of(config), match_of(config)
+    described = Description()
+    if variants is None:
+        given = getattr(module, "variants", [])
+        variants = given(base, preset) if callable(given) else given
+        if hasattr(module, "describe"):
+            described = module.describe(preset)
+        described = getattr(module, "description", described)
+    _check_overrides(variants, overrides or {}, module, config)
+    equal_seconds = match if match and match.budget == SECONDS else None
+    return Setup(
+        base,
+        tuple(config.train.seeds),
+        None if equal_seconds else match,
+        equal_seconds,
+        list(variants),
+        described,
+    )
+
+
+def _check_overrides(
+    variants: Sequence[lab.Variant], overrides: Mapping[str, Any], module: Any, config: ConfigDict
+) -> None:
+    """Raises ValueError where a flag or a preset sets what all variants set."""
+    if not variants:
+        return
+    varied = set.intersection(*(set(variant.values) for variant in variants))
+    if flag := next((field for field in overrides if field in varied), None):
+        raise ValueError(f"--config.{flag} is what this sweep varies; leave the flag out")
+    default = module.get_config()
+    for field in ("model.heads.layout", "model.sharing"):
+        values = [_value(one, field) for one in (config, default)]
+        if field in varied and values[0] != values[1]:
+            raise ValueError(
+                f"the preset sets {field}={values[0]}, which this sweep varies; leave it out, or "
+                f"choose by --vary={field}={values[0]}"
+            )
+
+
+def _value(config: ConfigDict, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = value[name]
+    return value

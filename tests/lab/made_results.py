@@ -1,0 +1,98 @@
+"""Results as runs would have left them, with scores that are known beforehand."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from attnlab import lab
+from attnlab.data import Text
+from attnlab.heads import Standard
+from attnlab.models import FFN, ModelConfig
+from attnlab.training import TrainConfig
+from attnlab.training.loggers import JsonLines
+
+MODEL = ModelConfig(
+    width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
+)
+TRAIN = TrainConfig(
+    steps=40, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=10, eval_windows=32,
+    curve_windows=16, eval_batch_size=8, checkpoint_every=20,
+)  # fmt: skip
+BASE = lab.Experiment(model=MODEL, train=TRAIN, data=Text())
+
+
+def made(
+    tags: Mapping[str, lab.spec.Tag],
+    seed: int,
+    score: float | None,
+    *,
+    values: Mapping[str, object] | None = None,
+    parameters: int = 1000,
+    more: Mapping[str, float] | None = None,
+    validation: float | None = None,
+    weights: Mapping[str, float] | None = None,
+) -> lab.RunResult:
+    """The result of a run whose held-out bits per byte are `score`; None: it diverged.
+
+    `values` are fields of the config, `more` further held-out metrics.
+    """
+    config = lab.with_values(BASE, values or {})
+    name = re.sub(r"[^A-Za-z0-9]+", "_", f"run {dict(tags)} {dict(values or {})}")
+    spec = lab.RunSpec(f"{name}-seed{seed}", config, seed, tags)
+    heldout = {} if score is None else {"bits_per_byte": score, "loss": score, **(more or {})}
+    baselines = {"bits_per_byte": {"unigram": 4.7, "5-gram": 2.9}}
+    return lab.RunResult(
+        spec=spec,
+        status="diverged" if score is None else "complete",
+        heldout=heldout,
+        train=heldout,
+        validation={} if validation is None else {"loss": validation},
+        baselines=baselines,
+        sizes=lab.ModelSizes(
+            parameters=parameters, applied_parameters=2 * parameters,
+            flops_per_token=4 * parameters, ffn_width=12,
+        ),
+        seconds=0.0 if score is None else 2.5,
+        tokens_per_second=1000.0,
+        environment={"python": "3.11", "jax": "0"},
+        weights=weights or {},
+    )  # fmt: skip
+
+
+def noisy(
+    means: Mapping[tuple[tuple[str, lab.spec.Tag], ...], float],
+    seeds: Sequence[int],
+    spread: float = 0.01,
+    key: int = 0,
+) -> list[lab.RunResult]:
+    """Runs of variants with these mean scores and normal noise."""
+    rng = np.random.default_rng(key)
+    return [
+        made(dict(tags), seed, mean + spread * rng.standard_normal(), parameters=1000 + 300 * i)
+        for i, (tags, mean) in enumerate(means.items())
+        for seed in seeds
+    ]
+
+
+def with_curves(runs: Sequence[lab.RunResult], folder) -> lab.Results:
+    """The results, with a metrics.jsonl for each run whose last point is its score + 0.01."""
+    folders = []
+    for run in runs:
+        place = folder / "runs" / run.spec.id
+        place.mkdir(parents=True)
+        lines = JsonLines(place / "metrics.jsonl", 0)
+        end = run.heldout.get("bits_per_byte", 5.0)
+        for step in (10, 20, 30, 40):
+            value = end + 0.01 + 3.0 * (np.exp(-step / 10) - np.exp(-4))
+            lines.log_scalars(step, {"eval/bits_per_byte": np.array([value])})
+        lines.finish()
+        folders.append(place)
+    return lab.Results(runs, folders)
+
+
+def at_size(run: lab.RunResult, parameters: int) -> lab.RunResult:
+    """The same run with another number of parameters."""
+    sizes = dataclasses.replace(run.sizes, parameters=parameters, flops_per_token=2 * parameters)
+    return dataclasses.replace(run, sizes=sizes)
