@@ -34,6 +34,10 @@ Pullback: TypeAlias = Callable[[object], tuple[object, ...]]
 """Cotangents of the outputs -> cotangents of the inputs."""
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @runtime_checkable
 class _Sows(Protocol):
     """A Flax module, as far as `attention_fn` uses it."""

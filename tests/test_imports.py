@@ -131,3 +131,11 @@ def test_every_public_name_is_documented():
 
     for name in set(dir(attnlab)) - {"__version__"}:
         assert getattr(attnlab, name).__doc__, name
+
+
+def test_dir_of_the_adapters_is_what_they_offer():
+    import attnlab
+
+    assert dir(attnlab.adapters) == [
+        "attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen",
+    ]  # fmt: skip
