@@ -279,9 +279,9 @@ scores
 # %% [markdown]
 # Random W_Q and W_K are good enough here: the embedding learns to work with them (99 % right, mean
 # of three seeds). They are even better than learnt ones (79 %): if all learn, some colours end with
-# nearly all attention on a wrong token (rows 4 and 9 of the figure), where the gradient of a softmax
-# is almost 0. So "learnt" is not what makes a matrix useful. Where attention does not depend on the
-# text (the control), everything else may learn and it does not help.
+# nearly all attention on a wrong token (rows 4 and 9 of the figure), where the gradient of a
+# softmax is almost 0. So "learnt" is not what makes a matrix useful. Where attention does not
+# depend on the text (the control), everything else may learn and it does not help.
 #
 # On text the learnt ones are better, by little: training W_Q and W_K is worth 0.035 bits per byte
 # (95 % interval 0.015 to 0.055), training W_V and W_O 0.068, and that attention depends on the text
@@ -378,8 +378,8 @@ assert table["everybody"]["% right, mean of 10 seeds"] < 65
 pd.DataFrame.from_dict(table, orient="index").rename_axis("a member attends to").round(1)
 
 # %% [markdown]
-# The graph is what gives the answer; without it the model guesses. The usual larger example is Cora:
-# 2,708 papers, an edge where one cites the other. The next cell runs where a folder `cora` with its
+# The graph gives the answer; without it the model guesses. The usual larger example is Cora: 2,708
+# papers, an edge where one cites the other. The next cell runs where a folder `cora` with its
 # three files ([sources](https://github.com/attnlab/attnlab/blob/main/docs/reference/texts.md)) lies
 # beside the notebook; elsewhere it is skipped. The published network has 83.2 ± 0.7 % over 20 seeds
 # [here](https://github.com/attnlab/attnlab/blob/main/docs/results/cora.md); the plain encoder below
