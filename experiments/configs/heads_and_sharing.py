@@ -12,11 +12,11 @@ Presets after the colon: `match=parameters`, `match=flops` or `match=seconds` (e
 the ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step
 are measured before the first run, see docs/explanation/equal_budgets.md), `match=cache` (the number
 of heads that does: what decoding keeps, one wide head for four others), `scores` (every variant
-again with scores divided by H, the width of a head, in place of sqrt(H): Yang et al. 2022, arXiv 2203.03466), `lr`
-(three learning rates of each variant), `study` (a plan between the two, and a validation part to
-choose learning rates by), `confirm` (standard and wide heads alone, so that their mean over plans
-is the one question; with seeds that were never looked at), and those of byte_lm.py (`tiny`,
-`masked`, ...). The study itself is, for each budget and each text,
+again with scores divided by H, the width of a head, in place of sqrt(H): Yang et al. 2022, arXiv
+2203.03466), `lr` (three learning rates of each variant), `study` (a plan between the two, and a
+validation part to choose learning rates by), `confirm` (standard and wide heads alone, so that
+their mean over plans is the one question; with seeds that were never looked at), and those of
+byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --margin=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
