@@ -23,7 +23,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, pool
-from experiments.running import launch
+from experiments import app
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 INK = "#57606a"
@@ -186,4 +186,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
-    launch.start(main)
+    app.start(main)
