@@ -331,7 +331,7 @@ def attributes(made: Any) -> dict[str, str]:
     return found
 
 
-def _type(field: dataclasses.Field) -> str:
+def _type(field: dataclasses.Field[Any]) -> str:
     text = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
     alias = vars(specs).get(text) or vars(model_config).get(text)
     if alias is not None and not inspect.isclass(alias):
@@ -343,7 +343,7 @@ def _type(field: dataclasses.Field) -> str:
     return f"`{text}`".replace("|", "or")
 
 
-def _value(field: dataclasses.Field) -> str:
+def _value(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
         value = field.default
     elif field.default_factory is not dataclasses.MISSING:
