@@ -151,7 +151,7 @@ def _flag(call: ast.Call, define: str, module: str) -> Flag:
     arguments = list(call.args[1:])
     default = arguments.pop(0) if arguments else keywords.get("default")
     choices = arguments.pop(0) if kind == "enum" and arguments else None
-    text = arguments.pop(0) if arguments else keywords.get("help")
+    text = arguments.pop(0) if arguments else keywords.get("help", keywords.get("help_string"))
     said = text.value if isinstance(text, ast.Constant) else ast.unparse(text) if text else ""
     if choices is not None:
         kind = "one of " + ", ".join(f"`{choice}`" for choice in _choices(choices, module))
@@ -160,7 +160,10 @@ def _flag(call: ast.Call, define: str, module: str) -> Flag:
         "boolean": "on or off", "list": "list, by commas", "multi_string": "text, repeatable",
         "config_file": "config file",
     }  # fmt: skip
-    required = ast.unparse(keywords["required"]) != "False" if "required" in keywords else False
+    # `app.define_config(required=False)` says otherwise.
+    required = kind == "config_file" and default is None
+    if "required" in keywords:
+        required = ast.unparse(keywords["required"]) != "False"
     shown = "" if default is None else ast.unparse(default)
     return Flag(str(name), kinds.get(kind, kind), shown, str(said), required)
 
@@ -181,7 +184,9 @@ INTRODUCTION = """\
 Made by `python -m experiments.reference` from the source; a test fails while this page is stale.
 
 Every command prints this with `--help`; beside `--config=FILE` it also lists every field of that
-config. A command that takes `--config` takes each field as a flag
+config. Every command takes `--debug` (the traceback of an error) and `--import=FILE.py` (a file to
+run first, such as one that registers a head layout; may be repeated). A command that takes
+`--config` takes each field as a flag
 (`--config.train.steps=100`): [config fields](config.md), [presets](presets.md). Exit codes: 0
 done, 1 an error in one line, 75 stopped by a signal or another process is using the folder: repeat
 the command later."""

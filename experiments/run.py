@@ -15,12 +15,10 @@ import jax
 from absl import flags
 
 from attnlab import lab
-from attnlab.lab.machine import keep_compiled, threads, use_threads
-from attnlab.lab.resources import read_threads, write_threads
-from attnlab.lab.spec import specs_of
-from attnlab.lab.sweeps import add_specs
+from attnlab.lab.machine import keep_compiled, use_threads
+from attnlab.lab.resources import read_threads
 from experiments import app
-from experiments.setup import matched_experiment
+from experiments.setup import run_config
 
 _FLAGS = flags.FLAGS
 
@@ -42,21 +40,16 @@ def main() -> None:
     """Runs all seeds and prints their held-out scores."""
     if _FLAGS.distributed:
         jax.distributed.initialize()
-    folder, config = Path(_FLAGS.workdir), app.config()
-    experiment = matched_experiment(config)
-    specs = specs_of(experiment, [lab.Variant({})], list(config.train.seeds))
+    folder = Path(_FLAGS.workdir)
     use_threads(_FLAGS.threads or read_threads(folder))
+    keep_compiled()
     options = lab.RunOptions(
         model_parallel=_FLAGS.model_parallel,
         shard_state=_FLAGS.shard_state,
         loggers=tuple(_FLAGS.loggers),
         profile=_FLAGS.profile,
     )
-    if not _FLAGS.distributed or jax.process_index() == 0:
-        add_specs(specs, folder)
-        write_threads(folder, threads())
-    keep_compiled()
-    results = [lab.run_one(spec, folder, options=options) for spec in specs]
+    results = run_config(app.config(), folder, options)
     for result in results:
         if result.status == "diverged":
             sys.exit(f"error: {result.message}")

@@ -1,14 +1,19 @@
 """A config (of ml_collections) as an experiment of the lab, and what its file says of a sweep."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
+import jax
 from ml_collections import ConfigDict
 
 from attnlab import lab, training
 from attnlab.data import DATASETS, DataConfig
-from attnlab.lab.report import Description
-from attnlab.lab.spec import matched
+from attnlab.lab.description import Description
+from attnlab.lab.machine import threads
+from attnlab.lab.resources import write_threads
+from attnlab.lab.spec import matched, specs_of
+from attnlab.lab.sweeps import add_specs
 from attnlab.models import ModelConfig, from_dict
 from attnlab.models.budget import Budget, with_layout
 from attnlab.names import lookup
@@ -74,6 +79,28 @@ def matched_experiment(config: ConfigDict) -> lab.Experiment:
         raise ValueError("match.budget=seconds is measured by experiments.sweep; use that command")
     reference = with_layout(found.model, match.layout, match.sharing)
     return matched(found, reference, match.budget)
+
+
+def run_config(
+    config: ConfigDict,
+    folder: Path,
+    options: lab.RunOptions = lab.RunOptions(),  # noqa: B008
+) -> list[lab.RunResult]:
+    """Trains the model of a config with each seed of `train.seeds`, one after the other.
+
+    Args:
+      config: of a config file.
+      folder: workdir; each seed is a run in it.
+      options: of `run_one`.
+
+    Raises:
+      Exceptions of `lab.run_one`.
+    """
+    specs = specs_of(matched_experiment(config), [lab.Variant({})], list(config.train.seeds))
+    if jax.process_index() == 0:
+        add_specs(specs, folder)
+        write_threads(folder, threads())
+    return [lab.run_one(spec, folder, options=options) for spec in specs]
 
 
 def match_of(config: ConfigDict) -> lab.Match | None:

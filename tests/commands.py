@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 600
 LIBRARIES = (
-    "experiments.running.arm", "experiments.report", "matplotlib.pyplot", "orbax.checkpoint",
+    "attnlab.lab", "attnlab.lab.report", "matplotlib.pyplot", "orbax.checkpoint",
     "rich.progress",
 )  # fmt: skip
 

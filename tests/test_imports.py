@@ -18,7 +18,7 @@ LAYERS = (
     {"interpret"},
     {"pretrained", "adapters"},
 )
-# `data` knows no model, and published models have its tokenizers. `training` takes a model as an
+# `data` knows no model. `training` takes a model as an
 # argument, `plotting` takes arrays, `lab` runs everything.
 APART = {
     "data": {"names", "extras", "atomic"},
@@ -38,7 +38,6 @@ APART = {
     },
     "contrib": {"extras", "remat", "attention"},
 }
-ALSO = {"pretrained": {"data"}}
 # Who alone may import a package.
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
@@ -91,7 +90,6 @@ def test_imports_point_downwards(name):
     package = package_of(name)
     number = next((i for i, layer in enumerate(LAYERS) if package in layer), None)
     below = APART[package] if number is None else set().union(*LAYERS[:number])
-    below |= ALSO.get(package, set())
     for other in ours - {"__init__"}:
         assert package_of(other.removesuffix(".__init__")) in below | {package}, other
     assert not others & NEVER

@@ -501,6 +501,11 @@ def all_weights(layout: Layout) -> dict[str, Weight]:
 
     Raises:
       ValueError: two of them have one name.
+
+    >>> from attnlab.heads import Gate, Standard
+    >>> layout = Standard(width=4, num_heads=2, extras=(Gate(),))
+    >>> list(all_weights(layout))
+    ['q', 'k', 'v', 'o', 'head_gate']
     """
     return dict(_all_weights(layout))
 

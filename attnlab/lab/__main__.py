@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import importlib
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m attnlab.lab", description=__doc__)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--cores", default="", help="the cores that it may use: 0,1")
-    registers = "a module that registers layouts, datasets, ...; repeatable"
+    registers = "a module or file.py that registers layouts, datasets, ...; repeatable"
     parser.add_argument("--import", dest="modules", default=[], action="append", help=registers)
     parser.add_argument("--skip", default=[], action="append", help="a run that is left out")
     parser.add_argument("--loggers", default="", help="further loggers: tensorboard,wandb")
@@ -31,11 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.cores and sys.platform == "linux":
         os.sched_setaffinity(0, {int(core) for core in args.cores.split(",")})
     for module in args.modules:
-        importlib.import_module(module)
+        import_module(module)
     keep_compiled()
     loggers = tuple(filter(None, args.loggers.split(",")))
     options = RunOptions(loggers=loggers, profile=args.profile)
     return work(args.workdir, options, args.skip)
+
+
+def import_module(name: str) -> None:
+    """Imports a module by its name, or runs a file."""
+    if name.endswith(".py"):
+        runpy.run_path(name)
+    else:
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":

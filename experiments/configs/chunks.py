@@ -37,7 +37,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.lab.report import Expectation
+from attnlab.lab.description import Expectation
 from attnlab.models import ModelConfig, match_budget, with_layout
 from experiments.configs import byte_lm, reviews
 from experiments.expect import expect

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from experiments.reporting import terminal
 
 from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
 from attnlab.models import num_parameters
 from experiments import sweep
-from experiments.benchmarks import accelerator, attention, fastest, ledger
+from experiments.benchmarks import accelerator, attention, fastest, ledger, report
 from experiments.benchmarks.accelerator import FULL, TINY
 from experiments.benchmarks.ledger import DeviceLostError, Ledger, go_through
 from experiments.benchmarks.measure import Case
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.configs import heads_and_sharing
-from experiments.reporting import accelerator as report
-from experiments.reporting import terminal
 from experiments.running import arm
 
 ABOUT = {

@@ -1,6 +1,8 @@
-"""Config files: every arm of the published tables, exact counts, named models, their reports."""
+"""Config files: every row of the published tables, exact counts, named models, their reports."""
 
+import csv
 import dataclasses
+import importlib
 import json
 import re
 
@@ -9,13 +11,14 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT, assert_close
-from ml_collections import ConfigDict
 
+from attnlab import lab
 from attnlab.heads import score_scale
+from attnlab.lab.spec import specs_of
 from attnlab.models import cache_bytes_per_token, num_parameters
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
-from experiments import sweep
+from experiments import published
 from experiments.configs import (
     albert_table4,
     byte_lm,
@@ -24,7 +27,7 @@ from experiments.configs import (
     takase,
     vaswani_table3,
 )
-from experiments.running import arm, launch, tables
+from experiments.setup import experiment_of, setup_of
 
 # file and its extra word -> its config file and table
 TABLES = {
@@ -34,25 +37,66 @@ TABLES = {
     "t5_table2": (t5_table2, t5_table2.TABLE),
     "t5_table2:language_model": (t5_table2, t5_table2.ALONE),
 }
+READ_FILES = {"cora", "neighbours", "reviews", "scan"}
+"""Their sizes are those of files that are not here: test_other_data, test_separations."""
+# config file -> presets whose variants are looked at; other files have no variants
+PRESETS = {
+    path.stem: ["tiny"]
+    for path in sorted((ROOT / "experiments" / "configs").glob("[a-z]*.py"))
+    if re.search("^variants =|^def variants|variants, describe = ", path.read_text(), re.M)
+    and path.stem not in READ_FILES
+} | {
+    "heads_and_sharing": ["tiny", "study", "scores,tiny", "confirm,study", "match=parameters"],
+    "chunks": ["", "tuned"],
+    "t5_table2": ["", "tiny", "language_model"],
+    "which_matrices_learn": ["", "text,tiny"],
+}
 
 
-def arms(name, words=""):
-    """Title -> resolved arm, as a sweep would run it."""
+def planned(name, preset=""):
+    """What `experiments.sweep` reads of a config file."""
+    module = importlib.import_module(f"experiments.configs.{name}")
+    return setup_of(module.get_config(preset), module, preset)
+
+
+def variants(name, preset=""):
+    """Title -> experiment, of one seed, as a sweep would run it."""
+    setup = planned(name, preset)
+    return {s.title: s.config for s in specs_of(setup.base, setup.variants, [0], setup.match)}
+
+
+def rows(name, preset=""):
+    """`variants` of a published table."""
     file, _, more = name.partition(":")
-    words = ",".join(filter(None, (more, words)))
-    planned = sweep.read(f"{ROOT}/experiments/configs/{file}.py:{words}", {})
-    base = TABLES[name][0].get_config(words)
-    # A flag cannot say None, and --print_only makes flags of changes.
-    assert None not in [value for changes in planned.arms.values() for value in changes.values()]
-    return {
-        planned.titles[folder]: arm.resolve(sweep.with_changes(base, changes))
-        for folder, changes in planned.arms.items()
-    }
+    return variants(file, ",".join(filter(None, (more, preset))))
+
+
+def fits(tags, variant):
+    return tags.items() <= variant.all_tags.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name in PRESETS for preset in PRESETS[name]]
+)
+def test_a_description_is_of_variants_that_the_sweep_has(name, preset):
+    """Each set of tags in a pair, a baseline or an expected result names one variant."""
+    setup = planned(name, preset)
+    about, words = setup.description, {"mean": 1.0, "min": 1.0, "max": 1.0, "ratio": 1.0}
+    named = [tags for pair in about.pairs for tags in pair]
+    named += [about.baseline] if about.baseline else []
+    for expected in about.expectations:
+        named += [expected.tags] + ([expected.over] if expected.over else [])
+        expected.text.format(**words)
+    if about.published:
+        named += [row.tags for row in about.published.rows]
+    for tags in named:
+        assert len([v for v in setup.variants if fits(tags, v)]) == 1, tags
+    assert lab.Description.from_json(about.to_json()) == about
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
-    table, found = TABLES[name][1], arms(name)
+def test_every_row_is_a_variant_with_the_paper_s_parameters(name):
+    table, found = TABLES[name][1], rows(name)
     assert list(found) == list(table.rows)
     for row, one in found.items():
         output = table.paper_model(row).output  # less what the paper does not count
@@ -63,19 +107,28 @@ def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
 
 def flat(model):
     """Path -> value of every field of a model."""
-    fields = launch.fields(ConfigDict({"model": byte_lm.model_fields(model)}))
-    return {path: value for path, (_, value) in fields.items()}
+    found = {}
+
+    def visit(fields, path):
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                visit(value, f"{path}.{name}")
+            else:
+                found[f"{path}.{name}"] = value
+
+    visit(byte_lm.ConfigDict(byte_lm.model_fields(model)).to_dict(), "model")
+    return found
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tiny_keeps_the_ratios(name):
-    table, full, tiny = TABLES[name][1], arms(name), arms(name, "tiny")
+    table, full, tiny = TABLES[name][1], rows(name), rows(name, "tiny")
     by = dict(word.split("/") for word in table.shrink)
     for row, one in tiny.items():
         paper = flat(full[row].model)
         for field, size in flat(one.model).items():
-            word = ("width" if field in tables.WIDTHS else
-                    "layers" if field in tables.DEPTHS else "")  # fmt: skip
+            word = ("width" if field in published.WIDTHS else
+                    "layers" if field in published.DEPTHS else "")  # fmt: skip
             if word and paper[field] is not None and field not in table.tiny_rows:
                 assert paper[field] == size * int(by.get(word, 1)), (row, field)
         assert one.model.heads.num_heads == full[row].model.heads.num_heads or (
@@ -99,12 +152,12 @@ def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
     }  # fmt: skip
     for name, (optimizer, schedule, peak, then) in trained.items():
         table = TABLES[name][1]
-        train, tiny = (arms(name, words)[table.base].train for words in ("", "tiny"))
+        train, tiny = (rows(name, words)[table.base].train for words in ("", "tiny"))
         assert (train.optimizer, train.schedule) == (optimizer, schedule)
         rate = make_optimizer(train).schedule
         np.testing.assert_allclose([rate(train.warmup_steps), rate(late)], [peak, then], rtol=1e-4)
         assert (tiny.optimizer, tiny.schedule, tiny.clip_norm) == ("adamw", "cosine", 1.0)
-    rates = {one.model.width: one.train.learning_rate for one in arms("vaswani_table3").values()}
+    rates = {one.model.width: one.train.learning_rate for one in rows("vaswani_table3").values()}
     assert rates == {d: (d * 4000) ** -0.5 for d in (256, 512, 1024)}
 
 
@@ -122,19 +175,19 @@ def test_the_paper_s_pooler_and_head_are_counted_apart():
 
 
 def test_scaled_embeddings_follow_the_width():
-    for row, one in arms("vaswani_table3", "width/4").items():
+    for row, one in rows("vaswani_table3", "width/4").items():
         assert one.model.embedding.scale == pytest.approx(one.model.width**0.5), row
-    assert arms("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
+    assert rows("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
 
 
 def test_learning_rates_and_chosen_rows():
-    planned = sweep.read(
-        f"{ROOT}/experiments/configs/vaswani_table3.py:tiny,lr,rows=^(base|big)$", {}
-    )
-    rates = [c["train.learning_rate"] for c in planned.arms.values()]
+    setup = planned("vaswani_table3", "tiny,lr,rows=^(base|big)$")
+    specs = specs_of(setup.base, setup.variants, [0])
+    rates = [spec.config.train.learning_rate for spec in specs]
     np.testing.assert_allclose(rates, [0.3 * r for r in (3e-3, 1e-2, 3e-2)] * 2, rtol=1e-9)
-    assert list(planned.titles.values()) == ["base"] * 3 + ["big"] * 3
-    assert len(planned.paper["rows"]) == len(vaswani_table3.ROWS)
+    assert [spec.tags["name"] for spec in specs] == ["base"] * 3 + ["big"] * 3
+    assert [spec.tags["learning_rate"] for spec in specs] == rates
+    assert len(setup.description.published.rows) == len(vaswani_table3.ROWS)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +201,21 @@ def test_learning_rates_and_chosen_rows():
 )
 def test_wrong_words(words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        arms("vaswani_table3", words)
+        rows("vaswani_table3", words)
 
 
-def test_two_arms_of_one_name(tmp_path):
-    path = tmp_path / "twice.py"
-    path.write_text("def sweep(add, arg):\n  add(name='a b', x=1)\n  add(name='a  b', x=2)\n")
-    with pytest.raises(ValueError, match=r"twice.py has no get_config\(\)"):
-        sweep.read(str(path), {})
-    path.write_text("def get_config(): ...\n" + path.read_text())
-    with pytest.raises(ValueError, match="two arms 'a-b'; give each a name of its own"):
-        sweep.read(str(path), {})
+def test_a_config_file_without_get_config(tmp_path):
+    path = tmp_path / "bare.py"
+    path.write_text("variants = []\n")
+    done = command("experiments.sweep", f"--config={path}", f"--workdir={tmp_path}/run")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {path} has no get_config()"), done.stderr
+
+
+def test_two_variants_of_one_name():
+    twice = [lab.Variant({"train.steps": n}, name) for n, name in ((7, "a b"), (8, "a  b"))]
+    with pytest.raises(ValueError, match="two variants have the name 'a_b'; give each its own"):
+        specs_of(lab.Experiment(), twice, [0])
 
 
 def test_t5_s_table_is_of_t5_s_functions(x64):
@@ -199,52 +256,45 @@ LENGTHS = {"source": 5, "tokens": 6}
 
 
 @pytest.mark.parametrize("words", ["match=parameters", "match=flops", "match=flops,scale=gpu"])
-def test_every_arm_of_the_study_has_a_feed_forward_part_left(words):
+def test_every_variant_of_the_study_has_an_ffn_left(words):
     """At every budget wide heads leave the reference's FFN an eighth at least."""
-    base = heads_and_sharing.get_config(f"study,{words}")
-    widths = []
-
-    def add(**changes):
-        copy = base.copy_and_resolve_references()
-        copy.update_from_flattened_dict(changes)
-        widths.append(arm.resolve(copy).model.ffn.width)
-
-    heads_and_sharing.sweep(add, f"study,{words}")
+    preset = f"study,{words}"
+    widths = [one.model.ffn.width for one in variants("heads_and_sharing", preset).values()]
     assert len(widths) == 9
-    assert min(widths) > base.model.ffn.width / 8
+    assert min(widths) > heads_and_sharing.get_config(preset).model.ffn.width / 8
 
 
-def test_scores_divided_by_the_width_of_a_head_are_arms_of_their_own():
-    words = "scores,lr"
-    file = f"{ROOT}/experiments/configs/heads_and_sharing.py:{words}"
-    planned = sweep.read(file, {})
-    assert len(planned.arms) == 3 * 2 * 2 * 3
-    base = heads_and_sharing.get_config(words)
-    for folder, changes in planned.arms.items():
-        layout = arm.resolve(sweep.with_changes(base, changes)).model.layout
+def test_scores_divided_by_the_width_of_a_head_are_variants_of_their_own():
+    setup = planned("heads_and_sharing", "scores,lr")
+    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    assert len(specs) == 3 * 2 * 2 * 3
+    for spec in specs:
+        layout = spec.config.model.layout
         width = layout.size("head_dim")
-        by_width = folder in planned.titles
+        by_width = spec.tags["scores"] == "H"
         assert score_scale(layout) == (1 / width if by_width else width**-0.5)
-    named = {name for pair in planned.pairs for name in pair}
-    assert set(planned.titles.values()) == {name for name in named if name.endswith("scores / H")}
+    named = [tags for pair in planned("heads_and_sharing", "scores").description.pairs
+             for tags in pair if tags["scores"] == "H"]  # fmt: skip
+    assert {tuple(tags.values())[:2] for tags in named} == {
+        (layout, plan) for layout in heads_and_sharing.LAYOUTS for plan in heads_and_sharing.PLANS
+    }
 
 
 def test_at_equal_cache_one_wide_head_stands_for_four():
-    base = heads_and_sharing.get_config("match=cache")
-    arms = [
-        arm.resolve(sweep.with_changes(base, {"model.heads.layout": n})) for n in ("wide", "narrow")
-    ]
-    assert [one.model.heads.num_heads for one in arms] == [1, 4]
-    assert {cache_bytes_per_token(one.model) for one in arms} == {4 * 2 * 64 * 4}
-    assert {one.model.ffn.width for one in arms} == {base.model.ffn.width}
+    found = variants("heads_and_sharing", "match=cache")
+    wide, narrow = (found[f"{name}, separate"].model for name in ("wide", "narrow"))
+    assert (wide.heads.num_heads, narrow.heads.num_heads) == (1, 4)
+    assert {cache_bytes_per_token(one) for one in (wide, narrow)} == {4 * 2 * 64 * 4}
+    base = heads_and_sharing.get_config("match=cache").model.ffn.width
+    assert {wide.ffn.width, narrow.ffn.width} == {base}
 
 
 @pytest.mark.parametrize("name", byte_lm.MODELS)
 def test_published_models_by_name(name):
-    resolved = arm.resolve(byte_lm.get_config(name))
+    found = experiment_of(byte_lm.get_config(name))
     expected = published_config(name)
-    assert resolved.model.plan == expected.plan
-    assert dataclasses.replace(resolved.model, sharing=expected.sharing) == expected
+    assert found.model.plan == expected.plan
+    assert dataclasses.replace(found.model, sharing=expected.sharing) == expected
 
 
 @pytest.mark.slow
@@ -257,17 +307,23 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
               "length=16", "eval_batch_size=8", "eval_windows=8", "seeds=(0,1)")]  # fmt: skip
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
-    assert "[E=128-all-shared]" in done.stderr
-    report = (tmp_path / "run/report.md").read_text()
-    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if "11,683,584" in line]
-    ours = json.loads((tmp_path / "run/E=128-all-shared/result.json").read_text())
-    loss = np.array(ours["heldout_bits_per_byte"])
-    assert rows == [[
-        "E=128 all-shared", f"{loss.mean():.3f} ± {loss.std(ddof=1):.3f}",
-        f"{ours['unique_parameters']:,}", "11,683,584", "12M",
-        "80.1", "89.3", "82.3", "80.0", "77.1", "82.0", "90.3", "64.0",
-    ]]  # fmt: skip
-    assert "| E=768 shared-FFN | not run | – | 57,117,696 | 57M | 79.5 |" in report
-    assert "| groups G=2 | not run | – | 18,771,456 | – | – |" in report
-    assert "Rows that both have: 2, too few to compare an order" in report
-    assert "no question of this report" not in report
+    ours = [
+        json.loads((tmp_path / f"run/runs/E_128_all-shared-seed{seed}/result.json").read_text())
+        for seed in (0, 1)
+    ]
+    bits = np.array([one["heldout"]["bits_per_byte"] for one in ours])
+    with (tmp_path / "run/tables/published.csv").open(newline="") as lines:
+        found = {row["row"]: row for row in csv.DictReader(lines)}
+    row = found["E=128 all-shared"]
+    assert list(found) == list(albert_table4.ROWS)
+    assert float(row["ours: held-out bits per byte"]) == pytest.approx(bits.mean())
+    assert float(row["standard deviation"]) == pytest.approx(bits.std(ddof=1))
+    assert int(row["parameters here"]) == ours[0]["sizes"]["parameters"]
+    assert (row["at the paper's size"], row["as printed"]) == ("11683584", "12M")
+    paper = [row[f"paper: {column}"] for column in albert_table4.TABLE.columns]
+    assert paper == ["80.1", "89.3", "82.3", "80.0", "77.1", "82.0", "90.3", "64.0"]
+    other = found["E=768 shared-FFN"]
+    assert other["ours: held-out bits per byte"] == "not run"
+    assert (other["at the paper's size"], other["as printed"]) == ("57117696", "57M")
+    text = (tmp_path / "run/report.md").read_text()
+    assert "Rows that both have: 2, too few to compare an order" in text

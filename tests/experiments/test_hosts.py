@@ -12,7 +12,7 @@ from conftest import ROOT
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "cut"), [(2, {}), (4, {"model_parallel": 4, "cut_state": True})]
+    ("devices", "cut"), [(2, {}), (4, {"model_parallel": 4, "shard_state": True})]
 )
 def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     """Two processes of two devices each, as on two hosts, give the losses of one process; so do two
@@ -20,9 +20,11 @@ def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     code = (
         f"import sys, jax; jax.config.update('jax_num_cpu_devices', {devices});"
         "jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]));"
-        "from experiments.running import arm; from experiments.configs import byte_lm;"
+        "from experiments.setup import run_config; from experiments.configs import byte_lm;"
+        "from attnlab import lab;"
         "from pathlib import Path; config = byte_lm.get_config('tiny');"
-        f"config.data.path = sys.argv[3]; arm.run(config, Path(sys.argv[4]), **{cut})"
+        "config.data.path = sys.argv[3];"
+        f"run_config(config, Path(sys.argv[4]), lab.RunOptions(**{cut}))"
     )
     folder = tmp_path / "two"
     start = [sys.executable, "-c", code, f"localhost:{12355 + devices}"]
@@ -31,7 +33,8 @@ def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
     assert [host.wait(timeout=300) for host in hosts] == [0, 0]
     got = heldout(folder)
     np.testing.assert_allclose(got, run(tmp_path / "one", nine_letters), rtol=1e-5)
-    (folder / "result.json").unlink()  # as if the hosts had been killed behind the last step
+    for path in folder.glob("runs/*/result.json"):
+        path.unlink()  # as if the hosts had been killed behind the last step
     np.testing.assert_allclose(got, run(folder, nine_letters), rtol=1e-5)
 
 
@@ -43,4 +46,5 @@ def run(folder, text):
 
 
 def heldout(folder):
-    return json.loads((folder / "result.json").read_text())["heldout_bits_per_byte"]
+    results = [json.loads(p.read_text()) for p in sorted(folder.glob("runs/*/result.json"))]
+    return [result["heldout"]["bits_per_byte"] for result in results]

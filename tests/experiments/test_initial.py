@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
+from experiments.running.workdir import WorkdirError
 
 import attnlab
 from attnlab import pretrained
@@ -18,7 +19,6 @@ from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
 from experiments.running import arm, initial
-from experiments.running.workdir import WorkdirError
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(

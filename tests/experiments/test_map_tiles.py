@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from attnlab.lab.attention_maps import FILE, tiles
 from experiments.configs import byte_lm
-from experiments.running import arm
-from experiments.running.maps import FILE, tiles
+from experiments.setup import run_config
 
 
 def test_heads_stand_in_a_row_and_layers_below_each_other():
@@ -25,5 +25,7 @@ def test_layers_with_unlike_heads_have_no_map(nine_letters, tmp_path):
     config.train.update(steps=4, warmup_steps=1)
     one_head = {"heads": {"layout": "standard", "num_heads": 1}}
     config.model.update(layer_types=((1, one_head), (1, {})))
-    assert arm.run(config, tmp_path / "run")["status"] == arm.COMPLETE
-    assert not (tmp_path / "run" / FILE).exists()
+    config.train.seeds = (0,)
+    (result,) = run_config(config, tmp_path)
+    assert result.status == "complete"
+    assert not (tmp_path / "runs/seed0" / FILE).exists()

@@ -11,10 +11,10 @@ import small_data
 
 from attnlab import training
 from attnlab.data import DATASETS
+from attnlab.lab import run as lab_run
 from attnlab.training.metrics import Recorder
-from experiments import report, sweep
-from experiments.configs import recall
-from experiments.running import arm
+from experiments import report
+from experiments.setup import run_config
 
 # config file -> the row of data that it is about
 CONFIGS = {
@@ -55,18 +55,19 @@ def test_every_row_has_a_config():
 def test_a_config_trains_and_is_reported(name, tmp_path):
     (tmp_path / "data").mkdir()
     config = tiny(name, tmp_path / "data")
-    result = arm.run(config, tmp_path / "run")
-    assert result["status"] == "complete"
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    config.train.seeds = config.train.seeds[:1]
+    (result,) = run_config(config, tmp_path / "run")
+    assert result.status == "complete"
+    [metrics] = (tmp_path / "run").glob("runs/*/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.open()]
     losses = [np.mean(row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses[-1] < losses[0]
-    for metric in result["metrics"]:
-        assert np.all(np.isfinite(result[f"heldout_{metric['name']}"]))
+    assert all(np.isfinite(result.heldout[metric.name]) for metric in result.metrics)
     report.write([tmp_path / "run"])
     told = (tmp_path / "run" / "report.md").read_text()
-    assert result["metrics"][0]["unit"] in told
-    for yardstick in result["yardsticks"].get(result["metrics"][0]["name"], {}):
-        assert yardstick in told
+    assert result.metrics[0].unit in told
+    for baseline in result.baselines.get(result.metrics[0].name, {}):
+        assert baseline in told
 
 
 @pytest.mark.slow  # test_train.py: the same of fit
@@ -79,42 +80,16 @@ def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
     config.task = "transduction" if name == "translation" else config.task  # nothing is written
 
     class Stops(Recorder):
-        def write(self, step, metrics):
-            super().write(step, metrics)
+        def log_scalars(self, step, metrics):
+            super().log_scalars(step, metrics)
             if step == 10 and "train/loss" in metrics:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(arm, "Recorder", Stops)
+    monkeypatch.setattr(lab_run, "Recorder", Stops)
     with pytest.raises(training.Stopped, match="stopped at step"):
-        arm.run(config, tmp_path / "broken")
+        run_config(config, tmp_path / "broken")
     monkeypatch.undo()
-    results = [arm.run(config, tmp_path / folder) for folder in ("broken", "whole")]
-    scores = [{n: v for n, v in r.items() if n.startswith(("heldout", "train"))} for r in results]
-    assert scores[0] == scores[1]
-    logs = [(tmp_path / f / "metrics.jsonl").read_text() for f in ("broken", "whole")]
+    results = [run_config(config, tmp_path / folder)[0] for folder in ("broken", "whole")]
+    assert (results[0].heldout, results[0].train) == (results[1].heldout, results[1].train)
+    logs = [(tmp_path / f / "runs/seed3/metrics.jsonl").read_text() for f in ("broken", "whole")]
     assert logs[0] == logs[1]
-
-
-@pytest.mark.slow
-def test_recall_over_the_number_of_pairs(tmp_path):
-    """Arms with other data by the sweep's own will are compared, and drawn over what varies."""
-    arms = {}
-    recall.sweep(lambda name, **changes: arms.update({name: changes}), "tiny")
-    assert len(arms) == 4
-    arms = {name: changes for name, changes in arms.items() if "standard" in name}
-    base = recall.get_config("tiny")
-    folders = {name.replace(" ", "-"): changes for name, changes in arms.items()}
-    configs = {f: sweep.with_changes(base, changes) for f, changes in folders.items()}
-    record = {
-        "arms": {f: c.to_dict() for f, c in configs.items()},
-        "titles": dict(zip(folders, arms, strict=True)),
-        "environment": {"config": "experiments/configs/recall.py:tiny"},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    for folder, config in configs.items():
-        arm.run(config, tmp_path / folder, name=folder)
-    report.write([tmp_path])
-    told = (tmp_path / "report.md").read_text()
-    assert "not trained on the same data" not in told
-    assert "Held-out score over pairs" in told
-    assert "one of the values said" in (tmp_path / "figures" / "1-width-pairs.svg").read_text()

@@ -1,6 +1,7 @@
 """Layouts and extras, also of one file outside the package, train by flag and decode."""
 
 import json
+import runpy
 from pathlib import Path
 
 import jax
@@ -17,7 +18,7 @@ from conftest import deep
 import attnlab
 from attnlab.models import generate
 from experiments.configs import byte_lm
-from experiments.running import arm, launch
+from experiments.setup import run_config
 
 FILE = f"""
 import sys
@@ -60,11 +61,11 @@ def check_decoding(folder):
 def test_it_trains_from_a_config_file_and_decodes(case, tmp_path, nine_letters):
     file = tmp_path / "outside.py"
     file.write_text(FILE)
-    _, config = launch.load(f"{file}:tiny")
+    config = runpy.run_path(str(file))["get_config"]("tiny")
     config.update_from_flattened_dict(CASES[case] | SHORT | {"data.path": str(nine_letters)})
-    result = arm.run(config, tmp_path / "run")
-    assert result["status"] == arm.COMPLETE
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    (result,) = run_config(config, tmp_path / "run")
+    assert result.status == "complete"
+    rows = [json.loads(line) for line in (tmp_path / "run/runs/seed0/metrics.jsonl").open()]
     losses = [row["train/loss"][0] for row in rows if "train/loss" in row]
     assert losses[-1] < losses[0]
     balance = [row["train/head_balance"][0] for row in rows if "train/head_balance" in row]
@@ -79,7 +80,7 @@ def test_the_balance_loss_is_trained(tmp_path, nine_letters):
     flags = CASES["mixture_of_heads"] | SHORT | {"train.weight_decay": 0.0}
     config.update_from_flattened_dict(flags | {"data.path": str(nine_letters)})
     config.model.attention.output_scale = 0.0  # attention adds nothing to the residual stream
-    arm.run(config, tmp_path / "run")
+    run_config(config, tmp_path / "run")
     model, params = attnlab.load_run(tmp_path / "run")
     first = model.init(jax.random.key(0), jnp.zeros((1, 4), int))["params"]
     moved = {

@@ -31,9 +31,8 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
 
 def test_how_it_goes_on(run):
     """At the rate that the run ended with, which its schedule says; fresh weights as the run."""
-    was = training.TrainConfig(
-        **json.loads((run[0] / "config.json").read_text())["config"]["train"]
-    )
+    train = json.loads((run[0] / "config.json").read_text())["config"]["train"]
+    was = training.TrainConfig(**train | {"seeds": tuple(train["seeds"])})
     study = prune.begin(run[0], SEEDS[1], 40)
     assert study.trains.seeds == (SEEDS[1],)
     rate = training.make_optimizer(study.trains).schedule(39)

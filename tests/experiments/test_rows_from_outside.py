@@ -12,7 +12,7 @@ from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import OptimizerEntry
 from experiments import report
 from experiments.configs import byte_lm
-from experiments.running import arm
+from experiments.setup import run_config
 
 HERE = {}  # what the optimizer of this file was asked for
 
@@ -35,10 +35,10 @@ def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
         "train.beta1": 0.7, "train.log_every": 100,
     }  # fmt: skip
     config.update_from_flattened_dict(flags)
-    result = arm.run(config, tmp_path / "run")
-    assert np.mean(result["heldout_accuracy"]) > 95
+    results = run_config(config, tmp_path / "run")
+    assert np.mean([result.heldout["accuracy"] for result in results]) > 95
     assert HERE == {"beta1": 0.7}
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run/runs/seed0/metrics.jsonl").read_text().splitlines()
     assert '"train/learning_rate": 0.005' in "".join(lines)  # of the 100th step
     report.write([tmp_path / "run"])
     told = (tmp_path / "run/report.md").read_text()

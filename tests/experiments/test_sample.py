@@ -8,9 +8,9 @@ import pytest
 from commands import command
 from test_view import SEEDS, folder, run
 
+from attnlab.lab.loaded import Prompt, open_folder, open_run
 from attnlab.models import generate
 from experiments import sample
-from experiments.running.reading import Asked, open_folder, open_run
 
 __all__ = ["folder", "run"]
 
@@ -18,30 +18,30 @@ __all__ = ["folder", "run"]
 def test_a_run_goes_on_with_a_text(run):
     """Greedily as `generate` does, one of its bytes a token, no longer than the model reads."""
     opened = open_run(run[0], SEEDS[1])
-    told = sample.texts(opened, Asked("def né"), 100)
+    told = sample.texts(opened, Prompt("def né"), 100)
     prompt = jnp.asarray([list("def né".encode())])
     new = generate(opened.params, prompt, opened.config, opened.config.max_len - 7)
     ours = [*"def né".encode(), *np.asarray(new)[0].tolist()]
     assert told == [bytes(ours).decode(errors="replace")]
-    assert "".join(sample.pieces(opened, Asked("def né"), 100)) == told[0]
-    drawn = sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3)
+    assert "".join(sample.pieces(opened, Prompt("def né"), 100)) == told[0]
+    drawn = sample.texts(opened, Prompt("a"), 9, temperature=2.0, count=3)
     assert len(set(drawn)) == 3
-    assert drawn == sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3)
-    assert drawn != sample.texts(opened, Asked("a"), 9, temperature=2.0, count=3, draw=1)
+    assert drawn == sample.texts(opened, Prompt("a"), 9, temperature=2.0, count=3)
+    assert drawn != sample.texts(opened, Prompt("a"), 9, temperature=2.0, count=3, draw=1)
     with pytest.raises(ValueError, match="the text fills all 24 tokens of the model"):
-        sample.texts(opened, Asked("a" * 24), 9)
+        sample.texts(opened, Prompt("a" * 24), 9)
 
 
 def test_a_folder_writes_words_or_numbers(folder, tmp_path):
     opened = open_folder(folder[0])
-    said = sample.texts(opened, Asked("the cat"), 3)[0]
+    said = sample.texts(opened, Prompt("the cat"), 3)[0]
     assert said.split()[:2] == ["the", "cat"]
-    whole = sample.texts(opened._replace(ends=()), Asked(tokens="1,2"), 5)[0]
-    assert "".join(sample.pieces(opened._replace(ends=()), Asked(tokens="1,2"), 5)) == whole
+    whole = sample.texts(opened._replace(ends=()), Prompt(tokens="1,2"), 5)[0]
+    assert "".join(sample.pieces(opened._replace(ends=()), Prompt(tokens="1,2"), 5)) == whole
     (tmp_path / "bare").mkdir()
     for file in ("config.json", "model.safetensors"):
         (tmp_path / "bare" / file).write_bytes((folder[0] / file).read_bytes())
-    numbers = sample.texts(open_folder(tmp_path / "bare"), Asked(tokens="1,2"), 3)[0]
+    numbers = sample.texts(open_folder(tmp_path / "bare"), Prompt(tokens="1,2"), 3)[0]
     assert numbers.startswith("1,2,")
     assert numbers.count(",") == 4
     row = list(map(int, numbers.split(",")))
@@ -49,8 +49,8 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
     (tmp_path / "bare" / "generation_config.json").write_text(told)
     opened = open_folder(tmp_path / "bare")
     cut = ",".join(map(str, row[: row.index(row[3], 2)]))
-    assert sample.texts(opened, Asked(tokens="1,2"), 3) == [cut]
-    assert "".join(sample.pieces(opened, Asked(tokens="1,2"), 3)) == cut
+    assert sample.texts(opened, Prompt(tokens="1,2"), 3) == [cut]
+    assert "".join(sample.pieces(opened, Prompt(tokens="1,2"), 3)) == cut
 
 
 def test_what_is_no_command(run):

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_data
-from conftest import ROOT, assert_close
+from conftest import assert_close
 from ml_collections import ConfigDict
 
 from attnlab import data
 from attnlab.data.endpoints import examples
 from attnlab.heads import score_scale
+from attnlab.lab.spec import specs_of
+from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
 from attnlab.training import TrainConfig, init_state, make_optimizer, train_step
 from attnlab.training.objectives import OBJECTIVES
-from experiments import sweep
-from experiments.configs import byte_lm
-from experiments.reporting import claims
-from experiments.running import arm, initial, launch
+from experiments.configs import byte_lm, same_start
+from experiments.setup import experiment_of, run_config, setup_of
 
 CONFIGS = (
     "two_heads_beat_one",
@@ -39,38 +39,52 @@ DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
 """Which of small_data those read that read files."""
 
 
-def expected(name, words="", folder=None):
-    """The module, its planned arms resolved, its claim."""
+def planned(name, words="", folder=None):
+    """What a config file describes."""
     module = importlib.import_module(f"experiments.configs.{name}")
-    planned = sweep.read(f"{ROOT}/experiments/configs/{name}.py:{words}", {})
     base = module.get_config(words)
     if name in DATA:
         data, length, _ = small_data.DATASETS[DATA[name]](folder)
         base.data.update(dataclasses.asdict(data))
         base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
-    changed = {n: sweep.with_changes(base, changes) for n, changes in planned.arms.items()}
-    return planned, {planned.titles[n]: arm.resolve(config) for n, config in changed.items()}
+    return setup_of(base, module, words)
+
+
+def experiments(name, words="", folder=None):
+    """Name of each variant -> its experiment."""
+    setup = planned(name, words, folder)
+    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    return {spec.title: spec.config for spec in specs}
 
 
 @pytest.mark.parametrize("words", ["", "tiny"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_claim_is_of_arms_that_the_sweep_has(name, words, tmp_path):
+def test_what_is_expected_is_of_variants_that_the_sweep_has(name, words, tmp_path):
     if name in DATA and not words:
         pytest.skip("its sizes are those of files that are not here")
-    planned, arms = expected(name, words, tmp_path)
-    assert planned.claim["expects"]
-    for expect in planned.claim["expects"]:
-        assert {expect["arm"], expect["of"]} - {""} <= set(arms)
-        assert expect["relation"] in claims.RELATIONS
-        expect["says"].format(mean=0.0, least=0.0, most=0.0, ratio=0.0)
-    assert planned.claim["drawing"]["kind"] in claims.DRAWINGS
-    assert {name for pair in planned.pairs for name in pair} <= set(arms)
+    about, names = planned(name, words, tmp_path).description, experiments(name, words, tmp_path)
+    assert about.expectations
+    for expected in about.expectations:
+        assert {tags["name"] for tags in (expected.tags, expected.over) if tags} <= set(names)
+        expected.text.format(mean=0.0, min=0.0, max=0.0, ratio=0.0)
+    assert {tags["name"] for pair in about.pairs for tags in pair} <= set(names)
 
 
-def test_each_cause_is_undone_alone_and_every_such_arm_costs_as_much():
-    """Of chunks.py: one difference from the code of `former` an arm, scales and counts by hand."""
-    _, arms = expected("chunks")
-    code, width = arms["one for all chunks, small scores"].model, 64
+def flat(fields, path=""):
+    """Path -> value."""
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, ConfigDict):
+            found |= flat(value, f"{path}{name}.")
+        else:
+            found[path + name] = value
+    return found
+
+
+def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
+    """Of chunks.py: each has one difference from the code of former; scales and counts by hand."""
+    found = experiments("chunks")
+    code, width = found["one for all chunks, small scores"].model, 64
     size = code.layout.size("head_dim")
     assert (code.heads.name, code.width, size) == ("narrow_tied", width, 16)
     assert score_scale(code.layout) == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
@@ -81,26 +95,25 @@ def test_each_cause_is_undone_alone_and_every_such_arm_costs_as_much():
         "own chunks, equal parameters": {"heads.layout", "heads.scale", "ffn.width"},
     }
     for name, fields in undone.items():
-        ours, theirs = (launch.fields(ConfigDict(to_dict(m))) for m in (code, arms[name].model))
-        assert {path for path in ours if ours[path][1] != theirs[path][1]} == fields
-    assert score_scale(arms["one for all chunks"].model.layout) == 1 / 4
-    wide = num_parameters(arms["wide"].model)
-    for name, one in arms.items():
+        ours, theirs = (flat(ConfigDict(to_dict(m))) for m in (code, found[name].model))
+        assert {path for path in ours if ours[path] != theirs[path]} == fields
+    assert score_scale(found["one for all chunks"].model.layout) == 1 / 4
+    wide = num_parameters(found["wide"].model)
+    for name, one in found.items():
         if name.endswith("equal parameters"):
             assert abs(num_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
 
 
-def test_reviews_are_asked_of_the_arms_that_are_compared():
-    """Of chunks.py: the text has eleven arms, a review's class only those that a pair names."""
-    file = f"{ROOT}/experiments/configs/chunks.py"
-    text, reviews = (sweep.read(f"{file}:{words}", {}) for words in ("", "reviews"))
-    assert (len(text.arms), len(reviews.arms)) == (11, 7)
-    assert set(reviews.titles.values()) == {name for pair in reviews.pairs for name in pair}
-    assert {name: text.arms[name]["model.heads.layout"] for name in reviews.arms} == {
-        name: changes["model.heads.layout"] for name, changes in reviews.arms.items()
-    }
-    named = {e[of] for e in reviews.claim["expects"] for of in ("arm", "of")} - {""}
-    assert named <= set(reviews.titles.values())
+def test_reviews_are_asked_of_the_variants_that_are_compared():
+    """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
+    module = importlib.import_module("experiments.configs.chunks")
+    base, about = planned("chunks").base, module.describe("reviews")
+    text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
+    assert (len(text), len(reviews)) == (11, 7)
+    assert set(reviews) == {tags["name"] for pair in about.pairs for tags in pair}
+    assert reviews == {name: text[name] for name in reviews}
+    expected = [tags for e in about.expectations for tags in (e.tags, e.over) if tags]
+    assert {tags["name"] for tags in expected} <= set(reviews)
 
 
 def test_every_case_of_a_small_graph():
@@ -144,8 +157,8 @@ def at_random(config, count):
 
 def test_one_head_keeps_the_bound_whatever_its_weights():
     """None of 4,000 random models is right in more than 3 of the 4 examples of a pair."""
-    _, arms = expected("two_heads_beat_one", "tiny")
-    one = arms["one head"].model
+    found = experiments("two_heads_beat_one", "tiny")
+    one = found["one head"].model
     heads = dataclasses.replace(one.heads, head_dim=6)
     one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
     assert right(one, at_random(one, 4000), examples(2, "complete")).max() == 0.75
@@ -154,8 +167,8 @@ def test_one_head_keeps_the_bound_whatever_its_weights():
 def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
     """The step of the proof that a second head, or a feed-forward part, takes away: the residual at
     # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
-    _, arms = expected("two_heads_beat_one", "tiny")
-    one = arms["one head"].model
+    found = experiments("two_heads_beat_one", "tiny")
+    one = found["one head"].model
     rows = jnp.asarray(examples(4, "complete")["tokens"])
 
     def apart(model):
@@ -179,8 +192,8 @@ def test_two_narrow_heads_are_right_in_every_case():
     """By hand: head i looks at place i, unless the selector is the other one, which says nothing;
     tokens and places are coordinates of their own."""
     n, large = 5, 30.0
-    _, arms = expected("two_heads_beat_one")
-    model = arms["two narrow heads"].model
+    found = experiments("two_heads_beat_one")
+    model = found["two narrow heads"].model
     heads = dataclasses.replace(model.heads, head_dim=1, value_dim=n, num_heads=2)
     model = dataclasses.replace(model, vocab_size=n + 3, width=n + 7, heads=heads)
     params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
@@ -202,28 +215,28 @@ def test_two_narrow_heads_are_right_in_every_case():
     ("fields", "message"),
     [
         ({"values": "x"}, "'x'"),
-        ({"noise": 0.1}, "same.noise 0.1 must be 0 or more, and needs same.values"),
-        ({"noise": -0.1, "values": "q"}, "same.noise -0.1 must be 0 or more"),
-        ({"first_of": 4}, "same.first_of 4 must be more than model.heads.num_heads 4"),
+        ({"noise": 0.1}, "head_init.noise 0.1 must be 0 or more, and needs head_init.values"),
+        ({"noise": -0.1, "values": "q"}, "head_init.noise -0.1 must be 0 or more"),
+        ({"first_of": 4}, "head_init.first_of 4 must be more than model.heads.num_heads 4"),
     ],
 )
 def test_heads_that_cannot_be_the_same(fields, message):
     """Before any weight is made."""
     config = byte_lm.get_config("tiny")
     config.model.heads.num_heads = 4
-    config.same.update(fields)
+    config.head_init.update(fields)
     with pytest.raises(ValueError, match=message):
-        arm.resolve(config)
+        experiment_of(config)
 
 
-def trained(model, same, steps=12):
+def trained(model, head_init, steps=12):
     """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
     adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
     config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
     source = data.Endpoints(vertices=4).load(4)
     task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
-    make = initial.fresh(model, same)
+    make = init_function(model, head_init)
     state = init_state(model.build(), task, transform, source.shapes(), 0, make)
     begun = state.params
     batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
@@ -236,18 +249,18 @@ def trained(model, same, steps=12):
 def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     """Distance 0.0 to the bit while every array moves; the weights of one head with its output
     times 2, started as the first of the two, are those of each; noise tells them apart."""
-    _, arms = expected("same_start", "tiny")
-    two = arms["equal"]
+    found = experiments("same_start", "tiny")
+    two = found["equal"]
     exact = lambda one: dataclasses.replace(one.model, compute=Compute(dtype="float64"))
-    begun, equal = trained(exact(two), two.same)
+    begun, equal = trained(exact(two), two.head_init)
     assert float(head_distance(two.model, equal)) == 0
     assert float(smallest_change(begun, equal)) > 1e-3
-    lone = arms["one head, output times 2"]
-    _, one = trained(exact(lone), lone.same)
+    lone = found["one head, output times 2"]
+    _, one = trained(exact(lone), lone.head_init)
     both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
     assert_close(one, both, loosen=1e4)
-    noisy = arms["noise of 1e-4"]
-    begun, parted = trained(exact(noisy), noisy.same)
+    noisy = found["noise of 1e-4"]
+    begun, parted = trained(exact(noisy), noisy.head_init)
     start, end = (float(head_distance(noisy.model, p)) for p in (begun, parted))
     assert 0 < start < end
 
@@ -300,8 +313,8 @@ def test_impossible_vectors(make, length, message):
 
 def test_one_full_rank_head_finds_the_farthest():
     """By hand: W_Q = -W_K, large, and W_V W_O reads the point off; what one head has to learn."""
-    _, arms = expected("one_wide_beats_many_narrow")
-    one = arms["one full-rank head"]
+    found = experiments("one_wide_beats_many_narrow")
+    one = found["one full-rank head"]
     model, d, large = one.model, one.data.dimensions, 60.0
     model = dataclasses.replace(model, width=d)
     source = one.data.load(one.train.length)
@@ -330,16 +343,16 @@ def test_frozen_weights_that_are_none_are_refused_before_any_work():
     config = byte_lm.get_config("tiny")
     config.train.frozen = "attention.w"
     with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
-        arm.resolve(config)
+        experiment_of(config)
     config.train.frozen = "q("
     with pytest.raises(ValueError, match="is no regular expression"):
-        arm.resolve(config)
+        experiment_of(config)
 
 
 def test_a_fixed_random_pattern_does_not_read_the_text():
     """Its probabilities are those of any other text, and differ from head to head and place."""
-    _, arms = expected("which_matrices_learn", "tiny")
-    model = arms["fixed random pattern"].model
+    found = experiments("which_matrices_learn", "tiny")
+    model = found["fixed random pattern"].model
     texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
     params = model.build().init(jax.random.key(0), texts)["params"]
     outputs = model.build().apply({"params": params}, texts, capture=("probs",))
@@ -351,23 +364,25 @@ def test_a_fixed_random_pattern_does_not_read_the_text():
 
 
 def test_matrices_that_learn_may_be_asked_of_a_text_too():
-    planned, arms = expected("which_matrices_learn", "text,tiny")
-    assert {one.task for one in arms.values()} == {"causal_lm"}
-    assert {one.model.positions.name for one in arms.values()} == {"relative"}
-    named = {e[of] for e in planned.claim["expects"] for of in ("arm", "of")}
-    assert named == set(arms)
+    about = planned("which_matrices_learn", "text,tiny").description
+    found = experiments("which_matrices_learn", "text,tiny")
+    assert {one.task for one in found.values()} == {"causal_lm"}
+    assert {one.model.positions.name for one in found.values()} == {"relative"}
+    named = {tags["name"] for e in about.expectations for tags in (e.tags, e.over)}
+    assert named == set(found)
 
 
 @pytest.mark.slow
-def test_a_run_tells_how_far_its_heads_are_apart(tmp_path):
+def test_a_run_records_how_far_its_heads_are_apart(tmp_path):
     """From step 0 on, beside every evaluation and in the result: the figure of the report."""
-    module = importlib.import_module("experiments.configs.same_start")
-    config = sweep.with_changes(module.get_config("tiny"), module.ARMS["equal"])
-    result = arm.run(config, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
-    told = {r["step"]: r for r in rows if "weights/heads_apart" in r}
-    assert list(told) == [0, 10, 20]
-    assert all(r["weights/heads_apart"] == [0.0, 0.0] for r in told.values())
-    moved = [min(r["weights/least_moved"]) for r in told.values()]
-    assert moved[0] == 0 < moved[1] < moved[2]
-    assert result["weights_least_moved"] == told[20]["weights/least_moved"]
+    config = same_start.get_config("tiny")
+    config.update_from_flattened_dict(same_start.CHANGES["equal"])
+    for result in run_config(config, tmp_path):
+        lines = (tmp_path / f"runs/{result.spec.id}/metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if "weights/heads_apart" in row]
+        found = {row["step"]: row for row in rows}
+        assert list(found) == [0, 10, 20]
+        assert all(row["weights/heads_apart"] == [0.0] for row in found.values())
+        [[first], [middle], [last]] = (row["weights/least_moved"] for row in found.values())
+        assert first == 0 < middle < last
+        assert result.weights == {"heads_apart": 0.0, "least_moved": last}

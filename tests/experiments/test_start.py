@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT, deep
+from experiments.running.workdir import WorkdirError
 
 import attnlab
 from attnlab.training.checkpoint import Checkpoints, describe_model
@@ -16,7 +17,6 @@ from attnlab.transforms import change_plan, output_difference
 from experiments import report
 from experiments.configs import byte_lm
 from experiments.running import arm, initial
-from experiments.running.workdir import WorkdirError
 
 TOKENS = np.random.default_rng(0).integers(97, 106, (2, 9), np.int32)
 STEPS = 3

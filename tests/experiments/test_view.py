@@ -12,11 +12,12 @@ from written_page import Parsed
 
 from attnlab import data, pretrained, training
 from attnlab.heads import Standard
+from attnlab.lab import loaded
+from attnlab.lab.loaded import Prompt
 from attnlab.models import FFN, ModelConfig
 from attnlab.training.checkpoint import Checkpoints
 from experiments.configs import byte_lm, translation
-from experiments.running import arm, reading
-from experiments.running.reading import Asked
+from experiments.setup import model_of
 
 MODEL = dict(
     width=12,
@@ -44,7 +45,7 @@ def write_run(folder, config):
     """A run as it is left on disk, and its model and the weights of both seeds."""
     config.train.update(seeds=SEEDS, length=20)
     (folder / "config.json").write_text(json.dumps({"config": config.to_dict()}))
-    model = arm.model_of(config.model)
+    model = model_of(config.model)
     params = weights(model, (len(SEEDS),))
     with Checkpoints(folder / "checkpoints") as checkpoints:
         notes = {"model": training.describe_model(model.build())}
@@ -129,8 +130,8 @@ def test_a_run_beside_its_fresh_start(run, tmp_path):
 
 
 def test_without_a_text_a_run_shows_what_it_is_scored_on(run):
-    opened = reading.open_run(run[0], seed=9)
-    read = opened.read(Asked())
+    opened = loaded.open_run(run[0], seed=9)
+    read = opened.read(Prompt())
     row = np.asarray(read.inputs["tokens"])
     assert row.shape == (1, 20)
     assert "".join(read.written["tokens"]) == bytes(row[0].tolist()).decode()
@@ -152,9 +153,9 @@ def byte_path(run):
 
 
 def test_a_fresh_start_is_that_of_the_seed(run):
-    opened = reading.open_run(run[0], seed=9)
+    opened = loaded.open_run(run[0], seed=9)
     inputs = {"tokens": np.zeros((1, 5), np.int32)}
-    fresh = opened.fresh(inputs)
+    fresh = opened.initial(inputs)
     expected = jax.jit(opened.config.build().init)(jax.random.key(9), **inputs)["params"]
     assert jax.tree.all(jax.tree.map(np.array_equal, fresh, expected))
     assert not jax.tree.all(jax.tree.map(np.array_equal, fresh, opened.params))
@@ -164,45 +165,45 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
     config = translation.get_config()
     config.model.update(MODEL | dict(vocab_size=258, encoder=dict(num_layers=1), sharing="albert"))
     config.data.update(path="", tokenizer="bytes")
-    opened = reading.open_run(write_run(tmp_path, config)[0])
-    read = opened.read(Asked(text="ab", source="c\u00e9"))
+    opened = loaded.open_run(write_run(tmp_path, config)[0])
+    read = opened.read(Prompt(text="ab", source="c\u00e9"))
     assert read.inputs["tokens"].tolist() == [[256, 97, 98]]
     assert read.written == {"tokens": ["<start>", "a", "b"], "source": ["c", "\\xc3", "\\xa9"]}
     with pytest.raises(ValueError, match="two texts: give --source"):
-        opened.read(Asked(text="ab"))
+        opened.read(Prompt(text="ab"))
     with pytest.raises(ValueError, match="leave --source"):
-        reading.open_run(run[0]).read(Asked(text="ab", source="c"))
+        loaded.open_run(run[0]).read(Prompt(text="ab", source="c"))
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(text="a" * 25), "tokens: 25 tokens are more than the 24"),
-        (Asked(tokens="3,256"), "256 is no token of this model, which has 0 to 255"),
-        (Asked(tokens="3,-1"), "-1 is no token"),
-        (Asked(tokens="3;4"), "must be numbers, as 1,2,3"),
-        (Asked(text="a", tokens="3"), "--text or --tokens, not both"),
-        (Asked(source="a"), "a decoder reads one text"),
+        (Prompt(text="a" * 25), "tokens: 25 tokens are more than the 24"),
+        (Prompt(tokens="3,256"), "256 is no token of this model, which has 0 to 255"),
+        (Prompt(tokens="3,-1"), "-1 is no token"),
+        (Prompt(tokens="3;4"), "must be numbers, as 1,2,3"),
+        (Prompt(text="a", tokens="3"), "--text or --tokens, not both"),
+        (Prompt(source="a"), "a decoder reads one text"),
     ],
 )
 def test_what_a_run_cannot_read(run, asked, said):
     with pytest.raises(ValueError, match=said):
-        reading.open_run(run[0]).read(asked)
+        loaded.open_run(run[0]).read(asked)
 
 
 def test_what_a_folder_cannot_read(folder, tmp_path):
-    opened = reading.open_folder(folder[0])
+    opened = loaded.open_folder(folder[0])
     with pytest.raises(ValueError, match="what shall it read"):
-        opened.read(Asked())
-    assert opened.read(Asked(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
-    assert opened.read(Asked(text="the cat")).inputs["tokens"].tolist() == [[1, 2]]
+        opened.read(Prompt())
+    assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
+    assert opened.read(Prompt(text="the cat")).inputs["tokens"].tolist() == [[1, 2]]
     tokenizer = folder[0] / "tokenizer.json"
     tokenizer.rename(tmp_path / "away")
     try:
-        opened = reading.open_folder(folder[0])
+        opened = loaded.open_folder(folder[0])
         with pytest.raises(ValueError, match=r"has no tokenizer\.json, which holds"):
-            opened.read(Asked(text="the cat"))
-        assert opened.read(Asked(tokens="2,4")).written["tokens"] == ["2", "4"]
+            opened.read(Prompt(text="the cat"))
+        assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["2", "4"]
     finally:
         (tmp_path / "away").rename(tokenizer)
 

@@ -12,7 +12,6 @@ import time
 
 import pytest
 from conftest import ROOT, user_environment
-
 from experiments.reporting.results import SPEEDS
 
 pytestmark = pytest.mark.slurm

@@ -1,36 +1,31 @@
 """A file is the old one or the new one, whatever happens while it is written."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
 
+from attnlab import lab
 from attnlab.atomic import is_partial, write_atomic
-from experiments.running import workdir
+from attnlab.data import Text
+from attnlab.heads import Standard
+from attnlab.models import ModelConfig
+from attnlab.training import TrainConfig
 
 
 def test_a_kill_in_the_first_write_leaves_a_folder_that_can_be_used(tmp_path):
-    """The process dies between the write and the rename."""
-    script = """
-import os, sys
-from pathlib import Path
-from experiments.running import workdir
-os.replace = lambda *paths: os._exit(9)
-with workdir.own(Path(sys.argv[1])):
-    workdir.claim(Path(sys.argv[1]), {"config": 1, "environment": {}})
-"""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script, str(folder)], env=environment, cwd=ROOT)
-    assert done.returncode == 9
-    assert any(map(is_partial, folder.iterdir()))
-    record = {"config": 1, "environment": {}}
-    with workdir.own(folder):
-        assert workdir.claim(folder, record) == []
-    assert [path.name for path in folder.iterdir()] == [workdir.CONFIG]
+    """The process dies between the write and the rename of spec.json."""
+    folder = tmp_path / "runs/run"
+    folder.mkdir(parents=True)
+    (folder / ".spec.json.k3x9.partial").write_text("{")  # what a kill leaves
+    train = TrainConfig(
+        steps=2, warmup_steps=1, length=16, batch_size=8, eval_windows=8, curve_windows=8
+    )
+    model = ModelConfig(width=8, num_layers=1, max_len=16, heads=Standard(num_heads=1))
+    (tmp_path / "text").write_bytes(b"the rose is a rose. " * 200)
+    data = Text(path=str(tmp_path / "text"))
+    spec = lab.RunSpec("run", lab.Experiment(model=model, train=train, data=data), 0)
+    assert lab.run_one(spec, tmp_path).status == "complete"
+    assert not any(map(is_partial, folder.iterdir()))
 
 
 def test_two_files_of_one_stem_do_not_meet(tmp_path, monkeypatch):
@@ -39,11 +34,11 @@ def test_two_files_of_one_stem_do_not_meet(tmp_path, monkeypatch):
 
     def interrupted(source, target):
         if os.path.basename(target) == "a.json":
-            workdir.write_bytes(tmp_path / "a.csv", b"1,2\n")
+            write_atomic(tmp_path / "a.csv", b"1,2\n")
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", interrupted)
-    workdir.write_bytes(tmp_path / "a.json", b"{}")
+    write_atomic(tmp_path / "a.json", b"{}")
     assert (tmp_path / "a.json").read_bytes() == b"{}"
     assert (tmp_path / "a.csv").read_bytes() == b"1,2\n"
 
@@ -52,7 +47,7 @@ def test_the_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch
     calls, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda *p: (calls.append("replace"), replace(*p)))
-    workdir.write_json(tmp_path / "a.json", {})
+    write_atomic(tmp_path / "a.json", b"{}")
     assert calls == ["fsync", "replace", "fsync"]
 
 

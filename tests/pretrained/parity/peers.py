@@ -238,6 +238,11 @@ PEERS = {
         | dict(q_lora_rank=None, tie_word_embeddings=True, rms_norm_eps=0.05)
         | dict(rope_parameters=SCALED),
     ),
+    "deepseek_v3-yarn": (
+        tr.DeepseekV3ForCausalLM,
+        tr.DeepseekV3Config,
+        DEEPSEEK | dict(rope_parameters=YARN | dict(mscale=0.8, mscale_all_dim=0.8)),
+    ),
     "deepseek_v3-halves": (
         tr.DeepseekV3ForCausalLM,
         tr.DeepseekV3Config,

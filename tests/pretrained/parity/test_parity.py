@@ -26,7 +26,7 @@ NAMES = [
     "qwen3", "qwen3-sliding-biases", "qwen3-mixed", "qwen2", "qwen2-bare-all-see-all", "ministral",
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
     "gpt_neox", "gpt_neox-in-turn-tied", "gpt_neox-bare",
-    "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves",
+    "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves", "deepseek_v3-yarn",
     "deepseek_v3-experts", "deepseek_v3-experts-2-shared", "mixtral", "mixtral-window-bare",
     "qwen2_moe", "qwen2_moe-dense-and-window", "qwen3_moe", "qwen3_moe-every-second",
     "gpt_oss", "gpt_oss-all-see-all",
@@ -126,7 +126,7 @@ def test_round_trip(peer, tmp_path):
 DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
     "qwen", "ministral", "olmo", "smollm3", "cohere",
-    "phi", "gptj", "falcon", "glm", "opt", "bloom", "gpt2", "gpt_neox", "llama", "gemma", "deepseek",
+    "phi", "gptj", "falcon", "glm", "opt", "bloom", "gpt2", "gpt_neox", "gemma", "deepseek",
     "clip_text", "t5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot",
 )  # fmt: skip
 STEPPED = [

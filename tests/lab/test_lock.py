@@ -12,13 +12,13 @@ import time
 import pytest
 from conftest import ROOT
 
-from experiments.running import lock
-from experiments.running.lock import OWNER, Busy
+from attnlab.lab import lock
+from attnlab.lab.lock import FILE, RunInUse
 
 HOLD = """
 import pathlib, sys
-from experiments.running import lock
-with lock.own(pathlib.Path(sys.argv[1])):
+from attnlab.lab import lock
+with lock.hold(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -36,35 +36,35 @@ def other(tmp_path):
 
 
 def test_the_second_is_told_host_and_process(tmp_path, other):
-    before = (tmp_path / OWNER).read_text()
+    before = (tmp_path / FILE).read_text()
     who = f"process {other.pid} on {socket.gethostname()} since 20"
-    with pytest.raises(Busy, match=who) as error, lock.own(tmp_path, patience=0.1):
+    with pytest.raises(RunInUse, match=who) as error, lock.hold(tmp_path, patience=0.1):
         pass
     assert str(error.value).startswith(f"{tmp_path} is in use by ")
     assert lock.holder(tmp_path).startswith(who)
-    assert (tmp_path / OWNER).read_text() == before
+    assert (tmp_path / FILE).read_text() == before
 
 
 def test_a_killed_owner_is_none(tmp_path, other):
     other.kill()
     other.wait()
-    assert (tmp_path / OWNER).exists()
+    assert (tmp_path / FILE).exists()
     assert lock.holder(tmp_path) is None
-    with lock.own(tmp_path):
-        assert json.loads((tmp_path / OWNER).read_text())["process"] == os.getpid()
+    with lock.hold(tmp_path):
+        assert json.loads((tmp_path / FILE).read_text())["process"] == os.getpid()
 
 
 def test_who_waits_long_enough_gets_it(tmp_path, other):
     other.stdin.close()
-    with lock.own(tmp_path, patience=60):
+    with lock.hold(tmp_path, patience=60):
         assert other.wait(timeout=60) == 0
 
 
 def test_nothing_is_left_behind(tmp_path):
     assert lock.holder(tmp_path) is None
-    with lock.own(tmp_path):
+    with lock.hold(tmp_path):
         pass
-    with pytest.raises(KeyError), lock.own(tmp_path):
+    with pytest.raises(KeyError), lock.hold(tmp_path):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
 
@@ -72,19 +72,22 @@ def test_nothing_is_left_behind(tmp_path):
 def strange(folder, seconds):
     """What an owner on another host leaves that touched its file so many seconds ago."""
     owner = {"host": "node7", "process": 12, "since": "2026-01-02 03:04:05+00:00", "kernel": "x"}
-    (folder / OWNER).write_text(json.dumps(owner))
+    (folder / FILE).write_text(json.dumps(owner))
     then = time.time() - seconds
-    os.utime(folder / OWNER, (then, then))
+    os.utime(folder / FILE, (then, then))
 
 
 def test_another_host_lives_as_long_as_it_touches_its_file(tmp_path):
     """Whatever the lock says: a disk may keep locks within a host."""
     strange(tmp_path, 30)
-    with pytest.raises(Busy, match="process 12 on node7 since 2026-01-02"), lock.own(tmp_path, 0):
+    with (
+        pytest.raises(RunInUse, match="process 12 on node7 since 2026-01-02"),
+        lock.hold(tmp_path, 0),
+    ):
         pass
     strange(tmp_path, 90)
     assert lock.holder(tmp_path) is None
-    with lock.own(tmp_path):
+    with lock.hold(tmp_path):
         pass
 
 
@@ -98,7 +101,7 @@ def test_another_host_ends_while_we_look_at_its_file(tmp_path, monkeypatch):
         return age(path)
 
     monkeypatch.setattr(lock, "_age", after_a_removal)
-    with lock.own(tmp_path, 0):
+    with lock.hold(tmp_path, 0):
         assert f"process {os.getpid()} on" in lock.holder(tmp_path)
 
 
@@ -107,37 +110,37 @@ def test_a_disk_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuses)
-    with lock.own(tmp_path):
+    with lock.hold(tmp_path):
         assert f"process {os.getpid()} on" in lock.holder(tmp_path)
-        with pytest.raises(Busy), lock.own(tmp_path, 0):
+        with pytest.raises(RunInUse), lock.hold(tmp_path, 0):
             pass
-    with lock.own(tmp_path):
+    with lock.hold(tmp_path):
         pass
 
 
 def test_an_owner_touches_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.01)
-    with lock.own(tmp_path):
-        os.utime(tmp_path / OWNER, (0, 0))
+    monkeypatch.setattr(lock, "TOUCH_SECONDS", 0.01)
+    with lock.hold(tmp_path):
+        os.utime(tmp_path / FILE, (0, 0))
         until = time.monotonic() + 60
-        while (tmp_path / OWNER).stat().st_mtime < 1e9:
+        while (tmp_path / FILE).stat().st_mtime < 1e9:
             assert time.monotonic() < until
             time.sleep(0.01)
 
 
 def test_a_lock_on_a_removed_file_is_none(tmp_path, monkeypatch):
     """The owner ends between our opening of its file and our lock on it."""
-    (tmp_path / OWNER).touch()
+    (tmp_path / FILE).touch()
     flock, calls = fcntl.flock, []
 
     def after_a_removal(file, how):
         if not calls:
-            (tmp_path / OWNER).unlink()
+            (tmp_path / FILE).unlink()
         calls.append(how)
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", after_a_removal)
-    with lock.own(tmp_path):
+    with lock.hold(tmp_path):
         assert len(calls) == 2
-        with pytest.raises(Busy), lock.own(tmp_path, 0):
+        with pytest.raises(RunInUse), lock.hold(tmp_path, 0):
             pass

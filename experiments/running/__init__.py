@@ -1,1 +1,0 @@
-"""How one arm runs, and how many do."""

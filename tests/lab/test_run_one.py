@@ -1,0 +1,246 @@
+"""`run_one`: what a run leaves, what it refuses, and what an error after the training costs."""
+
+import dataclasses
+import json
+import random
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import attnlab
+from attnlab import lab, runs
+from attnlab.data import Text
+from attnlab.heads import Standard
+from attnlab.lab import attention_maps, lock, samples
+from attnlab.lab.experiment import Experiment
+from attnlab.models import FFN, ModelConfig, head_distance
+from attnlab.training import TrainConfig
+from attnlab.training.metrics import read_metrics
+
+MODEL = ModelConfig(
+    width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
+)
+TRAIN = TrainConfig(
+    steps=6, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=3, eval_windows=8,
+    curve_windows=8, eval_batch_size=8, checkpoint_every=2,
+)  # fmt: skip
+QUIET = lab.RunOptions(speaks=False)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(bytes(random.Random(0).choices(b"abcdef \n", k=4000)))
+    return lab.Experiment(model=MODEL, train=TRAIN, data=Text(path=str(path)))
+
+
+def run(base, folder, seed=0, options=QUIET, **values):
+    values = {name.replace("__", "."): value for name, value in values.items()}
+    spec = lab.RunSpec("run", lab.with_values(base, values), seed)
+    return lab.run_one(spec, folder, options=options)
+
+
+@pytest.fixture(scope="module")
+def first(base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    return run(base, folder, 3), folder
+
+
+def test_what_a_run_leaves(first):
+    result, folder = first
+    assert result.status == "complete"
+    assert result.metrics[0].name in result.heldout
+    assert result.environment["jax"] == jax.__version__
+    assert result.sample.written
+    with np.load(folder / "runs/run" / attention_maps.FILE) as maps:
+        np.testing.assert_allclose(maps["probs"].astype(np.float32).sum(-1), 1, atol=1e-2)
+    about = json.loads((folder / "runs/run/provenance.json").read_text())
+    assert about["argv"]
+    assert "jax" in about["packages"]
+    assert lab.RunResult.from_json(result.to_json()) == result
+
+
+def test_a_model_is_loaded_from_a_run_or_from_a_sweep_of_one(first, base, tmp_path):
+    model, params = attnlab.load_run(first[1] / "runs/run")
+    assert model.config == MODEL
+    specs = lab.product(base, seeds=[3, 5])
+    lab.sweep(specs, tmp_path, executor=lab.InProcess(), progress=False)
+    again = attnlab.load_run(tmp_path, 3)[1]
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, again))
+    assert runs.seeds_of(tmp_path) == [3, 5]
+    with pytest.raises(ValueError, match="has no seed 4, only 3, 5"):
+        attnlab.load_run(tmp_path, 4)
+
+
+def test_several_models_need_the_folder_of_one(base, tmp_path):
+    specs = lab.product(base, layout=["standard", "wide"], seeds=[0])
+    from attnlab.lab.sweeps import add_specs
+
+    add_specs(specs, tmp_path)
+    with pytest.raises(ValueError, match="several models; give the folder of one run"):
+        attnlab.load_run(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["attention_maps", "sample"])
+def test_an_error_after_the_training_does_not_lose_it(base, tmp_path, monkeypatch, capsys, place):
+    def fails(*_, **__):
+        raise MemoryError("a large figure")
+
+    module = {"attention_maps": attention_maps, "sample": samples}[place]
+    monkeypatch.setattr(module, place, fails)
+    result = run(base, tmp_path, options=lab.RunOptions(profile="2:3"))
+    assert result.status == "complete"
+    assert lab.RunResult.from_json((tmp_path / "runs/run/result.json").read_text()) == result
+    assert "MemoryError: a large figure" in capsys.readouterr().err
+    assert list((tmp_path / "runs/run/profile").rglob("*.xplane.pb"))
+
+
+def test_a_death_between_the_last_step_and_the_result(base, tmp_path):
+    """Every metric once, the same numbers, and the last point of the curve."""
+    whole = run(base, tmp_path)
+    folder = tmp_path / "runs/run"
+    lines = (folder / "metrics.jsonl").read_text()
+    (folder / "result.json").unlink()
+    again = run(base, tmp_path)
+    assert again.heldout == whole.heldout
+    assert (folder / "metrics.jsonl").read_text() == lines
+    steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "eval/loss" in row]
+    assert steps == [3, 6]
+
+
+def test_a_complete_run_loads_no_data(first, base, monkeypatch):
+    def loads(*_):
+        raise AssertionError("it loads the data")
+
+    monkeypatch.setattr(Text, "load", loads)
+    assert run(base, first[1], 3) == first[0]
+
+
+def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
+    """It is learnt once: another run takes what lies in `shared`."""
+    values = {"data.tokenizer": "bpe:270", "model.vocab_size": 270, "train.steps": 2}
+    one, two = lab.product(lab.with_values(base, values), seeds=[0, 1])
+    lab.run_one(one, tmp_path, options=QUIET)
+    [shared] = tmp_path.glob("shared/*/tokenizer.json")
+    assert (tmp_path / "runs/seed0/tokenizer.json").read_bytes() == shared.read_bytes()
+    marked = json.loads(shared.read_text()) | {"version": "1.0"}
+    shared.write_text(json.dumps(marked, indent=3))
+    lab.run_one(two, tmp_path, options=QUIET)
+    assert (tmp_path / "runs/seed1/tokenizer.json").exists()
+    assert shared.read_text() == json.dumps(marked, indent=3)
+    assert len(list(tmp_path.glob("shared/baselines-*.json"))) == 1
+
+
+def test_heads_that_start_equal_are_measured(base, tmp_path):
+    result = run(
+        base, tmp_path, head_init__values="outputs", measure_heads=True, train__clip_norm=0.0
+    )
+    assert result.weights["heads_apart"] < 1e-3
+    assert result.weights["least_moved"] >= 0
+    model, params = attnlab.load_run(tmp_path / "runs/run")
+    assert float(head_distance(model.config, params)) == result.weights["heads_apart"]
+    names = {name for row in read_metrics(tmp_path / "runs/run/metrics.jsonl") for name in row}
+    assert "weights/heads_apart" in names
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"head_init.values": "x"}, "'x'"),
+        ({"head_init.noise": 0.1}, "noise 0.1 must be 0 or more, and needs head_init.values"),
+        ({"head_init.first_of": 2}, "first_of 2 must be more than model.heads.num_heads 2"),
+        ({"train.frozen": "nothing_like_it"}, "nothing_like_it"),
+    ],
+)
+def test_bad_input_is_refused_when_the_experiment_is_made(base, values, message):
+    with pytest.raises(ValueError, match=message):
+        lab.with_values(base, values)
+
+
+def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
+    folder = str(first[1] / "runs/run")
+    result = run(base, tmp_path, 3, start=folder, train__steps=2, model__sharing="albert")
+    assert f"seed 3 of {folder} after 6 steps; plan separate -> albert: outputs" in result.start
+    with pytest.raises(ValueError, match=r"seed n starts from seed n of .*no seed 4, only 3"):
+        run(base, tmp_path / "b", 4, start=folder)
+    wider = lab.with_values(base, {"start": folder, "model.ffn.width": 40})
+    with pytest.raises(ValueError, match=r"model\.ffn\.width=40 \(there 12\)"):
+        wider.check_start()
+    moved = dataclasses.replace(base, start=f"{tmp_path}/missing{{seed}}")
+    with pytest.raises(ValueError, match=r"no folder .* for any seed"):
+        moved.check_start()
+
+
+def test_other_parameters_in_the_place_where_it_began_are_refused(base, tmp_path):
+    run(base, tmp_path / "a", train__steps=2)
+    start = str(tmp_path / "a/runs/run")
+    run(base, tmp_path / "b", start=start, train__steps=4)
+    (tmp_path / "b/runs/run/result.json").unlink()
+    shutil.rmtree(tmp_path / "a")
+    run(base, tmp_path / "a", train__steps=2, train__learning_rate=1e-2)
+    with pytest.raises(ValueError, match=r"start\.digest: there"):
+        run(base, tmp_path / "b", start=start, train__steps=4)
+
+
+def test_other_data_in_the_same_place_are_refused(base, tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(b"a rose is a rose. " * 200)
+    run(base, tmp_path / "w", data__path=str(text))
+    (tmp_path / "w/runs/run/result.json").unlink()
+    text.write_bytes(b"a rose was a rose. " * 200)
+    with pytest.raises(ValueError, match=r"source\.sha256: there"):
+        run(base, tmp_path / "w", data__path=str(text))
+
+
+def test_another_environment_is_reported(base, tmp_path, capsys):
+    run(base, tmp_path)
+    folder = tmp_path / "runs/run"
+    (folder / "result.json").unlink()
+    record = json.loads((folder / "spec.json").read_text())
+    record["environment"]["threads"] = "77"
+    (folder / "spec.json").write_text(json.dumps(record))
+    run(base, tmp_path, options=lab.RunOptions())
+    assert "threads changed from 77 to" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_a_result(base, tmp_path):
+    result = run(base, tmp_path, train__learning_rate=1e38)
+    assert result.status == "diverged"
+    assert "lower train.learning_rate" in result.message
+    assert run(base, tmp_path, train__learning_rate=1e38) == result
+
+
+def test_a_folder_of_somebody_else_is_refused(base, tmp_path):
+    folder = tmp_path / "runs/run"
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match=r"no run of attnlab \(it holds thesis.tex\)"):
+        run(base, tmp_path)
+    assert [p.name for p in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_has_one_holder(base, tmp_path):
+    (tmp_path / "runs/run").mkdir(parents=True)
+    with (
+        lock.hold(tmp_path / "runs/run"),
+        pytest.raises(lab.RunInUse, match=r"in use by process .* on .* since"),
+    ):
+        run(base, tmp_path)
+
+
+def test_a_full_disk_is_reported_before_the_start(base, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=3 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match="3 MiB left, this run needs"):
+        run(base, tmp_path)
+    assert not (tmp_path / "runs/run/spec.json").exists()
+
+
+def test_none_survives_json(base):
+    config = lab.with_values(base, {"model.heads.head_dim": None, "train.base_fan_in": None})
+    again = Experiment.from_json(config.to_json())
+    assert again == config
+    assert again.model.heads.head_dim is None
+    assert again.train.base_fan_in is None
