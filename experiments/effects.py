@@ -185,5 +185,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", str(RESULTS / "effects.svg"), "SVG file to write.")
+    flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
     app.start(main)

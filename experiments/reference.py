@@ -63,8 +63,8 @@ def commands() -> dict[str, Command]:
     """Every module of `experiments` that is a command, by name."""
     found = {}
     for path in sorted((ROOT / "experiments").rglob("*.py")):
-        if '__name__ == "__main__"' not in path.read_text():
-            continue
+        if '__name__ == "__main__"' not in path.read_text() or path.parent.name == "running":
+            continue  # what is in `running` is started by commands
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         note = ast.get_docstring(tree(module)) or ""
         found[module] = Command(module, note, tuple(flags_of(module)))
@@ -336,7 +336,7 @@ def attributes(made: Any) -> dict[str, str]:
     return found
 
 
-def _type(field: dataclasses.Field) -> str:
+def _type(field: dataclasses.Field[Any]) -> str:
     text = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
     alias = vars(specs).get(text) or vars(model_config).get(text)
     if alias is not None and not inspect.isclass(alias):
@@ -348,7 +348,7 @@ def _type(field: dataclasses.Field) -> str:
     return f"`{text}`".replace("|", "or")
 
 
-def _value(field: dataclasses.Field) -> str:
+def _value(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
         value = field.default
     elif field.default_factory is not dataclasses.MISSING:
