@@ -432,6 +432,11 @@ PEERS = {
         tr.Dinov2Config,
         SQUARE | dict(use_swiglu_ffn=True, qkv_bias=False, mlp_ratio=3, use_mask_token=False),
     ),
+    "mt5": (
+        tr.MT5ForConditionalGeneration,
+        tr.MT5Config,
+        T5 | dict(feed_forward_proj="gated-gelu", num_decoder_layers=3),
+    ),
     "mpnet": (tr.MPNetForMaskedLM, tr.MPNetConfig, BERT),
     "mpnet-bare": (
         tr.MPNetModel,
@@ -470,7 +475,7 @@ PEERS = {
     "blenderbot": (tr.BlenderbotForConditionalGeneration, tr.BlenderbotConfig, BART),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
-SEQ2SEQ = ("t5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot")
+SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 
