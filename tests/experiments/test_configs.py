@@ -1,22 +1,20 @@
 """Config files: every arm of the published tables, exact counts, named models, their reports."""
 
 import dataclasses
-import json
 import re
 
 import jax
 import numpy as np
 import pytest
 from commands import command
-from conftest import ROOT, assert_close
-from experiments.running import arm, launch, tables
-from ml_collections import ConfigDict
+from conftest import assert_close
 
+from attnlab import lab
 from attnlab.heads import score_scale
-from attnlab.models import cache_bytes_per_token, num_parameters
+from attnlab.models import cache_bytes_per_token, num_parameters, to_dict
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
-from experiments import sweep
+from experiments import published
 from experiments.configs import (
     albert_table4,
     byte_lm,
@@ -25,6 +23,7 @@ from experiments.configs import (
     takase,
     vaswani_table3,
 )
+from experiments.setup import experiment_of, setup_of
 
 # file and its extra word -> its config file and table
 TABLES = {
@@ -36,23 +35,20 @@ TABLES = {
 }
 
 
-def arms(name, words=""):
-    """Title -> resolved arm, as a sweep would run it."""
-    file, _, more = name.partition(":")
-    words = ",".join(filter(None, (more, words)))
-    planned = sweep.read(f"{ROOT}/experiments/configs/{file}.py:{words}", {})
-    base = TABLES[name][0].get_config(words)
-    # A flag cannot say None, and --print_only makes flags of changes.
-    assert None not in [value for changes in planned.arms.values() for value in changes.values()]
-    return {
-        planned.titles[folder]: arm.resolve(sweep.with_changes(base, changes))
-        for folder, changes in planned.arms.items()
-    }
+def setup(module, preset=""):
+    return setup_of(module.get_config(preset), module, preset)
+
+
+def variants(name, preset=""):
+    """Name -> experiment, as a sweep would run it."""
+    _, _, more = name.partition(":")
+    found = setup(TABLES[name][0], ",".join(filter(None, (more, preset))))
+    return {one.name: lab.with_values(found.base, one.values) for one in found.variants}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
-    table, found = TABLES[name][1], arms(name)
+    table, found = TABLES[name][1], variants(name)
     assert list(found) == list(table.rows)
     for row, one in found.items():
         output = table.paper_model(row).output  # less what the paper does not count
@@ -63,19 +59,26 @@ def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
 
 def flat(model):
     """Path -> value of every field of a model."""
-    fields = launch.fields(ConfigDict({"model": byte_lm.model_fields(model)}))
-    return {path: value for path, (_, value) in fields.items()}
+
+    def visit(fields, prefix):
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                yield from visit(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name, value
+
+    return dict(visit(to_dict(model), "model."))
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tiny_keeps_the_ratios(name):
-    table, full, tiny = TABLES[name][1], arms(name), arms(name, "tiny")
+    table, full, tiny = TABLES[name][1], variants(name), variants(name, "tiny")
     by = dict(word.split("/") for word in table.shrink)
     for row, one in tiny.items():
         paper = flat(full[row].model)
         for field, size in flat(one.model).items():
-            word = ("width" if field in tables.WIDTHS else
-                    "layers" if field in tables.DEPTHS else "")  # fmt: skip
+            word = ("width" if field in published.WIDTHS else
+                    "layers" if field in published.DEPTHS else "")  # fmt: skip
             if word and paper[field] is not None and field not in table.tiny_rows:
                 assert paper[field] == size * int(by.get(word, 1)), (row, field)
         assert one.model.heads.num_heads == full[row].model.heads.num_heads or (
@@ -99,12 +102,14 @@ def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
     }  # fmt: skip
     for name, (optimizer, schedule, peak, then) in trained.items():
         table = TABLES[name][1]
-        train, tiny = (arms(name, words)[table.base].train for words in ("", "tiny"))
+        train, tiny = (variants(name, words)[table.base].train for words in ("", "tiny"))
         assert (train.optimizer, train.schedule) == (optimizer, schedule)
         rate = make_optimizer(train).schedule
         np.testing.assert_allclose([rate(train.warmup_steps), rate(late)], [peak, then], rtol=1e-4)
         assert (tiny.optimizer, tiny.schedule, tiny.clip_norm) == ("adamw", "cosine", 1.0)
-    rates = {one.model.width: one.train.learning_rate for one in arms("vaswani_table3").values()}
+    rates = {
+        one.model.width: one.train.learning_rate for one in variants("vaswani_table3").values()
+    }
     assert rates == {d: (d * 4000) ** -0.5 for d in (256, 512, 1024)}
 
 
@@ -122,19 +127,17 @@ def test_the_paper_s_pooler_and_head_are_counted_apart():
 
 
 def test_scaled_embeddings_follow_the_width():
-    for row, one in arms("vaswani_table3", "width/4").items():
+    for row, one in variants("vaswani_table3", "width/4").items():
         assert one.model.embedding.scale == pytest.approx(one.model.width**0.5), row
-    assert arms("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
+    assert variants("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
 
 
 def test_learning_rates_and_chosen_rows():
-    planned = sweep.read(
-        f"{ROOT}/experiments/configs/vaswani_table3.py:tiny,lr,rows=^(base|big)$", {}
-    )
-    rates = [c["train.learning_rate"] for c in planned.arms.values()]
+    found = setup(vaswani_table3, "tiny,lr,rows=^(base|big)$")
+    rates = [one.values["train.learning_rate"] for one in found.variants]
     np.testing.assert_allclose(rates, [0.3 * r for r in (3e-3, 1e-2, 3e-2)] * 2, rtol=1e-9)
-    assert list(planned.titles.values()) == ["base"] * 3 + ["big"] * 3
-    assert len(planned.paper["rows"]) == len(vaswani_table3.ROWS)
+    assert [one.name for one in found.variants] == ["base"] * 3 + ["big"] * 3
+    assert len(found.description.published.rows) == len(vaswani_table3.ROWS)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +151,16 @@ def test_learning_rates_and_chosen_rows():
 )
 def test_wrong_words(words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        arms("vaswani_table3", words)
+        variants("vaswani_table3", words)
 
 
-def test_two_arms_of_one_name(tmp_path):
-    path = tmp_path / "twice.py"
-    path.write_text("def sweep(add, arg):\n  add(name='a b', x=1)\n  add(name='a  b', x=2)\n")
-    with pytest.raises(ValueError, match=r"twice.py has no get_config\(\)"):
-        sweep.read(str(path), {})
-    path.write_text("def get_config(): ...\n" + path.read_text())
-    with pytest.raises(ValueError, match="two arms 'a-b'; give each a name of its own"):
-        sweep.read(str(path), {})
+def test_two_variants_of_one_name():
+    """None is merged with another, whatever differs."""
+    both = [lab.Variant({"train.optimizer": one}, "a b") for one in ("adamw", "lion")]
+    with pytest.raises(ValueError, match="two variants have the name 'a_b'"):
+        lab.specs_of(lab.Experiment(), both, [0])
+    specs = lab.specs_of(lab.Experiment(), lab.grid(train__optimizer=["adamw", "lion"]), [0])
+    assert [spec.tags for spec in specs] == [{"optimizer": "adamw"}, {"optimizer": "lion"}]
 
 
 def test_t5_s_table_is_of_t5_s_functions(x64):
@@ -199,49 +201,47 @@ LENGTHS = {"source": 5, "tokens": 6}
 
 
 @pytest.mark.parametrize("words", ["match=parameters", "match=flops", "match=flops,scale=gpu"])
-def test_every_arm_of_the_study_has_a_feed_forward_part_left(words):
+def test_every_variant_of_the_study_has_a_ffn_left(words):
     """At every budget wide heads leave the reference's FFN an eighth at least."""
-    base = heads_and_sharing.get_config(f"study,{words}")
-    widths = []
-
-    def add(**changes):
-        copy = base.copy_and_resolve_references()
-        copy.update_from_flattened_dict(changes)
-        widths.append(arm.resolve(copy).model.ffn.width)
-
-    heads_and_sharing.sweep(add, f"study,{words}")
+    found = setup(heads_and_sharing, f"study,{words}")
+    specs = lab.specs_of(found.base, found.variants, [0], found.match)
+    widths = [spec.config.model.ffn.width for spec in specs]
     assert len(widths) == 9
-    assert min(widths) > base.model.ffn.width / 8
+    assert min(widths) > found.base.model.ffn.width / 8
+    assert {spec.config.matched for spec in specs} == {found.match.budget}
 
 
-def test_scores_divided_by_the_width_of_a_head_are_arms_of_their_own():
-    words = "scores,lr"
-    file = f"{ROOT}/experiments/configs/heads_and_sharing.py:{words}"
-    planned = sweep.read(file, {})
-    assert len(planned.arms) == 3 * 2 * 2 * 3
-    base = heads_and_sharing.get_config(words)
-    for folder, changes in planned.arms.items():
-        layout = arm.resolve(sweep.with_changes(base, changes)).model.layout
+def test_scores_divided_by_the_width_of_a_head_are_variants_of_their_own():
+    found = setup(heads_and_sharing, "scores,lr")
+    assert len(found.variants) == 3 * 2 * 2 * 3
+    for one in found.variants:
+        layout = lab.with_values(found.base, one.values).model.layout
         width = layout.size("head_dim")
-        by_width = folder in planned.titles
+        by_width = one.all_tags["scores"] == "H"
         assert score_scale(layout) == (1 / width if by_width else width**-0.5)
-    named = {name for pair in planned.pairs for name in pair}
-    assert set(planned.titles.values()) == {name for name in named if name.endswith("scores / H")}
+
+
+def test_pairs_are_of_variants_that_the_sweep_has():
+    for preset in ("", "study", "scores", "confirm"):
+        found = setup(heads_and_sharing, preset)
+        tags = [one.all_tags for one in found.variants]
+        for pair in found.description.pairs:
+            for side in pair:
+                assert sum(side.items() <= one.items() for one in tags) == 1, (preset, side)
 
 
 def test_at_equal_cache_one_wide_head_stands_for_four():
-    base = heads_and_sharing.get_config("match=cache")
-    arms = [
-        arm.resolve(sweep.with_changes(base, {"model.heads.layout": n})) for n in ("wide", "narrow")
-    ]
-    assert [one.model.heads.num_heads for one in arms] == [1, 4]
-    assert {cache_bytes_per_token(one.model) for one in arms} == {4 * 2 * 64 * 4}
-    assert {one.model.ffn.width for one in arms} == {base.model.ffn.width}
+    found = setup(heads_and_sharing, "match=cache")
+    wanted = lab.grid(layout=["wide", "narrow"])
+    models = [s.config.model for s in lab.specs_of(found.base, wanted, [0], found.match)]
+    assert [model.heads.num_heads for model in models] == [1, 4]
+    assert {cache_bytes_per_token(model) for model in models} == {4 * 2 * 64 * 4}
+    assert {model.ffn.width for model in models} == {found.base.model.ffn.width}
 
 
 @pytest.mark.parametrize("name", byte_lm.MODELS)
 def test_published_models_by_name(name):
-    resolved = arm.resolve(byte_lm.get_config(name))
+    resolved = experiment_of(byte_lm.get_config(name))
     expected = published_config(name)
     assert resolved.model.plan == expected.plan
     assert dataclasses.replace(resolved.model, sharing=expected.sharing) == expected
@@ -257,17 +257,7 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
               "length=16", "eval_batch_size=8", "eval_windows=8", "seeds=(0,1)")]  # fmt: skip
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
-    assert "[E=128-all-shared]" in done.stderr
     report = (tmp_path / "run/report.md").read_text()
-    rows = [line.strip("| ").split(" | ") for line in report.splitlines() if "11,683,584" in line]
-    ours = json.loads((tmp_path / "run/E=128-all-shared/result.json").read_text())
-    loss = np.array(ours["heldout_bits_per_byte"])
-    assert rows == [[
-        "E=128 all-shared", f"{loss.mean():.3f} ± {loss.std(ddof=1):.3f}",
-        f"{ours['unique_parameters']:,}", "11,683,584", "12M",
-        "80.1", "89.3", "82.3", "80.0", "77.1", "82.0", "90.3", "64.0",
-    ]]  # fmt: skip
-    assert "| E=768 shared-FFN | not run | – | 57,117,696 | 57M | 79.5 |" in report
-    assert "| groups G=2 | not run | – | 18,771,456 | – | – |" in report
-    assert "Rows that both have: 2, too few to compare an order" in report
-    assert "no question of this report" not in report
+    [row] = [line for line in report.splitlines() if "11,683,584" in line]
+    assert "E=128 all-shared" in row
+    assert "80.1" in row

@@ -23,7 +23,8 @@ def test_two_hosts_are_one_host(tmp_path, nine_letters, devices, cut):
         "from experiments.setup import run_config; from experiments.configs import byte_lm;"
         "from attnlab import lab;"
         "from pathlib import Path; config = byte_lm.get_config('tiny');"
-        f"config.data.path = sys.argv[3]; run_config(config, Path(sys.argv[4]), lab.RunOptions(**{cut}))"
+        "config.data.path = sys.argv[3];"
+        f"run_config(config, Path(sys.argv[4]), lab.RunOptions(**{cut}))"
     )
     folder = tmp_path / "two"
     start = [sys.executable, "-c", code, f"localhost:{12355 + devices}"]

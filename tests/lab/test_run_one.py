@@ -168,8 +168,8 @@ def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
     wider = lab.with_values(base, {"start": folder, "model.ffn.width": 40})
     with pytest.raises(ValueError, match=r"model\.ffn\.width=40 \(there 12\)"):
         wider.check_start()
-    moved = dataclasses.replace(base, start=f"{tmp_path}/{{seed}}")
-    with pytest.raises(ValueError, match="no folder .* for any seed"):
+    moved = dataclasses.replace(base, start=f"{tmp_path}/missing{{seed}}")
+    with pytest.raises(ValueError, match=r"no folder .* for any seed"):
         moved.check_start()
 
 
@@ -225,7 +225,7 @@ def test_a_run_has_one_holder(base, tmp_path):
     (tmp_path / "runs/run").mkdir(parents=True)
     with (
         lock.hold(tmp_path / "runs/run"),
-        pytest.raises(lab.RunInUse, match="in use by process .* on .* since"),
+        pytest.raises(lab.RunInUse, match=r"in use by process .* on .* since"),
     ):
         run(base, tmp_path)
 
