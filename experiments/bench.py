@@ -30,12 +30,12 @@ from attnlab.lab import lock
 from attnlab.lab.machine import environment
 from experiments import app
 from experiments.benchmarks import accelerator, attention, plans, train
+from experiments.benchmarks import accelerator_page as report
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.ledger import Ledger, go_through
 from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table
 from experiments.benchmarks.peers import on_torch
 from experiments.benchmarks.peers.systems import installed
-from experiments.reporting import accelerator as report
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention.cases,
