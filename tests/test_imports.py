@@ -34,7 +34,10 @@ APART = {
         "training",
         "sharing",
         "heads",
+        "interpret",
+        "pretrained",
         "plotting",
+        "runs",
     },
     "contrib": {"extras", "remat", "attention"},
 }
