@@ -38,6 +38,7 @@ APART = {
         "pretrained",
         "plotting",
         "runs",
+        "transforms",
     },
     "contrib": {"extras", "remat", "attention"},
 }
