@@ -29,7 +29,8 @@ from attnlab.attention import BACKENDS
 from attnlab.lab import lock
 from attnlab.lab.machine import environment
 from experiments import app
-from experiments.benchmarks import accelerator, attention, plans, report, train
+from experiments.benchmarks import accelerator, attention, plans, train
+from experiments.benchmarks import accelerator_page as report
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.ledger import Ledger, go_through
 from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table

@@ -34,7 +34,11 @@ APART = {
         "training",
         "sharing",
         "heads",
+        "interpret",
+        "pretrained",
         "plotting",
+        "runs",
+        "transforms",
     },
     "contrib": {"extras", "remat", "attention"},
 }

@@ -113,7 +113,7 @@ def stored_experiment(record: dict[str, Any]) -> Experiment:
         return Experiment.from_dict(config)
     config["model"] = json.loads(models_to_json(from_dict(config["model"])))
     names = {"same": "head_init", "watch_heads": "measure_heads"}
-    return Experiment.from_dict({names.get(name, name): value for name, value in config.items()})
+    return Experiment.from_dict({names.get(name) or name: value for name, value in config.items()})
 
 
 @dataclasses.dataclass(frozen=True)

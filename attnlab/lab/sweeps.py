@@ -1,6 +1,5 @@
 """`sweep`: runs a list of `RunSpec`s, and what policies propose after looking at results."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -116,35 +115,46 @@ def _changes(there: RunSpec, spec: RunSpec) -> str:
 def _finish(
     specs: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool, waits: bool
 ) -> None:
-    """Runs what has no result yet."""
+    """Runs what has no result yet. A run that ended without a reason, since another process had it
+    and was stopped, is started once more."""
+    again: set[str] = set()
     while left := _left(specs, workdir):
-        before = {spec.id for spec in left}
-        with RunsProgress(left, workdir, shown=progress) as bars:
-            try:
-                executor.start(workdir, len(left))
-                with contextlib.ExitStack() as stack:
-                    stop_requested = stack.enter_context(stop_signals())
-                    while executor.running() and not stop_requested():
-                        bars.update()
-                        time.sleep(POLL_SECONDS)
-                    if stop_requested():
-                        executor.stop()
-                        done = len(before) - len(_left(specs, workdir))
-                        raise Stopped(
-                            f"stopped; {done} of {len(before)} runs are complete, the same call "
-                            "goes on with the others"
-                        )
-            except BaseException:
-                executor.stop()
-                raise
-            bars.update(final=True)
-        left = _left(specs, workdir)
+        for spec in left:
+            (run_folder(workdir, spec) / ERROR).unlink(missing_ok=True)
+        _compute(left, workdir, executor, progress)
+        left = _left(left, workdir)
         held = [spec for spec in left if lock.holder(run_folder(workdir, spec))]
-        if failed := [spec for spec in left if spec not in held]:
+        ended = [spec for spec in left if spec not in held]
+        failed = [s for s in ended if (run_folder(workdir, s) / ERROR).exists() or s.id in again]
+        if failed:
             raise SweepFailed(_reason(failed, workdir))
-        if not held or not waits:
-            return
-        wait_until_free([run_folder(workdir, spec) for spec in held])
+        again |= {spec.id for spec in ended}
+        if held and not ended:
+            if not waits:
+                return
+            wait_until_free([run_folder(workdir, spec) for spec in held])
+
+
+def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progress: bool) -> None:
+    """One start of the executor. Raises Stopped after a signal."""
+    with RunsProgress(left, workdir, shown=progress) as bars:
+        try:
+            executor.start(workdir, len(left))
+            with stop_signals() as stop_requested:
+                while executor.running() and not stop_requested():
+                    bars.update()
+                    time.sleep(POLL_SECONDS)
+                if stop_requested():
+                    executor.stop()
+                    done = len(left) - len(_left(left, workdir))
+                    raise Stopped(
+                        f"stopped; {done} of {len(left)} runs are complete, the same call goes on "
+                        "with the others"
+                    )
+        except BaseException:
+            executor.stop()
+            raise
+        bars.update(final=True)
 
 
 def _left(specs: Sequence[RunSpec], workdir: Path) -> list[RunSpec]:

@@ -1,0 +1,279 @@
+"""The commands that train, as a user types them: results, resume after SIGKILL, refusals, help."""
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import command, user_environment
+from conftest import ROOT, deep
+
+from attnlab import lab
+from attnlab.lab import lock
+from experiments import app
+from experiments.configs import byte_lm
+from experiments.planning import parse_variants
+from experiments.setup import run_config
+
+BYTE_LM = "experiments/configs/byte_lm.py"
+SWEEP = "experiments/configs/heads_and_sharing.py"
+
+
+@pytest.fixture(scope="module")
+def text(nine_letters):
+    """A text of our own, so that the tests do not read 12 MB each."""
+    return f"--config.data.path={nine_letters}"
+
+
+def run(folder, preset, *flags, **options):
+    return command(
+        "experiments.run", f"--config={BYTE_LM}:{preset}", f"--workdir={folder}", *flags, **options
+    )
+
+
+def scores(result):
+    """The printed held-out scores, one per seed."""
+    assert result.returncode == 0, result.stderr
+    return re.findall(r"seed \d+: held-out ([\d.]+) bits", result.stdout)
+
+
+def everything(folder):
+    """Every file of a folder with its bytes."""
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_one_run_and_again(tmp_path, text):
+    flags = (text, "--config.model.num_layers=3", "--loggers=tensorboard")
+    first = run(tmp_path / "run", "wide,albert,tiny", *flags)
+    assert len(scores(first)) == 2
+    assert "decoder of 3 layers, width 16, wide heads, plan albert, " in first.stderr
+    results = lab.load_results(tmp_path / "run")
+    assert [run.spec.seed for run in results] == [0, 1]
+    assert results[0].spec.config.model.sharing == "albert"
+    assert list((tmp_path / "run/runs/seed0/tensorboard").rglob("events.*"))
+    before = everything(tmp_path / "run")
+    again = run(tmp_path / "run", "wide,albert,tiny", *flags)
+    assert again.stdout == first.stdout
+    assert everything(tmp_path / "run") == before
+    other = run(tmp_path / "run", "wide,albert,tiny", text)
+    assert other.returncode == 1
+    assert "model.num_layers: there 3, here 2" in other.stderr
+
+
+@pytest.mark.parametrize("moments", deep([(30,), (5, 15, 30)], (30,)))
+def test_killed_and_started_again(tmp_path, text, moments):
+    """SIGKILL at some moments, then a damaged checkpoint: the same numbers to the bit."""
+    flags = (text, "--config.train.steps=200", "--config.train.checkpoint_every=20",
+             "--config.train.seeds=1", "--jax_disable_most_optimizations")  # fmt: skip
+    whole = run(tmp_path / "whole", "tiny", *flags)
+    words = [sys.executable, "-m", "experiments.run", f"--config={BYTE_LM}:tiny", *flags]
+    broken = tmp_path / "broken"
+    folder = broken / "runs/seed1"
+    for lines in moments:
+        process = subprocess.Popen(
+            [*words, f"--workdir={broken}"],
+            cwd=ROOT,
+            env=user_environment(),
+            stderr=subprocess.DEVNULL,
+        )
+        metrics = folder / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count("\n") < lines:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    steps = sorted(int(p.name) for p in folder.glob("checkpoints/*") if p.name.isdigit())
+    older, newest = (folder / "checkpoints" / str(step) for step in steps[-2:])
+    for file in newest.rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-20])
+    resumed = run(broken, "tiny", *flags)
+    assert f"checkpoint {newest.name} is damaged, trying an older one" in resumed.stderr
+    assert f"resuming at step {older.name}" in resumed.stderr
+    assert scores(resumed) == scores(whole)
+    one, two = (lab.load_results(tmp_path / n)[0] for n in ("whole", "broken"))
+    assert one.heldout == two.heldout
+    lines = [(tmp_path / n / "runs/seed1/metrics.jsonl").read_text() for n in ("whole", "broken")]
+    assert lines[0] == lines[1]
+
+
+def test_a_run_that_another_process_has_is_left(tmp_path, text):
+    folder = tmp_path / "run/runs/seed0"
+    folder.mkdir(parents=True)
+    with lock.hold(folder):
+        result = run(tmp_path / "run", "tiny", text)
+        assert result.returncode == app.AGAIN
+        assert result.stderr.splitlines()[-1].startswith(f"error: {folder} is in use by process ")
+
+
+def test_a_sweep_from_the_command_line(tmp_path, text):
+    """2 layouts and 1 plan of the main experiment; then one run is gone and comes again, alike."""
+    folder = tmp_path / "sweep"
+    flags = [f"--config={SWEEP}:tiny", f"--workdir={folder}", text, "--seeds=0,1"]
+    flags += ["--vary=model.heads.layout=standard,wide", "--vary=model.sharing=separate"]
+    first = command("experiments.sweep", *flags)
+    assert first.returncode == 0, first.stderr
+    assert "4 runs of 2 variants" in first.stderr
+    with (folder / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["layout"], row["seed"]) for row in rows} == {
+        (layout, seed) for layout in ("standard", "wide") for seed in ("0", "1")
+    }
+    assert "svg" in (folder / "report.html").read_text()
+    result = folder / "runs/wide-separate-seed1/result.json"
+    before = json.loads(result.read_text())["heldout"]
+    kept = everything(folder / "runs/wide-separate-seed0")
+    result.unlink()
+    again = command("experiments.sweep", *flags, "--jobs=1")
+    assert again.returncode == 0, again.stderr
+    assert "[wide-separate-seed1] complete; 1 of 1 have ended" in again.stderr
+    assert json.loads(result.read_text())["heldout"] == before
+    assert everything(folder / "runs/wide-separate-seed0") == kept
+    other = command("experiments.sweep", *flags, "--config.train.steps=21")
+    assert other.returncode == 1
+    assert "train.steps: there 20, here 21" in other.stderr or "21" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_tuned_sweep_with_added_seeds(tmp_path, text):
+    """Rates are chosen with a seed that is never judged, then seeds are added."""
+    folder = tmp_path / "sweep"
+    flags = [f"--config={BYTE_LM}:tiny", f"--workdir={folder}", text, "--seeds=0,1,2"]
+    flags += ["--vary=model.heads.layout=standard,narrow", "--config.data.validation=0.1"]
+    flags += ["--tune=3", "--max_seeds=4", "--config.train.learning_rate=0.02"]
+    done = command("experiments.sweep", *flags)
+    assert done.returncode == 0, done.stderr
+    tuned, judged = lab.load_results(folder / "tuning"), lab.load_results(folder)
+    assert {run.spec.seed for run in tuned} == {1000}
+    assert 1000 not in {run.spec.seed for run in judged}
+    assert len({run.spec.seed for run in judged}) >= 3
+    rates = lab.best_rates(tuned)
+    for result in judged:
+        rate = rates[tuple(result.spec.tags.items())]
+        assert result.spec.config.train.learning_rate == pytest.approx(rate)
+
+
+def test_workers_to_start_elsewhere(tmp_path, text):
+    """The specs travel as JSON; the printed command runs what is left."""
+    folder = tmp_path / "sweep"
+    flags = [f"--config={SWEEP}:tiny,lr,match=parameters", f"--workdir={folder}", text]
+    done = command("experiments.sweep", *flags, "--print_only")
+    assert done.stdout == f"python -m attnlab.lab {folder}\n"
+    assert "36 runs are written" in done.stderr
+    assert "TFLOP/s of an H100" in done.stderr
+    specs = json.loads((folder / "specs.json").read_text())
+    assert len(specs) == 3 * 2 * 3 * 2
+    assert {spec["config"]["matched"] for spec in specs} == {"parameters"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--config.model.sharing=albert"], "--config.model.sharing is what this sweep varies"),
+        (["--slurm=--time=1"], "--slurm are options of sbatch; add --launcher=slurm"),
+        (["--tune=2"], "--tune=2: a parabola needs at least 3 learning rates"),
+        (["--tune=3"], "the data of standard-separate-seed0 have none"),
+        (["--tune=3", "--tune_from=x"], "leave one out"),
+        (["--calibrate_only"], "this config has another"),
+        (["--sizes=1"], "give at least 2 sizes"),
+        (["--vary=train.steps"], "write FIELD=VALUE,VALUE,..."),
+        (["--vary=train.stepz=1,2"], "no field 'train.stepz': did you mean 'steps'"),
+        (["--config.train.stepz=3"], "no config field 'train.stepz'; known: train.steps, "),
+        (["--config.train.steps=abc"], "invalid literal for int"),
+        (["more"], "unexpected argument 'more'"),
+    ],
+)
+def test_refusals_are_one_line(tmp_path, text, flags, said):
+    done = command(
+        "experiments.sweep", f"--config={SWEEP}:tiny", f"--workdir={tmp_path}/x", text, *flags
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x" / "specs.json").exists()
+
+
+def test_a_preset_does_not_choose_what_is_varied(tmp_path, text):
+    words = [f"--config={SWEEP}:tiny,wide", f"--workdir={tmp_path}/x", text]
+    done = command("experiments.sweep", *words)
+    assert done.returncode == 1
+    assert "choose by --vary=model.heads.layout=wide" in done.stderr
+
+
+def test_a_sweep_of_nothing(tmp_path):
+    words = [f"--config={BYTE_LM}:tiny", f"--workdir={tmp_path}/x"]
+    done = command("experiments.sweep", *words)
+    assert done.returncode == 1
+    assert "has no variants; give some by --vary" in done.stderr
+    with pytest.raises(ValueError, match="nothing to run"):
+        lab.sweep([], tmp_path)
+
+
+def test_a_swept_string_is_no_path(tmp_path, nine_letters):
+    """A text as a value: the folder of each run lies in the workdir, and has a name of its own."""
+    found = parse_variants([f"data.path={nine_letters},", "train.steps=3,4"])
+    assert {one.id.count("/") for one in found} == {0}
+    ids = [one.id for one in parse_variants(["train.steps=3,4"])]
+    assert ids == ["3", "4"]
+
+
+def test_debug_prints_a_traceback_and_a_log_has_it(tmp_path, text):
+    (tmp_path / "x/runs/seed0").mkdir(parents=True)
+    (tmp_path / "x/runs/seed0/thesis.tex").write_text("mine")
+    plain = run(tmp_path / "x", "tiny", text)
+    assert plain.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in (tmp_path / "x/error.log").read_text()
+    assert "Traceback" in run(tmp_path / "x", "tiny", text, "--debug").stderr
+
+
+FUTURE = """
+from __future__ import annotations
+import dataclasses
+from attnlab import lab
+from experiments.configs import byte_lm
+
+@dataclasses.dataclass
+class Mine:
+    layouts: tuple[str, ...] = ("standard", "wide")
+
+get_config = byte_lm.get_config
+variants = lab.grid(layout=Mine().layouts, sharing=["separate"])
+"""
+
+
+def test_a_config_of_few_lines_with_a_dataclass(tmp_path, text):
+    file = tmp_path / "mine.py"
+    file.write_text(FUTURE)
+    words = [f"--config={file}:tiny", f"--workdir={tmp_path}/x", text, "--print_only"]
+    done = command("experiments.sweep", *words)
+    assert done.returncode == 0, done.stderr
+    ids = [spec["id"] for spec in json.loads((tmp_path / "x/specs.json").read_text())]
+    assert ids == [f"{layout}-separate-seed{s}" for layout in ("standard", "wide") for s in (0, 1)]
+
+
+def test_help_lists_fields_and_exits_with_0():
+    done = command("experiments.run", f"--config={BYTE_LM}:tiny", "--help")
+    assert done.returncode == 0
+    for line in (
+        "byte_lm.py: How well does one head layout under one sharing plan predict",
+        "  masked: task=masked_lm, model.kind=encoder, model.vocab_size=257\n",
+        "  --config.train.steps=20\n",
+        "  --config.train.seeds=(0, 1)\n",
+        "  --workdir: ",
+    ):
+        assert line in done.stdout
+    assert "in this config" not in done.stdout
+
+
+@pytest.mark.parametrize("preset", ["masked,tiny", "seq2seq,tiny"])
+@pytest.mark.slow
+def test_other_tasks_train(tmp_path, nine_letters, preset):
+    config = byte_lm.get_config(preset)
+    config.data.path, config.train.seeds = str(nine_letters), (0,)
+    (result,) = run_config(config, tmp_path)
+    assert result.status == "complete"
+    assert (tmp_path / "runs/seed0/maps.npz").exists()

@@ -1,0 +1,174 @@
+"""Processes of this machine: what each gets, what a death costs, who waits for whom."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import ROOT
+
+from attnlab import lab
+from attnlab.data import Text
+from attnlab.heads import Standard
+from attnlab.lab import lock
+from attnlab.lab.executors import divide, share
+from attnlab.lab.resources import read_threads
+from attnlab.lab.run import run_folder
+from attnlab.lab.sweeps import add_specs
+from attnlab.models import FFN, ModelConfig
+from attnlab.training import TrainConfig
+
+MODEL = ModelConfig(
+    width=8, num_layers=1, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
+)
+TRAIN = TrainConfig(
+    steps=4, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=4, eval_windows=8,
+    curve_windows=8, eval_batch_size=8, checkpoint_every=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(bytes(random.Random(0).choices(b"abcdef \n", k=4000)))
+    return lab.Experiment(model=MODEL, train=TRAIN, data=Text(path=str(path)))
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """Workers have the devices of a user, not the eight of the tests."""
+    for name in [n for n in os.environ if n.startswith(("XLA_", "JAX_NUM"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("runs", "jobs", "threads", "cores", "gpus", "expected"),
+    [
+        (6, None, None, 2, 0, (2, 1)),
+        (6, 1, None, 2, 0, (1, 1)),
+        (6, None, 2, 2, 0, (1, 2)),
+        (1, None, None, 2, 0, (1, 2)),
+        (6, None, None, 16, 0, (6, 2)),
+        (6, 3, None, 16, 0, (3, 2)),
+        (40, None, None, 16, 0, (16, 1)),
+        (6, 5, 8, 2, 0, (5, 8)),
+        (6, None, None, 96, 8, (6, None)),
+        (6, None, None, 96, 4, (4, None)),
+        (6, 8, None, 96, 4, (8, None)),
+    ],
+)
+def test_a_machine_is_divided(runs, jobs, threads, cores, gpus, expected):
+    """Threads of a run do not depend on how many run at once."""
+    found = divide(runs, jobs, threads, range(cores), [str(i) for i in range(gpus)])
+    assert (found.jobs, found.threads) == expected
+
+
+def test_everybody_gets_something():
+    assert sorted("".join(share("abcdefg", 3, i) for i in range(3))) == sorted("abcdefg")
+    assert [share("ab", 3, i) for i in range(3)] == ["a", "a", "b"]
+
+
+@pytest.mark.slow
+def test_numbers_do_not_depend_on_how_many_run_at_once(base, tmp_path):
+    specs = lab.product(base, seeds=[0, 1])
+    two = lab.sweep(specs, tmp_path / "two", executor=lab.LocalExecutor(2), progress=False)
+    one = lab.sweep(specs, tmp_path / "one", executor=lab.LocalExecutor(1), progress=False)
+    assert [run.heldout for run in two] == [run.heldout for run in one]
+    assert read_threads(tmp_path / "two") == read_threads(tmp_path / "one") is not None
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_run_alone(base, tmp_path):
+    """The run has an error.txt that says so; the others are complete; the same call mends it."""
+    specs = lab.product(lab.with_values(base, {"train.steps": 3000}), seeds=[0])
+    specs += [dataclasses.replace(one, id="short") for one in lab.product(base, seeds=[1])]
+    executor = lab.LocalExecutor(1)
+
+    def kill():
+        folder = run_folder(tmp_path, specs[0])
+        while not (folder / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        os.kill(lock.last_process(folder), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(lab.SweepFailed, match=r"seed0: killed by SIGKILL \(out of memory\?\)"):
+        lab.sweep(specs, tmp_path, executor=executor, progress=False)
+    assert [run.spec.id for run in lab.load_results(tmp_path)] == ["short"]
+
+
+SCRIPT = """
+import sys
+from attnlab import lab
+from attnlab.lab.spec import read_specs
+specs = read_specs(open(sys.argv[1]).read())
+lab.sweep(specs, sys.argv[2], executor=lab.LocalExecutor(1), progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_workers_save_and_end_with_their_sweep(base, tmp_path, number):
+    from attnlab.lab.spec import write_specs
+
+    specs = lab.product(lab.with_values(base, {"train.steps": 100_000}), seeds=[0])
+    (tmp_path / "specs").write_text(write_specs(specs))
+    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "specs"), str(tmp_path / "w")]
+    folder = run_folder(tmp_path / "w", specs[0])
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        while not list(folder.glob("checkpoints/*0")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        said = process.communicate(timeout=120)[1].decode()
+    if number != signal.SIGKILL:
+        assert "0 of 1 runs are complete, the same call goes on" in said
+    until = time.monotonic() + 120
+    while lock.holder(folder):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not (folder / "lock.json").exists()  # it left as one leaves
+    assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_run_of_another_process_is_waited_for_or_left(base, tmp_path, waits):
+    one, two = lab.product(base, seeds=[0, 1])
+    add_specs([one, two], tmp_path)
+    folder = run_folder(tmp_path, one)
+    folder.mkdir(parents=True)
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with lock.hold(folder):
+            held.set()
+            free.wait()
+
+    threading.Thread(target=hold).start()
+    held.wait()
+
+    class Frees(lab.InProcess):
+        def running(self):
+            if waits:
+                free.set()
+            return False
+
+    results = lab.sweep([one, two], tmp_path, executor=Frees(), progress=False, waits=waits)
+    free.set()
+    assert [run.spec.seed for run in results] == ([0, 1] if waits else [1])
+
+
+def test_a_file_that_registers_is_run_in_a_worker(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    (tmp_path / "specs.json").write_text(json.dumps([]))
+    words = [sys.executable, "-m", "attnlab.lab", str(tmp_path), f"--import={file}"]
+    subprocess.run(words, cwd=ROOT, check=True)
+    assert (tmp_path / "ran").exists()

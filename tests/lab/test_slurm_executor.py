@@ -1,0 +1,146 @@
+"""SLURM: the script as people read it, what is asked of the cluster, and how a task ends."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from attnlab import lab
+from attnlab.lab.slurm import SCRIPT, array_size
+
+SAYS = """#!/bin/bash
+echo "$@" >> {log}
+cat {says} 2> /dev/null
+exit $(cat {code} 2> /dev/null || echo 0)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """Stubs for the commands of SLURM that note what is asked and say what a file holds."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    for name in ("sbatch", "squeue", "scontrol", "scancel"):
+        parts = {part: folder / f"{name}.{part}" for part in ("log", "says", "code")}
+        (folder / name).write_text(SAYS.format(**parts))
+        (folder / name).chmod(0o755)
+    (folder / "sbatch.says").write_text("17\n")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def asked_of(cluster, name):
+    path = cluster / f"{name}.log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_an_array_is_submitted_once(cluster, tmp_path):
+    executor = lab.SlurmExecutor(3, "--time=1:00:00 --partition=gpu", waits=False, threads=2)
+    with pytest.raises(lab.Queued, match="3 workers submitted as job 17"):
+        executor.start(tmp_path, 9)
+    text = (tmp_path / SCRIPT).read_text()
+    assert "#SBATCH --array=0-2\n" in text
+    assert "#SBATCH --time=1:00:00 --partition=gpu\n" in text
+    assert "export NPROC=2\n" in text
+    assert re.search(rf"command=\(python -m attnlab.lab {tmp_path}\)", text)
+    assert subprocess.run(["bash", "-n", tmp_path / SCRIPT], check=False).returncode == 0
+    (cluster / "squeue.says").write_text("".join(f"17_{i} {tmp_path / SCRIPT}\n" for i in range(3)))
+    with pytest.raises(lab.Queued, match="3 workers are in the queue"):
+        executor.start(tmp_path, 9)
+    assert len(asked_of(cluster, "sbatch")) == 1
+    assert executor.running()
+    executor.stop()
+    assert asked_of(cluster, "scancel") == [f"--signal=TERM --full 17_{i}" for i in range(3)]
+
+
+def test_what_is_missing_in_the_queue_is_submitted(cluster, tmp_path):
+    (cluster / "squeue.says").write_text(f"12_0 {tmp_path / SCRIPT}\n12_1 /somewhere/else.sh\n")
+    with pytest.raises(lab.Queued, match="2 workers submitted as job 17, 1 were in the queue"):
+        lab.SlurmExecutor(waits=False).start(tmp_path, 3)
+    assert "#SBATCH --array=0-1\n" in (tmp_path / SCRIPT).read_text()
+
+
+def test_a_script_alone(cluster, tmp_path):
+    with pytest.raises(lab.Queued, match="submit them with: sbatch"):
+        lab.SlurmExecutor(submits=False).start(tmp_path, 3)
+    assert not asked_of(cluster, "sbatch")
+
+
+def test_an_array_is_no_larger_than_the_cluster_allows(cluster, tmp_path):
+    (cluster / "scontrol.says").write_text("MaxArraySize            = 8\n")
+    assert array_size() == 8
+    assert "#SBATCH --array=0-7\n" in lab.SlurmExecutor().script(tmp_path, 20)
+    (cluster / "scontrol.says").write_text("MaxArraySize            = 0\n")
+    with pytest.raises(ValueError, match="has no job arrays"):
+        array_size()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("partition=gpu", "is no line of options"),
+        ("--a='", "No closing quotation"),
+        ("--array=1-4", "--array is what this command makes"),
+        ("-a 3", "-a is what this command makes"),
+    ],
+)
+def test_options_that_are_none(options, message):
+    with pytest.raises(ValueError, match=message):
+        lab.SlurmExecutor(options=options)
+
+
+def test_a_refusal_is_passed_on(cluster, tmp_path):
+    (cluster / "sbatch.code").write_text("1")
+    with pytest.raises(ValueError, match=r"sbatch .* fails"):
+        lab.SlurmExecutor().start(tmp_path, 3)
+
+
+def test_no_sbatch(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="there is no sbatch on this machine"):
+        lab.SlurmExecutor().start(tmp_path, 3)
+
+
+WORKER = """
+mkdir -p {workdir}/runs/a/checkpoints; touch {workdir}/began
+trap '{saves} exit {code}' TERM
+for i in $(seq 600); do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "saves", "code", "requeued"),
+    [
+        (signal.SIGUSR1, "mkdir -p {workdir}/runs/a/checkpoints/5;", 75, True),
+        (signal.SIGUSR1, "", 75, False),
+        (signal.SIGTERM, "mkdir -p {workdir}/runs/a/checkpoints/5;", 75, False),
+        (signal.SIGUSR1, "mkdir -p {workdir}/runs/a/checkpoints/5;", 3, False),
+    ],
+)
+def test_a_task_is_queued_again_where_its_time_was_up_and_something_saved(
+    cluster, tmp_path, number, saves, code, requeued
+):
+    workdir = tmp_path / "w"
+    workdir.mkdir()
+    stub = tmp_path / "stub.sh"
+    stub.write_text(WORKER.format(workdir=workdir, saves=saves.format(workdir=workdir), code=code))
+    text = lab.SlurmExecutor().script(workdir, 1)
+    text = re.sub(r"command=\(.*\)", f"command=(bash {stub})", text)
+    script = tmp_path / "script.sh"
+    script.write_text(text)
+    tasks = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "0"}
+    task = subprocess.Popen(["bash", script], env=os.environ | tasks, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while not (workdir / "began").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.2)  # the trap of the stub
+    task.send_signal(number)
+    said = task.communicate(timeout=60)[1].decode()
+    assert task.returncode == code
+    assert ("requeue 17_0" in asked_of(cluster, "scontrol")) == requeued
+    assert ("ask for more --time" in said) == (number == signal.SIGUSR1 and not saves)
