@@ -98,7 +98,7 @@ def import_files(argv: list[str]) -> None:
     first.set_gnu_getopt(True)
     flags.DEFINE_multi_string(_IMPORT.name, [], "", flag_values=first)
     first(argv, known_only=True)
-    for path in first[_IMPORT.name].value:
+    for path in first[_IMPORT.name].value or []:
         if not path.endswith(".py") or not Path(path).is_file():
             raise ValueError(f"no Python file {path!r}; --import is path.py")
         spec = importlib.util.spec_from_file_location(Path(path).stem, path)
@@ -109,6 +109,7 @@ def import_files(argv: list[str]) -> None:
 
 def _parse(argv: list[str]) -> list[str]:
     import_files(argv)
+    sys.argv = argv = _config_first(argv)  # config_flags reads the former
     if {"--help", "-h", "-help", "--helpshort"} & set(argv):
         _print_help(argv)
         sys.exit(0)
@@ -123,6 +124,16 @@ def _parse(argv: list[str]) -> list[str]:
     if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
+
+
+def _config_first(argv: list[str]) -> list[str]:
+    """The same flags with --config before those of its fields, as config_flags needs it."""
+    for i, word in enumerate(argv):
+        if word.startswith(("--config=", "-config=")):
+            return [argv[0], word, *argv[1:i], *argv[i + 1 :]]
+        if word in ("--config", "-config"):
+            return [argv[0], *argv[i : i + 2], *argv[1:i], *argv[i + 2 :]]
+    return argv
 
 
 def _given_config(argv: list[str]) -> str:

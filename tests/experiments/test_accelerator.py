@@ -227,7 +227,7 @@ def test_the_study_at_the_scale_of_a_gpu():
     assert {(s.config.model.compute.dtype, s.config.train.steps) for s in specs} == {
         ("bfloat16", 1000)
     }
-    # Standard heads of separate layers: 4 D^2 + 2 D F in each of 4 layers and the readout are
+    # Standard heads of separate layers: 4 D^2 + 2 D F in each of 4 layers and the LM head are
     # multiplied once a token, keys and values of 256 tokens beside; 3 passes of a seed.
     d, f, t = 352, 8 * 352, 256
     each = 2 * (4 * (4 * d**2 + 2 * d * f) + d * 256) + 4 * (2 * 2 * t * d)

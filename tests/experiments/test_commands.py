@@ -69,6 +69,7 @@ def test_flags_in_prose_exist(page):
     """`--flag` in a sentence is a flag of some command; flags of other programs are listed."""
     of_others = {"update", "to", "inplace", "cpus-per-task", "partition", "time", "signal"}
     known = {flag.name for one in reference.commands().values() for flag in one.flags}
+    known |= {"debug", "import"}  # of every command
     named = re.findall(r"`--([\w-]+)(?![\w.-])", page.read_text())
     assert [n for n in named if n.removeprefix("no") not in known | OF_JAX | of_others] == []
 

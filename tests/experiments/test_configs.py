@@ -259,8 +259,10 @@ LENGTHS = {"source": 5, "tokens": 6}
 def test_every_variant_of_the_study_has_an_ffn_left(words):
     """At every budget wide heads leave the reference's FFN an eighth at least."""
     preset = f"study,{words}"
-    widths = [one.model.ffn.width for one in variants("heads_and_sharing", preset).values()]
+    found = variants("heads_and_sharing", preset).values()
+    widths = [one.model.ffn.width for one in found]
     assert len(widths) == 9
+    assert {f"match={one.matched}" for one in found} == {words.partition(",")[0]}
     assert min(widths) > heads_and_sharing.get_config(preset).model.ffn.width / 8
 
 

@@ -112,7 +112,7 @@ def test_one_file_trains_by_flag_and_decodes(module, tmp_path, nine_letters):
     done = command("experiments.run", *flags, f"--workdir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert "seed 0: held-out" in done.stdout
-    assert ("train/my_balance" in (tmp_path / "run/metrics.jsonl").read_text()) == (
+    assert ("train/my_balance" in (tmp_path / "run/runs/seed0/metrics.jsonl").read_text()) == (
         module is outside_mixture
     )
     check_decoding(tmp_path / "run")
