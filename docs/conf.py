@@ -67,15 +67,6 @@ LINKS = (
     (r"\]\((?:\.\./|docs/)*CONTRIBUTING\.md", "]({docs}contributing.md"),
     (r"\]\((?:\.\./)+colab/", "]({colab}"),
 )
-MOVED = {
-    "data.md": "reference/datasets.md",
-    "results.md": "results/first_table.md",
-    "separations.md": "results/known_answers.md",
-    "interpret.md": "howto/interpret.md",
-    "layouts.md": "reference/layouts.md",
-    "plans.md": "reference/plans.md",
-}
-"""Links of notebooks to pages as they were called before."""
 
 
 def stay_inside(app: Sphinx, page: str, source: list[str]) -> None:
@@ -84,9 +75,6 @@ def stay_inside(app: Sphinx, page: str, source: list[str]) -> None:
     places = {"docs": docs, "colab": "" if page.startswith("colab/") else f"{docs}colab/"}
     for pattern, link in LINKS:
         source[0] = re.sub(pattern, link.format(**places), source[0])
-    if page.startswith("colab/"):
-        for before, now in MOVED.items():
-            source[0] = source[0].replace(f"({docs}{before}", f"({docs}{now}")
 
 
 def finish(app: Sphinx, page: nodes.document, name: str) -> None:

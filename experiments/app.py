@@ -42,8 +42,8 @@ def define_run() -> None:
     flags.DEFINE_integer(
         "threads",
         None,
-        "Threads that a run computes with on a CPU. Its last bits depend on them, so a run that "
-        "began with some goes on with as many. Left out: as many as cores (a sweep: cores / runs).",
+        "CPU threads of a run. The last bits of results depend on them, so a resumed run keeps "
+        "their number. Left out: as many as cores (a sweep: cores / runs).",
         lower_bound=1,
     )
     flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb, or both.")

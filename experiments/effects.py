@@ -5,8 +5,8 @@ parameters from docs/results/head_width/runs.csv (stage 3, D = 64). Below: wide 
 and sharing at equal parameters, FLOPs and seconds from docs/results/heads_and_sharing.csv.
 
 A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
-is Student's t over texts, not narrower than that of the variance pooled over comparisons, as in the
-registered analysis. Takes seconds; prints the numbers that it draws.
+is Student's t over texts; in the upper panel it is not narrower than that of the variance pooled
+over comparisons, as in the registered analysis. Takes seconds; prints the numbers that it draws.
 """
 
 import csv
@@ -47,14 +47,12 @@ class Effect(NamedTuple):
 def intervals(
     differences: Mapping[tuple[str, str], Pairs], pooled: Pooled | None = None
 ) -> list[Effect]:
-    """(label, budget) -> differences by text; the interval of each, none narrower than pooled over
-    all of them, or than `pooled`.
+    """(label, budget) -> differences by text; the interval of each, not narrower than `pooled`.
 
     >>> [one] = intervals({("wide", "flops"): {"a": [0.1], "b": [0.2], "c": [0.3]}})
     >>> f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"
     '0.200 (-0.048 to 0.448)'
     """
-    pooled = pooled or pool(list(differences.values()))
     found = {key: over_texts(pairs, pooled) for key, pairs in differences.items()}
     return [Effect(*key, e.value, e.low, e.high) for key, e in found.items()]
 
@@ -75,7 +73,7 @@ def head_widths(rows: Iterable[Row]) -> list[Effect]:
         for (text, seed), value in bits[layout, heads, width].items():
             pairs.setdefault(text, []).append(value - reference[text, seed])
         standard += [pairs] if layout == "standard" else []
-        kind = "" if layout == "standard" else f" ({layout}: read a slice)"
+        kind = "" if layout == "standard" else f", {layout}"
         differences[f"{heads} head{'s' * (heads > 1)} of {width}{kind}", "flops"] = pairs
     return intervals(differences, pool(standard))
 
@@ -99,39 +97,34 @@ def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
 
     names: dict[str, Callable[[str], Pairs]] = {
         "wide heads (4 of 64)": lambda b: against(b, (("wide",), PLANS), (("standard",), PLANS)),
-        "narrow heads (read a slice)": lambda b: against(
-            b, (("narrow",), PLANS), (("standard",), PLANS)
-        ),
-        "all layers shared (ALBERT)": lambda b: against(
-            b, (LAYOUTS, ("albert",)), (LAYOUTS, ("separate",))
-        ),
-        "two sets of weights in turn": lambda b: against(
-            b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))
-        ),
+        "narrow heads": lambda b: against(b, (("narrow",), PLANS), (("standard",), PLANS)),
+        "all layers shared": lambda b: against(b, (LAYOUTS, ("albert",)), (LAYOUTS, ("separate",))),
+        "two sets in turn": lambda b: against(b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))),
     }
-    return [e for b in BUDGETS for e in intervals({(n, b): of(b) for n, of in names.items()})]
+    return intervals(
+        {(name, budget): of(budget) for name, of in names.items() for budget in BUDGETS}
+    )
 
 
 def draw(above: list[Effect], below: list[Effect]) -> str:
     """Both panels as SVG; its ink follows the theme of the reader."""
     rows = len({e.label for e in above}), len({e.label for e in below})
-    figure = Figure(figsize=(7.4, 5.0), layout="constrained", facecolor="none")
+    figure = Figure(figsize=(4.9, 6.4), layout="constrained", facecolor="none")
     panels = figure.subplots(2, 1, height_ratios=[rows[0] + 1, 1.4 * rows[1] + 1])
     titles = (
-        "Width of a head at equal FLOPs and parameters, against 4 heads of 16\n"
-        "(8 texts, 2 seeds, 0.2 million parameters)",
-        "Wide or narrow against standard heads, shared against separate layers\n"
-        "(3 texts, 3 seeds, 0.1 to 0.6 million parameters)",
+        "Head widths against 4 heads of 16,\nat equal FLOPs and parameters (8 texts)",
+        "Against standard heads or separate layers,\nat three equal budgets (3 texts)",
     )
     for axes, effects, title in zip(panels, (above, below), titles, strict=True):
         forest(axes, effects)
-        axes.set_title(title, fontsize=9.5, color=INK, loc="left")
-    panels[1].set_xlabel("held-out bits per byte, difference and 95 % interval (left is better)")
+        axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
+    panels[1].set_xlabel("difference in bits per byte (left is better)", x=0.3)
     handles, labels = panels[1].get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
-    panels[1].legend(
+    figure.legend(
         named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
-        frameon=False, fontsize=9.5, labelcolor=INK, loc="upper right",
+        frameon=False, fontsize=9.5, labelcolor=INK, loc="outside lower center", ncols=3,
+        columnspacing=1, handletextpad=0.2,
     )  # fmt: skip
     return svg(figure)
 
@@ -153,6 +146,7 @@ def forest(axes: Any, effects: list[Effect]) -> None:
     axes.spines["bottom"].set_color(INK)
     axes.tick_params(colors=INK, labelsize=9.5)
     axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=5)
     axes.grid(axis="x", color=INK, alpha=0.2, linewidth=0.6)
     axes.xaxis.label.set_color(INK)
 
@@ -191,5 +185,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", str(RESULTS / "effects.svg"), "SVG file to write.")
+    flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
     app.start(main)

@@ -355,11 +355,17 @@ def main(argv: Sequence[str]) -> None:
     lines = run_cells(cells, functools.partial(run_one, graph=graph), out / "cora.csv")
     (out / "cora.md").write_text(page(lines))
     (out / "cora.svg").write_text(themed_svg(figure(lines), "cora"))
+    print(f"wrote {out}/cora.md, cora.csv and cora.svg")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", None, "folder of Cora", required=True)
-    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-    flags.DEFINE_integer("seeds", 20, "runs of the published configuration", lower_bound=2)
-    flags.DEFINE_integer("other_seeds", 5, "runs of each other variant", lower_bound=2)
+    flags.DEFINE_string(
+        "data",
+        None,
+        "Folder of Cora (docs/reference/texts.md).",
+        required=True,
+    )
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
+    flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
+    flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)
     app.run(main)

@@ -238,10 +238,11 @@ def main(argv: Sequence[str]) -> None:
     lines = list(csv.DictReader(path.open()))  # with seeds of a rate that was the best before
     (out / "looped_depth.md").write_text(page(lines))
     (out / "looped_depth.svg").write_text(themed_svg(figure(lines), "looped_depth"))
+    print(f"wrote {out}/looped_depth.md, looped_depth.csv and looped_depth.svg")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-    flags.DEFINE_integer("seeds", 10, "runs of each variant", lower_bound=2)
-    flags.DEFINE_integer("steps", 1000, "of training", lower_bound=1)
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
+    flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
+    flags.DEFINE_integer("steps", 1000, "Training steps of a run.", lower_bound=1)
     app.run(main)

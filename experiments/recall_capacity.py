@@ -304,10 +304,11 @@ def main(argv: Sequence[str]) -> None:
     lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
     (out / "recall.md").write_text(page(lines))
     (out / "recall.svg").write_text(themed_svg(figure(lines), "recall"))
+    print(f"wrote {out}/recall.md, recall.csv and recall.svg")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-    flags.DEFINE_integer("seeds", 10, "runs of each variant", lower_bound=2)
-    flags.DEFINE_integer("steps", 400, "of training", lower_bound=1)
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
+    flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
+    flags.DEFINE_integer("steps", 400, "Training steps of a run.", lower_bound=1)
     app.run(main)

@@ -63,8 +63,8 @@ def commands() -> dict[str, Command]:
     """Every module of `experiments` that is a command, by name."""
     found = {}
     for path in sorted((ROOT / "experiments").rglob("*.py")):
-        if '__name__ == "__main__"' not in path.read_text():
-            continue
+        if '__name__ == "__main__"' not in path.read_text() or path.parent.name == "running":
+            continue  # what is in `running` is started by commands
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         note = ast.get_docstring(tree(module)) or ""
         found[module] = Command(module, note, tuple(flags_of(module)))
@@ -78,8 +78,28 @@ def flags_of(module: str) -> Iterator[Flag]:
     main += [
         node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "main"
     ]
-    seen: set[tuple[str, str]] = set()
+    main += [n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "define_flags"]
+    seen: set[tuple[str, str]] = {(module, "define_flags")}
     yield from _defined(main, module, seen)
+    for helper in sorted(_imported_modules(source)):  # those that every command has
+        body = [n for n in tree(helper).body if isinstance(n, ast.Assign)]
+        yield from _defined(body, helper, seen)
+
+
+def _imported_modules(source: ast.Module) -> set[str]:
+    """Modules of `experiments` that are no commands and that a module imports as a whole."""
+    names = {
+        f"{node.module}.{alias.name}"
+        for node in source.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments")
+        for alias in node.names
+    }
+    paths = {name: ROOT / Path(*name.split(".")).with_suffix(".py") for name in names}
+    return {
+        name
+        for name, path in paths.items()
+        if path.is_file() and '__name__ == "__main__"' not in path.read_text()
+    }
 
 
 def _defined(nodes: Iterable[ast.AST], module: str, seen: set[tuple[str, str]]) -> Iterator[Flag]:
@@ -182,8 +202,8 @@ def _command(command: Command) -> str:
     summary = re.sub(r"[:,]? *python -m \S+.*", "", " ".join(first.split())).rstrip(": ")
     lines = [f"## {command.module}", _escape(summary) + "." * (summary[-1:] not in ".?!")]
     usage = [line.strip() for line in rest.splitlines() if line.startswith("    python -m ")]
-    if usage and not usage[0].endswith("\\"):
-        lines.append(f"    {usage[0]}")
+    if usage and not usage[0].endswith("\\") and "\\" not in usage[0]:
+        lines.append("    " + " ".join(usage[0].split()))
     if command.flags:
         rows = [
             f"| `--{flag.name}` | {flag.kind.replace('|', ' or ')} | {_default(flag)} | "
@@ -316,7 +336,7 @@ def attributes(made: Any) -> dict[str, str]:
     return found
 
 
-def _type(field: dataclasses.Field) -> str:
+def _type(field: dataclasses.Field[Any]) -> str:
     text = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
     alias = vars(specs).get(text) or vars(model_config).get(text)
     if alias is not None and not inspect.isclass(alias):
@@ -328,7 +348,7 @@ def _type(field: dataclasses.Field) -> str:
     return f"`{text}`".replace("|", "or")
 
 
-def _value(field: dataclasses.Field) -> str:
+def _value(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
         value = field.default
     elif field.default_factory is not dataclasses.MISSING:

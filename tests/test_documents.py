@@ -7,6 +7,7 @@ import importlib
 import inspect
 import io
 import re
+import sys
 from unittest import mock
 
 import jax
@@ -164,8 +165,23 @@ def test_docstrings(name):
     assert doctest.testmod(module).failed == 0
 
 
+EXAMPLES = (
+    "adapters",
+    "attention",
+    "heads",
+    "sharing",
+    "models",
+    "transforms",
+    "interpret",
+    "plotting",
+)
+"""Packages of which every public function has an example, beside those of `attnlab` itself."""
+
+
 def test_every_public_function_has_an_example():
-    functions = [getattr(attnlab, name) for name in dir(attnlab)]
+    packages = [attnlab, *(getattr(attnlab, name) for name in EXAMPLES)]
+    public = [(p.__name__, f) for p in packages for f in getattr(p, "__all__", None) or dir(p)]
+    functions = [getattr(sys.modules[package], name) for package, name in public]
     functions = [f for f in functions if inspect.isfunction(f)]
-    assert len(functions) > 25
+    assert len(functions) > 150
     assert [f.__name__ for f in functions if ">>>" not in f.__doc__] == []

@@ -265,6 +265,23 @@ class Layout:
         """The output is as wide as x, or the concatenated heads."""
         return self.width if self.output_projection else self.num_heads * self.size("value_dim")
 
+    # Of fields that several layouts have.
+
+    @property
+    def default_num_kv_heads(self) -> int:
+        """A key and value head for each query head."""
+        return self.num_heads
+
+    @property
+    def default_key_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
+    @property
+    def default_value_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
     @property
     def input_widths(self) -> tuple[int, int, int]:
         """Widths of the query, key and value input."""
@@ -501,6 +518,11 @@ def all_weights(layout: Layout) -> dict[str, Weight]:
 
     Raises:
       ValueError: two of them have one name.
+
+    >>> from attnlab.heads import Gate, Standard
+    >>> layout = Standard(width=4, num_heads=2, extras=(Gate(),))
+    >>> list(all_weights(layout))
+    ['q', 'k', 'v', 'o', 'head_gate']
     """
     return dict(_all_weights(layout))
 

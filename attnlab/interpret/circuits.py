@@ -141,6 +141,12 @@ def composition_scores(
     Returns:
       [l, n, j, m], between 0 and 1: head n of layer l, read by head m of layer j; NaN where j reads
       before l writes.
+
+    >>> config = ModelConfig(width=8, num_layers=3)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
+    >>> scores = composition_scores(config, params, "q")
+    >>> scores.shape, bool(np.isnan(scores[1, 0, 0, 0]))
+    ((3, 4, 3, 4), True)
     """
     lookup(dict.fromkeys(get_args(ReadBy)), by, what="composition")
     with float64():

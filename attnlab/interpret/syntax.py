@@ -67,7 +67,12 @@ def word_attention(
 
 def predicted_words(probs: Float[Array, "L B N W W"]) -> Int[Array, "L B N 2 W"]:
     """For every word the other word that it attends to most, and the one that attends to it most;
-    -1 where there is no attention, as in a decoder to later words."""
+    -1 where there is no attention, as in a decoder to later words.
+
+    >>> probs = jnp.array([[0.1, 0.9, 0.0], [0.2, 0.1, 0.7], [0.6, 0.3, 0.1]])
+    >>> predicted_words(probs[None, None, None])[0, 0, 0].tolist()
+    [[1, 2, 0], [2, 0, 1]]
+    """
     count = probs.shape[-1]
     others = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, probs)
     both = jnp.stack([others, jnp.swapaxes(others, -1, -2)], axis=3)

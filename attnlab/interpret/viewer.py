@@ -110,7 +110,13 @@ def view(
 
 def view_panels(panels: Sequence[Panel], *, title: str = "Attention heads") -> Page:
     """The page of one or several models, each with one or several attentions (of an encoder, of a
-    decoder, and cross-attention)."""
+    decoder, and cross-attention).
+
+    >>> probs = np.tri(3)[None, None] / np.arange(1, 4)[:, None]
+    >>> panel = Panel([AttentionMaps(probs, ["a", "b", "c"])], name="one")
+    >>> "one" in view_panels([panel]).html
+    True
+    """
     contents, values = [], []
     for i, panel in enumerate(panels):
         parts = []

@@ -68,6 +68,9 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
     Raises:
       ValueError: a layout or extra that is not registered, or two registered ones that give one
         field different types.
+
+    >>> to_dict(ModelConfig(sharing="albert"))["sharing"]
+    'albert'
     """
     return _Writer(dense=True, placeholder=placeholder or (lambda kind: None)).record(config)
 
@@ -103,6 +106,9 @@ def from_json(text: str) -> ModelConfig:
 
     Raises:
       ValueError: no JSON of a config, or that of another version.
+
+    >>> from_json(to_json(ModelConfig(sharing="albert")))
+    ModelConfig(sharing='albert')
     """
     try:
         found = json.loads(text)

@@ -11,8 +11,8 @@ from attnlab.attention.dispatch import check_implementation
 from attnlab.attention.keywords import check_keywords
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout, check_size
-from attnlab.models.checks import check_bool, check_choice, check_count, check_number
-from attnlab.names import lookup
+from attnlab.models.checks import check_bool, check_choice, check_number
+from attnlab.names import check_count, lookup
 from attnlab.norms import NORM_KINDS
 
 Activation: TypeAlias = Literal[

@@ -27,7 +27,7 @@ from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
 from attnlab.pretrained.opt_bloom import BLOOM, OPT
 from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
 from attnlab.pretrained.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from attnlab.pretrained.t5 import T5
+from attnlab.pretrained.t5 import MT5, T5
 from attnlab.pretrained.towers import CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION
 from attnlab.pretrained.vit import DINOV2, VIT
 
@@ -38,7 +38,7 @@ KNOWN = (
     *(BLOOM, COHERE, FALCON, OPT, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
     *(CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, DINOV2),
-    *(MODERNBERT, MPNET, BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART),
+    *(MT5, MODERNBERT, MPNET, BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
 STATE_SPACE = (

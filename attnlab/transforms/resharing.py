@@ -103,6 +103,12 @@ def change_plan(
     Raises:
       ValueError: the plan has another number of layers, or cannot be reached from the old one; or
         merge="aligned" and heads of this layout cannot be permuted.
+
+    >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> changed, merged = change_plan(config, params, "cycle:2")
+    >>> changed.sharing, merged["layers"]["ffn"]["up"].shape[0]
+    ('cycle:2', 2)
     """
     lookup(MERGES, merge, what="merge")
     after = _with_plan(config, plan)
@@ -190,6 +196,14 @@ def tie_encoder(
 
     Raises:
       ValueError: no encoder_decoder; or the plans of the two differ, or have deltas or mixtures.
+
+    >>> config = ModelConfig(kind="encoder_decoder", width=8, num_layers=1)
+    >>> tokens = jnp.ones((1, 2), int)
+    >>> init = jax.jit(config.build().init)
+    >>> params = init(jax.random.key(0), tokens, source=tokens)["params"]
+    >>> tied, merged = tie_encoder(config, params)
+    >>> tied.encoder, sorted(set(params) - set(merged))
+    (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     lookup(MERGES, merge, what="merge")
     tied = _with_encoder(config, shares_decoder=True)
@@ -272,6 +286,11 @@ def output_difference(
     """Largest difference of the logits of two (config, params), relative to the largest logit.
 
     An encoder-decoder reads `tokens` as source and as target.
+
+    >>> config, tokens = ModelConfig(width=8, num_layers=1), jnp.ones((1, 2), int)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> output_difference((config, params), (config, params), tokens)
+    0.0
     """
 
     def logits(config: ModelConfig, params: Params) -> np.ndarray:

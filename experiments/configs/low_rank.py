@@ -59,7 +59,7 @@ description = lab.Description(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     config = byte_lm.get_config(arg)
     config.model.width = max(32, config.model.width)  # of `tiny`, where 32 heads need as much
     return config

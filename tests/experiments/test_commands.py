@@ -44,13 +44,13 @@ def test_commands_can_be_pasted(name):
     for python, dash_m, module, *flags in found:
         assert (python, dash_m) == ("python", "-m")
         assert importlib.util.find_spec(module), module
-        if module == "experiments.report":  # of folders, which have no flag
+        if module == "experiments.report":  # folders without a flag
             flags = [word for word in flags if word.startswith("--")]
         given = [re.fullmatch(r"--([\w.]+)(?:=(.*))?", word) for word in flags]
         assert all(given), flags
         values = {m[1]: m[2] for m in given}
         file, _, words = values.pop("config", "").partition(":")
-        fields = {}
+        fields = set()
         if file:
             assert file == "my_config.py" or (ROOT / file).is_file(), file
             if (

@@ -161,6 +161,8 @@ CALLS = {
         lambda: call(heads=4), "multi_head_attention.* unknown keyword 'heads'.* known:",
     ),
     "causal=True": (lambda: call(causal=True), "'causal': did you mean 'is_causal'"),
+    "capture": (lambda: call(capture=("probs",)), r"no capture; .*capture\(multi_head_attention"),
+    "return_probs": (lambda: call(return_probs=True), r"no return_probs; .*attnlab.capture"),
     "scale": (lambda: call(scale=0.5), r"scale is a field of the layout.*scale=0.5\)"),
     "weights of another layout": (
         lambda: call(params=init(jax.random.key(0), heads.Bilinear(**SIZES))),

@@ -405,6 +405,17 @@ def test_the_command_writes_the_report(tmp_path):
             report.write(workdirs)
 
 
+def test_a_notebook_shows_the_table_and_the_figure():
+    results = lab.Results(noisy(TWO, range(4)))
+    table = results.table()
+    assert f"{table['mean'][0]:.3f}" in results._repr_html_()
+    assert "<table" in results._repr_html_()
+    [axes] = results.figure().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["wide", "standard"]
+    dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+    np.testing.assert_allclose(dots, table["mean"])
+
+
 def test_titles_come_from_the_question():
     assert question([panel(noisy(TWO, [0]), question="Are wide heads better?")]) == (
         "Are wide heads better?"

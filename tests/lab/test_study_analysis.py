@@ -122,6 +122,13 @@ def test_the_first_look_does_not_change_with_later_stages(simulated, tmp_path):
     assert [look.name for look in late] == ["first look"]
 
 
+def test_stage_7_is_missing_only_where_the_first_look_did_not_decide():
+    today = read_rows(FOLDER / "runs.csv")
+    text = page.page(today, hypotheses.read_study(today), [])
+    assert "lacks 32 runs" not in text
+    assert "Stage 7 (the second look at P1) is not run, since the first look decided." in text
+
+
 def test_an_incomplete_stage_has_no_numbers(simulated, tmp_path):
     last = [row for row in simulated if row.spec.stage == 3][-1]
     rows = [row for row in simulated if row is not last]

@@ -90,6 +90,7 @@ ATTRIBUTES = {
     "siglip_text_model": {"hidden_act": "mish", "projection_size": 7},
     "siglip_vision_model": {"hidden_act": "mish", "vision_use_head": "no", "patch_size": "small"},
     "dinov2": {"hidden_act": "mish", "use_swiglu_ffn": "no", "mlp_ratio": "four"},
+    "mt5": {"feed_forward_proj": "gated-mish", "is_gated_act": False},
     "mpnet": {"hidden_act": "mish", "relative_attention_num_buckets": 8, "is_decoder": True},
     "modernbert": {"hidden_activation": "mish", "layer_types": ["chunked"], "norm_bias": "no"},
     "bart": {"activation_function": "mish", "encoder_ffn_dim": 7, "tie_word_embeddings": False},

@@ -404,3 +404,17 @@ def test_what_has_no_heads_here_is_refused_with_the_reason(name, reason, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
     with pytest.raises(ValueError, match=f"'{name}': .*{reason}"):
         pretrained.load_config(tmp_path)
+
+
+def test_yarn_of_deepseek_scales_all_numbers_of_a_head_or_none(tmp_path):
+    config, tensors, _, _ = split(FAMILIES["deepseek_v3"])
+    yarn = {"rope_type": "yarn", "factor": 40.0, "rope_theta": 1e4, "mscale": 1.0}
+    yarn |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 8}
+    folder = write(tmp_path / "folder", config | {"rope_parameters": yarn}, tensors)
+    scales = pretrained.load_config(folder).attention.layer_scales
+    assert set(scales) == {(0.1 * np.log(40.0) + 1) ** 2}
+    other = config | {"rope_parameters": yarn | {"mscale": 0.7}}
+    with pytest.raises(
+        ValueError, match=r"mscale = 0\.7 is not supported, only mscale_all_dim = 1"
+    ):
+        pretrained.load_config(write(tmp_path / "folder", other, tensors))

@@ -238,6 +238,11 @@ PEERS = {
         | dict(q_lora_rank=None, tie_word_embeddings=True, rms_norm_eps=0.05)
         | dict(rope_parameters=SCALED),
     ),
+    "deepseek_v3-yarn": (
+        tr.DeepseekV3ForCausalLM,
+        tr.DeepseekV3Config,
+        DEEPSEEK | dict(rope_parameters=YARN | dict(mscale=0.8, mscale_all_dim=0.8)),
+    ),
     "deepseek_v3-halves": (
         tr.DeepseekV3ForCausalLM,
         tr.DeepseekV3Config,
@@ -427,6 +432,11 @@ PEERS = {
         tr.Dinov2Config,
         SQUARE | dict(use_swiglu_ffn=True, qkv_bias=False, mlp_ratio=3, use_mask_token=False),
     ),
+    "mt5": (
+        tr.MT5ForConditionalGeneration,
+        tr.MT5Config,
+        T5 | dict(feed_forward_proj="gated-gelu", num_decoder_layers=3),
+    ),
     "mpnet": (tr.MPNetForMaskedLM, tr.MPNetConfig, BERT),
     "mpnet-bare": (
         tr.MPNetModel,
@@ -465,7 +475,7 @@ PEERS = {
     "blenderbot": (tr.BlenderbotForConditionalGeneration, tr.BlenderbotConfig, BART),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
-SEQ2SEQ = ("t5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot")
+SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 

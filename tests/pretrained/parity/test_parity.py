@@ -26,7 +26,7 @@ NAMES = [
     "qwen3", "qwen3-sliding-biases", "qwen3-mixed", "qwen2", "qwen2-bare-all-see-all", "ministral",
     "gemma3_text", "gemma3_text-untied-linear-biases", "gemma3_text-bare-all-local",
     "gpt_neox", "gpt_neox-in-turn-tied", "gpt_neox-bare",
-    "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves",
+    "deepseek_v3", "deepseek_v3-plain-queries", "deepseek_v3-halves", "deepseek_v3-yarn",
     "deepseek_v3-experts", "deepseek_v3-experts-2-shared", "mixtral", "mixtral-window-bare",
     "qwen2_moe", "qwen2_moe-dense-and-window", "qwen3_moe", "qwen3_moe-every-second",
     "gpt_oss", "gpt_oss-all-see-all",
@@ -41,7 +41,8 @@ NAMES = [
     "vit", "vit-bare-square-no-biases",
     "clip_text_model", "clip_text_model-largest-id", "clip_vision_model", "siglip_text_model",
     "siglip_vision_model", "siglip_vision_model-no-head", "dinov2", "dinov2-gated",
-    "mpnet", "mpnet-bare", "modernbert", "modernbert-biases-untied", "modernbert-bare-one-layer",
+    "mt5", "mpnet", "mpnet-bare",
+    "modernbert", "modernbert-biases-untied", "modernbert-bare-one-layer",
     "bart", "bart-bare-3-layers", "bart-scaled", "marian", "mbart", "plbart", "pegasus",
     "blenderbot",
     "t5", "t5-1.1-own-readout", "t5-scaled-own-readout-big-eps", "t5-bare-gelu", "t5-encoder",
@@ -126,8 +127,8 @@ def test_round_trip(peer, tmp_path):
 DECODERS = (
     "mixtral", "gpt_oss", "phi3", "gemma", "starcoder2", "stablelm", "granite", "llama", "mistral",
     "qwen", "ministral", "olmo", "smollm3", "cohere",
-    "phi", "gptj", "falcon", "glm", "opt", "bloom", "gpt2", "gpt_neox", "llama", "gemma", "deepseek",
-    "clip_text", "t5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot",
+    "phi", "gptj", "falcon", "glm", "opt", "bloom", "gpt2", "gpt_neox", "gemma", "deepseek",
+    "clip_text", "t5", "mt5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot",
 )  # fmt: skip
 STEPPED = [
     n for n in NAMES if n.startswith(DECODERS) and n not in ("gpt2-bare-inner-relu", "t5-encoder")
