@@ -26,9 +26,9 @@ With `--tune_from=runs/study` in place of --tune another text or budget takes th
 with `--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
 
 `scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
-parameters a variant under match=parameters, products in bfloat16, 10 seeds in one program, 8.2 million
-bytes a seed. On one GPU, for each of three texts (without `data.path` Python's standard library),
-each in a folder of its own,
+parameters a variant under match=parameters, products in bfloat16, 10 seeds in one program, 8.2
+million bytes a seed. On one GPU, for each of three texts (without `data.path` Python's standard
+library), each in a folder of its own,
 
     python -m experiments.sweep --tune=5 --jobs=2 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
@@ -36,12 +36,12 @@ each in a folder of its own,
 
 Ctrl-C, a signal or a kill stops it; the same command goes on. Not run yet. Estimated (--print_only,
 which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
-an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9 variants
-of 10 seeds, and one seed at 5 rates each. It leaves out evaluation (4 % more), rates beyond
-the 5 where the best is at an end, and the 162 processes that start and compile: with --jobs=2 one
-computes while another starts. One needs 5 to 17 GiB (as XLA plans the step for a CPU); two at
-once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves are no multiples of
-8, which the units of a GPU like less.
+an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9
+variants of 10 seeds, and one seed at 5 rates each. It leaves out evaluation (4 % more), rates
+beyond the 5 where the best is at an end, and the 162 processes that start and compile: with
+--jobs=2 one computes while another starts. One needs 5 to 17 GiB (as XLA plans the step for a CPU);
+two at once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves are no
+multiples of 8, which the units of a GPU like less.
 """
 
 import itertools
