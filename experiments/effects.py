@@ -23,7 +23,7 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, pool
-from experiments.running import launch
+from experiments import app
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 INK = "#57606a"
@@ -192,4 +192,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("out", str(RESULTS / "effects.svg"), "SVG file to write.")
-    launch.start(main)
+    app.start(main)

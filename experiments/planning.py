@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,8 @@ def print_workers(plan: Plan, folder: Path) -> None:
         "on any machine that has the folder, then this one again without --print_only.\n"
         f"{flops:.2e} FLOPs: {flops / (SHARE * peak) / 60:.3g} minutes at {SHARE:.0%} of the "
         f"{peak / 1e12:.0f} TFLOP/s of an H100 in bfloat16, without evaluation, starting and "
-        "compiling"
+        "compiling",
+        file=sys.stderr,
     )
 
 

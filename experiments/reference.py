@@ -22,7 +22,7 @@ from attnlab.heads import EXTRAS, LAYOUTS, HeadNorm
 from attnlab.models import config as model_config
 from attnlab.models import specs
 from attnlab.training import TrainConfig
-from experiments.running import launch
+from experiments import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
@@ -97,7 +97,7 @@ def _defined(nodes: Iterable[ast.AST], module: str, seen: set[tuple[str, str]]) 
 def _of_helper(
     owner: str, name: str, module: str, seen: set[tuple[str, str]], call: ast.Call
 ) -> Iterator[Flag]:
-    """The flags of a function that defines some, such as `launch.define_run`."""
+    """The flags of a function that defines some, such as `app.define_run`."""
     where = _imported(module, owner or name)
     where = f"{where}" if owner and where else (where or module)
     if (where, name) in seen or not where.startswith("experiments"):
@@ -395,4 +395,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    launch.start(main)
+    app.start(main)

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from commands import command
 from conftest import ROOT
-from experiments.running import arm, initial
-from experiments.running.workdir import WorkdirError
 
 import attnlab
 from attnlab import pretrained
+from attnlab.lab.loaded import open_folder, open_run
+from attnlab.lab.start import with_plan_of
 from attnlab.models import num_parameters
 from attnlab.pretrained.tensors import read_file, write_file
 from attnlab.sharing.plan import Plan
 from experiments.configs import pretrained as config_file
+from experiments.setup import experiment_of, run_config
 
 BASE = pretrained.published_config("albert_base")
 ALBERT = dataclasses.replace(
@@ -80,7 +81,7 @@ def test_the_recipe(tmp_path, text):
     assert f"{unique[0]:,} parameters ({unique[1]:,} before it was written)" in said[2]
     assert "encoder, 3 layers of width 16, 2 standard heads, plan separate" in said[3]
 
-    run = initial.of_run(tmp_path / "attention_only")
+    run = open_run(tmp_path / "attention_only")
     assert (run.config.sharing, run.params["layers"]["attention"]["q"].shape[0]) == (
         "attention_only",
         1,
@@ -89,10 +90,10 @@ def test_the_recipe(tmp_path, text):
     np.testing.assert_allclose(
         logits(out[0].config, out[1]), logits(run.config, run.params), rtol=1e-5, atol=1e-5
     )
-    before = initial.load(str(tmp_path / "separate"))
+    before = open_folder(tmp_path / "separate")
     moved = np.abs(run.params["embedding"] - before.params["embedding"]).max()
     assert 1e-4 < moved < 20 * 2e-4  # 20 steps of Adam, each about the learning rate
-    other = initial.of_run(tmp_path / "attention_only", 2)
+    other = open_run(tmp_path / "attention_only", 2)
     assert np.abs(logits(run.config, run.params) - logits(other.config, other.params)).max() > 1e-5
     with pytest.raises(ValueError, match="has no seed 3, only 4, 2"):
         attnlab.load_run(tmp_path / "attention_only", 3)
@@ -105,14 +106,16 @@ def test_the_recipe(tmp_path, text):
     tensors = {name: np.array(a) for name, a in read_file(file).items()}
     next(iter(tensors.values()))[:] += 1e-3
     write_file(file, tensors)
-    with pytest.raises(WorkdirError, match=r"start\.digest: there"):
-        arm.run(config, tmp_path / "attention_only")
+    for path in (tmp_path / "attention_only").glob("runs/*/result.json"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"start\.digest: there"):
+        run_config(config, tmp_path / "attention_only")
 
 
 def test_the_config_is_the_folders(tmp_path):
     config = config_file.get_config(str(write(tmp_path / "albert")))
     stored = pretrained.load_config(tmp_path / "albert")
-    resolved = arm.resolve(config)
+    resolved = experiment_of(config)
     assert resolved.model == dataclasses.replace(stored, sharing="albert")
     assert (resolved.task, resolved.train.length, resolved.start) == (
         "masked_lm",
@@ -120,11 +123,11 @@ def test_the_config_is_the_folders(tmp_path):
         str(tmp_path / "albert"),
     )
     config.model.update(sharing="cycle:2", dropout={"rate": 0.1}, compute={"remat": False})
-    assert arm.resolve(config).model.sharing == "cycle:2"
+    assert experiment_of(config).model.sharing == "cycle:2"
     config.model.update(ffn={"width": 25}, norm={"position": "pre"})
     both = r"than model\.ffn\.width=25 \(there 24\), model\.norm\.position='pre' \(there 'post'"
     with pytest.raises(ValueError, match=both):
-        arm.resolve(config)
+        experiment_of(config)
 
 
 def test_a_folder_that_cannot_train_is_refused(tmp_path):
@@ -135,7 +138,7 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
         ),
     )
     with pytest.raises(ValueError, match="start from a folder with one"):
-        arm.resolve(config_file.get_config(str(write(tmp_path / "bare", bare))))
+        experiment_of(config_file.get_config(str(write(tmp_path / "bare", bare))))
     plan = Plan(attention=(0, 1, 0, 1), ffn=(0, 1, 0, 1))
     inner = dataclasses.replace(ALBERT, num_layers=4, sharing=plan)
     assert config_file.get_config(str(write(tmp_path / "inner", inner))).model.sharing == "cycle:2"
@@ -150,11 +153,10 @@ def test_a_folder_that_cannot_train_is_refused(tmp_path):
         vocab_size=400,
     )
     config = config_file.get_config(str(write(tmp_path / "t5", t5)))
-    assert arm.resolve(config).task == "span_corruption"
-    stored, tokens = initial.load(str(tmp_path / "t5")), jnp.zeros((1, 3), int)
-    both, told = initial.under_plan(
-        stored, dataclasses.replace(stored.config, sharing="albert"), tokens
-    )
+    assert experiment_of(config).task == "span_corruption"
+    stored, tokens = open_folder(tmp_path / "t5"), jnp.zeros((1, 3), int)
+    albert = dataclasses.replace(stored.config, sharing="albert")
+    both, told = with_plan_of(stored.config, stored.params, albert, tokens)
     assert {both[stack]["ffn"]["up"].shape[0] for stack in ("layers", "encoder_layers")} == {1}
     assert "separate -> albert: outputs differ by " in told
     with pytest.raises(ValueError, match="name the folder after the colon"):
@@ -166,5 +168,5 @@ def test_export_refuses(tmp_path):
     done = command("experiments.export", f"--path={folder}", f"--out={folder}")
     assert done.returncode == 1
     assert "is there already; name a new folder" in done.stderr
-    with pytest.raises(ValueError, match="holds no checkpoints; give the --workdir of one run"):
+    with pytest.raises(ValueError, match="holds no run with checkpoints"):
         attnlab.load_run(folder)

@@ -9,20 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_data
-from conftest import ROOT, assert_close
-from experiments.running import arm, initial, launch
-from ml_collections import ConfigDict
+from conftest import assert_close
 
-from attnlab import data
+from attnlab import data, lab
 from attnlab.data.endpoints import examples
 from attnlab.heads import score_scale
+from attnlab.lab.run import differences
+from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
 from attnlab.training import TrainConfig, init_state, make_optimizer, train_step
 from attnlab.training.objectives import OBJECTIVES
-from experiments import sweep
-from experiments.configs import byte_lm
-from experiments.reporting import claims
+from experiments.setup import setup_of
 
 CONFIGS = (
     "two_heads_beat_one",
@@ -39,38 +37,36 @@ DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
 """Which of small_data those read that read files."""
 
 
-def expected(name, words="", folder=None):
-    """The module, its planned arms resolved, its claim."""
+def expected(name, preset="", folder=None):
+    """The setup of a config, and its variants as experiments by their names."""
     module = importlib.import_module(f"experiments.configs.{name}")
-    planned = sweep.read(f"{ROOT}/experiments/configs/{name}.py:{words}", {})
-    base = module.get_config(words)
+    config = module.get_config(preset)
     if name in DATA:
         data, length, _ = small_data.DATASETS[DATA[name]](folder)
-        base.data.update(dataclasses.asdict(data))
-        base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
-    changed = {n: sweep.with_changes(base, changes) for n, changes in planned.arms.items()}
-    return planned, {planned.titles[n]: arm.resolve(config) for n, config in changed.items()}
+        config.data.update(dataclasses.asdict(data))
+        config.train.length, config.model.vocab_size = length, max(300, config.model.vocab_size)
+    found = setup_of(config, module, preset)
+    return found, {v.name: lab.with_values(found.base, v.values) for v in found.variants}
 
 
-@pytest.mark.parametrize("words", ["", "tiny"])
+@pytest.mark.parametrize("preset", ["", "tiny"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_claim_is_of_arms_that_the_sweep_has(name, words, tmp_path):
-    if name in DATA and not words:
+def test_what_is_expected_is_of_variants_that_the_sweep_has(name, preset, tmp_path):
+    if name in DATA and not preset:
         pytest.skip("its sizes are those of files that are not here")
-    planned, arms = expected(name, words, tmp_path)
-    assert planned.claim["expects"]
-    for expect in planned.claim["expects"]:
-        assert {expect["arm"], expect["of"]} - {""} <= set(arms)
-        assert expect["relation"] in claims.RELATIONS
-        expect["says"].format(mean=0.0, least=0.0, most=0.0, ratio=0.0)
-    assert planned.claim["drawing"]["kind"] in claims.DRAWINGS
-    assert {name for pair in planned.pairs for name in pair} <= set(arms)
+    found, variants = expected(name, preset, tmp_path)
+    assert found.description.expectations
+    for one in found.description.expectations:
+        assert {one.tags["name"], (one.over or one.tags)["name"]} <= set(variants)
+        assert one.relation in ("at most", "at least", "exactly")
+        one.text.format(mean=0.0, min=0.0, max=0.0, ratio=0.0)
+    assert {side["name"] for pair in found.description.pairs for side in pair} <= set(variants)
 
 
-def test_each_cause_is_undone_alone_and_every_such_arm_costs_as_much():
-    """Of chunks.py: one difference from the code of `former` an arm, scales and counts by hand."""
-    _, arms = expected("chunks")
-    code, width = arms["one for all chunks, small scores"].model, 64
+def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
+    """Of chunks.py: one difference from the code of `former`, scales and counts by hand."""
+    _, variants = expected("chunks")
+    code, width = variants["one for all chunks, small scores"].model, 64
     size = code.layout.size("head_dim")
     assert (code.heads.name, code.width, size) == ("narrow_tied", width, 16)
     assert score_scale(code.layout) == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
@@ -81,26 +77,13 @@ def test_each_cause_is_undone_alone_and_every_such_arm_costs_as_much():
         "own chunks, equal parameters": {"heads.layout", "heads.scale", "ffn.width"},
     }
     for name, fields in undone.items():
-        ours, theirs = (launch.fields(ConfigDict(to_dict(m))) for m in (code, arms[name].model))
-        assert {path for path in ours if ours[path][1] != theirs[path][1]} == fields
-    assert score_scale(arms["one for all chunks"].model.layout) == 1 / 4
-    wide = num_parameters(arms["wide"].model)
-    for name, one in arms.items():
+        changed = differences(*(to_dict(m) for m in (code, variants[name].model)))
+        assert {path for path, _, _ in changed} == fields
+    assert score_scale(variants["one for all chunks"].model.layout) == 1 / 4
+    wide = num_parameters(variants["wide"].model)
+    for name, one in variants.items():
         if name.endswith("equal parameters"):
             assert abs(num_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
-
-
-def test_reviews_are_asked_of_the_arms_that_are_compared():
-    """Of chunks.py: the text has eleven arms, a review's class only those that a pair names."""
-    file = f"{ROOT}/experiments/configs/chunks.py"
-    text, reviews = (sweep.read(f"{file}:{words}", {}) for words in ("", "reviews"))
-    assert (len(text.arms), len(reviews.arms)) == (11, 7)
-    assert set(reviews.titles.values()) == {name for pair in reviews.pairs for name in pair}
-    assert {name: text.arms[name]["model.heads.layout"] for name in reviews.arms} == {
-        name: changes["model.heads.layout"] for name, changes in reviews.arms.items()
-    }
-    named = {e[of] for e in reviews.claim["expects"] for of in ("arm", "of")} - {""}
-    assert named <= set(reviews.titles.values())
 
 
 def test_every_case_of_a_small_graph():
@@ -198,24 +181,6 @@ def test_two_narrow_heads_are_right_in_every_case():
     assert found.tolist() == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"values": "x"}, "'x'"),
-        ({"noise": 0.1}, "same.noise 0.1 must be 0 or more, and needs same.values"),
-        ({"noise": -0.1, "values": "q"}, "same.noise -0.1 must be 0 or more"),
-        ({"first_of": 4}, "same.first_of 4 must be more than model.heads.num_heads 4"),
-    ],
-)
-def test_heads_that_cannot_be_the_same(fields, message):
-    """Before any weight is made."""
-    config = byte_lm.get_config("tiny")
-    config.model.heads.num_heads = 4
-    config.same.update(fields)
-    with pytest.raises(ValueError, match=message):
-        arm.resolve(config)
-
-
 def trained(model, same, steps=12):
     """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
@@ -223,7 +188,7 @@ def trained(model, same, steps=12):
     config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
     source = data.Endpoints(vertices=4).load(4)
     task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
-    make = initial.fresh(model, same)
+    make = init_function(model, same)
     state = init_state(model.build(), task, transform, source.shapes(), 0, make)
     begun = state.params
     batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
@@ -239,15 +204,15 @@ def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     _, arms = expected("same_start", "tiny")
     two = arms["equal"]
     exact = lambda one: dataclasses.replace(one.model, compute=Compute(dtype="float64"))
-    begun, equal = trained(exact(two), two.same)
+    begun, equal = trained(exact(two), two.head_init)
     assert float(head_distance(two.model, equal)) == 0
     assert float(smallest_change(begun, equal)) > 1e-3
     lone = arms["one head, output times 2"]
-    _, one = trained(exact(lone), lone.same)
+    _, one = trained(exact(lone), lone.head_init)
     both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
     assert_close(one, both, loosen=1e4)
     noisy = arms["noise of 1e-4"]
-    begun, parted = trained(exact(noisy), noisy.same)
+    begun, parted = trained(exact(noisy), noisy.head_init)
     start, end = (float(head_distance(noisy.model, p)) for p in (begun, parted))
     assert 0 < start < end
 

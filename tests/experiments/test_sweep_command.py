@@ -181,7 +181,7 @@ def test_workers_to_start_elsewhere(tmp_path, text):
         (["--sizes=1"], "give at least 2 sizes"),
         (["--vary=train.steps"], "write FIELD=VALUE,VALUE,..."),
         (["--vary=train.stepz=1,2"], "no field 'train.stepz': did you mean 'steps'"),
-        (["--config.train.stepz=3"], "no config field 'train.stepz'; known: train.steps, "),
+        (["--config.train.stepz=3"], "no config field 'train.stepz'; known: train.accumulate, "),
         (["--config.train.steps=abc"], "invalid literal for int"),
         (["more"], "unexpected argument 'more'"),
     ],
@@ -266,7 +266,6 @@ def test_help_lists_fields_and_exits_with_0():
         "  --workdir: ",
     ):
         assert line in done.stdout
-    assert "in this config" not in done.stdout
 
 
 @pytest.mark.parametrize("preset", ["masked,tiny", "seq2seq,tiny"])
