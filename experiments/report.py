@@ -16,7 +16,10 @@ from absl import flags
 from attnlab.lab.report import read_panels, write_report
 from experiments import app
 
-OUT = flags.DEFINE_string("out", None, "folder of the report; needed for several workdirs")
+
+def define_flags() -> None:
+    """The flags of the command."""
+    flags.DEFINE_string("out", None, "Folder of the report; needed for several workdirs.")
 
 
 def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
@@ -34,13 +37,15 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
 
 def main(argv: Sequence[str]) -> None:
     """The command."""
+    out = flags.FLAGS.out
     try:
         app.import_files(sys.argv)
-        path = write([Path(one) for one in argv[1:]], Path(OUT.value) if OUT.value else None)
+        path = write([Path(one) for one in argv[1:]], Path(out) if out else None)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"report: {path}")
 
 
 if __name__ == "__main__":
+    define_flags()
     absl_app.run(main)

@@ -12,10 +12,10 @@ import time
 
 import pytest
 from conftest import ROOT, user_environment
-from experiments.reporting.results import SPEEDS
 
 pytestmark = pytest.mark.slurm
 HERE = ROOT / "tests/slurm"
+SPEEDS = ("tokens_per_second", "seconds")
 KILLED, SIGNALLED = "wide-separate-lr0.001", "wide-albert-lr0.001"
 LONG = "standard-separate-lr0.001"
 LIMIT = 900

@@ -68,4 +68,4 @@ def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:
     yield "Command", shlex.join(about["argv"])
     if git := about.get("git"):
         changed = " with changes (changes.diff of each run)" if git["changed"] else ""
-        yield "Commit", f"{git['commit']}{changed}"
+        yield "Commit", f"{git['commit'][:12]}{changed}"
