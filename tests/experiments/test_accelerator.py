@@ -12,6 +12,7 @@ from commands import command
 from attnlab.attention import BACKENDS, Backend, dot_product_attention, explain
 from attnlab.lab.spec import specs_of
 from attnlab.models import num_parameters
+from experiments import planning
 from experiments.benchmarks import accelerator, attention, fastest, ledger
 from experiments.benchmarks.accelerator import FULL, TINY
 from experiments.benchmarks.ledger import DeviceLostError, Ledger, go_through
@@ -19,6 +20,7 @@ from experiments.benchmarks.measure import Case
 from experiments.benchmarks.peaks import PEAKS, fraction_of_peak
 from experiments.configs import heads_and_sharing
 from experiments.reporting import accelerator as report
+from experiments.setup import setup_of
 
 ABOUT = {
     "device": "1 x NVIDIA H200", "machine": "a machine", "python": "3", "jax": "0", "flax": "0",

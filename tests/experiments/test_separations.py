@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import json
 
 import jax
 import jax.numpy as jnp
@@ -291,48 +290,13 @@ def test_one_full_rank_head_finds_the_farthest():
     assert source.baselines()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
 
 
-def test_frozen_weights_that_are_none_are_refused_before_any_work():
-    config = byte_lm.get_config("tiny")
-    config.train.frozen = "attention.w"
-    with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
-        arm.resolve(config)
-    config.train.frozen = "q("
-    with pytest.raises(ValueError, match="is no regular expression"):
-        arm.resolve(config)
-
-
-def test_a_fixed_random_pattern_does_not_read_the_text():
-    """Its probabilities are those of any other text, and differ from head to head and place."""
-    _, arms = expected("which_matrices_learn", "tiny")
-    model = arms["fixed random pattern"].model
-    texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
-    params = model.build().init(jax.random.key(0), texts)["params"]
-    outputs = model.build().apply({"params": params}, texts, capture=("probs",))
-    probs = outputs.captured["probs"]
-    assert np.array_equal(probs[:, 0], probs[:, 1])
-    assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
-    uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
-    assert not np.allclose(probs[0, 0, 0], uniform)
-
-
 def test_matrices_that_learn_may_be_asked_of_a_text_too():
-    planned, arms = expected("which_matrices_learn", "text,tiny")
-    assert {one.task for one in arms.values()} == {"causal_lm"}
-    assert {one.model.positions.name for one in arms.values()} == {"relative"}
-    named = {e[of] for e in planned.claim["expects"] for of in ("arm", "of")}
-    assert named == set(arms)
-
-
-@pytest.mark.slow
-def test_a_run_tells_how_far_its_heads_are_apart(tmp_path):
-    """From step 0 on, beside every evaluation and in the result: the figure of the report."""
-    module = importlib.import_module("experiments.configs.same_start")
-    config = sweep.with_changes(module.get_config("tiny"), module.ARMS["equal"])
-    result = arm.run(config, tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
-    told = {r["step"]: r for r in rows if "weights/heads_apart" in r}
-    assert list(told) == [0, 10, 20]
-    assert all(r["weights/heads_apart"] == [0.0, 0.0] for r in told.values())
-    moved = [min(r["weights/least_moved"]) for r in told.values()]
-    assert moved[0] == 0 < moved[1] < moved[2]
-    assert result["weights_least_moved"] == told[20]["weights/least_moved"]
+    """Of which_matrices_learn.py: the same variants, another question."""
+    for preset, metric in (("tiny", "recall"), ("text,tiny", "causal_lm")):
+        found, variants = expected("which_matrices_learn", preset)
+        assert found.base.task == metric
+        assert list(variants) == [
+            "all learn", "Q and K frozen", "V and O frozen", "fixed random pattern",
+        ]  # fmt: skip
+        for one in found.description.expectations:
+            assert one.tags["name"] in variants
