@@ -16,6 +16,8 @@ from attnlab.heads import HeadNorm, Params, Standard, all_weights, score_scale, 
 from attnlab.heads.layout import Bias
 from attnlab.tap import Tap
 
+__all__ = ["attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen"]
+
 FLAX_NAMES: dict[str, Bias] = {"query": "q", "key": "k", "value": "v", "out": "o"}
 FLAX_NORMS = {"query_ln": "q_norm", "key_ln": "k_norm"}
 
@@ -30,6 +32,10 @@ Attend: TypeAlias = Callable[
 """(query, key, value, bias, mask, dropout key) -> (output, probabilities if they are asked for)."""
 Pullback: TypeAlias = Callable[[object], tuple[object, ...]]
 """Cotangents of the outputs -> cotangents of the inputs."""
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @runtime_checkable
@@ -141,14 +147,14 @@ def attention_fn(
     return out.reshape(*batch, *out.shape[1:])
 
 
-def _check_refused(**given: object) -> None:
+def _check_refused(**options: object) -> None:
     """Raises ValueError for keywords of Flax that attnlab has no equal of."""
     alternatives = {
         "qk_attn_weights_einsum": "build the module without einsum classes",
         "attn_weights_value_einsum": "build the module without einsum classes",
         "input_positions": "rotate q and k with multi_head_attention(rotary=...)",
     }
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             raise ValueError(f"attention_fn takes no {name}; {alternatives[name]}")
 
@@ -207,6 +213,11 @@ def heads_from_nnx(state: Tree) -> tuple[dict[str, Array], Standard]:
 
     Raises:
       ValueError: a state that is something else.
+
+    >>> from flax import nnx
+    >>> module = nnx.MultiHeadAttention(2, in_features=8, decode=False, rngs=nnx.Rngs(0))
+    >>> heads_from_nnx(nnx.state(module))[1]
+    Standard(width=8, num_heads=2, biases=('q', 'k', 'v', 'o'), head_dim=4)
     """
     if not isinstance(state, Mapping):
         raise ValueError(f"expected nnx.state(module), not {type(state).__name__}")
@@ -322,7 +333,7 @@ def _one_dropout_mask(attend: Attend) -> Attend:
         out, probs = attend(q[:, None], k[:, None], v[:, None], bias, mask, key)
         return out[:, 0], None if probs is None else probs[0]
 
-    def rows(
+    def batched_attend(
         q: Array, k: Array, v: Array, bias: Array | None, mask: Array | None, key: Array | None
     ) -> tuple[Array, Array | None]:
         shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
@@ -332,7 +343,7 @@ def _one_dropout_mask(attend: Attend) -> Attend:
         batched: Attend = jax.vmap(heads, (0, 0, 0, 0, 0, None))
         return batched(q, k, v, bias, mask, key)
 
-    return rows
+    return batched_attend
 
 
 def _at_precision(attend: Attend, precision: Precision) -> Attend:

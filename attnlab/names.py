@@ -1,7 +1,7 @@
 """Looking a name up in a table, with an error that helps."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-def check_count(field: str, value: Any, least: int) -> None:
+def check_count(field: str, value: object, least: int) -> None:
     """Raises ValueError for what is no whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")

@@ -5,6 +5,7 @@ of them are also read elsewhere (GitHub, Colab), so what only the site needs is 
 that leave the folder become links inside the site.
 """
 
+import html
 import re
 import shutil
 import sys
@@ -36,7 +37,11 @@ html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_theme_options = {"top_of_page_buttons": []}
+REPOSITORY = "https://github.com/attnlab/attnlab"
+html_theme_options = {
+    "top_of_page_buttons": [],
+    "footer_icons": [{"name": "GitHub", "url": REPOSITORY, "html": "GitHub", "class": ""}],
+}
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 highlight_language = "none"  # where a block does not say
 
@@ -52,22 +57,22 @@ for notebook in (HERE.parent / "colab").glob("*.ipynb"):
     (HERE / "colab").mkdir(exist_ok=True)
     shutil.copyfile(notebook, HERE / "colab" / notebook.name)
 
-CODE = "https://github.com/attnlab/attnlab/blob/main"
+CODE = f"{REPOSITORY}/blob/main"
 COLAB = "https://colab.research.google.com/github/attnlab/attnlab/blob/main/colab"
 BADGE = r"\[!\[Open In Colab\]\([^)]*\)\]"
 LINKS = (
     (rf"{BADGE}", "[Open in Colab, to run and change it]"),  # a picture from the net
     (rf"(?<!change it\])\({COLAB}/", "({colab}"),
     (rf"{CODE}/docs/", "{docs}"),
-    (r"\]\((?:\.\./|docs/)?CONTRIBUTING\.md", "]({docs}contributing.md"),
-    (r"\]\(\.\./colab/", "]({colab}"),
+    (r"\]\((?:\.\./|docs/)*CONTRIBUTING\.md", "]({docs}contributing.md"),
+    (r"\]\((?:\.\./)+colab/", "]({colab}"),
 )
 
 
 def stay_inside(app: Sphinx, page: str, source: list[str]) -> None:
     """Links between what lies in this folder and what was copied into it."""
-    inside = page.startswith("colab/")
-    places = {"docs": "../" if inside else "", "colab": "" if inside else "colab/"}
+    docs = "../" * page.count("/")
+    places = {"docs": docs, "colab": "" if page.startswith("colab/") else f"{docs}colab/"}
     for pattern, link in LINKS:
         source[0] = re.sub(pattern, link.format(**places), source[0])
 
@@ -75,9 +80,15 @@ def stay_inside(app: Sphinx, page: str, source: list[str]) -> None:
 def finish(app: Sphinx, page: nodes.document, name: str) -> None:
     """A drawing becomes a part of its page, whose colour of ink it takes, light or dark; cells of
     tables that hold a sentence are marked."""
-    for image in [i for i in page.findall(nodes.image) if "drawings/" in i["uri"]]:
-        text = re.sub("<style>.*?</style>", "", (HERE / image["uri"]).read_text(), flags=re.DOTALL)
-        image.replace_self(nodes.raw("", text, format="html"))
+    for image in [i for i in page.findall(nodes.image) if i["uri"].endswith(".svg")]:
+        text = (HERE / image["uri"]).read_text()
+        if "currentColor" in text:
+            text = re.sub("<style>.*?</style>", "", text, flags=re.DOTALL)
+            if 'role="img"' not in text.partition(">")[0]:  # drawings have a title
+                label = html.escape(image.get("alt", ""), quote=True)
+                about = f'class="figure" role="img" aria-label="{label}"'
+                text = text.replace("<svg ", f"<svg {about} ", 1)
+            image.replace_self(nodes.raw("", text, format="html"))
     for cell in page.findall(nodes.entry):
         cell["classes"] += ["long"] if len(cell.astext()) > 30 else []
 

@@ -43,7 +43,7 @@ def _block(text: str) -> str:
 
 
 def _items(lines: list[str]) -> str:
-    """One item for each line of the smallest indent; what is further in goes on with it."""
+    """One item for each line of the smallest indent; what is further in continues it."""
     depth = min(len(line) - len(line.lstrip()) for line in lines)
     items: list[str] = []
     for line in lines:

@@ -1,5 +1,6 @@
 """What the commands have in common: flags of config files, errors in one line, exit codes."""
 
+import importlib.util
 import os
 import sys
 import textwrap
@@ -20,6 +21,9 @@ AGAIN = 75
 """Exit code: the same command goes on later (EX_TEMPFAIL of sysexits.h)."""
 LOG = "error.log"
 _DEBUG = flags.DEFINE_bool("debug", False, "Print the traceback of an error.")
+_IMPORT = flags.DEFINE_multi_string(
+    "import", [], "A Python file to run first, such as one that registers a head layout."
+)
 
 
 def define_config(*, required: bool = True) -> None:
@@ -38,8 +42,8 @@ def define_run() -> None:
     flags.DEFINE_integer(
         "threads",
         None,
-        "Threads that a run computes with on a CPU. Its last bits depend on them, so a run that "
-        "began with some goes on with as many. Left out: as many as cores (a sweep: cores / runs).",
+        "CPU threads of a run. The last bits of results depend on them, so a resumed run keeps "
+        "their number. Left out: as many as cores (a sweep: cores / runs).",
         lower_bound=1,
     )
     flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb, or both.")
@@ -87,7 +91,25 @@ def start(main: Callable[[], None]) -> NoReturn:
     raise AssertionError("app.run does not return")
 
 
+def import_files(argv: list[str]) -> None:
+    """Runs the files of --import, before other flags are known: they register layouts, extras and
+    datasets that a config or a stored run has. Raises ValueError."""
+    first = flags.FlagValues()
+    first.set_gnu_getopt(True)
+    flags.DEFINE_multi_string(_IMPORT.name, [], "", flag_values=first)
+    first(argv, known_only=True)
+    for path in first[_IMPORT.name].value or []:
+        if not path.endswith(".py") or not Path(path).is_file():
+            raise ValueError(f"no Python file {path!r}; --import is path.py")
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 def _parse(argv: list[str]) -> list[str]:
+    import_files(argv)
+    sys.argv = argv = _config_first(argv)  # config_flags reads the former
     if {"--help", "-h", "-help", "--helpshort"} & set(argv):
         _print_help(argv)
         sys.exit(0)
@@ -96,10 +118,23 @@ def _parse(argv: list[str]) -> list[str]:
     try:
         rest: list[str] = flags.FLAGS(argv)
     except (AttributeError, KeyError) as error:  # of config_flags, for a field that is not there
+        if "config_config" in sys.modules and not hasattr(config_module(), "get_config"):
+            path = _given_config(argv).partition(":")[0]
+            raise ValueError(f"{path} has no get_config(), which makes the config") from None
         raise ValueError(_unknown_field(argv, error)) from None
     if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
+
+
+def _config_first(argv: list[str]) -> list[str]:
+    """The same flags with --config before those of its fields, as config_flags needs it."""
+    for i, word in enumerate(argv):
+        if word.startswith(("--config=", "-config=")):
+            return [argv[0], word, *argv[1:i], *argv[i + 1 :]]
+        if word in ("--config", "-config"):
+            return [argv[0], *argv[i : i + 2], *argv[1:i], *argv[i + 2 :]]
+    return argv
 
 
 def _given_config(argv: list[str]) -> str:

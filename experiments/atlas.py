@@ -1,4 +1,4 @@
-"""The layout atlas, docs/layouts.md, and docs/drawings: python -m experiments.atlas
+"""The layout atlas, docs/reference/layouts.md, its tables and drawings: python -m experiments.atlas
 
 Everything on the page is computed: formulas from the axes of the weights, backends from their own
 refusals, and the tables of layout against layout from `convert` on random weights. A minute on 2
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from attnlab.attention import BACKENDS, explain
 from attnlab.attention.jax_nn import assume_device
-from attnlab.contrib import interpreted
 from attnlab.heads import (
     LAYOUTS,
     ExtraKeys,
@@ -38,13 +37,14 @@ from attnlab.heads.rewrites import chain
 from attnlab.heads.shapes import token_shapes
 from attnlab.heads.weights import Axes
 from experiments import app
-from experiments.drawing.conversions import NAMES, matching_sizes, options, pairs, steps
+from experiments.drawing.conversions import NAMES, matching_sizes, options, pair_table, pairs, steps
 from experiments.drawing.layouts import layout_drawing
 from experiments.drawing.letters import letters
 from experiments.drawing.plans import drawn_plans, plan_drawing
 
-PATH = Path(__file__).parent.parent / "docs" / "layouts.md"
-DRAWINGS = PATH.parent / "drawings"
+PATH = Path(__file__).parent.parent / "docs" / "reference" / "layouts.md"
+DRAWINGS = PATH.parent.parent / "drawings"
+PAIRS = PATH.with_name("layout_pairs.csv")
 TOKENS = 512
 EXAMPLES = {name: LAYOUTS[name](width=512, num_heads=8) for name in NAMES}
 
@@ -63,29 +63,37 @@ def page() -> str:
 
 
 INTRODUCTION = """\
-# The layout atlas
+# Head layouts
 
-How heads compute q, k and v from x, layout by layout: what it costs, and which layouts are the same
-function. This page is made by `python -m experiments.atlas`; a test fails while it is stale.
+How each layout computes q, k and v from x, what it costs, and which layouts are the same function.
+Made by `python -m experiments.atlas`; a test fails while this page is stale.
 
     out = sum_n softmax(scale q_n k_n^T) v_n W_O,n
 
 x is the query input, y the key input, z the value input (self-attention: all the same). x_n is
-slice n of x, its columns n C to (n+1) C.
+slice n of x, its columns n C to (n+1) C. What a head *reads* (all of x, or a slice) is the layout;
+how *wide* it is, is a size: number of heads, width of a head and width of the model are
+independent.
 
-D width, N heads, K key/value heads, H width of a query and key, V width of a value, C = D/N, E and
-W widths of y and z, O output width, M and Q widths of the latents of keys and queries, P width of
-the rotary part, X, Y and Z ranks of queries, keys and values, T tokens. Sizes have their defaults:
-D/N for H and V, D for E, W, O, Q and H of `collaborative`, 4 H for M and H/2 for P;
-`low_rank_query` has K = 1, H = 2 D/N and Q = D/2, `grouped_tied` H = P = V/2, `tensor_product` X =
-6 and Y = Z = 2, `differential` H = V/2 = C/2, with G = N/K. `rotate` is rotary embedding; where an
-equation has none, it rotates all of q and k (not of `absorbed`). Sizes of heads, their number and
-the width are independent: what a head *reads* (all of x or its slice) is the layout, how *wide* it
-is a size. Numbers are for D = 512, N = 8, T = 512, one text, no biases.
+| letter | | default |
+|---|---|---|
+| D, N, T | width, heads, tokens | |
+| K | key/value heads | N; `low_rank_query` 1 |
+| H | width of a query and key | D/N; `collaborative` D, `low_rank_query` 2 D/N |
+| V | width of a value | D/N |
+| C | D/N | |
+| E, W, O | width of y, of z, of the output | D |
+| M, Q | width of the latent of keys, of queries | 4 H, D; Q of `low_rank_query` D/2 |
+| P | width of the rotary part | H/2; `grouped_tied` H = P = V/2 |
+| X, Y, Z | rank of queries, keys, values (`tensor_product`) | 6, 2, 2 |
+| G | N/K; `differential` has H = V/2 = C/2 | |
 
-In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The bar above is
-what there is to read, filled where the head reads it, the bar below what it makes, to scale, and
-the matrix is between. A colour is one matrix; grey is one that all heads use."""
+`rotate` is rotary embedding; where an equation has none, it rotates all of q and k (not of
+`absorbed`). Numbers are for D = 512, N = 8, T = 512, one text, no biases.
+
+In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The upper bar is
+the input, filled where the head reads it, the lower bar the output, to scale, and the matrix is
+between. Each colour is one matrix; grey is one that all heads use."""
 
 
 def drawings() -> dict[str, str]:
@@ -115,7 +123,7 @@ def section(layout: Layout) -> str:
         ("same function as", " → ".join(forms) if len(forms) > 1 else "end of the chain"),
         ("source", link(layout.source)),
     ]
-    drawn = f"![{layout.name}: what each head reads](drawings/layout_{layout.name}.svg)"
+    drawn = f"![{layout.name}: what each head reads](../drawings/layout_{layout.name}.svg)"
     table = "\n".join(f"| {a} | {b} |" for a, b in lines)
     return f"## {layout.name}\n\n{drawn}\n\n| | |\n|---|---|\n{table}"
 
@@ -277,8 +285,7 @@ def backends() -> str:
     return (
         "## Backends\n\nWhich can run q, k and v of these sizes, forward and backward, without "
         "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities "
-        "8.0 "
-        "and 9.0), `pallas_wide` a GPU.\n\n"
+        "8.0 and 9.0).\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 
@@ -291,7 +298,7 @@ def can_run(layout: Layout, backend: str) -> str:
     q, k, v = jax.eval_shape(functools.partial(project_heads, layout=layout), params, x)
     answers = {}
     for capability in ("8.0", "9.0") if backend == "cudnn" else ("",):
-        with assume_device("gpu", float(capability or 0)), interpreted():
+        with assume_device("gpu", float(capability or 0)):
             answer = explain(q, k, v, implementation="dense")[backend]  # traced, so one that runs
         answers[capability] = "yes" if answer.startswith(("chosen", "could run")) else answer
     if len(set(answers.values())) == 1:
@@ -302,10 +309,11 @@ def can_run(layout: Layout, backend: str) -> str:
 def main() -> None:
     """Writes the page and the drawings."""
     PATH.write_text(page())
+    PAIRS.write_text(pair_table())
     DRAWINGS.mkdir(exist_ok=True)
     for name, text in drawings().items():
         (DRAWINGS / name).write_text(text)
-    print(f"wrote {PATH} and {DRAWINGS}")
+    print(f"wrote {PATH}, {PAIRS} and {DRAWINGS}")
 
 
 if __name__ == "__main__":

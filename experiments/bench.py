@@ -30,12 +30,12 @@ from attnlab.lab import lock
 from attnlab.lab.machine import environment
 from experiments import app
 from experiments.benchmarks import accelerator, attention, plans, train
+from experiments.benchmarks import accelerator_page as report
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.ledger import Ledger, go_through
 from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table
 from experiments.benchmarks.peers import on_torch
 from experiments.benchmarks.peers.systems import installed
-from experiments.reporting import accelerator as report
 
 SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": attention.cases,
@@ -160,14 +160,17 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("suite", None, [*SUITES, ACCELERATOR], "What to time.")
-    flags.DEFINE_integer("rounds", 21, "Times each entry runs.", lower_bound=1)
-    flags.DEFINE_string("cases", "", "Only the cases whose name holds this regular expression.")
-    flags.DEFINE_string("data", "", "The text of suite nanogpt.")
+    flags.DEFINE_enum("suite", None, [*SUITES, ACCELERATOR], "What to measure.")
+    flags.DEFINE_integer("rounds", 21, "How often each entry runs.", lower_bound=1)
+    flags.DEFINE_string("cases", "", "Regular expression: only cases whose name matches.")
+    flags.DEFINE_string("data", "", "Folder or file of Tiny Shakespeare, for suite nanogpt.")
     flags.DEFINE_float(
-        "minutes", 20.0, "When suite accelerator stops; 0 only writes its page.", lower_bound=0
+        "minutes",
+        20.0,
+        "Suite accelerator stops after these; 0 only writes its page.",
+        lower_bound=0,
     )
-    flags.DEFINE_bool("tiny", False, "Suite accelerator at sizes for a CPU.")
-    flags.DEFINE_string("out", "", "A folder for table, numbers and figure; empty writes none.")
+    flags.DEFINE_bool("tiny", False, "Suite accelerator with small sizes, for a CPU.")
+    flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
     flags.mark_flag_as_required("suite")
     app.start(main)

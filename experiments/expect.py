@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from attnlab.lab.report import Expectation
+from attnlab.lab.description import Expectation
 
 
 def expect(

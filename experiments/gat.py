@@ -24,9 +24,9 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab.data.graph import Graph, read_graph
-from experiments.reporting.cells import Line, interval, run_cells
-from experiments.reporting.study_figures import COLOURS, INK, new_axes, svg
-from experiments.reporting.study_tables import table
+from attnlab.lab.cells import Line, interval, run_cells, table
+from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.plotting import THEMED_COLOURS as COLOURS
 
 HEADS, HEAD_DIM, RATE, PATIENCE, MOST = 8, 8, 0.005, 100, 2000
 PUBLISHED = (83.0, 0.7)
@@ -354,12 +354,18 @@ def main(argv: Sequence[str]) -> None:
     cells = [Run(name, seed) for name in VARIANTS for seed in range(count[name])]
     lines = run_cells(cells, functools.partial(run_one, graph=graph), out / "cora.csv")
     (out / "cora.md").write_text(page(lines))
-    (out / "cora.svg").write_text(svg(figure(lines), "cora"))
+    (out / "cora.svg").write_text(themed_svg(figure(lines), "cora"))
+    print(f"wrote {out}/cora.md, cora.csv and cora.svg")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("data", None, "folder of Cora", required=True)
-    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-    flags.DEFINE_integer("seeds", 20, "runs of the published configuration", lower_bound=2)
-    flags.DEFINE_integer("other_seeds", 5, "runs of each other variant", lower_bound=2)
+    flags.DEFINE_string(
+        "data",
+        None,
+        "Folder of Cora (docs/reference/texts.md).",
+        required=True,
+    )
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
+    flags.DEFINE_integer("seeds", 20, "Seeds of the published configuration.", lower_bound=2)
+    flags.DEFINE_integer("other_seeds", 5, "Seeds of each other variant.", lower_bound=2)
     app.run(main)

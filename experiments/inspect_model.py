@@ -21,6 +21,7 @@ import numpy as np
 from absl import flags
 
 from attnlab import models, pretrained, runs
+from attnlab.data import load_tokenizer
 from attnlab.lab.run import attention_reports, step_inputs
 from attnlab.models import ModelConfig, generate
 from attnlab.models.config import sharing_name
@@ -100,7 +101,7 @@ NEW_TOKENS = 20
 
 def read_text(folder: str, text: str) -> str:
     """What the model of a folder does with a text."""
-    tokenizer = pretrained.tokenizer(folder)
+    tokenizer = load_tokenizer(pretrained.tokenizer_path(folder))
     read = tokenizer.read(text)
     if not len(read.tokens):
         raise ValueError("the text has no tokens; write a word or more")

@@ -32,10 +32,10 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from attnlab import FFN, ModelConfig, flops_per_token, heads, match_budget, num_parameters
+from attnlab.lab.cells import Line, interval, run_cells, table
 from attnlab.models.specs import NoPositions, OutputHead
-from experiments.reporting.cells import Line, interval, run_cells
-from experiments.reporting.study_figures import COLOURS, INK, new_axes, svg
-from experiments.reporting.study_tables import table
+from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.plotting import THEMED_COLOURS as COLOURS
 
 NODES, HOPS, LAYERS, WIDTH, ROWS = 16, 4, 4, 64, 32
 RATES, TUNING_SEEDS = (1e-3, 3e-3, 6e-3, 12e-3), (100, 101)
@@ -237,11 +237,12 @@ def main(argv: Sequence[str]) -> None:
         lines += run_cells([Run(name, rate, seed, steps) for seed in seeds], run_one, path)
     lines = list(csv.DictReader(path.open()))  # with seeds of a rate that was the best before
     (out / "looped_depth.md").write_text(page(lines))
-    (out / "looped_depth.svg").write_text(svg(figure(lines), "looped_depth"))
+    (out / "looped_depth.svg").write_text(themed_svg(figure(lines), "looped_depth"))
+    print(f"wrote {out}/looped_depth.md, looped_depth.csv and looped_depth.svg")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-    flags.DEFINE_integer("seeds", 10, "runs of each variant", lower_bound=2)
-    flags.DEFINE_integer("steps", 1000, "of training", lower_bound=1)
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
+    flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
+    flags.DEFINE_integer("steps", 1000, "Training steps of a run.", lower_bound=1)
     app.run(main)

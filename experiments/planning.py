@@ -14,6 +14,7 @@ from attnlab.lab import seconds
 from attnlab.lab.executors import worker_command
 from attnlab.lab.model_sizes import TAG, at_sizes, parse_sizes
 from attnlab.lab.plan import REPORT, Plan
+from attnlab.lab.report import read_panels, write_report
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweeps import add_specs
 from attnlab.models import flops_per_token, num_parameters
@@ -189,7 +190,7 @@ def report(folder: Path) -> str:
     diverged = [run for run in results if run.status == "diverged"]
     if len(diverged) < len(results):
         print(results.table().to_string(index=False))
-    path = results.report(folder / REPORT, description=lab.read_description(folder))
+    path = write_report(read_panels([folder]), folder / REPORT)
     print(f"report: {path}")
     if not diverged:
         return ""

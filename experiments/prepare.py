@@ -1,4 +1,4 @@
-"""Texts -> files of token ids that a run reads from the disk, however large they are.
+"""Tokenizes texts into files that a run reads from disk, also if they are larger than memory.
 
     python -m experiments.prepare --path=TEXTS --out=data/texts --tokenizer=bpe:16384
     python -m experiments.run --config=experiments/configs/byte_lm.py:tokens \
@@ -28,11 +28,15 @@ def main() -> None:
     )
     index = prepare([Path(path) for path in given.path], Path(given.out), plan, progress=True)
     for name, shards, documents in zip(
-        ("training", "held out"), (index.train, index.heldout), index.documents, strict=True
+        ("training", "held-out"), (index.train, index.heldout), index.documents, strict=True
     ):
         tokens = sum(shard.tokens for shard in shards)
         print(f"{name}: {documents:,} documents, {tokens:,} tokens in {len(shards)} files")
-    print(f"use --config.model.vocab_size={index.vocab_size} or more")
+    print(
+        "train on them: python -m experiments.run --config=experiments/configs/byte_lm.py:tokens "
+        f"--config.data.path={given.out} --config.model.vocab_size={index.vocab_size} "
+        "--workdir=runs/texts"
+    )
 
 
 if __name__ == "__main__":

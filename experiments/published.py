@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.lab.report import PublishedRow, PublishedTable
+from attnlab.lab.description import PublishedRow, PublishedTable
 from attnlab.models import ModelConfig, num_parameters
 from experiments.configs import byte_lm
 from experiments.setup import model_of

@@ -36,7 +36,7 @@ def centred_scores(P: Matrix) -> Matrix:
     """
     P = np.asarray(P, np.float64)
     if not (P > 0).all() or np.abs(P.sum(-1) - 1).max() > 1e-6:
-        raise ValueError("P must be positive with rows that sum to 1; a softmax makes nothing else")
+        raise ValueError("each row of P must be a probability distribution without zeros")
     scores = np.log(P)
     return scores - scores.mean(-1, keepdims=True)
 
@@ -244,7 +244,7 @@ def figure(results: Sequence[Result]) -> Any:
 def _factors(P: Matrix, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Queries and keys [n, rank] whose products are the truncated scores; zero columns past n."""
     if rank < 1:
-        raise ValueError(f"a head is at least 1 wide, not {rank}")
+        raise ValueError(f"head_dim must be at least 1, not {rank}")
     u, s, vt = np.linalg.svd(centred_scores(P))
     root = np.sqrt(s[:rank])
     return tuple(  # type: ignore[return-value]
@@ -279,8 +279,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("sizes", ["16", "32"], "Numbers of tokens n.")
-    flags.DEFINE_integer("matrices", 5, "Random matrices of each size.", lower_bound=1)
-    flags.DEFINE_integer("steps", 10_000, "Of gradient descent.", lower_bound=1)
-    flags.DEFINE_string("out", "", "A folder for table, numbers and figure; empty writes none.")
+    flags.DEFINE_list("sizes", ["16", "32"], "Numbers of tokens, by commas.")
+    flags.DEFINE_integer("matrices", 5, "Random attention matrices of each size.", lower_bound=1)
+    flags.DEFINE_integer("steps", 10_000, "Steps of gradient descent.", lower_bound=1)
+    flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
     app.start(main)

@@ -32,9 +32,9 @@ from scipy import optimize
 
 from attnlab import heads, multi_head_attention
 from attnlab.data.recall import generate_recall
-from experiments.reporting.cells import Line, interval, run_cells
-from experiments.reporting.study_figures import COLOURS, INK, new_axes, svg
-from experiments.reporting.study_tables import table
+from attnlab.lab.cells import Line, interval, run_cells, table
+from attnlab.plotting import INK, new_axes, themed_svg
+from attnlab.plotting import THEMED_COLOURS as COLOURS
 
 WIDTH, VOCABULARY, TOKENS, RATE = 64, 128, 1024, 0.01
 """Residual stream, tokens (half are keys), tokens of a batch, learning rate."""
@@ -303,11 +303,12 @@ def main(argv: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     lines = run_cells(cells(flags.FLAGS.seeds, flags.FLAGS.steps), run_one, out / "recall.csv")
     (out / "recall.md").write_text(page(lines))
-    (out / "recall.svg").write_text(svg(figure(lines), "recall"))
+    (out / "recall.svg").write_text(themed_svg(figure(lines), "recall"))
+    print(f"wrote {out}/recall.md, recall.csv and recall.svg")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", "docs/results", "folder of page, numbers and figure")
-    flags.DEFINE_integer("seeds", 10, "runs of each variant", lower_bound=2)
-    flags.DEFINE_integer("steps", 400, "of training", lower_bound=1)
+    flags.DEFINE_string("out", "docs/results", "Folder of the page, the numbers and the figure.")
+    flags.DEFINE_integer("seeds", 10, "Seeds of each variant.", lower_bound=2)
+    flags.DEFINE_integer("steps", 400, "Training steps of a run.", lower_bound=1)
     app.run(main)

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags
+from absl import app as absl_app
+from absl import flags
 
 from attnlab.lab.report import read_panels, write_report
+from experiments import app
 
 OUT = flags.DEFINE_string("out", None, "folder of the report; needed for several workdirs")
 
@@ -33,11 +35,12 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
 def main(argv: Sequence[str]) -> None:
     """The command."""
     try:
-        path = write([Path(one) for one in argv[1:]], OUT.value and Path(OUT.value))
+        app.import_files(sys.argv)
+        path = write([Path(one) for one in argv[1:]], Path(OUT.value) if OUT.value else None)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"report: {path}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    absl_app.run(main)

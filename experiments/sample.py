@@ -112,7 +112,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "The folder of a run.")
     flags.DEFINE_string("path", None, "A folder of a published model.")
     flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
-    flags.DEFINE_string("text", "", "What it goes on with.")
+    flags.DEFINE_string("text", "", "The prompt, which the model continues.")
     flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
     flags.DEFINE_string("source", "", "What the encoder of an encoder-decoder reads.")
     flags.DEFINE_string("source_tokens", "", "The same as numbers.")

@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from attnlab import lab, training
 from attnlab.data import DATASETS, DataConfig
+from attnlab.lab.description import Description
 from attnlab.lab.machine import threads
-from attnlab.lab.report import Description
 from attnlab.lab.resources import write_threads
 from attnlab.lab.spec import matched, specs_of
 from attnlab.lab.sweeps import add_specs

@@ -25,16 +25,15 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import config_flags
 
-from attnlab.lab.head_width import gpu_study
+from attnlab.lab.head_width import design, gpu_study
 from attnlab.lab.head_width.executor import LocalExecutor
 from attnlab.lab.head_width.rates import fit_rates
 from attnlab.lab.head_width.rows import Row, append_row, check_origin, read_rows
 from attnlab.lab.head_width.run import Place, remove_run, run_one
 from attnlab.lab.head_width.spec import StudyRun, model_config, reference_parameters
 from attnlab.lab.head_width.texts import load_text
+from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.models import flops_per_token
-from experiments.configs import head_width
-from experiments.reporting.study_tables import write_pages
 
 CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/head_width.py")
 DATA = flags.DEFINE_string("data", "../shared/data", "folder of the texts")
@@ -74,7 +73,7 @@ def commit() -> str:
     return head + ("+changes" if dirty else "")
 
 
-def run_flops(run: head_width.Planned) -> float:
+def run_flops(run: design.Planned) -> float:
     """FLOPs of a training: three forward passes."""
     total = run.bytes_per_parameter * reference_parameters(run.variant.width)
     return 3.0 * flops_per_token(model_config(run.variant), run.variant.length) * total
@@ -92,17 +91,17 @@ def status(stages: Sequence[int], rows: Sequence[Row], jobs: int) -> list[str]:
     speed = done_flops / spent if spent else GUESS
     lines, left_hours = [], 0.0
     for stage in stages:
-        expected = head_width.expected_runs(stage)
+        expected = design.expected_runs(stage)
         done = [row for row in rows if row.spec.stage == stage]
         try:
-            total = len(head_width.stage_runs(stage, rows))
-        except head_width.NotReady:
+            total = len(design.stage_runs(stage, rows))
+        except design.NotReady:
             total = len(expected)
         hours = sum(row.origin.seconds for row in done) / 3600
         share = max(0, total - len(done)) / len(expected)
         left = share * sum(map(run_flops, expected)) / speed / 3600
         left_hours += left
-        title = head_width.TITLES.get(stage, "tiny")
+        title = design.TITLES.get(stage, "tiny")
         lines.append(
             f"stage {stage} ({title}): {len(done)}/{total} runs, {hours:.2f} core-hours spent, "
             f"{left:.2f} to go"
@@ -118,7 +117,7 @@ def run_stage(stage: int, place: Place, path: Path, jobs: int) -> bool:
         while not executor.stopped:
             rows = read_rows(path)
             done = {row.spec.id for row in rows}
-            specs = head_width.stage_runs(stage, rows)
+            specs = design.stage_runs(stage, rows)
             left = [spec for spec in specs if spec.id not in done]
             if not left:
                 return True
@@ -134,7 +133,7 @@ def run_stage(stage: int, place: Place, path: Path, jobs: int) -> bool:
 
 def longest_first(spec: StudyRun) -> tuple[int, float]:
     """The order of runs in a stage: replicates of judged runs one after the other, then FLOPs."""
-    run = head_width.Planned(spec.variant, spec.text, 0, spec.bytes_per_parameter)
+    run = design.Planned(spec.variant, spec.text, 0, spec.bytes_per_parameter)
     return spec.seed % 10 if spec.stage > 1 else 0, -run_flops(run)
 
 
@@ -177,7 +176,7 @@ def main(argv: Sequence[str]) -> None:
         print("\n".join(map(str, write_pages(rows, Path(PAGES.value)))))
         return
     if ANALYSIS.value:
-        from experiments.reporting.study_page import write_analysis  # needs [plot]
+        from attnlab.lab.head_width.page import write_analysis  # needs [plot]
 
         paths = write_analysis(rows, Path(ANALYSIS.value), FIRST_LOOK.value)
         print("\n".join(map(str, paths)))

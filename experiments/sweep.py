@@ -12,7 +12,7 @@ The same command again skips the runs that are complete, goes on with the others
 report. Runs go side by side, in as many processes as there are cores (or GPUs) for, or --jobs.
 --launcher=slurm submits them as an array of SLURM jobs, --slurm="--time=4:00:00" are its options;
 --print_only writes the specs and prints the command of a worker, to start elsewhere as often as you
-like, and what an H100 would need. See docs/running.md.
+like, and what an H100 would need. See docs/howto/running.md.
 
 --max_seeds=20 adds seeds to comparisons that are not significant, until they are, or more seeds
 could not make them so. --margin=0.01 is the equivalence margin. --tune=7 first tries so many

@@ -1,4 +1,4 @@
-"""What every head of a model looks at, in one file that needs nothing else.
+"""The attention of every head of a model, in one HTML file that works offline.
 
     python -m experiments.view --workdir=runs/one --text="The cat sat" --out=heads.html
     python -m experiments.view --path=FOLDER --text="The cat sat" --out=heads.html

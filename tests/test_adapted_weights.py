@@ -1,4 +1,4 @@
-"""Weights of Flax's attention modules as weights of a layout and back; docs/coming_from.md."""
+"""Weights of Flax's attention modules as weights of a layout and back, and its page."""
 
 import dataclasses
 import re
@@ -148,7 +148,7 @@ def test_our_linen_module_in_nnx():
     np.testing.assert_array_equal(module(x), module(x))
 
 
-PAGE = (ROOT / "docs" / "coming_from.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "coming_from.md").read_text()
 
 
 def test_the_page_for_newcomers_runs():

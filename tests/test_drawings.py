@@ -34,8 +34,10 @@ def layout_of(name, **fields):
 def test_they_are_what_the_code_makes():
     files = {path.name: path.read_text() for path in (ROOT / "docs/drawings").iterdir()}
     assert files == atlas.drawings(), "stale: run python -m experiments.atlas"
-    pages = "".join((ROOT / "docs" / page).read_text() for page in ("layouts.md", "plans.md"))
-    assert [name for name in files if f"](drawings/{name})" not in pages] == []
+    pages = "".join(
+        (ROOT / "docs/reference" / page).read_text() for page in ("layouts.md", "plans.md")
+    )
+    assert [name for name in files if f"](../drawings/{name})" not in pages] == []
 
 
 @pytest.mark.parametrize("layout", NAMES)

@@ -18,7 +18,7 @@ LAYERS = (
     {"interpret"},
     {"pretrained", "adapters"},
 )
-# `data` knows no model, and published models have its tokenizers. `training` takes a model as an
+# `data` knows no model. `training` takes a model as an
 # argument, `plotting` takes arrays, `lab` runs everything.
 APART = {
     "data": {"names", "extras", "atomic"},
@@ -34,16 +34,20 @@ APART = {
         "training",
         "sharing",
         "heads",
+        "interpret",
+        "pretrained",
         "plotting",
+        "runs",
+        "transforms",
     },
     "contrib": {"extras", "remat", "attention"},
 }
-ALSO = {"pretrained": {"data"}}
 # Who alone may import a package.
 ONLY = {
     "flax": {"models.modules", "models.transformer"},
     "matplotlib": {
-        f"plotting.{name}" for name in ("curves", "intervals", "labels", "maps", "scatter", "style")
+        f"plotting.{name}"
+        for name in ("curves", "intervals", "labels", "maps", "scatter", "style", "themed")
     },
     "orbax": {"training.checkpoint"},
 }
@@ -90,7 +94,6 @@ def test_imports_point_downwards(name):
     package = package_of(name)
     number = next((i for i, layer in enumerate(LAYERS) if package in layer), None)
     below = APART[package] if number is None else set().union(*LAYERS[:number])
-    below |= ALSO.get(package, set())
     for other in ours - {"__init__"}:
         assert package_of(other.removesuffix(".__init__")) in below | {package}, other
     assert not others & NEVER
@@ -132,3 +135,11 @@ def test_every_public_name_is_documented():
 
     for name in set(dir(attnlab)) - {"__version__"}:
         assert getattr(attnlab, name).__doc__, name
+
+
+def test_dir_of_the_adapters_is_what_they_offer():
+    import attnlab
+
+    assert dir(attnlab.adapters) == [
+        "attention_fn", "heads_from_linen", "heads_from_nnx", "heads_to_linen",
+    ]  # fmt: skip

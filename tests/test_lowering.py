@@ -43,33 +43,22 @@ from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import init_state, map_over_seeds, train_step
 
 DEVICES = {
-    "hopper": ("cuda", "gpu", 9.0),
-    "ampere": ("cuda", "gpu", 8.0),
-    "tpu": ("tpu", "tpu", 0.0),
+    "gpu": "cuda",
+    "tpu": "tpu",
 }
-"""Name -> what a program is lowered for, what JAX calls that backend, its compute capability."""
+"""What JAX calls a backend -> what a program is lowered for. A GPU here has no cuDNN, whose version
+JAX asks of the device before it lowers."""
 DTYPES = ("float32", "bfloat16", "float16")
-CUDNN = "__cudnn$fmha"
-TRITON = "__gpu$xla.gpu.triton"
 
 
 @pytest.fixture
 def seen_from(monkeypatch):
     """Choices are made for the device of the process: pretend that this one has another."""
-    from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
 
     def pretend(device):
-        platform, backend, capability = DEVICES[device]
-        monkeypatch.setattr(jax, "default_backend", lambda: backend)
-        assumed.enter_context(assume_device(backend, capability))
-        # What jax.nn asks before it calls cuDNN: here of 9.10.
-        for question, answer in {
-            "check_cudnn_version": lambda: 91000,
-            "check_compute_capability": lambda asked: capability >= float(asked),
-            "is_cuda_compute_capability_equal": lambda asked: capability == float(asked),
-        }.items():
-            monkeypatch.setattr(jax_cudnn, question, answer)
-        return platform
+        monkeypatch.setattr(jax, "default_backend", lambda: device)
+        assumed.enter_context(assume_device(device))
+        return DEVICES[device]
 
     jax.clear_caches()  # what was traced for one device is not for the next
     with contextlib.ExitStack() as assumed:
@@ -89,14 +78,7 @@ def shape(*sizes, dtype="float32"):
 
 def lowered(platform, f, *args):
     """The program for a device that is not here."""
-    checks = [
-        export.DisabledSafetyCheck.custom_call(f"{CUDNN}{name}{way}")
-        for name in ("Softmax", "ScaleBiasSoftmax")
-        for way in ("", "Backward")
-    ]  # jax promises no cuDNN call to later versions of itself, and no Triton
-    checks.append(export.DisabledSafetyCheck.custom_call(TRITON))
-    made = export.export(jax.jit(f), platforms=[platform], disabled_checks=checks)(*args)
-    return made.mlir_module()
+    return export.export(jax.jit(f), platforms=[platform])(*args).mlir_module()
 
 
 class Call(NamedTuple):
@@ -140,9 +122,8 @@ CALLS = {
     ("call", "dtype", "device"),
     few(
         product(CALLS, DTYPES, DEVICES),
-        ("causal", "bfloat16", "hopper"),
+        ("causal", "bfloat16", "gpu"),
         ("causal", "bfloat16", "tpu"),
-        ("heads of 1024", "bfloat16", "hopper"),
     ),
 )
 def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
@@ -158,26 +139,21 @@ def test_a_backend_lowers_or_says_why(call, dtype, device, seen_from):
 
         return jax.value_and_grad(loss)(qkv)
 
-    told = explain(*qkv, **case.arrays, **case.options)
-    can = [name for name in BACKENDS if told[name].startswith(("chosen", "could run"))]
-    if jax.__version_info__ >= (0, 11):  # lowering compiles Triton, which needs a GPU
-        can = [name for name in can if name != "pallas_wide"]
+    reasons = explain(*qkv, **case.arrays, **case.options)
+    can = [name for name in BACKENDS if reasons[name].startswith(("chosen", "could run"))]
     text = lowered(platform, lambda *a: [gradient(name, *a) for name in can], qkv, case.arrays)
-    assert (CUDNN in text) == ("cudnn" in can)
     assert ("tpu_custom_call" in text) == ("splash" in can)
-    assert (TRITON in text) == ("pallas_wide" in can)
+    assert "cudnn" not in can
     assert can[0] == "dense"
     for name in set(BACKENDS) - set(can):
-        if told[name] == "could run":
-            continue
-        with pytest.raises(ValueError, match=re.escape(told[name])):
+        with pytest.raises(ValueError, match=re.escape(reasons[name])):
             jax.eval_shape(functools.partial(gradient, name), qkv, case.arrays)
 
 
 @pytest.mark.parametrize(
     ("layout", "rotary", "device"),
     few(
-        product(LAYOUTS, [False, True], ["hopper", "tpu"]),
+        product(LAYOUTS, [False, True], DEVICES),
         ("wide", False, "tpu"),
     ),
 )
@@ -232,12 +208,11 @@ KINDS = {
 
 
 STEPS = [  # every plan, with kinds and devices in turn
-    (plan, list(KINDS)[i % 3], list(DEVICES)[(i + i // 3) % 3])
-    for i, plan in enumerate(plan_names(2))
+    (plan, list(KINDS)[i % 3], list(DEVICES)[i % 2]) for i, plan in enumerate(plan_names(2))
 ]
 
 
-@pytest.mark.parametrize(("plan", "kind", "device"), few(STEPS, ("albert", "encoder", "ampere")))
+@pytest.mark.parametrize(("plan", "kind", "device"), few(STEPS, ("albert", "encoder", "tpu")))
 def test_a_training_step_lowers(plan, kind, device, seen_from):
     """Of two seeds side by side, as on an accelerator."""
     platform, (changes, objective) = seen_from(device), KINDS[kind]
@@ -254,7 +229,7 @@ def test_a_training_step_lowers(plan, kind, device, seen_from):
     lowered(platform, run, batch, shape(2, dtype="int32"))
 
 
-@pytest.mark.parametrize(("layout", "device"), few(product(LAYOUTS, ["hopper", "tpu"])))
+@pytest.mark.parametrize(("layout", "device"), few(product(LAYOUTS, DEVICES)))
 def test_decoding_lowers(layout, device, seen_from):
     """The whole loop: rows of lengths of their own, a window, drawn tokens."""
     platform = seen_from(device)

@@ -63,25 +63,38 @@ def test_it_defines_no_layers(path):
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
 
 
-def solution(path):
-    """The code that the last cell hides."""
+def solutions(path):
+    """The code blocks that the last cell hides."""
     hidden = jupytext.read(path.with_suffix(".py")).cells[-1].source.partition("<details>")[2]
-    return re.search("```python\n(.*?)```\n(.*)</details>", hidden, re.DOTALL)[1]
+    return re.findall("```python\n(.*?)```", hidden, re.DOTALL)
 
 
 @each_question
-def test_it_has_a_control_and_an_exercise_with_a_solution_that_checks_itself(path):
+def test_it_has_a_control(path):
     assert "**control" in path.with_suffix(".py").read_text().lower()
-    assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(solution(path))))
+
+
+@every
+def test_it_ends_with_what_to_remember_and_exercises_whose_solutions_check_themselves(path):
+    last = jupytext.read(path.with_suffix(".py")).cells[-1].source
+    assert last.index("## What to remember") < last.index("## Exercises") < last.index("<details>")
+    assert len(solutions(path)) > 0
+    for code in solutions(path):
+        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(code)))
+
+
+@every
+def test_it_installs_main_where_attnlab_is_missing(path):
+    source = "attnlab[lab,pretrained] @ git+https://github.com/attnlab/attnlab@main"
+    assert path.with_suffix(".py").read_text().count(source) == 1
 
 
 @pytest.mark.slow
 @every
 def test_it_runs(path, tmp_path):
-    """With its solution as one more cell."""
+    """With its solutions as more cells."""
     notebook = jupytext.read(path.with_suffix(".py"))
-    if path in QUESTIONS:
-        notebook.cells.append(nbformat.v4.new_code_cell(solution(path)))
+    notebook.cells.extend(nbformat.v4.new_code_cell(code) for code in solutions(path))
     jupytext.write(notebook, tmp_path / path.name)
     words = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=600", "-c", "/dev/null"]
     roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attnlab import plotting
+from attnlab.lab.report import heads
 from attnlab.plotting import labels
-from experiments.reporting import heads
 
 
 def test_labels_of_points_cover_nothing():

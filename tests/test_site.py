@@ -17,16 +17,21 @@ pytestmark = pytest.mark.slow
 
 
 class Page(HTMLParser):
-    """The links, the anchors, and what a browser loads."""
+    """The links, anchors, headings, pictures without a text, and what a browser loads."""
 
     def __init__(self, text):
         super().__init__()
         self.links, self.anchors, self.loads = [], set(), []
+        self.headings, self.silent = [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
         self.anchors |= {found[name] for name in ("id", "name") if found.get(name)}
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag == "img" and not found.get("alt"):
+            self.silent.append(found.get("src"))
         if tag == "a" and found.get("href"):
             self.links.append(found["href"])
         loaded = found.get("src") or (tag == "link" and found.get("href"))
@@ -86,7 +91,9 @@ def test_nothing_is_loaded_from_elsewhere(pages):
 def test_every_page_is_one_click_from_the_first_and_found_by_the_search(site, pages):
     first = pages[site / "index.html"]
     linked = {target[0] for link in first.links if (target := inside(site / "index.html", link))}
-    written = {p.stem for p in (ROOT / "docs").glob("*.md")} - {"index"}
+    docs = ROOT / "docs"
+    names = {p.relative_to(docs).with_suffix("").as_posix() for p in docs.rglob("*.md")}
+    written = {name for name in names if not name.startswith(("_build", "colab"))} - {"index"}
     written |= {f"colab/{p.stem}" for p in (ROOT / "colab").glob("*.ipynb")}
     assert [name for name in written if site / f"{name}.html" not in linked] == []
     index = (site / "searchindex.js").read_text()
@@ -127,6 +134,18 @@ def test_every_public_name_has_an_entry_in_the_reference(site, pages):
 
 
 def test_drawings_take_the_ink_of_their_page(site):
-    atlas = (site / "layouts.html").read_text()
+    atlas = (site / "reference" / "layouts.html").read_text()
     assert atlas.count('<svg class="drawing"') == len(attnlab.LAYOUTS)
     assert "prefers-color-scheme:dark){.drawing" not in atlas
+    first = (site / "index.html").read_text()
+    assert first.count('<svg class="figure" role="img" aria-label="Differences in held-out') == 1
+
+
+def test_a_page_can_be_read_aloud(pages):
+    """One title, no level of headings left out, a text for every picture."""
+    for path, page in pages.items():
+        if path.name not in ("search.html", "genindex.html", "py-modindex.html"):
+            assert page.headings.count(1) == 1, path
+        steps = zip(page.headings, page.headings[1:], strict=False)
+        assert all(below <= above + 1 for above, below in steps), path
+        assert page.silent == [], path

@@ -1,7 +1,7 @@
 """The division of a call into chunks of batch rows and heads, and blocks of queries and keys."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ from jax import Array, lax
 from attnlab.attention.mask_spec import Indices, MaskSpec
 
 Tree = TypeVar("Tree")
+Carry = TypeVar("Carry")
+"""What a loop passes on: arrays in tuples."""
 Index: TypeAlias = Array | int
 Starts: TypeAlias = tuple[Index, ...]
 
@@ -61,12 +63,12 @@ class ScoreInputs(NamedTuple):
     1. And the seed of dropout, or None, and the leaves of the score modifications.
     """
 
-    bias: Any
-    mask: Any
-    first: Any
-    end: Any
-    seed: Any
-    mods: tuple[Any, ...] = ()
+    bias: Array | None
+    mask: Array | None
+    first: Array | None
+    end: Array | None
+    seed: Array | None
+    mods: tuple[Array, ...] = ()
 
 
 class Place(NamedTuple):
@@ -78,8 +80,8 @@ class Place(NamedTuple):
     """Are its scores kept as [S, T]?"""
     head: int = 0
     """where its heads start in the chunk"""
-    first: Any = None
-    end: Any = None
+    first: Array | Indices | None = None
+    end: Array | Indices | None = None
     """query t attends to keys first[b, 0, t, 0] <= s < end[b, 0, t, 0]; None hides nothing"""
 
 
@@ -115,12 +117,15 @@ def most_heads(heads: int, group: int, scores: int, area: int) -> int:
 
 def over_chunks(
     blocks: Blocks,
-    body: Callable[[Any, Starts, list[Array], Any], tuple[Any, list[Array], Any]],
-    carry: Any,
+    body: Callable[
+        [Carry, Starts, list[Array], tuple[Array, ...]],
+        tuple[Carry, list[Array], tuple[Array, ...]],
+    ],
+    carry: Carry,
     arrays: tuple[Array, ...],
     kept: tuple[Array, ...] = (),
     reuse: bool = False,
-) -> tuple[Any, list[Array], tuple[Array, ...]]:
+) -> tuple[Carry, list[Array], tuple[Array, ...]]:
     """body(carry, starts, arrays, kept) -> (carry, made, kept) of a chunk, over all chunks.
 
     Arrays and what is made of them are [B, T, N, H] here and [b, n, T, H] there, transposed while
@@ -129,8 +134,11 @@ def over_chunks(
     """
     (rows, heads, _, _), across = blocks.sizes, blocks.counts[1]
 
-    def step(carry: Any, args: Any) -> Any:
-        carry, place = carry
+    def step(
+        carry_and_place: tuple[Carry, list[Array]],
+        args: tuple[Array, list[Array], tuple[Array, ...]],
+    ) -> tuple[tuple[Carry, list[Array]], tuple[list[Array], tuple[Array, ...]]]:
+        carry, place = carry_and_place
         i, others, kept = args
         own = [lax.dynamic_index_in_dim(a, i, keepdims=False) for a in place]
         starts = (i // across * rows, i % across * heads)
@@ -198,7 +206,7 @@ def take(a: Array | None, at: Place) -> Array | None:
     return lax.dynamic_slice(a, corner(a, at.starts), sizes)
 
 
-def key_blocks(blocks: Blocks, first: Array, end: Array) -> tuple[Array, Array]:
+def key_blocks(blocks: Blocks, first: Indices, end: Indices) -> tuple[Array, Array]:
     """The key blocks from..to (exclusive) that any row of these ranges attends to."""
     return jnp.min(first) // blocks.sizes[3], -(-jnp.max(end) // blocks.sizes[3])
 
@@ -208,21 +216,22 @@ def over_keys(
     inputs: ScoreInputs,
     starts: Starts,
     flip: bool,
-    step: Callable[[Array, Place, Any], Any],
-    carry: Any,
-) -> Any:
+    step: Callable[[Array, Place, Carry], Carry],
+    carry: Carry,
+) -> Carry:
     """carry = step(key block, place, carry) over the key blocks that these queries attend to."""
     rows = Place((*starts, 0), blocks.sizes, flip)
     rows = rows._replace(first=take(inputs.first, rows), end=take(inputs.end, rows))
     lower: Index = 0
     upper: Index = blocks.counts[3]
-    if inputs.first is not None and blocks.counts[3] > 1:
+    if rows.first is not None and rows.end is not None and blocks.counts[3] > 1:
         lower, upper = key_blocks(blocks, rows.first, rows.end)
 
-    def body(j: Array, carry: Any) -> Any:
+    def body(j: Array, carry: Carry) -> Carry:
         return step(j, rows._replace(starts=(*starts, j * blocks.sizes[3])), carry)
 
-    return lax.fori_loop(lower, upper, body, carry)
+    last: Carry = lax.fori_loop(lower, upper, body, carry)
+    return last
 
 
 def pieces(blocks: Blocks, inputs: ScoreInputs, starts: Starts, flip: bool) -> list[list[Place]]:
@@ -280,16 +289,16 @@ def among_all_keys(a: Array, at: Place, blocks: Blocks) -> Array:
     return jnp.pad(a, ((0, 0), (0, 0), (before, after), (0, 0)))
 
 
-def add_part(total: Array | None, at: Place, part: Array) -> Array | None:
+def add_block(total: Array | None, at: Place, block: Array) -> Array | None:
     """Adds a block of a [B, N, T, S] array, summed over the axes where `total` has size 1."""
     if total is None:
         return None
-    part = part.swapaxes(2, 3) if at.flip else part
+    block = block.swapaxes(2, 3) if at.flip else block
     axes = tuple(i for i, d in enumerate(total.shape) if d == 1)
-    part = jnp.sum(part, axis=axes, keepdims=True)
-    old = take(total, at._replace(sizes=part.shape))
+    block = jnp.sum(block, axis=axes, keepdims=True)
+    old = take(total, at._replace(sizes=block.shape))
     assert old is not None
-    return lax.dynamic_update_slice(total, old + part, corner(total, at.starts))
+    return lax.dynamic_update_slice(total, old + block, corner(total, at.starts))
 
 
 def same_varying_axes(arrays: Tree) -> Tree:

@@ -13,7 +13,7 @@ that its queries may attend to.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from attnlab.attention.blocks import (
     Place,
     ScoreInputs,
     Starts,
-    add_part,
+    add_block,
     among_all_keys,
     block_sizes,
     concatenate_pieces,
@@ -45,7 +45,7 @@ from attnlab.attention.blocks import (
 )
 from attnlab.attention.dropout import dropout_seed, keep_mask
 from attnlab.attention.jax_nn import refuse_dense_only
-from attnlab.attention.mask_spec import MaskSpec
+from attnlab.attention.mask_spec import Indices, MaskSpec
 from attnlab.attention.options import AttentionOutput, Call
 from attnlab.attention.score_mods import apply_score_mods
 from attnlab.attention.scores import (
@@ -119,7 +119,9 @@ def _divide(call: Call, query: Array, scale: float) -> tuple[Blocks, tuple[Array
     return blocks, tuple(leaves)
 
 
-def _ranges(blocks: Blocks, mask: MaskSpec, more_s: int) -> tuple[Any, Any]:
+def _ranges(
+    blocks: Blocks, mask: MaskSpec, more_s: int
+) -> tuple[Array | Indices | None, Array | Indices | None]:
     """first and end of the keys that a query attends to, [B or 1, 1, T, 1], or None twice."""
     ranges, s = mask.ranges(), mask.num_keys
     if ranges is None and more_s:
@@ -139,7 +141,7 @@ def _longer(a: Array, more: int) -> Array:
 
 def _block_scores(blocks: Blocks, q: Array, k: Array, inputs: ScoreInputs, at: Place) -> Array:
     """Scores of one block, before score modifications and the mask."""
-    bias = _flipped(take(inputs.bias, at), at.flip)
+    bias = _flipped_or_none(take(inputs.bias, at), at.flip)
     pair = (k, q) if at.flip else (q, k)
     return scaled_scores(*pair, bias, blocks.scale_scores, blocks.soft_cap)
 
@@ -149,17 +151,22 @@ def _hidden(x: Array, inputs: ScoreInputs, at: Place) -> Array:
     axis = 2 if at.flip else 3
     shape = tuple(d if i == axis else 1 for i, d in enumerate(x.shape))
     key = at.starts[3] + lax.broadcasted_iota(jnp.int32, shape, axis)
-    first, end = _flipped(at.first, at.flip), _flipped(at.end, at.flip)
+    first, end = (_flipped_or_none(a, at.flip) for a in (at.first, at.end))
     allowed = masks.combine(
-        _flipped(take(inputs.mask, at), at.flip),
+        _flipped_or_none(take(inputs.mask, at), at.flip),
         None if first is None else first <= key,
         None if end is None else key < end,
     )
     return hide(x, allowed)
 
 
-def _flipped(a: Any, flip: bool) -> Any:
-    return a.swapaxes(2, 3) if flip and a is not None else a
+def _flipped(a: Array, flip: bool) -> Array:
+    """A block, kept as [S, T] where `flip`."""
+    return a.swapaxes(2, 3) if flip else a
+
+
+def _flipped_or_none(a: Array | Indices | None, flip: bool) -> Array | None:
+    return None if a is None else _flipped(jnp.asarray(a), flip)
 
 
 def _modified(blocks: Blocks, at: Place, x: Array, leaves: Sequence[Array]) -> Array:
@@ -180,7 +187,7 @@ def _modified(blocks: Blocks, at: Place, x: Array, leaves: Sequence[Array]) -> A
 
 
 def _drop(blocks: Blocks, inputs: ScoreInputs, at: Place, p: Array) -> Array:
-    if not blocks.dropout_rate:
+    if not blocks.dropout_rate or inputs.seed is None:
         return p
     kept = keep_mask(inputs.seed, blocks.dropout_rate, at.starts, at.sizes, blocks.shape)
     return jnp.where(_flipped(kept, at.flip), p / (1 - blocks.dropout_rate), 0)
@@ -197,6 +204,10 @@ class _Sums(NamedTuple):
     output: Array
 
 
+_Saved: TypeAlias = tuple[Array, Array, Array, ScoreInputs, Array, Array, Array]
+"""Of the forward pass: q, k, v, the inputs, the output, the largest scores and 1 / the sums."""
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
     blocks: Blocks, query: Array, key: Array, value: Array, inputs: ScoreInputs
@@ -207,7 +218,7 @@ def _attend(
 
 def _forward(
     blocks: Blocks, query: Array, key: Array, value: Array, inputs: ScoreInputs
-) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+) -> tuple[tuple[Array, Array], _Saved]:
     """In addition, for the backward pass: the largest score of a row and 1 / the sum of exp."""
     chunk = functools.partial(_forward_chunk, blocks, inputs)
     _, (output,), kept = over_chunks(blocks, chunk, None, (query, key, value))
@@ -218,8 +229,13 @@ def _forward(
 
 
 def _forward_chunk(
-    blocks: Blocks, inputs: ScoreInputs, carry: None, starts: Starts, arrays: list[Array], _: Any
-) -> tuple[None, list[Array], tuple[Array, Array]]:
+    blocks: Blocks,
+    inputs: ScoreInputs,
+    carry: None,
+    starts: Starts,
+    arrays: list[Array],
+    _: tuple[Array, ...],
+) -> tuple[None, list[Array], tuple[Array, ...]]:
     q, k, v = arrays
     q = q * blocks.scale_q
     run = _forward_pieces if blocks.is_one_block else _forward_loops
@@ -292,6 +308,10 @@ Sums: TypeAlias = tuple[Array | None, tuple[Array, ...]]
 """The gradients of the bias and of the arrays of the score modifications so far."""
 
 
+_QueryCarry: TypeAlias = tuple[Array, Array, Array, Sums]
+"""The gradients of the queries of a block, of all keys and values, and the sums."""
+
+
 class _Grads(NamedTuple):
     """The gradients of one block."""
 
@@ -305,7 +325,9 @@ class _Grads(NamedTuple):
     """of the floating-point leaves"""
 
 
-def _backward(blocks: Blocks, saved: tuple[Any, ...], cotangents: tuple[Array, Array]) -> Any:
+def _backward(
+    blocks: Blocks, saved: _Saved, cotangents: tuple[Array, Array]
+) -> tuple[Array | ScoreInputs, ...]:
     query, key, value, inputs, output, top, share = saved
     d_output, d_lse = cotangents
     # Sums over the first axis of scores are slow on a CPU. Where every head has keys of its own
@@ -323,11 +345,12 @@ def _backward(blocks: Blocks, saved: tuple[Any, ...], cotangents: tuple[Array, A
     # One array less, so a program of 16 texts of 256 tokens stays below the 32 MiB from which on
     # the C library gives its memory back after each call. A second one in place costs more waits.
     (d_bias, d_mods), grads, _ = over_chunks(blocks, chunk, sums, arrays, kept, reuse=True)
-    if d_bias is not None:
+    if d_bias is not None and inputs.bias is not None:
         d_bias = d_bias.astype(inputs.bias.dtype)
     rest = iter(d_mods)
     of_mods = tuple(next(rest).astype(a.dtype) if _is_float(a) else None for a in inputs.mods)
-    return *grads, ScoreInputs(d_bias, None, None, None, None, of_mods)
+    # None is the cotangent of integers.
+    return *grads, ScoreInputs(d_bias, None, None, None, None, cast(tuple[Array, ...], of_mods))
 
 
 def _is_float(a: Array) -> bool:
@@ -341,8 +364,8 @@ def _backward_chunk(
     sums: Sums,
     starts: Starts,
     arrays: list[Array],
-    kept: tuple[Array, Array, Array],
-) -> tuple[Sums, list[Array], tuple[()]]:
+    kept: tuple[Array, ...],
+) -> tuple[Sums, list[Array], tuple[Array, ...]]:
     (q, k, v, output, do), (top, share, d_lse) = arrays, kept
     wide = top.dtype
     delta = jnp.sum(do.astype(wide) * output.astype(wide), axis=-1, keepdims=True)
@@ -394,18 +417,20 @@ def _backward_loops(
     tq, sk = blocks.sizes[2:]
     k, v, wide = split(k, sk), split(v, sk), rows[3].dtype
 
-    def query_block(carry: Any, args: Any) -> Any:
+    def query_block(
+        carry: tuple[Array, Array, Sums], args: tuple[Array, list[Array]]
+    ) -> tuple[tuple[Array, Array, Sums], Array]:
         i, own = args
 
-        def step(j: Array, at: Place, carry: Any) -> Any:
+        def step(j: Array, at: Place, carry: _QueryCarry) -> _QueryCarry:
             dq, dk, dv, sums = carry
             new = _block_gradients(blocks, inputs, own, k[j], v[j], at)
             dk, dv = dk.at[j].add(new.key), dv.at[j].add(new.value)
             return dq + new.query, dk, dv, _add(sums, at, new)
 
-        carry = (jnp.zeros_like(own[0], wide), *carry)
-        dq, *carry = over_keys(blocks, inputs, (*starts, i * tq), flip, step, carry)
-        return tuple(carry), dq
+        first = (jnp.zeros_like(own[0], wide), *carry)
+        dq, dk, dv, sums = over_keys(blocks, inputs, (*starts, i * tq), flip, step, first)
+        return (dk, dv, sums), dq
 
     carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), sums)
     xs = (jnp.arange(blocks.counts[2]), [split(a, tq) for a in rows])
@@ -416,11 +441,11 @@ def _backward_loops(
 def _add(sums: Sums, at: Place, new: _Grads) -> Sums:
     d_bias, d_mods = sums
     more = tuple(a + b.astype(a.dtype) for a, b in zip(d_mods, new.mods, strict=True))
-    return add_part(d_bias, at, new.bias), more
+    return add_block(d_bias, at, new.bias), more
 
 
-def _sum(parts: list[Array]) -> Array:
-    return functools.reduce(jnp.add, parts)
+def _sum(arrays: list[Array]) -> Array:
+    return functools.reduce(jnp.add, arrays)
 
 
 def _block_gradients(

@@ -9,8 +9,8 @@ from attnlab.attention.blockwise import blockwise, refuse_blockwise
 from attnlab.attention.dense import dense
 from attnlab.attention.edges import edges, refuse_edges
 from attnlab.attention.jax_nn import cudnn, refuse_cudnn, refuse_jax_nn, xla
-from attnlab.attention.keywords import nearest
 from attnlab.attention.options import AttentionOutput, Call
+from attnlab.names import nearest
 
 
 class Backend(NamedTuple):
@@ -36,7 +36,7 @@ BACKENDS: dict[str, Backend] = {
 }
 """Every backend by its name, as in `implementation`."""
 
-CONTRIB = ("pallas_wide", "splash", "tokamax")
+CONTRIB = ("splash", "tokamax")
 """The names that `import attnlab.contrib` registers."""
 
 

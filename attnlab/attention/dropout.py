@@ -40,7 +40,12 @@ def keep_mask(
     return keep_at(seed, rate, (b * shape[1] + n) * shape[2] + t, s)
 
 
-def keep_at(seed: Array, rate: float, row: Array, key: Array) -> Array:
-    """`keep_mask` of single probabilities: row (b N + n) T + t and key position, both uint32."""
-    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([row, key]))[0]
+def keep_at(seed: Array, rate: float, query: Array, key: Array) -> Array:
+    """`keep_mask` of single probabilities.
+
+    Args:
+      seed, rate: of the dropout.
+      query, key: of each, uint32: index (b N + n) T + t of the query, position of the key.
+    """
+    bits = threefry_2x32((seed[0], seed[1]), jnp.stack([query, key]))[0]
     return jnp.greater_equal(bits, jnp.uint32(min(round(rate * 2**32), 2**32 - 1)))

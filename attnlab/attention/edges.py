@@ -95,18 +95,18 @@ def edges(call: Call) -> AttentionOutput:
         return jnp.minimum(ends, size - 1)[:, None]
 
     def one(
-        row: Array, q: Array, k: Array, v: Array, senders: Array, receivers: Array
+        batch_row: Array, q: Array, k: Array, v: Array, senders: Array, receivers: Array
     ) -> tuple[Array, Array]:
         of_edges = keep = None
         if bias is not None:
             of_edges = bias[
-                index(row[None], bias.shape[0]),
+                index(batch_row[None], bias.shape[0]),
                 jnp.minimum(head, bias.shape[1] - 1),
                 index(receivers, bias.shape[2]),
                 index(senders, bias.shape[3]),
             ]
         if seed is not None:
-            flat = (row * n + head) * t + receivers[:, None]
+            flat = (batch_row * n + head) * t + receivers[:, None]
             flat, keys = (
                 jnp.broadcast_to(a, (len(senders), n)).astype(jnp.uint32)
                 for a in (flat, senders[:, None])

@@ -123,7 +123,7 @@ class MaskSpec(NamedTuple):
 def _reached(ends: Indices, size: int) -> Array:
     """Which of `size` nodes are in each row of `ends`."""
 
-    def one(row: Indices) -> Array:
-        return jnp.zeros(size, bool).at[row].set(True, mode="drop")
+    def one(indices: Indices) -> Array:
+        return jnp.zeros(size, bool).at[indices].set(True, mode="drop")
 
     return jax.vmap(one)(ends)

@@ -181,16 +181,16 @@ def _validated_window(window: object) -> tuple[int, int] | None:
 
 
 def _validated_talking_heads(
-    matrices: TalkingHeads | None, heads: int
+    mixing: TalkingHeads | None, heads: int
 ) -> tuple[tuple[Array | None, Array | None], int]:
     """Both matrices, and how many heads there are between them."""
-    if matrices is None:
+    if mixing is None:
         return (None, None), heads
-    if not isinstance(matrices, tuple | list) or len(matrices) != 2:
+    if not isinstance(mixing, tuple | list) or len(mixing) != 2:
         raise TypeError(
-            f"talking_heads must be two matrices [N, M] and [M, N], or None, not {matrices!r:.80}"
+            f"talking_heads must be two matrices [N, M] and [M, N], or None, not {mixing!r:.80}"
         )
-    before, after = (None if m is None else _array("talking_heads", m, "float") for m in matrices)
+    before, after = (None if m is None else _array("talking_heads", m, "float") for m in mixing)
     inner = heads if before is None or before.ndim != 2 else before.shape[1]
     wanted = ((heads, inner), (inner, heads))
     got = tuple(None if m is None else m.shape for m in (before, after))

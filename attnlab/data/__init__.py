@@ -11,7 +11,7 @@ from attnlab.data.random_access import RandomAccessData
 from attnlab.data.recall import Recall
 from attnlab.data.text import Text
 from attnlab.data.token_files import TokenFiles
-from attnlab.data.tokenizer import Tokenizer, make_tokenizer
+from attnlab.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from attnlab.data.vectors import Farthest, Maxima
 
 DATASETS: dict[str, type[DataConfig]] = {
@@ -32,5 +32,5 @@ DATASETS: dict[str, type[DataConfig]] = {
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "Endpoints", "Farthest",
     "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan", "RandomAccessData",
-    "Recall", "Text", "TokenFiles", "Tokenizer", "make_tokenizer", "prepare",
+    "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer", "make_tokenizer", "prepare",
 ]  # fmt: skip

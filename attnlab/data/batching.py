@@ -9,7 +9,7 @@ from attnlab.data.dataset import Batch
 
 
 def epoch_indices(
-    count: int, seed: int, step: int, size: int, part: slice = slice(None)
+    count: int, seed: int, step: int, size: int, shard: slice = slice(None)
 ) -> np.ndarray:
     """Indices of the rows of a batch, below `count`: every epoch holds each row once.
 
@@ -19,7 +19,7 @@ def epoch_indices(
     >>> sorted(int(i) for step in range(3) for i in epoch_indices(6, seed=0, step=step, size=2))
     [0, 1, 2, 3, 4, 5]
     """
-    positions = step * size + np.arange(size)[part]
+    positions = step * size + np.arange(size)[shard]
     pairs = zip(*divmod(positions, count), strict=True)
     return np.array([_permutation(count, seed, int(epoch))[i] for epoch, i in pairs])
 
@@ -53,11 +53,11 @@ def window_starts(total: int, length: int, count: int) -> np.ndarray:
 
 
 def random_starts(
-    total: int, length: int, size: int, *, seed: int, step: int, part: slice = slice(None)
+    total: int, length: int, size: int, *, seed: int, step: int, shard: slice = slice(None)
 ) -> np.ndarray:
-    """Where the windows of the rows `part` of the batch of `step` start, drawn uniformly."""
+    """Where the windows of the rows `shard` of the batch of `step` start, drawn uniformly."""
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return generator.integers(0, total - length, size=size)[part]
+    return generator.integers(0, total - length, size=size)[shard]
 
 
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], length: int) -> np.ndarray:

@@ -61,7 +61,7 @@ class Dataset:
       train: the same of the training part, scored as `heldout` is.
       validation: the same of rows for learning curves and for choosing settings, if there are any;
         `heldout` is then scored once, at the end.
-      batch: (seed, step, size, part) -> the rows `part` of the batch of `size` rows. The whole
+      batch: (seed, step, size, shard) -> the rows `shard` of the batch of `size` rows. The whole
         batch depends on (seed, step, size) alone: it is the same for any number of processes.
       generate: (device_arrays, key, size) -> a batch, traced; the key depends on (seed, step).
       device_arrays: kept on every device from the start, for `generate`.

@@ -101,7 +101,7 @@ class Endpoints:
         every = examples(self.vertices, self.graph)
         count = len(every["tokens"])
 
-        def rows(number: int) -> Batch:
+        def scored(number: int) -> Batch:
             index = np.arange(number or count) * count // (number or count)
             return scored_rows({name: a[index] for name, a in every.items()}, 0)
 
@@ -113,8 +113,8 @@ class Endpoints:
             row_tokens=LENGTH,
             generate=_draw,
             device_arrays=every,
-            heldout=rows,
-            train=rows,
+            heldout=scored,
+            train=scored,
             decode=self._decode,
             baselines=self._baselines,
             facts={"arcs": count // 2, "scored": "every case, those of training too"},

@@ -36,9 +36,9 @@ def generated_dataset(
     training rows. `baselines` is called with the held-out rows.
     """
 
-    def rows(part: int, count: int) -> Batch:
+    def scored(seed: int, count: int) -> Batch:
         # A run folds a step into its key, here a number that no step has.
-        key = jax.random.fold_in(jax.random.key(part), 2**31)
+        key = jax.random.fold_in(jax.random.key(seed), 2**31)
         made = jax.jit(lambda key: generate(key, config.heldout_rows))(key)
         whole = {n: np.asarray(a) for n, a in made.items()}
         whole["valid"] = np.ones(config.heldout_rows, bool)
@@ -51,7 +51,7 @@ def generated_dataset(
         sizes=config.sizes(),
         row_tokens=length,
         generate=lambda arrays, key, size: generate(key, size),
-        heldout=lambda count: rows(0, count),
-        train=lambda count: rows(1, count),
-        baselines=lambda: baselines(rows(0, 0)),
+        heldout=lambda count: scored(0, count),
+        train=lambda count: scored(1, count),
+        baselines=lambda: baselines(scored(0, 0)),
     )

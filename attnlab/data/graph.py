@@ -106,9 +106,9 @@ def _repeat(arrays: Batch | DeviceBatch, key: jax.Array, size: int) -> DeviceBat
     return {name: jnp.broadcast_to(a[None], (size, *a.shape)) for name, a in arrays.items()}
 
 
-def _scored(graph: Graph, part: str, count: int) -> Batch:
+def _scored(graph: Graph, split: str, count: int) -> Batch:
     """One row, whatever `count` is: there is one graph."""
-    return {name: a[None] for name, a in _row(graph, part).items()}
+    return {name: a[None] for name, a in _row(graph, split).items()}
 
 
 def _baselines(graph: Graph) -> Baselines:
@@ -119,14 +119,14 @@ def _baselines(graph: Graph) -> Baselines:
     return {"accuracy": {"label propagation": 100 * accuracy, "majority class": 100 * majority}}
 
 
-def _row(graph: Graph, part: str) -> Batch:
-    """The whole graph, and the nodes of one part as those that count."""
+def _row(graph: Graph, split: str) -> Batch:
+    """The whole graph, and the nodes of one split as those that count."""
     total = np.maximum(graph.features.sum(1, keepdims=True), 1e-9)
     loops = np.arange(len(graph.labels), dtype=np.int32)
     return {
         "features": graph.features / total,
         "labels": graph.labels,
-        "valid": graph.parts[part],
+        "valid": graph.parts[split],
         "senders": np.concatenate([graph.senders, loops]),
         "receivers": np.concatenate([graph.receivers, loops]),
     }
@@ -261,7 +261,7 @@ def _number_names(names: list[str], path: Path) -> dict[str, int]:
     return found
 
 
-def _columns(row: list[str], count: int, path: Path, number: int) -> list[str]:
-    if len(row) != count:
-        raise ValueError(f"{path}:{number}: {len(row)} columns, not {count} apart by tabs")
-    return row
+def _columns(fields: list[str], count: int, path: Path, number: int) -> list[str]:
+    if len(fields) != count:
+        raise ValueError(f"{path}:{number}: {len(fields)} columns, not {count} apart by tabs")
+    return fields

@@ -68,8 +68,8 @@ class Labelled:
             labels = np.array([classes.index(text.label) for text in some], np.int32)
             rows[split] = {"tokens": pad_rows(encoded, length), "labels": labels}
 
-        def batch(seed: int, step: int, size: int, part: slice) -> Batch:
-            index = epoch_indices(len(splits["train"]), seed, step, size, part)
+        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+            index = epoch_indices(len(splits["train"]), seed, step, size, shard)
             return select_rows(rows["train"], index)
 
         contents = (field.encode() for text in texts for field in text)

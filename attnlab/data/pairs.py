@@ -62,8 +62,8 @@ class Pairs:
             )
         count = len(train["source"])
 
-        def batch(seed: int, step: int, size: int, part: slice) -> Batch:
-            return select_rows(train, epoch_indices(count, seed, step, size, part))
+        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+            return select_rows(train, epoch_indices(count, seed, step, size, shard))
 
         contents = (line.encode() for split in pairs.values() for pair in split for line in pair)
         return Dataset(
@@ -168,8 +168,8 @@ def find_pairs(
     return found
 
 
-def _file(folder: Path, part: str, language: str) -> Path:
-    names = [folder / f"{part}.{language}{end}" for end in ("", ".gz")]
+def _file(folder: Path, stem: str, language: str) -> Path:
+    names = [folder / f"{stem}.{language}{end}" for end in ("", ".gz")]
     found = [path for path in names if path.exists()]
     if not found:
         raise FileNotFoundError(

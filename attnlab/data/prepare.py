@@ -293,8 +293,8 @@ def _groups(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 class _Writer:
     """The shards of a part."""
 
-    def __init__(self, folder: Path, part: str, dtype: str, limit: int) -> None:
-        self._folder, self._part, self._dtype, self._limit = folder, part, dtype, limit
+    def __init__(self, folder: Path, split: str, dtype: str, limit: int) -> None:
+        self._folder, self._part, self._dtype, self._limit = folder, split, dtype, limit
         self._shards: list[Shard] = []
         self._file: IO[bytes] | None = None
         self._tokens, self._hash = 0, hashlib.sha256()

@@ -104,9 +104,9 @@ def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
     def stream(seed: int) -> Any:
         return grain.MapDataset.source(splits.train).shuffle(seed=seed).repeat(None)
 
-    def batch(seed: int, step: int, size: int, part: slice) -> Batch:
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
         items = stream(seed)
-        return _stack([items[step * size + i] for i in range(size)[part]])
+        return _stack([items[step * size + i] for i in range(size)[shard]])
 
     def scored(items: RandomAccess, count: int) -> Batch:
         rows = [items[int(i)] for i in evenly_spaced(len(items), count)]

@@ -120,8 +120,8 @@ def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
     """The windows of a text, byte by byte."""
     validation = corpus.validation
 
-    def batch(seed: int, step: int, size: int, part: slice) -> Batch:
-        return {"tokens": sample(corpus.train, length, size, seed=seed, step=step, part=part)}
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+        return {"tokens": sample(corpus.train, length, size, seed=seed, step=step, shard=shard)}
 
     def scored(text: np.ndarray, count: int) -> Batch:
         tokens, valid = windows(text, length, count)
@@ -160,12 +160,13 @@ def _tokenized(
     text = _tokenize(corpus, name, folder if is_kept else None)
     tokenizer = text.tokenizer
 
-    def batch(seed: int, step: int, size: int, part: slice) -> Batch:
-        return {"tokens": sample(text.train.tokens, length, size, seed=seed, step=step, part=part)}
+    def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+        tokens = text.train.tokens
+        return {"tokens": sample(tokens, length, size, seed=seed, step=step, shard=shard)}
 
-    def scored(part: Encoded, count: int) -> Batch:
-        tokens, valid = windows(part.tokens, length, count)
-        sizes, _ = windows(part.sizes, length, count)
+    def scored(encoded: Encoded, count: int) -> Batch:
+        tokens, valid = windows(encoded.tokens, length, count)
+        sizes, _ = windows(encoded.sizes, length, count)
         return {"tokens": tokens, "valid": valid, "bytes": sizes[:, 1:].astype(np.float32)}
 
     def baselines() -> Baselines:
@@ -269,10 +270,10 @@ def windows(text: np.ndarray, length: int, count: int) -> tuple[np.ndarray, np.n
 
 
 def sample(
-    text: np.ndarray, length: int, size: int, *, seed: int, step: int, part: slice = slice(None)
+    text: np.ndarray, length: int, size: int, *, seed: int, step: int, shard: slice = slice(None)
 ) -> np.ndarray:
-    """Rows `part` of the batch of `step`: random windows [of `size`, length + 1]."""
-    starts = random_starts(len(text), length, size, seed=seed, step=step, part=part)
+    """Rows `shard` of the batch of `step`: random windows [of `size`, length + 1]."""
+    starts = random_starts(len(text), length, size, seed=seed, step=step, shard=shard)
     rows: np.ndarray = text[starts[:, None] + np.arange(length + 1)]
     return rows
 

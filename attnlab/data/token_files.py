@@ -218,12 +218,12 @@ class TokenFiles:
         tokenizer = self._tokenizer(index)
         sizes = self._token_bytes(index, tokenizer, size)
 
-        def batch(seed: int, step: int, rows: int, part: slice) -> Batch:
-            starts = random_starts(len(train), length, rows, seed=seed, step=step, part=part)
+        def batch(seed: int, step: int, size: int, shard: slice) -> Batch:
+            starts = random_starts(len(train), length, size, seed=seed, step=step, shard=shard)
             return {"tokens": train.read(starts, length + 1)}
 
-        def scored(part: TokenStream, count: int) -> Batch:
-            tokens, valid = part.windows(length, count)
+        def scored(stream: TokenStream, count: int) -> Batch:
+            tokens, valid = stream.windows(length, count)
             return {"tokens": tokens, "valid": valid, "bytes": sizes[tokens[:, 1:]]}
 
         documents = index and {"documents": sum(index.documents)}

@@ -216,7 +216,9 @@ def make_tokenizer(name: str, texts: Sequence[str], folder: Path | None = None) 
 
 
 def load_tokenizer(path: Path) -> SubwordTokenizer:
-    """The tokenizer of a tokenizer.json.
+    """The tokenizer of a tokenizer.json, such as `pretrained.tokenizer_path` finds. `read(text)`
+    gives the ids that the package tokenizers gives, special tokens too, and where each stands in
+    the text; `decode` is the way back.
 
     Raises:
       FileNotFoundError: there is none.

@@ -34,16 +34,6 @@ class InputKeys(Layout):
     value_width: int | None = None
 
     @property
-    def default_key_width(self) -> int:
-        """As wide as x."""
-        return self.width
-
-    @property
-    def default_value_width(self) -> int:
-        """As wide as x."""
-        return self.width
-
-    @property
     def input_widths(self) -> tuple[int, int, int]:
         return self.width, self.size("key_width"), self.size("value_width")
 
@@ -81,11 +71,6 @@ class Bilinear(InputKeys):
 
     num_kv_heads: int | None = None
     value_dim: int | None = None
-
-    @property
-    def default_num_kv_heads(self) -> int:
-        """A value head for each query head."""
-        return self.num_heads
 
     @property
     def default_value_dim(self) -> int:

@@ -55,11 +55,6 @@ class GroupedTied(Layout):
     rotary_dim: int | None = None
 
     @property
-    def default_num_kv_heads(self) -> int:
-        """A state for each query head."""
-        return self.num_heads
-
-    @property
     def default_value_dim(self) -> int:
         """D / N."""
         return self.slice_width

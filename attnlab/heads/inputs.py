@@ -74,7 +74,12 @@ NO_INPUTS = HeadInputs()
 
 
 def head_values(layout: Layout) -> dict[str, str]:
-    """Names of the values that heads of this layout have -> their axes."""
+    """Names of the values that heads of this layout have -> their axes.
+
+    >>> from attnlab.heads import Differential
+    >>> head_values(Differential(width=8, num_heads=2))["v"]
+    'B S Kv V'
+    """
     values = HEAD_VALUES | dict(layout.values)
     for extra in layout.extras:
         values |= extra.values(layout)

@@ -17,11 +17,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import jax
 from jaxtyping import Array, Float
 
+from attnlab.attention.keywords import check_keywords
 from attnlab.heads.call import Call
 from attnlab.heads.linear import combine_heads
 from attnlab.heads.shapes import token_shapes
@@ -191,6 +192,11 @@ class Layout:
         super().__init_subclass__(**kwargs)
         _name_class(cls, Layout.__repr__)
 
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        """Raises TypeError for a field that the layout does not have, with those that it has."""
+        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.
         object.__setattr__(self, "biases", _as_tuple("biases", self.biases))
@@ -258,6 +264,23 @@ class Layout:
     def default_out_width(self) -> int:
         """The output is as wide as x, or the concatenated heads."""
         return self.width if self.output_projection else self.num_heads * self.size("value_dim")
+
+    # Of fields that several layouts have.
+
+    @property
+    def default_num_kv_heads(self) -> int:
+        """A key and value head for each query head."""
+        return self.num_heads
+
+    @property
+    def default_key_width(self) -> int:
+        """As wide as x."""
+        return self.width
+
+    @property
+    def default_value_width(self) -> int:
+        """As wide as x."""
+        return self.width
 
     @property
     def input_widths(self) -> tuple[int, int, int]:
@@ -495,6 +518,11 @@ def all_weights(layout: Layout) -> dict[str, Weight]:
 
     Raises:
       ValueError: two of them have one name.
+
+    >>> from attnlab.heads import Gate, Standard
+    >>> layout = Standard(width=4, num_heads=2, extras=(Gate(),))
+    >>> list(all_weights(layout))
+    ['q', 'k', 'v', 'o', 'head_gate']
     """
     return dict(_all_weights(layout))
 

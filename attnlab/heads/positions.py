@@ -23,17 +23,18 @@ def sinusoidal(num_positions: int, width: int, *, base: float = 10000.0) -> Floa
 
 
 def sinusoidal_halves(
-    num_positions: int, width: int, *, base: float = 10000.0
+    num_positions: int, width: int, *, base: float = 10000.0, rates: str = "t2t"
 ) -> Float[Array, "T D"]:
     """All sines, then all cosines, of position * base^(-i/(n-1)) for i < n = D // 2, as
-    tensor2tensor makes them (the paper has n where the code has n - 1); an odd D ends in a zero.
+    tensor2tensor makes them, or with rates "paper" base^(-i/n); an odd D ends in a zero.
 
     >>> sinusoidal_halves(2, 5)[0].tolist()
     [0.0, 0.0, 1.0, 1.0, 0.0]
     """
     half, dtype = width // 2, jnp.result_type(float)
-    rates = base ** (-jnp.arange(half, dtype=dtype) / max(half - 1, 1))
-    angles = jnp.arange(num_positions, dtype=dtype)[:, None] * rates
+    steps = half if rates == "paper" else half - 1
+    each = base ** (-jnp.arange(half, dtype=dtype) / max(steps, 1))
+    angles = jnp.arange(num_positions, dtype=dtype)[:, None] * each
     table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return jnp.pad(table, [(0, 0), (0, width % 2)])
 

@@ -51,6 +51,12 @@ def register_extra(name: str) -> Callable[[type[ExtraT]], type[ExtraT]]:
 
     Raises:
       ValueError: another class has the name.
+
+    >>> @register_extra("half")  # doctest: +SKIP
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Half(Extra):
+    ...     def after_attention(self, params, x, heads, call):
+    ...         return heads / 2
     """
 
     def register(kind: type[ExtraT]) -> type[ExtraT]:

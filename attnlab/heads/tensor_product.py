@@ -59,16 +59,6 @@ class TensorProduct(Layout):
         return self.size("head_dim")
 
     @property
-    def default_key_width(self) -> int:
-        """As wide as x."""
-        return self.width
-
-    @property
-    def default_value_width(self) -> int:
-        """As wide as x."""
-        return self.width
-
-    @property
     def input_widths(self) -> tuple[int, int, int]:
         return self.width, self.size("key_width"), self.size("value_width")
 

@@ -25,6 +25,7 @@ from attnlab.interpret.linearize import linearize_at
 from attnlab.interpret.scores import AttentionName
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import rotary_embedding
+from attnlab.models.layer import LAYER_SCALE
 from attnlab.models.specs import LayerSpec
 from attnlab.names import lookup
 from attnlab.norms import CENTRES, STARTS
@@ -36,6 +37,8 @@ CircuitName: TypeAlias = Literal["qk", "ov"]
 ReadBy: TypeAlias = Literal["q", "k", "v"]
 IN_RESIDUAL = ("post", "post_final")
 """Positions of norms that stand in the residual stream; the others stand before a sublayer."""
+ONE = {"scale": 1.0}
+"""The layer scale of a layer without one."""
 
 
 class Circuit(NamedTuple):
@@ -138,6 +141,12 @@ def composition_scores(
     Returns:
       [l, n, j, m], between 0 and 1: head n of layer l, read by head m of layer j; NaN where j reads
       before l writes.
+
+    >>> config = ModelConfig(width=8, num_layers=3)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
+    >>> scores = composition_scores(config, params, "q")
+    >>> scores.shape, bool(np.isnan(scores[1, 0, 0, 0]))
+    ((3, 4, 3, 4), True)
     """
     lookup(dict.fromkeys(get_args(ReadBy)), by, what="composition")
     with float64():
@@ -247,7 +256,7 @@ class _HeadMatrices:
     def _norm_before(self, layer: int) -> Params | None:
         """The norm between the residual stream and the heads of a layer."""
         position = self.spec.norm.position
-        if position in (*IN_RESIDUAL, "after"):
+        if position in (*IN_RESIDUAL, "after", "pre_ffn"):
             return None
         sublayer = "attention" if position == "parallel_one" else self._sublayer
         norm: Params = self.layers[layer][sublayer].get("norm", {})
@@ -297,7 +306,8 @@ class _HeadMatrices:
         params, shape = self._heads(layer), (self.layout.num_heads, self.layout.head_width)
         found = self._matrix(lambda a: self.layout.project_out(params, a), shape, "output")
         scale = 1.0 if self.is_cross else self.spec.attention.output_scale
-        written = scale * found.reshape(*shape, -1)
+        weights = self.layers[layer][self._sublayer]
+        written = scale * found.reshape(*shape, -1) * weights.get(LAYER_SCALE, ONE)["scale"]
         if self.spec.norm.position not in ("after", "sandwich"):
-            return written
-        return self._normalized(self.layers[layer][self._sublayer].get("norm_after", {}), written)
+            return np.asarray(written)
+        return self._normalized(weights.get("norm_after", {}), written)

@@ -71,7 +71,11 @@ def open_probability(log_alpha: Float[ArrayLike, "*R"]) -> Float[Array, "*R"]:
 
 
 def expected_open_share(log_alphas: PyTree) -> Float[Array, ""]:
-    """Mean `open_probability` of all gates of a tree."""
+    """Mean `open_probability` of all gates of a tree.
+
+    >>> bool(expected_open_share({"layers": jnp.full((2, 4), 9.0)}) > 0.99)
+    True
+    """
     leaves = [jnp.ravel(open_probability(a)) for a in jax.tree.leaves(log_alphas)]
     return jnp.mean(jnp.concatenate(leaves))
 
@@ -230,6 +234,14 @@ def remove_closed_heads(
     Raises:
       ValueError: where `remove_heads` raises (nothing would be saved, ...), or the encoder and the
         decoder share their layers.
+
+    >>> from attnlab.interpret import all_head_gates
+    >>> config = ModelConfig(width=8, num_layers=2)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2), int))["params"]
+    >>> gates = all_head_gates(config)
+    >>> closed = {gates[0].name: jnp.array([[1.0, 0.0, 1.0, 0.0]] * 2)}
+    >>> remove_closed_heads(config, params, gates, closed).config.heads
+    Standard(num_heads=2, biases=('q', 'k', 'v', 'o'), head_dim=2, value_dim=2, num_kv_heads=2)
     """
     if config.encoder is not None and config.encoder.shares_decoder:
         raise ValueError(

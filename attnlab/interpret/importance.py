@@ -91,7 +91,11 @@ def head_gates(config: ModelConfig, name: HeadsName = "heads", *, by: By = "laye
 
 
 def all_head_gates(config: ModelConfig, *, by: By = "layer") -> tuple[HeadGates, ...]:
-    """`head_gates` of every attention of a model: three in an encoder-decoder, else one."""
+    """`head_gates` of every attention of a model: three in an encoder-decoder, else one.
+
+    >>> len(all_head_gates(ModelConfig())), len(all_head_gates(ModelConfig(kind="encoder_decoder")))
+    (1, 3)
+    """
     names: list[HeadsName] = ["heads"]
     if config.encoder is not None:
         names += ["cross.heads"] if "cross" in config.plan else []
@@ -141,6 +145,14 @@ def head_importance(loss: Loss, gates: HeadGates) -> Float[Array, "R N"]:
 
     Michel et al. 2019 (arXiv 1905.10650), section 4.1, who divide each layer by its norm over heads
     before they compare heads of different layers.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> loss = token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    >>> gates = head_gates(config)
+    >>> head_importance(loss, gates).shape
+    (2, 4)
     """
     num_texts = jax.eval_shape(lambda: loss({})).shape[0]
     rows, heads = gates.shape
@@ -153,7 +165,16 @@ def ablation_effects(
     loss: Loss, gates: HeadGates, replacement: Array | None = None
 ) -> Float[Array, "R N"]:
     """By how much the mean loss grows when one head is replaced by zeros, or by `replacement`
-    (`mean_heads`, `resampled_heads`)."""
+    (`mean_heads`, `resampled_heads`).
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> loss = token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    >>> gates = head_gates(config)
+    >>> ablation_effects(loss, gates).shape
+    (2, 4)
+    """
     rows, heads = gates.shape
     without_one = 1 - jnp.eye(rows * heads).reshape(-1, rows, heads)
     losses: Array = jax.lax.map(_mean_loss(loss, gates, replacement), without_one)
@@ -181,7 +202,11 @@ def mean_heads(
 
 def resampled_heads(heads: Float[Array, "L B T N V"], shift: int = 1) -> Float[Array, "L B T N V"]:
     """The heads of another text of the batch, token by token: a replacement for resampling
-    ablation."""
+    ablation.
+
+    >>> resampled_heads(jnp.arange(4.0).reshape(1, 2, 2, 1, 1))[0, :, :, 0, 0].tolist()
+    [[2.0, 3.0], [0.0, 1.0]]
+    """
     if heads.shape[1] < 2:
         raise ValueError("resampling needs the heads of another text: a batch of two or more")
     return jnp.roll(heads, shift, axis=1)
@@ -204,7 +229,16 @@ def pruning_curve(
     loss: Loss, gates: HeadGates, order: Int[Array, "RN"], replacement: Array | None = None
 ) -> Float[Array, "steps"]:
     """The mean loss after the first 0, 1, ..., R N heads of `order` are removed; head n of row r is
-    number r N + n."""
+    number r N + n.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> loss = token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    >>> gates = head_gates(config)
+    >>> pruning_curve(loss, gates, jnp.arange(8)).shape
+    (9,)
+    """
     size = len(order)
     step_of = jnp.zeros(size, int).at[order].set(jnp.arange(size))
     kept = (step_of >= jnp.arange(size + 1)[:, None]).astype(float).reshape(-1, *gates.shape)
@@ -220,7 +254,18 @@ def compare_pruning_orders(
     count: int = 10,
     replacement: Array | None = None,
 ) -> PruningCurves:
-    """The curve of each order and of `count` random orders, which an order has to beat."""
+    """The curve of each order and of `count` random orders, which an order has to beat.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> loss = token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    >>> gates = head_gates(config)
+    >>> orders = {"first to last": jnp.arange(8)}
+    >>> curves = compare_pruning_orders(loss, gates, orders, key=jax.random.key(0), count=2)
+    >>> curves._fields
+    ('by_order', 'random')
+    """
     size = gates.shape[0] * gates.shape[1]
     keys = jax.random.split(key, count)
     random = jax.vmap(lambda key: jax.random.permutation(key, size))(keys)
@@ -242,7 +287,17 @@ def greedy_order(
     loss: Loss, gates: HeadGates, replacement: Array | None = None
 ) -> tuple[Int[Array, "RN"], Float[Array, "steps"]]:
     """(order, its curve): each step removes the head without which the mean loss is lowest, given
-    those removed before. (R N)^2 forward passes."""
+    those removed before. (R N)^2 forward passes.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> loss = token_loss(config, params, tokens[:, :-1], targets=tokens[:, 1:])
+    >>> gates = head_gates(config)
+    >>> order, curve = greedy_order(loss, gates)
+    >>> sorted(order.tolist()), curve.shape
+    ([0, 1, 2, 3, 4, 5, 6, 7], (9,))
+    """
     rows, heads = gates.shape
     size, mean_loss = rows * heads, _mean_loss(loss, gates, replacement)
 

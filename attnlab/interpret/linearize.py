@@ -148,16 +148,16 @@ def _is_zero(atom: Atom) -> bool:
     )
 
 
-def _kind(name: str, kinds: list[Kind]) -> Kind:
+def _kind(name: str, operands: list[Kind]) -> Kind:
     """Kind of the result of a primitive whose operands have these kinds."""
-    varying = [i for i, kind in enumerate(kinds) if kind]
+    varying = [i for i, kind in enumerate(operands) if kind]
     if not varying:
         return CONSTANT
-    if odd := [k for k in kinds if k not in (CONSTANT, HOMOGENEOUS, AFFINE)]:
+    if odd := [k for k in operands if k not in (CONSTANT, HOMOGENEOUS, AFFINE)]:
         return odd[0]
-    combined = AFFINE if AFFINE in kinds else HOMOGENEOUS
+    combined = AFFINE if AFFINE in operands else HOMOGENEOUS
     if name in LINEAR:
-        return AFFINE if name in SUMS and len(varying) < len(kinds) else combined
+        return AFFINE if name in SUMS and len(varying) < len(operands) else combined
     if name == "select_n" and set(varying) <= {1, 2}:
         return combined if len(varying) == 2 else AFFINE
     is_product = len(varying) == 1 and varying[0] in PRODUCTS.get(name, ())

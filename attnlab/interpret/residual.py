@@ -22,7 +22,7 @@ from attnlab.interpret.linearize import AffineMap, linearize_at
 from attnlab.models.config import ModelConfig
 from attnlab.models.embeddings import check_tokens, default_positions
 from attnlab.models.forward import EMBEDDINGS, ENCODER, ModelInputs, Outputs, run_model
-from attnlab.models.layer import NORM_POSITIONS, Sublayer
+from attnlab.models.layer import LAYER_SCALE, NORM_POSITIONS, Sublayer
 from attnlab.models.norm import normalize
 from attnlab.models.output import lm_head
 from attnlab.models.parameters import check_params
@@ -161,8 +161,8 @@ class LayerStack(NamedTuple):
         return layer_params(stacked, self.plan, layer)
 
     def norms(self, layer: int) -> dict[str, Params]:
-        """Sublayer -> the parameters of its norms by name."""
-        weights, names = self.layer_weights(layer), ("norm", "norm_after")
+        """Sublayer -> the parameters of its norms, and its layer scale, by name."""
+        weights, names = self.layer_weights(layer), ("norm", "norm_after", LAYER_SCALE)
         return {s: {n: weights[s][n] for n in names if n in weights[s]} for s in self.sublayers}
 
     def run(
@@ -219,6 +219,14 @@ def decompose_residual(
       an encoder also "cross.heads" and "cross.attention_bias"; where norms stand in the residual
       stream also "norm_bias" [L, B, T, D]. Only the layers before `layer`. Their sum
       (`sum_terms`) is the residual stream.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> recording = record(config, params, tokens)
+    >>> terms = decompose_residual(recording)
+    >>> terms["heads"].shape, terms["ffn"].shape
+    ((2, 4, 2, 4, 8), (2, 2, 4, 8))
     """
     stack = layer_stack(recording, encoder=encoder)
     if layer is not None and not 0 <= layer < stack.plan.num_layers:
@@ -243,10 +251,10 @@ def decompose_residual(
 def _add_layer(
     stack: LayerStack,
     carry: tuple[Array, Terms],
-    row: tuple[Array, dict[str, Params], list[Terms]],
+    layer: tuple[Array, dict[str, Params], list[Terms]],
 ) -> tuple[tuple[Array, Terms], None]:
     """The residual stream and its terms after one more layer."""
-    (x, terms), (i, norms, outputs) = carry, row
+    (x, terms), (i, norms, outputs) = carry, layer
     affine = linearize_at(
         lambda x, *written: stack.run(norms, x, written), x, *map(sum_terms, outputs)
     )
@@ -264,6 +272,13 @@ def decompose_input(
 ) -> dict[str, Float[Array, "*X B T D"]]:
     """The input of a sublayer of one layer as a sum: `decompose_residual` after the norm before the
     sublayer, if there is one, whose bias is the term "input_norm_bias".
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> recording = record(config, params, tokens)
+    >>> sorted(decompose_input(recording, 1))
+    ['attention_bias', 'embedding', 'ffn', 'heads', 'input_norm_bias']
     """
     stack = layer_stack(recording, encoder=encoder)
     lookup(dict.fromkeys(stack.sublayers), sublayer, what="sublayer")
@@ -328,6 +343,13 @@ def decompose_final(
 ) -> dict[str, Float[Array, "*X B T D"]]:
     """`decompose_residual` after the final norm: the input of the LM head or, of an encoder, of
     cross-attention. The bias of that norm is the term "final_norm_bias".
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> recording = record(config, params, tokens)
+    >>> sorted(decompose_final(recording))
+    ['attention_bias', 'embedding', 'ffn', 'final_norm_bias', 'heads']
     """
     stack = layer_stack(recording, encoder=encoder)
     terms, spec = decompose_residual(recording, encoder=encoder), stack.spec.norm
@@ -358,6 +380,14 @@ def direct_logit_attribution(
 
     Raises:
       ValueError: the model has no logits, or a nonlinear transform before them.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> recording = record(config, params, tokens)
+    >>> terms = direct_logit_attribution(recording, tokens)
+    >>> terms["heads"].shape
+    (2, 4, 2, 4)
     """
     config, params = recording.config, recording.params
     if config.output.kind == "none":

@@ -74,6 +74,17 @@ def decompose_scores(
     Raises:
       ValueError: a query or key is not linear in the residual stream (layout `tensor_product`), or
         scores are mixed between heads or capped.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from attnlab.interpret import record
+    >>> from attnlab.models import ModelConfig
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> recording = record(config, params, tokens)
+    >>> decompose_scores(recording, layer=1, head=0)._fields
+    ('queries', 'keys', 'terms', 'bias')
     """
     lookup(dict.fromkeys(get_args(AttentionName)), attention, what="attention")
     lookup(dict.fromkeys(get_args(Side)), split, what="split")

@@ -219,6 +219,13 @@ def statistics_with_baselines(
     Returns:
       "model", "initial" (untrained parameters), "shuffled" (the tokens that `mask` counts in random
       order) and "uniform" (`uniform_attention`) -> statistics.
+
+    >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
+    >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> found = statistics_with_baselines(config, params, tokens, key=jax.random.key(1))
+    >>> {name: statistics["entropy"].shape for name, statistics in found.items()}
+    {'model': (2, 4), 'initial': (2, 4), 'shuffled': (2, 4), 'uniform': (2, 4)}
     """
     probs_of = {"probs": (-1, -1), "cross.probs": (-1, 0), "encoder.probs": (0, 0)}
     of_queries, of_keys = lookup(probs_of, name, what="probs")

@@ -65,11 +65,16 @@ def word_attention(
     return jnp.einsum("lbntw,btv->lbnvw", to, shares / jnp.where(size > 0, size, 1))
 
 
-def predicted_words(maps: Float[Array, "L B N W W"]) -> Int[Array, "L B N 2 W"]:
+def predicted_words(probs: Float[Array, "L B N W W"]) -> Int[Array, "L B N 2 W"]:
     """For every word the other word that it attends to most, and the one that attends to it most;
-    -1 where there is no attention, as in a decoder to later words."""
-    count = maps.shape[-1]
-    others = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, maps)
+    -1 where there is no attention, as in a decoder to later words.
+
+    >>> probs = jnp.array([[0.1, 0.9, 0.0], [0.2, 0.1, 0.7], [0.6, 0.3, 0.1]])
+    >>> predicted_words(probs[None, None, None])[0, 0, 0].tolist()
+    [[1, 2, 0], [2, 0, 1]]
+    """
+    count = probs.shape[-1]
+    others = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, probs)
     both = jnp.stack([others, jnp.swapaxes(others, -1, -2)], axis=3)
     return jnp.where(jnp.max(both, axis=-1) > 0, jnp.argmax(both, axis=-1), -1)
 

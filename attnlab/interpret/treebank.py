@@ -29,7 +29,15 @@ class Tree(NamedTuple):
 
 
 def read_trees(path: Path | str) -> list[Tree]:
-    """The sentences of a file, packed (.gz) or not. Raises ValueError that names file and line."""
+    """The sentences of a file, packed (.gz) or not. Raises ValueError that names file and line.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "few.conllu")
+    ...     _ = file.write_text("1\\tSee\\t_\\t_\\t_\\t_\\t0\\troot\\t_\\t_\\n\\n")
+    ...     print(read_trees(file)[0].text)
+    See
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no treebank at {path}; give a .conllu or .conllu.gz file")
@@ -42,7 +50,14 @@ def read_trees(path: Path | str) -> list[Tree]:
 
 
 def treebank_parts(folder: Path | str) -> dict[str, Path]:
-    """The files of a treebank by their part: "train", "dev", "test", as their names end."""
+    """The files of a treebank by their part: "train", "dev", "test", as their names end.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "en_ewt-ud-dev.conllu").touch()
+    ...     print(list(treebank_parts(folder)))
+    ['dev']
+    """
     files = [p for pattern in ("*.conllu", "*.conllu.gz") for p in Path(folder).glob(pattern)]
     return {p.name.partition(".conllu")[0].rpartition("-")[2]: p for p in sorted(files)}
 

@@ -110,7 +110,13 @@ def view(
 
 def view_panels(panels: Sequence[Panel], *, title: str = "Attention heads") -> Page:
     """The page of one or several models, each with one or several attentions (of an encoder, of a
-    decoder, and cross-attention)."""
+    decoder, and cross-attention).
+
+    >>> probs = np.tri(3)[None, None] / np.arange(1, 4)[:, None]
+    >>> panel = Panel([AttentionMaps(probs, ["a", "b", "c"])], name="one")
+    >>> "one" in view_panels([panel]).html
+    True
+    """
     contents, values = [], []
     for i, panel in enumerate(panels):
         parts = []
@@ -152,9 +158,9 @@ def quantise(probs: np.ndarray, lower: bool = False, signed: bool = False) -> by
     return bytes(tops.tobytes() + steps.tobytes())
 
 
-def _checked(maps: AttentionMaps) -> np.ndarray:
+def _checked(attention: AttentionMaps) -> np.ndarray:
     """The probs [L, N, T, S] in float32."""
-    probs = np.asarray(maps.probs)
+    probs = np.asarray(attention.probs)
     if probs.ndim == 5 and probs.shape[1] == 1:
         probs = probs[:, 0]
     if probs.ndim != 4:
@@ -165,18 +171,18 @@ def _checked(maps: AttentionMaps) -> np.ndarray:
     layers, heads, length, size = probs.shape
     if 0 in probs.shape:
         raise ValueError(f"probs {probs.shape} are empty")
-    texts = (("tokens", maps.tokens, length), ("keys", _keys(maps), size))
+    texts = (("tokens", attention.tokens, length), ("keys", _keys(attention), size))
     for name, text, count in texts:
         if isinstance(text, str):
             raise ValueError(f"{name} must be a list of {count} strings, not {text!r}")
         if len(text) != count:
             raise ValueError(f"{len(text)} {name} do not fit probs {probs.shape}: give {count}")
-    for name, value in maps.statistics.items():
+    for name, value in attention.statistics.items():
         if np.shape(value) != (layers, heads):
             raise ValueError(
                 f"statistic {name!r} {np.shape(value)} must be [layers, heads] {(layers, heads)}"
             )
-    for sublayer, groups in maps.plan.items():
+    for sublayer, groups in attention.plan.items():
         if len(groups) != layers:
             raise ValueError(f"plan: {sublayer!r} has {len(groups)} layers, probs have {layers}")
     probs = probs.astype(np.float32)
@@ -185,8 +191,8 @@ def _checked(maps: AttentionMaps) -> np.ndarray:
     return probs
 
 
-def _keys(maps: AttentionMaps) -> Sequence[str]:
-    return maps.tokens if maps.keys is None else maps.keys
+def _keys(attention: AttentionMaps) -> Sequence[str]:
+    return attention.tokens if attention.keys is None else attention.keys
 
 
 def _is_lower(probs: np.ndarray) -> bool:
@@ -197,23 +203,23 @@ def _is_lower(probs: np.ndarray) -> bool:
 
 
 def _describe(
-    maps: AttentionMaps, shape: tuple[int, ...], lower: bool, signed: bool
+    attention: AttentionMaps, shape: tuple[int, ...], lower: bool, signed: bool
 ) -> dict[str, object]:
-    """What the page knows of the maps but their values."""
+    """What the page knows of the attention but its values."""
     layers, heads, length, size = shape
     return {
-        "name": maps.name,
+        "name": attention.name,
         "layers": layers,
         "heads": heads,
         "rows": length,
         "columns": size,
         "lower": lower,
         "signed": signed,
-        "tokens": list(map(str, maps.tokens)),
-        "keys": list(map(str, _keys(maps))),
-        "statistics": {name: list(_rows(a)) for name, a in maps.statistics.items()},
-        "plan": {sublayer: _groups(groups) for sublayer, groups in maps.plan.items()},
-        "descriptions": dict(maps.descriptions),
+        "tokens": list(map(str, attention.tokens)),
+        "keys": list(map(str, _keys(attention))),
+        "statistics": {name: list(_rows(a)) for name, a in attention.statistics.items()},
+        "plan": {sublayer: _groups(groups) for sublayer, groups in attention.plan.items()},
+        "descriptions": dict(attention.descriptions),
     }
 
 

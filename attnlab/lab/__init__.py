@@ -18,10 +18,10 @@ Policies (`AddSeeds`, `TuneLearningRate`) look at results and propose further ru
 `lab`. `attnlab.lab.head_width` holds the pieces of the published study of head widths.
 """
 
+from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
-from attnlab.lab.report import Description, read_description
 from attnlab.lab.result import ModelSizes, RunResult
 from attnlab.lab.results import Results
 from attnlab.lab.run import RunInUse, RunOptions, run_one

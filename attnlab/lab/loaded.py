@@ -16,7 +16,7 @@ import numpy as np
 from attnlab import pretrained, runs
 from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
-from attnlab.data.tokenizer import FILE, make_tokenizer
+from attnlab.data.tokenizer import FILE, SubwordTokenizer, load_tokenizer, make_tokenizer
 from attnlab.interpret import AblationMetric
 from attnlab.lab import attention_maps
 from attnlab.lab.experiment import Experiment
@@ -218,7 +218,11 @@ def open_folder(folder: Path) -> LoadedModel:
       ValueError: the folder cannot be read, or a text is to be read without a tokenizer.
     """
     model, params = pretrained.load(folder)
-    config, tokenizer = model.config, functools.cache(pretrained.tokenizer)
+    config = model.config
+
+    @functools.cache
+    def tokenizer() -> SubwordTokenizer:
+        return load_tokenizer(pretrained.tokenizer_path(folder))
 
     def initial(inputs: dict[str, Any]) -> Any:
         return jax.jit(config.build().init)(jax.random.key(0), **inputs)["params"]
@@ -229,7 +233,7 @@ def open_folder(folder: Path) -> LoadedModel:
         encode: Callable[[str], Sequence[int]] | None = None
         piece: Callable[[int], str] = str
         if prompt.text or prompt.source or (folder / FILE).is_file():
-            its = tokenizer(folder)
+            its = tokenizer()
             encode, piece = lambda text: its.read(text).tokens.tolist(), its.piece
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return _read(config, prompt, encode, piece, [settings.get("decoder_start_token_id") or 0])
@@ -237,7 +241,7 @@ def open_folder(folder: Path) -> LoadedModel:
     def decode(tokens: Sequence[int]) -> str:
         if not (folder / FILE).is_file():
             return ",".join(map(str, tokens))
-        return str(tokenizer(folder).decode(tokens))
+        return tokenizer().decode(tokens)
 
     def split(text: str) -> tuple[np.ndarray, np.ndarray]:
         one = tokenizer(folder).read(text)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnlab.lab.comparisons import Variant
+from attnlab.lab.description import Description
 from attnlab.lab.executors import Executor
 from attnlab.lab.policies import (
     TUNING,
@@ -15,7 +16,6 @@ from attnlab.lab.policies import (
     best_rates,
     tuning_specs,
 )
-from attnlab.lab.report import Description
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag
 from attnlab.lab.sweeps import load_results, sweep

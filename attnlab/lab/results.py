@@ -22,7 +22,7 @@ from attnlab.training.objectives import OBJECTIVES
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from attnlab.lab.report.description import Description
+    from attnlab.lab.description import Description
 
 __all__ = ["LEVEL", "Results", "Variant", "label_of"]
 

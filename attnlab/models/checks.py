@@ -12,12 +12,6 @@ def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) 
     lookup(dict.fromkeys(known), value, what=field)
 
 
-def check_count(field: str, value: object, least: int) -> None:
-    """Raises ValueError for what is no whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")
-
-
 def check_bool(field: str, value: object) -> None:
     """Raises ValueError for what is neither True nor False."""
     if not isinstance(value, bool):

@@ -13,6 +13,7 @@ from attnlab.heads.cost import cache_shapes
 from attnlab.heads.layout import check_size
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
+from attnlab.models.checks import check_bool
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -49,8 +50,8 @@ class LayerOverrides(Spec):
     """What one type of layer has in the place of the config's own; None: as the config.
 
     Attributes:
-      heads, ffn, positions, sharing: as in `ModelConfig`. Positions may be rotary in some layers
-        and none in others.
+      heads, ffn, norm, positions, sharing: as in `ModelConfig`. Positions may be rotary in some
+        layers and none in others; norms outside the layers are those of the config.
       window, order, implementation: as in `Attention`; `full_attention` removes the window.
     """
 
@@ -62,6 +63,7 @@ class LayerOverrides(Spec):
     full_attention: bool = False
     order: str | None = None
     implementation: str | None = None
+    norm: Norm | None = None
 
     def __post_init__(self) -> None:
         if self.full_attention and self.window is not None:
@@ -78,6 +80,8 @@ class Encoder(Spec):
 
     Attributes:
       num_layers, num_heads, sharing: of the encoder; None: those of the decoder.
+      own_inputs: the encoder has a table of positions and a norm of embeddings of its own, where
+        the decoder has them (BART, arXiv 1910.13461); else both use the decoder's.
       shares_decoder: the encoder uses the decoder's attention, FFN, norms, relative positions and
         final norm (Raffel et al. 2020, section 3.2.2).
       cross: "own" cross-attention behind self-attention (Vaswani et al. 2017), or "merged":
@@ -89,6 +93,7 @@ class Encoder(Spec):
     sharing: str | Plan | None = None
     shares_decoder: bool = False
     cross: Literal["own", "merged"] = "own"
+    own_inputs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_heads"):
@@ -96,6 +101,9 @@ class Encoder(Spec):
                 check_size(f"encoder.{name}", getattr(self, name))
         if self.cross not in ("own", "merged"):
             raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
+        check_bool("encoder.own_inputs", self.own_inputs)
+        if self.shares_decoder and self.own_inputs:
+            raise ValueError("encoder.shares_decoder: leave own_inputs out")
         if self.shares_decoder and self.num_heads is not None:
             raise ValueError(
                 "encoder.shares_decoder: both stacks have the same heads; leave num_heads out"
@@ -399,13 +407,13 @@ def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -
     return {name: jnp.zeros((count, *a.shape), a.dtype) for name, a in one.items()}
 
 
-def _layer_type(given: object, width: int) -> LayerType:
+def _layer_type(pair: object, width: int) -> LayerType:
     """(count, overrides), with overrides as a dict made a record."""
     try:
-        count, overrides = cast(tuple[int, object], given)
+        count, overrides = cast(tuple[int, object], pair)
     except (TypeError, ValueError):
         raise ValueError(
-            f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}"
+            f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}"
         ) from None
     check_size("layer_types: number of layers", count)
     if isinstance(overrides, Mapping):
@@ -414,7 +422,7 @@ def _layer_type(given: object, width: int) -> LayerType:
             raise ValueError(f"layer_types cannot override {odd[0]!r}; known: {', '.join(known)}")
         overrides = LayerOverrides(**overrides)
     if not isinstance(overrides, LayerOverrides):
-        raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {given!r}")
+        raise ValueError(f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}")
     if overrides.heads is not None and overrides.heads.width == width:
         heads = dataclasses.replace(overrides.heads, width=0)
         overrides = dataclasses.replace(overrides, heads=heads)
@@ -480,6 +488,7 @@ def _with_overrides(
         attention=dataclasses.replace(attention, **own),  # type: ignore[arg-type]
         heads=overrides.heads or config.heads,
         ffn=overrides.ffn or config.ffn,
+        norm=overrides.norm or config.norm,
         positions=overrides.positions or config.positions,
         sharing=overrides.sharing or config.sharing,
     )
@@ -596,12 +605,13 @@ def check_outer(config: ModelConfig) -> None:
         if c.vocab_size != images.num_features:
             raise ValueError(
                 f"embedding.images are rows of {images.num_features} features, those of a patch "
-                f"and two: set vocab_size={images.num_features}"
+                f"and {len(images.marks)}: set vocab_size={images.num_features}"
             )
         if c.max_len < images.num_tokens:
             raise ValueError(
-                f"embedding.images are {images.num_tokens} tokens, a class token before the "
-                f"patches: set max_len={images.num_tokens}"
+                f"embedding.images are {images.num_tokens} tokens, the patches "
+                f"{'behind a class token' if images.class_token else 'alone'}: set "
+                f"max_len={images.num_tokens}"
             )
     pad = getattr(c.positions, "pad_token", None)
     for field, token in (
@@ -624,6 +634,12 @@ def check_outer(config: ModelConfig) -> None:
         raise ValueError(
             f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
             f"{c.max_len}; raise max_len"
+        )
+    plain = c.ffn.width and not c.ffn.activation.startswith("gated_")
+    if c.output.pooler == "attention" and (not plain or c.width % c.heads.num_heads):
+        raise ValueError(
+            "output.pooler='attention' has an FFN as the layers, without a gate, and heads of one "
+            f"width: not {c.ffn} and {c.heads.num_heads} heads of width {c.width}"
         )
     factorized = c.embedding.width not in (None, c.width)
     if c.output.kind == "tied" and factorized and c.output.transform is None:

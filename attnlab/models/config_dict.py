@@ -68,6 +68,9 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
     Raises:
       ValueError: a layout or extra that is not registered, or two registered ones that give one
         field different types.
+
+    >>> to_dict(ModelConfig(sharing="albert"))["sharing"]
+    'albert'
     """
     return _Writer(dense=True, placeholder=placeholder or (lambda kind: None)).record(config)
 
@@ -103,6 +106,9 @@ def from_json(text: str) -> ModelConfig:
 
     Raises:
       ValueError: no JSON of a config, or that of another version.
+
+    >>> from_json(to_json(ModelConfig(sharing="albert")))
+    ModelConfig(sharing='albert')
     """
     try:
         found = json.loads(text)
@@ -337,7 +343,7 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
         if all(a is None for a in _leaves(set_fields)):
             return None
         raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
-    cls = lookup(choice.classes, name, what=choice.tag)
+    cls: type[Any] = _registered(choice.classes, name, choice.tag)
     extras = set_fields.pop("extras", None) or {}
     kinds = field_types(cls)
     for field, value in set_fields.items():
@@ -354,6 +360,19 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
         biases=_read_biases(biases, cls, _given_fields(layout)),
         extras=_read_extras(extras, f"{path}.extras", none_is_unset),
     )
+
+
+def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]:
+    """The class of a name. Raises ValueError that says how a class of one's own is registered."""
+    if name in classes:
+        return classes[name]
+    try:
+        return lookup(classes, name, what=what)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. One of your own is known once the file that registers it is imported; "
+            "commands do so with --import=FILE.py"
+        ) from None
 
 
 def _is_default(choice: Choice, field: str, value: Any) -> bool:
@@ -379,7 +398,7 @@ def _read_extras(fields: Any, path: str, none_is_unset: bool) -> tuple[Extra, ..
         raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
     made = []
     for name, given in fields.items():
-        cls = lookup(EXTRAS, name, what="extra")
+        cls = _registered(EXTRAS, name, "extra")
         rest = {field: value for field, value in given.items() if field != "on"}
         if given.get("on", True):
             made.append(_read(cls, rest, f"{path}.{name}", none_is_unset=none_is_unset))

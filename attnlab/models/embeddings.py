@@ -24,6 +24,8 @@ from attnlab.sharing import Params
 Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
 """Name -> shape of a weight, or the shapes of the weights of a norm."""
 
+OWN_INPUTS = ("positions", "embedding_norm")
+"""Weights that an encoder beside a decoder has twice where `encoder.own_inputs` is true."""
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 
 
@@ -42,6 +44,9 @@ def embedding_shapes(config: ModelConfig) -> Shapes:
         shapes["token_types"] = (spec.token_types, width)
     if spec.norm:
         shapes["embedding_norm"] = norm_shapes(width, config.norm)
+    if config.encoder is not None and config.encoder.own_inputs:
+        own = {name: shapes[name] for name in OWN_INPUTS if name in shapes}
+        shapes |= {f"encoder_{name}": shape for name, shape in own.items()}
     if spec.width:
         shapes["embedding_projection"] = (width, config.width)
         shapes["embedding_projection_bias"] = (config.width,)
@@ -132,7 +137,7 @@ def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] |
     >>> default_positions(config, jnp.array([[5, 6, 1]])).tolist()
     [[2, 3, 1]]
     """
-    pad_token = config.positions.pad_token if isinstance(config.positions, Learned) else None
+    pad_token: int | None = getattr(config.positions, "pad_token", None)
     if pad_token is None:
         return None
     if tokens.ndim != 2:
@@ -198,14 +203,19 @@ def _add_positions(
 ) -> Float[Array, "B T E"]:
     table: Array | None = params.get("positions")
     if isinstance(config.positions, Sinusoidal):
-        fixed = sinusoidal_halves if config.positions.halves else sinusoidal
-        table = fixed(config.max_len, x.shape[-1]).astype(x.dtype)
+        table = _sinusoids(config.positions, config.max_len, x.shape[-1]).astype(x.dtype)
     if table is None:
         return x
     offset = _offset(config)
     if positions is None:
         return x + table[offset : offset + x.shape[1]]
     return x + table.at[positions + offset].get(mode="fill", fill_value=jnp.nan)
+
+
+def _sinusoids(spec: Sinusoidal, length: int, width: int) -> Float[Array, "T E"]:
+    if spec.halves:
+        return sinusoidal_halves(length, width, rates=spec.rates)
+    return sinusoidal(length, width)
 
 
 def rotary_embedding(

@@ -15,6 +15,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
     DTYPES,
+    OWN_INPUTS,
     check_range,
     check_tokens,
     default_positions,
@@ -162,7 +163,8 @@ def run_model(
     if encoder is not None:
         captured = {ENCODER + name: a for name, a in encoder.captured.items()} | captured
         losses = {ENCODER + name: a for name, a in encoder.losses.items()} | losses
-    logits, pooled, classes = _outputs(params, ran.x, config, _as_bool(inputs.padding_mask))
+    mask = _as_bool(inputs.padding_mask)
+    logits, pooled, classes = _outputs(params, ran.x, config, tokens, mask)
     cache: ModelCache | None = None
     if inputs.cache is not None:
         caches = {name: a for name, a in ran.caches.items() if a is not None}
@@ -171,14 +173,18 @@ def run_model(
 
 
 def _outputs(
-    params: Params, hidden: Array, config: ModelConfig, padding_mask: Array | None
+    params: Params,
+    hidden: Array,
+    config: ModelConfig,
+    tokens: ArrayLike,
+    padding_mask: Array | None,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """Logits, pooled output and classes, of those that the model has."""
     spec = config.output
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is None:
         return logits, None, None
-    pooled = pool(params, hidden, spec.pooler, padding_mask)
+    pooled = pool(params, hidden, config, tokens, padding_mask)
     return logits, pooled, dense(params, "classifier", pooled) if spec.num_classes else None
 
 
@@ -213,7 +219,7 @@ class _Run:
         assert self.inputs.source is not None
         prefix = "" if encoder.shares_decoder else "encoder_"
         tap = self._tap(ENCODER)
-        text = self._embed(self.inputs.source, tap)
+        text = self._embed(self.inputs.source, tap, is_source=True)
         layers = LayersOfType(
             params=empty_sublayers(c.encoder_layer) | self.params[f"{prefix}layers"],
             plan=c.encoder_plan,
@@ -270,10 +276,16 @@ class _Run:
         mine = (n.removeprefix(prefix) for n in names if n.startswith(ENCODER) == bool(prefix))
         return Tap(self.inputs.capture, self.inputs.patch).restricted(mine, prefix)
 
-    def _embed(self, tokens: ArrayLike, tap: Tap, cache: Cache | None = None) -> "_Text":
+    def _embed(
+        self,
+        tokens: ArrayLike,
+        tap: Tap,
+        cache: Cache | None = None,
+        *,
+        is_source: bool = False,
+    ) -> "_Text":
         """Tokens, embedded; of the source as of the text."""
         c, inputs = self.config, self.inputs
-        is_source = tokens is inputs.source
         tokens = check_tokens(c, tokens)
         length, after_cache = tokens.shape[1], None
         mask = _as_bool(inputs.source_padding_mask if is_source else inputs.padding_mask)
@@ -287,9 +299,15 @@ class _Run:
         if token_types is not None:
             count = c.embedding.token_types or c.vocab_size
             check_range("token type", token_types, count, mask)
-        x = embed(self.params, tokens, c, positions=positions, token_types=token_types)
+        params = self.params
+        if is_source and c.encoder is not None and c.encoder.own_inputs:
+            own = {name: f"encoder_{name}" for name in OWN_INPUTS if f"encoder_{name}" in params}
+            params = params | {name: params[theirs] for name, theirs in own.items()}
+        x = embed(params, tokens, c, positions=positions, token_types=token_types)
         rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
         x = self._dropout("embeddings", x, rate).astype(DTYPES[c.compute.dtype])
+        if c.positions.is_learned and c.positions.is_relative:
+            positions = after_cache  # the table has positions, distances count tokens
         numbers = jnp.arange(length) if positions is None else jnp.asarray(positions)
         return _Text(tap(EMBEDDINGS, x), numbers, after_cache)
 

@@ -59,6 +59,12 @@ def identical_heads(
 
     Raises:
       ValueError: heads have no value of one of these names, or noise without a key.
+
+    >>> config = ModelConfig(width=4, num_layers=1, heads=heads.Standard(num_heads=2))
+    >>> params = config.build().init(jax.random.key(0), jnp.zeros((1, 3), int))["params"]
+    >>> q = identical_heads(config, params, ("q",))["layers"]["attention"]["q"]
+    >>> bool((q[:, :, 0] == q[:, :, 1]).all())
+    True
     """
     if noise and key is None:
         raise ValueError(f"noise={noise} is random; pass key=jax.random.key(seed)")

@@ -1,8 +1,9 @@
 """Which parameter of a model is which `Weight` of its heads: by the path in the tree of params."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+from jaxtyping import Array
 
 from attnlab.heads import Layout, Weight, all_weights
 from attnlab.models.config import ModelConfig
@@ -23,14 +24,14 @@ class Leaf(NamedTuple):
     """
 
     path: tuple[str, ...]
-    array: Any
+    array: Array
     layout: Layout | None = None
     weight: Weight | None = None
 
     @property
     def num_axes(self) -> int:
         """Axes of the weight itself, without that of parameter groups."""
-        return int(self.array.ndim) - is_stack(self.path[0])
+        return self.array.ndim - is_stack(self.path[0])
 
     @property
     def head_axis(self) -> int | None:

@@ -3,7 +3,8 @@
 A patch is a row of features, like any vector that a model reads through its embedding table. Two
 features behind the pixels of the patch say what the row is: (1, 0) the class token, with zeros for
 pixels, and (0, 1) a patch. So the table [features, E] holds the projection of the patches, the
-vector of the class token and the bias of the projection.
+vector of the class token and the bias of the projection. `Images.marks` names the features, of
+which a model may have fewer, or one for hidden patches.
 """
 
 import jax.numpy as jnp
@@ -13,10 +14,18 @@ from attnlab.models.specs import Images
 
 
 def patches(
-    images: Float[Array, "B H W C"], patch_height: int, patch_width: int
+    images: Float[Array, "B H W C"],
+    patch_height: int,
+    patch_width: int,
+    marks: tuple[str, ...] = ("class", "patch"),
 ) -> Float[Array, "B T F"]:
     """Images as rows of features: the class token, then the patches from left to right and from top
     to bottom. The pixels of a patch are in the order of the axes of the image.
+
+    Args:
+      images: [B, H, W, C].
+      patch_height, patch_width: of a patch.
+      marks: of `Images.marks`; the class token is there if its mark is.
 
     >>> image = jnp.arange(8.0).reshape(1, 2, 4, 1)
     >>> patches(image, 2, 2)[0].astype(int).tolist()
@@ -24,10 +33,16 @@ def patches(
     """
     batch, height, width, channels = images.shape
     p, q = patch_height, patch_width
+    images = images[:, : height // p * p, : width // q * q]  # the rest fills no patch
     grid = images.reshape(batch, height // p, p, width // q, q, channels)
     rows = grid.swapaxes(2, 3).reshape(batch, -1, p * q * channels)
-    rows = jnp.pad(rows, [(0, 0), (1, 0), (0, 2)])
-    return rows.at[:, 0, -2].set(1).at[:, 1:, -1].set(1)
+    first, pixels = int("class" in marks), rows.shape[-1]
+    rows = jnp.pad(rows, [(0, 0), (first, 0), (0, len(marks))])
+    if first:
+        rows = rows.at[:, 0, pixels + marks.index("class")].set(1)
+    if "patch" in marks:
+        rows = rows.at[:, first:, pixels + marks.index("patch")].set(1)
+    return rows
 
 
 def image_features(images: Array, spec: Images | None) -> Float[Array, "B T F"]:
@@ -55,4 +70,4 @@ def image_features(images: Array, spec: Images | None) -> Float[Array, "B T F"]:
             f"images of dtype {images.dtype} must be floats, scaled as the model was trained; for "
             "ViT mostly images / 127.5 - 1"
         )
-    return patches(images, spec.patch_height, spec.patch_width)
+    return patches(images, spec.patch_height, spec.patch_width, spec.marks)

@@ -49,6 +49,8 @@ LAYER_VALUES = {
 """Value -> axes: what self-attention reads, and what it returns before dropout; what the FFN reads
 and what it returns before dropout; x after the layer. A layer also has the values of its heads and
 of its FFN (`ffn_values`), and behind the prefix "cross." those of cross-attention."""
+LAYER_SCALE = "layer_scale"
+"""A weight of each sublayer: see `Norm.layer_scale`."""
 CROSS = "cross."
 CROSS_VALUES = {f"{CROSS}{name}": LAYER_VALUES[name] for name in ("attention_in", "attention_out")}
 
@@ -150,7 +152,9 @@ def init_layer(
 
     def norms(sublayer: str) -> Params:
         names = norm.names_in(sublayer) if norm.scale else ()
-        return {name: init_normalize(width, norm) for name in names}
+        made: Params = {name: init_normalize(width, norm) for name in names}
+        scale = norm.layer_scale
+        return made if scale is None else made | {LAYER_SCALE: {"scale": jnp.full(width, scale)}}
 
     def heads(layout: Layout, sublayer: str, key: Array) -> Params:
         return init_heads(key, layout, std=std, residual_scale=residual_scale) | norms(sublayer)
@@ -435,19 +439,30 @@ class Sublayer(NamedTuple):
         """x after the norm of this name."""
         return normalize(self.params.get(name, {}), x, norm)
 
+    def written(self, x: Array) -> Array:
+        """What it adds to the residual stream, for its input."""
+        out, scale = self.function(x), self.params.get(LAYER_SCALE)
+        return out if scale is None else out * scale["scale"].astype(out.dtype)
+
 
 def pre_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + f(norm(x)), sublayer after sublayer."""
     for one in sublayers:
-        out = one.function(one.normalized("norm", x, norm))
+        out = one.written(one.normalized("norm", x, norm))
         x = save_for_backward(one.residual_scale * x + out)
     return x
+
+
+def pre_ffn_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
+    """`pre_norm` without a norm before the first sublayer."""
+    first, *rest = sublayers
+    return pre_norm(rest, save_for_backward(first.residual_scale * x + first.written(x)), norm)
 
 
 def post_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """norm(x + f(x)), sublayer after sublayer."""
     for one in sublayers:
-        x = save_for_backward(one.residual_scale * x + one.function(x))
+        x = save_for_backward(one.residual_scale * x + one.written(x))
         x = one.normalized("norm", x, norm)
     return x
 
@@ -455,7 +470,7 @@ def post_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
 def after_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + norm(f(x)), sublayer after sublayer."""
     for one in sublayers:
-        out = one.normalized("norm_after", one.function(x), norm)
+        out = one.normalized("norm_after", one.written(x), norm)
         x = save_for_backward(one.residual_scale * x + out)
     return x
 
@@ -463,7 +478,7 @@ def after_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
 def sandwich_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + norm_after(f(norm(x))), sublayer after sublayer."""
     for one in sublayers:
-        out = one.function(one.normalized("norm", x, norm))
+        out = one.written(one.normalized("norm", x, norm))
         out = one.normalized("norm_after", out, norm)
         x = save_for_backward(one.residual_scale * x + out)
     return x
@@ -471,20 +486,21 @@ def sandwich_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
 
 def parallel_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + sum of f(norm(x)) over sublayers, which all read the same x."""
-    out = sum(one.function(one.normalized("norm", x, norm)) for one in sublayers)
+    out = sum(one.written(one.normalized("norm", x, norm)) for one in sublayers)
     return save_for_backward(math.prod(s.residual_scale for s in sublayers) * x + out)
 
 
 def parallel_one_norm(sublayers: list[Sublayer], x: Array, norm: Norm) -> Array:
     """x + sum of f(norm(x)) over sublayers, with the norm of the first for all."""
     read = sublayers[0].normalized("norm", x, norm)
-    out = sum(one.function(read) for one in sublayers)
+    out = sum(one.written(read) for one in sublayers)
     return save_for_backward(math.prod(s.residual_scale for s in sublayers) * x + out)
 
 
 NORM_POSITIONS: Mapping[str, Callable[[list[Sublayer], Array, Norm], Array]] = {
     "pre": pre_norm,
     "pre_open": pre_norm,
+    "pre_ffn": pre_ffn_norm,
     "post": post_norm,
     "post_final": post_norm,
     "after": after_norm,

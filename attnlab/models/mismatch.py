@@ -12,6 +12,8 @@ FIELDS = {
     "positions": "positions=Learned()",
     "token_types": "embedding.token_types",
     "embedding_norm": "embedding.norm",
+    "encoder_positions": "encoder.own_inputs",
+    "encoder_embedding_norm": "encoder.own_inputs",
     "embedding_projection": "embedding.width",
     "relative_bias": "positions=Relative()",
     "final_norm": "norm.position",
@@ -20,6 +22,8 @@ FIELDS = {
     "lm_head": "output.kind='own'",
     "lm_head_bias": "output.bias",
     "pooler": "output.pooler='first'",
+    "pooler_norm": "output.pooler",
+    "pooler_query": "output.pooler='attention'",
     "classifier": "output.num_classes",
 }
 """Weight outside the layers -> the field of `ModelConfig` that decides whether there is one."""
@@ -89,20 +93,20 @@ def _name(path: Path) -> str:
     return repr("/".join(path))
 
 
-def _first_difference(expected: Shapes, given: Shapes) -> str:
-    paths = sorted({*expected, *given}, key=lambda path: (path in expected) != (path in given))
+def _first_difference(expected: Shapes, actual: Shapes) -> str:
+    paths = sorted({*expected, *actual}, key=lambda path: (path in expected) != (path in actual))
     for path in paths:  # those that both have come first
-        if path not in given:
+        if path not in actual:
             return f"weight {_name(path)} is missing; the model has it with shape {expected[path]}"
         if path not in expected:
-            return f"weight {_name(path)} has shape {given[path]}; the model has no such weight"
-        if expected[path] != given[path]:
-            return f"weight {_name(path)} has shape {given[path]}, the model has {expected[path]}"
+            return f"weight {_name(path)} has shape {actual[path]}; the model has no such weight"
+        if expected[path] != actual[path]:
+            return f"weight {_name(path)} has shape {actual[path]}, the model has {expected[path]}"
     raise AssertionError("called for weights that are equal")
 
 
-def _describe_other_library(given: Shapes) -> str | None:
-    if all(len(path) == 1 for path in given) and any("." in path[0] for path in given):
+def _describe_other_library(actual: Shapes) -> str | None:
+    if all(len(path) == 1 for path in actual) and any("." in path[0] for path in actual):
         return (
             "These are names of another library: load the folder with attnlab.pretrained.load, or "
             "the arrays with attnlab.pretrained.from_variables"
@@ -119,16 +123,16 @@ def _groups(shapes: Shapes) -> dict[Path, int]:
     return {p[:2]: s[0] for p, s in shapes.items() if _is_stack(p[0]) and len(p) > 2 and s}
 
 
-def _describe_plan(expected: Shapes, given: Shapes) -> str | None:
+def _describe_plan(expected: Shapes, actual: Shapes) -> str | None:
     """Another sharing plan: other numbers of groups, or sublayers that only some plans have."""
-    ours, theirs = _groups(expected), _groups(given)
+    ours, theirs = _groups(expected), _groups(actual)
     if {stack for stack, _ in ours} != {stack for stack, _ in theirs}:
         return None
     differ = [p for p in ours if p in theirs and ours[p] != theirs[p]]
     own = sorted({sublayer for _, sublayer in {*ours} ^ {*theirs}} - {"attention", "ffn", "cross"})
     if not differ and not own:
         return None
-    if any(expected[p][1:] != given[p][1:] for p in {*expected} & {*given} if p[:2] in differ):
+    if any(expected[p][1:] != actual[p][1:] for p in {*expected} & {*actual} if p[:2] in differ):
         return None
     found = [
         f"{theirs[p]} parameter group(s) of {_name(p)} where the model has {ours[p]}"
@@ -141,13 +145,13 @@ def _describe_plan(expected: Shapes, given: Shapes) -> str | None:
     )
 
 
-def _describe_layout(expected: Shapes, given: Shapes) -> str | None:
+def _describe_layout(expected: Shapes, actual: Shapes) -> str | None:
     """Another head layout, or other sizes or extras of heads."""
     for stack in sorted({path[0] for path in expected if _is_stack(path[0])}):
-        ours, theirs = (_head_weights(a, stack) for a in (expected, given))
+        ours, theirs = (_head_weights(a, stack) for a in (expected, actual))
         if ours == theirs or not theirs:
             continue
-        width = _width(given) or _width(expected)
+        width = _width(actual) or _width(expected)
         mine, other = (_layout_of(w, width) for w in (ours, theirs))
         if {*ours} == {*theirs} and (mine is None or other in (None, mine)):
             return "The sizes of the heads differ: width, num_heads, num_kv_heads or head_dim"
@@ -215,9 +219,9 @@ def _extra_weights(layout: Layout) -> set[str]:
     return names | {"head_gate", "gate"}
 
 
-def _describe_stacks(expected: Shapes, given: Shapes) -> str | None:
+def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:
     """Other stacks of layers: an encoder of its own, or layers of several types."""
-    ours, theirs = ({p[0] for p in a if _is_stack(p[0])} for a in (expected, given))
+    ours, theirs = ({p[0] for p in a if _is_stack(p[0])} for a in (expected, actual))
     if ours == theirs:
         return None
     if theirs - ours == {"encoder_layers"}:
@@ -236,9 +240,9 @@ def _describe_stacks(expected: Shapes, given: Shapes) -> str | None:
     )
 
 
-def _describe_outer(expected: Shapes, given: Shapes) -> str | None:
+def _describe_outer(expected: Shapes, actual: Shapes) -> str | None:
     """Weights outside the layers that only one of both has: another family."""
-    ours, theirs = ({p[0] for p in a if not _is_stack(p[0])} for a in (expected, given))
+    ours, theirs = ({p[0] for p in a if not _is_stack(p[0])} for a in (expected, actual))
     found = [_with_field(name, "lack") for name in sorted(ours - theirs)]
     found += [_with_field(name, "have") for name in sorted(theirs - ours)]
     if not found:

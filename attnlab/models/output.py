@@ -2,14 +2,15 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
 
+from attnlab.attention import dot_product_attention
 from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense
 from attnlab.models.embeddings import Shapes
 from attnlab.models.ffn import activation_function
 from attnlab.models.norm import norm_shapes, normalize
-from attnlab.models.specs import Pooler
 from attnlab.sharing import Params
 
 
@@ -24,14 +25,23 @@ def output_shapes(config: ModelConfig) -> Shapes:
     narrow = config.embedding.width or width
     shapes: Shapes = {}
     if spec.transform:
-        shapes |= {"transform": (width, narrow), "transform_bias": (narrow,)}
+        shapes["transform"] = (width, narrow)
+        shapes |= {"transform_bias": (narrow,)} if spec.transform_bias else {}
         shapes["transform_norm"] = norm_shapes(narrow, config.norm)
     if spec.kind == "own":
         shapes["lm_head"] = (narrow if spec.transform else width, vocab)
     if spec.bias:
         shapes["lm_head_bias"] = (vocab,)
-    if spec.pooler == "first":
+    if spec.pooler in ("first", "last_linear"):
         shapes |= {"pooler": (width, width), "pooler_bias": (width,)}
+    if spec.pooler in ("first_norm", "attention"):
+        shapes["pooler_norm"] = norm_shapes(width, config.norm)
+    if spec.pooler == "attention":
+        hidden = config.ffn.width
+        matrices = {f"pooler_{name}": (width, width) for name in "qkvo"}
+        matrices |= {"pooler_up": (width, hidden), "pooler_down": (hidden, width)}
+        shapes |= {"pooler_query": (1, width), **matrices}
+        shapes |= {f"{name}_bias": (shape[1],) for name, shape in matrices.items()}
     if spec.num_classes:
         shapes |= {"classifier": (width, spec.num_classes), "classifier_bias": (spec.num_classes,)}
     return shapes
@@ -66,22 +76,41 @@ def lm_head(
 def pool(
     params: Params,
     hidden: Float[Array, "B T D"],
-    pooler: Pooler,
+    config: ModelConfig,
+    tokens: ArrayLike,
     padding_mask: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B *T D"]:
     """One vector per text, or per token: see `OutputHead.pooler`.
 
-    Padding does not count in "max" and "mean"; a row of padding alone gives zeros.
+    Padding does not count in "attention", "max" and "mean"; a row of padding alone gives zeros in
+    the last two.
 
-    >>> mask = jnp.array([[True, False]])
-    >>> pool({}, jnp.array([[[1.0], [jnp.nan]]]), "mean", mask).tolist()
+    Args:
+      params: of the model.
+      hidden: what the LM head reads.
+      config: of the model.
+      tokens: of the call, in which "end" looks for its token.
+      padding_mask: True = a token.
+
+    >>> from attnlab.models.specs import OutputHead
+    >>> config, mask = ModelConfig(output=OutputHead(pooler="mean")), jnp.array([[True, False]])
+    >>> pool({}, jnp.array([[[1.0], [jnp.nan]]]), config, [[5, 0]], mask).tolist()
     [[1.0]]
     """
+    pooler = config.output.pooler
+    if pooler == "end":
+        return hidden[jnp.arange(len(hidden)), _end(tokens, config.output.end_token)]
+    if pooler == "attention":
+        return attention_pool(params, hidden, config, padding_mask)
     if padding_mask is None:
         padding_mask = jnp.ones((1, hidden.shape[1]), bool)
     is_token = padding_mask[..., None]
     if pooler == "first":
         return jnp.tanh(dense(params, "pooler", hidden[:, 0]))
+    if pooler == "last_linear":
+        return dense(params, "pooler", hidden[:, -1])
+    if pooler == "first_norm":
+        return normalize(params.get("pooler_norm", {}), hidden[:, 0], config.norm)
     if pooler == "first_plain":
         return hidden[:, 0]
     if pooler == "mean":
@@ -94,3 +123,40 @@ def pool(
         largest = jnp.take_along_axis(hidden, index, axis=1)[:, 0]
         return jnp.where(jnp.any(is_token, axis=1), largest, 0)
     return hidden
+
+
+def _end(tokens: ArrayLike, end_token: int | None) -> Int[Array, " B"]:
+    """Where each text has its first end token, or its largest id."""
+    ids = jnp.asarray(tokens)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError("output.pooler='end' looks for a token, and these are mixtures of tokens")
+    return jnp.argmax(ids if end_token is None else ids == end_token, axis=1)
+
+
+def attention_pool(
+    params: Params,
+    hidden: Float[Array, "B T D"],
+    config: ModelConfig,
+    padding_mask: Bool[Array, "B T"] | None = None,
+) -> Float[Array, "B D"]:
+    """y + FFN(norm(y)), with y the attention of one learnt query to all tokens (Zhai et al. 2022,
+    arXiv 2106.04560, section 3.5).
+
+    >>> from attnlab.models.specs import OutputHead
+    >>> config = ModelConfig(width=4, output=OutputHead(pooler="attention"))
+    >>> shapes = output_shapes(config)
+    >>> params = {n: jnp.zeros(s) for n, s in shapes.items() if n != "pooler_norm"}
+    >>> attention_pool(params, jnp.ones((1, 3, 4)), config).shape
+    (1, 4)
+    """
+    query = jnp.broadcast_to(params["pooler_query"], (len(hidden), 1, hidden.shape[-1]))
+    q, k, v = (
+        dense(params, f"pooler_{name}", x).reshape(*x.shape[:2], config.heads.num_heads, -1)
+        for name, x in (("q", query), ("k", hidden), ("v", hidden))
+    )
+    mask = None if padding_mask is None else padding_mask[:, None, None, :]
+    heads = dot_product_attention(q, k, v, mask=mask).reshape(len(hidden), -1)
+    y = dense(params, "pooler_o", heads)
+    x = normalize(params.get("pooler_norm", {}), y, config.norm)
+    act = activation_function(config.ffn.activation)
+    return y + dense(params, "pooler_down", act(dense(params, "pooler_up", x)))

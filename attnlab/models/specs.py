@@ -5,13 +5,14 @@ composes them.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, Self, TypeAlias, get_args
 
 from attnlab.attention.dispatch import check_implementation
+from attnlab.attention.keywords import check_keywords
 from attnlab.heads import positions
 from attnlab.heads.layout import Layout, check_size
-from attnlab.models.checks import check_bool, check_choice, check_count, check_number
-from attnlab.names import lookup
+from attnlab.models.checks import check_bool, check_choice, check_number
+from attnlab.names import check_count, lookup
 from attnlab.norms import NORM_KINDS
 
 Activation: TypeAlias = Literal[
@@ -20,15 +21,24 @@ Activation: TypeAlias = Literal[
 ]  # fmt: skip
 ACTIVATION_NAMES: tuple[str, ...] = get_args(Activation)
 NormPosition: TypeAlias = Literal[
-    "pre", "post", "post_final", "pre_open", "after", "sandwich", "parallel", "parallel_one",
+    "pre", "post", "post_final", "pre_open", "pre_ffn", "after", "sandwich", "parallel",
+    "parallel_one",
 ]  # fmt: skip
-Pooler: TypeAlias = Literal["first", "first_plain", "max", "mean", "each"]
+Pooler: TypeAlias = Literal[
+    "first", "first_plain", "first_norm", "last_linear", "end", "attention", "max", "mean", "each",
+]  # fmt: skip
 DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
 class Spec:
     """Base of the parts of a config: prints the fields that differ from their defaults."""
+
+    def __new__(cls, *args: object, **fields: object) -> Self:
+        """Raises TypeError for a field that the part does not have, with those that it has."""
+        assert dataclasses.is_dataclass(cls)
+        check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         assert dataclasses.is_dataclass(self)
@@ -163,10 +173,14 @@ class Norm(Spec):
       position: "pre" x + f(norm(x)); "post" norm(x + f(x)); "post_final" and "pre_open" the same
         with and without a final norm; "after" x + norm(f(x)) (OLMo 2, arXiv 2501.00656);
         "sandwich" x + norm(f(norm(x))) (Ding et al. 2021, arXiv 2105.13290); "parallel" adds what
-        all sublayers make of the same x (GPT-NeoX), "parallel_one" of the same norm(x) (GPT-J).
+        all sublayers make of the same x (GPT-NeoX), "parallel_one" of the same norm(x) (GPT-J);
+        "pre_ffn" is "pre" without a norm before self-attention, for a first layer behind a norm of
+        the embeddings (ModernBERT, arXiv 2412.13663).
       eps: epsilon.
       bias: a learnt bias; None: where the kind is "layer" and has a scale.
       scale: a learnt scale; without one a norm has no weights (OLMo, arXiv 2402.00838).
+      layer_scale: a learnt vector multiplies what each sublayer adds to the residual stream; its
+        initial numbers (LayerScale, Touvron et al. 2021, arXiv 2103.17239). None: there is none.
     """
 
     kind: Literal["layer", "rms", "rms_plus_one"] = "layer"
@@ -174,8 +188,11 @@ class Norm(Spec):
     eps: float = 1e-5
     bias: bool | None = None
     scale: bool = True
+    layer_scale: float | None = None
 
     def __post_init__(self) -> None:
+        if self.layer_scale is not None:
+            check_number("norm.layer_scale", self.layer_scale)
         lookup(NORM_KINDS, self.kind, what="norm.kind")
         check_bool("norm.scale", self.scale)
         check_choice("norm.position", self.position, get_args(NormPosition))
@@ -203,7 +220,8 @@ class Norm(Spec):
         >>> Norm(position="parallel_one").names_in("ffn")
         ()
         """
-        if self.position == "parallel_one" and sublayer != "attention":
+        without = {"parallel_one": sublayer != "attention", "pre_ffn": sublayer == "attention"}
+        if without.get(self.position):
             return ()
         names = {"sandwich": ("norm", "norm_after"), "after": ("norm_after",)}
         return names.get(self.position, ("norm",))
@@ -280,12 +298,15 @@ class Positions(Spec):
     """Base of position schemes: how a model knows where a token is."""
 
     name: ClassVar[str] = ""
-    is_learned: ClassVar[bool] = False
-    """Is a trained table added to the embedding?"""
     is_rotary: ClassVar[bool] = False
     """Are queries and keys rotated?"""
     is_relative: ClassVar[bool] = False
     """Is a learnt number per head and distance added to the scores?"""
+
+    @property
+    def is_learned(self) -> bool:
+        """Is a trained table added to the embedding?"""
+        return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -306,9 +327,12 @@ class Learned(Positions):
     """
 
     name: ClassVar[str] = "learned"
-    is_learned: ClassVar[bool] = True
     pad_token: int | None = None
     offset: int = 0
+
+    @property
+    def is_learned(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         check_count("positions.offset", self.offset, 0)
@@ -322,10 +346,18 @@ class Sinusoidal(Positions):
 
     Attributes:
       halves: all sines, then all cosines, as tensor2tensor makes them.
+      rates: with `halves`, "t2t" base^(-i/(n-1)), or "paper" base^(-i/n), of n = D // 2.
     """
 
     name: ClassVar[str] = "sinusoidal"
     halves: bool = False
+    rates: Literal["t2t", "paper"] = "t2t"
+
+    def __post_init__(self) -> None:
+        check_bool("positions.halves", self.halves)
+        check_choice("positions.rates", self.rates, ("t2t", "paper"))
+        if self.rates != "t2t" and not self.halves:
+            raise ValueError("positions.rates is of halves: set halves=True, or leave rates out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -365,14 +397,28 @@ class Relative(Positions):
     Attributes:
       buckets: of distances, a multiple of 4.
       max_distance: distances from here on share the last bucket.
+      table: a trained table is added to the embedding too, as by `Learned` (MPNet, arXiv
+        2004.09297). Then distances count all tokens of the text, whatever positions are given.
+      pad_token: of the table, as in `Learned`.
     """
 
     name: ClassVar[str] = "relative"
     is_relative: ClassVar[bool] = True
     buckets: int = 32
     max_distance: int = 128
+    table: bool = False
+    pad_token: int | None = None
+
+    @property
+    def is_learned(self) -> bool:
+        return self.table
 
     def __post_init__(self) -> None:
+        check_bool("positions.table", self.table)
+        if self.pad_token is not None:
+            check_count("positions.pad_token", self.pad_token, 0)
+            if not self.table:
+                raise ValueError("positions.pad_token is of a table; set table=True")
         check_count("positions.buckets", self.buckets, 4)
         check_count("positions.max_distance", self.max_distance, 1)
         if self.buckets % 4 or self.max_distance <= self.buckets // 2:
@@ -408,6 +454,12 @@ class Images(Spec):
     Attributes:
       height, width, channels: of an image.
       patch_height, patch_width: of a patch.
+      crop: pixels at the right and at the bottom that fill no patch are left out; else sizes must
+        divide.
+      class_token: there is a class token.
+      bias: the projection of the patches has one.
+      mask_token: a vector stands for a hidden patch, in training (Bao et al. 2021, arXiv
+        2106.08254).
     """
 
     height: int
@@ -415,14 +467,21 @@ class Images(Spec):
     channels: int
     patch_height: int
     patch_width: int
+    crop: bool = False
+    class_token: bool = True
+    bias: bool = True
+    mask_token: bool = False
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check_count(f"images.{field.name}", getattr(self, field.name), 1)
-        if self.height % self.patch_height or self.width % self.patch_width:
+        for name in ("height", "width", "channels", "patch_height", "patch_width"):
+            check_count(f"images.{name}", getattr(self, name), 1)
+        for name in ("crop", "class_token", "bias", "mask_token"):
+            check_bool(f"images.{name}", getattr(self, name))
+        divides = not (self.height % self.patch_height or self.width % self.patch_width)
+        if not all(self.grid) or not (divides or self.crop):
             raise ValueError(
                 f"images: {self.height} x {self.width} does not divide into patches of "
-                f"{self.patch_height} x {self.patch_width}; scale or crop the images"
+                f"{self.patch_height} x {self.patch_width}; scale or crop the images, or set crop"
             )
 
     @property
@@ -432,13 +491,29 @@ class Images(Spec):
 
     @property
     def num_tokens(self) -> int:
-        """The class token and the patches."""
-        return 1 + self.grid[0] * self.grid[1]
+        """The class token, if there is one, and the patches."""
+        return self.class_token + self.grid[0] * self.grid[1]
+
+    @property
+    def num_pixels(self) -> int:
+        """Numbers of a patch."""
+        return self.patch_height * self.patch_width * self.channels
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What the features behind the pixels say of a token: one of them is 1.
+
+        >>> sizes = dict(height=2, width=2, channels=1, patch_height=1, patch_width=1)
+        >>> Images(**sizes, class_token=False).marks
+        ('patch',)
+        """
+        marks = {"class": self.class_token, "patch": self.bias, "mask": self.mask_token}
+        return tuple(name for name, is_there in marks.items() if is_there)
 
     @property
     def num_features(self) -> int:
-        """Of a token: the numbers of a patch, and two that say whether it is the class token."""
-        return self.patch_height * self.patch_width * self.channels + 2
+        """Of a token: the numbers of a patch, and those of `marks`."""
+        return self.num_pixels + len(self.marks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -485,8 +560,14 @@ class OutputHead(Spec):
       scale: multiplies what the LM head reads.
       soft_cap: c of logits c tanh(logits / c) (Gemma 2, arXiv 2408.00118); None: no cap.
       transform: activation of a dense layer and a norm before the LM head (BERT); None: no layer.
+      transform_bias: the dense layer has a bias.
       pooler: what the classifier head reads: "first" tanh(x_0 W + b) (BERT), "first_plain" x_0,
-        "max" or "mean" over tokens, "each" token.
+        "first_norm" norm(x_0) (CLIP), "last_linear" x_T W + b (SigLIP), "end" x at the first
+        `end_token` (CLIP), "max" or "mean" over tokens, "each" token; "attention" is that of a
+        learnt query to all tokens, with as many heads as a layer, and an FFN like that of the
+        layers: y + FFN(norm(y)) (SigLIP, arXiv 2303.15343; Zhai et al. 2022, arXiv 2106.04560).
+      end_token: of the pooler "end"; None: the largest id of the text, as in the first CLIP. Of a
+        text without it, the first token is read.
       num_classes: of the classifier head; 0: none.
     """
 
@@ -497,6 +578,8 @@ class OutputHead(Spec):
     pooler: Pooler | None = None
     num_classes: int = 0
     soft_cap: float | None = None
+    transform_bias: bool = True
+    end_token: int | None = None
 
     def __post_init__(self) -> None:
         if self.soft_cap is not None:
@@ -512,6 +595,11 @@ class OutputHead(Spec):
         if self.pooler is not None:
             check_choice("output.pooler", self.pooler, get_args(Pooler))
         check_count("output.num_classes", self.num_classes, 0)
+        check_bool("output.transform_bias", self.transform_bias)
+        if self.end_token is not None:
+            check_count("output.end_token", self.end_token, 0)
+            if self.pooler != "end":
+                raise ValueError("output.end_token is of the pooler 'end'; set pooler='end'")
         if self.num_classes and self.pooler is None:
             raise ValueError("output.num_classes are read from the pooler; set pooler='first'")
 

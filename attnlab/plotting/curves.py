@@ -18,6 +18,11 @@ def learning_curves(series: Sequence[Curve], ylabel: str) -> "Figure":
 
     The y axis shows the range of the last three quarters, since the initial drop would flatten the
     rest.
+
+    >>> from attnlab.plotting import style
+    >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
+    >>> learning_curves([curve], "loss").axes[0].get_ylabel()
+    'loss'
     """
     # Many labels need a taller figure.
     figure, [[axes]] = new_figure(SIZE[0], _height(len(series)))
@@ -55,7 +60,13 @@ def metric_curves(
     log: bool = False,
 ) -> "Figure":
     """A metric over a quantity that was varied: mean and range over seeds; `baselines` are thin
-    dotted lines. x is logarithmic, with `log` also y."""
+    dotted lines. x is logarithmic, with `log` also y.
+
+    >>> from attnlab.plotting import style
+    >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
+    >>> metric_curves([curve], [], "length", "loss").axes[0].get_xlabel()
+    'length'
+    """
     figure, [[axes]] = new_figure(SIZE[0], _height(len(series) + len(baselines)))
     for curve in series:
         _draw_range(axes, curve, linestyle=curve.style.dashes)
@@ -75,7 +86,14 @@ def metric_curves(
 
 def ratio_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
     """Ratios of times over a size; `values` are [3, P]: low end, ratio and high end. Both axes are
-    logarithmic, with a line at 1."""
+    logarithmic, with a line at 1.
+
+    >>> from attnlab.plotting import style
+    >>> times = np.array([[0.9, 0.8], [1.0, 0.9], [1.1, 1.0]])
+    >>> curve = Curve("a", style(0, 0), np.array([1, 2]), times)
+    >>> ratio_curves([curve], "length", "ratio").axes[0].get_ylabel()
+    'ratio'
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure, [[axes]] = new_figure(SIZE[0], _height(len(series)))
@@ -104,7 +122,13 @@ def ratio_curves(series: Sequence[Curve], xlabel: str, ylabel: str) -> "Figure":
 def fitted_curves(
     tried: Sequence[Curve], fitted: Sequence[Curve], xlabel: str, ylabel: str
 ) -> "Figure":
-    """Measured points and fitted lines over a logarithmic quantity."""
+    """Measured points and fitted lines over a logarithmic quantity.
+
+    >>> from attnlab.plotting import style
+    >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
+    >>> fitted_curves([curve], [curve], "rate", "loss").axes[0].get_xlabel()
+    'rate'
+    """
     figure, [[axes]] = new_figure(SIZE[0], _height(len(tried)))
     for curve in tried:
         axes.plot(
@@ -129,7 +153,13 @@ def scaling_curves(
     ylabel: str,
 ) -> "Figure":
     """Losses over several measures of size, one pair of logarithmic axes each: mean and range over
-    seeds, and fitted scaling laws."""
+    seeds, and fitted scaling laws.
+
+    >>> from attnlab.plotting import style
+    >>> curve = Curve("a", style(0, 0), np.array([1, 2, 4]), np.array([[3.0, 2.0, 1.5]]))
+    >>> scaling_curves([[curve]], [[curve]], ["FLOPs"], "loss").axes[0].get_xlabel()
+    'FLOPs'
+    """
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, ScalarFormatter
 
     rows = len(xlabels)

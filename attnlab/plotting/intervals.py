@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def interval_plot(rows: Sequence[Interval], xlabel: str) -> "Figure":
-    """Mean differences with intervals, the first row on top, and a line at zero."""
+    """Mean differences with intervals, the first row on top, and a line at zero.
+
+    >>> from attnlab.plotting import style
+    >>> interval_plot([Interval("a", style(0, 0), 0.2, 0.1, 0.3)], "nats").axes[0].get_xlabel()
+    'nats'
+    """
     figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.38 * len(rows)))
     axes.axvline(0, color=FOREGROUND, linewidth=1)
     for y, row in enumerate(rows):
@@ -39,7 +44,12 @@ def interval_plot(rows: Sequence[Interval], xlabel: str) -> "Figure":
 
 def dot_plot(rows: Sequence[Bar], xlabel: str, digits: int = 3) -> "Figure":
     """Values with their spread, the first row on top, on an axis that need not start at zero; each
-    is written with `digits` decimals."""
+    is written with `digits` decimals.
+
+    >>> from attnlab.plotting import style
+    >>> dot_plot([Bar("a", style(0, 0), 1.0, 0.1)], "nats").axes[0].get_xlabel()
+    'nats'
+    """
     figure, [[axes]] = new_figure(SIZE[0], max(1.9, 0.9 + 0.44 * len(rows)))
     for y, row in enumerate(rows):
         spread = float(np.nan_to_num(row.spread))
@@ -58,7 +68,12 @@ def dot_plot(rows: Sequence[Bar], xlabel: str, digits: int = 3) -> "Figure":
 
 def bar_plot(rows: Sequence[Bar], lines: Mapping[str, float], xlabel: str) -> "Figure":
     """Bars from zero, the first row on top, each with its value. `lines` are dashed vertical lines,
-    name -> value."""
+    name -> value.
+
+    >>> from attnlab.plotting import style
+    >>> bar_plot([Bar("a", style(0, 0), 1.0, 0.1)], {"chance": 2.0}, "nats").axes[0].get_xlabel()
+    'nats'
+    """
     height = max(1.9, 0.9 + 0.38 * len(rows)) + 0.19 * len(lines)
     figure, [[axes]] = new_figure(SIZE[0], height)
     for y, row in enumerate(rows):

@@ -73,11 +73,11 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     return places
 
 
-def _leader(look: Style, shrink: float = 2) -> dict[str, object]:
+def _leader(style: Style, shrink: float = 2) -> dict[str, object]:
     """Options of the line from a label to its point."""
     return {
         "arrowstyle": "-",
-        "color": look.colour,
+        "color": style.colour,
         "linewidth": 0.6,
         "alpha": 0.6,
         "shrinkA": 1,

@@ -45,6 +45,10 @@ def attention_map(
 
     Raises:
       ValueError: shapes that do not fit.
+
+    >>> figure = attention_map(np.tri(3)[None] / np.arange(1, 4)[:, None], tokens=["a", "b", "c"])
+    >>> figure.axes[0].get_title()
+    'head 0'
     """
     maps = np.asarray(probs)
     if maps.ndim not in (3, 4, 5):
@@ -118,7 +122,12 @@ def head_tables(
     tables: Sequence[HeadTable], layers: Sequence[str], colour: str = COLOURS[0]
 ) -> "Figure":
     """Small tables of numbers, one row per layer and one column per head. NaN stays empty; for more
-    than eight heads only colours are drawn."""
+    than eight heads only colours are drawn.
+
+    >>> table = HeadTable("entropy", np.ones((2, 4)), 1.0, 1)
+    >>> len(head_tables([table], ["0", "1"]).axes)
+    1
+    """
     rows, columns = tables[0].values.shape
     down = -(-len(tables) // 2)
     figure, grid = new_figure(SIZE[0], down * (0.19 * rows + 0.62), down, 2)
@@ -133,14 +142,14 @@ def head_tables(
         axes.imshow(_rgba(share / 3, colour), interpolation="none", aspect="auto")
         axes.set_xticks(range(columns), list(map(str, range(columns))))
         axes.set_yticks(range(rows), layers if i % 2 == 0 else [""] * rows)
-        axes.tick_params(length=0, labelsize=SMALL_FONT + 1)
+        axes.tick_params(length=0, labelsize=SMALL_FONT)
         axes.grid(visible=False)
         axes.spines[:].set(visible=True, color=GRID)
-        axes.set_title(table.title, fontsize=SMALL_FONT + 1, color=FOREGROUND, loc="left")
+        axes.set_title(table.title, fontsize=SMALL_FONT, color=FOREGROUND, loc="left")
         for y, x in np.ndindex(rows, columns) if columns <= 8 else ():
             if not np.isnan(values[y, x]):
                 number = f"{values[y, x]:.{table.digits}f}"
-                text = axes.text(x, y, number, fontsize=SMALL_FONT + 1, color=FOREGROUND)
+                text = axes.text(x, y, number, fontsize=SMALL_FONT, color=FOREGROUND)
                 text.set(ha="center", va="center")
     return figure
 

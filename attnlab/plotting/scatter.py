@@ -33,6 +33,12 @@ def scatter_with_front(
       front: those to connect by steps and to label, from left to right.
       legend: (name, style) pairs that explain colours and markers.
       xlabel, ylabel: of the axes; x is logarithmic if it spans more than a factor of 5.
+
+    >>> from attnlab.plotting import style
+    >>> point = Point("a", style(0, 0), 1.0, 2.0, 0.1)
+    >>> figure = scatter_with_front([point], [point], [("a", style(0, 0))], "FLOPs", "loss")
+    >>> figure.axes[0].get_ylabel()
+    'loss'
     """
     from matplotlib.lines import Line2D
 
@@ -58,7 +64,12 @@ def scatter_with_front(
 
 
 def scatter(points: Sequence[Point], xlabel: str, ylabel: str) -> "Figure":
-    """A labelled scatter plot; x is logarithmic if it spans more than a factor of 5."""
+    """A labelled scatter plot; x is logarithmic if it spans more than a factor of 5.
+
+    >>> from attnlab.plotting import style
+    >>> scatter([Point("a", style(0, 0), 1.0, 2.0, 0.1)], "FLOPs", "loss").axes[0].get_ylabel()
+    'loss'
+    """
     figure, [[axes]] = new_figure(*SIZE)
     draw_points(axes, points)
     axes.set(xlabel=xlabel, ylabel=ylabel)

@@ -73,7 +73,11 @@ class Bar(NamedTuple):
 
 
 def style(colour: int, pattern: int) -> Style:
-    """The `colour`-th colour with the `pattern`-th dashes and marker; both repeat."""
+    """The `colour`-th colour with the `pattern`-th dashes and marker; both repeat.
+
+    >>> style(0, 0) == style(len(COLOURS), len(DASHES) * len(MARKERS))
+    True
+    """
     return Style(
         COLOURS[colour % len(COLOURS)],
         DASHES[pattern % len(DASHES)],
@@ -114,13 +118,13 @@ class MarkerOptions(TypedDict):
     markeredgewidth: float
 
 
-def marker_options(look: Style, size: float) -> MarkerOptions:
+def marker_options(style: Style, size: float) -> MarkerOptions:
     """Arguments that draw the marker of a style."""
     return {
-        "marker": look.marker,
+        "marker": style.marker,
         "markersize": size,
-        "markerfacecolor": BACKGROUND if look.hollow else look.colour,
-        "markeredgecolor": look.colour,
+        "markerfacecolor": BACKGROUND if style.hollow else style.colour,
+        "markeredgecolor": style.colour,
         "markeredgewidth": 1.4,
     }
 
@@ -129,6 +133,9 @@ def to_svg(figure: "Figure", name: str) -> str:
     """The figure as an <svg> element, self-contained and reproducible.
 
     `name` makes its ids differ from those of other figures on a page. Text stays text.
+
+    >>> to_svg(new_figure(2, 2)[0], "empty").startswith("<svg")
+    True
     """
     import matplotlib
 

@@ -5,7 +5,7 @@ a folder is executed.
 """
 
 from attnlab.models.parameters import param_shapes
-from attnlab.pretrained.loading import load, load_config, tokenizer
+from attnlab.pretrained.loading import load, load_config, tokenizer_path
 from attnlab.pretrained.published import PUBLISHED, TRANSFORMERS, published_config
 from attnlab.pretrained.registry import FAMILIES
 from attnlab.pretrained.saving import save
@@ -22,5 +22,5 @@ __all__ = [
     "param_shapes",
     "published_config",
     "save",
-    "tokenizer",
+    "tokenizer_path",
 ]

@@ -3,8 +3,6 @@ StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al.
 2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793) and SmolLM3 (2025).
 """
 
-from typing import Any
-
 from attnlab.heads import Standard, score_scale
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import NoPositions, Norm, Positions, Rotary
@@ -24,11 +22,10 @@ from attnlab.pretrained.fields import (
     value,
 )
 from attnlab.pretrained.gpt2 import QKV
-from attnlab.pretrained.layer_types import FULL, Window
+from attnlab.pretrained.layer_types import FULL, Window, types_of
 from attnlab.pretrained.llama import FIELDS, PAIRED, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
-from attnlab.sharing.stack import repeating_pattern
 
 HEADS = Standard(num_heads=4)
 KV_HEADS = grouped_heads()[:1]
@@ -204,13 +201,9 @@ class _PositionLayers(Field):
             raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
         turns = turns[:count]
         positions: list[Positions] = [NoPositions(), self.rope.positions(given)]
-        values: Values = {"positions": positions[max(turns)]}
-        if len(set(turns)) == 1:
-            return values
         still = LayerOverrides(positions=NoPositions())
-        runs: Any = repeating_pattern(turns)[0][0]
-        types = tuple((n, LayerOverrides() if turn else still) for turn, n in runs)
-        return values | {"layer_types": types}
+        own = types_of([LayerOverrides() if turn else still for turn in turns])
+        return {"positions": positions[max(turns)]} | own
 
     def write(self, config: ModelConfig) -> JSON:
         if any(c.attention.window is not None for c in config.stacks.values()):

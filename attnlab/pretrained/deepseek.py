@@ -95,7 +95,7 @@ DENSE = decoder(
         value("qk_nope_head_dim", 128, "heads.head_dim"),
         value("v_head_dim", 128, "heads.value_dim"),
         EXPERTS,
-        RotaryField(has_yarn=False),  # its own also scales the scores
+        RotaryField(of_part=True),
         without=("mlp_bias", "attention_bias", "num_key_value_heads", "head_dim"),
     ),
     other_attributes=(

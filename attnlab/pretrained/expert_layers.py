@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from attnlab.models.config import LayerOverrides, ModelConfig, layers_of
+from attnlab.models.config import ModelConfig, layers_of
 from attnlab.models.specs import FFN, Experts
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import GATED, Field, Source, Values, choose
+from attnlab.pretrained.layer_types import overrides_of, types_of
 from attnlab.pretrained.weights import Entry
-from attnlab.sharing.stack import repeating_pattern
 
 # Attributes ---------------------------------------------------------------------------------------
 
@@ -119,18 +119,14 @@ class ExpertFields(Field):
                 f"config.json: {self.options['num_experts'].name} = {experts.num_experts} is more "
                 f"than the {stored} tensors in the folder"
             )
-        pattern = values.get("layer_types", ((1, LayerOverrides()),))
-        turn = [overrides for count, overrides in pattern for _ in range(count)]
-        layers = [turn[i % len(turn)] for i in range(len(dense))]
+        layers = overrides_of(values, len(dense))
         activation = choose("hidden_act", given["hidden_act"], GATED)
         wide = FFN(width=given["intermediate_size"], activation=activation, bias=False)
         layers = [
             dataclasses.replace(one, ffn=wide) if is_dense else one
             for one, is_dense in zip(layers, dense, strict=True)
         ]
-        if len(set(layers)) > 1:
-            runs: Any = repeating_pattern(layers)[0][0]
-            values["layer_types"] = tuple((count, one) for one, count in runs)
+        values |= types_of(layers)
         if self.clip:
             values["ffn.clip"] = given[self.clip.name]
         return values | {"ffn.experts": experts, "ffn.width": given[self.width.name]}

@@ -200,6 +200,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
+    "quick_gelu": "quick_gelu",
 }
 """Hugging Face's names of activations -> ours."""
 GATED = {theirs: f"gated_{ours}" for theirs, ours in ACTIVATIONS.items()}
@@ -260,8 +261,11 @@ class CausalHead(Field):
         return (Attribute("tie_word_embeddings", self.tied),)
 
     def read(self, given: JSON, source: Source) -> Values:
-        own = self.bare_kind if source.architecture == self.bare else "own"
-        kind = "tied" if given["tie_word_embeddings"] else own
+        is_bare = source.architecture == self.bare
+        own = self.bare_kind if is_bare else "own"
+        # A tied LM head is there whoever asks, but not its bias.
+        tied = given["tie_word_embeddings"] and not (is_bare and self.bias)
+        kind = "tied" if tied else own
         return {"output.kind": kind, "output.bias": self.bias and kind != "none"}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -280,18 +284,25 @@ class MaskedHead(Field):
     Attributes:
       name: architectures are NAMEModel, NAMEForMaskedLM and maybe NAMEForPreTraining.
       transform, pooler, classifier: names of modules whose tensors decide; "" : there is none.
-      activation: attribute that names the activation of the transform; "": it is the exact gelu.
+      activation: attribute that names the activation of the transform, as that of the FFN; an
+        `Attribute`: one that no other field has; "": it is the exact gelu.
+      bias, transform_bias: attribute that says whether the LM head, and the transform, has a bias
+        (with its default); None: it has one.
     """
 
     name: str
     transform: str
     pooler: str = ""
     classifier: str = ""
-    activation: str = "hidden_act"
+    activation: str | Attribute = "hidden_act"
+    bias: Attribute | None = None
+    transform_bias: Attribute | None = None
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        return (Attribute("tie_word_embeddings", True),)
+        maybe = (self.activation, self.bias, self.transform_bias)
+        own = (one for one in maybe if isinstance(one, Attribute))
+        return (Attribute("tie_word_embeddings", True), *own)
 
     def read(self, given: JSON, source: Source) -> Values:
         has = {
@@ -299,9 +310,8 @@ class MaskedHead(Field):
             for name in (self.transform, self.pooler, self.classifier)
         }
         both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
-        act = (
-            choose(self.activation, given[self.activation], ACTIVATIONS) if self.activation else ""
-        )
+        name = self.activation if isinstance(self.activation, str) else self.activation.name
+        act = choose(name, given[name], ACTIVATIONS) if name else ""
         values: Values = {
             "output.pooler": "first" if both or has[self.pooler] else None,
             "output.num_classes": 2 if both or has[self.classifier] else 0,
@@ -309,14 +319,39 @@ class MaskedHead(Field):
         }
         if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
             values["output.kind"] = "tied" if given["tie_word_embeddings"] else "own"
-            values |= {"output.bias": True, "output.transform": act or "gelu"}
+            values |= {
+                "output.bias": self.bias is None or given[self.bias.name],
+                "output.transform": act or "gelu",
+                "output.transform_bias": self.transform_bias is None
+                or given[self.transform_bias.name],
+            }
         return values
 
     def write(self, config: ModelConfig) -> JSON:
         output = config.output
         task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
         name = self.name + ("Model" if output.kind == "none" else task)
-        return {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
+        given: JSON = {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
+        given |= {self.bias.name: output.bias} if self.bias else {}
+        if self.transform_bias:
+            given[self.transform_bias.name] = output.transform_bias
+        if isinstance(self.activation, Attribute):
+            field = Choice(self.activation.name, "", "output.transform", ACTIVATIONS)
+            usual = {self.activation.name: self.activation.default}
+            given |= field.write(config) if output.transform else usual
+        return given
+
+
+def classes_of(given: JSON) -> int:
+    """The number of classes that id2label names; 2 where there is none, as in transformers."""
+    labels = given["id2label"]
+    return 2 if labels is None else len(labels)
+
+
+def labels_of(config: ModelConfig) -> JSON:
+    """id2label and label2id, with the names that transformers gives classes without one."""
+    labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
+    return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
 
 
 def _head_dim(given: JSON) -> int | None:

@@ -9,7 +9,8 @@ from attnlab.extras import extra
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names that the hub may have: "org/name", or "name" alone for the oldest models."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
-FILES = ("config.json", "tokenizer.json", *WEIGHTS)
+TOKENIZER = "tokenizer.json"
+FILES = ("config.json", TOKENIZER, *WEIGHTS)
 """All that is fetched: no code and no pickle."""
 
 

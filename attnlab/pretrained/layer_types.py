@@ -23,6 +23,25 @@ def every(num_layers: int, pattern: int) -> list[str]:
     return [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
 
 
+def types_of(layers: list[LayerOverrides]) -> Values:
+    """`layer_types` for what each layer overrides; nothing where all layers are of one type.
+
+    >>> types_of([LayerOverrides(), LayerOverrides()])
+    {}
+    """
+    if len(set(layers)) == 1:
+        return {}
+    runs: Any = repeating_pattern(layers)[0][0]
+    return {"layer_types": tuple((count, one) for one, count in runs)}
+
+
+def overrides_of(values: Values, num_layers: int) -> list[LayerOverrides]:
+    """What each layer overrides: the inverse of `types_of`."""
+    pattern = values.get("layer_types", ((1, LayerOverrides()),))
+    turn = [overrides for count, overrides in pattern for _ in range(count)]
+    return [turn[i % len(turn)] for i in range(num_layers)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Window(Field):
     """sliding_window of all layers; it counts the token itself."""
@@ -65,8 +84,24 @@ class LayerTypes(Field):
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         types = Attribute("layer_types", None, nullable=True, json_type=list)
-        window = Attribute("sliding_window", self.default_window, nullable=True)
-        return (types, window, *self.more, *self.rope.attributes)
+        return (types, self.window_attribute, *self.more, *self.rope.attributes)
+
+    @property
+    def window_attribute(self) -> Attribute:
+        """The attribute that says how wide a window is."""
+        return Attribute("sliding_window", self.default_window, nullable=True)
+
+    def window(self, given: JSON) -> int:
+        """So many tokens back a token with a window attends to."""
+        if given["sliding_window"] is None:
+            raise ValueError(
+                f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
+            )
+        return int(given["sliding_window"]) - 1
+
+    def write_window(self, window: int | None) -> JSON:
+        """The inverse; None where no layer has a window."""
+        return {"sliding_window": None if window is None else window + 1}
 
     def types(self, given: JSON) -> list[str]:
         """The type of every layer. Raises ValueError for another number of them than of layers."""
@@ -98,22 +133,16 @@ class LayerTypes(Field):
             self.positions(given),
             self.score_scales(given),
         )
-        if SLIDING in types and given["sliding_window"] is None:
-            raise ValueError(
-                f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
-            )
+        window = self.window(given) if SLIDING in types else None
         base = FULL if FULL in types else SLIDING
-        window = None if base == FULL else given["sliding_window"] - 1
-        values: Values = {"positions": positions[base], "attention.window": window}
-        values |= score_scales([scales[type_] for type_ in types])
-        if len(set(types)) == 1:
-            return values
-        own = positions[SLIDING] if positions[SLIDING] != positions[FULL] else None
-        slides = LayerOverrides(window=given["sliding_window"] - 1, positions=own)
-        runs: Any = repeating_pattern(types)[0][0]
-        return values | {
-            "layer_types": tuple((n, slides if t == SLIDING else LayerOverrides()) for t, n in runs)
+        values: Values = {
+            "positions": positions[base],
+            "attention.window": None if base == FULL else window,
         }
+        values |= score_scales([scales[type_] for type_ in types])
+        own = positions[SLIDING] if positions[SLIDING] != positions[FULL] else None
+        slides = LayerOverrides(window=window, positions=own)
+        return values | types_of([slides if t == SLIDING else LayerOverrides() for t in types])
 
     def write(self, config: ModelConfig) -> JSON:
         """Raises ValueError for windows of two sizes."""
@@ -124,7 +153,7 @@ class LayerTypes(Field):
         slides = {name: c.attention.window is not None for name, c in config.stacks.items()}
         return self.write_positions(config) | {
             "layer_types": [SLIDING if slides[name] else FULL for name in config.layer_names],
-            "sliding_window": None if window is None else window + 1,
+            **self.write_window(window),
         }
 
     def write_positions(self, config: ModelConfig) -> JSON:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data.tokenizer import FILE, Tokenizer, make_tokenizer
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
@@ -20,7 +19,7 @@ from attnlab.names import lookup
 from attnlab.pretrained.attributes import JSON, read_attributes, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
-from attnlab.pretrained.hub import find_folder
+from attnlab.pretrained.hub import TOKENIZER, find_folder
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
@@ -125,20 +124,23 @@ def load_config(
     return _read(find_folder(name, revision), ignore)[-1]
 
 
-def tokenizer(name: str | Path, *, revision: str | None = None) -> Tokenizer:
-    """What turns text into the tokens of a model and back: its tokenizer.json, read by the package
-    tokenizers (extra `data`). `read(text)` gives the ids that the library gives, special tokens
-    too, and where each stands in the text; `decode` is the way back.
+def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
+    """The tokenizer.json of a model, which holds a tokenizer whole; `attnlab.data.load_tokenizer`
+    reads it.
 
-    Raises ValueError for a model without the file, and for a file that is none.
+    Args:
+      name, revision: as in `load`.
+
+    Raises:
+      ValueError: the model has no such file.
     """
-    path = find_folder(name, revision) / FILE
+    path = find_folder(name, revision) / TOKENIZER
     if not path.is_file():
         raise ValueError(
-            f"{name} has no {FILE}, which holds a tokenizer whole; a folder with vocab.txt or "
+            f"{name} has no {TOKENIZER}, which holds a tokenizer whole; a folder with vocab.txt or "
             "spiece.model alone needs to be saved again by transformers"
         )
-    return make_tokenizer(str(path), ())
+    return path
 
 
 def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig]:

@@ -14,7 +14,7 @@ from attnlab.pretrained.weights import Entry, Path
 from attnlab.sharing.plan import Plan
 
 Stack = Literal["encoder", "decoder", ""]
-Kind = Literal["linear", "conv1d", "norm", "table", "vector", "bias"]
+Kind = Literal["linear", "conv1d", "norm", "table", "vector", "bias", "plain"]
 
 
 class Module(NamedTuple):
@@ -25,12 +25,13 @@ class Module(NamedTuple):
     """
 
     name: str
-    """Its name in the file, behind that of the layer."""
+    """Its name in the file, behind that of the layer; "in_proj_" has the tensor in_proj_weight."""
     weights: str | tuple[str, ...]
     """Paths of weights, without stack and layer; several lie side by side in one tensor."""
     kind: Kind = "linear"
     """"linear" (out, in) and "conv1d" (in, out) have a bias where the model has one; a "norm" has a
-    scale and maybe a bias; a "table" is stored as it is, a "vector" flat; "bias" is a lone bias."""
+    scale and maybe a bias; a "table" is stored as it is, a "vector" flat; "bias" is a lone bias; a
+    "plain" one is a table whose tensor has the name of the module."""
     by_head: bool = False
     """Several weights lie side by side head by head: all of head 0, then all of head 1."""
     pairs: tuple[str, ...] = ()
@@ -41,6 +42,8 @@ class Module(NamedTuple):
     """Stored only where the model has a weight of this name beside it."""
     only_without: str = ""
     """Stored only where the model has none of this name beside it."""
+    axes: int = 0
+    """Of a "plain" one: axes of 1 that the tensor has in front."""
     only_norms: tuple[str, ...] = ()
     """Stored only where the norms of the model have one of these positions; (): anywhere."""
 
@@ -136,6 +139,8 @@ class NameTable(NamedTuple):
         ):
             return []
         name, ends = prefix + module.name, self.suffixes
+        if name.endswith("_"):
+            ends = ends._replace(weight="weight", bias="bias")
         if module.kind == "norm":
             there = beside[paths[0][-1]]
             assert isinstance(there, Mapping)
@@ -146,6 +151,9 @@ class NameTable(NamedTuple):
         pairs = module.pairs if not module.pairs_if or given.get(module.pairs_if) else ()
         if module.kind in ("table", "vector"):
             return [Entry(name + ends.table, paths, slot, module.kind, pairs=pairs)]
+        if module.kind == "plain":
+            shape = beside[paths[0][-1]].shape[slot is not None :]  # type: ignore[attr-defined]
+            return [Entry(name, paths, slot, stored=(1,) * module.axes + shape)]
         if module.kind == "bias":
             return [Entry(name + ends.bias, paths, slot, "vector")]
         kind = ends.linear if module.kind == "linear" else module.kind

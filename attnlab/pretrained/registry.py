@@ -1,6 +1,7 @@
 """The families of published models."""
 
 from attnlab.pretrained.albert import ALBERT
+from attnlab.pretrained.bart import BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART
 from attnlab.pretrained.bert import BERT
 from attnlab.pretrained.decoders import (
     GLM,
@@ -20,12 +21,15 @@ from attnlab.pretrained.gpt2 import GPT2
 from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.mixtures import GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from attnlab.pretrained.modernbert import MODERNBERT
+from attnlab.pretrained.mpnet import MPNET
 from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
 from attnlab.pretrained.opt_bloom import BLOOM, OPT
 from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
 from attnlab.pretrained.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from attnlab.pretrained.t5 import T5
-from attnlab.pretrained.vit import VIT
+from attnlab.pretrained.t5 import MT5, T5
+from attnlab.pretrained.towers import CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION
+from attnlab.pretrained.vit import DINOV2, VIT
 
 KNOWN = (
     *(ALBERT, BERT, DEEPSEEK_V3, DISTILBERT, GEMMA3, GPT2, GPT_NEOX),
@@ -33,6 +37,8 @@ KNOWN = (
     *(CAMEMBERT, ELECTRA, GEMMA, GEMMA2, GRANITE, PHI3, STABLELM, STARCODER2, XLM_ROBERTA),
     *(BLOOM, COHERE, FALCON, OPT, GLM, GLM4, GPTJ, OLMO, OLMO2, OLMO3, PHI, SMOLLM3),
     *(GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
+    *(CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, DINOV2),
+    *(MT5, MODERNBERT, MPNET, BART, BLENDERBOT, MARIAN, MBART, PEGASUS, PLBART),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in KNOWN}
 STATE_SPACE = (

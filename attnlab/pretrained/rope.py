@@ -19,14 +19,15 @@ class RotaryField(Field):
       base, fraction: the family's own names of two numbers that `rope_parameters` calls rope_theta
         and partial_rotary_factor. A family without a `fraction` rotates whole heads.
       default_fraction, default_base: where config.json has none.
-      has_yarn: the family scales by YaRN as others do.
+      of_part: they are of a part of each query and key, and YaRN's mscale_all_dim scales the scores
+        of all (DeepSeek). Then its factor of queries and keys must be 1, as in published models.
     """
 
     base: str = "rope_theta"
     fraction: str = ""
     default_fraction: float = 1.0
     default_base: float = 10000.0
-    has_yarn: bool = True
+    of_part: bool = False
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
@@ -49,22 +50,25 @@ class RotaryField(Field):
             return 1.0
         factor, given_factor = found.get("factor", 1.0), found.get("attention_factor")
         one, all_ = (found.get(name) for name in ("mscale", "mscale_all_dim"))
-
-        def size(weight: float) -> float:
-            return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-        usual = size(one) / size(all_) if one and all_ else size(1.0)
-        return float(usual if given_factor is None else given_factor) ** 2
+        sizes = [_yarn_size(factor, weight) for weight in (one, all_) if weight]
+        usual = sizes[0] / sizes[1] if len(sizes) == 2 else _yarn_size(factor, 1.0)
+        own = float(usual if given_factor is None else given_factor)
+        if not self.of_part:
+            return own**2
+        if own != 1:
+            raise ValueError(
+                f"config.json: mscale = {shown(one)} is not supported, only mscale_all_dim = "
+                f"{shown(all_)}: rotated and other numbers of a head would be scaled differently"
+            )
+        return _yarn_size(factor, all_) ** 2 if all_ else 1.0
 
     def positions(self, given: JSON) -> Rotary:
         """Raises ValueError that names the attribute that is unknown, missing, given twice or no
         number."""
         found = _collect(given, {"rope_theta": self.base, "partial_rotary_factor": self.fraction})
         kind = found.pop("rope_type", "default")
-        kind = self._yarn(given, found) if kind == "yarn" and self.has_yarn else kind
-        if (kind == "yarn" and not self.has_yarn) or (
-            kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS)
-        ):
+        kind = self._yarn(given, found) if kind == "yarn" else kind
+        if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
             raise ValueError(
                 f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
                 f"{', '.join(SCALINGS)}"
@@ -124,7 +128,7 @@ class RotaryField(Field):
             kind = positions.scaling.partition(":")[0]
             scaled["rope_type"] = kind.removesuffix("_smooth")
             if kind.startswith("yarn"):
-                scaled |= {"attention_factor": _root(scale), "truncate": kind == "yarn"}
+                scaled |= self._write_yarn(scale, scaled["factor"]) | {"truncate": kind == "yarn"}
             if kind == "dynamic":
                 del scaled["original_max_position_embeddings"]
         own = {self.fraction: positions.fraction} if self.fraction else {}
@@ -135,6 +139,22 @@ class RotaryField(Field):
             "rope_scaling": scaled or None,
             "rope_parameters": today,
         }
+
+    def _write_yarn(self, scale: float, factor: float) -> JSON:
+        """The attributes from which `score_scale` reads this."""
+        if not self.of_part:
+            return {"attention_factor": _root(scale)}
+        if scale == 1:
+            return {"attention_factor": 1.0}
+        weight = (math.sqrt(scale) - 1) / (0.1 * math.log(factor))
+        near = (round(weight, 9), weight, math.nextafter(weight, 0), math.nextafter(weight, 9))
+        exact = (one for one in near if _yarn_size(factor, one) ** 2 == scale)
+        return dict.fromkeys(("mscale", "mscale_all_dim"), next(exact, weight))
+
+
+def _yarn_size(factor: float, weight: float) -> float:
+    """1 + 0.1 weight log(factor) (Peng et al. 2023, arXiv 2309.00071, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def score_scales(scales: list[float]) -> Values:

@@ -205,7 +205,7 @@ def _tensors(
     for name, other in family.unused_in(config).items():
         tensors[name] = tensors[other]
     architecture = given["architectures"][0]
-    if architecture.endswith("Model") and not architecture.endswith("HeadModel"):
+    if architecture.endswith("Model") and not architecture.endswith(("HeadModel", "MTModel")):
         return tensors
     own = family.task_modules
     return {n if n.startswith(own) else family.prefix + n: a for n, a in tensors.items()}
@@ -262,7 +262,8 @@ def computed_values(config: ModelConfig) -> dict[str, object]:
     # A place where nothing is dropped does not count.
     values["dropout at each place"] = {place: rate for place, rate in rates.items() if rate}
     values["dropout of attention and ffn"] = config.dropout.attention, config.dropout.ffn
-    unread = {"max_len"} if config.positions.is_relative else set()
+    relative = config.positions.is_relative and not config.positions.is_learned
+    unread = {"max_len"} if relative else set()
     unread |= {"heads.norm_eps"} if not _has_head_norm(config.layout) else set()
     return {
         path: value

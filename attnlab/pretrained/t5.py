@@ -1,4 +1,8 @@
-"""T5, versions 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), in the names of Hugging Face."""
+"""T5, versions 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020), and mT5 (Xue et al. 2021, arXiv
+2010.11934), in the names of Hugging Face.
+"""
+
+import dataclasses
 
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
@@ -13,6 +17,7 @@ from attnlab.pretrained.fields import (
     Source,
     Tensors,
     Values,
+    changed,
     value,
 )
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
@@ -41,18 +46,29 @@ def _is_tied(given: JSON) -> bool:
     return bool(given["tie_word_embeddings"])
 
 
+@dataclasses.dataclass(frozen=True)
 class _Stacks(Field):
-    """Which stacks there are, and their depth."""
+    """Which stacks there are, and their depth.
 
-    attributes = (
-        Attribute("num_layers", 6, is_depth=True),
-        Attribute("num_decoder_layers", json_type=int, is_depth=True, compute=_decoder_layers),
-        Attribute("is_encoder_decoder", True),
-    )
+    Attributes:
+      name: how the names of architectures begin.
+      num_layers: where config.json has none.
+    """
+
+    name: str = "T5"
+    num_layers: int = 6
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (
+            Attribute("num_layers", self.num_layers, is_depth=True),
+            Attribute("num_decoder_layers", json_type=int, is_depth=True, compute=_decoder_layers),
+            Attribute("is_encoder_decoder", True),
+        )
 
     def read(self, given: JSON, source: Source) -> Values:
         layers = given["num_layers"]
-        if source.architecture == "T5EncoderModel":
+        if source.architecture == f"{self.name}EncoderModel":
             return {"kind": "encoder", "encoder": None, "num_layers": layers}
         return {"num_layers": given["num_decoder_layers"], "encoder.num_layers": layers}
 
@@ -65,6 +81,7 @@ class _Stacks(Field):
         }
 
 
+@dataclasses.dataclass(frozen=True)
 class _Head(Field):
     """The LM head. The file decides: one that differs from the table is used, a copy is not."""
 
@@ -72,11 +89,13 @@ class _Head(Field):
         Attribute("tie_word_embeddings", True),
         Attribute("scale_decoder_outputs", json_type=bool, compute=_is_tied),
     )
+    name: str = "T5"
+    can_scale: bool = True
 
     def read(self, given: JSON, source: Source) -> Values:
-        if source.architecture in ("T5EncoderModel", "T5Model"):
+        if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
             return {"output.kind": "none"}
-        scaled = given["scale_decoder_outputs"]
+        scaled = self.can_scale and given["scale_decoder_outputs"]
         return {
             "output.kind": "own" if _has_own_head(source.tensors) else "tied",
             "output.scale": given["d_model"] ** -0.5 if scaled else 1.0,
@@ -85,12 +104,13 @@ class _Head(Field):
     def write(self, config: ModelConfig) -> JSON:
         bare = config.output.kind == "none"
         scaled = config.output.scale != 1 or bare
-        name = "T5ForConditionalGeneration"
+        name = f"{self.name}ForConditionalGeneration"
         if bare:
-            name = "T5EncoderModel" if config.kind == "encoder" else "T5Model"
+            name = f"{self.name}{'EncoderModel' if config.kind == 'encoder' else 'Model'}"
         # What a reader before version 5 takes for "scaled", and for "tied".
         names = ("tie_word_embeddings", "scale_decoder_outputs")
-        return dict.fromkeys(names, scaled) | {"architectures": [name]}
+        said = dict.fromkeys(names, scaled) if self.can_scale else {names[0]: True}
+        return said | {"architectures": [name]}
 
 
 def _has_own_head(tensors: Tensors) -> bool:
@@ -176,5 +196,18 @@ T5 = Family(
         "decoder.embed_tokens.weight",
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
         "lm_head.weight",
+    ),
+)
+MT5 = dataclasses.replace(
+    T5,
+    name="mt5",
+    fields=changed(
+        T5.fields,
+        value("vocab_size", 250112, "vocab_size"),
+        value("d_ff", 1024, "ffn.width"),
+        value("num_heads", 6, "heads.num_heads"),
+        _Stacks("MT5", 8),
+        Choice("feed_forward_proj", "gated-gelu", "ffn.activation", FEED_FORWARD),
+        _Head("MT5", can_scale=False),
     ),
 )

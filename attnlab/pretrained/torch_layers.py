@@ -74,7 +74,7 @@ def _stack(stack: str, prefix: str, numbered: bool, paired: bool) -> Layers:
     modules: list[Module] = []
     for number, (sublayer, name) in enumerate(sublayers.items(), 1):
         packed = tuple(f"{sublayer}.{n}" for n in "qkv")
-        modules.append(Module(f"{name}in_proj", packed))
+        modules.append(Module(f"{name}in_proj_", packed))
         modules.append(Module(f"{name}out_proj", f"{sublayer}.o"))
         modules.append(Module(f"norm{number}", f"{sublayer}.norm", "norm"))
     modules += linears("", "ffn", up="linear1", down="linear2")
@@ -122,5 +122,4 @@ def build_layers(config: dict[str, Any], tensors: Arrays) -> Built:
     )
     stacks = tuple(_stack(s, p, depths[s] > 0, paired) for s, p in prefixes.items())
     entries = NameTable((), stacks).entries(model)
-    packed = [one._replace(name=one.name.replace("in_proj.", "in_proj_")) for one in entries]
-    return model, [Entry("embedding", (("embedding",),)), *packed]
+    return model, [Entry("embedding", (("embedding",),)), *entries]

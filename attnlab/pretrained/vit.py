@@ -1,75 +1,43 @@
-"""ViT (Dosovitskiy et al. 2021, arXiv 2010.11929), in the names of Hugging Face."""
+"""ViT (Dosovitskiy et al. 2021, arXiv 2010.11929), DeiT (Touvron et al. 2021) and DINOv2 (Oquab et
+al. 2023, arXiv 2304.07193), in the names of Hugging Face.
+"""
 
 import dataclasses
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Embedding, Images, Norm
-from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.models.specs import Embedding, Norm
+from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.bert import BASE, FIELDS, QKV
 from attnlab.pretrained.family import Family
-from attnlab.pretrained.fields import BIASES, Choice, Field, Source, Values, changed, value
+from attnlab.pretrained.fields import (
+    ACTIVATIONS,
+    BIASES,
+    Choice,
+    Field,
+    Source,
+    Values,
+    changed,
+    choose,
+    classes_of,
+    labels_of,
+    value,
+)
+from attnlab.pretrained.image_fields import ImageField, image_entries
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
-from attnlab.pretrained.weights import Entry
-
-CLASSIFIER = "ViTForImageClassification"
 
 
-def _sides(given: JSON, name: str, default: int) -> list[int]:
-    """Height and width, which may be one number."""
-    said = default if given[name] is None else given[name]
-    sides = said if isinstance(said, list) else [said, said]
-    if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
-        raise ValueError(
-            f"config.json: {name} = {shown(said)} should be a whole number, or height and width, "
-            "from 1 to 65,535"
-        )
-    return sides
+@dataclasses.dataclass(frozen=True)
+class _Images(ImageField):
+    """Sizes, and the stride of a decoder to pixels, which no model has here."""
 
-
-class _Images(Field):
-    """Sizes of images and patches."""
-
-    attributes = (
-        Attribute("image_size"),
-        Attribute("patch_size"),
-        Attribute("num_channels", 3),
-        Attribute("encoder_stride", None),  # of a decoder to pixels, which no model has here
-    )
-
-    def read(self, given: JSON, source: Source) -> Values:
-        height, width = _sides(given, "image_size", 224)
-        patch_height, patch_width = _sides(given, "patch_size", 16)
-        try:
-            images = Images(
-                height=height,
-                width=width,
-                channels=given["num_channels"],
-                patch_height=patch_height,
-                patch_width=patch_width,
-            )
-        except ValueError as error:
-            raise ValueError(f"config.json: image_size = {[height, width]}: {error}") from None
-        return {
-            "embedding.images": images,
-            "vocab_size": images.num_features,
-            "max_len": images.num_tokens,
-        }
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        return (*super().attributes, Attribute("encoder_stride", None))
 
     def write(self, config: ModelConfig) -> JSON:
+        given = super().write(config)
         images = config.embedding.images
-        if images is None:
-            raise ValueError("it reads images, and this model has none")
-        return {
-            "image_size": _short(images.height, images.width),
-            "patch_size": _short(images.patch_height, images.patch_width),
-            "num_channels": images.channels,
-            "encoder_stride": images.patch_height,
-        }
-
-
-def _short(height: int, width: int) -> int | list[int]:
-    """One number for a square."""
-    return height if height == width else [height, width]
+        return given | {"encoder_stride": images.patch_height if images else None}
 
 
 class _Head(Field):
@@ -86,69 +54,151 @@ class _Head(Field):
                 f"config.json: pooler_output_size = {given['pooler_output_size']!r} is not "
                 f"supported, only hidden_size = {given['hidden_size']}"
             )
-        if source.architecture == CLASSIFIER or "classifier.weight" in source.tensors:
-            labels = given["id2label"]
-            count = 2 if labels is None else len(labels)
-            return {"output.pooler": "first_plain", "output.num_classes": count}
+        if source.architecture.endswith("Classification") or "classifier.weight" in source.tensors:
+            return {"output.pooler": "first_plain", "output.num_classes": classes_of(given)}
         return {"output.pooler": "first" if "pooler.dense.weight" in source.tensors else None}
 
     def write(self, config: ModelConfig) -> JSON:
         given: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
         if config.output.pooler != "first_plain":
             return given
-        labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
-        back = {label: int(i) for i, label in labels.items()}
-        return given | {"id2label": labels, "label2id": back, "architectures": [CLASSIFIER]}
+        return given | labels_of(config) | {"architectures": ["ViTForImageClassification"]}
 
 
-def _embedding(config: ModelConfig) -> list[Entry]:
-    """The table holds the projection of the patches, the class token and the bias."""
-    images, at, table = config.embedding.images, "embeddings.", (("embedding",),)
-    assert images is not None
-    pixels, width = config.vocab_size - 2, config.width
-    window = (width, images.channels, images.patch_height, images.patch_width)
-    projection = f"{at}patch_embeddings.projection"
-    return [
-        Entry(f"{projection}.weight", table, slice(pixels), "conv2d", stored=window),
-        Entry(f"{at}cls_token", table, pixels, stored=(1, 1, width)),
-        Entry(f"{projection}.bias", table, pixels + 1),
-        Entry(f"{at}position_embeddings", (("positions",),), stored=(1, config.max_len, width)),
-    ]
-
-
+BLOCK = (
+    *linears("attention.attention.", "attention", **QKV),
+    Module("attention.output.dense", "attention.o"),
+)
+VIT_LAYERS = Layers(
+    "encoder.layer.{}.",
+    (
+        *BLOCK,
+        Module("layernorm_before", "attention.norm", "norm"),
+        *linears("", "ffn", up="intermediate.dense", down="output.dense"),
+        Module("layernorm_after", "ffn.norm", "norm"),
+    ),
+)
+PROJECTION = "embeddings.patch_embeddings.projection"
+CLASS_TOKEN = ("embeddings.cls_token", (1, 1))
+POSITIONS = "embeddings.position_embeddings"
+VIT_FIELDS = changed(
+    FIELDS,
+    value("hidden_dropout_prob", 0.0, "dropout.rate"),
+    value("attention_probs_dropout_prob", 0.0, "dropout.attention"),
+    Choice("qkv_bias", True, "heads.biases", {True: BIASES, False: ("o",)}),
+    without=("vocab_size", "max_position_embeddings", "type_vocab_size"),
+)
 VIT = Family(
     name="vit",
     base=dataclasses.replace(BASE, norm=Norm(), embedding=Embedding()),
-    fields=changed(
-        FIELDS,
-        value("hidden_dropout_prob", 0.0, "dropout.rate"),
-        value("attention_probs_dropout_prob", 0.0, "dropout.attention"),
-        Choice("qkv_bias", True, "heads.biases", {True: BIASES, False: ("o",)}),
-        _Images(),
-        _Head(),
-        without=("vocab_size", "max_position_embeddings", "type_vocab_size"),
-    ),
+    fields=(*VIT_FIELDS, _Images(mask_token="embeddings.mask_token"), _Head()),
     table=NameTable(
         modules=(
             Module("layernorm", "final_norm", "norm"),
             Module("pooler.dense", "pooler"),
             Module("classifier", "classifier"),
         ),
-        layers=(
-            Layers(
-                "encoder.layer.{}.",
-                (
-                    *linears("attention.attention.", "attention", **QKV),
-                    Module("attention.output.dense", "attention.o"),
-                    Module("layernorm_before", "attention.norm", "norm"),
-                    *linears("", "ffn", up="intermediate.dense", down="output.dense"),
-                    Module("layernorm_after", "ffn.norm", "norm"),
-                ),
-            ),
+        layers=(VIT_LAYERS,),
+        special=image_entries(
+            PROJECTION,
+            POSITIONS,
+            class_token=CLASS_TOKEN,
+            mask_token=("embeddings.mask_token", (1, 1)),
         ),
-        special=_embedding,
     ),
     prefix="vit.",
     task_modules=("classifier.",),
     fixed={"pooler_act": "tanh"},
+)
+
+
+class _FFN(Field):
+    """Its width is mlp_ratio times that of the model; two thirds of it, up to a multiple of 8,
+    where there is a gate."""
+
+    attributes = (
+        Attribute("mlp_ratio", 4, json_type=float),
+        Attribute("use_swiglu_ffn", False),
+        Attribute("hidden_act", "gelu"),
+    )
+
+    def read(self, given: JSON, source: Source) -> Values:
+        width = int(given["hidden_size"] * given["mlp_ratio"])
+        activation = choose("hidden_act", given["hidden_act"], ACTIVATIONS)
+        if not given["use_swiglu_ffn"]:
+            return {"ffn.width": width, "ffn.activation": activation}
+        return {"ffn.width": (int(width * 2 / 3) + 7) // 8 * 8, "ffn.activation": "gated_silu"}
+
+    def write(self, config: ModelConfig) -> JSON:
+        width, gated = config.ffn.width, config.ffn.activation == "gated_silu"
+        for ratio in (width / config.width, 1.5 * width / config.width, 4):
+            given: JSON = {"mlp_ratio": int(ratio) if ratio == int(ratio) else ratio}
+            given |= {"use_swiglu_ffn": gated, "hidden_act": "gelu"}
+            if not gated:
+                given |= Choice("hidden_act", "gelu", "ffn.activation", ACTIVATIONS).write(config)
+            if self.read(given | {"hidden_size": config.width}, Source())["ffn.width"] == width:
+                return given
+        raise ValueError(f"no mlp_ratio makes ffn.width {width} of width {config.width}")
+
+
+class _Dinov2Head(Field):
+    """The class token is what the bare model pools."""
+
+    attributes = ()
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {"output.pooler": "first_plain"}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {"architectures": ["Dinov2Model"]}
+
+
+# Dropped paths are of training; the rest says what a backbone returns.
+OTHERS = (
+    "drop_path_rate", "stage_names", "out_features", "out_indices", "apply_layernorm",
+    "reshape_hidden_states", "intermediate_size",
+)  # fmt: skip
+DINOV2 = Family(
+    name="dinov2",
+    base=dataclasses.replace(VIT.base, norm=Norm(layer_scale=1.0)),
+    fields=(
+        *changed(
+            VIT_FIELDS,
+            value("layer_norm_eps", 1e-6, "norm.eps"),
+            value("layerscale_value", 1.0, "norm.layer_scale"),
+            without=("intermediate_size", "hidden_act"),
+        ),
+        _FFN(),
+        ImageField(has_mask="use_mask_token"),
+        _Dinov2Head(),
+    ),
+    table=NameTable(
+        modules=(Module("layernorm", "final_norm", "norm"),),
+        layers=(
+            Layers(
+                "encoder.layer.{}.",
+                (
+                    *BLOCK,
+                    Module("norm1", "attention.norm", "norm"),
+                    Module("layer_scale1.lambda1", "attention.layer_scale.scale", "plain"),
+                    Module("mlp.weights_in", ("ffn.gate", "ffn.up"), only_with="gate"),
+                    Module("mlp.weights_out", "ffn.down", only_with="gate"),
+                    *(
+                        one._replace(only_without="gate")
+                        for one in linears("mlp.", "ffn", up="fc1", down="fc2")
+                    ),
+                    Module("norm2", "ffn.norm", "norm"),
+                    Module("layer_scale2.lambda1", "ffn.layer_scale.scale", "plain"),
+                ),
+            ),
+        ),
+        special=image_entries(
+            PROJECTION,
+            POSITIONS,
+            class_token=CLASS_TOKEN,
+            mask_token=("embeddings.mask_token", (1,)),
+        ),
+    ),
+    prefix="dinov2.",
+    other_attributes=tuple(map(Attribute, OTHERS)),
 )

@@ -1,11 +1,9 @@
 """Comparison of arrays by their bits."""
 
-from typing import Any
-
 import numpy as np
 
 
-def same_bits(one: Any, other: Any) -> bool:
+def same_bits(one: object, other: object) -> bool:
     """Whether two arrays have equal dtype, shape and bit patterns.
 
     Unlike `==`, NaN equals a NaN of the same bits, and 0.0 differs from -0.0.

@@ -70,7 +70,7 @@ def _as_column(coefficients: Array, groups: Array) -> Array:
     return jnp.expand_dims(coefficients, tuple(range(1, groups.ndim)))
 
 
-def select_params(stacked: Params, indices: Mapping[str, Any]) -> Params:
+def select_params(stacked: Params, indices: Mapping[str, int | Array]) -> Params:
     """The parameters of one layer.
 
     Args:

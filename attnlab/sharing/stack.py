@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ Label = TypeVar("Label", bound=Hashable)
 Init = Callable[[Array], PyTree]
 """key -> the parameters of one group"""
 
-Block = Callable[[Params, X, State, Any, Any], tuple[X, State, Captured]]
+Block = Callable[[Params, X, State, PyTree, PyTree], tuple[X, State, Captured]]
 """(params, x, state, per_layer, shared) -> (x, state, captured); see `run_stack`"""
 
 
@@ -332,7 +332,7 @@ def _layers_of_runs(
     return layers
 
 
-def _take(a: Any, layers: np.ndarray) -> Any:
+def _take(a: Array, layers: np.ndarray) -> Array:
     """a[layers] of a [L, ...]; `a` itself if these are all layers in order, without a copy."""
     return a if np.array_equal(layers, np.arange(len(a))) else a[layers]
 

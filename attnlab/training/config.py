@@ -10,19 +10,33 @@ from attnlab.training.optimizers import make_optimizer
 class TrainConfig:
     """How to train. Validated when it is made; a ValueError says what to change.
 
-    Each batch goes through the model in `accumulate` equal parts, one after the other: less
-    memory, the same gradient (see `train_step`). `label_smoothing` is the `smoothing` of
-    `objectives.cross_entropy` in training, in `train/loss` too; an evaluation is never smoothed.
-    `frozen` is a regular expression of parameters that keep their initial values (see `frozen`).
-    `optimizer` and `schedule` name entries of `OPTIMIZERS` and `SCHEDULES`, which read the fields
-    from `learning_rate` to `clip_norm` (0: no clipping). `length` is that of a row of the dataset,
-    `eval_windows` and `curve_windows` how many rows are scored at the end and before (0: all).
-
-    `base_fan_in` (adamw only; None: off) sets the learning rate of each matrix of attention and FFN
-    to `learning_rate` x base_fan_in / fan-in. Embeddings, LM head, positions, norms and biases keep
-    `learning_rate`. Epsilon is not scaled. Weight decay is not scaled either: every matrix shrinks
-    by `learning_rate` x `weight_decay` a step, so the number of steps that it averages over does
-    not depend on its fan-in.
+    Attributes:
+      steps: optimizer steps.
+      batch_size: rows of a step.
+      accumulate: the batch goes through the model in so many equal parts, one after the other: less
+        memory, the same gradient (see `train_step`).
+      length: tokens of a row of the dataset.
+      seeds: one model for each, trained side by side in one program.
+      optimizer, schedule: names of entries of `OPTIMIZERS` and `SCHEDULES`, which read the fields
+        from here to `clip_norm`.
+      learning_rate: the largest, at the end of the warm-up.
+      final_learning_rate: that of the last step, where the schedule decays to one.
+      warmup_steps: steps of a linear rise to `learning_rate`.
+      decay_share: share of the steps at the end in which `warmup_stable_decay` decays.
+      beta1, beta2, epsilon: of Adam and its relatives.
+      weight_decay: multiplied by the learning rate; biases, scales and norms have none.
+      base_fan_in: adamw only; None: off. Sets the learning rate of each matrix of attention and FFN
+        to `learning_rate` x base_fan_in / fan-in. Embeddings, LM head, positions, norms and biases
+        keep `learning_rate`. Epsilon and weight decay are not scaled: every matrix shrinks by
+        `learning_rate` x `weight_decay` a step, so the number of steps that it averages over does
+        not depend on its fan-in.
+      clip_norm: largest norm of a gradient; 0: no clipping.
+      frozen: regular expression of parameters that keep their initial values (see `frozen`).
+      label_smoothing: `smoothing` of `objectives.cross_entropy` in training, in `train/loss` too;
+        an evaluation is never smoothed.
+      log_every, eval_every, checkpoint_every: steps between two lines, evaluations, checkpoints.
+      eval_batch_size: rows of a step of an evaluation.
+      eval_windows, curve_windows: rows scored at the end, and for learning curves; 0: all.
     """
 
     steps: int = 800

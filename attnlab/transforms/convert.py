@@ -103,7 +103,7 @@ def convert(
       `Conversion`; `NotEquivalent` with a proof; or `Undecided`.
 
     Raises:
-      TypeError: weights that are no floats.
+      TypeError: weights that are no floats, or arguments in another order.
       ValueError: weights that are not those of `layout` or not finite; layouts whose inputs or
         outputs differ in width.
 
@@ -170,7 +170,13 @@ def absorbed(
 
 
 def _check_widths(layout: Layout, target: Layout) -> None:
-    """Both must read the same inputs and write outputs of one width."""
+    """Both must be layouts that read the same inputs and write outputs of one width."""
+    for name, value in (("layout", layout), ("target", target)):
+        if not isinstance(value, Layout):
+            raise TypeError(
+                f"convert(params, layout, target): {name} must be a Layout such as "
+                f"Wide(width=64, num_heads=4), not {type(value).__name__}"
+            )
     one, two = ((*a.input_widths, a.size("out_width")) for a in (layout, target))
     names = "width", "key_width", "value_width", "out_width"
     for name, ours, theirs in zip(names, one, two, strict=True):

@@ -1,7 +1,7 @@
 """Layouts with every size spelled out, and the goal of a search for a conversion."""
 
 import dataclasses
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from attnlab.heads import (
     Absorbed,
@@ -58,25 +58,24 @@ def canonical(layout: Layout) -> Layout:
     """
     if type(layout) not in BUILT_IN:
         return layout
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, object] = {}
     for field in dataclasses.fields(layout):
-        given = getattr(layout, field.name) is not None
-        if given or not hasattr(layout, f"default_{field.name}"):
+        is_set = getattr(layout, field.name) is not None
+        if is_set or not hasattr(layout, f"default_{field.name}"):
             continue
         if field.name == "query_latent_dim" and isinstance(layout, Latent):
             continue  # None is no latent
         if field.name != "out_width" or layout.output_projection:
             sizes[field.name] = layout.size(field.name)
     extras = tuple(sorted(layout.extras, key=lambda extra: type(extra).__name__))
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "scale": score_scale(layout),
         "biases": tuple(sorted(layout.biases)),
         "extras": extras,
         "norm_eps": layout.norm_eps if has_norms(layout) else Layout.norm_eps,
     }
-    if type(layout) is Wide:
-        return layout.to(Standard, **sizes, **changes)
-    return dataclasses.replace(layout, **sizes, **changes)
+    kind = Standard if type(layout) is Wide else type(layout)
+    return layout.to(kind, **sizes, **changes)
 
 
 def has_norms(layout: Layout) -> bool:
@@ -91,10 +90,10 @@ def untied(layout: Layout) -> Layout:
     return layout
 
 
-def changed(layout: LayoutT, **changes: Any) -> LayoutT | None:
+def changed(layout: LayoutT, **changes: object) -> LayoutT | None:
     """The layout with other fields; None where they do not fit each other."""
     try:
-        return dataclasses.replace(layout, **changes)
+        return layout.to(type(layout), **changes)
     except ValueError:
         return None
 
@@ -141,7 +140,7 @@ class Goal(NamedTuple):
             return False
         if goal.scale == 0 != layout.scale:
             return False
-        last: dict[str, Any] = {
+        last: dict[str, object] = {
             name: getattr(goal, name) for name in ("biases", "scale", "extras", "norm_eps")
         }
         one, two = getattr(layout, "qk_norm", None), getattr(goal, "qk_norm", None)

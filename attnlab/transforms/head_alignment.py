@@ -31,6 +31,14 @@ def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.in
 
     Raises:
       ValueError: heads of this layout cannot be permuted one by one.
+
+    >>> import jax
+    >>> from attnlab.heads import Standard, init
+    >>> from attnlab.transforms import permute_heads
+    >>> layout = Standard(width=6, num_heads=3)
+    >>> params = init(jax.random.key(0), layout)
+    >>> align_heads(permute_heads(params, layout, [2, 0, 1]), params, layout).tolist()
+    [1, 2, 0]
     """
     _check_can_align(layout)
     # Talking heads see a key bias, which the form of a head alone leaves out.

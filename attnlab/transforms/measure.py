@@ -96,7 +96,11 @@ def standard_masks() -> NDArray[np.bool_]:
 
 
 def forward(
-    params: Mapping[str, ArrayLike], inputs: Any, mask: ArrayLike, layout: Layout, call: CallOptions
+    params: Mapping[str, ArrayLike],
+    inputs: tuple[Array, Array, Array],
+    mask: ArrayLike,
+    layout: Layout,
+    call: CallOptions,
 ) -> Array:
     """The output of a layout with its weights as they are: no other order of contraction."""
     x, keys, values = inputs
@@ -118,11 +122,21 @@ def forward(
 
 @functools.partial(jax.jit, static_argnames=("layout", "rotary", "cap"))
 def _run(
-    params: Any, inputs: Any, mask: Any, cotangent: Any, mods: Any, layout: Layout, rotary: bool,
+    params: Mapping[str, ArrayLike],
+    inputs: tuple[Array, Array, Array],
+    mask: Array,
+    cotangent: Array,
+    mods: tuple[ScoreMod, ...],
+    layout: Layout,
+    rotary: bool,
     cap: float | None,
-) -> Any:  # fmt: skip
+) -> tuple[Array, tuple[Array, Array, Array]]:
     call = CallOptions(rotary, cap, mods)
-    output, pull = jax.vjp(lambda *a: forward(params, a, mask, layout, call), *inputs)
+
+    def run(x: Array, keys: Array, values: Array) -> Array:
+        return forward(params, (x, keys, values), mask, layout, call)
+
+    output, pull = jax.vjp(run, *inputs)
     return output, pull(cotangent)
 
 

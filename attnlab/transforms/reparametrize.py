@@ -84,9 +84,9 @@ def _check_vo(layout: Layout) -> None:
         raise ValueError("a gate per element depends on the basis of v; leave vo out")
 
 
-def bases(argument: Literal["qk", "vo"], given: ArrayLike, layout: Layout, weight: str) -> Floats:
+def bases(argument: Literal["qk", "vo"], value: ArrayLike, layout: Layout, weight: str) -> Floats:
     """One matrix per head of `weight`, or one for all: [1 or K, H, H]."""
-    a: Floats = np.asarray(given, np.float64)
+    a: Floats = np.asarray(value, np.float64)
     names = axes(layout)[weight]
     heads = next((layout.size(axis) for axis in names if axis in HEAD_AXES), 1)
     shape = (layout.size(names[-1]),) * 2

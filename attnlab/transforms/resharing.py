@@ -16,6 +16,7 @@ from jaxtyping import Array, Int
 
 from attnlab.heads import Layout, kv_weight_names, weight_shapes
 from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.embeddings import OWN_INPUTS
 from attnlab.models.parameters import stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import (
@@ -102,6 +103,12 @@ def change_plan(
     Raises:
       ValueError: the plan has another number of layers, or cannot be reached from the old one; or
         merge="aligned" and heads of this layout cannot be permuted.
+
+    >>> config, tokens = ModelConfig(width=8, num_layers=3), jnp.ones((1, 2), int)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> changed, merged = change_plan(config, params, "cycle:2")
+    >>> changed.sharing, merged["layers"]["ffn"]["up"].shape[0]
+    ('cycle:2', 2)
     """
     lookup(MERGES, merge, what="merge")
     after = _with_plan(config, plan)
@@ -189,6 +196,14 @@ def tie_encoder(
 
     Raises:
       ValueError: no encoder_decoder; or the plans of the two differ, or have deltas or mixtures.
+
+    >>> config = ModelConfig(kind="encoder_decoder", width=8, num_layers=1)
+    >>> tokens = jnp.ones((1, 2), int)
+    >>> init = jax.jit(config.build().init)
+    >>> params = init(jax.random.key(0), tokens, source=tokens)["params"]
+    >>> tied, merged = tie_encoder(config, params)
+    >>> tied.encoder, sorted(set(params) - set(merged))
+    (Encoder(shares_decoder=True), ['encoder_final_norm', 'encoder_layers'])
     """
     lookup(MERGES, merge, what="merge")
     tied = _with_encoder(config, shares_decoder=True)
@@ -207,8 +222,8 @@ def tie_encoder(
             groups.append(_mean(pair))
         layers[name] = _stack(groups)
     rest = {name: a for name, a in params.items() if not name.startswith("encoder_")}
-    for name in PER_STACK:
-        if name in params:
+    for name in (*PER_STACK, *OWN_INPUTS):
+        if f"encoder_{name}" in params:
             rest[name] = _mean([params[name], params[f"encoder_{name}"]])
     return tied, rest | {"layers": layers}
 
@@ -216,7 +231,11 @@ def tie_encoder(
 def _with_encoder(config: ModelConfig, *, shares_decoder: bool) -> ModelConfig:
     if config.encoder is None:
         raise ValueError(f"this {config.kind} has no encoder beside a decoder")
-    encoder: Encoder = dataclasses.replace(config.encoder, shares_decoder=shares_decoder)
+    encoder: Encoder = dataclasses.replace(
+        config.encoder,
+        shares_decoder=shares_decoder,
+        own_inputs=config.encoder.own_inputs and not shares_decoder,
+    )
     return dataclasses.replace(config, encoder=encoder)
 
 
@@ -249,6 +268,7 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     encoder = dataclasses.replace(config.encoder, sharing=encoder_plan)
     config = dataclasses.replace(config, sharing=plan, encoder=encoder)
     outside = [name for name in PER_STACK if name in params]
+    outside += [name for name in OWN_INPUTS if f"encoder_{name}" in params]
     ours = {name: layers[name] for name in encoder_plan if name in layers}
     ours |= {name: params[name] for name in outside}
     theirs = encoder_layers | {name: params.get(f"encoder_{name}") for name in outside}
@@ -266,6 +286,11 @@ def output_difference(
     """Largest difference of the logits of two (config, params), relative to the largest logit.
 
     An encoder-decoder reads `tokens` as source and as target.
+
+    >>> config, tokens = ModelConfig(width=8, num_layers=1), jnp.ones((1, 2), int)
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens)["params"]
+    >>> output_difference((config, params), (config, params), tokens)
+    0.0
     """
 
     def logits(config: ModelConfig, params: Params) -> np.ndarray:

@@ -266,7 +266,7 @@ def table(known: dict[str, System]) -> str:
     return "\n".join(lines)
 
 
-_OUT = flags.DEFINE_string("out", "", "A folder for pitfalls.md; empty writes none.")
+_OUT = flags.DEFINE_string("out", "", "Folder to write pitfalls.md to; none if left out.")
 
 
 def main() -> None:

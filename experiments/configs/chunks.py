@@ -18,17 +18,17 @@ Presets after the colon: those of byte_lm.py (`tiny`), `tuned` (the seven varian
 compared, with a validation part, and rates from 0.003 to 0.012 to begin with: 0.003 alone suits
 chunks least),
 
-    python -m experiments.sweep --tune=3 --config=experiments/configs/chunks.py:tuned \
-        --workdir=runs/chunks_tuned
+    python -m experiments.sweep --tune_from=docs/results/known_answers/chunks_tuned.csv \
+        --config=experiments/configs/chunks.py:tuned --workdir=runs/chunks_tuned
 
 and `reviews` (the class of a review in place of the next byte, as `former` asks too; then those of
-reviews.py, and only the seven arms that are compared, which leaves the training as long as there),
+reviews.py, and only the seven variants compared, which leaves the training as long as there),
 
     python -m experiments.sweep --config=experiments/configs/chunks.py:reviews \
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/chunks_reviews
 
-Measured, three seeds, 13.6 minutes: 69.0 to 70.9 % right in every arm, no difference that can be
-told, and naive Bayes, without a model, 77.6.
+Measured, three seeds, 13.6 minutes: 69.0 to 70.9 % right in every variant, no significant
+difference, and naive Bayes, without a model, 77.6.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from attnlab import lab
-from attnlab.lab.report import Expectation
+from attnlab.lab.description import Expectation
 from attnlab.models import ModelConfig, match_budget, with_layout
 from experiments.configs import byte_lm, reviews
 from experiments.expect import expect
@@ -50,11 +50,11 @@ UNDONE = {
     ONE: "the right scale leaves",
     CODE + EQUAL: "as many parameters leave",
 }
-"""An arm with one cause less than his code -> the words for what that leaves."""
+"""A variant with one cause less than his code -> the words for what that leaves."""
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     words = [word for word in arg.split(",") if word]
     task = reviews if "reviews" in words else byte_lm
     config = task.get_config(",".join(word for word in words if word not in OWN_WORDS))

@@ -45,7 +45,10 @@ EXTRAS: dict[str, tuple[str, type[Extra], dict[str, Any]]] = {
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    return byte_lm.get_config(arg)
+    config = byte_lm.get_config(arg)
+    # A mixture of heads chooses 2 beside one that every token uses.
+    config.model.heads.num_heads = max(4, config.model.heads.num_heads)
+    return config
 
 
 def describe(preset: str) -> lab.Description:

@@ -10,13 +10,13 @@ Choose some of them by `--vary=model.heads.layout=standard,wide --vary=model.sha
 
 Presets after the colon: `match=parameters`, `match=flops` or `match=seconds` (every variant gets
 the ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step
-are measured before the first run, see docs/verdicts.md), `match=cache` (the number of heads that
-does: what decoding keeps, one wide head for four others), `scores` (every variant again with scores
-divided by H, the width of a head, in place of sqrt(H): Yang et al. 2022, arXiv 2203.03466), `lr`
-(three learning rates of each variant), `study` (a plan between the two, and a validation part to
-choose learning rates by), `confirm` (standard and wide heads alone, so that their mean over plans
-is the one question; with seeds that were never looked at), and those of byte_lm.py (`tiny`,
-`masked`, ...). The study itself is, for each budget and each text,
+are measured before the first run, see docs/explanation/equal_budgets.md), `match=cache` (the number
+of heads that does: what decoding keeps, one wide head for four others), `scores` (every variant
+again with scores divided by H, the width of a head, in place of sqrt(H): Yang et al. 2022, arXiv
+2203.03466), `lr` (three learning rates of each variant), `study` (a plan between the two, and a
+validation part to choose learning rates by), `confirm` (standard and wide heads alone, so that
+their mean over plans is the one question; with seeds that were never looked at), and those of
+byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --margin=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
@@ -26,8 +26,8 @@ With `--tune_from=runs/study` in place of --tune another text or budget takes th
 with `--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
 
 `scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
-parameters an arm under match=parameters, products in bfloat16, 10 seeds in one program, 8.2 million
-bytes a seed. On one GPU, for each of three texts (without `data.path` Python's standard library),
+parameters a variant under match=parameters, products in bfloat16, 10 seeds, 8.2 million bytes a
+seed. On one GPU, for each of three texts (without `data.path` Python's standard library),
 each in a folder of its own,
 
     python -m experiments.sweep --tune=5 --jobs=2 \
@@ -36,12 +36,10 @@ each in a folder of its own,
 
 Ctrl-C, a signal or a kill stops it; the same command goes on. Not run yet. Estimated (--print_only,
 which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
-an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9 arms of
-10 seeds, and one seed at 5 learning rates an arm. It leaves out evaluation (4 % more), rates beyond
-the 5 where the best is at an end, and the 162 processes that start and compile: with --jobs=2 one
-computes while another starts. An arm needs 5 to 17 GiB (as XLA plans the step for a CPU); two at
-once have 30 GB each on a GPU of 80. The FFN widths that match=parameters solves are no multiples of
-8, which the units of a GPU like less.
+an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9
+variants of 10 seeds, and one seed at 5 rates each. It leaves out evaluation (4 % more), rates
+beyond the 5 where the best is at an end, and the time in which processes start and compile. The FFN
+widths that match=parameters solves are no multiples of 8, which the units of a GPU like less.
 """
 
 import itertools
@@ -78,7 +76,7 @@ BUDGETS = ("parameters", "flops", "seconds", "cache")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     words = [w for w in arg.split(",") if w]
     others = [w for w in words if w not in OWN_WORDS and "=" not in w]
     config = byte_lm.get_config(",".join(others))

@@ -76,7 +76,7 @@ description = lab.Description(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     return byte_lm.other_data(arg, "regression", "maxima", VALUES, VARIANTS)
 
 

@@ -11,7 +11,7 @@ model 48 wide with 8 heads of 16, smaller in all than 64 wide with H = 64 / N.
 
 Seen (3 seeds, one rate, 13 minutes on 2 busy cores): heads D / N wide get worse from 2 on, heads 16
 wide go on getting better, and the narrower model loses: one order of four is not the paper's
-(`docs/separations.md`).
+(`docs/results/known_answers.md`).
 
 Presets after the colon: those of byte_lm.py (`tiny`, ...).
 """
@@ -59,7 +59,7 @@ description = lab.Description(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     config = byte_lm.get_config(arg)
     config.model.width = max(32, config.model.width)  # of `tiny`, where 32 heads need as much
     return config

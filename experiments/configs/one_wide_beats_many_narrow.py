@@ -85,7 +85,7 @@ description = lab.Description(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common: one full-rank head."""
+    """What all variants have in common: one full-rank head."""
     return byte_lm.other_data(arg, "regression", "farthest", VALUES, VARIANTS)
 
 

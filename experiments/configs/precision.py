@@ -37,7 +37,7 @@ VARIANTS = byte_lm.VARIANTS | {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common: the small decoder."""
+    """What all variants have in common: the small decoder."""
     words = ",".join(word for word in _words(arg) if word not in LAYOUTS)
     return byte_lm.with_words(byte_lm.get_config(), words, VARIANTS)
 

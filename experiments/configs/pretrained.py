@@ -9,7 +9,7 @@ first for its kind of model. The text is read by the folder's tokenizer.json, lo
 byte as ever. Without that file, or where the model has no number left for the symbols of the task
 (a mask, say), it is read byte by byte, ids below 256 of the vocabulary: the losses then say how
 weights take to a change, not what the model knew of words. 20 steps of a tiny ALBERT: seconds. See
-docs/recipes.md.
+docs/howto/checkpoints.md.
 """
 
 from pathlib import Path

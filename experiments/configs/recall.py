@@ -64,7 +64,7 @@ VARIANTS = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     return byte_lm.other_data(arg, "recall", "recall", VALUES, VARIANTS)
 
 

@@ -122,7 +122,7 @@ VARIANTS = {
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     return byte_lm.other_data(arg, "transduction", "grain", VALUES, VARIANTS)
 
 

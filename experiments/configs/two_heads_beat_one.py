@@ -100,7 +100,7 @@ description = lab.Description(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common: one head on the complete graph."""
+    """What all variants have in common: one head on the complete graph."""
     return byte_lm.other_data(arg, "endpoint", "endpoints", VALUES, VARIANTS)
 
 

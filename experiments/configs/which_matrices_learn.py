@@ -78,7 +78,7 @@ BITS = lab.Description(
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """What all arms have in common."""
+    """What all variants have in common."""
     words = arg.split(",")
     if "text" not in words:
         return byte_lm.other_data(arg, "recall", "recall", VALUES, recall.VARIANTS)

@@ -2,6 +2,9 @@
 answers, for the atlas.
 """
 
+import csv
+import functools
+import io
 import itertools
 from typing import NamedTuple
 
@@ -87,29 +90,47 @@ def steps() -> str:
     )
 
 
-def pairs() -> str:
-    """Source layout against target layout, by running `convert`."""
-    rng = np.random.default_rng(0)
-    lines, table = [], []
+@functools.cache
+def _answers() -> dict[tuple[str, str], Answer]:
+    """(source, target) -> what `convert` answers for random weights."""
+    rng, found = np.random.default_rng(0), {}
     # A differential head has two softmax distributions: no step leads to one that has one.
     small = {name: layout for name, layout in SMALL.items() if name != "differential"}
     for source, layout in small.items():
         params = random_params(layout, rng)
-        found = {name: answer(params, layout, target) for name, target in small.items()}
-        table.append(f"| **{source}** | " + " | ".join(f.word for f in found.values()) + " |")
-        lines += [f"| {source} | {name} | {f.text} |" for name, f in found.items() if f.word != "–"]
+        for name, target in small.items():
+            found[source, name] = answer(params, layout, target)
+    return found
+
+
+def pairs() -> str:
+    """Source layout against target layout, by running `convert`."""
+    found = _answers()
+    names = list(dict.fromkeys(source for source, _ in found))
+    table = [
+        f"| **{source}** | " + " | ".join(found[source, name].word for name in names) + " |"
+        for source in names
+    ]
     return (
         "## Which layout is which\n\nEvery layout but `differential` at D = 12, N = 4 and its own "
         "default sizes, with\nrandom weights, no rotary positions. *exact*: `convert` returns "
         "weights of the target (top) that are the same function as the source\n(left). Else the "
-        "kind of its proof that there are none, or *undecided*; see `NotEquivalent`.\n\n"
-        f"| | {' | '.join(small)} |\n|---|{'---|' * len(small)}\n"
-        + "\n".join(table)
-        + "\n\nHow, and why not. The number bounds the largest difference of outputs and of "
-        "gradients with respect to the\ninputs, relative, in float64.\n\n"
-        "| source | target | steps, largest difference; or the proof |\n|---|---|---|\n"
-        + "\n".join(lines)
+        "kind of its proof that there are none, or *undecided*; see `NotEquivalent`. Steps and "
+        "proofs of all\npairs: [layout_pairs.csv](layout_pairs.csv).\n\n"
+        f"| | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(table)
     )
+
+
+def pair_table() -> str:
+    """Every pair with its steps or proof, as CSV. "< 1e-12" bounds the largest relative difference
+    of outputs and of gradients with respect to the inputs, in float64."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("source", "target", "answer", "steps and largest difference, or the proof"))
+    for (source, target), one in _answers().items():
+        if one.word != "–":
+            writer.writerow((source, target, one.word, one.text.replace("`", "")))
+    return file.getvalue()
 
 
 def _standard(num_kv_heads: int, head_dim: int = 4) -> Layout:

@@ -168,7 +168,7 @@ def test_a_batch_is_a_function_of_seed_and_step():
     for other in ({"seed": 4, "step": 5}, {"seed": 3, "step": 6}):
         assert (text.sample(whole, 16, 8, **other) != batch).any()
     parts = [
-        text.sample(whole, 16, 8, seed=3, step=5, part=slice(2 * p, 2 * p + 2)) for p in range(4)
+        text.sample(whole, 16, 8, seed=3, step=5, shard=slice(2 * p, 2 * p + 2)) for p in range(4)
     ]
     np.testing.assert_array_equal(np.concatenate(parts), batch)
 

@@ -17,8 +17,9 @@ from experiments.drawing.letters import LETTERS
 
 
 def test_the_page_is_what_the_code_makes():
-    assert atlas.PATH.relative_to(ROOT).as_posix() == "docs/layouts.md"
+    assert atlas.PATH.relative_to(ROOT).as_posix() == "docs/reference/layouts.md"
     assert atlas.PATH.read_text() == atlas.page(), "stale: run python -m experiments.atlas"
+    assert atlas.PAIRS.read_text() == conversions.pair_table()
 
 
 def value(formula, layout):

@@ -8,16 +8,14 @@ import shlex
 import pytest
 from conftest import ROOT
 
+from experiments import reference
+
 CONFIGS = sorted(p.stem for p in (ROOT / "experiments/configs").glob("[a-z]*.py"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [p for p in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "colab"} & set(p.parts)]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 TEXTS = {f"{name}.py": f"experiments.configs.{name}" for name in CONFIGS}
 TEXTS |= {str(path.relative_to(ROOT)): path for path in PAGES}
-DEFINED = set(
-    re.findall(
-        r'DEFINE_\w+\(\s*"(\w+)"',
-        "".join(p.read_text() for p in (ROOT / "experiments").rglob("*.py")),
-    )
-)
+OF_JAX = {"jax_enable_compilation_cache", "jax_compilation_cache_dir", "help"}
 
 
 def commands(text):
@@ -29,7 +27,8 @@ def commands(text):
             lines.append(line)
             if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
                 break
-        yield shlex.split("\n".join(lines).replace("\\\n", " "), comments=True)
+        words = shlex.split("\n".join(lines).replace("\\\n", " "), comments=True)
+        yield words[: next((i for i, word in enumerate(words) if word[:1] in "&>|"), None)]
 
 
 def text_of(where):
@@ -45,19 +44,34 @@ def test_commands_can_be_pasted(name):
     for python, dash_m, module, *flags in found:
         assert (python, dash_m) == ("python", "-m")
         assert importlib.util.find_spec(module), module
+        if module == "experiments.report":  # folders without a flag
+            flags = [word for word in flags if word.startswith("--")]
         given = [re.fullmatch(r"--([\w.]+)(?:=(.*))?", word) for word in flags]
         assert all(given), flags
         values = {m[1]: m[2] for m in given}
         file, _, words = values.pop("config", "").partition(":")
-        fields = {}
+        fields = set()
         if file:
-            assert (ROOT / file).is_file(), file
-            if "pretrained" in file:  # after the colon stands a folder of the reader's own
+            assert file == "my_config.py" or (ROOT / file).is_file(), file
+            if (
+                "pretrained" in file or file == "my_config.py"
+            ):  # behind it is something of the reader's
                 file, words = "experiments/configs/byte_lm.py", ""
             config = importlib.import_module(file.removesuffix(".py").replace("/", "."))
             fields = flat(config.get_config(words).to_dict(), "config")
+        own = {flag.name for flag in reference.commands()[module].flags} | OF_JAX
         for flag in values:
-            assert flag in fields or flag in DEFINED, f"{module} knows no flag --{flag}"
+            assert flag.removeprefix("no") in own or flag in fields | own, f"{module}: --{flag}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_in_prose_exist(page):
+    """`--flag` in a sentence is a flag of some command; flags of other programs are listed."""
+    of_others = {"update", "to", "inplace", "cpus-per-task", "partition", "time", "signal"}
+    known = {flag.name for one in reference.commands().values() for flag in one.flags}
+    known |= {"debug", "import"}  # of every command
+    named = re.findall(r"`--([\w-]+)(?![\w.-])", page.read_text())
+    assert [n for n in named if n.removeprefix("no") not in known | OF_JAX | of_others] == []
 
 
 def flat(tree, path):

@@ -1,17 +1,21 @@
-"""Config files: every arm of the published tables, exact counts, named models, their reports."""
+"""Config files: every row of the published tables, exact counts, named models, their reports."""
 
+import csv
 import dataclasses
+import importlib
+import json
 import re
 
 import jax
 import numpy as np
 import pytest
 from commands import command
-from conftest import assert_close
+from conftest import ROOT, assert_close
 
 from attnlab import lab
 from attnlab.heads import score_scale
-from attnlab.models import cache_bytes_per_token, num_parameters, to_dict
+from attnlab.lab.spec import specs_of
+from attnlab.models import cache_bytes_per_token, num_parameters
 from attnlab.pretrained import published_config
 from attnlab.training import make_optimizer
 from experiments import published
@@ -33,22 +37,66 @@ TABLES = {
     "t5_table2": (t5_table2, t5_table2.TABLE),
     "t5_table2:language_model": (t5_table2, t5_table2.ALONE),
 }
+READ_FILES = {"cora", "neighbours", "reviews", "scan"}
+"""Their sizes are those of files that are not here: test_other_data, test_separations."""
+# config file -> presets whose variants are looked at; other files have no variants
+PRESETS = {
+    path.stem: ["tiny"]
+    for path in sorted((ROOT / "experiments" / "configs").glob("[a-z]*.py"))
+    if re.search("^variants =|^def variants|variants, describe = ", path.read_text(), re.M)
+    and path.stem not in READ_FILES
+} | {
+    "heads_and_sharing": ["tiny", "study", "scores,tiny", "confirm,study", "match=parameters"],
+    "chunks": ["", "tuned"],
+    "t5_table2": ["", "tiny", "language_model"],
+    "which_matrices_learn": ["", "text,tiny"],
+}
 
 
-def setup(module, preset=""):
+def planned(name, preset=""):
+    """What `experiments.sweep` reads of a config file."""
+    module = importlib.import_module(f"experiments.configs.{name}")
     return setup_of(module.get_config(preset), module, preset)
 
 
 def variants(name, preset=""):
-    """Name -> experiment, as a sweep would run it."""
-    _, _, more = name.partition(":")
-    found = setup(TABLES[name][0], ",".join(filter(None, (more, preset))))
-    return {one.name: lab.with_values(found.base, one.values) for one in found.variants}
+    """Title -> experiment, of one seed, as a sweep would run it."""
+    setup = planned(name, preset)
+    return {s.title: s.config for s in specs_of(setup.base, setup.variants, [0], setup.match)}
+
+
+def rows(name, preset=""):
+    """`variants` of a published table."""
+    file, _, more = name.partition(":")
+    return variants(file, ",".join(filter(None, (more, preset))))
+
+
+def fits(tags, variant):
+    return tags.items() <= variant.all_tags.items()
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name in PRESETS for preset in PRESETS[name]]
+)
+def test_a_description_is_of_variants_that_the_sweep_has(name, preset):
+    """Each set of tags in a pair, a baseline or an expected result names one variant."""
+    setup = planned(name, preset)
+    about, words = setup.description, {"mean": 1.0, "min": 1.0, "max": 1.0, "ratio": 1.0}
+    named = [tags for pair in about.pairs for tags in pair]
+    named += [about.baseline] if about.baseline else []
+    for expected in about.expectations:
+        named += [expected.tags] + ([expected.over] if expected.over else [])
+        expected.text.format(**words)
+    if about.published:
+        named += [row.tags for row in about.published.rows]
+    for tags in named:
+        assert len([v for v in setup.variants if fits(tags, v)]) == 1, tags
+    assert lab.Description.from_json(about.to_json()) == about
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
-    table, found = TABLES[name][1], variants(name)
+def test_every_row_is_a_variant_with_the_paper_s_parameters(name):
+    table, found = TABLES[name][1], rows(name)
     assert list(found) == list(table.rows)
     for row, one in found.items():
         output = table.paper_model(row).output  # less what the paper does not count
@@ -59,20 +107,22 @@ def test_every_row_is_an_arm_with_the_paper_s_parameters(name):
 
 def flat(model):
     """Path -> value of every field of a model."""
+    found = {}
 
-    def visit(fields, prefix):
+    def visit(fields, path):
         for name, value in fields.items():
             if isinstance(value, dict):
-                yield from visit(value, f"{prefix}{name}.")
+                visit(value, f"{path}.{name}")
             else:
-                yield prefix + name, value
+                found[f"{path}.{name}"] = value
 
-    return dict(visit(to_dict(model), "model."))
+    visit(byte_lm.ConfigDict(byte_lm.model_fields(model)).to_dict(), "model")
+    return found
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tiny_keeps_the_ratios(name):
-    table, full, tiny = TABLES[name][1], variants(name), variants(name, "tiny")
+    table, full, tiny = TABLES[name][1], rows(name), rows(name, "tiny")
     by = dict(word.split("/") for word in table.shrink)
     for row, one in tiny.items():
         paper = flat(full[row].model)
@@ -102,14 +152,12 @@ def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
     }  # fmt: skip
     for name, (optimizer, schedule, peak, then) in trained.items():
         table = TABLES[name][1]
-        train, tiny = (variants(name, words)[table.base].train for words in ("", "tiny"))
+        train, tiny = (rows(name, words)[table.base].train for words in ("", "tiny"))
         assert (train.optimizer, train.schedule) == (optimizer, schedule)
         rate = make_optimizer(train).schedule
         np.testing.assert_allclose([rate(train.warmup_steps), rate(late)], [peak, then], rtol=1e-4)
         assert (tiny.optimizer, tiny.schedule, tiny.clip_norm) == ("adamw", "cosine", 1.0)
-    rates = {
-        one.model.width: one.train.learning_rate for one in variants("vaswani_table3").values()
-    }
+    rates = {one.model.width: one.train.learning_rate for one in rows("vaswani_table3").values()}
     assert rates == {d: (d * 4000) ** -0.5 for d in (256, 512, 1024)}
 
 
@@ -127,17 +175,19 @@ def test_the_paper_s_pooler_and_head_are_counted_apart():
 
 
 def test_scaled_embeddings_follow_the_width():
-    for row, one in variants("vaswani_table3", "width/4").items():
+    for row, one in rows("vaswani_table3", "width/4").items():
         assert one.model.embedding.scale == pytest.approx(one.model.width**0.5), row
-    assert variants("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
+    assert rows("takase", "tiny")["cycle M=6 N=18"].model.sharing == "cycle:2"
 
 
 def test_learning_rates_and_chosen_rows():
-    found = setup(vaswani_table3, "tiny,lr,rows=^(base|big)$")
-    rates = [one.values["train.learning_rate"] for one in found.variants]
+    setup = planned("vaswani_table3", "tiny,lr,rows=^(base|big)$")
+    specs = specs_of(setup.base, setup.variants, [0])
+    rates = [spec.config.train.learning_rate for spec in specs]
     np.testing.assert_allclose(rates, [0.3 * r for r in (3e-3, 1e-2, 3e-2)] * 2, rtol=1e-9)
-    assert [one.name for one in found.variants] == ["base"] * 3 + ["big"] * 3
-    assert len(found.description.published.rows) == len(vaswani_table3.ROWS)
+    assert [spec.tags["name"] for spec in specs] == ["base"] * 3 + ["big"] * 3
+    assert [spec.tags["learning_rate"] for spec in specs] == rates
+    assert len(setup.description.published.rows) == len(vaswani_table3.ROWS)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +201,21 @@ def test_learning_rates_and_chosen_rows():
 )
 def test_wrong_words(words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        variants("vaswani_table3", words)
+        rows("vaswani_table3", words)
+
+
+def test_a_config_file_without_get_config(tmp_path):
+    path = tmp_path / "bare.py"
+    path.write_text("variants = []\n")
+    done = command("experiments.sweep", f"--config={path}", f"--workdir={tmp_path}/run")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {path} has no get_config()"), done.stderr
 
 
 def test_two_variants_of_one_name():
-    """None is merged with another, whatever differs."""
-    both = [lab.Variant({"train.optimizer": one}, "a b") for one in ("adamw", "lion")]
-    with pytest.raises(ValueError, match="two variants have the name 'a_b'"):
-        lab.specs_of(lab.Experiment(), both, [0])
-    specs = lab.specs_of(lab.Experiment(), lab.grid(train__optimizer=["adamw", "lion"]), [0])
-    assert [spec.tags for spec in specs] == [{"optimizer": "adamw"}, {"optimizer": "lion"}]
+    twice = [lab.Variant({"train.steps": n}, name) for n, name in ((7, "a b"), (8, "a  b"))]
+    with pytest.raises(ValueError, match="two variants have the name 'a_b'; give each its own"):
+        specs_of(lab.Experiment(), twice, [0])
 
 
 def test_t5_s_table_is_of_t5_s_functions(x64):
@@ -201,50 +256,47 @@ LENGTHS = {"source": 5, "tokens": 6}
 
 
 @pytest.mark.parametrize("words", ["match=parameters", "match=flops", "match=flops,scale=gpu"])
-def test_every_variant_of_the_study_has_a_ffn_left(words):
+def test_every_variant_of_the_study_has_an_ffn_left(words):
     """At every budget wide heads leave the reference's FFN an eighth at least."""
-    found = setup(heads_and_sharing, f"study,{words}")
-    specs = lab.specs_of(found.base, found.variants, [0], found.match)
-    widths = [spec.config.model.ffn.width for spec in specs]
+    preset = f"study,{words}"
+    found = variants("heads_and_sharing", preset).values()
+    widths = [one.model.ffn.width for one in found]
     assert len(widths) == 9
-    assert min(widths) > found.base.model.ffn.width / 8
-    assert {spec.config.matched for spec in specs} == {found.match.budget}
+    assert {f"match={one.matched}" for one in found} == {words.partition(",")[0]}
+    assert min(widths) > heads_and_sharing.get_config(preset).model.ffn.width / 8
 
 
 def test_scores_divided_by_the_width_of_a_head_are_variants_of_their_own():
-    found = setup(heads_and_sharing, "scores,lr")
-    assert len(found.variants) == 3 * 2 * 2 * 3
-    for one in found.variants:
-        layout = lab.with_values(found.base, one.values).model.layout
+    setup = planned("heads_and_sharing", "scores,lr")
+    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    assert len(specs) == 3 * 2 * 2 * 3
+    for spec in specs:
+        layout = spec.config.model.layout
         width = layout.size("head_dim")
-        by_width = one.all_tags["scores"] == "H"
+        by_width = spec.tags["scores"] == "H"
         assert score_scale(layout) == (1 / width if by_width else width**-0.5)
-
-
-def test_pairs_are_of_variants_that_the_sweep_has():
-    for preset in ("", "study", "scores", "confirm"):
-        found = setup(heads_and_sharing, preset)
-        tags = [one.all_tags for one in found.variants]
-        for pair in found.description.pairs:
-            for side in pair:
-                assert sum(side.items() <= one.items() for one in tags) == 1, (preset, side)
+    named = [tags for pair in planned("heads_and_sharing", "scores").description.pairs
+             for tags in pair if tags["scores"] == "H"]  # fmt: skip
+    assert {tuple(tags.values())[:2] for tags in named} == {
+        (layout, plan) for layout in heads_and_sharing.LAYOUTS for plan in heads_and_sharing.PLANS
+    }
 
 
 def test_at_equal_cache_one_wide_head_stands_for_four():
-    found = setup(heads_and_sharing, "match=cache")
-    wanted = lab.grid(layout=["wide", "narrow"])
-    models = [s.config.model for s in lab.specs_of(found.base, wanted, [0], found.match)]
-    assert [model.heads.num_heads for model in models] == [1, 4]
-    assert {cache_bytes_per_token(model) for model in models} == {4 * 2 * 64 * 4}
-    assert {model.ffn.width for model in models} == {found.base.model.ffn.width}
+    found = variants("heads_and_sharing", "match=cache")
+    wide, narrow = (found[f"{name}, separate"].model for name in ("wide", "narrow"))
+    assert (wide.heads.num_heads, narrow.heads.num_heads) == (1, 4)
+    assert {cache_bytes_per_token(one) for one in (wide, narrow)} == {4 * 2 * 64 * 4}
+    base = heads_and_sharing.get_config("match=cache").model.ffn.width
+    assert {wide.ffn.width, narrow.ffn.width} == {base}
 
 
 @pytest.mark.parametrize("name", byte_lm.MODELS)
 def test_published_models_by_name(name):
-    resolved = experiment_of(byte_lm.get_config(name))
+    found = experiment_of(byte_lm.get_config(name))
     expected = published_config(name)
-    assert resolved.model.plan == expected.plan
-    assert dataclasses.replace(resolved.model, sharing=expected.sharing) == expected
+    assert found.model.plan == expected.plan
+    assert dataclasses.replace(found.model, sharing=expected.sharing) == expected
 
 
 @pytest.mark.slow
@@ -257,7 +309,23 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
               "length=16", "eval_batch_size=8", "eval_windows=8", "seeds=(0,1)")]  # fmt: skip
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
-    report = (tmp_path / "run/report.md").read_text()
-    [row] = [line for line in report.splitlines() if "11,683,584" in line]
-    assert "E=128 all-shared" in row
-    assert "80.1" in row
+    ours = [
+        json.loads((tmp_path / f"run/runs/E_128_all-shared-seed{seed}/result.json").read_text())
+        for seed in (0, 1)
+    ]
+    bits = np.array([one["heldout"]["bits_per_byte"] for one in ours])
+    with (tmp_path / "run/tables/published.csv").open(newline="") as lines:
+        found = {row["row"]: row for row in csv.DictReader(lines)}
+    row = found["E=128 all-shared"]
+    assert list(found) == list(albert_table4.ROWS)
+    assert float(row["ours: held-out bits per byte"]) == pytest.approx(bits.mean())
+    assert float(row["standard deviation"]) == pytest.approx(bits.std(ddof=1))
+    assert int(row["parameters here"]) == ours[0]["sizes"]["parameters"]
+    assert (row["at the paper's size"], row["as printed"]) == ("11683584", "12M")
+    paper = [row[f"paper: {column}"] for column in albert_table4.TABLE.columns]
+    assert paper == ["80.1", "89.3", "82.3", "80.0", "77.1", "82.0", "90.3", "64.0"]
+    other = found["E=768 shared-FFN"]
+    assert other["ours: held-out bits per byte"] == "not run"
+    assert (other["at the paper's size"], other["as printed"]) == ("57117696", "57M")
+    text = (tmp_path / "run/report.md").read_text()
+    assert "Rows that both have: 2, too few to compare an order" in text

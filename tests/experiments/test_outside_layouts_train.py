@@ -2,11 +2,15 @@
 
 import json
 import runpy
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import outside_differential
 import outside_layouts
+import outside_mixture
+import outside_soft_cap
 import pytest
 from commands import command
 from conftest import deep
@@ -88,12 +92,32 @@ def test_the_balance_loss_is_trained(tmp_path, nine_letters):
     assert moved["router_shared"] == moved["v"] == 0
 
 
+SWITCHED_ON = "model.heads.extras.{}.on"
+OUTSIDE = {
+    outside_differential: {"model.heads.layout": "my_differential"},
+    outside_soft_cap: {SWITCHED_ON.format("my_soft_cap"): True},
+    outside_mixture: {SWITCHED_ON.format("my_mixture"): True, "model.heads.num_heads": 4},
+}
+"""Each a config file of its own, as a user would write it -> the flags that choose what it has."""
+
+
 @pytest.mark.slow
-def test_it_is_a_flag(tmp_path, nine_letters):
-    file = tmp_path / "outside.py"
-    file.write_text(FILE)
-    flags = [f"--config.{n}={v}" for n, v in (CASES["half_keys"] | SHORT).items()]
+@pytest.mark.parametrize("module", OUTSIDE, ids=lambda module: module.__name__)
+def test_one_file_trains_by_flag_and_decodes(module, tmp_path, nine_letters):
+    """From a file anywhere, in a process that has not imported it; and `sample` reads the run."""
+    file = tmp_path / Path(module.__file__).name
+    file.write_text(Path(module.__file__).read_text())
+    flags = [f"--config.{n}={v}" for n, v in (OUTSIDE[module] | SHORT).items()]
     flags += [f"--config={file}:tiny", f"--config.data.path={nine_letters}"]
     done = command("experiments.run", *flags, f"--workdir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert "seed 0: held-out" in done.stdout
+    assert ("train/my_balance" in (tmp_path / "run/runs/seed0/metrics.jsonl").read_text()) == (
+        module is outside_mixture
+    )
+    check_decoding(tmp_path / "run")
+    sample = [f"--workdir={tmp_path}/run", "--text=abc", "--new_tokens=4", "--temperature=0"]
+    unknown = command("experiments.sample", *sample)
+    assert "--import=FILE.py" in unknown.stderr
+    sampled = command("experiments.sample", *sample, f"--import={file}")
+    assert sampled.stdout.startswith("abc"), sampled.stderr

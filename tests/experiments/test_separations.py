@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +10,19 @@ import numpy as np
 import pytest
 import small_data
 from conftest import assert_close
+from ml_collections import ConfigDict
 
-from attnlab import data, lab
+from attnlab import data
 from attnlab.data.endpoints import examples
 from attnlab.heads import score_scale
-from attnlab.lab.run import differences
+from attnlab.lab.spec import specs_of
 from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
 from attnlab.training import TrainConfig, init_state, make_optimizer, train_step
 from attnlab.training.objectives import OBJECTIVES
-from experiments.setup import setup_of
+from experiments.configs import byte_lm, same_start
+from experiments.setup import experiment_of, run_config, setup_of
 
 CONFIGS = (
     "two_heads_beat_one",
@@ -36,36 +39,52 @@ DATA = {"neighbours": "graph", "shared_encoder_decoder": "pairs"}
 """Which of small_data those read that read files."""
 
 
-def expected(name, preset="", folder=None):
-    """The setup of a config, and its variants as experiments by their names."""
+def planned(name, words="", folder=None):
+    """What a config file describes."""
     module = importlib.import_module(f"experiments.configs.{name}")
-    config = module.get_config(preset)
+    base = module.get_config(words)
     if name in DATA:
         data, length, _ = small_data.DATASETS[DATA[name]](folder)
-        config.data.update(dataclasses.asdict(data))
-        config.train.length, config.model.vocab_size = length, max(300, config.model.vocab_size)
-    found = setup_of(config, module, preset)
-    return found, {v.name: lab.with_values(found.base, v.values) for v in found.variants}
+        base.data.update(dataclasses.asdict(data))
+        base.train.length, base.model.vocab_size = length, max(300, base.model.vocab_size)
+    return setup_of(base, module, words)
 
 
-@pytest.mark.parametrize("preset", ["", "tiny"])
+def experiments(name, words="", folder=None):
+    """Name of each variant -> its experiment."""
+    setup = planned(name, words, folder)
+    specs = specs_of(setup.base, setup.variants, [0], setup.match)
+    return {spec.title: spec.config for spec in specs}
+
+
+@pytest.mark.parametrize("words", ["", "tiny"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_expected_is_of_variants_that_the_sweep_has(name, preset, tmp_path):
-    if name in DATA and not preset:
+def test_what_is_expected_is_of_variants_that_the_sweep_has(name, words, tmp_path):
+    if name in DATA and not words:
         pytest.skip("its sizes are those of files that are not here")
-    found, variants = expected(name, preset, tmp_path)
-    assert found.description.expectations
-    for one in found.description.expectations:
-        assert {one.tags["name"], (one.over or one.tags)["name"]} <= set(variants)
-        assert one.relation in ("at most", "at least", "exactly")
-        one.text.format(mean=0.0, min=0.0, max=0.0, ratio=0.0)
-    assert {side["name"] for pair in found.description.pairs for side in pair} <= set(variants)
+    about, names = planned(name, words, tmp_path).description, experiments(name, words, tmp_path)
+    assert about.expectations
+    for expected in about.expectations:
+        assert {tags["name"] for tags in (expected.tags, expected.over) if tags} <= set(names)
+        expected.text.format(mean=0.0, min=0.0, max=0.0, ratio=0.0)
+    assert {tags["name"] for pair in about.pairs for tags in pair} <= set(names)
+
+
+def flat(fields, path=""):
+    """Path -> value."""
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, ConfigDict):
+            found |= flat(value, f"{path}{name}.")
+        else:
+            found[path + name] = value
+    return found
 
 
 def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
-    """Of chunks.py: one difference from the code of `former`, scales and counts by hand."""
-    _, variants = expected("chunks")
-    code, width = variants["one for all chunks, small scores"].model, 64
+    """Of chunks.py: each has one difference from the code of former; scales and counts by hand."""
+    found = experiments("chunks")
+    code, width = found["one for all chunks, small scores"].model, 64
     size = code.layout.size("head_dim")
     assert (code.heads.name, code.width, size) == ("narrow_tied", width, 16)
     assert score_scale(code.layout) == 1 / 8  # 1/sqrt(64), where 1/sqrt(16) is right
@@ -76,13 +95,25 @@ def test_each_cause_is_undone_alone_and_every_such_variant_costs_as_much():
         "own chunks, equal parameters": {"heads.layout", "heads.scale", "ffn.width"},
     }
     for name, fields in undone.items():
-        changed = differences(*(to_dict(m) for m in (code, variants[name].model)))
-        assert {path for path, _, _ in changed} == fields
-    assert score_scale(variants["one for all chunks"].model.layout) == 1 / 4
-    wide = num_parameters(variants["wide"].model)
-    for name, one in variants.items():
+        ours, theirs = (flat(ConfigDict(to_dict(m))) for m in (code, found[name].model))
+        assert {path for path in ours if ours[path] != theirs[path]} == fields
+    assert score_scale(found["one for all chunks"].model.layout) == 1 / 4
+    wide = num_parameters(found["wide"].model)
+    for name, one in found.items():
         if name.endswith("equal parameters"):
             assert abs(num_parameters(one.model) - wide) <= 4 * (2 * width + 1) / 2
+
+
+def test_reviews_are_asked_of_the_variants_that_are_compared():
+    """Of chunks.py: the text has eleven variants, a review's class only those that a pair names."""
+    module = importlib.import_module("experiments.configs.chunks")
+    base, about = planned("chunks").base, module.describe("reviews")
+    text, reviews = ({v.name: v.values for v in module.variants(base, w)} for w in ("", "reviews"))
+    assert (len(text), len(reviews)) == (11, 7)
+    assert set(reviews) == {tags["name"] for pair in about.pairs for tags in pair}
+    assert reviews == {name: text[name] for name in reviews}
+    expected = [tags for e in about.expectations for tags in (e.tags, e.over) if tags]
+    assert {tags["name"] for tags in expected} <= set(reviews)
 
 
 def test_every_case_of_a_small_graph():
@@ -126,8 +157,8 @@ def at_random(config, count):
 
 def test_one_head_keeps_the_bound_whatever_its_weights():
     """None of 4,000 random models is right in more than 3 of the 4 examples of a pair."""
-    _, arms = expected("two_heads_beat_one", "tiny")
-    one = arms["one head"].model
+    found = experiments("two_heads_beat_one", "tiny")
+    one = found["one head"].model
     heads = dataclasses.replace(one.heads, head_dim=6)
     one = dataclasses.replace(one, vocab_size=5, width=4, heads=heads)
     assert right(one, at_random(one, 4000), examples(2, "complete")).max() == 0.75
@@ -136,8 +167,8 @@ def test_one_head_keeps_the_bound_whatever_its_weights():
 def test_what_one_head_writes_is_a_sum_over_arc_and_selector():
     """The step of the proof that a second head, or a feed-forward part, takes away: the residual at
     # times Z, which is 1 / (share of # itself) but for a factor, is A(u, v) + s_i."""
-    _, arms = expected("two_heads_beat_one", "tiny")
-    one = arms["one head"].model
+    found = experiments("two_heads_beat_one", "tiny")
+    one = found["one head"].model
     rows = jnp.asarray(examples(4, "complete")["tokens"])
 
     def apart(model):
@@ -161,8 +192,8 @@ def test_two_narrow_heads_are_right_in_every_case():
     """By hand: head i looks at place i, unless the selector is the other one, which says nothing;
     tokens and places are coordinates of their own."""
     n, large = 5, 30.0
-    _, arms = expected("two_heads_beat_one")
-    model = arms["two narrow heads"].model
+    found = experiments("two_heads_beat_one")
+    model = found["two narrow heads"].model
     heads = dataclasses.replace(model.heads, head_dim=1, value_dim=n, num_heads=2)
     model = dataclasses.replace(model, vocab_size=n + 3, width=n + 7, heads=heads)
     params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
@@ -180,14 +211,32 @@ def test_two_narrow_heads_are_right_in_every_case():
     assert found.tolist() == [1.0]
 
 
-def trained(model, same, steps=12):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"values": "x"}, "'x'"),
+        ({"noise": 0.1}, "head_init.noise 0.1 must be 0 or more, and needs head_init.values"),
+        ({"noise": -0.1, "values": "q"}, "head_init.noise -0.1 must be 0 or more"),
+        ({"first_of": 4}, "head_init.first_of 4 must be more than model.heads.num_heads 4"),
+    ],
+)
+def test_heads_that_cannot_be_the_same(fields, message):
+    """Before any weight is made."""
+    config = byte_lm.get_config("tiny")
+    config.model.heads.num_heads = 4
+    config.head_init.update(fields)
+    with pytest.raises(ValueError, match=message):
+        experiment_of(config)
+
+
+def trained(model, head_init, steps=12):
     """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
     adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
     config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
     source = data.Endpoints(vertices=4).load(4)
     task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
-    make = init_function(model, same)
+    make = init_function(model, head_init)
     state = init_state(model.build(), task, transform, source.shapes(), 0, make)
     begun = state.params
     batch = jax.tree.map(jnp.asarray, examples(4, "complete"))
@@ -200,17 +249,17 @@ def trained(model, same, steps=12):
 def test_equal_heads_stay_equal_and_are_one_head_twice(x64):
     """Distance 0.0 to the bit while every array moves; the weights of one head with its output
     times 2, started as the first of the two, are those of each; noise tells them apart."""
-    _, arms = expected("same_start", "tiny")
-    two = arms["equal"]
+    found = experiments("same_start", "tiny")
+    two = found["equal"]
     exact = lambda one: dataclasses.replace(one.model, compute=Compute(dtype="float64"))
     begun, equal = trained(exact(two), two.head_init)
     assert float(head_distance(two.model, equal)) == 0
     assert float(smallest_change(begun, equal)) > 1e-3
-    lone = arms["one head, output times 2"]
+    lone = found["one head, output times 2"]
     _, one = trained(exact(lone), lone.head_init)
     both = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], equal, one)
     assert_close(one, both, loosen=1e4)
-    noisy = arms["noise of 1e-4"]
+    noisy = found["noise of 1e-4"]
     begun, parted = trained(exact(noisy), noisy.head_init)
     start, end = (float(head_distance(noisy.model, p)) for p in (begun, parted))
     assert 0 < start < end
@@ -264,8 +313,8 @@ def test_impossible_vectors(make, length, message):
 
 def test_one_full_rank_head_finds_the_farthest():
     """By hand: W_Q = -W_K, large, and W_V W_O reads the point off; what one head has to learn."""
-    _, arms = expected("one_wide_beats_many_narrow")
-    one = arms["one full-rank head"]
+    found = experiments("one_wide_beats_many_narrow")
+    one = found["one full-rank head"]
     model, d, large = one.model, one.data.dimensions, 60.0
     model = dataclasses.replace(model, width=d)
     source = one.data.load(one.train.length)
@@ -290,13 +339,50 @@ def test_one_full_rank_head_finds_the_farthest():
     assert source.baselines()["unexplained"]["the mean"] == pytest.approx(100, abs=0.01)
 
 
+def test_frozen_weights_that_are_none_are_refused_before_any_work():
+    config = byte_lm.get_config("tiny")
+    config.train.frozen = "attention.w"
+    with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
+        experiment_of(config)
+    config.train.frozen = "q("
+    with pytest.raises(ValueError, match="is no regular expression"):
+        experiment_of(config)
+
+
+def test_a_fixed_random_pattern_does_not_read_the_text():
+    """Its probabilities are those of any other text, and differ from head to head and place."""
+    found = experiments("which_matrices_learn", "tiny")
+    model = found["fixed random pattern"].model
+    texts = jax.random.randint(jax.random.key(1), (2, 9), 0, 32)
+    params = model.build().init(jax.random.key(0), texts)["params"]
+    outputs = model.build().apply({"params": params}, texts, capture=("probs",))
+    probs = outputs.captured["probs"]
+    assert np.array_equal(probs[:, 0], probs[:, 1])
+    assert not np.allclose(probs[0, 0, 0], probs[0, 0, 1])
+    uniform = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
+    assert not np.allclose(probs[0, 0, 0], uniform)
+
+
 def test_matrices_that_learn_may_be_asked_of_a_text_too():
-    """Of which_matrices_learn.py: the same variants, another question."""
-    for preset, metric in (("tiny", "recall"), ("text,tiny", "causal_lm")):
-        found, variants = expected("which_matrices_learn", preset)
-        assert found.base.task == metric
-        assert list(variants) == [
-            "all learn", "Q and K frozen", "V and O frozen", "fixed random pattern",
-        ]  # fmt: skip
-        for one in found.description.expectations:
-            assert one.tags["name"] in variants
+    about = planned("which_matrices_learn", "text,tiny").description
+    found = experiments("which_matrices_learn", "text,tiny")
+    assert {one.task for one in found.values()} == {"causal_lm"}
+    assert {one.model.positions.name for one in found.values()} == {"relative"}
+    named = {tags["name"] for e in about.expectations for tags in (e.tags, e.over)}
+    assert named == set(found)
+
+
+@pytest.mark.slow
+def test_a_run_records_how_far_its_heads_are_apart(tmp_path):
+    """From step 0 on, beside every evaluation and in the result: the figure of the report."""
+    config = same_start.get_config("tiny")
+    config.update_from_flattened_dict(same_start.CHANGES["equal"])
+    for result in run_config(config, tmp_path):
+        lines = (tmp_path / f"runs/{result.spec.id}/metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if "weights/heads_apart" in row]
+        found = {row["step"]: row for row in rows}
+        assert list(found) == [0, 10, 20]
+        assert all(row["weights/heads_apart"] == [0.0] for row in found.values())
+        [[first], [middle], [last]] = (row["weights/least_moved"] for row in found.values())
+        assert first == 0 < middle < last
+        assert result.weights == {"heads_apart": 0.0, "least_moved": last}

@@ -9,8 +9,8 @@ import pytest
 from conftest import ROOT
 
 from attnlab import attention_over_edges, flops_per_token, num_parameters
+from attnlab.lab.cells import interval, run_cells
 from experiments import gat, looped_depth, recall_capacity
-from experiments.reporting.cells import interval, run_cells
 
 RESULTS = ROOT / "docs/results"
 

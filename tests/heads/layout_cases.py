@@ -1,7 +1,7 @@
 """What the tests of head layouts run over: CASES, and each one's definition by hand in NumPy.
 
-A new layout needs a case in CASES and its q, k, v and W_O of head n in DEFINITIONS. The layout and
-extra of `outside_layouts.py` are not attnlab's and pass what the others pass.
+A new layout needs a case in CASES and its q, k, v and W_O of head n in DEFINITIONS. The layouts and
+extras of the files `outside_*.py` are not attnlab's and pass what the others pass.
 """
 
 import math
@@ -11,6 +11,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import outside_layouts as outside
+from outside_differential import MyDifferential
+from outside_mixture import MyMixture
+from outside_soft_cap import MySoftCap
 
 from attnlab import heads
 from attnlab.heads import ExtraKeys, Gate, HeadNorm, Sink, SoftCap, TalkingHeads
@@ -147,6 +150,12 @@ CASES: dict[str, heads.Layout] = {
         width=12, num_heads=3, extras=(heads.Sigmoid(length=5), SoftCap(3.0))
     ),
     "outside": outside.HalfKeys(width=12, num_heads=2, extras=(outside.HeadScale(),)),
+    "outside differential": MyDifferential(
+        width=16, num_heads=4, num_kv_heads=2, value_dim=3, out_width=10, qk_norm=HeadNorm("rms"),
+        extras=(MySoftCap(), MyMixture(top=2)), **CROSS,
+    ),
+    "outside soft cap": heads.Standard(width=12, num_heads=3, extras=(MySoftCap(2.0),)),
+    "outside mixture": heads.Standard(width=12, num_heads=4, extras=(MyMixture(), Gate())),
 }  # fmt: skip
 # The first case of every class of layouts.
 FIRST = list({type(layout): name for name, layout in reversed(CASES.items())}.values())
@@ -241,6 +250,9 @@ def all_probs(layout, w, given, extras, allowed):
         if "log_soft_cap" in w:
             cap = np.exp(w["log_soft_cap"][index])
             scores[index] = cap * np.tanh(scores[index] / cap)
+        if "cap" in w:
+            cap = np.log1p(np.exp(w["cap"][index]))
+            scores[index] = cap * np.tanh(scores[index] / cap)
     mixed = mix(scores, w.get("mix_scores"))
     probs = {}
     for index, s in mixed.items():
@@ -275,17 +287,26 @@ def gates(layout, w, n, x, head, extras):
             head = head / (1 + np.exp(-(x @ g)))
         if isinstance(extra, outside.HeadScale):
             head = head * w["head_scale"][n]
+        if isinstance(extra, MyMixture):
+            groups = 2 * softmax(x @ w["my_groups"])
+            routed = routed_gates(softmax(x @ w["my_router"]), extra.top)
+            gate = groups[..., 0] if n == 0 else groups[..., 1] * routed[..., n - 1]
+            head = head * gate[..., None]
         if isinstance(extra, heads.MixtureOfHeads):
             groups = 2 * softmax(x @ w["router_groups"])
             if n < extra.shared:
                 gate = groups[..., 0] * extra.shared * softmax(x @ w["router_shared"])[..., n]
             else:
-                probs = softmax(x @ w["router"])
-                used = probs >= np.sort(probs, axis=-1)[..., -extra.top, None]
-                weighed = extra.top * probs * used / (probs * used).sum(-1, keepdims=True)
-                gate = groups[..., 1] * weighed[..., n - extra.shared]
+                routed = routed_gates(softmax(x @ w["router"]), extra.top)
+                gate = groups[..., 1] * routed[..., n - extra.shared]
             head = head * gate[..., None]
     return head
+
+
+def routed_gates(probs, top):
+    """`top` times the `top` largest probabilities, normalized; 0 for the others."""
+    used = probs >= np.sort(probs, axis=-1)[..., -top, None]
+    return top * probs * used / (probs * used).sum(-1, keepdims=True)
 
 
 def softmax(a):
@@ -427,6 +448,19 @@ def differential(w, n, x, y, z, layout, layer):
     return Head(maps, z @ w["v"][:, g] + bias(w, "v", g), w["o"][n], combine)
 
 
+def my_differential(w, n, x, y, z, layout, layer):
+    g = n // (layout.num_heads // w["k"].shape[2])
+    start = 0.8 - 0.6 * np.exp(-0.3 * layer)
+    a, b = w["lambda_q"], w["lambda_k"]
+    factor = np.exp(a[0] @ b[0]) - np.exp(a[1] @ b[1]) + start
+    maps = {i * layout.num_heads + n: (x @ w["q"][:, i, n], y @ w["k"][:, i, g]) for i in (0, 1)}
+
+    def combine(one, two):
+        return (1 - start) * norm(one - factor * two, w["head_norm"], eps=1e-5)
+
+    return Head(maps, z @ w["v"][:, g], w["o"][n], combine)
+
+
 DEFINITIONS = {
     heads.Standard: standard,
     heads.Wide: standard,
@@ -444,4 +478,5 @@ DEFINITIONS = {
     heads.GroupedTied: grouped_tied,
     heads.Differential: differential,
     outside.HalfKeys: standard,
+    MyDifferential: my_differential,
 }

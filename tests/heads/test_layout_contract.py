@@ -1,10 +1,11 @@
-"""Contract of every head layout and extra, of the package and of `outside_layouts.py`."""
+"""Contract of every head layout and extra, of the package and of the files `outside_*.py`."""
 
 import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import layout_cases
 import numpy as np
 import pytest
 from conftest import assert_close, product_flops
@@ -229,7 +230,7 @@ def test_what_keeps_a_form_from_running_is_named():
 # larger output; so have means of few products of two normal numbers, and values that are keys.
 LARGER = {"narrow": 1.2, "narrow_tied": 1.2, "alt": 1.25, "tensor_product": 1.35,
           "grouped_tied": 1.15}  # fmt: skip
-NORMALIZED = {"differential"}  # its heads have a norm of their own
+NORMALIZED = {"differential", "my_differential"}  # its heads have a norm of their own
 
 
 @functools.cache
@@ -273,10 +274,8 @@ def test_init_options():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_layout_is_hashable_and_its_repr_makes_it_again(name):
-    import outside_layouts
-
     layout = CASES[name]
-    again = eval(repr(layout), vars(heads) | vars(outside_layouts))
+    again = eval(repr(layout), vars(heads) | vars(layout_cases) | vars(layout_cases.outside))
     assert again == layout
     assert hash(again) == hash(layout)
     bare = dataclasses.replace(layout, extras=())

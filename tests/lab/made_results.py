@@ -1,6 +1,7 @@
 """Results as runs would have left them, with scores that are known beforehand."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,10 +39,8 @@ def made(
     `values` are fields of the config, `more` further held-out metrics.
     """
     config = lab.with_values(BASE, values or {})
-    name = "-".join(
-        ["run", *(f"{n}_{v}" for n, v in tags.items()), *map(str, (values or {}).values())]
-    )
-    spec = lab.RunSpec(f"{name}-seed{seed}".replace("/", "_").replace(" ", "_"), config, seed, tags)
+    name = re.sub(r"[^A-Za-z0-9]+", "_", f"run {dict(tags)} {dict(values or {})}")
+    spec = lab.RunSpec(f"{name}-seed{seed}", config, seed, tags)
     heldout = {} if score is None else {"bits_per_byte": score, "loss": score, **(more or {})}
     baselines = {"bits_per_byte": {"unigram": 4.7, "5-gram": 2.9}}
     return lab.RunResult(

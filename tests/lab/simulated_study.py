@@ -7,10 +7,10 @@ import numpy as np
 from lab_rows import of_spec
 from test_head_width import bits_of, run_all
 
+from attnlab.lab.head_width import design
 from attnlab.lab.head_width.rates import fit_rates
 from attnlab.lab.head_width.rows import Scores, Sizes
 from attnlab.lab.head_width.spec import BATCH_TOKENS, num_steps
-from experiments.configs import head_width
 
 FLOPS = {32: 180_224, 64: 557_056, 96: 1_130_496}
 SD_SEED, SD_RESIDUAL, SD_TEXT = 0.013, 0.028, 0.016
@@ -38,7 +38,7 @@ def rows_of(stages):
     """Rows of stages 0, 1 and `stages`, with scores of 2 bits where they are judged."""
     rows = run_all(1, run_all(0, []))
     for stage in stages:
-        for spec in head_width.stage_runs(stage, rows):
+        for spec in design.stage_runs(stage, rows):
             total = num_steps(spec) * BATCH_TOKENS
             sizes = Sizes(
                 4 * spec.variant.width, 200_000, FLOPS[spec.variant.width], total // 2048, total

@@ -8,13 +8,14 @@ import pytest
 from conftest import ROOT
 from lab_rows import of_spec
 
+from attnlab.lab.head_width import design
 from attnlab.lab.head_width.spec import Variant, model_config, num_steps, train_config
 from attnlab.models import flops_per_token, num_parameters
 from experiments.configs import head_width
 
 PLAN = (ROOT / "docs/results/head_width/plan.md").read_text()
-VARIANTS = [Variant(n, h, width=d) for d, points in head_width.POINTS.items() for n, h in points]
-VARIANTS += [Variant(n, h, "narrow") for n, h in head_width.NARROW]
+VARIANTS = [Variant(n, h, width=d) for d, points in design.POINTS.items() for n, h in points]
+VARIANTS += [Variant(n, h, "narrow") for n, h in design.NARROW]
 
 
 def test_flops_are_equal_and_as_the_plan_says():
@@ -44,35 +45,35 @@ def test_twice_the_attention_width_is_over_the_budget(heads, head_dim):
 
 
 def test_counts_of_the_plan():
-    counts = {s: len(head_width.expected_runs(s)) for s in (*head_width.ORDER, 7)}
+    counts = {s: len(design.expected_runs(s)) for s in (*design.ORDER, 7)}
     assert counts == {0: 96, 1: 205, 2: 176, 3: 208, 4: 56, 5: 64, 6: 28, 7: 32}
 
 
 def test_stage_7_is_more_seeds_of_stage_3():
-    third = {(r.variant, r.text, head_width.judged_seed(r)) for r in head_width.planned(3)}
-    seventh = {(r.variant, r.text, head_width.judged_seed(r)) for r in head_width.planned(7)}
+    third = {(r.variant, r.text, design.judged_seed(r)) for r in design.planned(3)}
+    seventh = {(r.variant, r.text, design.judged_seed(r)) for r in design.planned(7)}
     assert not third & seventh
     assert {v for v, _, _ in seventh} == {Variant(4, 16), Variant(2, 32)}
 
 
 def test_seeds_of_tuning_and_judging_differ():
-    judged = {head_width.judged_seed(r) for s in range(2, 8) for r in head_width.planned(s)}
+    judged = {design.judged_seed(r) for s in range(2, 8) for r in design.planned(s)}
     tuning = {
-        head_width.tuning_seed(s, text, d)
-        for s, text, d in itertools.product((0, 1), head_width.ALL_TEXTS, (32, 64))
+        design.tuning_seed(s, text, d)
+        for s, text, d in itertools.product((0, 1), design.ALL_TEXTS, (32, 64))
     }
     assert len(tuning) == 32
     assert not judged & tuning
-    of_text = {(r.text, head_width.judged_seed(r)) for r in head_width.planned(3)}
+    of_text = {(r.text, design.judged_seed(r)) for r in design.planned(3)}
     assert len(of_text) == len({seed for _, seed in of_text}) == 16
 
 
 def test_training_of_a_run():
-    spec = head_width.stage0([])[0]
+    spec = design.stage0([])[0]
     config = train_config(spec)
     assert (num_steps(spec), config.batch_size, config.warmup_steps) == (1920, 16, 96)
     assert config.final_learning_rate == spec.learning_rate / 10
-    lengths = {r.variant.length for r in head_width.planned(6)}
+    lengths = {r.variant.length for r in design.planned(6)}
     assert lengths == {64, 128, 256}
 
 
@@ -89,23 +90,23 @@ def run_all(stage, rows):
     """What the command does: runs until the stage asks for no more."""
     while True:
         done = {row.spec.id for row in rows}
-        left = [s for s in head_width.stage_runs(stage, rows) if s.id not in done]
+        left = [s for s in design.stage_runs(stage, rows) if s.id not in done]
         if not left:
             return rows
         rows = rows + [of_spec(spec, bits_of(spec)) for spec in left]
 
 
 def test_stages_follow_from_rows():
-    with pytest.raises(head_width.NotReady):
-        head_width.stage_runs(1, [])
+    with pytest.raises(design.NotReady):
+        design.stage_runs(1, [])
     rows = run_all(0, [])
-    assert head_width.chosen_parametrization(rows) == "fan_in"
-    with pytest.raises(head_width.NotReady):
-        head_width.stage_runs(3, rows)
+    assert design.chosen_parametrization(rows) == "fan_in"
+    with pytest.raises(design.NotReady):
+        design.stage_runs(3, rows)
     rows = run_all(1, rows)
     first = [row.spec for row in rows if row.spec.stage == 1]
     assert {spec.parametrization for spec in first} == {"fan_in"}
-    specs = head_width.stage_runs(3, rows)
+    specs = design.stage_runs(3, rows)
     assert {round(spec.learning_rate, 5) for spec in specs} == {0.0064, 0.01}
     sides = {}
     for spec in specs:
@@ -117,10 +118,10 @@ def test_a_cell_gets_two_more_rates_at_most():
     rows = run_all(0, [])
     low = lambda spec: spec.parametrization == "one_rate" and spec.text == "python"
     always = [of_spec(r.spec, r.spec.learning_rate if low(r.spec) else r.scores.validation_bits)
-              for r in rows if r.spec in head_width.stage0([])]  # fmt: skip
+              for r in rows if r.spec in design.stage0([])]  # fmt: skip
     while True:
         done = {row.spec.id for row in always}
-        left = [s for s in head_width.stage0(always) if s.id not in done]
+        left = [s for s in design.stage0(always) if s.id not in done]
         if not left:
             break
         always += [of_spec(s, s.learning_rate if low(s) else bits_of(s)) for s in left]
@@ -132,7 +133,7 @@ def test_a_cell_gets_two_more_rates_at_most():
 
 def test_presets():
     assert head_width.get_config("stage=3").stages == (3,)
-    assert head_width.get_config().stages == head_width.ORDER
+    assert head_width.get_config().stages == design.ORDER
     assert head_width.get_config("tiny").stages == (-1,)
     for arg in ("stage=9", "stages"):
         with pytest.raises(ValueError, match=r"unknown (stage|preset)"):

@@ -1,6 +1,7 @@
 """The page of the analysis, from rows of a simulated study and from those there are today."""
 
 import csv
+import dataclasses
 import os
 import runpy
 
@@ -9,10 +10,8 @@ import pytest
 from conftest import ROOT
 from simulated_study import Simulation, rows_of
 
-from attnlab.lab.head_width import analysis
+from attnlab.lab.head_width import analysis, design, hypotheses, page
 from attnlab.lab.head_width.rows import columns, flat, read_rows
-from experiments.configs import head_width
-from experiments.reporting import study_analysis, study_page
 
 FOLDER = ROOT / "docs/results/head_width"
 
@@ -35,39 +34,41 @@ def write_rows(path, rows):
 
 
 def test_a_complete_study_fills_every_blank(simulated, tmp_path):
-    paths = study_page.write_analysis(simulated, tmp_path)
+    paths = page.write_analysis(simulated, tmp_path)
     assert [p.name for p in paths[2:]] == [f"figure{i}.svg" for i in (1, 2, 3, 4)]
-    page = (tmp_path / "analysis.md").read_text()
-    sentence = next(line for line in page.splitlines() if line.startswith("> "))
+    text = (tmp_path / "analysis.md").read_text()
+    sentence = next(line for line in text.splitlines() if line.startswith("> "))
     assert "not run yet" not in sentence
-    assert "stage 7 (P1, second look) lacks 32 runs" in page
+    assert "stage 7 (P1, second look) lacks 32 runs" in text
     # albert is 0.12 worse, 2x32 and 4x16 are equal
-    results = {r.name: r for r in study_analysis.secondary(study_analysis.read_study(simulated))}
+    results = {r.name: r for r in hypotheses.secondary(hypotheses.read_study(simulated))}
     assert results["S4"].found.low < 0.12 < results["S4"].found.high
     assert results["S4"].conclusion == "significant"
     for path in paths[2:]:
-        text = path.read_text()
-        assert "prefers-color-scheme:dark" in text
-        assert "#000000" not in text
+        drawing = path.read_text()
+        assert "prefers-color-scheme:dark" in drawing
+        assert "#000000" not in drawing
 
 
 def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
     write_rows(tmp_path / "runs.csv", simulated)
     monkeypatch.chdir(tmp_path)
-    page = study_page.page(simulated, study_analysis.read_study(simulated), [])
-    script = page.split("```python\n")[1].split("```")[0]
+    text = page.page(simulated, hypotheses.read_study(simulated), [])
+    script = text.split("```python\n")[1].split("```")[0]
     (tmp_path / "check.py").write_text(script)
-    found = runpy.run_path(os.fspath(tmp_path / "check.py"))["RESULTS"]
-    study = study_analysis.read_study(simulated)
-    looks = {f"P1 {look.name}": look.paired for look in study_analysis.looks(study)}
-    ours = looks | {r.name: r.found for r in study_analysis.secondary(study) if r.pairs}
-    for n, h in head_width.POINTS[64]:
+    made = runpy.run_path(os.fspath(tmp_path / "check.py"))
+    found, study = made["RESULTS"], hypotheses.read_study(simulated)
+    alone = next(fit for fit in hypotheses.fits(study) if fit.name == "D = 64 alone")
+    assert made["BEST"] + 4 == pytest.approx(alone.optimum.best.value, abs=1e-3)
+    looks = {f"P1 {look.name}": look.paired for look in hypotheses.looks(study)}
+    ours = looks | {r.name: r.found for r in hypotheses.secondary(study) if r.pairs}
+    for n, h in design.POINTS[64]:
         if (n, h) not in ((4, 16), (2, 32)):
-            pairs = study_page.against(study, 64, n, h, "standard")
+            pairs = page.against(study, 64, n, h, "standard")
             ours[f"{n}x{h}"] = analysis.over_texts(pairs)
-    narrow = {f"{n}x{h} narrow": (n, h) for n, h in head_width.NARROW}
+    narrow = {f"{n}x{h} narrow": (n, h) for n, h in design.NARROW}
     for name, point in narrow.items():
-        ours[name] = analysis.over_texts(study_page.against(study, 64, *point, "narrow"))
+        ours[name] = analysis.over_texts(page.against(study, 64, *point, "narrow"))
     assert set(found) == set(ours)
     for name, one in ours.items():
         mean, error, count = found[name]
@@ -75,34 +76,75 @@ def test_numpy_alone_gives_the_same_numbers(simulated, tmp_path, monkeypatch):
             pytest.approx(mean, abs=1e-12), pytest.approx(error, abs=1e-12), count)  # fmt: skip
 
 
+def test_one_point_that_no_parabola_fits_moves_the_registered_best_head_and_not_that_of_another_d(
+    simulated,
+):
+    """h = 2 at D = 32 is 1 bit worse."""
+
+    def best(rows):
+        return {fit.name: fit for fit in hypotheses.fits(hypotheses.read_study(rows))}
+
+    bent = [
+        dataclasses.replace(
+            row, scores=dataclasses.replace(row.scores, heldout_bits=row.scores.heldout_bits + 1)
+        )
+        if row.spec.stage == 2 and row.spec.variant.head_dim == 2
+        else row
+        for row in simulated
+    ]
+    before, after = best(simulated), best(bent)
+    moved = {n for n in before if before[n].optimum.best != after[n].optimum.best}
+    assert moved == {"all complete stages (the registered model)", "D = 32 alone"}
+    registered = "all complete stages (the registered model)"
+    assert after[registered].residual_sd > 2 * before[registered].residual_sd
+
+
+def test_compute_multiples_are_marked_until_every_model_size_is_there(simulated):
+    found = analysis.over_texts({"a": [0.1], "b": [0.2]})
+    whole = hypotheses.read_study(simulated)
+    assert "†" not in hypotheses.multiple(found, whole)
+    two = hypotheses.read_study([row for row in simulated if row.spec.stage != 4])
+    assert two.slope_widths == (32, 64)
+    assert hypotheses.multiple(found, two).endswith("†")
+    one = hypotheses.read_study([row for row in simulated if row.spec.stage not in (2, 4)])
+    assert hypotheses.multiple(found, one) == "not run yet"
+
+
 def test_the_first_look_does_not_change_with_later_stages(simulated, tmp_path):
     early = [row for row in simulated if row.spec.stage in (0, 1, 3)]
     for name, rows in (("all", simulated), ("early", early)):
         (tmp_path / name).mkdir()
-        study_page.write_analysis(rows, tmp_path / name, first_look=True)
+        page.write_analysis(rows, tmp_path / name, first_look=True)
     pages = [(tmp_path / name / "first_look.md").read_text() for name in ("all", "early")]
     assert pages[0] == pages[1]
-    late = study_analysis.looks(study_analysis.read_study(simulated))
-    assert late == study_analysis.looks(study_analysis.read_study(early))
+    late = hypotheses.looks(hypotheses.read_study(simulated))
+    assert late == hypotheses.looks(hypotheses.read_study(early))
     assert [look.name for look in late] == ["first look"]
+
+
+def test_stage_7_is_missing_only_where_the_first_look_did_not_decide():
+    today = read_rows(FOLDER / "runs.csv")
+    text = page.page(today, hypotheses.read_study(today), [])
+    assert "lacks 32 runs" not in text
+    assert "Stage 7 (the second look at P1) is not run, since the first look decided." in text
 
 
 def test_an_incomplete_stage_has_no_numbers(simulated, tmp_path):
     last = [row for row in simulated if row.spec.stage == 3][-1]
     rows = [row for row in simulated if row is not last]
-    study_page.write_analysis(rows, tmp_path)
-    page = (tmp_path / "analysis.md").read_text()
-    assert "stage 3 (surface, D = 64) lacks 1 runs" in page
+    page.write_analysis(rows, tmp_path)
+    text = (tmp_path / "analysis.md").read_text()
+    assert "stage 3 (surface, D = 64) lacks 1 runs" in text
     assert not (tmp_path / "figure2.svg").exists()
     assert "not run yet: 80 bytes per parameter" in (
-        study_page.page([r for r in rows if r.spec.stage != 6], study_analysis.read_study(rows), [])
+        page.page([r for r in rows if r.spec.stage != 6], hypotheses.read_study(rows), [])
     )
-    results = study_analysis.primary(study_analysis.read_study(rows))
-    results += study_analysis.secondary(study_analysis.read_study(rows))
+    results = hypotheses.primary(hypotheses.read_study(rows))
+    results += hypotheses.secondary(hypotheses.read_study(rows))
     assert {r.conclusion for r in results} == {"not run yet"}
 
 
 def test_the_rows_of_today(tmp_path):
     rows = read_rows(FOLDER / "runs.csv")
-    paths = study_page.write_analysis(rows, tmp_path)
+    paths = page.write_analysis(rows, tmp_path)
     assert paths[0].read_text().startswith("# Head-width study: analysis")

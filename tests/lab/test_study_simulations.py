@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from simulated_study import EFFECTS, NOTHING, Simulation, rows_of
 
-from attnlab.lab.head_width import analysis
-from experiments.reporting import study_analysis
+from attnlab.lab.head_width import analysis, hypotheses
 
 DRAWS = [4, pytest.param(500, marks=pytest.mark.slow)]
 
@@ -23,7 +22,7 @@ def simulate(effects, count, seed=1):
     everything = rows()
     sim = Simulation(everything, effects)
     judged = [r for r in everything if r.spec.stage >= 2]
-    start = study_analysis.Study(
+    start = hypotheses.Study(
         analysis.columns(judged, sim.formula), dict.fromkeys(range(8), 0), None, None, effects["k"]
     )
     random = np.random.default_rng(seed)
@@ -35,8 +34,8 @@ def simulate(effects, count, seed=1):
             model=analysis.surface_model(frame, effects["k"]),
             slope=analysis.loss_slope(frame),
         )
-        found = {r.name: r for r in study_analysis.secondary(study)}
-        yield study_analysis.looks(study), found
+        found = {r.name: r for r in hypotheses.secondary(study)}
+        yield hypotheses.looks(study), found
 
 
 def share(values):

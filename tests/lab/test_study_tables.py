@@ -3,12 +3,12 @@
 from lab_rows import of_spec
 from test_head_width import bits_of, run_all
 
-from experiments.configs import head_width
-from experiments.reporting.study_tables import cost_page, rates_page, stage0_page, write_pages
+from attnlab.lab.head_width import design
+from attnlab.lab.head_width.tuning_pages import cost_page, rates_page, stage0_page, write_pages
 
 
 def test_stage_0_before_and_after_its_end(tmp_path):
-    first = [of_spec(spec, bits_of(spec)) for spec in head_width.stage0([])[:10]]
+    first = [of_spec(spec, bits_of(spec)) for spec in design.stage0([])[:10]]
     assert "10 runs are done, 86 are left." in stage0_page(first)
     rows = run_all(0, [])
     page = stage0_page(rows)

@@ -175,7 +175,7 @@ def test_a_model_of_another_kind_by_one_field():
         ({"widht": 3}, "a model config has no field 'widht': its fields are kind, "),
         ({"sharing": "Plan(attention=0"}, "sharing: cannot parse 'Plan"),
         ({"layer_types": [3]}, r"layer_types holds pairs \(count, overrides\), not 3"),
-        ({"layer_types": [[1, {"norm": {}}]]}, "layer_types has no field 'norm'"),
+        ({"layer_types": [[1, {"dropout": {}}]]}, "layer_types has no field 'dropout'"),
     ],
 )
 def test_what_is_refused(fields, message):

@@ -553,3 +553,9 @@ def test_numpy_arrays_stay_numpy_arrays():
     assert all(isinstance(a, np.ndarray) and a.dtype == np.float64 for a in found.params.values())
     params = init(jax.random.key(0), small())
     assert all(isinstance(a, jax.Array) for a in convert(params, small(), small()).params.values())
+
+
+def test_arguments_in_another_order():
+    layout = Wide(width=6, num_heads=2)
+    with pytest.raises(TypeError, match=r"convert\(params, layout, target\): layout must be a Lay"):
+        convert(layout, {}, layout)

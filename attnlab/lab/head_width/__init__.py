@@ -1,6 +1,8 @@
-"""Pieces of the head-width study: texts, runs, rows of results, workers, baselines, tuned rates.
+"""The head-width study: its runs, its rows of results, its analysis and its pages.
 
 A study is a list of `StudyRun`s. `run_one` trains one of them and returns a `Row`; `rows` keeps
 rows in a CSV file; `executor` runs many in parallel processes; `rates` chooses learning rates from
-rows; `analysis` is the registered analysis. `experiments/study.py` is the command.
+rows. `design` has the stages. `analysis` is the registered analysis, as functions on a DataFrame;
+`hypotheses` applies them, and `page` and `figures` write the page. `experiments/study.py` is the
+command.
 """

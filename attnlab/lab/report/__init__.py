@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.report import figures, tables
-from attnlab.lab.report.answers import answers, limits, question, warnings
-from attnlab.lab.report.description import (
+from attnlab.lab.description import (
     Description,
     Expectation,
     PublishedRow,
     PublishedTable,
     read_description,
 )
+from attnlab.lab.report import figures, tables
+from attnlab.lab.report.answers import answers, limits, question, warnings
 from attnlab.lab.report.heads import heads_sections
 from attnlab.lab.report.making import making_section
 from attnlab.lab.report.page import Block, Figures, Page, Paragraph, Section, write_page
@@ -101,6 +101,7 @@ def _subject(panels: Sequence[Panel]) -> str:
 
 def _scores_section(panel: Panel, end: str) -> Section:
     drawn = figures.scores_figure(panel, f"scores{end}")
+    drawn += figures.over_tag_figures(panel, f"over{end}")
     blocks: list[Block] = [tables.scores_table(panel, f"scores{end}")]
     return Section(panel.named("Scores"), [*blocks, *([Figures(drawn)] if drawn else [])])
 

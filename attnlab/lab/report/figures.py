@@ -11,6 +11,7 @@ from attnlab.lab.comparisons import Comparison, Variant
 from attnlab.lab.report.page import Figure, draw
 from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.result import RunResult
+from attnlab.lab.results import label_of
 from attnlab.lab.statistics import best_rate, paired_difference
 
 _INK = plotting.style(0, 0)._replace(colour=plotting.FOREGROUND)
@@ -83,9 +84,44 @@ def scores_figure(panel: Panel, name: str) -> list[Figure]:
         half = float(np.nan_to_num(d.high - d.mean))
         label = fill(panel.labels[variant], LINE)
         rows.append(plotting.Bar(label, panel.styles[variant], d.mean, half))
-    figure = plotting.dot_plot(rows, f"held-out {panel.metric.unit}", panel.metric.digits)
     caption = "Mean held-out score and its 95 % interval over runs of the variant alone."
+    label = f"held-out {panel.metric.unit}"
+    if panel.sign < 0:  # shares of 100 %: bars from zero, beside the baselines
+        baselines = dict(panel.results[0].baselines.get(panel.metric.name, {}))
+        figure = plotting.bar_plot(rows, baselines, label)
+        caption += " Dashed: baselines without a model." if baselines else ""
+    else:
+        figure = plotting.dot_plot(rows, label, panel.metric.digits)
     return [draw(figure, name, panel.named("Held-out scores"), caption)]
+
+
+def over_tag_figures(panel: Panel, name: str) -> list[Figure]:
+    """The score over each tag with three or more numbers; a curve for each value of the others."""
+    found = []
+    for tag in dict.fromkeys(n for variant in panel.scores for n, _ in variant):
+        values = {dict(variant).get(tag) for variant in panel.scores}
+        numbers = [float(v) for v in values if isinstance(v, int | float) and v is not True]
+        if len(numbers) < 3 or len(numbers) < len(values) or min(numbers) <= 0:
+            continue
+        series: dict[Variant, dict[float, Variant]] = {}
+        for variant in panel.scores:
+            rest = tuple(pair for pair in variant if pair[0] != tag)
+            series.setdefault(rest, {})[float(dict(variant)[tag] or 0)] = variant
+        curves = []
+        for i, (rest, points) in enumerate(series.items()):
+            at = sorted(points)
+            keys = set.intersection(*(set(panel.scores[points[x]]) for x in at))
+            scores = [[panel.scores[points[x]][key] for x in at] for key in sorted(keys)]
+            if scores:
+                label = fill(label_of(rest) if rest else panel.metric.unit, LINE)
+                look = plotting.style(i, i)
+                curves.append(plotting.Curve(label, look, np.array(at), np.array(scores)))
+        if curves:
+            words = tag.replace("_", " ")
+            figure = plotting.metric_curves(curves, [], words, f"held-out {panel.metric.unit}")
+            title, caption = f"Held-out score over {words}", "Mean over runs, lowest to highest."
+            found.append(draw(figure, f"{name}-{tag}", title, f"{title}. {caption}"))
+    return found
 
 
 def curves_figures(panel: Panel, name: str) -> list[Figure]:

@@ -7,25 +7,27 @@ from typing import Any
 import numpy as np
 
 from attnlab import plotting
-from attnlab.lab.attention_maps import FILE, WORDS
+from attnlab.lab.attention_maps import FILE
 from attnlab.lab.report.page import Block, Figure, Figures, Paragraph, Section, Text, draw
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.result import RunResult
 
 MOST_LAYERS, MOST_HEADS = 4, 8
 """Of a map; more would be too small to see on a phone."""
-MOST_WITH_WORDS = 3, 4
+MOST_WITH_WORDS = 3, 3
 """The same where tokens stand at the sides."""
 MOST_VARIANTS = 8
+WORDS = 14
+"""Tokens of the row that are drawn, of those that a run keeps."""
 LONGEST = 9
 """Letters of such a token."""
 TITLES = {
     "entropy": "entropy, nats",
     "distance": "distance, tokens",
-    "previous_token": "% on the previous token",
-    "first_token": "% on the first token",
-    "duplicate_token": "% on the same token",
-    "induction": "% behind the same token",
+    "previous_token": "% on previous token",
+    "first_token": "% on first token",
+    "duplicate_token": "% on same token",
+    "induction": "% behind same token",
 }
 """Of `attnlab.interpret.statistics.STATISTICS`, those that are drawn."""
 Arrays = Mapping[str, Any]
@@ -54,7 +56,7 @@ def heads_sections(panel: Panel, end: str) -> list[Section]:
         text = (
             "Means over held-out rows, one cell per layer and head, of one seed. Above each table: "
             "the mean over its heads, and that of the same model before training. Entropy: of the "
-            "probabilities of a head; 0 is one token alone. Behind the same token: on what "
+            "probabilities of a head; 0 is one token alone. Behind same token: on what "
             "followed an earlier token like this one (induction)."
         )
         title = panel.named("Head statistics")

@@ -11,7 +11,6 @@ from attnlab.atomic import write_atomic
 from attnlab.extras import extra
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
     from pandas import DataFrame
 
 FIGURES, TABLES = "figures", "tables"
@@ -168,7 +167,7 @@ class Page:
         return [block for block in every if isinstance(block, kind)]
 
 
-def draw(drawing: "Drawing", name: str, alt: str, caption: str) -> Figure:
+def draw(drawing: Any, name: str, alt: str, caption: str) -> Figure:
     """A figure of matplotlib as one of a page."""
     from attnlab.plotting import to_svg
 

@@ -17,7 +17,7 @@ from attnlab.lab.comparisons import (
     average_effects,
     compare_pairs,
 )
-from attnlab.lab.report.description import Description, Tags
+from attnlab.lab.description import Description, Tags
 from attnlab.lab.result import MetricInfo, RunResult
 from attnlab.lab.results import Results, differing, label_of
 from attnlab.lab.spec import Tag

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from attnlab.extras import extra
-from attnlab.lab.report.description import Expectation, PublishedTable, Tags
+from attnlab.lab.description import Expectation, PublishedTable, Tags
 from attnlab.lab.report.page import Facts, Paragraph, Section, Table, number
 from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.statistics import Array

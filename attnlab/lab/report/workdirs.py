@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnlab.lab.description import read_description
 from attnlab.lab.policies import TUNING
-from attnlab.lab.report.description import read_description
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.results import Results, config_fields
 from attnlab.lab.spec import read_specs

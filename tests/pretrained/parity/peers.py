@@ -24,6 +24,7 @@ GPT2 = dict(vocab_size=97, n_positions=40, n_embd=32, n_layer=2, n_head=4)
 GPT2 |= dict(bos_token_id=1, eos_token_id=2)
 VIT = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=56)
 VIT |= dict(image_size=[8, 12], patch_size=[4, 2], num_channels=3)
+SQUARE = VIT | dict(image_size=8, patch_size=4)
 T5 = dict(vocab_size=97, d_model=32, d_kv=6, d_ff=56, num_layers=2, num_heads=4)
 T5 |= dict(decoder_start_token_id=0, relative_attention_num_buckets=8)
 T5 |= dict(relative_attention_max_distance=10)
@@ -51,6 +52,14 @@ ROPES = dict(
 )
 SCALED = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=3.0)
 SCALED |= dict(original_max_position_embeddings=16, rope_theta=100.0)
+
+BART = dict(vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2, pad_token_id=1)
+BART |= dict(encoder_attention_heads=4, decoder_attention_heads=4, decoder_start_token_id=2)
+BART |= dict(encoder_ffn_dim=56, decoder_ffn_dim=56, max_position_embeddings=40)
+MARIAN = BART | dict(scale_embedding=True, activation_function="swish")
+
+MODERNBERT = BERT | dict(num_hidden_layers=4, local_attention=6, pad_token_id=0, cls_token_id=1)
+MODERNBERT |= dict(sep_token_id=2, bos_token_id=1, eos_token_id=2)
 
 ELECTRA = BERT | dict(embedding_size=16)
 PHI3 = LLAMA | dict(pad_token_id=0)
@@ -229,6 +238,11 @@ PEERS = {
         | dict(q_lora_rank=None, tie_word_embeddings=True, rms_norm_eps=0.05)
         | dict(rope_parameters=SCALED),
     ),
+    "deepseek_v3-yarn": (
+        tr.DeepseekV3ForCausalLM,
+        tr.DeepseekV3Config,
+        DEEPSEEK | dict(rope_parameters=YARN | dict(mscale=0.8, mscale_all_dim=0.8)),
+    ),
     "deepseek_v3-halves": (
         tr.DeepseekV3ForCausalLM,
         tr.DeepseekV3Config,
@@ -398,8 +412,70 @@ PEERS = {
         | dict(hidden_size=21, num_attention_heads=3, image_size=9, patch_size=3, num_channels=2)
         | dict(qkv_bias=False, hidden_act="gelu_new", layer_norm_eps=0.05),
     ),
+    "clip_text_model": (tr.CLIPTextModel, tr.CLIPTextConfig, BERT | dict(eos_token_id=21)),
+    "clip_text_model-largest-id": (
+        tr.CLIPTextModel,
+        tr.CLIPTextConfig,
+        BERT | dict(eos_token_id=2, hidden_act="gelu", layer_norm_eps=0.05),
+    ),
+    "clip_vision_model": (tr.CLIPVisionModel, tr.CLIPVisionConfig, SQUARE),
+    "siglip_text_model": (tr.SiglipTextModel, tr.SiglipTextConfig, BERT),
+    "siglip_vision_model": (tr.SiglipVisionModel, tr.SiglipVisionConfig, SQUARE),
+    "siglip_vision_model-no-head": (
+        tr.SiglipVisionModel,
+        tr.SiglipVisionConfig,
+        SQUARE | dict(vision_use_head=False, layer_norm_eps=0.05, image_size=11),
+    ),
+    "dinov2": (tr.Dinov2Model, tr.Dinov2Config, SQUARE),
+    "dinov2-gated": (
+        tr.Dinov2Model,
+        tr.Dinov2Config,
+        SQUARE | dict(use_swiglu_ffn=True, qkv_bias=False, mlp_ratio=3, use_mask_token=False),
+    ),
+    "mt5": (
+        tr.MT5ForConditionalGeneration,
+        tr.MT5Config,
+        T5 | dict(feed_forward_proj="gated-gelu", num_decoder_layers=3),
+    ),
+    "mpnet": (tr.MPNetForMaskedLM, tr.MPNetConfig, BERT),
+    "mpnet-bare": (
+        tr.MPNetModel,
+        tr.MPNetConfig,
+        BERT | dict(layer_norm_eps=0.05, num_attention_heads=2, hidden_act="relu"),
+    ),
+    "modernbert": (tr.ModernBertForMaskedLM, tr.ModernBertConfig, MODERNBERT),
+    "modernbert-biases-untied": (
+        tr.ModernBertForMaskedLM,
+        tr.ModernBertConfig,
+        MODERNBERT
+        | dict(num_hidden_layers=7, norm_bias=True, attention_bias=True, mlp_bias=True)
+        | dict(classifier_bias=True, decoder_bias=False, tie_word_embeddings=False)
+        | dict(classifier_activation="relu", norm_eps=0.05),
+    ),
+    "modernbert-bare-one-layer": (
+        tr.ModernBertModel,
+        tr.ModernBertConfig,
+        MODERNBERT | dict(num_hidden_layers=1),
+    ),
+    "bart": (tr.BartForConditionalGeneration, tr.BartConfig, BART),
+    "bart-bare-3-layers": (
+        tr.BartModel,
+        tr.BartConfig,
+        BART | dict(encoder_layers=3, encoder_attention_heads=2, activation_function="relu"),
+    ),
+    "bart-scaled": (
+        tr.BartForConditionalGeneration,
+        tr.BartConfig,
+        BART | dict(scale_embedding=True, num_labels=7),
+    ),
+    "marian": (tr.MarianMTModel, tr.MarianConfig, MARIAN),
+    "mbart": (tr.MBartForConditionalGeneration, tr.MBartConfig, BART),
+    "plbart": (tr.PLBartForConditionalGeneration, tr.PLBartConfig, BART),
+    "pegasus": (tr.PegasusForConditionalGeneration, tr.PegasusConfig, MARIAN),
+    "blenderbot": (tr.BlenderbotForConditionalGeneration, tr.BlenderbotConfig, BART),
     "t5-encoder": (tr.T5EncoderModel, tr.T5Config, T5 | dict(num_layers=3)),
 }
+SEQ2SEQ = ("t5", "mt5", "bart", "marian", "mbart", "plbart", "pegasus", "blenderbot")
 OWN_READOUT = ("own-readout", "own-readout-big-eps")
 
 
@@ -413,9 +489,11 @@ def make(name, **sizes):
     rng = np.random.default_rng(1)
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
+            if name == "marian" and key.endswith("embed_positions.weight"):
+                continue  # sinusoids, which no file has
             p.copy_(torch.from_numpy(_large(key, tuple(p.shape), rng).astype(np.float32)))
         for key, a in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
+            if key.endswith(("e_score_correction_bias", "final_logits_bias")):
                 a.copy_(torch.from_numpy(0.3 * rng.normal(size=a.shape)))
         if name.endswith(OWN_READOUT):
             # The file decides whether a T5 has a readout of its own, so give it one.
@@ -436,7 +514,8 @@ def inputs(name, length=11, vocab=97):
     pad = PEERS[name][2].get("pad_token_id", 1)
     ids = rng.integers(5, vocab, (3, length))
     # A window that only saw padding would see nothing, which is no number to compare.
-    most = (PEERS[name][2].get("sliding_window") or length) - 1
+    window = PEERS[name][2].get("local_attention", 2 * length) // 2
+    most = (PEERS[name][2].get("sliding_window") or window) - 1
     real = np.arange(length) < length - np.minimum([[0], [4], [7]], most)
     ids = np.where(real, ids, pad)
     given = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
@@ -445,7 +524,7 @@ def inputs(name, length=11, vocab=97):
         given["token_type_ids"] = rng.integers(0, types, ids.shape)
     if name.startswith("opt"):  # else it counts them by the mask, also of padding
         given["position_ids"] = np.broadcast_to(np.arange(length), ids.shape).copy()
-    if name.startswith("t5") and "encoder" not in name:
+    if name.startswith(SEQ2SEQ) and "encoder" not in name:
         given["decoder_input_ids"] = rng.integers(2, vocab, (3, 7))
     return given
 
@@ -463,9 +542,12 @@ def outputs(model, given):
             found[key] = value.numpy()
     if "pixel_values" in given:
         # Others show the output of the final norm in the last layer's place.
-        final = getattr(model, "vit", model).layernorm
-        last = torch.from_numpy(found["hidden_states"][-1])
-        found["hidden_states"][-1] = final(last).detach().numpy()
+        if "last_hidden_state" not in found:
+            last = torch.from_numpy(found["hidden_states"][-1])
+            found["last_hidden_state"] = model.vit.layernorm(last).detach().numpy()
+        found["hidden_states"][-1] = found["last_hidden_state"]
+    if type(model).__name__ in ("CLIPTextModel", "SiglipTextModel"):
+        found["hidden_states"][-1] = found["last_hidden_state"]
     return found
 
 
@@ -475,6 +557,8 @@ def _large(key, shape, rng):
         return (1 + 0.3 * values) if key.endswith("weight") else 0.3 * values
     if key.endswith("bias"):
         return 0.3 * values
+    if key.endswith(("lambda1", "probe")):
+        return 1 + 0.3 * values
     if any(part in key for part in ("embed", "wte", "wpe", "shared", "relative")):
         return 0.7 * values
     if "sinks" in key or key.endswith("_bias"):

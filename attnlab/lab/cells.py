@@ -1,0 +1,68 @@
+"""Runs of a small experiment: one CSV line per finished run, so that a stopped command resumes."""
+
+import csv
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from scipy import stats
+
+Cell = TypeVar("Cell")
+Line = dict[str, str]
+
+
+def run_cells(
+    cells: Iterable[Cell], run: Callable[[Cell], Mapping[str, float]], path: Path
+) -> list[Line]:
+    """Runs each cell (a flat dataclass) whose line is not in the CSV file yet.
+
+    Args:
+        cells: the runs, in order.
+        run: cell -> numbers.
+        path: CSV file. A line is the fields of a cell, the numbers, and the wall seconds.
+
+    Returns:
+        The lines of `cells`, as text. Raises ValueError where the file has other columns.
+    """
+    lines = list(csv.DictReader(path.open())) if path.exists() else []
+    found = []
+    for cell in cells:
+        assert dataclasses.is_dataclass(cell)
+        assert not isinstance(cell, type)
+        key = {name: str(value) for name, value in dataclasses.asdict(cell).items()}
+        old = [line for line in lines if key.items() <= line.items()]
+        if not old:
+            began = time.perf_counter()
+            numbers = {name: f"{value:.6g}" for name, value in run(cell).items()}
+            line = key | numbers | {"seconds": f"{time.perf_counter() - began:.1f}"}
+            if lines and list(lines[0]) != list(line):
+                raise ValueError(f"{path} has columns {list(lines[0])}, not {list(line)}")
+            with path.open("a", newline="") as file:
+                writer = csv.DictWriter(file, list(line), lineterminator="\n")
+                if not lines:
+                    writer.writeheader()
+                writer.writerow(line)
+            lines.append(line)
+            old = [line]
+        found += old
+    return found
+
+
+def interval(values: Iterable[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Mean and Student's t interval of independent runs.
+
+    >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    x = np.array(list(values), float)
+    half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / len(x) ** 0.5)
+    return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table, line by line."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows] + [""]

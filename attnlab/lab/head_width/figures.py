@@ -1,0 +1,125 @@
+"""Figures of the head-width study as SVG that is legible on light and dark pages."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnlab.lab.mixed_model import Estimate
+from attnlab.plotting import INK, new_axes
+from attnlab.plotting import THEMED_COLOURS as COLOURS
+
+BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngram5": "5-gram",
+             "gzip": "gzip -9"}  # fmt: skip
+"""Column of rows -> name."""
+DASHES = {"unigram": "-", "ngram3": ":", "ngram4": "--", "ngram5": "-.", "gzip": (0, (8, 3))}
+Series = Mapping[int, Estimate]
+"""head_dim -> value with its interval."""
+
+
+class SizePanel(NamedTuple):
+    """A model size of figure 1: loss by head_dim, and baselines."""
+
+    width: int
+    parameters: int
+    loss: Series
+    baselines: Mapping[str, float]
+
+
+def _head_dims(axes: Any, values: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(values)), [str(v) for v in sorted(set(values))])
+    axes.set_xlabel("head_dim")
+
+
+def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o") -> None:
+    x = sorted(series)
+    y = [series[h].value for h in x]
+    axes.plot(x, y, color=colour, linewidth=1.2, label=label)
+    for h in x:
+        low, high = series[h].low, series[h].high
+        axes.plot([h], [series[h].value], marker, color=colour, markersize=5)
+        if low == low and high == high:
+            axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
+
+
+def loss_figure(panels: Sequence[SizePanel]) -> Any:
+    """Figure 1: loss over head_dim on N h = D, a panel per model size, baselines as lines."""
+    figure, grid = new_axes(len(panels), 3.4)
+    for axes, panel in zip(grid, panels, strict=True):
+        _errors(axes, panel.loss, COLOURS[0], "models")
+        _head_dims(axes, list(panel.loss))
+        low, high = axes.get_ylim()
+        near = [y for y in panel.baselines.values() if low - 0.15 < y < high + 0.15]
+        axes.set_ylim(min([low, *near]) - 0.01, max([high, *near]) + 0.02)
+        outside = []
+        for name, y in panel.baselines.items():
+            if y not in near:
+                outside.append(f"{BASELINES[name]} {y:.3f}")
+                continue
+            axes.axhline(y, color=INK, linestyle=DASHES[name], linewidth=1)
+            axes.text(0.02, y, f"{BASELINES[name]} {y:.3f}", ha="left", va="bottom", color=INK,
+                      fontsize=8, transform=axes.get_yaxis_transform())  # fmt: skip
+        title = f"D = {panel.width}, {panel.parameters:,} parameters"
+        note = f"\noutside: {', '.join(outside)}" if outside else ""
+        axes.set_title(title + note, fontsize=8, color=INK, loc="left")
+        axes.set_ylabel("held-out bits per byte")
+    return figure
+
+
+def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, float]]) -> Any:
+    """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
+    figure, [axes] = new_axes(1)
+    levels = np.arange(math.floor(bits.min() * 100), math.ceil(bits.max() * 100) + 1) / 100
+    lines = axes.contour(2.0**u, 2.0**v, bits, levels, colors=COLOURS[0], linewidths=1.2)
+    axes.clabel(lines, levels[:6], fmt="%.2f", fontsize=8)
+    axes.plot([p[0] for p in points], [p[1] for p in points], "o", color=COLOURS[1], markersize=5,
+              clip_on=False)  # fmt: skip
+    _head_dims(axes, [int(p[0]) for p in points])
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([0.5, 1, 1.5], ["1/2", "1", "3/2"])
+    axes.minorticks_off()
+    axes.set_ylabel("num_heads × head_dim / width")
+    return figure
+
+
+def sharing_figure(multiples: Mapping[str, Estimate]) -> Any:
+    """Figure 3: the compute multiple of each sharing plan."""
+    figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
+    for i, found in enumerate(list(multiples.values())[::-1]):
+        if found.low == found.low:
+            axes.plot([found.low, found.high], [i, i], color=COLOURS[0], linewidth=1.8)
+        axes.plot([found.value], [i], "o", color=COLOURS[0])
+        axes.text(found.value, i + 0.18, f"{found.value:.2f}", color=INK, fontsize=9, ha="center")
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.set_yticks(range(len(multiples)), list(multiples)[::-1])
+    axes.set_ylim(-0.6, len(multiples) - 0.3)
+    axes.set_xscale("log")
+    ends = [e for f in multiples.values() for e in (f.low, f.value, f.high) if e == e]
+    low, high = min(0.8, *ends) * 0.95, max(1.25, *ends) * 1.05
+    axes.set_xlim(low, high)
+    ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= t <= high]
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("compute multiple at equal loss")
+    return figure
+
+
+def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Any:
+    """Figure 4: the best learning rate over head_dim on N h = D."""
+    figure, [axes] = new_axes(1)
+    for i, (name, values) in enumerate(series.items()):
+        x = sorted(values)
+        axes.plot(x, [values[h] for h in x], color=COLOURS[i], marker="os^D"[i % 4], label=name)
+    _head_dims(axes, [h for values in series.values() for h in values])
+    axes.set_yscale("log")
+    rates = [r for values in series.values() for r in values.values()]
+    ticks = [t for t in (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05)
+             if min(rates) * 0.7 <= t <= max(rates) * 1.4]  # fmt: skip
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_ylim(min(rates) * 0.6, max(rates) * 1.5)
+    axes.minorticks_off()
+    axes.set_ylabel("best learning rate (Muon)")
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure

@@ -1,0 +1,575 @@
+"""The page of the head-width study: tables, figures and text from rows alone, in seconds."""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.lab.cells import table
+from attnlab.lab.head_width import analysis, design
+from attnlab.lab.head_width import figures as charts
+from attnlab.lab.head_width.analysis import Pairs
+from attnlab.lab.head_width.hypotheses import (
+    NOT_YET,
+    PLANS,
+    STAGE_OF_WIDTH,
+    Fit,
+    Result,
+    Study,
+    ends,
+    fits,
+    from_reference,
+    looks,
+    multiple,
+    primary,
+    read_study,
+    secondary,
+    sentence,
+    sharing,
+)
+from attnlab.lab.head_width.rates import cells_of, minimum
+from attnlab.lab.head_width.rows import Row, write_whole
+from attnlab.lab.mixed_model import Estimate, MixedModel
+from attnlab.plotting import themed_svg
+
+CHECK = Path(__file__).with_name("recompute.py")
+
+
+def result_rows(results: Sequence[Result]) -> list[list[str]]:
+    """The table of results: estimate, checks, p-values, conclusion."""
+    lines = []
+    for r in results:
+        if r.found is None:
+            lines.append([r.name, r.text, *[NOT_YET] * 6])
+            continue
+        boot = units = "–"
+        if r.pairs:
+            low, high = analysis.bootstrap(r.pairs)
+            boot = f"{low:+.4f} to {high:+.4f}"
+            units = ends(analysis.over_texts(analysis.merged(r.pairs)))
+        counts = f"{r.found.count}"
+        if r.pairs:
+            counts += f" x {max(map(len, r.pairs.values()))}"
+        p = "–"
+        if math.isfinite(r.corrected):
+            p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
+        lines.append([r.name, r.text, ends(r.found), counts, boot, units, p, r.conclusion])
+    return lines
+
+
+HEADER = ("name", "what", "estimate (95 % interval)", "texts x seeds", "bootstrap interval",
+          "Tatoeba texts as one", "p (Holm for S1 to S5)", "conclusion")  # fmt: skip
+
+
+def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+    """Figure name -> figure, of what there is."""
+    drawn: dict[str, Any] = {}
+    panels = [_panel(study, w) for w, s in STAGE_OF_WIDTH.items() if study.complete(s)]
+    if panels:
+        drawn["figure1"] = charts.loss_figure(panels)
+    if study.model is not None:
+        alone = np.asarray(study.frame["stage"]) == STAGE_OF_WIDTH[64]
+        part = analysis.select(study.frame, alone)
+        drawn["figure2"] = _surface(analysis.surface_model(part, study.tuning_k))
+    if study.slope is not None and study.complete(5):
+        shared = analysis.pool([sharing(study, plan) for plan in PLANS])
+        drawn["figure3"] = charts.sharing_figure(
+            {
+                plan: analysis.compute_multiple(
+                    analysis.over_texts(sharing(study, plan), shared), study.slope
+                )
+                for plan in PLANS
+            }
+        )
+    rates = _rates(rows)
+    if rates:
+        drawn["figure4"] = charts.rate_figure(rates)
+    return drawn
+
+
+def _panel(study: Study, width: int) -> charts.SizePanel:
+    base = study.point(width // 16, 16, width=width)
+    bits, text = study.frame["bits"][base], study.frame["text"][base]
+    level = float(np.mean([bits[text == t].mean() for t in np.unique(text)]))
+    pairs = from_reference(study, width)
+    pooled = analysis.pool(list(pairs.values()))
+    series = {16: Estimate(level, math.nan, math.nan, math.nan, math.nan, len(np.unique(text)))}
+    for h, one in pairs.items():
+        d = analysis.over_texts(one, pooled)
+        series[h] = dataclasses.replace(
+            d, value=level + d.value, low=level + d.low, high=level + d.high
+        )
+    grams = {}
+    for name in charts.BASELINES:
+        values = study.frame[name][base]
+        grams[name] = float(np.mean([values[text == t].mean() for t in np.unique(text)]))
+    return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
+
+
+def _surface(model: MixedModel) -> Any:
+    u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
+    b = dict(zip(model.names, model.coefficients, strict=True))
+    x = u - 4
+    levels = [value for name, value in b.items() if name.startswith("a[") and name.endswith("-64]")]
+    bits = (
+        np.mean(levels)
+        + b["u"] * x
+        + b["u2"] * x**2
+        + b["v"] * v
+        + b["v2"] * v**2
+        + b["uv"] * x * v
+    )
+    points = [(float(h), n * h / 64) for n, h in design.POINTS[64]]
+    return charts.surface_figure(u, v, bits, points)
+
+
+def _rates(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    for cell, of_cell in cells_of([r for r in rows if r.spec.stage == 1]).items():
+        v, best = cell.variant, minimum(of_cell)
+        plain = v.plan == "separate" and v.layout == "standard" and v.length == 128
+        if (
+            plain
+            and cell.bytes_per_parameter == 20
+            and v.num_heads * v.head_dim == v.width
+            and best.interior
+        ):
+            found.setdefault(f"D = {v.width}, {cell.text}", {})[v.head_dim] = math.exp(
+                best.log_rate
+            )
+    return found
+
+
+CAPTIONS = {
+    "figure1": "**Figure 1. Held-out loss over head_dim at N h = D and equal FLOPs.** Mean over 8 "
+    "texts. Interval: 95 %, of the difference from h = 16 (which has none of its own), texts "
+    "random, not narrower than the pooled one. Grey: baselines counted on the bytes of the same "
+    "runs (Witten-Bell n-grams, n - 1 bytes of context) and gzip -9, means over the same texts; "
+    "those outside the axis are in the title of the panel.",
+    "figure2": "**Figure 2. Fitted loss (bits per byte) over head_dim and N h / D, D = 64.** "
+    "Contours of the mixed model fitted to D = 64 alone (exploratory: the registered one has one "
+    "curvature for all D); points: measured.",
+    "figure3": "**Figure 3. Cost of sharing at equal FLOPs by sublayer,** as a compute multiple: "
+    "how many times the compute gives the loss of separate layers. 95 % interval over texts, with "
+    "the error of the slope.",
+    "figure4": "**Figure 4. Best learning rate over head_dim at N h = D** (stage 1, validation "
+    "part, one seed; cells with an interior minimum).",
+}
+RULES = """## Registered results
+
+Held-out bits per byte, texts random; S1 and S3 in units of log2. The rules are those of
+[plan.md](plan.md) with its amendment 1:
+
+- Student's t with texts - 1 degrees of freedom. No interval is narrower than that of the variance
+  pooled over pairs of variants.
+- P1 is significant (p < 0.005 at the first look, p < 0.048 at the second) or equivalent (90 %
+  interval within 0.02) only where the mixed model and the paired t-test over the text means both
+  say so; otherwise it is inconclusive. The first look reads stages 1 and 3 alone, the second
+  stages 1, 3 and 7. Stage 7 is run only where the first look is neither.
+- S1 to S5 are judged once, when stages 2 to 5 are complete, with Holm's correction over 5. p of S1
+  is the larger of those of the slopes at both ends of D = 64; S4 and S5 are paired over 4 texts.
+"""
+EXPLORATORY = """## Every point (exploratory)
+
+Difference of held-out bits per byte from h = 16 on N h = D, paired by text and seed, at equal FLOPs
+per token. Not corrected for the number of comparisons. "inconclusive": the interval holds 0.
+"""
+LIMITS = """## Limits
+
+- Models of 42,496 to 521,344 parameters on bytes, 4 layers, T = 128, 20 bytes per parameter, one
+  optimizer (Muon, by the rule of stage 0). Nothing here is measured at the sizes of language models
+  in use.
+- Equal FLOPs are equal parameters on N h = D only; elsewhere parameters differ by up to 15 %.
+- Best learning rates come from 2 texts at D = 32 and 1 at D = 64 and a formula that leaves a
+  standard deviation of {residual:.3f} in ln r; an error of that size costs {cost:.4f} bits. The
+  coefficient `tuning` is the slope in ln r at the judged rates: where it is not 0 the rates were
+  off by {off:+.2f} in ln r, {offcost:.4f} bits, on average over all points.
+- The error of k is not carried on. In 500 simulated studies (`tests/lab/test_study_simulations.py`)
+  the intervals of S1 to S5 cover 94 to 98 %; those of P1 98 to 100 %, since they are not narrower
+  than the pooled one. False positives: P1 1.2 % over both looks, S1 to S5 at most 0.8 %.
+  The mixed model assumes a parabola in log2 h, the same in every text but for a slope; the
+  paired t-test does not. N h / D has three levels, so nothing tests its parabola; the interval
+  of the best N h is that of the model and no wider.
+- The interval of S3 is a little too wide without D = 96: it covers 98.2 % in 500 simulated studies
+  (standard error 0.6 %; with D = 96 97.4 %), since t with texts - 1 degrees of freedom is wide for
+  a term without random slopes of texts. The plan keeps it.
+- 16x2 at D = 32 has its best rate on `tatoeba_fr` beyond the end of the grid, so its loss may be
+  too high. Of the results at D = 64 only those of the registered model depend on it.
+- The two Tatoeba texts are translations of each other: see the column with both as one text.
+  `multi30k_de` and `web` are read 2 times at D = 64 and 4 to 5 times at D = 96.
+- Baselines of 1, 3, 4 and 5 bytes (n-gram order) and gzip were recorded, a 2-gram was not.
+"""
+FITS = """## The best head by other fits (exploratory)
+
+The registered model has one parabola in log2 h for all D. Where h = 2 at D = 32 costs much more
+than a parabola allows, that bends the fit at D = 64 too, and the residual hides the variation over
+texts (standard deviations of B1, C1 and seed below). So here is the same model on fewer rows.
+"""
+OPTIMIZERS = """## The cost of one wide head by optimizer (stage 0, exploratory)
+
+Bits by which the best learning rate of 1x64 is worse than that of 4x16, D = 64: validation part,
+one seed a text, minimum of a parabola in ln r.
+"""
+CHANGE = "## What would change the conclusion"
+PROVISIONAL = """† Compute multiples from the loss at D = 32 and 64 alone. The plan takes the slope
+from D = 32, 64 and 96; the loss falls more slowly at larger D, where the same bits are worth more
+compute.
+"""
+AGAIN = """## The main numbers again, with numpy alone
+
+Run it in this folder: mean, standard error and number of texts of P1, of every point of D = 64, of
+S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and N h / D of the fit
+"D = 64 alone".
+"""
+
+
+def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "analysis") -> str:
+    """The Markdown page."""
+    first = title == "first look"
+    flag = " --first_look" if first else ""
+    fitted = fits(study)
+    lines = [
+        f"# Head-width study: {title}", "",
+        f"Written by `experiments.study --analysis{flag}` from `runs.csv` alone, in seconds.", "",
+        "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
+        "The sentence is that of the plan. A blank is filled when its stages are complete; each "
+        "has its 95 % interval and its number of texts and seeds.", "", *_reading(study, fitted),
+        "## What is missing", "", _missing(study, first), "", RULES,
+        *table(HEADER, result_rows(primary(study) + secondary(study))),
+    ]  # fmt: skip
+    for name, caption in CAPTIONS.items():
+        shown = f"![{caption.split('**')[1]}]({_file(name, first)})"
+        lines += [shown if name in drawn else f"({name}: {NOT_YET})", "", caption, ""]
+    lines += [EXPLORATORY, *_point_tables(study)]
+    lines += ["## Baselines", "", *_baselines(study)]
+    lines += ["## Every plan of sharing", "", *_sharing_table(study)]
+    lines += ["## Training length and context (stage 6)", "", *_length_tables(study)]
+    lines += [OPTIMIZERS, *_optimizer_table(rows)]
+    if study.model is not None:
+        lines += [FITS, *_fit_table(study, fitted)]
+        lines += ["## Coefficients of the mixed model", "", *_model_table(study), _limits(study)]
+        lines += [CHANGE, "", *_changes(study), ""]
+    lines += [AGAIN, "```python", CHECK.read_text().rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
+    """What the numbers say, in bullets. Empty where there is no model."""
+    if not found:
+        return []
+    marked = study.slope is not None and len(study.slope_widths) < len(STAGE_OF_WIDTH)
+    lines = [PROVISIONAL] if marked else []
+    best = []
+    for width in (w for w, stage in STAGE_OF_WIDTH.items() if study.complete(stage)):
+        mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
+                for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
+        best.append(f"{min(mean, key=mean.__getitem__)} at D = {width}")
+    lines.append(f"- Lowest measured loss on N h = D: head_dim {', '.join(best)}.")
+    values = [2**one.optimum.best.value for one in found]
+    if len(found) > 2:
+        alone = next(one for one in found if one.name == "D = 64 alone")
+        bad = found[0].residual_sd > 2 * alone.residual_sd
+        lines.append(
+            f"- From D = 64 alone the best head_dim is {_best(alone)} and the best N h "
+            f"{_best_share(alone)} D (exploratory). The sentence takes the registered model of all "
+            "complete stages"
+            + (", which fits badly" if bad else "")
+            + f": its residual is {found[0].residual_sd:.4f} bits, that of D = 64 alone "
+            f'{alone.residual_sd:.4f} (see "The best head by other fits": {min(values):.1f} to '
+            f"{max(values):.1f})."
+        )
+    for total, point in (("D/2", (2, 16)), ("3D/2", (6, 16))):
+        difference = analysis.over_texts(
+            against(study, 64, *point, "standard"),
+            analysis.pool(list(from_reference(study).values())),
+        )
+        lines.append(
+            f"- D = 64, heads of 16: N h = {total} against D costs {ends(difference)} bits at "
+            f"equal FLOPs: {reading(difference)}."
+        )
+    return [*lines, ""]
+
+
+def _best(fit: Fit) -> str:
+    b = fit.optimum.best
+    if not math.isfinite(b.low):
+        return "not determined"
+    return f"{2**b.value:.1f} ({2**b.low:.1f} to {2**b.high:.1f})"
+
+
+def _best_share(fit: Fit) -> str:
+    t = fit.total
+    if not (math.isfinite(t.low) and math.isfinite(t.high)):
+        return "not determined"
+    return f"{2**t.value:.2f} ({2**t.low:.2f} to {2**t.high:.2f})"
+
+
+def _fit_table(study: Study, found: Sequence[Fit]) -> list[str]:
+    header = ("rows", "h\\*", "best N h / D", "slope of log2 h\\* on log2 D", "residual sd, bits")
+    lines = []
+    for one in found:
+        slope = one.optimum.slope
+        trend = "–"
+        if math.isfinite(slope.value):
+            trend = ends(slope, 2) if study.complete(2, 3, 4) else NOT_YET
+        lines.append([one.name, _best(one), _best_share(one), trend, f"{one.residual_sd:.4f}"])
+    return table(header, lines)
+
+
+def _optimizer_table(rows: Sequence[Row]) -> list[str]:
+    """Stage 0: minimum of 1x64 less minimum of 4x16, by parametrization and text."""
+    cells = {
+        (c.parametrization, c.text, c.variant.point): minimum(of_cell)
+        for c, of_cell in cells_of([r for r in rows if r.spec.stage == 0]).items()
+    }
+    names = dict.fromkeys(name for name, _, _ in cells)
+    lines = []
+    for name in names:
+        gaps = [f"{cells[name, t, '1x64'].bits - cells[name, t, '4x16'].bits:+.4f}"
+                for t in design.STAGE0_TEXTS]  # fmt: skip
+        lines.append([name, *gaps])
+    return table(("optimizer", *design.STAGE0_TEXTS), lines)
+
+
+def _changes(study: Study) -> list[str]:
+    """What would change the conclusion, with what is known of each."""
+    lines = [
+        "- Other texts: the intervals are over 8 texts, five of them English, one French, one "
+        "German and one Python code.",
+        "- Another optimizer: only Muon was judged. What one wide head costs depends on the "
+        "optimizer: see the table by optimizer.",
+    ]
+    if study.complete(3, 6):
+        at = {}
+        for each in (20.0, 80.0):
+            points = [study.point(*p, bytes_per_parameter=each) for p in ((4, 16), (1, 64))]
+            texts = np.isin(study.frame["text"], design.LENGTH_TEXTS)
+            pairs = analysis.paired(study.frame, points[0] & texts, points[1] & texts)
+            at[each] = ends(analysis.over_texts(pairs))
+        lines.append(
+            f"- Longer training: at 80 bytes per parameter 1x64 is worse than 4x16 by {at[80.0]} "
+            f"bits, at 20 by {at[20.0]} on the same 4 texts (1 and 2 seeds). Beyond 80: not known."
+        )
+        lines.append(
+            "- Another context: T = 64 and 256 were run on 2 texts with one seed, too few to tell."
+        )
+    else:
+        lines.append(f"- Longer training or another context (stage 6): {NOT_YET}.")
+    lines.append(
+        "- Larger models: a slope of log2 h\\* on log2 D of 1 would mean a fixed number of heads, "
+        "0 a fixed width. "
+        + ("D = 96 is in." if study.complete(4) else f"D = 96 (stage 4): {NOT_YET}.")
+        + " No larger D is measured here."
+    )
+    return lines
+
+
+def _text_means(study: Study, mask: Any) -> list[float]:
+    text, bits = (np.asarray(study.frame[name])[mask] for name in ("text", "bits"))
+    return [float(bits[text == one].mean()) for one in np.unique(text)]
+
+
+def _file(name: str, first: bool) -> str:
+    return f"first_look_{name}.svg" if first else f"{name}.svg"
+
+
+def _headline(study: Study) -> str:
+    results = primary(study)
+    last = results[-1]
+    if last.found is None:
+        return f"P1: {NOT_YET}."
+    if last.conclusion == "inconclusive":
+        return f"P1 is inconclusive: loss(2x32) - loss(4x16) = {ends(last.found)} bits per byte."
+    size = dataclasses.replace(last.found, value=abs(last.found.value))
+    if last.found.value < 0:
+        size = dataclasses.replace(size, low=-last.found.high, high=-last.found.low)
+    worse = "worse" if last.found.value > 0 else "better"
+    return (
+        f"P1: at D = 64, N h = D and equal FLOPs, 2 heads of 32 are {worse} by {ends(size, 4, '')} "
+        f"bits per byte than 4 heads of 16: {last.conclusion}."
+    )
+
+
+def _missing(study: Study, first: bool) -> str:
+    if first:
+        return (
+            "This is the first look: it reads stages 1 and 3 alone, and later rows do not change "
+            f'it. What needs other stages says "{NOT_YET}".'
+        )
+    decided = any(look.conclusion != "inconclusive" for look in looks(study))
+    left = [
+        f"stage {s} ({design.TITLES[s]}) lacks {n} runs"
+        for s, n in study.left.items()
+        if n and not (decided and s == 7)
+    ]
+    said = "; ".join(left) + f'. Its results say "{NOT_YET}".' if left else "Nothing."
+    if decided and study.left[7]:
+        said += " Stage 7 (the second look at P1) is not run, since the first look decided."
+    return said
+
+
+def reading(found: Estimate) -> str:
+    """What an interval says: "inconclusive" where it holds 0."""
+    if not found.low * found.high > 0:
+        return "inconclusive"
+    return "worse" if found.value > 0 else "better"
+
+
+def _point_tables(study: Study) -> Iterator[str]:
+    header = ("D", "point", "N h / D", "FFN width", "parameters", "bits", "difference (95 %)",
+              "Tatoeba texts as one", "texts x seeds", "")  # fmt: skip
+    lines = []
+    for width, stage in STAGE_OF_WIDTH.items():
+        if not study.complete(stage) or not study.frame:
+            lines.append([str(width), *[NOT_YET] * 8, ""])
+            continue
+        points: list[tuple[int, int, str]] = [(n, h, "standard") for n, h in design.POINTS[width]]
+        points += [(n, h, "narrow") for n, h in design.NARROW if width == 64]
+        many = {p: against(study, width, *p) for p in points if p != (width // 16, 16, "standard")}
+        pooled = analysis.pool(list(from_reference(study, width).values()))
+        for n, h, layout in points:
+            mask = study.point(n, h, width=width, layout=layout)
+            text, bits = study.frame["text"][mask], study.frame["bits"][mask]
+            mean = float(np.mean([bits[text == t].mean() for t in np.unique(text)]))
+            shape = [f"{study.frame[f][mask][0]:,}" for f in ("ffn_width", "parameters")]
+            name = f"{n}x{h}" + (" narrow" if layout == "narrow" else "")
+            line = [str(width), name, f"{n * h / width:g}", *shape, f"{mean:.4f}"]
+            pairs = many.get((n, h, layout))
+            if pairs is None:
+                lines.append([*line, "reference", "", "", ""])
+                continue
+            found = analysis.over_texts(pairs, pooled)
+            merged = ends(analysis.over_texts(analysis.merged(pairs)))
+            counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
+            lines.append([*line, ends(found), merged, counts, reading(found)])
+    yield from table(header, lines)
+
+
+def against(study: Study, width: int, heads: int, head_dim: int, layout: str) -> Pairs:
+    """Differences of a point from h = 16 on N h = D."""
+    reference = study.point(width // 16, 16, width=width)
+    point = study.point(heads, head_dim, width=width, layout=layout)
+    return analysis.paired(study.frame, reference, point)
+
+
+def _baselines(study: Study) -> list[str]:
+    header = ("D", "text", *charts.BASELINES.values(), "model h = 16, N h = D")
+    lines = []
+    for width, stage in STAGE_OF_WIDTH.items():
+        if not study.frame or not study.complete(stage):
+            lines.append([str(width), *[NOT_YET] * (len(header) - 1)])
+            continue
+        mask = study.point(width // 16, 16, width=width)
+        for text in design.ALL_TEXTS:
+            of_text = mask & (study.frame["text"] == text)
+            names = (*charts.BASELINES, "bits")
+            means = [f"{study.frame[name][of_text].mean():.3f}" for name in names]
+            lines.append([str(width), text, *means])
+    return table(header, lines)
+
+
+def _length_tables(study: Study) -> list[str]:
+    """Differences from 4x16 at 80 bytes per parameter and at T = 64 and 256, beside those of
+    stage 3 on the same texts."""
+    if not study.complete(3, 6):
+        return [f"{NOT_YET}: 80 bytes per parameter on 4 texts, T = 64 and 256 on 2 texts.", ""]
+    settings: list[tuple[int, float, Sequence[str]]] = [
+        (128, 20.0, design.LENGTH_TEXTS),
+        (128, 80.0, design.LENGTH_TEXTS),
+    ]
+    settings += [(t, 20.0, design.CONTEXT_TEXTS) for t in (64, 128, 256)]
+    lines = []
+    for length, each, texts in settings:
+        others = ((16, 4), (8, 8), (2, 32), (1, 64))
+        of_texts = np.isin(study.frame["text"], texts)
+        at = {p: study.point(*p, length=length, bytes_per_parameter=each) & of_texts
+              for p in ((4, 16), *others)}  # fmt: skip
+        many = {p: analysis.paired(study.frame, at[4, 16], at[p]) for p in others}
+        many = {p: pairs for p, pairs in many.items() if pairs}
+        pooled = analysis.pool(list(many.values()))
+        for (n, h), pairs in many.items():
+            found = analysis.over_texts(pairs, pooled)
+            counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
+            cells = [str(length), f"{each:g}", f"{n}x{h}", ends(found)]
+            lines.append([*cells, counts, reading(found)])
+    header = ("T", "bytes per parameter", "point", "bits worse than 4x16 (95 %)",
+              "texts x seeds", "")  # fmt: skip
+    return table(header, lines)
+
+
+def _sharing_table(study: Study) -> list[str]:
+    lines = []
+    for budget in ("flops", "parameters"):
+        ready = study.complete(3, 5)
+        pooled = analysis.pool([sharing(study, p, budget) for p in PLANS]) if ready else None
+        for plan in PLANS:
+            if not ready:
+                lines.append([plan, budget, *[NOT_YET] * 3, ""])
+                continue
+            pairs = sharing(study, plan, budget)
+            found = analysis.over_texts(pairs, pooled)
+            counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
+            times = multiple(found, study) if budget == "flops" else "–"
+            lines.append([plan, budget, ends(found), times, counts, reading(found)])
+    header = ("plan", "equal", "bits worse than separate (95 %)", "compute multiple",
+              "texts x seeds", "")  # fmt: skip
+    return table(header, lines)
+
+
+def _model_table(study: Study) -> list[str]:
+    assert study.model is not None
+    names = [name for name in study.model.names if not name.startswith("a[")]
+    lines = [[name, ends(study.model.contrast({name: 1}))] for name in names]
+    sds = zip(("B1 (u by text)", "C1 (v by text)", "seed"), study.model.component_sd, strict=True)
+    lines += [[f"standard deviation of {n}", f"{sd:.4f}"] for n, sd in sds]
+    lines += [
+        ["standard deviation of e", f"{study.model.residual_sd:.4f}"],
+        ["k (stage 1)", f"{study.tuning_k:.4f}"],
+    ]
+    return table(("term", "estimate (95 % interval)"), lines)
+
+
+def _limits(study: Study) -> str:
+    assert study.model is not None
+    k, sd = study.tuning_k, study.rate_sd
+    off = -study.model.contrast({"tuning": 1}).value / (2 * k)
+    return LIMITS.format(residual=sd, cost=k * sd**2, off=off, offcost=k * off**2)
+
+
+def write_analysis(rows: Sequence[Row], folder: Path, first_look: bool = False) -> list[Path]:
+    """Writes analysis.md, analysis.csv and the figures there are; removes figures that are not.
+
+    With `first_look` rows of stages 0, 1 and 3 alone are read, and the files are first_look*.
+    """
+    if first_look:
+        rows = [row for row in rows if row.spec.stage in (0, 1, 3)]
+    study = read_study(rows)
+    drawn = figures(study, rows)
+    paths = []
+    for name in CAPTIONS:
+        path = folder / _file(name, first_look)
+        path.unlink(missing_ok=True)
+        if name in drawn:
+            write_whole(path, themed_svg(drawn[name], name))
+            paths.append(path)
+    name = "first_look" if first_look else "analysis"
+    write_whole(folder / f"{name}.csv", _csv(primary(study) + secondary(study)))
+    title = name.replace("_", " ")
+    write_whole(folder / f"{name}.md", page(rows, study, list(drawn), title))
+    return [folder / f"{name}.md", folder / f"{name}.csv", *paths]
+
+
+def _csv(results: Sequence[Result]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("name", "what", "value", "error", "low", "high", "texts", "p", "conclusion"))
+    for r in results:
+        f = r.found
+        numbers = (f.value, f.error, f.low, f.high, f.count, r.corrected) if f else ("",) * 6
+        writer.writerow((r.name, r.text, *numbers, r.conclusion))
+    return text.getvalue()

@@ -1,0 +1,247 @@
+"""BART (Lewis et al. 2019, arXiv 1910.13461) and encoder-decoders like it, in the names of Hugging
+Face: Marian (Junczys-Dowmunt et al. 2018, arXiv 1804.00344), mBART (Liu et al. 2020, arXiv
+2001.08210), PLBart (Ahmad et al. 2021), Pegasus (Zhang et al. 2019, arXiv 1912.08777) and
+Blenderbot (Roller et al. 2020, arXiv 2004.13637).
+"""
+
+import dataclasses
+
+from attnlab.heads import Standard
+from attnlab.models.config import Encoder, ModelConfig
+from attnlab.models.specs import Embedding, Init, Learned, Norm, NormPosition, Sinusoidal
+from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import (
+    ACTIVATIONS,
+    BIASES,
+    CausalHead,
+    Choice,
+    Field,
+    Source,
+    Values,
+    changed,
+    value,
+)
+from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
+
+STACKS = ("encoder", "decoder")
+
+
+class _Stacks(Field):
+    """Depth, heads and FFN of encoder and decoder; the FFNs are equally wide."""
+
+    attributes = (
+        *(Attribute(f"{stack}_layers", 12, is_depth=True) for stack in STACKS),
+        *(Attribute(f"{stack}_attention_heads", 16) for stack in STACKS),
+        *(Attribute(f"{stack}_ffn_dim", 4096) for stack in STACKS),
+    )
+
+    def read(self, given: JSON, source: Source) -> Values:
+        widths = [given[f"{stack}_ffn_dim"] for stack in STACKS]
+        if widths[0] != widths[1]:
+            raise ValueError(
+                f"config.json: encoder_ffn_dim = {widths[0]} is not supported, only "
+                f"decoder_ffn_dim = {widths[1]}"
+            )
+        ours, theirs = (given[f"{stack}_attention_heads"] for stack in reversed(STACKS))
+        return {
+            "num_layers": given["decoder_layers"],
+            "encoder.num_layers": given["encoder_layers"],
+            "heads.num_heads": ours,
+            "encoder.num_heads": None if theirs == ours else theirs,
+            "ffn.width": widths[0],
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {
+            "encoder_layers": config.encoder_plan.num_layers,
+            "decoder_layers": config.num_layers,
+            "encoder_attention_heads": config.encoder_layout.num_heads,
+            "decoder_attention_heads": config.heads.num_heads,
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), config.ffn.width),
+        }
+
+
+class _EmbeddingScale(Field):
+    """Embeddings are multiplied by the root of the width, or not."""
+
+    attributes = (Attribute("scale_embedding", False),)
+
+    def read(self, given: JSON, source: Source) -> Values:
+        return {"embedding.scale": given["d_model"] ** 0.5 if given["scale_embedding"] else 1.0}
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {"scale_embedding": config.embedding.scale != 1}
+
+
+class _Positions(Field):
+    """Sinusoids, or a table of each stack where the file has one."""
+
+    attributes = ()
+
+    def read(self, given: JSON, source: Source) -> Values:
+        stored = any(f"{stack}.embed_positions.weight" in source.tensors for stack in STACKS)
+        sinusoids = Sinusoidal(halves=True, rates="paper")
+        return {
+            "positions": Learned() if stored else sinusoids,
+            "encoder.own_inputs": stored,
+        }
+
+    def write(self, config: ModelConfig) -> JSON:
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head(CausalHead):
+    """The LM head and the tables of both stacks are one table."""
+
+    def read(self, given: JSON, source: Source) -> Values:
+        if not given["tie_word_embeddings"]:
+            raise ValueError(
+                "config.json: tie_word_embeddings = False is not supported, only True: each stack "
+                "would have a table of its own"
+            )
+        return super().read(given, source)
+
+    def write(self, config: ModelConfig) -> JSON:
+        if config.output.kind == "own":
+            raise ValueError("output.kind must be 'tied' or 'none'")
+        return super().write(config) | {"tie_word_embeddings": True}
+
+
+FIELDS: tuple[Field, ...] = (
+    value("vocab_size", 50265, "vocab_size"),
+    value("max_position_embeddings", 1024, "max_len"),
+    value("d_model", 1024, "width"),
+    _Stacks(),
+    Choice("activation_function", "gelu", "ffn.activation", ACTIVATIONS),
+    value("dropout", 0.1, "dropout.rate"),
+    value("attention_dropout", 0.0, "dropout.attention"),
+    value("activation_dropout", 0.0, "dropout.ffn"),
+    _EmbeddingScale(),
+)
+PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+
+
+def _stack(stack: Stack) -> Layers:
+    modules = (
+        *linears("self_attn.", "attention", **PROJECTIONS),
+        Module("self_attn_layer_norm", "attention.norm", "norm"),
+        *linears("encoder_attn.", "cross", **PROJECTIONS),
+        Module("encoder_attn_layer_norm", "cross.norm", "norm"),
+        *linears("", "ffn", up="fc1", down="fc2"),
+        Module("final_layer_norm", "ffn.norm", "norm"),
+    )
+    outer = (
+        Module(f"{stack}.embed_positions", "positions", "table"),
+        Module(f"{stack}.layernorm_embedding", "embedding_norm", "norm"),
+        Module(f"{stack}.layer_norm", "final_norm", "norm"),
+    )
+    return Layers(f"{stack}.layers.{{}}.", modules, stack, outer)
+
+
+# Of training, or of a library before transformers, which computes the same whatever they say.
+OTHERS = (
+    "encoder_layerdrop", "decoder_layerdrop", "layerdrop", "init_std", "num_hidden_layers",
+    "normalize_before", "normalize_embedding", "add_bias_logits", "add_final_layer_norm",
+    "static_position_embeddings", "extra_pos_embeddings", "force_bos_token_to_be_generated",
+    "save_step", "classif_dropout", "output_past",
+)  # fmt: skip
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+"""The table of tokens, which may be stored again for each stack."""
+
+
+def encoder_decoder(
+    name: str,
+    architecture: str,
+    *fields: Field,
+    positions: Learned | None = None,
+    causal: str = "ForConditionalGeneration",
+    norm_position: NormPosition = "post",
+    embedding_norm: bool = False,
+    other_attributes: tuple[Attribute, ...] = (),
+    fixed: JSON | None = None,
+) -> Family:
+    """A family whose files name things as BART's do.
+
+    Args:
+      name: its `model_type`.
+      architecture: how the names of its architectures begin.
+      *fields: in the place of BART's.
+      positions: of tokens; None: sinusoids, which a file may hold as a table.
+      causal: how the name of the architecture with an LM head goes on.
+      norm_position: as in `Norm`.
+      embedding_norm: there is a norm of embeddings.
+      other_attributes, fixed: as in `Family`.
+    """
+    fields += () if positions else (_Positions(),)
+    return Family(
+        name=name,
+        base=ModelConfig(
+            kind="encoder_decoder",
+            heads=Standard(num_heads=4, biases=BIASES),
+            norm=Norm(position=norm_position),
+            positions=positions or Learned(),
+            embedding=Embedding(norm=embedding_norm),
+            encoder=Encoder(own_inputs=True),
+            init=Init(std=0.02),
+        ),
+        fields=(
+            *changed(FIELDS, *fields),
+            _Head(f"{architecture}Model", f"{architecture}{causal}", tied=True, bias=True),
+        ),
+        table=NameTable(
+            modules=(
+                Module("shared", "embedding", "table"),
+                Module("final_logits_bias", "lm_head_bias", "plain", axes=1),
+            ),
+            layers=(_stack("encoder"), _stack("decoder")),
+        ),
+        prefix="model.",
+        task_modules=("lm_head.", "final_logits_bias"),
+        ignored=COPIES,
+        ignored_if_tied=("lm_head.weight",),
+        fixed={"is_encoder_decoder": True} | (fixed or {}),
+        other_attributes=(*map(Attribute, OTHERS), *other_attributes),
+        written={"is_encoder_decoder": True},
+    )
+
+
+BART = encoder_decoder("bart", "Bart", positions=Learned(offset=2), embedding_norm=True)
+
+
+def _vocabulary(given: JSON) -> int:
+    return int(given["vocab_size"])
+
+
+def _last_token(given: JSON) -> int:
+    """Where published models have the token of padding, with which texts begin."""
+    return int(given["vocab_size"]) - 1
+
+
+MARIAN = encoder_decoder(
+    "marian",
+    "Marian",
+    value("vocab_size", 58101, "vocab_size"),
+    causal="MTModel",
+    other_attributes=(
+        Attribute("pad_token_id", json_type=int, compute=_last_token, least=0),
+        Attribute("decoder_start_token_id", json_type=int, compute=_last_token, least=0),
+        Attribute(
+            "decoder_vocab_size", json_type=int, compute=_vocabulary, follows=("vocab_size",)
+        ),
+    ),
+    fixed={"share_encoder_decoder_embeddings": True},
+)
+MBART = encoder_decoder(
+    "mbart", "MBart", positions=Learned(offset=2), norm_position="pre", embedding_norm=True
+)
+PLBART = encoder_decoder(
+    "plbart",
+    "PLBart",
+    value("vocab_size", 50005, "vocab_size"),
+    positions=Learned(offset=2),
+    embedding_norm=True,
+)
+PEGASUS = encoder_decoder("pegasus", "Pegasus", norm_position="pre")
+BLENDERBOT = encoder_decoder("blenderbot", "Blenderbot", positions=Learned(), norm_position="pre")

@@ -1,0 +1,128 @@
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663), in the names of Hugging Face."""
+
+import dataclasses
+
+from attnlab.models.config import ModelConfig
+from attnlab.models.specs import Dropout, Norm, NormPosition
+from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.bert import BASE, masked_head
+from attnlab.pretrained.family import Family
+from attnlab.pretrained.fields import (
+    BIASES,
+    GATED,
+    Choice,
+    MaskedHead,
+    Source,
+    Values,
+    sizes,
+    value,
+)
+from attnlab.pretrained.gpt2 import QKV
+from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, overrides_of, types_of
+from attnlab.pretrained.name_table import Layers, Module, NameTable
+
+FIRST: NormPosition = "pre_ffn"
+
+
+class _LayerTypes(TypedRotary):
+    """A window to both sides in some layers; the first layer reads embeddings that are normalized,
+    and has no norm before self-attention."""
+
+    @property
+    def window_attribute(self) -> Attribute:
+        return Attribute("local_attention", self.default_window)
+
+    def window(self, given: JSON) -> int:
+        return int(given["local_attention"]) // 2
+
+    def write_window(self, window: int | None) -> JSON:
+        return {"local_attention": self.default_window if window is None else 2 * window}
+
+    def read(self, given: JSON, source: Source) -> Values:
+        values = super().read(given, source)
+        first, *rest = overrides_of(values, given["num_hidden_layers"])
+        if not rest:
+            return values | {"norm.position": FIRST}
+        norm = Norm(position=FIRST, eps=given["norm_eps"], bias=given["norm_bias"])
+        return values | types_of([dataclasses.replace(first, norm=norm), *rest])
+
+    def write(self, config: ModelConfig) -> JSON:
+        positions = [config.stacks[name].norm.position for name in config.layer_names]
+        if positions != [FIRST] + ["pre"] * (config.num_layers - 1):
+            raise ValueError(f"norm.position must be {FIRST!r} in the first layer alone")
+        return super().write(config)
+
+
+def _types(given: JSON) -> list[str]:
+    every = given["global_attn_every_n_layers"]
+    return [SLIDING if i % every else FULL for i in range(given["num_hidden_layers"])]
+
+
+# How it was trained or is run; the rest is of classifiers.
+OTHERS = (
+    "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction", "layer_norm_eps",
+    "sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "classifier_pooling",
+)  # fmt: skip
+MODERNBERT = Family(
+    name="modernbert",
+    base=dataclasses.replace(
+        BASE, norm=Norm(bias=False), dropout=Dropout(places=("embeddings", "attention"))
+    ),
+    fields=(
+        *sizes(vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12),
+        *sizes(intermediate_size=1152, max_position_embeddings=8192),
+        Choice("hidden_activation", "gelu", "ffn.activation", GATED),
+        value("norm_eps", 1e-5, "norm.eps"),
+        Choice("norm_bias", False, "norm.bias", {True: None, False: False}),
+        Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
+        value("mlp_bias", False, "ffn.bias"),
+        value("embedding_dropout", 0.0, "dropout.embedding", default_path="dropout.rate"),
+        value("attention_dropout", 0.0, "dropout.rate", "dropout.attention"),
+        value("mlp_dropout", 0.0, "dropout.ffn"),
+        _LayerTypes(
+            default_window=128,
+            default_types=_types,
+            more=(
+                Attribute("global_attn_every_n_layers", 3),
+                Attribute("global_rope_theta"),
+                Attribute("local_rope_theta"),
+                Attribute("rope_theta"),
+            ),
+            bases={FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)},
+        ),
+        MaskedHead(
+            "ModernBert",
+            transform="head.dense",
+            activation=Attribute("classifier_activation", "gelu"),
+            bias=Attribute("decoder_bias", True),
+            transform_bias=Attribute("classifier_bias", False),
+        ),
+    ),
+    table=NameTable(
+        modules=(
+            Module("embeddings.tok_embeddings", "embedding", "table"),
+            Module("embeddings.norm", "embedding_norm", "norm"),
+            Module("final_norm", "final_norm", "norm"),
+            *masked_head("head.dense", "head.norm", "decoder", "decoder"),
+        ),
+        layers=(
+            Layers(
+                "layers.{}.",
+                (
+                    Module("attn.Wqkv", QKV),
+                    Module("attn.Wo", "attention.o"),
+                    Module("attn_norm", "attention.norm", "norm"),
+                    Module("mlp.Wi", ("ffn.gate", "ffn.up")),
+                    Module("mlp.Wo", "ffn.down"),
+                    Module("mlp_norm", "ffn.norm", "norm"),
+                ),
+            ),
+        ),
+    ),
+    prefix="model.",
+    task_modules=("head.", "decoder."),
+    ignored_if_tied=("decoder.weight",),
+    # The default of transformers is beyond a small vocabulary.
+    written={"pad_token_id": None},
+    other_attributes=tuple(map(Attribute, OTHERS)),
+)

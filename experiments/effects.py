@@ -1,0 +1,189 @@
+"""The figure of the main answer: python -m experiments.effects --out=docs/results/effects.svg
+
+Two forest plots of differences in held-out bits per byte. Above: head widths at equal FLOPs and
+parameters from docs/results/head_width/runs.csv (stage 3, D = 64). Below: wide heads, narrow heads
+and sharing at equal parameters, FLOPs and seconds from docs/results/heads_and_sharing.csv.
+
+A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
+is Student's t over texts; in the upper panel it is not narrower than that of the variance pooled
+over comparisons, as in the registered analysis. Takes seconds; prints the numbers that it draws.
+"""
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from absl import flags
+from matplotlib.figure import Figure
+
+from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, pool
+from experiments import app
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+INK = "#57606a"
+"""Replaced by `currentColor`, which follows the light or dark theme of the reader."""
+BUDGETS = {"parameters": ("o", "#3b8fd4"), "flops": ("s", "#d55e00"), "seconds": ("^", "#12a17a")}
+"""What is equal -> marker and colour."""
+PLANS, LAYOUTS = ("separate", "cycle:2", "albert"), ("standard", "wide", "narrow")
+Row = Mapping[str, str]
+
+
+class Effect(NamedTuple):
+    """A mean difference with its 95 % interval over texts."""
+
+    label: str
+    budget: str
+    mean: float
+    low: float
+    high: float
+
+
+def intervals(
+    differences: Mapping[tuple[str, str], Pairs], pooled: Pooled | None = None
+) -> list[Effect]:
+    """(label, budget) -> differences by text; the interval of each, not narrower than `pooled`.
+
+    >>> [one] = intervals({("wide", "flops"): {"a": [0.1], "b": [0.2], "c": [0.3]}})
+    >>> f"{one.mean:.3f} ({one.low:.3f} to {one.high:.3f})"
+    '0.200 (-0.048 to 0.448)'
+    """
+    found = {key: over_texts(pairs, pooled) for key, pairs in differences.items()}
+    return [Effect(*key, e.value, e.low, e.high) for key, e in found.items()]
+
+
+def head_widths(rows: Iterable[Row]) -> list[Effect]:
+    """Effects of the head-width study on N h = D, against 4 heads of 16 in layout `standard`."""
+    bits: dict[Any, dict[tuple[str, str], float]] = {}
+    for row in rows:
+        heads, width = int(row["num_heads"]), int(row["head_dim"])
+        if row["stage"] == "3" and heads * width == int(row["width"]):
+            point = bits.setdefault((row["layout"], heads, width), {})
+            point[row["text"], row["seed"]] = float(row["heldout_bits"])
+    reference = bits.pop(("standard", 4, 16))
+    differences: dict[tuple[str, str], Pairs] = {}
+    standard = []
+    for layout, heads, width in sorted(bits, key=lambda p: (p[0] != "standard", -p[1])):
+        pairs: Pairs = {}
+        for (text, seed), value in bits[layout, heads, width].items():
+            pairs.setdefault(text, []).append(value - reference[text, seed])
+        standard += [pairs] if layout == "standard" else []
+        kind = "" if layout == "standard" else f", {layout}"
+        differences[f"{heads} head{'s' * (heads > 1)} of {width}{kind}", "flops"] = pairs
+    return intervals(differences, pool(standard))
+
+
+def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
+    """Effects of the first study: layouts averaged over plans, plans averaged over layouts."""
+    score = {
+        (r["match"], r["text"], r["layout"], r["plan"], r["seed"]): float(
+            r["heldout_bits_per_byte"]
+        )
+        for r in rows
+    }
+    texts = sorted({cell[1] for cell in score})
+
+    def mean(match: str, text: str, layouts: Iterable[str], plans: Iterable[str]) -> float:
+        cells = itertools.product(layouts, plans, seeds)
+        return float(np.mean([score[(match, text, *cell)] for cell in cells]))
+
+    def against(match: str, one: Any, other: Any) -> Pairs:
+        return {text: [mean(match, text, *one) - mean(match, text, *other)] for text in texts}
+
+    names: dict[str, Callable[[str], Pairs]] = {
+        "wide heads (4 of 64)": lambda b: against(b, (("wide",), PLANS), (("standard",), PLANS)),
+        "narrow heads": lambda b: against(b, (("narrow",), PLANS), (("standard",), PLANS)),
+        "all layers shared": lambda b: against(b, (LAYOUTS, ("albert",)), (LAYOUTS, ("separate",))),
+        "two sets in turn": lambda b: against(b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))),
+    }
+    return intervals(
+        {(name, budget): of(budget) for name, of in names.items() for budget in BUDGETS}
+    )
+
+
+def draw(above: list[Effect], below: list[Effect]) -> str:
+    """Both panels as SVG; its ink follows the theme of the reader."""
+    rows = len({e.label for e in above}), len({e.label for e in below})
+    figure = Figure(figsize=(4.9, 6.4), layout="constrained", facecolor="none")
+    panels = figure.subplots(2, 1, height_ratios=[rows[0] + 1, 1.4 * rows[1] + 1])
+    titles = (
+        "Head widths against 4 heads of 16,\nat equal FLOPs and parameters (8 texts)",
+        "Against standard heads or separate layers,\nat three equal budgets (3 texts)",
+    )
+    for axes, effects, title in zip(panels, (above, below), titles, strict=True):
+        forest(axes, effects)
+        axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
+    panels[1].set_xlabel("difference in bits per byte (left is better)", x=0.3)
+    handles, labels = panels[1].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
+        frameon=False, fontsize=9.5, labelcolor=INK, loc="outside lower center", ncols=3,
+        columnspacing=1, handletextpad=0.2,
+    )  # fmt: skip
+    return svg(figure)
+
+
+def forest(axes: Any, effects: list[Effect]) -> None:
+    """One line per label from the top, one marker per budget."""
+    labels = list(dict.fromkeys(effect.label for effect in effects))
+    shown = list(dict.fromkeys(effect.budget for effect in effects))
+    for effect in effects:
+        marker, colour = BUDGETS[effect.budget]
+        y = labels.index(effect.label) + 0.22 * (shown.index(effect.budget) - (len(shown) - 1) / 2)
+        axes.plot([effect.low, effect.high], [y, y], color=colour, linewidth=1.6)
+        axes.plot(effect.mean, y, marker, color=colour, markersize=5.5, label=effect.budget)
+    axes.axvline(0, color=INK, linewidth=1, linestyle="--")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_facecolor("none")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=9.5)
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=5)
+    axes.grid(axis="x", color=INK, alpha=0.2, linewidth=0.6)
+    axes.xaxis.label.set_color(INK)
+
+
+def svg(figure: Figure) -> str:
+    """The same bytes each time."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "effects"}):
+        figure.savefig(file, format="svg", metadata=nothing, transparent=True)
+    text = file.getvalue()
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    theme = (
+        "<style>svg{color:#24292f;font-family:system-ui,sans-serif}"
+        "@media(prefers-color-scheme:dark){svg{color:#d8dee4}}</style>"
+    )
+    text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
+    return text.replace(INK, "currentColor").replace(">", f">{theme}", 1).strip() + "\n"
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a CSV file."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """Prints the effects and writes the figure."""
+    above = head_widths(read(RESULTS / "head_width" / "runs.csv"))
+    below = budgets(read(RESULTS / "heads_and_sharing.csv"))
+    for effect in above + below:
+        ends = f"{effect.mean:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
+        print(f"{effect.label}, equal {effect.budget}: {ends}")
+    Path(flags.FLAGS.out).write_text(draw(above, below))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("out", "docs/results/effects.svg", "SVG file to write.")
+    app.start(main)

@@ -1,0 +1,423 @@
+"""Reference pages that are made from the code: python -m experiments.reference
+
+Writes docs/reference/commands.md (every command and its flags, read from the source), config.md
+(every field of a config, from the dataclasses) and presets.md (what may stand behind the colon of a
+config file). A test fails while a page is not what this makes.
+"""
+
+import ast
+import collections
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnlab.data import DATASETS
+from attnlab.heads import EXTRAS, LAYOUTS, HeadNorm
+from attnlab.models import config as model_config
+from attnlab.models import specs
+from attnlab.training import TrainConfig
+from experiments import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "reference"
+
+
+class Flag(NamedTuple):
+    """A flag of a command."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+    required: bool
+
+
+class Command(NamedTuple):
+    """A module that is started with `python -m`."""
+
+    module: str
+    note: str
+    """Its docstring."""
+    flags: tuple[Flag, ...]
+
+
+# ---------------------------------------------------------------- commands
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    """The parsed source of a module of `experiments`."""
+    path = ROOT / Path(*module.split(".")).with_suffix(".py")
+    path = path if path.is_file() else path.with_suffix("") / "__init__.py"
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def commands() -> dict[str, Command]:
+    """Every module of `experiments` that is a command, by name."""
+    found = {}
+    for path in sorted((ROOT / "experiments").rglob("*.py")):
+        if '__name__ == "__main__"' not in path.read_text() or path.parent.name == "running":
+            continue  # what is in `running` is started by commands
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        note = ast.get_docstring(tree(module)) or ""
+        found[module] = Command(module, note, tuple(flags_of(module)))
+    return found
+
+
+def flags_of(module: str) -> Iterator[Flag]:
+    """The flags that a command defines itself, and those of the functions that it calls for it."""
+    source = tree(module)
+    main = [n for n in source.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    main += [
+        node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "main"
+    ]
+    main += [n for n in source.body if isinstance(n, ast.FunctionDef) and n.name == "define_flags"]
+    seen: set[tuple[str, str]] = {(module, "define_flags")}
+    yield from _defined(main, module, seen)
+    for helper in sorted(_imported_modules(source)):  # those that every command has
+        body = [n for n in tree(helper).body if isinstance(n, ast.Assign)]
+        yield from _defined(body, helper, seen)
+
+
+def _imported_modules(source: ast.Module) -> set[str]:
+    """Modules of `experiments` that are no commands and that a module imports as a whole."""
+    names = {
+        f"{node.module}.{alias.name}"
+        for node in source.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("experiments")
+        for alias in node.names
+    }
+    paths = {name: ROOT / Path(*name.split(".")).with_suffix(".py") for name in names}
+    return {
+        name
+        for name, path in paths.items()
+        if path.is_file() and '__name__ == "__main__"' not in path.read_text()
+    }
+
+
+def _defined(nodes: Iterable[ast.AST], module: str, seen: set[tuple[str, str]]) -> Iterator[Flag]:
+    calls = [c for node in nodes for c in ast.walk(node) if isinstance(c, ast.Call)]
+    for call in calls:
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if name.startswith("DEFINE_") and not any(k.arg == "flag_values" for k in call.keywords):
+            yield _flag(call, name, module)
+        elif "define" in name and isinstance(call.func, ast.Attribute):
+            yield from _of_helper(ast.unparse(call.func.value), name, module, seen, call)
+        elif isinstance(call.func, ast.Name) and "define" in call.func.id:
+            yield from _of_helper("", call.func.id, module, seen, call)
+
+
+def _of_helper(
+    owner: str, name: str, module: str, seen: set[tuple[str, str]], call: ast.Call
+) -> Iterator[Flag]:
+    """The flags of a function that defines some, such as `app.define_run`."""
+    where = _imported(module, owner or name)
+    where = f"{where}" if owner and where else (where or module)
+    if (where, name) in seen or not where.startswith("experiments"):
+        return
+    seen.add((where, name))
+    for node in tree(where).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            optional = any(
+                k.arg == "required" and ast.unparse(k.value) == "False" for k in call.keywords
+            )
+            for flag in _defined(node.body, where, seen):
+                yield flag._replace(required=flag.required and not optional)
+
+
+def _imported(module: str, name: str) -> str:
+    """The module that `name` is, or comes from, in `module`; "" where it is not imported."""
+    for node in tree(module).body:
+        if isinstance(node, ast.ImportFrom) and any(a.name == name for a in node.names):
+            inner = f"{node.module}.{name}"
+            path = ROOT / Path(*inner.split("."))
+            is_module = path.with_suffix(".py").is_file()
+            return inner if is_module else node.module or ""
+    return ""
+
+
+def _flag(call: ast.Call, define: str, module: str) -> Flag:
+    """One DEFINE_ call."""
+    keywords = {k.arg: k.value for k in call.keywords}
+    kind = define.removeprefix("DEFINE_")
+    name = ast.literal_eval(call.args[0])
+    arguments = list(call.args[1:])
+    default = arguments.pop(0) if arguments else keywords.get("default")
+    choices = arguments.pop(0) if kind == "enum" and arguments else None
+    text = arguments.pop(0) if arguments else keywords.get("help", keywords.get("help_string"))
+    said = text.value if isinstance(text, ast.Constant) else ast.unparse(text) if text else ""
+    if choices is not None:
+        kind = "one of " + ", ".join(f"`{choice}`" for choice in _choices(choices, module))
+    kinds = {
+        "string": "text", "integer": "integer", "float": "number", "bool": "on or off",
+        "boolean": "on or off", "list": "list, by commas", "multi_string": "text, repeatable",
+        "config_file": "config file",
+    }  # fmt: skip
+    # `app.define_config(required=False)` says otherwise.
+    required = kind == "config_file" and default is None
+    if "required" in keywords:
+        required = ast.unparse(keywords["required"]) != "False"
+    shown = "" if default is None else ast.unparse(default)
+    return Flag(str(name), kinds.get(kind, kind), shown, str(said), required)
+
+
+def _choices(choices: ast.expr, module: str) -> list[str]:
+    """The values of an enum; names in it are those of the module."""
+    try:
+        return list(ast.literal_eval(choices))
+    except ValueError:
+        names = vars(importlib.import_module(module))
+        return list(eval(compile(ast.Expression(choices), module, "eval"), dict(names)))
+
+
+NOT_SHOWN = ("None", "''", '""', "[]", "required", "")
+INTRODUCTION = """\
+# Commands and flags
+
+Made by `python -m experiments.reference` from the source; a test fails while this page is stale.
+
+Every command prints this with `--help`; beside `--config=FILE` it also lists every field of that
+config. Every command takes `--debug` (the traceback of an error) and `--import=FILE.py` (a file to
+run first, such as one that registers a head layout; may be repeated). A command that takes
+`--config` takes each field as a flag
+(`--config.train.steps=100`): [config fields](config.md), [presets](presets.md). Exit codes: 0
+done, 1 an error in one line, 75 stopped by a signal or another process is using the folder: repeat
+the command later."""
+
+
+def commands_page() -> str:
+    """Every command with its flags."""
+    return "\n\n".join([INTRODUCTION, *map(_command, commands().values())]) + "\n"
+
+
+def _command(command: Command) -> str:
+    first, _, rest = command.note.partition("\n\n")
+    summary = re.sub(r"[:,]? *python -m \S+.*", "", " ".join(first.split())).rstrip(": ")
+    lines = [f"## {command.module}", _escape(summary) + "." * (summary[-1:] not in ".?!")]
+    usage = [line.strip() for line in rest.splitlines() if line.startswith("    python -m ")]
+    if usage and not usage[0].endswith("\\") and "\\" not in usage[0]:
+        lines.append("    " + " ".join(usage[0].split()))
+    if command.flags:
+        rows = [
+            f"| `--{flag.name}` | {flag.kind.replace('|', ' or ')} | {_default(flag)} | "
+            f"{_escape(' '.join(flag.text.split()))} |"
+            for flag in command.flags
+        ]
+        table = "\n".join(["| flag | value | default | |", "|---|---|---|---|", *rows])
+        lines.append(table)
+    return "\n\n".join(lines)
+
+
+def _default(flag: Flag) -> str:
+    if flag.required:
+        return "required"
+    return "" if flag.default in NOT_SHOWN else f"`{flag.default}`"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", r"\|").replace("<", r"\<")
+
+
+# ---------------------------------------------------------------- config fields
+
+
+CONFIG = """\
+# Config fields
+
+Made by `python -m experiments.reference` from the dataclasses; a test fails while this page is
+stale.
+
+Every field is a flag of the commands that take `--config`: `--config.model.width=128`. In Python
+the same names are fields of the dataclasses. A field that the chosen layout, kind of positions or
+dataset does not have is an error that lists those it has. Defaults are those of the dataclass; a
+config file sets others, which `python -m experiments.run --config=FILE --help` prints."""
+
+
+def config_page() -> str:
+    """Every field of a model, a training and a dataset."""
+    parts = [CONFIG, "## Model", _fields("config.model.", model_config.ModelConfig)]
+    for name in ("Attention", "FFN", "Experts", "Norm", "Dropout", "Embedding", "Images",
+                 "OutputHead", "Init", "Compute"):  # fmt: skip
+        parts.append(_section(f"config.model.{PREFIX.get(name, name.lower())}.", vars(specs)[name]))
+    parts.append(_section("config.model.encoder.", model_config.Encoder))
+    parts.append(
+        "### Positions: `config.model.positions.`\n\n`kind` names one of these; its fields follow."
+    )
+    parts += [_fields("config.model.positions.", kind, bold=True) for kind in _positions()]
+    parts.append("### Layer types\n\nOnly in Python and config files: `layer_types`.")
+    parts.append(_fields("", model_config.LayerOverrides))
+    parts.append(
+        "## Head layouts: `config.model.heads.`\n\n`layout` names one of these. Fields that all "
+        "have stand under `standard`, with `width` taken from the model."
+    )
+    common = {f.name for f in dataclasses.fields(LAYOUTS["standard"])}
+    for name, layout in LAYOUTS.items():
+        without = common if name != "standard" else set()
+        parts.append(_fields("config.model.heads.", layout, title=f"`{name}`", without=without))
+    parts.append(
+        "### Norm of queries and keys\n\n" + _fields("config.model.heads.qk_norm.", HeadNorm)
+    )
+    parts.append(
+        "### Extras: `config.model.heads.extras.NAME.`\n\n`on=True` turns one on; in Python "
+        "`extras=(heads.Gate(),)`."
+    )
+    for name, extra in EXTRAS.items():
+        parts.append(_fields(f"config.model.heads.extras.{name}.", extra, title=f"`{name}`"))
+    parts += ["## Training", _fields("config.train.", TrainConfig), _prose(TrainConfig)]
+    parts.append("## Data: `config.data.`\n\n`source` names one of these; its fields follow.")
+    for name, dataset in DATASETS.items():
+        parts += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+PREFIX = {"Experts": "ffn.experts", "Images": "embedding.images", "OutputHead": "output"}
+"""Class -> its place in the model, where it is not the name."""
+
+
+def _positions() -> list[type]:
+    classes = [c for c in vars(specs).values() if inspect.isclass(c)]
+    return [c for c in classes if issubclass(c, specs.Positions) and c is not specs.Positions]
+
+
+def _section(prefix: str, made: type) -> str:
+    return f"### {made.__name__}\n\n" + _fields(prefix, made)
+
+
+def _fields(
+    prefix: str,
+    made: Any,
+    title: str = "",
+    bold: bool = False,
+    without: set[str] = frozenset(),  # type: ignore[assignment]
+) -> str:
+    """A table of the fields of a dataclass, with what its docstring says of each."""
+    said = collections.defaultdict(str, attributes(made))
+    shown = [
+        (f"`{prefix}{field.name}`", _type(field), _value(field), said[field.name])
+        for field in dataclasses.fields(made)
+        if field.name not in without and field.name not in ("width", "extras") * bool(title)
+    ]
+    count = 4 if any(row[-1] for row in shown) else 3
+    rows = [f"| {' | '.join(row[:count])} |" for row in shown]
+    summary = _escape(" ".join(inspect.getdoc(made).split("\n\n")[0].split()))  # type: ignore[union-attr]
+    head = f"**{title or made.__name__}.** " if title or bold else ""
+    if summary.startswith(made.__name__ + "("):
+        summary = ""
+    header = ["| field | type | default |" + " |" * (count - 3), "|---" * count + "|"]
+    table = [*header, *rows] if rows else []
+    return (head + summary + "\n\n" * bool(head or summary) + "\n".join(table)).strip()
+
+
+def attributes(made: Any) -> dict[str, str]:
+    """Field -> what the part "Attributes:" of the docstrings of a class and its bases says."""
+    found: dict[str, str] = {}
+    for base in reversed(made.__mro__):
+        text = base.__doc__ or ""
+        block = re.search(r"\n *Attributes:\n(.*?)(?:\n\s*\n|\Z)", text, re.DOTALL)
+        if not block:
+            continue
+        lines = textwrap.dedent(block[1]).splitlines()
+        item = ""
+        for line in [*lines, "end: "]:
+            if re.match(r"[\w, ]+: ?", line) and not line.startswith(" "):
+                names, _, said = item.partition(":")
+                words = _escape(" ".join(said.split()))
+                found |= {name.strip(): words for name in names.split(",") if name.strip()}
+                item = line
+            else:
+                item += " " + line.strip()
+    return found
+
+
+def _type(field: dataclasses.Field[Any]) -> str:
+    text = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+    alias = vars(specs).get(text) or vars(model_config).get(text)
+    if alias is not None and not inspect.isclass(alias):
+        text = inspect.formatannotation(alias)
+    text = re.sub(r"(?:typing|attnlab|collections)[\w.]*\.(\w+)", r"\1", text)
+    choices = re.fullmatch(r"Literal\[(.*)\]", text)
+    if choices:
+        return "one of " + choices[1].replace("'", "`").replace('"', "`")
+    return f"`{text}`".replace("|", "or")
+
+
+def _value(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    else:
+        return "required"
+    return f"`{value!r}`".replace("|", "or")
+
+
+def _prose(made: Any) -> str:
+    """The paragraphs of a docstring behind the first, without attributes and examples."""
+    paragraphs = (inspect.getdoc(made) or "").split("\n\n")[1:]
+    kept = [p for p in paragraphs if not p.startswith(("Attributes:", "Raises:", ">>>", "    "))]
+    return _escape("\n\n".join(kept))
+
+
+# ---------------------------------------------------------------- presets
+
+
+PRESETS = """\
+# Presets of the config files
+
+Made by `python -m experiments.reference` from the config files; a test fails while this page is
+stale.
+
+What stands behind the colon, with commas between several: `byte_lm.py:wide,albert,tiny`. They apply
+from left to right; flags apply after them. Every language-model config also knows the names of
+[layouts](layouts.md), [plans](plans.md), datasets and [published models](published.md). `--help`
+beside `--config=FILE` prints the presets of that file."""
+
+
+def presets_page() -> str:
+    """Every config file: its question, its command, its presets."""
+    parts = [PRESETS]
+    for path in sorted((ROOT / "experiments" / "configs").glob("[a-z]*.py")):
+        module = importlib.import_module(f"experiments.configs.{path.stem}")
+        first, *rest = (module.__doc__ or "").split("\n\n")
+        parts.append(f"## {path.name}\n\n{_escape(' '.join(first.split()))}")
+        named = [p for p in rest if re.match(r"\s*(Words|Presets) (after|behind) the colon", p)]
+        parts += [_escape(" ".join(p.split())) for p in named]
+        known = getattr(module, "VARIANTS", {})
+        rows = [f"| `{name}` | {_sets(values)} |" for name, values in known.items()]
+        if rows:
+            parts.append("\n".join(["| preset | sets |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _sets(values: Any) -> str:
+    shown = ", ".join(f"`{path}={value}`" for path, value in (values or {}).items())
+    return (shown if len(shown) < 300 else shown[:300].rpartition(", ")[0] + ", ...").replace(
+        "|", r"\|"
+    )
+
+
+def pages() -> dict[str, str]:
+    """File name -> text."""
+    return {
+        "commands.md": commands_page(),
+        "config.md": config_page(),
+        "presets.md": presets_page(),
+    }
+
+
+def main() -> None:
+    """Writes the pages."""
+    for name, text in pages().items():
+        (PAGES / name).write_text(text)
+        print(f"wrote {PAGES / name}")
+
+
+if __name__ == "__main__":
+    app.start(main)

@@ -1,0 +1,102 @@
+"""A report in a real browser: `pytest -m browser`, with playwright and a Chromium."""
+
+import os
+import shutil
+
+import pytest
+from made_results import noisy, with_curves
+
+pytestmark = pytest.mark.browser
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+MEANS = {
+    (("layout", layout), ("sharing", plan)): 2.7 + 0.1 * i + 0.2 * j
+    for i, layout in enumerate(("standard", "wide", "narrow"))
+    for j, plan in enumerate(("separate", "albert"))
+}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs .[browser]")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip("no Chromium on the PATH; set CHROMIUM to one")
+    with playwright.sync_playwright() as play:
+        running = play.chromium.launch(executable_path=path, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    return with_curves(noisy(MEANS, [0, 1, 2]), folder).report(folder / "report.html")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_and_loads_nothing(browser, page, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    tab = context.new_page()
+    asked, errors = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.goto(page.as_uri())
+    tab.wait_for_timeout(200)
+    assert asked == [page.as_uri()]
+    assert errors == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    # A table that is wider than the screen says so, and its first column stays.
+    table = tab.locator(".scroll:has(#differences)")
+    wider = table.evaluate("box => box.scrollWidth > box.clientWidth + 1")
+    hint = tab.locator(".card:has(#differences) .hint")
+    assert hint.is_visible() == wider
+    assert wider or width == 1280
+    first = tab.locator("#differences tbody th").first
+    before = first.bounding_box()["x"]
+    table.evaluate("box => { box.scrollLeft = 10000 }")
+    assert first.bounding_box()["x"] == pytest.approx(before, abs=1)
+    # Text in figures is at least 9 px high.
+    sizes = tab.evaluate(
+        "[...document.querySelectorAll('svg text')].filter(t => t.textContent.trim())"
+        ".map(t => [parseFloat(getComputedStyle(t).fontSize), t.getScreenCTM()])"
+        ".map(([size, scale]) => size * Math.hypot(scale.a, scale.b))"
+    )
+    assert min(sizes) > 9
+    light = tab.evaluate("getComputedStyle(document.body).backgroundColor").startswith("rgb(2")
+    assert light == (scheme == "light")
+    context.close()
+
+
+def test_columns_sort_by_number_and_by_name(browser, page):
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+
+    def column(number):
+        return tab.locator(f"#budgets tbody tr > :nth-child({number})").all_inner_texts()
+
+    tab.locator("#budgets thead button").nth(1).click()
+    counts = [int(text.replace(",", "")) for text in column(2)]
+    assert counts == sorted(counts)
+    tab.locator("#budgets thead button").nth(1).click()
+    assert [int(text.replace(",", "")) for text in column(2)] == counts[::-1]
+    tab.locator("#budgets thead button").nth(0).click()
+    assert column(1) == sorted(column(1))
+    tab.close()
+
+
+def test_labels_of_curves_do_not_overlap(browser, page):
+    tab = browser.new_page()
+    tab.goto(page.as_uri())
+    boxes = tab.evaluate(
+        "[...document.querySelectorAll('#curves svg text')].map(t => t.getBoundingClientRect())"
+        ".map(b => [b.left, b.top, b.right, b.bottom])"
+    )
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        for left2, top2, right2, bottom2 in boxes[:i]:
+            across = min(right, right2) - max(left, left2)
+            down = min(bottom, bottom2) - max(top, top2)
+            assert across <= 1 or down <= 3
+    tab.close()
