@@ -114,7 +114,6 @@ def _parse(argv: list[str]) -> list[str]:
         _print_help(argv)
         sys.exit(0)
     _check_config_path(argv)
-    argv = sys.argv = _config_first(argv)
     try:
         rest: list[str] = flags.FLAGS(argv)
     except (AttributeError, KeyError) as error:  # of config_flags, for a field that is not there
@@ -144,12 +143,6 @@ def _given_config(argv: list[str]) -> str:
         if one in ("--config", "-config"):
             return following
     return ""
-
-
-def _config_first(argv: list[str]) -> list[str]:
-    """--config before its fields, as config_flags needs it; people may write it anywhere."""
-    first = [one for one in argv[1:] if one.startswith(("--config=", "-config="))]
-    return [argv[0], *first, *(one for one in argv[1:] if one not in first)]
 
 
 def _check_config_path(argv: list[str]) -> None:
