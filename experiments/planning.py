@@ -132,8 +132,7 @@ def executor() -> lab.Executor:
         run_options=options,
         environment=app.jax_flags(),
         threads=given.threads,
-        waits=False,
-        submits=not given.print_only,
+        mode="write" if given.print_only else "submit",
     )
 
 

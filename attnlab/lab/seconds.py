@@ -193,7 +193,7 @@ def solve(name: str, compare: Callable[[int], Ratio], first: int) -> list[Ratio]
 
     >>> line = lambda width: Ratio(width, 0.4 + 0.002 * width, 0, 0, 0, 0)
     >>> [one.ffn_width for one in solve("wide", line, 512)]
-    [512, 334, 300]
+    [512, 360, 300]
     """
     tried: list[Ratio] = []
     width = first

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from attnlab.atomic import write_atomic
 from attnlab.lab.executors import LOGS, worker_command
@@ -79,8 +80,8 @@ class SlurmExecutor:
       setup: shell lines before the worker, as those that activate an environment.
       imports, run_options, environment: as of `LocalExecutor`.
       threads: of each run, on CPUs; None: those of the workdir, or the cores of the job.
-      waits: False: `start` submits and raises Queued.
-      submits: False: `start` writes the script alone and raises Queued.
+      mode: "wait" for the workers; "submit" them, so that `start` raises Queued; or "write" the
+        script alone, so that `start` raises Queued.
 
     Raises:
       ValueError: options that are none, or that this executor sets itself.
@@ -96,15 +97,14 @@ class SlurmExecutor:
         run_options: RunOptions = RunOptions(),  # noqa: B008
         environment: Mapping[str, str] | None = None,
         threads: int | None = None,
-        waits: bool = True,
-        submits: bool = True,
+        mode: Literal["wait", "submit", "write"] = "wait",
     ) -> None:
         if not isinstance(options, str):
             options = " ".join(f"--{name}={value}" for name, value in options.items())
         _check_options(options)
         self.jobs, self.options, self.setup, self.imports = jobs, options, setup, tuple(imports)
         self.run_options, self.environment = run_options, dict(environment or {})
-        self.threads, self.waits, self.submits = threads, waits, submits
+        self.threads, self.mode = threads, mode
         self._workdir = Path()
 
     def script(self, workdir: Path, count: int) -> str:
@@ -142,10 +142,10 @@ class SlurmExecutor:
 
         Raises:
           ValueError: there is no sbatch, or it refuses the script.
-          Queued: with `waits` or `submits` False.
+          Queued: unless `mode` is "wait".
         """
         self._workdir = workdir = workdir.absolute()
-        if self.submits and not shutil.which("sbatch"):
+        if self.mode != "write" and not shutil.which("sbatch"):
             raise ValueError(
                 "there is no sbatch on this machine; start this on a login node of the cluster, or "
                 "write the script with --print_only and submit it there"
@@ -159,12 +159,12 @@ class SlurmExecutor:
         if missing > 0:
             text = self.script(workdir, missing)
             write_atomic(workdir / SCRIPT, text.encode())
-            if self.submits:
+            if self.mode != "write":
                 job = self._submit(workdir / SCRIPT)
                 done = f"{missing} workers submitted as job {job}, {waiting} were in the queue"
             else:
                 done = f"submit them with: sbatch {shlex.quote(str(workdir / SCRIPT))}"
-        if not (self.waits and self.submits):
+        if self.mode != "wait":
             raise Queued(
                 f"{count} runs in {workdir} are left: {done}. Every node must find that folder, "
                 "and the one that this command was started in, under the same names. When the "

@@ -48,7 +48,7 @@ def check_fits(needed: StepMemory, available: int | None) -> str:
         raise ValueError(
             f"{report}, and has {format_bytes(available)}: raise train.accumulate or lower "
             "train.batch_size, set model.remat, train fewer seeds at once, or cut the weights with "
-            "--model_parallel and --cut_state"
+            "--model_parallel and --shard_state"
         )
     return f"{report}; it has {format_bytes(available)}"
 

@@ -62,3 +62,24 @@ def test_what_is_no_command(run):
         done = command("experiments.sample", *words)
         assert done.returncode == 1
         assert done.stderr.startswith(said)
+
+
+def test_a_text_that_max_len_cuts_is_said(run, capsys):
+    opened = open_run(run[0], SEEDS[1])
+    sample.texts(opened, Prompt("def"), 100)
+    assert "only 21 of --new_tokens=100 fit" in capsys.readouterr().err
+    sample.texts(opened, Prompt("def"), 21)
+    assert not capsys.readouterr().err
+
+
+def test_a_stored_tokenizer_is_exported(folder, tmp_path):
+    out = tmp_path / "out"
+    done = command("experiments.export", f"--path={folder[0]}", f"--out={out}")
+    assert done.returncode == 0, done.stderr
+    assert (out / "tokenizer.json").read_bytes() == (folder[0] / "tokenizer.json").read_bytes()
+
+
+def test_a_run_is_inspected(run):
+    done = command("experiments.inspect_model", f"--workdir={run[0]}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("decoder, 3 layers of width 12, 2 standard heads, plan cycle:2")

@@ -47,7 +47,7 @@ def everything(folder):
 
 
 def test_one_run_and_again(tmp_path, text):
-    flags = (text, "--config.model.num_layers=3", "--loggers=tensorboard")
+    flags = ("--config.model.num_layers=3", text, "--loggers=tensorboard")
     first = run(tmp_path / "run", "wide,albert,tiny", *flags)
     assert len(scores(first)) == 2
     assert "decoder of 3 layers, width 16, wide heads, plan albert, " in first.stderr

@@ -39,7 +39,7 @@ def asked_of(cluster, name):
 
 
 def test_an_array_is_submitted_once(cluster, tmp_path):
-    executor = lab.SlurmExecutor(3, "--time=1:00:00 --partition=gpu", waits=False, threads=2)
+    executor = lab.SlurmExecutor(3, "--time=1:00:00 --partition=gpu", mode="submit", threads=2)
     with pytest.raises(lab.Queued, match="3 workers submitted as job 17"):
         executor.start(tmp_path, 9)
     text = (tmp_path / SCRIPT).read_text()
@@ -60,13 +60,13 @@ def test_an_array_is_submitted_once(cluster, tmp_path):
 def test_what_is_missing_in_the_queue_is_submitted(cluster, tmp_path):
     (cluster / "squeue.says").write_text(f"12_0 {tmp_path / SCRIPT}\n12_1 /somewhere/else.sh\n")
     with pytest.raises(lab.Queued, match="2 workers submitted as job 17, 1 were in the queue"):
-        lab.SlurmExecutor(waits=False).start(tmp_path, 3)
+        lab.SlurmExecutor(mode="submit").start(tmp_path, 3)
     assert "#SBATCH --array=0-1\n" in (tmp_path / SCRIPT).read_text()
 
 
 def test_a_script_alone(cluster, tmp_path):
     with pytest.raises(lab.Queued, match="submit them with: sbatch"):
-        lab.SlurmExecutor(submits=False).start(tmp_path, 3)
+        lab.SlurmExecutor(mode="write").start(tmp_path, 3)
     assert not asked_of(cluster, "sbatch")
 
 
