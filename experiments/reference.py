@@ -13,12 +13,13 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnlab import heads
 from attnlab.data import DATASETS
-from attnlab.heads import EXTRAS, LAYOUTS, HeadNorm
+from attnlab.heads import HeadNorm
 from attnlab.models import config as model_config
 from attnlab.models import specs
 from attnlab.training import TrainConfig
@@ -257,8 +258,9 @@ def config_page() -> str:
         "## Head layouts: `config.model.heads.`\n\n`layout` names one of these. Fields that all "
         "have stand under `standard`, with `width` taken from the model."
     )
-    common = {f.name for f in dataclasses.fields(LAYOUTS["standard"])}
-    for name, layout in LAYOUTS.items():
+    layouts, extras = _ours(heads.LAYOUTS), _ours(heads.EXTRAS)
+    common = {f.name for f in dataclasses.fields(layouts["standard"])}
+    for name, layout in layouts.items():
         without = common if name != "standard" else set()
         parts.append(_fields("config.model.heads.", layout, title=f"`{name}`", without=without))
     parts.append(
@@ -268,13 +270,18 @@ def config_page() -> str:
         "### Extras: `config.model.heads.extras.NAME.`\n\n`on=True` turns one on; in Python "
         "`extras=(heads.Gate(),)`."
     )
-    for name, extra in EXTRAS.items():
+    for name, extra in extras.items():
         parts.append(_fields(f"config.model.heads.extras.{name}.", extra, title=f"`{name}`"))
     parts += ["## Training", _fields("config.train.", TrainConfig), _prose(TrainConfig)]
     parts.append("## Data: `config.data.`\n\n`source` names one of these; its fields follow.")
     for name, dataset in DATASETS.items():
         parts += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _ours(registry: Mapping[str, type]) -> dict[str, type]:
+    """The entries of the package itself, whatever else was registered."""
+    return {n: entry for n, entry in registry.items() if entry.__module__.startswith("attnlab.")}
 
 
 PREFIX = {"Experts": "ffn.experts", "Images": "embedding.images", "OutputHead": "output"}

@@ -213,6 +213,11 @@ def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
     For a decoder the increase of the code length of the next token; for an encoder with an LM head
     KL(p || q) of its predictions q from p of the whole model; both in bits per token. Without an LM
     head |y - x| / |x| of the hidden states y from x of the whole model.
+
+    >>> from attnlab.models import ModelConfig
+    >>> decoder, text = ModelConfig(), {"tokens": np.zeros((1, 3), int)}
+    >>> callable(default_metric(decoder, text).output)
+    True
     """
     texts = {name: jnp.asarray(a) for name, a in inputs.items()}
     tokens = texts["tokens"]

@@ -85,6 +85,14 @@ def head_predictions(
     """`predicted_words` of every head for each text; in an encoder-decoder of the encoder.
 
     Texts are padded to powers of two and run in batches, so that few programs are compiled.
+
+    >>> import jax
+    >>> from attnlab.models import ModelConfig
+    >>> config = ModelConfig(num_layers=2, max_len=8)
+    >>> tokens, shares = np.array([5, 6, 7]), np.array([[1, 0], [1, 0], [0, 1.0]])  # two words
+    >>> params = jax.jit(config.build().init)(jax.random.key(0), tokens[None])["params"]
+    >>> head_predictions(config, params, [(tokens, shares)])[0].shape
+    (2, 4, 2, 2)
     """
     heads_per_layer(config)
     groups: dict[int, list[int]] = {}
@@ -252,6 +260,12 @@ def evaluate_heads(
       selection, test: of `count_correct`.
       confidence: of all intervals together.
       draws, seed: of the bootstrap.
+
+    >>> cases, offsets = np.full((2, 1), 3), np.ones((2, len(OFFSETS), 1))
+    >>> heads = 2 * np.ones((2, 1, 4, 2, 1))  # each of 4 heads right about 2 of 3 words
+    >>> counts = CorrectCounts(("nsubj",), cases, offsets, np.ones((2, 1)), heads)
+    >>> [(score.label, score.cases) for score in evaluate_heads(counts, counts)]
+    [('nsubj', 6)]
     """
     if selection.labels != test.labels or not test.cases.sum(0).all():
         raise ValueError(

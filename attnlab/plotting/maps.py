@@ -125,8 +125,8 @@ def head_tables(
     than eight heads only colours are drawn.
 
     >>> table = HeadTable("entropy", np.ones((2, 4)), 1.0, 1)
-    >>> len(head_tables([table], ["0", "1"]).axes)
-    1
+    >>> len(head_tables([table], ["0", "1"]).axes)  # the table and its colour bar
+    2
     """
     rows, columns = tables[0].values.shape
     down = -(-len(tables) // 2)

@@ -22,6 +22,10 @@ def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
     Args:
         rows: panels.
         height: inches of each.
+
+    >>> figure, axes = new_axes(2)
+    >>> len(axes)
+    2
     """
     with extra("plot"):
         from matplotlib.figure import Figure
@@ -41,7 +45,11 @@ def new_axes(rows: int, height: float = 3.2) -> tuple["Figure", "list[Axes]"]:
 
 
 def themed_svg(figure: "Figure", name: str) -> str:
-    """The figure as SVG, the same each time; what is drawn in `INK` follows the theme."""
+    """The figure as SVG, the same each time; what is drawn in `INK` follows the theme.
+
+    >>> "prefers-color-scheme:dark" in themed_svg(new_axes(1)[0], "empty")
+    True
+    """
     text = re.sub(INK, "currentColor", to_svg(figure, name), flags=re.IGNORECASE)
     style = (
         "<style>svg{color:#24292f;max-width:100%;height:auto}"

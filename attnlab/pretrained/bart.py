@@ -53,6 +53,8 @@ class _Stacks(Field):
         }
 
     def write(self, config: ModelConfig) -> JSON:
+        if config.encoder is None:
+            raise ValueError(f"the model is of kind {config.kind!r} and has no encoder beside it")
         return {
             "encoder_layers": config.encoder_plan.num_layers,
             "decoder_layers": config.num_layers,

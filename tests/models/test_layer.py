@@ -64,7 +64,10 @@ def test_order_of_norm_and_residual_connection(position):
         return multi_head_attention(own(w), y, HEADS, is_causal=True)
 
     a, b = params["attention"], params["ffn"]
-    if position.startswith("pre"):
+    if position == "pre_ffn":
+        y = x + f(a, x)
+        y = y + ffn(b, layer_norm(b["norm"], y))
+    elif position.startswith("pre"):
         y = x + f(a, layer_norm(a["norm"], x))
         y = y + ffn(b, layer_norm(b["norm"], y))
     elif position == "sandwich":
@@ -151,6 +154,9 @@ def test_cross_attention_comes_between(position):
         w = params[sublayer]
         if position == "after":
             y = y + rms_norm(w["norm_after"], f(w, y), eps=1e-5)
+            continue
+        if position == "pre_ffn" and sublayer == "attention":
+            y = y + f(w, y)
             continue
         norm = params["attention"]["norm"] if position == "parallel_one" else w["norm"]
         normed = rms_norm(norm, x if position.startswith("parallel") else y, eps=1e-5)

@@ -226,7 +226,7 @@ def test_losses_of_layer_types_and_stacks():
         (lambda: ModelConfig(kind="gpt"), r"kind must be.*'gpt'"),
         (lambda: ModelConfig(width=65), r"width 65 is not divisible"),
         (lambda: ModelConfig(encoder=models.EncoderConfig()), r"encoder is for.*decoder"),
-        (lambda: ModelConfig(layer_types=((1, {"norm": 1}),)), r"cannot override 'norm'.*known"),
+        (lambda: ModelConfig(layer_types=((1, {"init": 1}),)), r"cannot override 'init'.*known"),
         (lambda: ModelConfig(sharing="albrt"), r"albrt.*albert"),
         (lambda: ModelConfig(sharing=None), r"sharing must be a str or Plan, not None"),
         (lambda: ModelConfig(layer_types=3), r"layer_types must be a tuple of pairs.*3"),

@@ -12,15 +12,15 @@ from attnlab.training.objectives import OBJECTIVES
 
 
 def rows(page, header):
-    """First cell -> the other cells of a table of docs/."""
-    text = (ROOT / "docs" / page).read_text()
+    """First cell -> the other cells of a table of docs/reference/."""
+    text = (ROOT / "docs" / "reference" / page).read_text()
     table = text[text.index(header) :].split("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return {first.strip("`"): rest for first, *rest in cells}
 
 
 def test_data():
-    found = rows("data.md", "| source |")
+    found = rows("datasets.md", "| source |")
     assert list(found) == list(DATASETS)
     for name, (_, fields, tasks, configs) in found.items():
         told = re.findall(r"`(\w+)`", fields)

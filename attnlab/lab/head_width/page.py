@@ -37,7 +37,7 @@ from attnlab.lab.head_width.rows import Row, write_whole
 from attnlab.lab.mixed_model import Estimate, MixedModel
 from attnlab.plotting import themed_svg
 
-CHECK = Path(__file__).with_name("recompute.py")
+CHECK = Path(__file__).with_name("_recompute.py")
 
 
 def result_rows(results: Sequence[Result]) -> list[list[str]]:
