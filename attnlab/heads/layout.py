@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 from jaxtyping import Array, Float
@@ -192,10 +192,10 @@ class Layout:
         super().__init_subclass__(**kwargs)
         _name_class(cls, Layout.__repr__)
 
-    def __new__(cls, *args: object, **fields: object) -> Self:
+    def __new__(cls: type["LayoutT"], *args: object, **fields: object) -> "LayoutT":
         """Raises TypeError for a field that the layout does not have, with those that it has."""
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
-        return super().__new__(cls)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         # Lists, as of a config file, become tuples: a layout is hashable.

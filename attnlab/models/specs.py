@@ -5,7 +5,7 @@ composes them.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, Self, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from attnlab.attention.dispatch import check_implementation
 from attnlab.attention.keywords import check_keywords
@@ -31,14 +31,17 @@ DropoutPlace: TypeAlias = Literal["embeddings", "attention", "ffn", "final"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
+SpecT = TypeVar("SpecT", bound="Spec")
+
+
 class Spec:
     """Base of the parts of a config: prints the fields that differ from their defaults."""
 
-    def __new__(cls, *args: object, **fields: object) -> Self:
+    def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
         """Raises TypeError for a field that the part does not have, with those that it has."""
         assert dataclasses.is_dataclass(cls)
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
-        return super().__new__(cls)
+        return object.__new__(cls)
 
     def __repr__(self) -> str:
         assert dataclasses.is_dataclass(self)

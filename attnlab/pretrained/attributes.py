@@ -87,7 +87,7 @@ class Attribute:
                     f"config.json: {name} = {shown(value)} must be from {self.least} to {most:,}"
                 )
         if kind is float:
-            check_number(name, value, least=0 if "eps" in name else -LARGEST_NUMBER)
+            check_number(name, value, least=0.0 if "eps" in name else -LARGEST_NUMBER)
 
 
 def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:

@@ -209,6 +209,6 @@ def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
             )
 
 
-def _short(number: float) -> str:
+def _short(number: int | float) -> str:
     """8.0 -> "8", and any other number so that it is read again exactly."""
     return repr(int(number)) if float(number).is_integer() else repr(float(number))

@@ -332,7 +332,7 @@ def _layers_of_runs(
     return layers
 
 
-def _take(a: Array, layers: np.ndarray) -> Array:
+def _take(a: Array | np.ndarray, layers: np.ndarray) -> Array | np.ndarray:
     """a[layers] of a [L, ...]; `a` itself if these are all layers in order, without a copy."""
     return a if np.array_equal(layers, np.arange(len(a))) else a[layers]
 
