@@ -217,12 +217,6 @@ def layer_values(spec: LayerSpec) -> dict[str, str]:
     return values
 
 
-def layer_losses(spec: LayerSpec) -> tuple[str, ...]:
-    """Names of the auxiliary losses of such a layer."""
-    cross = () if spec.cross is None else loss_names(spec.cross)
-    return (*loss_names(spec.heads), *(CROSS + name for name in cross), *ffn_losses(spec.ffn))
-
-
 # The layer ----------------------------------------------------------------------------------------
 
 
