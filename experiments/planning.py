@@ -122,7 +122,7 @@ def executor() -> lab.Executor:
     """Where the flags want the runs to be computed."""
     given = flags.FLAGS
     options = lab.RunOptions(loggers=tuple(given.loggers), profile=given.profile)
-    imports = [str(app.config_file()[0].absolute())]  # it may register layouts, datasets, ...
+    imports = _imports()
     if given.launcher == "local":
         return lab.LocalExecutor(given.jobs, given.threads, imports, options, app.jax_flags())
     return lab.SlurmExecutor(
@@ -134,6 +134,11 @@ def executor() -> lab.Executor:
         threads=given.threads,
         mode="write" if given.print_only else "submit",
     )
+
+
+def _imports() -> list[str]:
+    """What a worker imports first: the config file, which may register layouts, datasets, ..."""
+    return [str(app.config_file()[0].absolute())]
 
 
 def training_flops(specs: list[lab.RunSpec]) -> int:
@@ -165,7 +170,7 @@ def print_workers(plan: Plan, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
     add_specs(plan.specs, folder)
     plan.description.write(folder)
-    command = ["python", *worker_command(folder.absolute(), [])[1:]]
+    command = ["python", *worker_command(folder.absolute(), _imports())[1:]]
     print(shlex.join(command))
     flops = training_flops(list(plan.specs))
     seeds = len({spec.seed for spec in plan.specs})

@@ -113,7 +113,8 @@ def shapes_of(batch: Batch) -> BatchShapes:
 class DataConfig(Protocol):
     """An entry of `DATASETS`: a frozen dataclass, every field of which is a flag (`config.data`).
 
-    It validates itself when it is made, as far as that is quick.
+    It validates its fields when it is made. Files are looked for by `sizes` and `load`, so that a
+    stored config can be read where the data are not.
     """
 
     def sizes(self) -> DataSizes:

@@ -54,15 +54,13 @@ class Nodes:
 
     path: str = ""
 
-    def __post_init__(self) -> None:
-        if self.path and not Path(self.path).is_dir():
-            raise FileNotFoundError(f"no folder at {self.path}; set data.path to that of a graph")
-
     @property
     def graph(self) -> Graph:
         """The graph of the folder."""
         if not self.path:
             raise ValueError("set data.path to the folder of a graph")
+        if not Path(self.path).is_dir():
+            raise FileNotFoundError(f"no folder at {self.path}; set data.path to that of a graph")
         return read_graph(Path(self.path))
 
     def sizes(self) -> DataSizes:

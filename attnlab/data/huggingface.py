@@ -38,13 +38,17 @@ class HuggingFace:
     bytes_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.path and not Path(self.path).exists():
-            raise FileNotFoundError(f"no dataset at {self.path}; give data.path")
         if not 0 < self.heldout < 1:
             raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
 
+    def check_path(self) -> None:
+        """Raises FileNotFoundError where there is no dataset at `path`."""
+        if self.path and not Path(self.path).exists():
+            raise FileNotFoundError(f"no dataset at {self.path}; give data.path")
+
     def sizes(self) -> DataSizes:
         """The tokens."""
+        self.check_path()
         if not self.vocab_size:
             raise ValueError("give data.vocab_size: more than the largest token id")
         return DataSizes(self.vocab_size)
@@ -61,6 +65,7 @@ class HuggingFace:
         Raises:
           ValueError: there is no such column of token ids, or `bytes_per_token` is not given.
         """
+        self.check_path()
         if not self.bytes_per_token:
             raise ValueError(
                 "give data.bytes_per_token, the mean number of bytes of a token (1: bits per token)"

@@ -32,15 +32,13 @@ class Labelled:
     path: str = ""
     tokenizer: str = "bytes"
 
-    def __post_init__(self) -> None:
-        if self.path and not Path(self.path).exists():
-            raise FileNotFoundError(f"there is no {self.path}; set data.path to labelled texts")
-
     @property
     def texts(self) -> list["LabelledText"]:
         """The texts of the path."""
         if not self.path:
             raise ValueError("set data.path to labelled texts")
+        if not Path(self.path).exists():
+            raise FileNotFoundError(f"there is no {self.path}; set data.path to labelled texts")
         return read_labelled(Path(self.path))
 
     def sizes(self) -> DataSizes:

@@ -34,12 +34,14 @@ class Pairs:
     parts: str = "train,valid,test"
     tokenizer: str = "bytes"
 
-    def __post_init__(self) -> None:
+    def check_path(self) -> None:
+        """Raises FileNotFoundError where there is no folder at `path`."""
         if self.path and not Path(self.path).is_dir():
             raise FileNotFoundError(f"no folder at {self.path}; set data.path to that of the files")
 
     def sizes(self) -> DataSizes:
         """The tokens."""
+        self.check_path()
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -52,6 +54,7 @@ class Pairs:
         """Both sides of at most `length` tokens."""
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
+        self.check_path()
         pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
         lines = [line for pair in pairs["train"] for line in pair]
         tokenizer = make_tokenizer(self.tokenizer, lines, folder)

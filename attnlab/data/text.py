@@ -75,14 +75,17 @@ class Text:
             raise ValueError(
                 f"data.validation {self.validation} is a share of the training text: less than 1"
             )
+
+    def check_path(self) -> None:
+        """Raises FileNotFoundError where there is no file at `path`."""
         if self.path and not Path(self.path).exists():
             raise FileNotFoundError(
                 f"no text at {self.path}; leave data.path empty for the default corpus"
             )
-        num_tokens(self.tokenizer)
 
     def sizes(self) -> DataSizes:
         """The tokens."""
+        self.check_path()
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -96,6 +99,7 @@ class Text:
           ValueError: a part is shorter than one window; or a text that is to be tokenised is not
             UTF-8, with file and line.
         """
+        self.check_path()
         corpus = load_corpus(self.path, utf8=self.tokenizer != "bytes")
         corpus = corpus.with_validation(self.validation)
         dataset = dataset_of_corpus(corpus, length)

@@ -177,11 +177,15 @@ class TokenFiles:
             raise ValueError(f"data.dtype must be uint16 or uint32, not {self.dtype!r}")
         if not 0 < self.heldout < 1:
             raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
+
+    def check_path(self) -> None:
+        """Raises FileNotFoundError where there is nothing at `path`."""
         if self.path and not Path(self.path).exists():
             raise FileNotFoundError(f"no token files at {self.path}; give data.path")
 
     def sizes(self) -> DataSizes:
         """The tokens."""
+        self.check_path()
         index = self._index()
         size = index.vocab_size if index else self.vocab_size
         if not size:

@@ -25,6 +25,9 @@ INPUT_TEXTS = ("source", "tokens")
 class Experiment:
     """What a run trains. Checked when it is made: the model fits the task and the data.
 
+    An experiment that is read back (`from_dict`) was checked when it was made, and is not checked
+    against its data again: results can be read where the data are not.
+
     Attributes:
       model: the config of the model.
       train: the config of the training. Its `seeds` are not used: the seed of a run is that of its
@@ -38,6 +41,7 @@ class Experiment:
         parameters moved.
       matched: the budget that was made equal to a reference's, or "".
       seconds_ratio: where that is "seconds": measured seconds of a step over the reference's.
+      checks_data: whether `check_data` runs when it is made; not a field.
 
     Raises:
       ValueError: the model does not fit the task, the data or the start, saying what to change.
@@ -56,24 +60,30 @@ class Experiment:
     measure_heads: bool = False
     matched: Literal["", "parameters", "flops", "cache", "seconds"] = ""
     seconds_ratio: float | None = None
+    checks_data: dataclasses.InitVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, checks_data: bool) -> None:
         objective = lookup(OBJECTIVES, self.task, what="task")
         if self.model.kind not in objective.model_kinds:
             kinds = " or ".join(map(repr, objective.model_kinds))
             raise ValueError(
                 f"task {self.task!r} needs model.kind={kinds}, not {self.model.kind!r}"
             )
-        sizes = self.data.sizes()
-        check_output(self.task, objective, self.model, sizes)
-        bound, shapes = objective.bind(sizes), self.data.shapes(self.train.length)
-        check_lengths(bound, shapes, self.model)
+        if checks_data:
+            self.check_data()
         if self.head_init != HeadInit():
             if self.start:
                 raise ValueError(
                     f"head_init is of new parameters; leave it out, or start={self.start!r}"
                 )
             init_function(self.model, self.head_init)
+
+    def check_data(self) -> None:
+        """Raises ValueError where the model does not fit the data; reads their sizes."""
+        objective, sizes = OBJECTIVES[self.task], self.data.sizes()
+        check_output(self.task, objective, self.model, sizes)
+        bound, shapes = objective.bind(sizes), self.data.shapes(self.train.length)
+        check_lengths(bound, shapes, self.model)
         if self.train.frozen:
             frozen_mask(self.train.frozen, self._param_shapes(input_shapes(bound, shapes)))
 
@@ -108,7 +118,7 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Experiment":
-        """The experiment that `to_dict` described.
+        """The experiment that `to_dict` described, not checked against its data.
 
         Raises:
           ValueError: an unknown data source or task, or a field that is not known.
@@ -125,6 +135,7 @@ class Experiment:
                 data=kind(**_tuples(data)),
                 task=fields["task"],
                 head_init=HeadInit(**fields.get("head_init", {})),
+                checks_data=False,
                 **more,
             )
         except TypeError as error:

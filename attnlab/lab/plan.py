@@ -2,7 +2,8 @@
 
 import csv
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attnlab.lab.comparisons import Variant
@@ -15,10 +16,11 @@ from attnlab.lab.policies import (
     at_rates,
     best_rates,
     tuning_specs,
+    variant_without_rate,
 )
 from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag
-from attnlab.lab.sweeps import load_results, sweep
+from attnlab.lab.sweeps import SweepFailed, load_results, sweep
 from attnlab.runs import SPECS
 
 REPORT = "report.html"
@@ -68,26 +70,49 @@ def run_plan(
       executor, progress, waits: as of `sweep`.
 
     Raises:
-      Exceptions of `sweep`.
+      Exceptions of `sweep`. Where a run of the tuning failed, its variant is left out and
+      SweepFailed is raised when the others are complete.
       ValueError: no learning rate is known for a variant.
     """
-    specs = list(plan.specs)
+    specs, failed = list(plan.specs), list[SweepFailed]()
     workdir.mkdir(parents=True, exist_ok=True)
     plan.description.write(workdir)
     if plan.rates_from:
         specs = with_known_rates(specs, plan.rates_from)
     if plan.tune:
         first = tuning_specs(specs, plan.tune, plan.most_seeds)
-        place, policy = workdir / TUNING, TuneLearningRate()
-        tuned = sweep(
-            first, place, executor=executor, policy=policy, progress=progress, waits=waits
-        )
+        call = functools.partial(
+            sweep, workdir=workdir / TUNING, executor=executor, policy=TuneLearningRate(),
+            progress=progress, waits=waits,
+        )  # fmt: skip
+        tuned = _tune(first, call, failed)
         specs = at_rates(specs, best_rates(tuned))
     more = None
     if plan.most_seeds:
         about = plan.description
         more = DecideComparisons(about.pairs, plan.most_seeds, about.margin)
-    return sweep(specs, workdir, executor=executor, policy=more, progress=progress, waits=waits)
+    results = sweep(specs, workdir, executor=executor, policy=more, progress=progress, waits=waits)
+    if failed:
+        raise failed[0]
+    return results
+
+
+def _tune(
+    specs: list[RunSpec], call: Callable[[list[RunSpec]], Results], failed: list[SweepFailed]
+) -> Results:
+    """The results of the tuning, without variants of which a run failed; what failed is appended.
+
+    Raises SweepFailed where nothing is left.
+    """
+    while True:
+        try:
+            return call(specs)
+        except SweepFailed as error:
+            failed.append(error)
+            gone = [variant_without_rate(spec) for spec in error.specs]
+            specs = [spec for spec in specs if variant_without_rate(spec) not in gone]
+            if not specs:
+                raise
 
 
 def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:

@@ -285,6 +285,10 @@ def _with_seed(spec: RunSpec, seed: int) -> RunSpec:
 def _without_rate(results: Results) -> dict[Variant, list[RunResult]]:
     found: dict[Variant, list[RunResult]] = {}
     for run in results:
-        tags = tuple((name, value) for name, value in run.spec.tags.items() if name != RATE)
-        found.setdefault(tags, []).append(run)
+        found.setdefault(variant_without_rate(run.spec), []).append(run)
     return found
+
+
+def variant_without_rate(spec: RunSpec) -> Variant:
+    """The tags of a run but its learning rate."""
+    return tuple((name, value) for name, value in spec.tags.items() if name != RATE)

@@ -22,7 +22,7 @@ from attnlab.data import Dataset
 from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
-from attnlab.lab.experiment import Experiment, check_lengths
+from attnlab.lab.experiment import Experiment, check_lengths, check_output
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE, DataInfo, MetricInfo, ModelSizes, RunResult, read_result
@@ -139,7 +139,9 @@ class _Run:
         profile = parse_steps(self.options.profile) if self.options.profile else None
         mesh = _mesh(self.config, self.options.model_parallel)
         self.dataset = load_data(experiment, shared, self.folder)
-        self.objective = OBJECTIVES[experiment.task].bind(self.dataset.sizes)
+        task, sizes = OBJECTIVES[experiment.task], self.dataset.sizes
+        check_output(experiment.task, task, self.model, sizes)
+        self.objective = task.bind(sizes)
         # Scored rows may be longer than those of training.
         for rows in filter(None, (self.dataset.heldout, self.dataset.validation)):
             check_lengths(self.objective, rows(1), self.model)

@@ -24,7 +24,15 @@ POLL_SECONDS = 0.2
 
 
 class SweepFailed(RuntimeError):
-    """Runs ended without a result; the message says which and why."""
+    """Runs ended without a result; the message says which and why.
+
+    Attributes:
+      specs: those runs.
+    """
+
+    def __init__(self, message: str, specs: Sequence[RunSpec] = ()) -> None:
+        super().__init__(message)
+        self.specs = tuple(specs)
 
 
 def sweep(
@@ -127,7 +135,7 @@ def _finish(
         ended = [spec for spec in left if spec not in held]
         failed = [s for s in ended if (run_folder(workdir, s) / ERROR).exists() or s.id in again]
         if failed:
-            raise SweepFailed(_reason(failed, workdir))
+            raise SweepFailed(_reason(failed, workdir), failed)
         again |= {spec.id for spec in ended}
         if held and not ended:
             if not waits:

@@ -153,7 +153,7 @@ def test_a_text_that_cannot_be_tokenised_is_named_by_line(tmp_path):
         "bite": "no tokenizer 'bite'",
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            Text(path=str(path), tokenizer=name)
+            Text(path=str(path), tokenizer=name).sizes()
     path.write_bytes(b"one two\n" * 20)
     with pytest.raises(ValueError, match="held-out text has 6 tokens, too short for one window"):
         Text(path=str(path), tokenizer="bpe:300").load(8)

@@ -161,7 +161,8 @@ def test_workers_to_start_elsewhere(tmp_path, text):
     folder = tmp_path / "sweep"
     flags = [f"--config={SWEEP}:tiny,lr,match=parameters", f"--workdir={folder}", text]
     done = command("experiments.sweep", *flags, "--print_only")
-    assert done.stdout == f"python -m attnlab.lab {folder}\n"
+    file = (ROOT / SWEEP).resolve()
+    assert done.stdout == f"python -m attnlab.lab {folder} --import={file}\n"
     assert "36 runs are written" in done.stderr
     assert "TFLOP/s of an H100" in done.stderr
     specs = json.loads((folder / "specs.json").read_text())

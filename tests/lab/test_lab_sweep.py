@@ -17,7 +17,9 @@ from scipy import stats
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import LAYOUTS, Standard
+from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
+from attnlab.lab.spec import specs_of
 from attnlab.models import FFN, ModelConfig, num_parameters
 from attnlab.training import TrainConfig
 
@@ -195,6 +197,32 @@ def test_a_run_that_fails_is_named_and_the_others_finish(base, tmp_path):
     with pytest.raises(lab.SweepFailed, match=r"seed1: .*too short"):
         lab.sweep([bad, good], tmp_path / "w", executor=lab.InProcess(), progress=False)
     assert [run.spec for run in lab.load_results(tmp_path / "w")] == [good]
+
+
+def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
+    text = tmp_path / "gone.txt"
+    text.write_bytes(b"abc " * 500)
+    variants = [lab.Variant({}, "good"), lab.Variant({"data.path": str(text)}, "bad")]
+    specs = specs_of(base, variants, [0])
+    text.write_bytes(b"too short")
+    plan = Plan(specs, tune=3)
+    with pytest.raises(lab.SweepFailed, match=r"bad-seed1000.*too short"):
+        run_plan(plan, tmp_path / "w", lab.InProcess(), progress=False)
+    (result,) = lab.load_results(tmp_path / "w")
+    tuned = lab.load_results(tmp_path / "w/tuning")
+    assert {run.spec.tags["name"] for run in tuned} == {"good"}
+    (rate,) = lab.best_rates(tuned).values()
+    assert result.spec.config.train.learning_rate == pytest.approx(rate)
+    assert result.spec.tags == {"name": "good"}
+
+
+def test_results_are_read_where_the_data_are_not(base, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"abc def " * 500)
+    specs = lab.product(lab.with_values(base, {"data.path": str(text)}), seeds=[0])
+    results = lab.sweep(specs, tmp_path / "w", executor=lab.InProcess(), progress=False)
+    text.unlink()
+    assert lab.load_results(tmp_path / "w").runs == results.runs
 
 
 SCRIPT = """

@@ -60,7 +60,7 @@ def summary(found: Sequence[Comparison], panel: Panel, name: Name) -> tuple[str,
     for c in found:
         groups.setdefault(_word(c, panel), []).append(c)
     baselines = {c.baseline for c in found}
-    base = name(found[0].baseline) if len(baselines) == 1 else "its baseline"
+    one_baseline = name(found[0].baseline) if len(baselines) == 1 else ""
 
     def listed(word: str) -> str:
         some = [_pair(c, name, baselines) for c in groups[word]]
@@ -70,9 +70,12 @@ def summary(found: Sequence[Comparison], panel: Panel, name: Name) -> tuple[str,
 
     told = [word for word in (BETTER, WORSE, EQUIVALENT) if word in groups]
     if not told:
+        base = one_baseline or "its baseline"
         lead = f"Inconclusive: none of {len(found)} variants differs significantly from {base}."
         return lead, _gaps(found, panel, name, baselines)
-    verb = "are" if len(groups[told[0]]) > 1 else "is"
+    several = len(groups[told[0]]) > 1
+    verb = "are" if several else "is"
+    base = one_baseline or ("their baselines" if several else "its baseline")
     lead = f"{listed(told[0])} {verb} {told[0].lower()} than {base}."
     if told[0] == EQUIVALENT:
         lead = f"{listed(EQUIVALENT)} {verb} equivalent to {base} within {panel.about.margin:g}."
