@@ -228,22 +228,20 @@ S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and N h /
 """
 
 
-def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "analysis") -> str:
+def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
     """The Markdown page."""
-    first = title == "first look"
-    flag = " --first_look" if first else ""
     fitted = fits(study)
     lines = [
-        f"# Head-width study: {title}", "",
-        f"Written by `experiments.study --analysis{flag}` from `runs.csv` alone, in seconds.", "",
+        "# Head-width study: analysis", "",
+        "Written by `experiments.study --analysis` from `runs.csv` alone, in seconds.", "",
         "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
         "The sentence is that of the plan. A blank is filled when its stages are complete; each "
         "has its 95 % interval and its number of texts and seeds.", "", *_reading(study, fitted),
-        "## What is missing", "", _missing(study, first), "", RULES,
+        "## What is missing", "", _missing(study), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
     for name, caption in CAPTIONS.items():
-        shown = f"![{caption.split('**')[1]}]({_file(name, first)})"
+        shown = f"![{caption.split('**')[1]}]({name}.svg)"
         lines += [shown if name in drawn else f"({name}: {NOT_YET})", "", caption, ""]
     lines += [EXPLORATORY, *_point_tables(study)]
     lines += ["## Baselines", "", *_baselines(study)]
@@ -374,10 +372,6 @@ def _text_means(study: Study, mask: Any) -> list[float]:
     return [float(bits[text == one].mean()) for one in np.unique(text)]
 
 
-def _file(name: str, first: bool) -> str:
-    return f"first_look_{name}.svg" if first else f"{name}.svg"
-
-
 def _headline(study: Study) -> str:
     results = primary(study)
     last = results[-1]
@@ -395,12 +389,7 @@ def _headline(study: Study) -> str:
     )
 
 
-def _missing(study: Study, first: bool) -> str:
-    if first:
-        return (
-            "This is the first look: it reads stages 1 and 3 alone, and later rows do not change "
-            f'it. What needs other stages says "{NOT_YET}".'
-        )
+def _missing(study: Study) -> str:
     decided = any(look.conclusion != "inconclusive" for look in looks(study))
     left = [
         f"stage {s} ({design.TITLES[s]}) lacks {n} runs"
@@ -541,27 +530,20 @@ def _limits(study: Study) -> str:
     return LIMITS.format(residual=sd, cost=k * sd**2, off=off, offcost=k * off**2)
 
 
-def write_analysis(rows: Sequence[Row], folder: Path, first_look: bool = False) -> list[Path]:
-    """Writes analysis.md, analysis.csv and the figures there are; removes figures that are not.
-
-    With `first_look` rows of stages 0, 1 and 3 alone are read, and the files are first_look*.
-    """
-    if first_look:
-        rows = [row for row in rows if row.spec.stage in (0, 1, 3)]
+def write_analysis(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Writes analysis.md, analysis.csv and the figures that have their rows; removes the others."""
     study = read_study(rows)
     drawn = figures(study, rows)
     paths = []
     for name in CAPTIONS:
-        path = folder / _file(name, first_look)
+        path = folder / f"{name}.svg"
         path.unlink(missing_ok=True)
         if name in drawn:
             write_whole(path, themed_svg(drawn[name], name))
             paths.append(path)
-    name = "first_look" if first_look else "analysis"
-    write_whole(folder / f"{name}.csv", _csv(primary(study) + secondary(study)))
-    title = name.replace("_", " ")
-    write_whole(folder / f"{name}.md", page(rows, study, list(drawn), title))
-    return [folder / f"{name}.md", folder / f"{name}.csv", *paths]
+    write_whole(folder / "analysis.csv", _csv(primary(study) + secondary(study)))
+    write_whole(folder / "analysis.md", page(rows, study, list(drawn)))
+    return [folder / "analysis.md", folder / "analysis.csv", *paths]
 
 
 def _csv(results: Sequence[Result]) -> str:
