@@ -178,8 +178,8 @@ def page(lines: Sequence[Line]) -> str:
         "# Looped depth on pointer chasing", "",
         f"**One layer applied {LAYERS} times, compared with {LAYERS} separate layers (percent "
         f"right, mean over 1 to {HOPS} hops): at equal parameters "
-        f"{said['albert, equal parameters']}; at equal FLOPs {said['albert, equal FLOPs']}. One layer applied once: "
-        f"{said['one layer']}.**", "",
+        f"{said['albert, equal parameters']}; at equal FLOPs {said['albert, equal FLOPs']}. One "
+        f"layer applied once: {said['one layer']}.**", "",
         "```bash", "python -m experiments.looped_depth --out=docs/results", "```", "",
         f"{minutes:.0f} minutes on one thread ({len(lines)} runs, tuning included); "
         f"{len(reference)} seeds per variant, {judged(lines, 'separate')[0]['steps']} steps of "

@@ -256,10 +256,10 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
         f"16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
         f"{LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
         f"{percent(longer, 32, 1)}.** So heads with a small head_dim learn to recall more slowly; "
-        "these fractions are not capacities. At h = 2, half of the pairs are recalled after 400 steps at "
-        f"pairs / h = {interval_text(fit['half'])}. The rank bound for h = 2 is pairs / h = 1.5 "
-        "(pairs = h + 1). It is no limit here: up to it a head can produce every attention matrix, "
-        "and recall needs only matrices near a permutation."
+        "these fractions are not capacities. At h = 2, half of the pairs are recalled after 400 "
+        f"steps at pairs / h = {interval_text(fit['half'])}. The rank bound for h = 2 is pairs / h "
+        "= 1.5 (pairs = h + 1). It is no limit here: up to it a head can produce every attention "
+        "matrix, and recall needs only matrices near a permutation."
     )
 
 

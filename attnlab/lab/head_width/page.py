@@ -160,9 +160,9 @@ CAPTIONS = {
     "figure4": "**Figure 4. Best learning rate over head_dim at N h = D** (stage 1, validation "
     "part, one seed; cells with an interior minimum).",
 }
-LETTERS = """D is the width of the model, N the number of heads of a layer, h (head_dim) the width of a head,
-T the length of a text in bytes. A point such as 4x16 is 4 heads of width 16. Differences are in
-held-out bits per byte; positive is worse. `python -m experiments.study --analysis` writes this page
+LETTERS = """D is the width of the model, N the number of heads of a layer, h (head_dim) the width
+of a head, T the length of a text in bytes. A point such as 4x16 is 4 heads of width 16. Differences
+are in held-out bits per byte; positive is worse. `python -m experiments.study --analysis` writes this page
 from `runs.csv`, in seconds.
 """
 RULES = """## Registered results
@@ -197,7 +197,8 @@ LIMITS = """## Limits
   off by {off:+.2f} in ln r, {offcost:.4f} bits, on average over all points.
 - The intervals do not include the error of k. In 500 simulated studies
   (`tests/lab/test_study_simulations.py`) the intervals of S1 to S5 cover 94 to 98 %; those of P1 98
-  to 100 %, since they are not narrower than the pooled one. False positives: P1 1.2 % over both looks, S1 to S5 at most 0.8 %.
+  to 100 %, since they are not narrower than the pooled one. False positives: P1 1.2 % over both
+  looks, S1 to S5 at most 0.8 %.
   The mixed model assumes a parabola in log2 h that is the same in every text except for its slope;
   the paired t-test does not. N h / D has only three levels, so its parabola cannot be tested; the
   interval of the best N h holds if the model does.
