@@ -162,8 +162,8 @@ CAPTIONS = {
 }
 LETTERS = """D is the width of the model, N the number of heads of a layer, h (head_dim) the width
 of a head, T the length of a text in bytes. A point such as 4x16 is 4 heads of width 16. Differences
-are in held-out bits per byte; positive is worse. `python -m experiments.study --analysis` writes this page
-from `runs.csv`, in seconds.
+are in held-out bits per byte; positive is worse. `python -m experiments.study --analysis` writes
+this page from `runs.csv`, in seconds.
 """
 RULES = """## Registered results
 
