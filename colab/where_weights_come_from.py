@@ -278,8 +278,8 @@ scores
 
 # %% [markdown]
 # Random W_Q and W_K are good enough here: the embedding learns to work with them (99 % right, mean
-# of three seeds). They are even better than learnt ones (79 %): if all learn, some colours end with
-# nearly all attention on a wrong token (rows 4 and 9 of the figure), where the gradient of a
+# of three seeds). They are even better than learnt ones (80 %): if all learn, some colours end with
+# nearly all attention on a wrong token (row 4 of the figure), where the gradient of a
 # softmax is almost 0. So "learnt" is not what makes a matrix useful. Where attention does not
 # depend on the text (the control), everything else may learn and it does not help.
 #
