@@ -281,7 +281,7 @@ pd.DataFrame.from_dict(table, orient="index")
 # costs nothing more that three seeds could show. Two questions, two answers.
 #
 # A few hundred steps on one text are a demonstration. In [the head-width
-# study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/first_look.md) (8
+# study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md) (8
 # texts, 2 seeds, 216,448 parameters, equal FLOPs) four narrow heads of width 16 are worse than four
 # standard ones by 0.014 bits per byte (95 % interval 0.007 to 0.020). Wide heads are no remedy: at
 # equal parameters they are worse than standard ones too, by 0.064 (0.022 to 0.107), in [the first

@@ -80,7 +80,7 @@ def small(plan, **changes):
 tokens = jnp.arange(32)[None] % 7
 params = {}
 for plan in ("separate", "albert"):
-    params[plan] = small(plan).build().init(jax.random.key(0), tokens)["params"]
+    params[plan] = jax.jit(small(plan).build().init)(jax.random.key(0), tokens)["params"]
     shape = params[plan]["layers"]["attention"]["q"].shape
     print(plan, "| group of each layer:", small(plan).plan["attention"], "| W_Q:", shape)
 
@@ -127,7 +127,7 @@ for name, plan, embedding_width in (("bert_base", "separate", None), ("albert_ba
         ffn=replace(config.ffn, width=64),
         embedding=replace(config.embedding, width=embedding_width),
     ).build()
-    initial = model.init(jax.random.key(0), tokens[:, :4])["params"]
+    initial = jax.jit(model.init)(jax.random.key(0), tokens[:, :4])["params"]
     with tempfile.TemporaryDirectory() as folder:
         pretrained.save(folder, model, initial)
         with safe_open(next(Path(folder).glob("*.safetensors")), "np") as file:
@@ -269,10 +269,10 @@ pd.DataFrame(
 # shared, and the FFN made wider until the model has as many parameters as `separate`.
 
 # %%
-steps, seeds = 250, (0, 1, 2)
+steps, seeds = 160, (0, 1, 2)
 settings = training.TrainConfig(
     steps=steps, seeds=seeds, batch_size=16, length=32, learning_rate=7e-3,
-    eval_every=1000, log_every=50, eval_windows=512,
+    eval_every=1000, log_every=50, eval_windows=256,
 )  # fmt: skip
 text = data.Text().load(settings.length)
 variants = {plan: small(plan) for plan in ("separate", "attention_only", "ffn_only", "albert")}

@@ -87,7 +87,7 @@ def deal(key, texts=64):
 
 
 tokens, place, answer = deal(jax.random.key(0))
-initial = model.init(jax.random.key(1), tokens)["params"]
+initial = jax.jit(model.init)(jax.random.key(1), tokens)["params"]
 print("a text:", tokens[0].tolist(), "| named card at place", place[0], "| its number", answer[0])
 
 # %% [markdown]
@@ -151,7 +151,8 @@ pd.DataFrame({"standard deviation of W_Q, 32 x 32": formulas}).round(3)
 # ## 2. Training: the same arrays, changed a little, many times
 #
 # This loop is all there is to "learning": draw texts, take the gradient of the loss with respect to
-# *all* parameters, and move each a small step. `learns` says which parameters may move.
+# *all* parameters, and move each a small step. `learns` says which parameters may move. (`lax.scan`
+# is a `for` loop that is compiled once.)
 
 
 # %%
@@ -160,20 +161,18 @@ def train(params, learns=lambda name: True, steps=500, **options):
     moves = jax.tree_util.tree_map_with_path(lambda path, a: learns(path[-1].key), params)
     adam = optax.adam(optax.cosine_decay_schedule(1e-2, steps))
 
-    @jax.jit
-    def step(params, state, key):
-        tokens, _, answer = deal(key)
+    def step(now, number):
+        params, state = now
+        tokens, _, answer = deal(jax.random.fold_in(jax.random.key(2), number))
         gradients = jax.grad(loss)(params, tokens, answer, **options)
         updates, state = adam.update(gradients, state)
         updates = jax.tree.map(lambda update, moves: update * moves, updates, moves)
-        return optax.apply_updates(params, updates), state
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
 
-    kept, state = [params], adam.init(params)
-    for number in range(1, steps + 1):
-        params, state = step(params, state, jax.random.fold_in(jax.random.key(2), number))
-        if number in (steps // 8, steps):
-            kept.append(params)
-    return kept
+    _, history = jax.lax.scan(step, (params, adam.init(params)), jnp.arange(1, steps + 1))
+    after = lambda number: jax.tree.map(lambda a: a[number - 1], history)
+    return [params, after(steps // 8), after(steps)]
 
 
 new_tokens, new_place, new_answer = deal(jax.random.key(3), 1024)
@@ -186,7 +185,7 @@ def evaluate(params, **options):
     return 100 * right.mean(), outputs.captured["probs"][0, :, 0, -1]
 
 
-history = train(initial)
+history = jax.jit(train)(initial)
 stages = dict(zip(("before", "during", "after"), history, strict=True))
 results = {name: evaluate(params) for name, params in stages.items()}
 for name, (right, probs) in results.items():
@@ -267,7 +266,8 @@ def run(key, learns, options):
 
 keys = jax.vmap(jax.random.key)(jnp.array(seeds))
 right = {
-    name: jax.vmap(lambda key, v=variant: run(key, *v))(keys) for name, variant in variants.items()
+    name: jax.jit(jax.vmap(lambda key, v=variant: run(key, *v)))(keys)
+    for name, variant in variants.items()
 }
 scores = pd.DataFrame(right, index=[f"seed {seed}" for seed in seeds], dtype=float).T.round(1)
 scores["mean"] = scores.mean(axis=1).round(1)
@@ -278,8 +278,8 @@ scores
 
 # %% [markdown]
 # Random W_Q and W_K are good enough here: the embedding learns to work with them (99 % right, mean
-# of three seeds). They are even better than learnt ones (79 %): if all learn, some colours end with
-# nearly all attention on a wrong token (rows 4 and 9 of the figure), where the gradient of a
+# of three seeds). They are even better than learnt ones (80 %): if all learn, some colours end with
+# nearly all attention on a wrong token (row 4 of the figure), where the gradient of a
 # softmax is almost 0. So "learnt" is not what makes a matrix useful. Where attention does not
 # depend on the text (the control), everything else may learn and it does not help.
 #

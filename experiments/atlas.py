@@ -66,13 +66,13 @@ INTRODUCTION = """\
 # Head layouts
 
 How each layout computes q, k and v from x, what it costs, and which layouts are the same function.
-Made by `python -m experiments.atlas`; a test fails while this page is stale.
+Written by `python -m experiments.atlas`; a test checks that the page is up to date.
 
     out = sum_n softmax(scale q_n k_n^T) v_n W_O,n
 
-x is the query input, y the key input, z the value input (self-attention: all the same). x_n is
-slice n of x, its columns n C to (n+1) C. What a head *reads* (all of x, or a slice) is the layout;
-how *wide* it is, is a size: number of heads, width of a head and width of the model are
+x is the query input, y the key input, z the value input (in self-attention all three are the same).
+x_n is slice n of x: its columns n C to (n+1) C. The layout says what a head *reads* (all of x, or a
+slice). How *wide* a head is, is a size: number of heads, width of a head and width of the model are
 independent.
 
 | letter | | default |
@@ -88,12 +88,12 @@ independent.
 | X, Y, Z | rank of queries, keys, values (`tensor_product`) | 6, 2, 2 |
 | G | N/K; `differential` has H = V/2 = C/2 | |
 
-`rotate` is rotary embedding; where an equation has none, it rotates all of q and k (not of
-`absorbed`). Numbers are for D = 512, N = 8, T = 512, one text, no biases.
+`rotate` is the rotary embedding. If an equation does not show it, it rotates all of q and k (except
+in `absorbed`). Numbers are for D = 512, N = 8, T = 512, one text, no biases.
 
 In the drawings (D = 64, N = 4, so C = 16) a line is a weight and a column a head. The upper bar is
-the input, filled where the head reads it, the lower bar the output, to scale, and the matrix is
-between. Each colour is one matrix; grey is one that all heads use."""
+the input, filled where the head reads it; the lower bar is the output, and the matrix is between
+them, to scale. Each colour is one matrix; a grey matrix is used by all heads."""
 
 
 def drawings() -> dict[str, str]:
@@ -172,8 +172,8 @@ def numbers() -> str:
     return (
         f"## Side by side\n\nD = 512, N = 8, T = {TOKENS}, no biases, default sizes. FLOPs are "
         "those "
-        "of the weights as they are;\n`multi_head_attention` runs the cheapest layout of the chain "
-        "(`contraction_orders`).\n\n"
+        "of the layout itself;\n`multi_head_attention` runs the cheapest layout that is the same "
+        "function (`contraction_orders`).\n\n"
         "| layout | parameters | FLOPs per token | cache bytes per token | rank of scores |\n"
         "|---|--:|--:|--:|--:|\n" + "\n".join(rows)
     )
@@ -258,9 +258,9 @@ def options_table() -> str:
         source = link(option.source)
         rows.append(f"| `{option.code}` | {option.what} | {cost} | {without} | {source} |")
     return (
-        "## Options of a layout\n\nExtras and fields that most layouts have. Parameters are those "
-        "more, or fewer, than `standard` has, bytes\na token those of its cache without rotary "
-        "positions, which keep tied keys and values apart.\n\n"
+        "## Options of a layout\n\nExtras and fields that most layouts have. Parameters: the "
+        "difference from `standard`. Cache bytes: per token, without\nrotary positions (with them "
+        "tied keys and values are stored separately).\n\n"
         "| option | what it does | parameters | cache bytes | not for | source |\n"
         "|---|---|--:|--:|---|---|\n" + "\n".join(rows)
     )
@@ -283,9 +283,9 @@ def backends() -> str:
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     names = [f"`{n}`" + " (bfloat16)" * (n == "cudnn") for n in kernels]
     return (
-        "## Backends\n\nWhich can run q, k and v of these sizes, forward and backward, without "
-        "dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute capabilities "
-        "8.0 and 9.0).\n\n"
+        "## Backends\n\nWhich backend can run q, k and v of these sizes, forward and backward, "
+        "without dropout, bias or probabilities.\n`cudnn` needs an NVIDIA GPU (for compute "
+        "capabilities 8.0 and 9.0).\n\n"
         f"| layout | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(rows)
     )
 

@@ -323,9 +323,9 @@ parameters (the code's list of excluded names matches none), Glorot initial weig
 the early stopping above, features divided by their sum, the split of Yang et al. 2016, self-loops.
 Not the same: the framework (JAX), random numbers, 20 seeds instead of 100.
 
-`experiments/configs/cora.py` has 77.5 %: there a pre-norm encoder layer with dot-product scores,
-feed-forward network, residual connections and decoupled weight decay trains for 150 steps without
-early stopping, which is another model, not this one at other settings.
+`experiments/configs/cora.py` reaches 77.5 %. It is another model: a pre-norm encoder with
+dot-product scores, a feed-forward network, residual connections and decoupled weight decay, trained
+for 150 steps without early stopping.
 """
 
 

@@ -176,12 +176,13 @@ def page(lines: Sequence[Line]) -> str:
     minutes = sum(float(o["seconds"]) for o in lines) / 60
     text = [
         "# Looped depth on pointer chasing", "",
-        f"**Percent right, mean over 1 to {HOPS} hops, against separate layers: one layer looped "
-        f"{LAYERS} times at equal FLOPs {said['albert, equal FLOPs']}; at equal parameters "
-        f"{said['albert, equal parameters']}; one layer applied once {said['one layer']}.**", "",
+        f"**One layer applied {LAYERS} times, compared with {LAYERS} separate layers (percent "
+        f"right, mean over 1 to {HOPS} hops): at equal parameters "
+        f"{said['albert, equal parameters']}; at equal FLOPs {said['albert, equal FLOPs']}. One "
+        f"layer applied once: {said['one layer']}.**", "",
         "```bash", "python -m experiments.looped_depth --out=docs/results", "```", "",
         f"{minutes:.0f} minutes on one thread ({len(lines)} runs, tuning included); "
-        f"{len(reference)} seeds a variant, {judged(lines, 'separate')[0]['steps']} steps of "
+        f"{len(reference)} seeds per variant, {judged(lines, 'separate')[0]['steps']} steps of "
         f"{ROWS} permutations of {NODES} nodes. Percent of positions right on 128 new permutations "
         "for each number of hops; differences are paired by seed (the same batches). Exploratory: "
         "the variants, the rates and the score were fixed before the 10 seeds ran, after a pilot "
@@ -196,13 +197,13 @@ def page(lines: Sequence[Line]) -> str:
 
 NOTES = """## Limits
 
-Most runs are near 100 % for a number of hops or near chance (which is higher for k = 4, as short
-cycles lead back to the start), so means over seeds are mostly shares of runs that found the next
-hop within these steps: a measure of speed of learning at one length of training, not of what the
-model can represent. At equal parameters the looped layer has 3.8 times the FLOPs. One
-depth, one width, no language model beside it. A fourth learning rate, 0.012, was added to the
-tuning after 10 seeds of each variant had run at 0.006, the end of the grid of three; it is the best
-for "one layer" alone, which then ran again.
+For each number of hops most runs are either near 100 % or near chance (which is higher for k = 4,
+since short cycles lead back to the start). A mean over seeds is therefore mostly the share of runs
+that learnt the next hop within these steps. It measures the speed of learning at one length of
+training, not what the model can represent. At equal parameters the looped layer has 3.8 times the
+FLOPs. Only one depth and one width were run, and no language model. The grid had three learning
+rates at first; after 10 seeds of each variant had run at its end, 0.006, a fourth rate (0.012) was
+added. It is the best one for "one layer" alone, which was then run again.
 """
 
 

@@ -208,16 +208,17 @@ def page(lines: Sequence[Line]) -> str:
         [
             "# How many pairs does a head of each width recall?", "", headline(lines, fit), "",
             "```bash", "python -m experiments.recall_capacity --out=docs/results", "```", "",
-            f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds a point, "
-            f"{steps} steps of 1,024 tokens). One attention layer of width 64, 128 tokens, 64 of "
-            "them keys; scored on the queries of 256 rows that no batch has. Exploratory: nothing "
-            "was registered.", "",
+            f"{minutes:.0f} minutes on one thread ({len(lines)} runs, {seeds} seeds per point, "
+            f"{steps} steps of 1,024 tokens). One attention layer of width 64 and a vocabulary of "
+            "128 tokens, 64 of them keys; scored on the queries of 256 rows that were not trained "
+            "on. N is the number of heads, h their width (head_dim). Exploratory: nothing was "
+            "registered.", "",
             "## At fixed N h = 32", "", "Percent recalled, mean (95 % interval over seeds).", "",
             *points_table(main, FIXED_TOTAL),
             "## At fixed h = 2", "", *points_table(main, FIXED_DIM),
             "![Fraction recalled over pairs / head_dim](recall.svg)", "",
             "**Fraction recalled over pairs / head_dim at N h = 32.** Mean over seeds. Dotted "
-            "line: pairs = h, below which a head has the rank for every attention matrix. Dashed: "
+            "line: pairs = h; to its left a head has the rank for every attention matrix. Dashed: "
             "the fitted curve of h = 2.", "",
             "## Logistic curve", "",
             "recalled = 1/pairs + (1 - 1/pairs) sigmoid(a + b ln pairs + c ln h + d ln N), fitted "
@@ -254,11 +255,11 @@ def headline(lines: Sequence[Line], fit: Mapping[str, tuple[float, float, float]
         f"**At N h = 32 and 32 pairs, 4 heads of 8 recall {percent(main, 4, 8)} after 400 steps, "
         f"16 heads of 2 {percent(main, 16, 2)} and 32 heads of 1 {percent(main, 32, 1)}; after "
         f"{LONGER} steps 16 heads of 2 recall {percent(longer, 16, 2)} and 32 heads of 1 "
-        f"{percent(longer, 32, 1)}.** So narrow heads learn to recall more slowly; these fractions "
-        "are not capacities. At h = 2 half is recalled after 400 steps at pairs / h = "
-        f"{interval_text(fit['half'])}. The rank bound is 1.5 there (pairs = h + 1), and is no "
-        "limit: it says which attention matrices a head can surely make, and recall needs only "
-        "those near a permutation."
+        f"{percent(longer, 32, 1)}.** So heads with a small head_dim learn to recall more slowly; "
+        "these fractions are not capacities. At h = 2, half of the pairs are recalled after 400 "
+        f"steps at pairs / h = {interval_text(fit['half'])}. The rank bound for h = 2 is pairs / h "
+        "= 1.5 (pairs = h + 1). It is no limit here: up to it a head can produce every attention "
+        "matrix, and recall needs only matrices near a permutation."
     )
 
 
@@ -266,8 +267,9 @@ NOTES = """## Limits
 
 One width of the model, one vocabulary, one learning rate (0.01, Adam, cosine to a tenth) for all
 points, chosen from 0.01 and 0.03 on seeds 100 and 101 at 400 steps. Width of values and of keys
-change together with h. The task gives the model the token before for free; `recall.py`, two layers
-that must find it themselves, is bimodal.
+change together with h. Each token of this task also carries the token before it. In the task of
+`recall.py` two layers must find that token themselves; there a run learns nearly all or nearly
+nothing.
 """
 
 

@@ -47,10 +47,6 @@ ANALYSIS = flags.DEFINE_string(
     "analysis", None, "write analysis.md, its table and its figures to this folder, and end"
 )
 
-FIRST_LOOK = flags.DEFINE_bool(
-    "first_look", False, "with --analysis: write first_look.md, of stages 0, 1 and 3 alone"
-)
-
 TUNED = flags.DEFINE_string(
     "tuned", "docs/results/head_width/runs.csv", "with :gpu: rows whose learning rates are used"
 )
@@ -178,7 +174,7 @@ def main(argv: Sequence[str]) -> None:
     if ANALYSIS.value:
         from attnlab.lab.head_width.page import write_analysis  # needs [plot]
 
-        paths = write_analysis(rows, Path(ANALYSIS.value), FIRST_LOOK.value)
+        paths = write_analysis(rows, Path(ANALYSIS.value))
         print("\n".join(map(str, paths)))
         return
     if not WORKDIR.value:

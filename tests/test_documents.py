@@ -110,7 +110,7 @@ def test_the_figure_of_the_readme_is_what_the_command_draws():
     drawn = effects.draw(above, below)
     assert labels(drawn) == labels((effects.RESULTS / "effects.svg").read_text())
     [one] = [effect for effect in above if effect.label == "2 heads of 32"]
-    page = (effects.RESULTS / "head_width" / "first_look.md").read_text()
+    page = (effects.RESULTS / "head_width" / "analysis.md").read_text()
     assert "| 2x32 | 1 |" in page
     assert f"{one.mean:+.4f} ({one.low:+.4f} to {one.high:+.4f})" in page
 

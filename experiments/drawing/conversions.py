@@ -81,11 +81,9 @@ def steps() -> str:
         needs = "structure" if step in STRUCTURED else "–"
         rows.append(f"| `{step.__name__}` | {' '.join(first.split()).rstrip('.')} | {needs} |")
     return (
-        "## Conversion steps\n\n`convert` finds the shortest chain of these. `to <layout>` "
-        "multiplies "
-        "two matrices out, `untie` copies\na projection that stands for two. Steps that need "
-        "weights "
-        "of some structure look for it, and come last.\n\n"
+        "## Conversion steps\n\n`convert` finds the shortest chain of these steps. `to <layout>` "
+        "multiplies two matrices out; `untie` copies\na tied projection. Steps marked *structure* "
+        "are possible only for some weights; they check that, and are tried last.\n\n"
         "| step | what it does | needs |\n|---|---|---|\n" + "\n".join(rows)
     )
 
@@ -112,11 +110,12 @@ def pairs() -> str:
         for source in names
     ]
     return (
-        "## Which layout is which\n\nEvery layout but `differential` at D = 12, N = 4 and its own "
-        "default sizes, with\nrandom weights, no rotary positions. *exact*: `convert` returns "
-        "weights of the target (top) that are the same function as the source\n(left). Else the "
-        "kind of its proof that there are none, or *undecided*; see `NotEquivalent`. Steps and "
-        "proofs of all\npairs: [layout_pairs.csv](layout_pairs.csv).\n\n"
+        "## Which layout is which\n\nCan `convert` turn the source (left) into the target (top)? "
+        "*exact*: it returns weights that are the\nsame function. Another word is the kind of its "
+        "proof that there are none (see `NotEquivalent`). *undecided*: it knows\nneither. All "
+        "layouts except `differential`, at D = 12, N = 4 and their default sizes, with random "
+        "weights and no rotary\npositions. Steps and proofs of all pairs: "
+        "[layout_pairs.csv](layout_pairs.csv).\n\n"
         f"| | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n" + "\n".join(table)
     )
 
@@ -184,11 +183,10 @@ def matching_sizes() -> str:
         positions = "rotary" if rotary else "–"
         lines.append(f"| `{layout!r}` | `{target!r}` | {positions} | {found.text} |")
     return (
-        "## With matching sizes\n\nWhat the default sizes, and the norm of a latent, keep apart. "
-        "Rotary positions rotate all of a\nstandard key, but only the P shared numbers of a "
-        "latent or "
-        "tied one: no exact conversion is known\n(TransMLA, arXiv 2502.07864, has approximate "
-        "ones).\n\n"
+        "## With matching sizes\n\nConversions that the default sizes, or the norm of a latent, "
+        "make impossible in the table above. Rotary positions rotate\nall of a standard key, but "
+        "only P shared numbers of a latent or tied key, so no exact conversion is known there\n"
+        "(TransMLA, arXiv 2502.07864, has approximate ones).\n\n"
         "| source | target | positions | steps, largest difference; or why not |\n"
         "|---|---|---|---|\n" + "\n".join(lines)
     )
@@ -230,11 +228,10 @@ def options() -> str:
             back = answer(found.params, values[two], values[one]).text if found.params else "–"
             lines.append(f"| {option} | {one} | {two} | {found.text} | {back} |")
     return (
-        "## Option against option\n\nOne option changes, in `standard` at D = 6, N = 2 with random "
-        "weights and no rotary positions. Where\nthere are weights of the target, the last column "
-        "goes "
-        "back from them. `no_sink` is exact to the\nprecision of a dtype, all others in exact "
-        "numbers.\n\n"
+        "## Option against option\n\nConversions that change one option of `standard`, at D = 6, "
+        "N = 2, with random weights and no rotary positions. The column\n*back* converts the "
+        "result back to the source. `no_sink` is exact up to the precision of the dtype, all "
+        "others in exact\nnumbers.\n\n"
         "| option | source | target | steps, largest difference; or the proof | back |\n"
         "|---|---|---|---|---|\n" + "\n".join(lines)
     )

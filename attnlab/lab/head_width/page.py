@@ -160,6 +160,11 @@ CAPTIONS = {
     "figure4": "**Figure 4. Best learning rate over head_dim at N h = D** (stage 1, validation "
     "part, one seed; cells with an interior minimum).",
 }
+LETTERS = """D is the width of the model, N the number of heads of a layer, h (head_dim) the width
+of a head, T the length of a text in bytes. A point such as 4x16 is 4 heads of width 16. Differences
+are in held-out bits per byte; positive is worse. `python -m experiments.study --analysis` writes
+this page from `runs.csv`, in seconds.
+"""
 RULES = """## Registered results
 
 Held-out bits per byte, texts random; S1 and S3 in units of log2. The rules are those of
@@ -169,15 +174,16 @@ Held-out bits per byte, texts random; S1 and S3 in units of log2. The rules are 
   pooled over pairs of variants.
 - P1 is significant (p < 0.005 at the first look, p < 0.048 at the second) or equivalent (90 %
   interval within 0.02) only where the mixed model and the paired t-test over the text means both
-  say so; otherwise it is inconclusive. The first look reads stages 1 and 3 alone, the second
-  stages 1, 3 and 7. Stage 7 is run only where the first look is neither.
+  say so; otherwise it is inconclusive. It can be both: a difference that is not 0 and yet smaller
+  than 0.02. The first look reads stages 1 and 3 alone, the second stages 1, 3 and 7. Stage 7 is run
+  only where the first look is neither.
 - S1 to S5 are judged once, when stages 2 to 5 are complete, with Holm's correction over 5. p of S1
   is the larger of those of the slopes at both ends of D = 64; S4 and S5 are paired over 4 texts.
 """
 EXPLORATORY = """## Every point (exploratory)
 
 Difference of held-out bits per byte from h = 16 on N h = D, paired by text and seed, at equal FLOPs
-per token. Not corrected for the number of comparisons. "inconclusive": the interval holds 0.
+per token. Not corrected for the number of comparisons. "inconclusive": the interval contains 0.
 """
 LIMITS = """## Limits
 
@@ -189,12 +195,13 @@ LIMITS = """## Limits
   standard deviation of {residual:.3f} in ln r; an error of that size costs {cost:.4f} bits. The
   coefficient `tuning` is the slope in ln r at the judged rates: where it is not 0 the rates were
   off by {off:+.2f} in ln r, {offcost:.4f} bits, on average over all points.
-- The error of k is not carried on. In 500 simulated studies (`tests/lab/test_study_simulations.py`)
-  the intervals of S1 to S5 cover 94 to 98 %; those of P1 98 to 100 %, since they are not narrower
-  than the pooled one. False positives: P1 1.2 % over both looks, S1 to S5 at most 0.8 %.
-  The mixed model assumes a parabola in log2 h, the same in every text but for a slope; the
-  paired t-test does not. N h / D has three levels, so nothing tests its parabola; the interval
-  of the best N h is that of the model and no wider.
+- The intervals do not include the error of k. In 500 simulated studies
+  (`tests/lab/test_study_simulations.py`) the intervals of S1 to S5 cover 94 to 98 %; those of P1 98
+  to 100 %, since they are not narrower than the pooled one. False positives: P1 1.2 % over both
+  looks, S1 to S5 at most 0.8 %.
+  The mixed model assumes a parabola in log2 h that is the same in every text except for its slope;
+  the paired t-test does not. N h / D has only three levels, so its parabola cannot be tested; the
+  interval of the best N h holds if the model does.
 - The interval of S3 is a little too wide without D = 96: it covers 98.2 % in 500 simulated studies
   (standard error 0.6 %; with D = 96 97.4 %), since t with texts - 1 degrees of freedom is wide for
   a term without random slopes of texts. The plan keeps it.
@@ -207,8 +214,9 @@ LIMITS = """## Limits
 FITS = """## The best head by other fits (exploratory)
 
 The registered model has one parabola in log2 h for all D. Where h = 2 at D = 32 costs much more
-than a parabola allows, that bends the fit at D = 64 too, and the residual hides the variation over
-texts (standard deviations of B1, C1 and seed below). So here is the same model on fewer rows.
+than a parabola allows, it bends the fit at D = 64 too, and the large residual hides the variation
+over texts (standard deviations of B1, C1 and seed below). The table has the same model on fewer
+rows.
 """
 OPTIMIZERS = """## The cost of one wide head by optimizer (stage 0, exploratory)
 
@@ -222,28 +230,26 @@ compute.
 """
 AGAIN = """## The main numbers again, with numpy alone
 
-Run it in this folder: mean, standard error and number of texts of P1, of every point of D = 64, of
-S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and N h / D of the fit
-"D = 64 alone".
+Run this in the folder of `runs.csv`. It prints mean, standard error and number of texts of P1, of
+every point of D = 64, of S2 and, when stage 5 is complete, of S4 and S5; then the best head_dim and
+N h / D of the fit "D = 64 alone".
 """
 
 
-def page(rows: Sequence[Row], study: Study, drawn: Sequence[str], title: str = "analysis") -> str:
+def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
     """The Markdown page."""
-    first = title == "first look"
-    flag = " --first_look" if first else ""
     fitted = fits(study)
     lines = [
-        f"# Head-width study: {title}", "",
-        f"Written by `experiments.study --analysis{flag}` from `runs.csv` alone, in seconds.", "",
+        "# Head-width study: analysis", "",
         "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
-        "The sentence is that of the plan. A blank is filled when its stages are complete; each "
-        "has its 95 % interval and its number of texts and seeds.", "", *_reading(study, fitted),
-        "## What is missing", "", _missing(study, first), "", RULES,
+        "The sentence above is the one of [the plan](plan.md), whose blanks are filled when their "
+        'stages are complete; the others say "not run yet". Each number has its 95 % interval and '
+        "its number of texts and seeds.", "", LETTERS, *_reading(study, fitted),
+        "## What is missing", "", _missing(study), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
     for name, caption in CAPTIONS.items():
-        shown = f"![{caption.split('**')[1]}]({_file(name, first)})"
+        shown = f"![{caption.split('**')[1]}]({name}.svg)"
         lines += [shown if name in drawn else f"({name}: {NOT_YET})", "", caption, ""]
     lines += [EXPLORATORY, *_point_tables(study)]
     lines += ["## Baselines", "", *_baselines(study)]
@@ -374,10 +380,6 @@ def _text_means(study: Study, mask: Any) -> list[float]:
     return [float(bits[text == one].mean()) for one in np.unique(text)]
 
 
-def _file(name: str, first: bool) -> str:
-    return f"first_look_{name}.svg" if first else f"{name}.svg"
-
-
 def _headline(study: Study) -> str:
     results = primary(study)
     last = results[-1]
@@ -395,19 +397,14 @@ def _headline(study: Study) -> str:
     )
 
 
-def _missing(study: Study, first: bool) -> str:
-    if first:
-        return (
-            "This is the first look: it reads stages 1 and 3 alone, and later rows do not change "
-            f'it. What needs other stages says "{NOT_YET}".'
-        )
+def _missing(study: Study) -> str:
     decided = any(look.conclusion != "inconclusive" for look in looks(study))
     left = [
-        f"stage {s} ({design.TITLES[s]}) lacks {n} runs"
+        f"Stage {s} ({design.TITLES[s]}) lacks {n} runs"
         for s, n in study.left.items()
         if n and not (decided and s == 7)
     ]
-    said = "; ".join(left) + f'. Its results say "{NOT_YET}".' if left else "Nothing."
+    said = ". ".join(left) + f'. Their results say "{NOT_YET}".' if left else "Nothing."
     if decided and study.left[7]:
         said += " Stage 7 (the second look at P1) is not run, since the first look decided."
     return said
@@ -541,27 +538,20 @@ def _limits(study: Study) -> str:
     return LIMITS.format(residual=sd, cost=k * sd**2, off=off, offcost=k * off**2)
 
 
-def write_analysis(rows: Sequence[Row], folder: Path, first_look: bool = False) -> list[Path]:
-    """Writes analysis.md, analysis.csv and the figures there are; removes figures that are not.
-
-    With `first_look` rows of stages 0, 1 and 3 alone are read, and the files are first_look*.
-    """
-    if first_look:
-        rows = [row for row in rows if row.spec.stage in (0, 1, 3)]
+def write_analysis(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Writes analysis.md, analysis.csv and the figures that have their rows; removes the others."""
     study = read_study(rows)
     drawn = figures(study, rows)
     paths = []
     for name in CAPTIONS:
-        path = folder / _file(name, first_look)
+        path = folder / f"{name}.svg"
         path.unlink(missing_ok=True)
         if name in drawn:
             write_whole(path, themed_svg(drawn[name], name))
             paths.append(path)
-    name = "first_look" if first_look else "analysis"
-    write_whole(folder / f"{name}.csv", _csv(primary(study) + secondary(study)))
-    title = name.replace("_", " ")
-    write_whole(folder / f"{name}.md", page(rows, study, list(drawn), title))
-    return [folder / f"{name}.md", folder / f"{name}.csv", *paths]
+    write_whole(folder / "analysis.csv", _csv(primary(study) + secondary(study)))
+    write_whole(folder / "analysis.md", page(rows, study, list(drawn)))
+    return [folder / "analysis.md", folder / "analysis.csv", *paths]
 
 
 def _csv(results: Sequence[Result]) -> str:
