@@ -97,7 +97,8 @@ def dot_product_attention(
       key: [B, S, K, H]. K divides N: query head n uses key head n // (N/K).
       value: [B, S, Kv, V]. V may differ from H, and Kv from K; Kv divides N.
       bias: added to the scores, broadcastable to [B, N, T, S].
-      mask: boolean, True = may attend, broadcastable to [B, N, T, S]; or `masks.Edges`.
+      mask: boolean, True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long,
+        or `masks.Edges`.
       scale: multiplies q k^T; None is 1/sqrt(H).
       is_causal: query t attends to keys 0..t (top-left aligned where T != S, as in jax.nn).
       query_seq_lengths, key_value_seq_lengths: valid positions per batch row [B]; each works alone.

@@ -100,6 +100,12 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
     names = ("x", "context", "value context")
     for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
         _check_input(name, a, width, x)
+    padding_mask = inputs.padding_mask
+    if padding_mask is not None and padding_mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"padding_mask {padding_mask.shape} must be [batch, length] = {x.shape[:2]}, True "
+            "where there is a token"
+        )
     if inputs.source is not None:
         _check_input("source", inputs.source, layout.input_widths[1], x)
     if values.shape[1] != keys.shape[1]:

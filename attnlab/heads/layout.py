@@ -201,7 +201,7 @@ class Layout:
         # Lists, as of a config file, become tuples: a layout is hashable.
         object.__setattr__(self, "biases", _as_tuple("biases", self.biases))
         object.__setattr__(self, "extras", _as_tuple("extras", self.extras))
-        self._check_sizes()
+        self._check_types()
         self._check_options()
         if not self.width:
             return  # sizes are checked when the width is known
@@ -407,13 +407,15 @@ class Layout:
 
     # Checks ---------------------------------------------------------------------------------------
 
-    def _check_sizes(self) -> None:
+    def _check_types(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "width" and value == 0:
                 continue
             if field.type in (int, int | None, "int", "int | None") and value is not None:
                 check_size(field.name, value)
+            if field.type in (bool, "bool") and not isinstance(value, bool):
+                raise TypeError(f"{field.name} must be True or False, not {value!r}")
 
     def _check_options(self) -> None:
         for bias in self.biases:

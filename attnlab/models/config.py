@@ -68,6 +68,16 @@ class LayerOverrides(Spec):
     def __post_init__(self) -> None:
         if self.full_attention and self.window is not None:
             raise ValueError("layer_types: give window or full_attention=True, not both")
+        check_bool("layer_types: full_attention", self.full_attention)
+        if not isinstance(self.heads, Layout | None):
+            raise ValueError(f"layer_types: heads must be a Layout or None, not {self.heads!r}")
+        check_sharing("layer_types: sharing", self.sharing)
+
+
+def check_sharing(field: str, sharing: object) -> None:
+    """Raises ValueError for what is neither the name of a sharing plan, nor a `Plan`, nor None."""
+    if not isinstance(sharing, str | Plan | None):
+        raise ValueError(f"{field} must be the name of a plan, a Plan or None, not {sharing!r}")
 
 
 LayerType: TypeAlias = tuple[int, LayerOverrides]
@@ -102,6 +112,8 @@ class Encoder(Spec):
         if self.cross not in ("own", "merged"):
             raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
         check_bool("encoder.own_inputs", self.own_inputs)
+        check_bool("encoder.shares_decoder", self.shares_decoder)
+        check_sharing("encoder.sharing", self.sharing)
         if self.shares_decoder and self.own_inputs:
             raise ValueError("encoder.shares_decoder: leave own_inputs out")
         if self.shares_decoder and self.num_heads is not None:
@@ -566,10 +578,15 @@ def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
         except ValueError as error:
             raise ValueError(f"encoder.num_heads={encoder.num_heads}: {error}") from None
     ours, theirs = config.plan.num_groups, config.encoder_plan
-    if theirs.num_layers != (encoder.num_layers or config.num_layers):
+    num_layers = encoder.num_layers or config.num_layers
+    if theirs.num_layers != num_layers:
+        if encoder.sharing is not None:
+            what = f"encoder.sharing has {theirs.num_layers} layers"
+        else:
+            what = f"sharing is of the encoder too and has {theirs.num_layers} layers"
         raise ValueError(
-            f"encoder.sharing has {theirs.num_layers} layers, the encoder has "
-            f"{encoder.num_layers or config.num_layers}"
+            f"{what}, the encoder has {num_layers}; set encoder.sharing to a plan of {num_layers} "
+            "layers"
         )
     if config.output.pooler:
         raise ValueError("an encoder_decoder has no pooler; leave output.pooler out")

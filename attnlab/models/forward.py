@@ -16,6 +16,8 @@ from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
     DTYPES,
     OWN_INPUTS,
+    check_per_token,
+    check_positions,
     check_range,
     check_tokens,
     default_positions,
@@ -59,7 +61,8 @@ class ModelInputs:
     Attributes:
       padding_mask: [B, T], True = a token. Padding is attended to by none, does not count in
         the pooler, and with a cache is neither kept nor counted as a position.
-      mask: True = may attend; broadcasts to [B, N, T, S]; or `Edges`.
+      mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
+        `Edges`.
       positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
       token_types: [B, T]; None is type 0.
       head_mask: multiplies each head, [L, N] or [L, B, N]; L arrays where layers differ in their
@@ -289,14 +292,18 @@ class _Run:
         tokens = check_tokens(c, tokens)
         length, after_cache = tokens.shape[1], None
         mask = _as_bool(inputs.source_padding_mask if is_source else inputs.padding_mask)
+        check_per_token("source_padding_mask" if is_source else "padding_mask", mask, tokens)
         check_range("token id", tokens, c.vocab_size, mask)
         if cache is not None:
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
         positions = None if is_source else inputs.positions
-        if positions is None:
+        if positions is not None:
+            check_positions(positions, tokens)
+        else:
             positions = default_positions(c, tokens) if cache is None else after_cache
         token_types = None if is_source else inputs.token_types
         if token_types is not None:
+            check_per_token("token_types", token_types, tokens)
             count = c.embedding.token_types or c.vocab_size
             check_range("token type", token_types, count, mask)
         params = self.params

@@ -198,6 +198,8 @@ class Norm(Spec):
             check_number("norm.layer_scale", self.layer_scale)
         lookup(NORM_KINDS, self.kind, what="norm.kind")
         check_bool("norm.scale", self.scale)
+        if self.bias is not None:
+            check_bool("norm.bias", self.bias)
         check_choice("norm.position", self.position, get_args(NormPosition))
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
@@ -251,6 +253,8 @@ class Attention(Spec):
     def __post_init__(self) -> None:
         if self.window is not None:
             check_count("attention.window", self.window, 0)
+        if not isinstance(self.order, str | None):
+            raise ValueError(f"attention.order must be a str or None, not {self.order!r}")
         if self.implementation is not None:
             check_implementation(self.implementation)
         if self.layer_scales is not None:

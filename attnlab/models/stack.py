@@ -122,7 +122,7 @@ def run_layers(
     capture, patch = check_values(inputs.capture, inputs.patch, known)
     inputs = dataclasses.replace(inputs, capture=capture, patch=patch)
     indices = {name: [i for i, n in enumerate(order) if n == name] for name in layer_types}
-    _check_head_mask(inputs.head_mask, layer_types, len(order))
+    _check_head_mask(inputs.head_mask, layer_types, len(order), x.shape[0])
     keys = None
     if inputs.dropout_key is not None:
         keys = jax.random.split(inputs.dropout_key, len(order))
@@ -223,7 +223,10 @@ def _of_layers(a: HeadMask | None, indices: np.ndarray, num_layers: int) -> Arra
 
 
 def _check_head_mask(
-    head_mask: HeadMask | None, layer_types: Mapping[str, LayersOfType], num_layers: int
+    head_mask: HeadMask | None,
+    layer_types: Mapping[str, LayersOfType],
+    num_layers: int,
+    batch: int,
 ) -> None:
     if head_mask is None:
         return
@@ -235,10 +238,12 @@ def _check_head_mask(
                 "arrays, one for each layer"
             )
         shape = jnp.asarray(head_mask).shape
-        if len(shape) not in (2, 3) or (shape[0], shape[-1]) != (num_layers, heads[0]):
+        num_heads = heads[0]
+        allowed = [(num_layers, num_heads), *((num_layers, b, num_heads) for b in (1, batch))]
+        if shape not in allowed:
             raise ValueError(
-                f"head_mask {shape} must be [{num_layers}, {heads[0]}] or [{num_layers}, batch, "
-                f"{heads[0]}]: layers and heads"
+                f"head_mask {shape} must be [layers, heads] = {allowed[0]} or [layers, batch, "
+                f"heads] = {allowed[2]}"
             )
     elif len(head_mask) != num_layers:
         raise ValueError(
