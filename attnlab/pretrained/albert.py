@@ -6,7 +6,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout
 from attnlab.pretrained.attributes import JSON, MAX_LAYERS, Attribute
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, OLD_NORMS, QKV, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     Choice,
@@ -114,11 +114,15 @@ ALBERT = Family(
     ),
     prefix="albert.",
     task_modules=("predictions.", "sop_classifier."),
-    ignored=("embeddings.position_ids",),
-    ignored_if_tied=("predictions.decoder.*",),
     shares_layers=True,
-    unused={"predictions.bias": "predictions.decoder.bias"},
-    fixed={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
-    | {"num_memory_blocks": 0, "down_scale_factor": 1},
     renamed=OLD_NORMS,
+    other_attributes=OtherAttributes(
+        fixed={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
+        | {"num_memory_blocks": 0, "down_scale_factor": 1}
+    ),
+    unread=UnreadTensors(
+        always=("embeddings.position_ids",),
+        if_tied=("predictions.decoder.*",),
+        copies={"predictions.bias": "predictions.decoder.bias"},
+    ),
 )

@@ -10,7 +10,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import Embedding, Init, Learned, Norm, NormPosition, Sinusoidal
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -201,11 +201,12 @@ def encoder_decoder(
         ),
         prefix="model.",
         task_modules=("lm_head.", "final_logits_bias"),
-        ignored=COPIES,
-        ignored_if_tied=("lm_head.weight",),
-        fixed={"is_encoder_decoder": True} | (fixed or {}),
-        other_attributes=(*map(Attribute, OTHERS), *other_attributes),
-        written={"is_encoder_decoder": True},
+        other_attributes=OtherAttributes(
+            read=(*map(Attribute, OTHERS), *other_attributes),
+            fixed={"is_encoder_decoder": True} | (fixed or {}),
+            written={"is_encoder_decoder": True},
+        ),
+        unread=UnreadTensors(always=COPIES, if_tied=("lm_head.weight",)),
     )
 
 

@@ -67,7 +67,7 @@ ALBERT_MODULES = (
 
 def _read(family: Family, config: JSON, tensors: Arrays, without: tuple[str, ...]) -> Values:
     """The values of a bert_config.json, with the output heads that the variables have."""
-    given = read_attributes(config, family.attributes, family.fixed)
+    given = read_attributes(config, family.attributes, family.other_attributes.fixed)
     values: Values = {}
     for field in changed(family.fields, without=("tie_word_embeddings", *without)):
         values |= field.read(given, Source())
@@ -92,7 +92,7 @@ def build_bert(config: dict[str, Any], tensors: Arrays) -> Built:
 def build_albert(config: dict[str, Any], tensors: Arrays) -> Built:
     """`config` is an albert_config.json. Some groups may never be applied, and have no weights."""
     values = _read(ALBERT, config, tensors, ("num_hidden_groups", "embedding_size"))
-    given = read_attributes(config, ALBERT.attributes, ALBERT.fixed)
+    given = read_attributes(config, ALBERT.attributes, ALBERT.other_attributes.fixed)
     calls, inner = given["num_hidden_layers"], given["inner_group_num"]
     groups = [GROUP_RULES["google"](i, calls, given["num_hidden_groups"]) for i in range(calls)]
     used = sorted(set(groups))

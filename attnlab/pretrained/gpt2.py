@@ -4,7 +4,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Init
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -82,7 +82,9 @@ GPT2 = Family(
     ),
     prefix="transformer.",
     task_modules=("lm_head.",),
-    # The causal mask, stored as if it were a bias.
-    ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),
-    ignored_if_tied=("lm_head.weight",),
+    unread=UnreadTensors(
+        # The causal mask, stored as if it were a bias.
+        always=("h.*.attn.bias", "h.*.attn.masked_bias"),
+        if_tied=("lm_head.weight",),
+    ),
 )

@@ -147,7 +147,7 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, 
     """All but the weights: (family, attributes, tensors not read yet, config)."""
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
-    given = read_attributes(raw, family.attributes, family.fixed, ignore)
+    given = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)
     tensors = _renamed(family, read_folder(folder), ignore)
     if not family.shares_layers:
         for one in family.attributes:

@@ -16,6 +16,7 @@ from attnlab.pretrained.expert_layers import (
     stored_layers,
     with_experts,
 )
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import (
     BIASES,
     Choice,
@@ -27,7 +28,7 @@ from attnlab.pretrained.fields import (
     value,
 )
 from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, Window, every
-from attnlab.pretrained.llama import FIELDS, decoder
+from attnlab.pretrained.llama import FIELDS, causal_head, decoder
 from attnlab.pretrained.weights import Entry
 
 WIDTH = Attribute("intermediate_size", 11008)
@@ -74,9 +75,8 @@ MIXTRAL = with_experts(
                 windows=Window(None),
             ),
         ),
-        architecture="Mixtral",
-        other_attributes=UNUSED,
-        fixed={"router_jitter_noise": 0.0},
+        causal_head("Mixtral"),
+        other_attributes=OtherAttributes(read=UNUSED, fixed={"router_jitter_noise": 0.0}),
     ),
     functools.partial(expert_entries, MIXTRAL_NAMES),
 )
@@ -159,8 +159,8 @@ QWEN2_MOE = with_experts(
                 windows=_QwenTypes(default_types=_qwen_types),
             ),
         ),
-        architecture="Qwen2Moe",
-        other_attributes=UNUSED,
+        causal_head("Qwen2Moe"),
+        other_attributes=OtherAttributes(read=UNUSED),
     ),
     functools.partial(expert_entries, QWEN_NAMES),
 )
@@ -190,8 +190,8 @@ QWEN3_MOE = with_experts(
                 windows=_Window(),
             ),
         ),
-        architecture="Qwen3Moe",
-        other_attributes=(*UNUSED, Attribute("max_window_layers")),
+        causal_head("Qwen3Moe"),
+        other_attributes=OtherAttributes(read=(*UNUSED, Attribute("max_window_layers"))),
     ),
     functools.partial(expert_entries, QWEN_NAMES),
 )
@@ -221,10 +221,7 @@ def _alternating(given: JSON) -> list[str]:
 
 
 GPT_OSS = with_experts(
-    decoder(
-        "gpt_oss",
-        Standard(num_heads=4, extras=(Sink(),)),
-        (
+    decoder("gpt_oss", Standard(num_heads=4, extras=(Sink(),)), (
             *changed(
                 FIELDS,
                 *sizes(vocab_size=201088, hidden_size=2880, num_hidden_layers=36),
@@ -248,13 +245,9 @@ GPT_OSS = with_experts(
                 windows=LayerTypes(default_window=128, default_types=_alternating),
                 clip=Attribute("swiglu_limit", 7.0),
             ),
-        ),
-        architecture="GptOss",
-        fixed={"swiglu_alpha": 1.702},
-        other_attributes=(
+        ), causal_head("GptOss"), other_attributes=OtherAttributes(read=(
             *UNUSED, Attribute("experts_per_token"), Attribute("initial_context_length"),
-        ),
-    ),
+        ), fixed={"swiglu_alpha": 1.702}),),
     _gpt_oss_entries,
     bias=True,
 )  # fmt: skip

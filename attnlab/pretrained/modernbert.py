@@ -6,7 +6,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout, Norm, NormPosition
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.bert import BASE, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import NO_PAD_TOKEN, Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     BIASES,
     GATED,
@@ -121,8 +121,6 @@ MODERNBERT = Family(
     ),
     prefix="model.",
     task_modules=("head.", "decoder."),
-    ignored_if_tied=("decoder.weight",),
-    # The default of transformers is beyond a small vocabulary.
-    written={"pad_token_id": None},
-    other_attributes=tuple(map(Attribute, OTHERS)),
+    other_attributes=OtherAttributes(read=tuple(map(Attribute, OTHERS)), written=NO_PAD_TOKEN),
+    unread=UnreadTensors(if_tied=("decoder.weight",)),
 )

@@ -8,7 +8,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Alibi, Embedding, Learned, Norm
 from attnlab.pretrained.attributes import JSON, Attribute, derived
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -21,7 +21,7 @@ from attnlab.pretrained.fields import (
     value,
 )
 from attnlab.pretrained.gpt2 import QKV
-from attnlab.pretrained.llama import decoder
+from attnlab.pretrained.llama import DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
 
 
@@ -47,22 +47,26 @@ OPT = _with_base(
             value("attention_dropout", 0.0, "dropout.attention"),
             AllBiases("enable_bias", True),
         ),
-        architecture="OPT",
+        causal_head("OPT", tied=True),
+        names=DecoderNames(
+            attention=linears(
+                "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+            ),
+            ffn=linears("", "ffn", up="fc1", down="fc2"),
+            norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
+            embedding="decoder.embed_tokens",
+            final_norm="decoder.final_layer_norm",
+            more=(Module("decoder.embed_positions", "positions", "table"),),
+            layers="decoder.layers.{}.",
+        ),
         norm=Norm(eps=1e-5),
-        modules=linears(
-            "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+        other_attributes=OtherAttributes(
+            read=(
+                derived("word_embed_proj_dim", _width, "hidden_size"),
+                *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
+            ),
+            fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
         ),
-        ffn=linears("", "ffn", up="fc1", down="fc2"),
-        norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
-        outer={"embedding": "decoder.embed_tokens", "final_norm": "decoder.final_layer_norm"},
-        more=(Module("decoder.embed_positions", "positions", "table"),),
-        layers="decoder.layers.{}.",
-        fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-        other_attributes=(
-            derived("word_embed_proj_dim", _width, "hidden_size"),
-            *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
-        ),
-        tied=True,
     ),
     positions=Learned(offset=2),
 )
@@ -119,21 +123,25 @@ BLOOM = _with_base(
             value("attention_dropout", 0.0, "dropout.attention"),
             value("layer_norm_epsilon", 1e-5, "norm.eps"),
         ),
-        architecture="Bloom",
+        causal_head("Bloom", tied=True),
+        names=DecoderNames(
+            attention=(
+                Module("self_attention.query_key_value", QKV, by_head=True),
+                Module("self_attention.dense", "attention.o"),
+            ),
+            ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
+            embedding="word_embeddings",
+            final_norm="ln_f",
+            more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
+            layers="h.{}.",
+            prefix="transformer.",
+        ),
         norm=Norm(),
         ffn_bias=True,
-        modules=(
-            Module("self_attention.query_key_value", QKV, by_head=True),
-            Module("self_attention.dense", "attention.o"),
+        other_attributes=OtherAttributes(
+            read=tuple(map(Attribute, OTHERS)),
+            fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
         ),
-        ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
-        outer={"embedding": "word_embeddings", "final_norm": "ln_f"},
-        more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
-        layers="h.{}.",
-        prefix="transformer.",
-        fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
-        other_attributes=tuple(map(Attribute, OTHERS)),
-        tied=True,
     ),
     positions=Alibi(),
     embedding=Embedding(norm=True),

@@ -25,7 +25,7 @@ class Published(NamedTuple):
     def config(self) -> ModelConfig:
         """The config of the model."""
         family = FAMILIES[self.family]
-        given = read_attributes(self.attributes, family.attributes, family.fixed)
+        given = read_attributes(self.attributes, family.attributes, family.other_attributes.fixed)
         return family.config(given, Source(self.architecture, dict.fromkeys(self.tensors)))
 
 

@@ -202,7 +202,7 @@ def _tensors(
 ) -> dict[str, np.ndarray]:
     """Name in the file -> tensor."""
     tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, given))
-    for name, other in family.unused_in(config).items():
+    for name, other in family.copies_in(config).items():
         tensors[name] = tensors[other]
     architecture = given["architectures"][0]
     if architecture.endswith("Model") and not architecture.endswith(("HeadModel", "MTModel")):

@@ -8,7 +8,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Norm, Relative
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     GATED,
@@ -176,26 +176,31 @@ T5 = Family(
         Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
         _Head(),
     ),
-    other_attributes=(
-        Attribute(
-            "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
-        ),
-        Attribute(
-            "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
-        ),
-        Attribute("n_positions", 512),  # of the training data; relative positions go on
-    ),
-    written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
     table=NameTable(
         modules=(Module("shared", "embedding", "table"), Module("lm_head", "lm_head")),
         layers=(_stack("encoder", 1), _stack("decoder", 2)),
     ),
-    # The table may be stored again for each stack and as LM head, and a bias that no release used.
-    ignored=(
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-        "lm_head.weight",
+    other_attributes=OtherAttributes(
+        read=(
+            Attribute(
+                "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
+            ),
+            Attribute(
+                "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
+            ),
+            Attribute("n_positions", 512),  # of the training data; relative positions go on
+        ),
+        written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+    ),
+    unread=UnreadTensors(
+        # The table may be stored again for each stack and as LM head, and a bias that no release
+        # used.
+        always=(
+            "encoder.embed_tokens.weight",
+            "decoder.embed_tokens.weight",
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+            "lm_head.weight",
+        )
     ),
 )
 MT5 = dataclasses.replace(

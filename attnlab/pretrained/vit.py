@@ -8,7 +8,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Norm
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.bert import BASE, FIELDS, QKV
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -108,7 +108,7 @@ VIT = Family(
     ),
     prefix="vit.",
     task_modules=("classifier.",),
-    fixed={"pooler_act": "tanh"},
+    other_attributes=OtherAttributes(fixed={"pooler_act": "tanh"}),
 )
 
 
@@ -200,5 +200,5 @@ DINOV2 = Family(
         ),
     ),
     prefix="dinov2.",
-    other_attributes=tuple(map(Attribute, OTHERS)),
+    other_attributes=OtherAttributes(read=tuple(map(Attribute, OTHERS))),
 )
