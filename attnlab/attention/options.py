@@ -1,4 +1,4 @@
-"""What a caller may ask of attention, what it returns, and the checked call that backends take."""
+"""The options of attention, what it returns, and the checked call that backends take."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypedDict
@@ -18,9 +18,11 @@ TalkingHeads: TypeAlias = tuple[ArrayLike | None, ArrayLike | None]
 
 
 class AttentionOptions(TypedDict, total=False):
-    """Every keyword of `dot_product_attention` but the arrays q, k, v and what is returned.
+    """The keywords of `dot_product_attention`, without `tap` and `return_residual`.
 
-    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`.
+    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`. It has 15
+    fields because the keywords are those of `jax.nn.dot_product_attention` and six more; inside, a
+    call is the smaller records `MaskSpec`, `Settings` and `Call`.
     """
 
     bias: ArrayLike | None

@@ -132,7 +132,9 @@ class Layout:
     `default_<field>`, so `dataclasses.replace(layout, width=32)` changes all sizes that follow.
 
     A subclass is a frozen dataclass with the methods `weights`, `project_q` and `project_kv`; the
-    other methods have defaults. For a variant of a layout, subclass that layout:
+    other methods have defaults. Its fields are the sizes and options of a layout. Class constants
+    describe it (`equation`, `rank` and `source` are what the table of layouts prints) and state what
+    it can do; all of them have defaults. For a variant of a layout, subclass that layout:
 
     >>> from attnlab.heads import Standard, init
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from attnlab.models.specs import (
     Compute,
     Dropout,
     Embedding,
+    Images,
     Init,
     LayerSpec,
     Learned,
@@ -129,8 +130,8 @@ class ModelConfig(Spec):
         config = ModelConfig(width=64, heads=heads.Wide(num_heads=4), sharing="albert")
         model = config.build()
 
-    It has more than 12 fields because each is a part of a model that users name; the parts group
-    the rest.
+    It has more than 12 fields because users name each of them on the command line; those that
+    belong together are grouped (`attention`, `ffn`, ...).
 
     Attributes:
       kind: "decoder" (causal LM), "encoder" (masked LM) or "encoder_decoder" (text to text).
@@ -225,7 +226,10 @@ class ModelConfig(Spec):
             self._set("encoder", self.encoder or Encoder())
         elif self.encoder is not None:
             raise ValueError(f"encoder is for kind='encoder_decoder'; this is a {self.kind}")
-        check_outer(self)
+        if self.embedding.images is not None:
+            check_images(self, self.embedding.images)
+        check_position_scheme(self)
+        check_output(self)
         scales = self.attention.layer_scales
         if scales is not None and (
             self.kind == "encoder_decoder" or len(scales) != self.num_layers
@@ -565,7 +569,7 @@ def check_layer_types(config: ModelConfig) -> None:
             )
 
 
-# Encoder and outer parts --------------------------------------------------------------------------
+# Encoder, inputs and outputs ----------------------------------------------------------------------
 
 
 def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
@@ -611,26 +615,29 @@ def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
             )
 
 
-def check_outer(config: ModelConfig) -> None:
-    """Raises ValueError where embedding, positions and output do not fit each other."""
-    c, images = config, config.embedding.images
-    if images is not None:
-        if c.kind == "encoder_decoder":
-            raise ValueError("embedding.images are read by one stack: set kind='encoder'")
-        if c.embedding.token_types:
-            raise ValueError("embedding.images have no token types; leave token_types out")
-        if c.vocab_size != images.num_features:
-            raise ValueError(
-                f"embedding.images are rows of {images.num_features} features, those of a patch "
-                f"and {len(images.marks)}: set vocab_size={images.num_features}"
-            )
-        if c.max_len < images.num_tokens:
-            raise ValueError(
-                f"embedding.images are {images.num_tokens} tokens, the patches "
-                f"{'behind a class token' if images.class_token else 'alone'}: set "
-                f"max_len={images.num_tokens}"
-            )
-    pad = getattr(c.positions, "pad_token", None)
+def check_images(config: ModelConfig, images: Images) -> None:
+    """Raises ValueError for a model that cannot read these images."""
+    if config.kind == "encoder_decoder":
+        raise ValueError("embedding.images are read by one stack: set kind='encoder'")
+    if config.embedding.token_types:
+        raise ValueError("embedding.images have no token types; leave token_types out")
+    if config.vocab_size != images.num_features:
+        raise ValueError(
+            f"embedding.images are rows of {images.num_features} features, those of a patch "
+            f"and {len(images.marks)}: set vocab_size={images.num_features}"
+        )
+    if config.max_len < images.num_tokens:
+        raise ValueError(
+            f"embedding.images are {images.num_tokens} tokens, the patches "
+            f"{'behind a class token' if images.class_token else 'alone'}: set "
+            f"max_len={images.num_tokens}"
+        )
+
+
+def check_position_scheme(config: ModelConfig) -> None:
+    """Raises ValueError for positions, or special tokens, that the model does not have."""
+    c = config
+    pad: int | None = getattr(c.positions, "pad_token", None)
     for field, token in (
         ("positions.pad_token", pad),
         ("embedding.zero_token", c.embedding.zero_token),
@@ -652,6 +659,11 @@ def check_outer(config: ModelConfig) -> None:
             f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
             f"{c.max_len}; raise max_len"
         )
+
+
+def check_output(config: ModelConfig) -> None:
+    """Raises ValueError for a pooler or an LM head that does not fit the model."""
+    c = config
     plain = c.ffn.width and not c.ffn.activation.startswith("gated_")
     if c.output.pooler == "attention" and (not plain or c.width % c.heads.num_heads):
         raise ValueError(
