@@ -104,9 +104,9 @@ def _validated_mask(
     mask, edges = options.get("mask"), None
     if isinstance(mask, Edges):
         mask, edges = None, mask
-    if mask is not None and jnp.ndim(mask) < 2:
+    if mask is not None and np.ndim(mask) < 2:
         raise ValueError(
-            f"mask {jnp.shape(mask)} must be [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as "
+            f"mask {np.shape(mask)} must be [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as "
             f"long: [B, N, T, S] = {scores}. Write mask[None] for a mask of keys and "
             "mask[:, None] for one of queries"
         )

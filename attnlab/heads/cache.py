@@ -89,10 +89,6 @@ def extend(
         only a traced length can tell, nothing is written and `fits` is False.
     """
     start, (batch, t) = cache["length"], next(iter(new.values())).shape[:2]
-    if padding_mask is not None and padding_mask.shape != (batch, t):
-        raise ValueError(
-            f"padding_mask {padding_mask.shape} must have one entry per new token: {(batch, t)}"
-        )
     for name, a in new.items():
         if name not in cache:
             names = ", ".join(n for n in cache if n != "length")

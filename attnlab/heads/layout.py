@@ -133,7 +133,7 @@ class Layout:
 
     A subclass is a frozen dataclass with the methods `weights`, `project_q` and `project_kv`; the
     other methods have defaults. Its fields are the sizes and options of a layout. Class constants
-    describe it (`equation`, `rank` and `source` are what the table of layouts prints) and state what
+    describe it (the table of layouts prints `equation`, `rank` and `source`) and state what
     it can do; all of them have defaults. For a variant of a layout, subclass that layout:
 
     >>> from attnlab.heads import Standard, init

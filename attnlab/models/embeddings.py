@@ -95,26 +95,26 @@ def check_per_token(name: str, a: ArrayLike | None, tokens: Array) -> None:
     Traceback (most recent call last):
     ValueError: token_types (1, 2) must be [batch, length] = (1, 3), one number for each token
     """
-    if a is not None and jnp.shape(a) != tokens.shape[:2]:
+    if a is not None and np.shape(a) != tokens.shape[:2]:
         raise ValueError(
-            f"{name} {jnp.shape(a)} must be [batch, length] = {tokens.shape[:2]}, one number for "
+            f"{name} {np.shape(a)} must be [batch, length] = {tokens.shape[:2]}, one number for "
             "each token"
         )
 
 
-def check_positions(positions: ArrayLike, tokens: Array) -> None:
+def check_positions(positions: Array, tokens: Array) -> None:
     """Raises ValueError for positions that are not integers [T] or [B, T].
 
-    >>> check_positions([0.5], jnp.zeros((1, 1), int))
+    >>> check_positions(jnp.ones(1), jnp.zeros((1, 1), int))
     Traceback (most recent call last):
     ValueError: positions must be integers, not float32
     """
     batch, length = tokens.shape[:2]
-    if not jnp.issubdtype(jnp.result_type(positions), jnp.integer):
-        raise ValueError(f"positions must be integers, not {jnp.result_type(positions)}")
-    if jnp.shape(positions) not in {(length,), (batch, length)}:
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"positions must be integers, not {positions.dtype}")
+    if positions.shape not in {(length,), (batch, length)}:
         raise ValueError(
-            f"positions {jnp.shape(positions)} must be [length] = ({length},) or [batch, length] = "
+            f"positions {positions.shape} must be [length] = ({length},) or [batch, length] = "
             f"({batch}, {length})"
         )
 

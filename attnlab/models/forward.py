@@ -298,6 +298,7 @@ class _Run:
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
         positions = None if is_source else inputs.positions
         if positions is not None:
+            positions = jnp.asarray(positions)
             check_positions(positions, tokens)
         else:
             positions = default_positions(c, tokens) if cache is None else after_cache

@@ -93,7 +93,7 @@ class Attribute:
 def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:
     """A whole number that follows from other attributes, and may be null.
 
-    >>> derived("head_dim", lambda given: given["width"], "width").follows
+    >>> derived("head_dim", lambda attributes: attributes["width"], "width").follows
     ('width',)
     """
     return Attribute(name, json_type=int, compute=compute, follows=follows)

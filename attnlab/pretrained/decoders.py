@@ -110,11 +110,11 @@ class _Multipliers(Field):
 
     attributes = (Attribute("attention_multiplier", 1.0), Attribute("logits_scaling", 1.0))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        scale = float(given["logits_scaling"])
+    def read(self, attributes: JSON, source: Source) -> Values:
+        scale = float(attributes["logits_scaling"])
         if scale <= 0:
             raise ValueError(f"config.json: logits_scaling = {scale!r} must be above 0")
-        return {"heads.scale": given["attention_multiplier"], "output.scale": 1 / scale}
+        return {"heads.scale": attributes["attention_multiplier"], "output.scale": 1 / scale}
 
     def write(self, config: ModelConfig) -> JSON:
         scores = score_scale(config.layout)
@@ -197,9 +197,9 @@ class _PositionLayers(Field):
             *self.rope.attributes,
         )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        count, every = given["num_hidden_layers"], given["no_rope_layer_interval"]
-        turns, types = given["no_rope_layers"], given["layer_types"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
+        turns, types = attributes["no_rope_layers"], attributes["layer_types"]
         turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
         if len(turns) < count or any(turn not in (0, 1) for turn in turns):
             raise ValueError(
@@ -208,7 +208,7 @@ class _PositionLayers(Field):
         if any(one != FULL for one in types or ()):
             raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
         turns = turns[:count]
-        positions: list[Positions] = [NoPositions(), self.rope.positions(given)]
+        positions: list[Positions] = [NoPositions(), self.rope.positions(attributes)]
         still = LayerOverrides(positions=NoPositions())
         own = types_of([LayerOverrides() if turn else still for turn in turns])
         return {"positions": positions[max(turns)]} | own

@@ -35,9 +35,9 @@ class _Experts(ExpertFields):
     def attributes(self) -> tuple[Attribute, ...]:
         return (*super().attributes, Attribute("n_shared_experts", 1, least=0))
 
-    def experts(self, given: JSON) -> Experts:
-        width = given["n_shared_experts"] * given["moe_intermediate_size"]
-        return dataclasses.replace(super().experts(given), shared_width=width)
+    def experts(self, attributes: JSON) -> Experts:
+        width = attributes["n_shared_experts"] * attributes["moe_intermediate_size"]
+        return dataclasses.replace(super().experts(attributes), shared_width=width)
 
     def write_experts(self, ffn: FFN) -> JSON:
         assert ffn.experts is not None
@@ -65,16 +65,16 @@ OTHERS = "output_router_logits seq_aux ep_size num_nextn_predict_layers".split()
 """Say how it was trained, or what stands behind the last norm."""
 
 
-def _num_heads(given: JSON) -> int:
-    return int(given["num_attention_heads"])
+def _num_heads(attributes: JSON) -> int:
+    return int(attributes["num_attention_heads"])
 
 
-def _query_size(given: JSON) -> int:
-    return int(given["qk_nope_head_dim"] + given["qk_rope_head_dim"])
+def _query_size(attributes: JSON) -> int:
+    return int(attributes["qk_nope_head_dim"] + attributes["qk_rope_head_dim"])
 
 
-def _rotary_size(given: JSON) -> int:
-    return int(given["qk_rope_head_dim"])
+def _rotary_size(attributes: JSON) -> int:
+    return int(attributes["qk_rope_head_dim"])
 
 
 NEIGHBOURS = ("q_rotary", "k_rotary")

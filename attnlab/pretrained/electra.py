@@ -15,9 +15,9 @@ class _EmbeddingSize(Field):
 
     attributes = (Attribute("embedding_size", 128),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        width = given["embedding_size"]
-        return {"embedding.width": None if width == given["hidden_size"] else width}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        width = attributes["embedding_size"]
+        return {"embedding.width": None if width == attributes["hidden_size"] else width}
 
     def write(self, config: ModelConfig) -> JSON:
         """Raises ValueError for a square projection."""

@@ -77,11 +77,11 @@ class Family:
         of_fields = (one for field in self.fields for one in field.attributes)
         return (*of_fields, *self.other_attributes.read)
 
-    def config(self, given: JSON, source: Source) -> ModelConfig:
+    def config(self, attributes: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError for what is not supported, or no model."""
         values: Values = {}
         for field in self.fields:
-            values |= field.read(given, source)
+            values |= field.read(attributes, source)
         try:
             return build_config(self.base, values)
         except ValueError as error:
@@ -89,13 +89,13 @@ class Family:
 
     def describe(self, config: ModelConfig) -> JSON:
         """Config -> attributes and architectures, as far as the format can express it."""
-        given: JSON = {}
+        attributes: JSON = {}
         for field in self.fields:
-            given |= field.write(config)
+            attributes |= field.write(config)
         for one in self.other_attributes.read:
             if one.compute is not None:
-                given[one.name] = one.compute(given)
-        return given | dict(self.other_attributes.written)
+                attributes[one.name] = one.compute(attributes)
+        return attributes | dict(self.other_attributes.written)
 
     def ignores(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that are not read for this model."""

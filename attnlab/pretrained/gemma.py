@@ -31,10 +31,10 @@ class _Scales(Field):
 
     attributes = (Attribute("query_pre_attn_scalar", 256),)
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         return {
-            "heads.scale": given["query_pre_attn_scalar"] ** -0.5,
-            "embedding.scale": given["hidden_size"] ** 0.5,
+            "heads.scale": attributes["query_pre_attn_scalar"] ** -0.5,
+            "embedding.scale": attributes["hidden_size"] ** 0.5,
         }
 
     def write(self, config: ModelConfig) -> JSON:
@@ -46,8 +46,8 @@ class _SoftCap(Field):
 
     attributes = (Attribute("attn_logit_softcapping", 50.0, nullable=True),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        cap = given["attn_logit_softcapping"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        cap = attributes["attn_logit_softcapping"]
         if cap is not None and cap <= 0:
             raise ValueError(
                 f"config.json: attn_logit_softcapping = {cap!r} must be above 0, or null"
@@ -64,8 +64,8 @@ class _EmbeddingScale(Field):
 
     attributes = ()
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"embedding.scale": given["hidden_size"] ** 0.5}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {"embedding.scale": attributes["hidden_size"] ** 0.5}
 
     def write(self, config: ModelConfig) -> JSON:
         return {}
@@ -107,7 +107,7 @@ GEMMA2 = decoder(
         _Scales(),
         _SoftCap(),
         value("final_logit_softcapping", 30.0, "output.soft_cap", nullable=True),
-        LayerTypes(default_types=lambda given: every(given["num_hidden_layers"], 2)),
+        LayerTypes(default_types=lambda attributes: every(attributes["num_hidden_layers"], 2)),
         without=("hidden_act", "mlp_bias", "rope_parameters"),
     ),
     causal_head("Gemma2", tied=True),

@@ -144,28 +144,28 @@ def decoder(
     )
 
 
-def _qwen_types(given: JSON) -> list[str]:
-    slides = given["use_sliding_window"] and given["sliding_window"] is not None
-    count = given["num_hidden_layers"]
-    first = given["max_window_layers"] if slides else count
+def _qwen_types(attributes: JSON) -> list[str]:
+    slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
+    count = attributes["num_hidden_layers"]
+    first = attributes["max_window_layers"] if slides else count
     return [FULL if i < first else SLIDING for i in range(count)]
 
 
 class _QwenTypes(LayerTypes):
     """layer_types, or windows from layer max_window_layers on; where use_sliding_window is true."""
 
-    def types(self, given: JSON) -> list[str]:
-        types = super().types(given)
-        if SLIDING in types and not given["use_sliding_window"]:
+    def types(self, attributes: JSON) -> list[str]:
+        types = super().types(attributes)
+        if SLIDING in types and not attributes["use_sliding_window"]:
             raise ValueError(
                 f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
             )
         return types
 
     def write(self, config: ModelConfig) -> JSON:
-        given = super().write(config)
-        types = given["layer_types"]
-        return given | {
+        attributes = super().write(config)
+        types = attributes["layer_types"]
+        return attributes | {
             "use_sliding_window": SLIDING in types,
             "max_window_layers": types.index(SLIDING) if SLIDING in types else config.num_layers,
         }

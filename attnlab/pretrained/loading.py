@@ -73,9 +73,9 @@ def load(
       ConnectionError: the hub cannot be reached, and its cache does not hold the model.
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
-    family, given, tensors, config = _read(find_folder(name, revision), ignore)
+    family, attributes, tensors, config = _read(find_folder(name, revision), ignore)
     dataclasses.replace(config, **fields)  # its errors, before anything is read
-    entries = family.table.entries(config, given)
+    entries = family.table.entries(config, attributes)
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
 
     def put(path: WeightPath, a: np.ndarray) -> jax.Array:
@@ -147,17 +147,17 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, 
     """All but the weights: (family, attributes, tensors not read yet, config)."""
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
-    given = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)
+    attributes = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)
     tensors = _renamed(family, read_folder(folder), ignore)
     if not family.shares_layers:
         for one in family.attributes:
-            if one.is_depth and (given[one.name] or 0) > len(tensors):
+            if one.is_depth and (attributes[one.name] or 0) > len(tensors):
                 raise ValueError(
-                    f"config.json: {one.name} = {given[one.name]} is more than the {len(tensors)} "
-                    "tensors in the folder"
+                    f"config.json: {one.name} = {attributes[one.name]} is more than the "
+                    f"{len(tensors)} tensors in the folder"
                 )
     source = Source(_architecture(raw), tensors)
-    return family, given, tensors, family.config(given, source)
+    return family, attributes, tensors, family.config(attributes, source)
 
 
 def _family(raw: JSON, path: Path) -> Family:

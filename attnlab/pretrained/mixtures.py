@@ -82,10 +82,10 @@ MIXTRAL = with_experts(
 )
 
 
-def _qwen_types(given: JSON) -> list[str]:
+def _qwen_types(attributes: JSON) -> list[str]:
     """Every second layer, from the first on, up to max_window_layers."""
-    slides, first = given["use_sliding_window"], given["max_window_layers"]
-    count = given["num_hidden_layers"]
+    slides, first = attributes["use_sliding_window"], attributes["max_window_layers"]
+    count = attributes["num_hidden_layers"]
     return [SLIDING if slides and i % 2 == 0 and i < first else FULL for i in range(count)]
 
 
@@ -99,9 +99,11 @@ class _QwenTypes(LayerTypes):
         return (*own, zero, Attribute("use_sliding_window", False),
                 Attribute("max_window_layers", 28, least=0))  # fmt: skip
 
-    def types(self, given: JSON) -> list[str]:
-        types = super().types(given)
-        if SLIDING in types and not (given["use_sliding_window"] and given["sliding_window"]):
+    def types(self, attributes: JSON) -> list[str]:
+        types = super().types(attributes)
+        if SLIDING in types and not (
+            attributes["use_sliding_window"] and attributes["sliding_window"]
+        ):
             raise ValueError(
                 f"config.json: layer_types = {shown(types)} need use_sliding_window = true and a "
                 "sliding_window"
@@ -109,8 +111,8 @@ class _QwenTypes(LayerTypes):
         return types
 
     def write(self, config: ModelConfig) -> JSON:
-        given = super().write(config)
-        return given | {"use_sliding_window": SLIDING in given["layer_types"]}
+        attributes = super().write(config)
+        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
 
 
 class _Window(Window):
@@ -120,8 +122,8 @@ class _Window(Window):
     def attributes(self) -> tuple[Attribute, ...]:
         return (*super().attributes, Attribute("use_sliding_window", False))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        window = given["sliding_window"] if given["use_sliding_window"] else None
+    def read(self, attributes: JSON, source: Source) -> Values:
+        window = attributes["sliding_window"] if attributes["use_sliding_window"] else None
         return super().read({"sliding_window": window}, source)
 
     def write(self, config: ModelConfig) -> JSON:
@@ -216,8 +218,8 @@ def _gpt_oss_entries(config: ModelConfig) -> list[Entry]:
     return made
 
 
-def _alternating(given: JSON) -> list[str]:
-    return every(given["num_hidden_layers"], 2)
+def _alternating(attributes: JSON) -> list[str]:
+    return every(attributes["num_hidden_layers"], 2)
 
 
 GPT_OSS = with_experts(

@@ -25,8 +25,8 @@ FLAT = tuple(m._replace(kind="vector") if m.kind == "table" else m for m in HEAD
 NORMED = Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all"))
 
 
-def _every_fourth(given: JSON) -> list[str]:
-    return every(given["num_hidden_layers"], 4)
+def _every_fourth(attributes: JSON) -> list[str]:
+    return every(attributes["num_hidden_layers"], 4)
 
 
 OLMO = decoder(

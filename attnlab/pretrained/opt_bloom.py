@@ -25,8 +25,8 @@ from attnlab.pretrained.llama import DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
 
 
-def _width(given: JSON) -> int:
-    return int(given["hidden_size"])
+def _width(attributes: JSON) -> int:
+    return int(attributes["hidden_size"])
 
 
 def _with_base(family: Family, **changes: object) -> Family:
@@ -77,8 +77,8 @@ class _FFN(Field):
 
     attributes = ()
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"ffn.width": 4 * given["hidden_size"], "ffn.activation": "gelu_tanh"}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {"ffn.width": 4 * attributes["hidden_size"], "ffn.activation": "gelu_tanh"}
 
     def write(self, config: ModelConfig) -> JSON:
         if (config.ffn.width, config.ffn.activation) != (4 * config.width, "gelu_tanh"):
@@ -97,13 +97,13 @@ class _NumHeads(Field):
 
     attributes = (Attribute("num_attention_heads"), Attribute("n_head"))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        names = [a.name for a in self.attributes if given[a.name] is not None]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        names = [a.name for a in self.attributes if attributes[a.name] is not None]
         for name in names:
-            Attribute(name, 8).check(given[name])
-            if given[name] != given[names[0]]:
+            Attribute(name, 8).check(attributes[name])
+            if attributes[name] != attributes[names[0]]:
                 raise ValueError(f"config.json: {names[0]} and {name} differ")
-        return {"heads.num_heads": given[names[0]] if names else 8}
+        return {"heads.num_heads": attributes[names[0]] if names else 8}
 
     def write(self, config: ModelConfig) -> JSON:
         return {a.name: config.heads.num_heads for a in self.attributes}

@@ -95,13 +95,14 @@ class _RotaryDim(Field):
 
     attributes = (Attribute("rotary_dim", 64),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        size = given["n_embd"] / given["n_head"]
-        if given["rotary_dim"] > size:
+    def read(self, attributes: JSON, source: Source) -> Values:
+        size = attributes["n_embd"] / attributes["n_head"]
+        if attributes["rotary_dim"] > size:
             raise ValueError(
-                f"config.json: rotary_dim = {given['rotary_dim']} is more than a head has, {size:g}"
+                f"config.json: rotary_dim = {attributes['rotary_dim']} is more than the width of a "
+                f"head, {size:g}"
             )
-        return {"positions": Rotary(fraction=given["rotary_dim"] / size)}
+        return {"positions": Rotary(fraction=attributes["rotary_dim"] / size)}
 
     def write(self, config: ModelConfig) -> JSON:
         if config.positions != Rotary(fraction=getattr(config.positions, "fraction", 1.0)):
@@ -159,19 +160,20 @@ class _Falcon(Field):
         Attribute("num_ln_in_parallel_attn", None, nullable=True, json_type=int),
     )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        new, heads = given["new_decoder_architecture"], given["num_attention_heads"]
-        norms = given["num_ln_in_parallel_attn"] or (2 if new else 1)
-        if (new and not given["parallel_attn"]) or norms > (2 if new else 1):
+    def read(self, attributes: JSON, source: Source) -> Values:
+        new, heads = attributes["new_decoder_architecture"], attributes["num_attention_heads"]
+        norms = attributes["num_ln_in_parallel_attn"] or (2 if new else 1)
+        if (new and not attributes["parallel_attn"]) or norms > (2 if new else 1):
             raise ValueError(
                 f"config.json: num_ln_in_parallel_attn = {norms} and parallel_attn = "
-                f"{given['parallel_attn']} are not supported where new_decoder_architecture = {new}"
+                f"{attributes['parallel_attn']} are not supported where "
+                f"new_decoder_architecture = {new}"
             )
-        old = 1 if given["multi_query"] else heads
+        old = 1 if attributes["multi_query"] else heads
         position = "parallel" if norms == 2 else "parallel_one"
         return {
-            "heads.num_kv_heads": (given["num_kv_heads"] or heads) if new else old,
-            "norm.position": position if given["parallel_attn"] else "pre",
+            "heads.num_kv_heads": (attributes["num_kv_heads"] or heads) if new else old,
+            "norm.position": position if attributes["parallel_attn"] else "pre",
         }
 
     def write(self, config: ModelConfig) -> JSON:
@@ -189,8 +191,8 @@ class _Falcon(Field):
         }
 
 
-def _ffn_width(given: JSON) -> int:
-    return 4 * int(given["hidden_size"])
+def _ffn_width(attributes: JSON) -> int:
+    return 4 * int(attributes["hidden_size"])
 
 
 FALCON = decoder(

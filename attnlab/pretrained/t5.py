@@ -29,21 +29,21 @@ FEED_FORWARD = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in GATED.
 FEED_FORWARD["gated-gelu"] = GATED["gelu_new"]
 
 
-def _is_gated(given: JSON) -> bool:
-    return str(given["feed_forward_proj"]).startswith("gated-")
+def _is_gated(attributes: JSON) -> bool:
+    return str(attributes["feed_forward_proj"]).startswith("gated-")
 
 
-def _activation(given: JSON) -> str:
-    name = str(given["feed_forward_proj"])
+def _activation(attributes: JSON) -> str:
+    name = str(attributes["feed_forward_proj"])
     return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
 
 
-def _decoder_layers(given: JSON) -> int:
-    return int(given["num_layers"])
+def _decoder_layers(attributes: JSON) -> int:
+    return int(attributes["num_layers"])
 
 
-def _is_tied(given: JSON) -> bool:
-    return bool(given["tie_word_embeddings"])
+def _is_tied(attributes: JSON) -> bool:
+    return bool(attributes["tie_word_embeddings"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,11 @@ class _Stacks(Field):
             Attribute("is_encoder_decoder", True),
         )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        layers = given["num_layers"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        layers = attributes["num_layers"]
         if source.architecture == f"{self.name}EncoderModel":
             return {"kind": "encoder", "encoder": None, "num_layers": layers}
-        return {"num_layers": given["num_decoder_layers"], "encoder.num_layers": layers}
+        return {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
 
     def write(self, config: ModelConfig) -> JSON:
         alone = config.encoder is None
@@ -92,13 +92,13 @@ class _Head(Field):
     name: str = "T5"
     can_scale: bool = True
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
             return {"output.kind": "none"}
-        scaled = self.can_scale and given["scale_decoder_outputs"]
+        scaled = self.can_scale and attributes["scale_decoder_outputs"]
         return {
             "output.kind": "own" if _has_own_head(source.tensors) else "tied",
-            "output.scale": given["d_model"] ** -0.5 if scaled else 1.0,
+            "output.scale": attributes["d_model"] ** -0.5 if scaled else 1.0,
         }
 
     def write(self, config: ModelConfig) -> JSON:

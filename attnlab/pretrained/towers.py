@@ -65,8 +65,8 @@ class _EndToken(Field):
 
     attributes = (Attribute("eos_token_id", 49407, least=0),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        end = given["eos_token_id"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        end = attributes["eos_token_id"]
         return {"output.end_token": None if end == 2 else end}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -124,8 +124,8 @@ CLIP_VISION = Family(
 )
 
 
-def _width(given: JSON) -> int:
-    return int(given["hidden_size"])
+def _width(attributes: JSON) -> int:
+    return int(attributes["hidden_size"])
 
 
 SIGLIP_TEXT = Family(
