@@ -265,7 +265,7 @@ def _forward_loops(
     tq, sk = blocks.sizes[2:]
     k, v = split(k, sk), split(v, sk)
 
-    def rows(args: tuple[Array, Array]) -> _Sums:
+    def query_block(args: tuple[Array, Array]) -> _Sums:
         i, q = args
 
         def step(j: Array, at: Place, carry: _Sums) -> _Sums:
@@ -280,7 +280,7 @@ def _forward_loops(
         made: _Sums = over_keys(blocks, inputs, at, False, step, _nothing(q, k, v))
         return made
 
-    made = lax.map(rows, (jnp.arange(blocks.counts[2]), split(q, tq)))
+    made = lax.map(query_block, (jnp.arange(blocks.counts[2]), split(q, tq)))
     return _Sums(*map(unsplit, made))
 
 
