@@ -78,11 +78,11 @@ def test_a_head_reads_what_is_filled():
 
 
 @pytest.mark.parametrize("file", drawn_plans())
-def test_cells_have_the_slots_and_arrows_lead_to_what_is_read(file):
+def test_cells_have_the_groups_and_arrows_lead_to_what_is_read(file):
     plan = parse_plan(drawn_plans()[file], 6)
     svg = plan_drawing(drawn_plans()[file])
     groups, colours = defaultdict(dict), defaultdict(set)
-    for m in marks(svg, "slot"):
+    for m in marks(svg, "group"):
         groups[m["data-sublayer"]][int(m["data-layer"])] = int(m["data-group"])
         colours[m["data-sublayer"]].add(m["fill"])
     for part in plan:

@@ -1,7 +1,7 @@
 """Which layer uses which weights, from a plan alone.
 
-A column is a layer, a line a sublayer; cells of one line with the same number and colour are the same
-set of weights; stripes are sets that are mixed. A dashed cell makes no keys and values: the arrow
+A column is a layer and a line a sublayer. Cells of one line with the same number and colour are one
+parameter group; stripes are groups that are mixed. A dashed cell makes no keys and values: the arrow
 leads to those that it reads.
 """
 
