@@ -1,8 +1,8 @@
 """Which layer uses which weights, from a plan alone.
 
 A column is a layer and a line a sublayer. Cells of one line with the same number and colour are one
-parameter group; stripes are groups that are mixed. A dashed cell makes no keys and values: the arrow
-leads to those that it reads.
+parameter group; stripes are groups that are mixed. A dashed cell makes no keys and values: the
+arrow leads to those that it reads.
 """
 
 from attnlab.sharing.named_plans import PLANS, parse_plan
