@@ -43,16 +43,16 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class AttentionOutput(NamedTuple):
-    """What attention returns."""
+    """Result of `attend`."""
 
     output: Array
     """[B, T, N, V] in the dtype of the values"""
     residual: Array | None = None
-    """log sum exp of the scores [B, T, N], if it was asked for"""
+    """log sum exp of the scores [B, T, N], if requested"""
 
 
 class Settings(NamedTuple):
-    """The checked options of a call that do not say which keys a query attends to."""
+    """The checked options of a call, apart from its mask."""
 
     scale: ArrayLike
     logits_soft_cap: float | None = None

@@ -46,11 +46,11 @@ class Rewrite(NamedTuple):
     params: Callable[[Params], Params]
     """Parameters of this layout -> those of `layout`."""
     flops: int = 0
-    """What `params` costs, once per call."""
+    """FLOPs of `params`, once per call."""
 
 
 class Blocked(NamedTuple):
-    """Why the next layout of the chain would compute another function."""
+    """The reason why the next layout of the chain would compute another function."""
 
     layout: str
     """Name of that layout; "" at the end of the chain."""
@@ -83,7 +83,7 @@ class Extra:
     excludes: ClassVar[tuple[str, ...]] = ()
     """Names of extras that this one does not combine with."""
     shift_invariant: ClassVar[bool] = True
-    """Does adding a constant to all scores of a query leave its output unchanged?"""
+    """Is the output unchanged if a constant is added to all scores of a query?"""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,7 +91,7 @@ class Extra:
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:
-        """The pair of matrices it stands between, which then cannot be multiplied out."""
+        """The pair of matrices it is applied between, which then cannot be multiplied out."""
         return ""
 
     @property
@@ -111,13 +111,13 @@ class Extra:
         return {}
 
     def before_attention(self, params: Params, call: Call) -> Call:
-        """The call that the layout attends with: changes what happens in the softmax."""
+        """The call that the layout attends with; an extra may change its options here."""
         return call
 
     def after_attention(
         self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: Call
     ) -> Float[Array, "B T N V"]:
-        """What heads return -> what the output projection reads; x is the query input."""
+        """Output of attention -> input of the output projection; x is the query input."""
         return heads
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class Layout:
     equation: ClassVar[str] = ""
     """q_n, k_n and v_n; x_n, y_n, z_n are slices n of the inputs."""
     rank: ClassVar[str] = ""
-    """Sizes of which the smallest bounds the rank of the score matrix of a head."""
+    """Sizes; the smallest of them bounds the rank of the score matrix of a head."""
     source: ClassVar[str] = ""
     """Where the layout was published."""
     rotary_axis: ClassVar[str | None] = "head_dim"
@@ -179,7 +179,7 @@ class Layout:
     )  # fmt: skip
     """Axes of weights that number heads."""
     merges_values: ClassVar[bool] = False
-    """Are W_V and W_O multiplied out, so that nothing per element can stand between them?"""
+    """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
 
     width: int = 0
     num_heads: int
@@ -195,7 +195,7 @@ class Layout:
         _name_class(cls, Layout.__repr__)
 
     def __new__(cls: type["LayoutT"], *args: object, **fields: object) -> "LayoutT":
-        """Raises TypeError for a field that the layout does not have, with those that it has."""
+        """Raises TypeError for an unknown field; the message lists the fields."""
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
         return object.__new__(cls)
 

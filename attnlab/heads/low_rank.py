@@ -70,11 +70,13 @@ class LowRankQuery(Standard):
         return rotate(self.normalized(params, "q", project_all(params, "q", latent)))
 
     def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """Standard, where no norm stands between the two projections of the queries."""
+        """Standard, if there is no norm between the two projections of the queries."""
         if self.tie:
             return self.untied()
         if self.latent_norm:
-            return Blocked("standard", "a norm stands between the two projections of the queries")
+            return Blocked(
+                "standard", "a norm is applied between the two projections of the queries"
+            )
 
         def params(weights: Params) -> Params:
             q = jnp.tensordot(weights["q_down"], weights["q"], 1)

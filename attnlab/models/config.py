@@ -48,7 +48,7 @@ __all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LayerOverrides(Spec):
-    """What one type of layer has in the place of the config's own; None: as the config.
+    """Fields of a config that one type of layer replaces; None keeps that of the config.
 
     Attributes:
       heads, ffn, norm, positions, sharing: as in `ModelConfig`. Positions may be rotary in some
@@ -76,27 +76,27 @@ class LayerOverrides(Spec):
 
 
 def check_sharing(field: str, sharing: object) -> None:
-    """Raises ValueError for what is neither the name of a sharing plan, nor a `Plan`, nor None."""
+    """Raises ValueError unless `sharing` is the name of a plan, a `Plan` or None."""
     if not isinstance(sharing, str | Plan | None):
         raise ValueError(f"{field} must be the name of a plan, a Plan or None, not {sharing!r}")
 
 
 LayerType: TypeAlias = tuple[int, LayerOverrides]
-"""So many layers in a row, and what they override."""
+"""(number of consecutive layers, what they override)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Encoder(Spec):
-    """The encoder beside a decoder.
+    """The encoder of an encoder-decoder.
 
     Attributes:
       num_layers, num_heads, sharing: of the encoder; None: those of the decoder.
-      own_inputs: the encoder has a table of positions and a norm of embeddings of its own, where
-        the decoder has them (BART, arXiv 1910.13461); else both use the decoder's.
+      own_inputs: the encoder has its own table of positions and norm of embeddings, if the decoder
+        has them (BART, arXiv 1910.13461); else both use the decoder's.
       shares_decoder: the encoder uses the decoder's attention, FFN, norms, relative positions and
         final norm (Raffel et al. 2020, section 3.2.2).
-      cross: "own" cross-attention behind self-attention (Vaswani et al. 2017), or "merged":
-        self-attention reads both texts in one softmax (T5Gemma 2, arXiv 2512.14856).
+      cross: "own" is a cross-attention sublayer after self-attention (Vaswani et al. 2017);
+        "merged" is one softmax of self-attention over both texts (T5Gemma 2, arXiv 2512.14856).
     """
 
     num_layers: int | None = None
@@ -139,8 +139,8 @@ class ModelConfig(Spec):
       heads: layout of the attention heads; its width is that of the model and may be left out.
       attention: window, backend, scales.
       ffn, norm, dropout: of every layer.
-      positions: how the model knows where a token is.
-      embedding, output: before and behind the layers.
+      positions: position scheme: learned table, sinusoids, rotary, relative, ALiBi or none.
+      embedding, output: token embedding; LM head, pooler and classifier head.
       sharing: a sharing plan by name ("albert", "cycle:3") or a `Plan`.
       delta_rank: rank of the differences between layers, where the plan has the sublayer `delta`.
       layer_types: (count, overrides) pairs, repeated until there are `num_layers`: five layers
@@ -151,7 +151,7 @@ class ModelConfig(Spec):
       compute: precision and memory.
 
     Raises:
-      ValueError: for what is no model, naming the field, its value and what to change.
+      ValueError: fields that do not fit each other; it names the field, its value and the fix.
 
     >>> from attnlab.heads import Wide
     >>> ModelConfig(heads=Wide(num_heads=2), num_layers=2).layout.size("head_dim")
@@ -309,13 +309,10 @@ class ModelConfig(Spec):
             )
         if rotary and self.rotary_size % 2:
             fraction = getattr(self.positions, "fraction", 1.0)
-            share = (
-                "" if fraction == 1 else f" of which positions.fraction takes {self.rotary_size},"
-            )
-            raise ValueError(
-                f"rotary positions rotate pairs: {layout.rotary_axis} {layout.rotary_size}{share} "
-                "must be even"
-            )
+            size = f"{layout.rotary_axis} {layout.rotary_size}"
+            if fraction != 1:
+                size = f"positions.fraction={fraction} of {size} is {self.rotary_size}, which"
+            raise ValueError(f"rotary positions rotate pairs: {size} must be even")
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
             choose(layout, sizes, self.attention.order)
@@ -351,7 +348,7 @@ class ModelConfig(Spec):
 
     @property
     def encoder_plan(self) -> Plan:
-        """The sharing plan of the encoder beside the decoder."""
+        """The sharing plan of the encoder of an encoder-decoder."""
         assert self.encoder is not None
         sharing = self.sharing if self.encoder.sharing is None else self.encoder.sharing
         plan = as_plan(sharing, self.encoder.num_layers or self.num_layers)
@@ -359,7 +356,7 @@ class ModelConfig(Spec):
 
     @property
     def encoder_layout(self) -> Layout:
-        """The heads of the encoder beside the decoder."""
+        """The heads of the encoder of an encoder-decoder."""
         assert self.encoder is not None
         if self.encoder.num_heads is None:
             return self.layout
@@ -372,7 +369,7 @@ class ModelConfig(Spec):
 
     @property
     def encoder_layer(self) -> LayerSpec:
-        """One layer of the encoder beside the decoder."""
+        """One layer of the encoder of an encoder-decoder."""
         spec = self.layer_under(self.encoder_plan)
         ffn = dataclasses.replace(spec.ffn, residual_scale=1.0)
         layout = self.encoder_layout
@@ -521,8 +518,8 @@ def layers_of(config: ModelConfig) -> dict[str, list[int]]:
 def whole_plan(config: ModelConfig) -> Plan:
     """The plans of all layer types as one.
 
-    Groups are counted type by type, in `kv` also where a type has no such sublayer, and layers as
-    in the model.
+    Groups are numbered type by type (in `kv` also for a type without that sublayer), layers as in
+    the model.
     """
     stacks = stacks_of(config)
     sublayers = [{*c.plan} | {"kv"} for c in stacks.values()]
@@ -543,7 +540,7 @@ def whole_plan(config: ModelConfig) -> Plan:
 
 
 def check_layer_types(config: ModelConfig) -> None:
-    """Raises ValueError, saying what to change, for layer types that are no model together."""
+    """Raises ValueError for layer types that do not fit each other; it says what to change."""
     if config.kind == "encoder_decoder":
         raise ValueError("layer_types are for one stack, not for an encoder_decoder")
     if len(_types(config)) < 2:
@@ -551,7 +548,7 @@ def check_layer_types(config: ModelConfig) -> None:
     if (count := sum(n for n, _ in config.layer_types)) > config.num_layers:
         raise ValueError(
             f"layer_types has {count} layers, num_layers is {config.num_layers}; it is the pattern "
-            "that repeats until all layers are there"
+            "that is repeated until there are num_layers"
         )
     ours = config.positions
     for c in stacks_of(config).values():
@@ -560,7 +557,7 @@ def check_layer_types(config: ModelConfig) -> None:
         if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= mixable:
             raise ValueError(
                 f"layer_types: positions are rotary in some layers and none in others, not "
-                f"{theirs.name!r} beside {ours.name!r}: those are added once, to all layers"
+                f"{theirs.name!r} and {ours.name!r}: the others are added once, for all layers"
             )
         if ours.is_relative and c.heads.num_heads != config.heads.num_heads:
             raise ValueError(
@@ -573,7 +570,7 @@ def check_layer_types(config: ModelConfig) -> None:
 
 
 def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
-    """Raises ValueError where an encoder beside the decoder, or what it shares, does not fit."""
+    """Raises ValueError if the encoder, or what it shares, does not fit the decoder."""
     if encoder.cross == "merged" and "cross" in config.plan:
         raise ValueError("encoder.cross='merged' has no sublayer 'cross'; leave it out of the plan")
     if encoder.num_heads is not None:

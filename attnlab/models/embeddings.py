@@ -1,4 +1,4 @@
-"""What stands before the layers: tokens, embeddings and positions."""
+"""Inputs of a model: token ids, embeddings and positions."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
 """Name -> shape of a weight, or the shapes of the weights of a norm."""
 
 OWN_INPUTS = ("positions", "embedding_norm")
-"""Weights that an encoder beside a decoder has twice where `encoder.own_inputs` is true."""
+"""Weights that an encoder-decoder has twice if `encoder.own_inputs` is true."""
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 
 

@@ -51,12 +51,12 @@ Reports = dict[str, Report]
 
 ENCODER = "encoder."
 EMBEDDINGS = "embeddings"
-"""What the first layer reads [B, T, D]: a value of the model, not of each layer."""
+"""Input of the first layer [B, T, D]: a value of the model, not of each layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelInputs:
-    """What a model receives beside params and tokens.
+    """Inputs of a model, apart from params and tokens.
 
     Attributes:
       padding_mask: [B, T], True = a token. Padding is attended to by none, does not count in
@@ -93,18 +93,18 @@ NO_INPUTS = ModelInputs()
 
 
 class Outputs(NamedTuple):
-    """What a model returns; None or empty for what it does not have or was not asked for."""
+    """Outputs of a model; None or empty if it does not have them or they were not requested."""
 
     logits: Float[Array, "B T vocab"] | None
     hidden: Float[Array, "B T D"]
-    """What the LM head reads: the output of the last layer, after the final norm if there is."""
+    """Input of the LM head: the output of the last layer, after the final norm if there is one."""
     pooled: Float[Array, "B *T D"] | None = None
     classes: Float[Array, "B *T C"] | None = None
     """Logits of the classifier."""
     cache: ModelCache | None = None
     """The cache with the new tokens."""
     encoded: Float[Array, "B S D"] | None = None
-    """What cross-attention reads: the output of the encoder."""
+    """Output of the encoder, which cross-attention attends to."""
     captured: Mapping[str, Array] = {}
     """Value -> [L, ...]; see `StackOutputs.captured`."""
     losses: Mapping[str, Array] = {}
@@ -182,7 +182,7 @@ def _outputs(
     tokens: ArrayLike,
     padding_mask: Array | None,
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Logits, pooled output and classes, of those that the model has."""
+    """Logits, pooled output and classes; None for those that the model does not have."""
     spec = config.output
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is None:
@@ -192,7 +192,7 @@ def _outputs(
 
 
 def _check_inputs(config: ModelConfig, inputs: ModelInputs) -> None:
-    """Raises ValueError for inputs that this kind of model does not have, or lacks."""
+    """Raises ValueError for inputs that this kind of model does not take, or that are missing."""
     if inputs.cache is not None and config.kind == "encoder":
         raise ValueError("an encoder attends to the whole text; leave cache out")
     of_source = ("source", "source_padding_mask", "encoded")
@@ -216,7 +216,7 @@ class _Run:
     reports: Reports | None
 
     def encode(self) -> StackOutputs:
-        """The source -> what cross-attention reads, and what the layers of the encoder captured."""
+        """The source -> output of the encoder, and what its layers captured."""
         c, encoder = self.config, self.config.encoder
         assert encoder is not None
         assert self.inputs.source is not None
@@ -240,7 +240,7 @@ class _Run:
         return self._run_layers({"encoder": layers}, order, text, tap, f"{prefix}final_norm")
 
     def decode(self, tokens: ArrayLike, encoded: Array | None) -> StackOutputs:
-        """tokens -> what the LM head reads, and what the layers captured."""
+        """tokens -> input of the LM head, and what the layers captured."""
         c, inputs = self.config, self.inputs
         caches = cache_by_type(c, inputs.cache)
         padding_mask, source_mask = map(_as_bool, (inputs.padding_mask, inputs.source_padding_mask))
@@ -322,11 +322,11 @@ class _Run:
     def _bias(
         self, layout: Layout, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
     ) -> Array | None:
-        """What positions add to the scores of these heads in layers with this cache."""
+        """Position bias of the scores of these heads, in layers with this cache."""
         spec, table = self.config.positions, self.params.get(name)
         keys = text.positions
         if cache is not None and text.after_cache is not None:
-            # Positions that are not there yet are masked.
+            # Entries that are not written yet are masked.
             keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
         return position_bias(
             spec, table, layout.num_heads, text.positions, keys, two_sided=two_sided

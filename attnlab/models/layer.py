@@ -60,7 +60,7 @@ Report = dict[str, dict[str, dict[str, object]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextInputs:
-    """What all layers of one type receive beside x.
+    """Inputs of all layers of one type, apart from x.
 
     Attributes:
       mask: True = may attend; broadcasts to [B, N, T, S].
@@ -86,7 +86,7 @@ NO_TEXT_INPUTS = TextInputs()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerInputs:
-    """What one layer receives beside params, x and its spec.
+    """Inputs of one layer, apart from params, x and its spec.
 
     Attributes:
       text: what all layers receive alike.
@@ -136,7 +136,7 @@ Init = Callable[[Array], PyTree]
 def init_layer(
     spec: LayerSpec, *, std: float | None = None, residual_scale: float = 1.0
 ) -> dict[str, Init]:
-    """Sublayer -> (key -> its initial parameters). Every sublayer owns the norms beside it.
+    """Sublayer -> (key -> its initial parameters). A sublayer includes its norms.
 
     Args:
       spec: the layer.
@@ -275,7 +275,7 @@ class _DropoutKeys(NamedTuple):
 
 @dataclasses.dataclass
 class _Layer:
-    """The sublayers of one call; keeps what self-attention returns beside its output."""
+    """The sublayers of one call; keeps what self-attention returns apart from its output."""
 
     params: Params
     spec: LayerSpec
@@ -385,7 +385,7 @@ class _Layer:
         )
         for name in losses:
             if name not in tap.captured:
-                raise ValueError(f"{layout} declares the loss {name!r} and taps no such value")
+                raise ValueError(f"{layout} declares the loss {name!r} and does not tap it")
             self.losses[prefix + name] = tap.captured.pop(name)
         self.tap.merge(tap, prefix)
         return outputs

@@ -168,7 +168,7 @@ def _describe_layout(expected: Shapes, actual: Shapes) -> str | None:
 
 
 def _head_weights(shapes: Shapes, stack: str) -> dict[str, tuple[int, ...]]:
-    """The head weights of one group of a stack, without the norms beside them."""
+    """The head weights of one group of a stack, without norms."""
     parts = {(stack, "attention"), (stack, "kv")}
     return {
         path[-1]: shape[1:]
@@ -226,7 +226,7 @@ def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:
         return None
     if theirs - ours == {"encoder_layers"}:
         return (
-            "The weights have an encoder beside the decoder: the model is no encoder_decoder, or "
+            "The weights have an encoder and a decoder: the model is no encoder_decoder, or "
             "has encoder.shares_decoder (attnlab.transforms.tie_encoder merges the two)"
         )
     if ours - theirs == {"encoder_layers"}:

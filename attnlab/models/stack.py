@@ -52,7 +52,7 @@ class LayersOfType:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackInputs:
-    """What all layers receive, whatever their type.
+    """Inputs of the layers of all types.
 
     Attributes:
       head_mask: multiplies each head of each layer, also where layers share parameters.
@@ -178,7 +178,7 @@ class _PerLayer(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What layers hand on beside x."""
+    """What layers pass on to the next, apart from x."""
 
     cache: Cache | None
     shared_kv: Entries | None

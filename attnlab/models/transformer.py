@@ -62,7 +62,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 "apply takes {'params': params} as its first argument, not params alone"
             )
-        check_params(self.config, variables["params"])  # before Flax sees what is no tree of arrays
+        check_params(self.config, variables["params"])  # before Flax, whose message names no weight
         return super().apply(variables, *args, **kwargs)
 
     @nn.compact
@@ -97,7 +97,7 @@ class Transformer(nn.Module):
           cache: of `config.init_cache`; tokens are the next ones.
           source: tokens [B, S] that the encoder of an `EncoderDecoder` reads.
           source_padding_mask: [B, S], True = a token of the source.
-          encoded: `Outputs.encoded` of an earlier call, in the place of `source`.
+          encoded: `Outputs.encoded` of an earlier call, instead of `source`.
           capture: names of values to return, see `model_values`. It never changes a bit of the
             other outputs.
           patch: name -> f(value, layer index), which replaces the value.
@@ -144,7 +144,7 @@ class Decoder(Transformer):
 
 
 class Encoder(Transformer):
-    """Each position attends to all: predicts masked tokens, or classes."""
+    """Each position attends to all positions: predicts masked tokens, or classes."""
 
 
 class EncoderDecoder(Transformer):

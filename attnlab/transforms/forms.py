@@ -124,7 +124,7 @@ def axes(layout: Layout) -> dict[str, tuple[str | int, ...]]:
 
 
 class Goal(NamedTuple):
-    """What a search looks for."""
+    """The goal of a search."""
 
     tied: Layout
     """The target, canonical."""

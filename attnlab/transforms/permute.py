@@ -22,7 +22,7 @@ def take_heads(
     if layout.num_score_maps != layout.num_heads:
         raise ValueError(
             f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "
-            "heads; which of them belong to a head is not known here"
+            "heads; their order is not known here"
         )
     by_axis = {"num_heads": heads, "num_score_maps": heads, "num_kv_heads": kv_heads}
     made = {}
