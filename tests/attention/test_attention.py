@@ -169,7 +169,11 @@ def test_gradients_equal_those_of_dense(call):
 # What hides, and which query and which key of batch row 1 it hides from everyone.
 HIDDEN = {
     "mask": ({"mask": some_mask().at[1, 0, 4].set(False)}, 4, 3),
-    "mask of keys": ({"mask": jnp.arange(7) != 3, "query_seq_lengths": jnp.array([5, 4])}, 4, 3),
+    "mask of keys": (
+        {"mask": (jnp.arange(7) != 3)[None], "query_seq_lengths": jnp.array([5, 4])},
+        4,
+        3,
+    ),
     "lengths": (
         {"query_seq_lengths": jnp.array([5, 3]), "key_value_seq_lengths": jnp.array([7, 5])},
         3,

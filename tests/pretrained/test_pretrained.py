@@ -325,7 +325,7 @@ def test_a_config_is_read_without_a_weight(tmp_path):
     wrong = {name: np.full_like(a, np.nan) for name, a in tensors.items()}
     folder = write(tmp_path / "folder", config, wrong)
     assert pretrained.load_config(folder).width == config["hidden_size"]
-    with pytest.raises(ValueError, match="NaN|nan"):
+    with pytest.raises(ValueError, match=r"NaN|nan"):
         pretrained.load(folder)
 
 
