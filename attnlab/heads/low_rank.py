@@ -10,8 +10,8 @@ from attnlab.heads.layout import Blocked, Rewrite, Rotate
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard, Tie, without
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.standard import OUTPUT, Standard, Tie
+from attnlab.heads.weights import Params, Weight, without
 
 
 @register_layout("low_rank_query")

@@ -21,7 +21,7 @@ from attnlab.heads.layout import (
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
-from attnlab.heads.weights import Method, Params, Weight
+from attnlab.heads.weights import Method, Params, Weight, without
 
 Tie = Literal["", "kv", "qk", "qkv"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
@@ -231,11 +231,6 @@ class Standard(Separate):
         width, key_width = self.width, self.size("key_width")
         flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
         return Rewrite(as_bilinear(self), params, flops)
-
-
-def without(params: Params, *names: str) -> dict[str, Array]:
-    """The parameters but for these."""
-    return {name: a for name, a in params.items() if name not in names}
 
 
 def as_bilinear(layout: Separate) -> Bilinear:

@@ -31,6 +31,7 @@ from attnlab.heads import (
 )
 from attnlab.heads import init as init_heads
 from attnlab.heads.layout import Entries
+from attnlab.heads.weights import without
 from attnlab.models.dense import dropout
 from attnlab.models.ffn import feed_forward, ffn_losses, ffn_values, init_ffn
 from attnlab.models.norm import init_normalize, normalize
@@ -173,17 +174,13 @@ def init_layer(
         inits["cross"] = functools.partial(heads, spec.cross, "cross")
     if spec.separate_kv:
         names = kv_weight_names(spec.heads)
-        inits["attention"] = lambda key: _without(attention(key), names)
+        inits["attention"] = lambda key: without(attention(key), *names)
         inits["kv"] = lambda key: {name: attention(key)[name] for name in names}
     if spec.delta_rank is not None:
         inits["delta"] = _delta_init(dict(inits), spec.delta_rank)
     for name, count in spec.mixed:
         inits[name + MIXTURE_SUFFIX] = functools.partial(_coefficients, inits[name], count)
     return inits
-
-
-def _without(params: Params, names: list[str]) -> Params:
-    return {name: a for name, a in params.items() if name not in names}
 
 
 def _delta_init(inits: dict[str, Init], rank: int) -> Init:
@@ -249,7 +246,7 @@ def transformer_layer(
     tap = tap or Tap()
     tap.layer = inputs.layer
     if "delta" in params:
-        params = add_delta(_without(params, ["delta"]), params["delta"])
+        params = add_delta(without(params, "delta"), params["delta"])
     layer = _Layer(params, spec, inputs, tap)
     sublayers = [Sublayer(params["attention"], layer.self_attention, 1.0)]
     if spec.cross is not None:

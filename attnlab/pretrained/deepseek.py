@@ -14,7 +14,7 @@ from attnlab.pretrained.expert_layers import (
     with_experts,
 )
 from attnlab.pretrained.family import OtherAttributes
-from attnlab.pretrained.fields import changed, sizes, value
+from attnlab.pretrained.fields import changed, num_attention_heads, sizes, value
 from attnlab.pretrained.llama import FIELDS, DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
@@ -63,10 +63,6 @@ EXPERTS = _Experts(
 )
 OTHERS = "output_router_logits seq_aux ep_size num_nextn_predict_layers".split()  # noqa: SIM905
 """Say how it was trained, or what stands behind the last norm."""
-
-
-def _num_heads(attributes: JSON) -> int:
-    return int(attributes["num_attention_heads"])
 
 
 def _query_size(attributes: JSON) -> int:
@@ -122,7 +118,7 @@ DENSE = decoder(
         read=(
             *map(Attribute, OTHERS),
             Attribute("rope_interleave", True),
-            derived("num_key_value_heads", _num_heads, "num_attention_heads"),
+            derived("num_key_value_heads", num_attention_heads, "num_attention_heads"),
             derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
             derived("head_dim", _rotary_size, "qk_rope_head_dim"),
         ),

@@ -359,7 +359,13 @@ def _head_dim(attributes: JSON) -> int | None:
     return None if width % heads else int(width // heads)
 
 
-def _num_heads(attributes: JSON) -> int:
+def hidden_size(attributes: JSON) -> int:
+    """For `Attribute.compute`."""
+    return int(attributes["hidden_size"])
+
+
+def num_attention_heads(attributes: JSON) -> int:
+    """For `Attribute.compute`."""
     return int(attributes["num_attention_heads"])
 
 
@@ -372,7 +378,12 @@ def grouped_heads(
       num_kv_heads, head_dim: where config.json has none.
     """
     return (
-        value("num_key_value_heads", num_kv_heads, "heads.num_kv_heads", compute=_num_heads,
-              json_type=int),
+        value(
+            "num_key_value_heads",
+            num_kv_heads,
+            "heads.num_kv_heads",
+            compute=num_attention_heads,
+            json_type=int,
+        ),
         value("head_dim", head_dim, "heads.head_dim", compute=_head_dim, json_type=int),
-    )  # fmt: skip
+    )

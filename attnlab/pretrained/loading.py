@@ -1,7 +1,6 @@
 """Read a published folder as (model, params)."""
 
 import dataclasses
-import fnmatch
 import functools
 import operator
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.attributes import JSON, read_attributes, shown
+from attnlab.pretrained.attributes import JSON, matches, read_attributes, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder
@@ -99,7 +98,7 @@ def _check_all_used(
     tensors: Stored, known: set[str], family: Family, config: ModelConfig, ignore: tuple[str, ...]
 ) -> None:
     patterns = (*family.ignores(config), *ignore)
-    unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
+    unknown = [name for name in tensors if name not in known and not matches(name, patterns)]
     if unknown:
         first = shown(unknown[0])
         raise ValueError(
@@ -190,7 +189,7 @@ def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored
     """The tensors under the names of the name table: no prefix, today's endings."""
     found: dict[str, str] = {}
     for name in tensors:
-        if _matches(name, ignore):
+        if matches(name, ignore):
             continue
         short = name.removeprefix(family.prefix)
         for old, new in family.renamed:
@@ -199,7 +198,3 @@ def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored
             raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
         found[short] = name
     return tensors.renamed(found)
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -17,16 +17,13 @@ from attnlab.pretrained.fields import (
     Field,
     Source,
     Values,
+    hidden_size,
     sizes,
     value,
 )
 from attnlab.pretrained.gpt2 import QKV
 from attnlab.pretrained.llama import DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
-
-
-def _width(attributes: JSON) -> int:
-    return int(attributes["hidden_size"])
 
 
 def _with_base(family: Family, **changes: object) -> Family:
@@ -62,7 +59,7 @@ OPT = _with_base(
         norm=Norm(eps=1e-5),
         other_attributes=OtherAttributes(
             read=(
-                derived("word_embed_proj_dim", _width, "hidden_size"),
+                derived("word_embed_proj_dim", hidden_size, "hidden_size"),
                 *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
             ),
             fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},

@@ -17,6 +17,7 @@ from attnlab.pretrained.fields import (
     Source,
     Values,
     changed,
+    hidden_size,
     sizes,
     value,
 )
@@ -124,10 +125,6 @@ CLIP_VISION = Family(
 )
 
 
-def _width(attributes: JSON) -> int:
-    return int(attributes["hidden_size"])
-
-
 SIGLIP_TEXT = Family(
     name="siglip_text_model",
     base=dataclasses.replace(BASE, output=_output(pooler="last_linear")),
@@ -136,7 +133,9 @@ SIGLIP_TEXT = Family(
     prefix="text_model.",
     other_attributes=OtherAttributes(
         read=(
-            Attribute("projection_size", json_type=int, compute=_width, follows=("hidden_size",)),
+            Attribute(
+                "projection_size", json_type=int, compute=hidden_size, follows=("hidden_size",)
+            ),
         ),
         written={"architectures": ["SiglipTextModel"]},
     ),

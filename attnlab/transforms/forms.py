@@ -78,6 +78,15 @@ def canonical(layout: Layout) -> Layout:
     return layout.to(kind, **sizes, **changes)
 
 
+def kv_heads_of(layout: Layout) -> int:
+    """Key/value heads; without a field for them one for each query head.
+
+    >>> kv_heads_of(Standard(width=8, num_heads=4, num_kv_heads=2))
+    2
+    """
+    return layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
+
+
 def has_norms(layout: Layout) -> bool:
     """Is there a norm, of queries and keys or of a latent?"""
     return any(name.endswith("_norm") for name in all_weights(layout))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from attnlab.heads import Alt, Layout, Params, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
+from attnlab.transforms.forms import kv_heads_of
 
 HEAD_AND_INPUTS = {"num_heads", "width", "key_width", "value_width", "out_width"}
 """Axes of a weight that is a head's matrix in no basis of its own."""
@@ -75,7 +76,7 @@ def _check_can_align(layout: Layout) -> None:
             f"layout {layout.name!r}: each head reads its own slice of x, so heads cannot be "
             "permuted; use merge='mean'"
         )
-    shared = hasattr(layout, "num_kv_heads") and layout.size("num_kv_heads") != layout.num_heads
+    shared = kv_heads_of(layout) != layout.num_heads
     if shared or not layout.output_projection or getattr(layout, "qk_norm", None):
         raise ValueError(
             "heads are aligned one by one, which heads that share keys, heads without an output "

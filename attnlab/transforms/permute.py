@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attnlab.heads import Alt, Layout, Params
 from attnlab.heads.params import check_params
-from attnlab.transforms.forms import axes
+from attnlab.transforms.forms import axes, kv_heads_of
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
@@ -39,8 +39,7 @@ def reorder_heads(
     w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int]
 ) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`; heads that share keys stay together."""
-    groups = layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
-    size = layout.num_heads // groups
+    size = layout.num_heads // kv_heads_of(layout)
     return take_heads(w, layout, order, [n // size for n in order[::size]])
 
 

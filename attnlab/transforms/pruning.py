@@ -14,6 +14,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, mixtures
+from attnlab.transforms.forms import kv_heads_of
 from attnlab.transforms.permute import take_heads
 
 Removed: TypeAlias = Mapping[int, Iterable[int]]
@@ -170,13 +171,9 @@ def _check_heads_apart(config: ModelConfig, layout: Layout) -> None:
         raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
 
 
-def _num_kv_heads(layout: Layout) -> int:
-    return layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
-
-
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
-    size = layout.num_heads // _num_kv_heads(layout)
+    size = layout.num_heads // kv_heads_of(layout)
     kept = [
         np.bincount([n // size for n in range(layout.num_heads) if n not in lost], minlength=1)
         for groups in removed.values()
@@ -276,7 +273,7 @@ def _by_group(
 
 def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_head: int) -> Kept:
     """`num_kv_heads` times `per_kv_head` heads: those not removed, filled up."""
-    groups = _num_kv_heads(layout)
+    groups = kv_heads_of(layout)
     size = layout.num_heads // groups
     heads_of = [range(k * size, (k + 1) * size) for k in range(groups)]
     used = [k for k, heads in enumerate(heads_of) if set(heads) - removed]
