@@ -108,7 +108,7 @@ class Outputs(NamedTuple):
     captured: Mapping[str, Array] = {}
     """Value -> [L, ...]; see `StackOutputs.captured`."""
     losses: Mapping[str, Array] = {}
-    """Auxiliary loss -> its sum over layers; those of the encoder behind "encoder."."""
+    """Auxiliary loss -> its sum over layers; those of the encoder with prefix "encoder."."""
 
 
 def model_values(config: ModelConfig, *, with_encoder: bool = True) -> dict[str, str]:

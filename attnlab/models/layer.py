@@ -47,16 +47,16 @@ LAYER_VALUES = {
     "ffn_out": "B T D",
     "residual": "B T D",
 }
-"""Value -> axes: what self-attention reads, and what it returns before dropout; what the FFN reads
-and what it returns before dropout; x after the layer. A layer also has the values of its heads and
-of its FFN (`ffn_values`), and behind the prefix "cross." those of cross-attention."""
+"""Value -> axes: inputs of self-attention and of the FFN, and their outputs before dropout; x after
+the layer. A layer also has the values of its heads and of its FFN (`ffn_values`), and those of
+cross-attention with the prefix "cross."."""
 LAYER_SCALE = "layer_scale"
 """A weight of each sublayer: see `Norm.layer_scale`."""
 CROSS = "cross."
 CROSS_VALUES = {f"{CROSS}{name}": LAYER_VALUES[name] for name in ("attention_in", "attention_out")}
 
 Report = dict[str, dict[str, dict[str, object]]]
-"""Part of the call ("self", "cross", "encoder") -> what `explain_heads` returns."""
+"""Attention of the layer ("self" or "cross") -> result of `explain_heads`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class TextInputs:
     """Inputs of all layers of one type, apart from x.
 
     Attributes:
-      mask: True = may attend; broadcasts to [B, N, T, S].
+      mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long.
       padding_mask: [B, T], True = a token. Padding is attended to by none and is not kept in a
         cache.
       bias: added to the scores; broadcasts to [B, N, T, S].
@@ -90,12 +90,11 @@ class LayerInputs:
     """Inputs of one layer, apart from params, x and its spec.
 
     Attributes:
-      text: what all layers receive alike.
+      text: inputs that are the same for all layers.
       layer: index of the layer, counted from 0; may be traced.
       cache: of self-attention; x are the next tokens.
       shared_kv: keys and values of an earlier layer, of `LayerOutputs.entries`.
-      use_shared_kv: attend to `shared_kv`, if given, in place of the keys and values of x; may be
-        traced.
+      use_shared_kv: attend to `shared_kv` instead of the keys and values of x; may be traced.
       head_mask: multiplies each head of self-attention, [N] or [B, N].
       query_scale: multiplies q of self-attention.
       dropout_key: random key; None: no dropout.
@@ -117,7 +116,7 @@ NO_INPUTS = LayerInputs()
 
 
 class LayerOutputs(NamedTuple):
-    """What `transformer_layer` returns."""
+    """Result of `transformer_layer`."""
 
     x: Float[Array, "B T D"]
     cache: Cache | None
@@ -125,7 +124,7 @@ class LayerOutputs(NamedTuple):
     entries: Entries
     """The cache entries that self-attention used: `LayerInputs.shared_kv` of a later layer."""
     losses: dict[str, Array]
-    """Auxiliary losses of heads and experts by name; of cross-attention behind "cross."."""
+    """Auxiliary losses of heads and experts by name; of cross-attention with prefix "cross."."""
 
 
 # Parameters ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import dataclasses
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Init, Norm, OutputHead
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.attributes import JSON, Attribute, derived
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
@@ -132,11 +132,7 @@ SIGLIP_TEXT = Family(
     table=NameTable((*TEXT, Module("head", "pooler")), (LAYERS,)),
     prefix="text_model.",
     other_attributes=OtherAttributes(
-        read=(
-            Attribute(
-                "projection_size", json_type=int, compute=hidden_size, follows=("hidden_size",)
-            ),
-        ),
+        read=(derived("projection_size", hidden_size, "hidden_size"),),
         written={"architectures": ["SiglipTextModel"]},
     ),
     unread=UnreadTensors(always=IGNORED),

@@ -1,4 +1,4 @@
-"""Layouts with every size spelled out, and the goal of a search for a conversion."""
+"""Canonical layouts, whose sizes are all set, and the goal of a search for a conversion."""
 
 import dataclasses
 from typing import NamedTuple, TypeVar
@@ -35,7 +35,7 @@ BUILT_IN = frozenset({
     Narrow, NarrowTied, Standard, TensorProduct, TwoStage, Wide,
 })  # fmt: skip
 BUILT_IN_EXTRAS = frozenset({ExtraKeys, Gate, Sink, SoftCap, TalkingHeads})
-"""The layouts and extras whose functions are known. A subclass from outside is none of them."""
+"""The layouts and extras whose functions are known; not their subclasses."""
 
 PROJECTED = (Standard, TwoStage, Narrow, NarrowTied, Alt, LowRankQuery)
 """Layouts in which `head_dim` is the width of a projected query of one head."""
@@ -51,10 +51,10 @@ def is_known(layout: Layout) -> bool:
 
 
 def canonical(layout: Layout) -> Layout:
-    """The layout with every size and the scale spelled out, `Wide` as `Standard`.
+    """The layout with every size and the scale set, `Wide` as `Standard`.
 
-    Two layouts that mean the same are equal once they are canonical. A layout from outside stays
-    as it is.
+    Two layouts of the same function and weights have equal canonical forms. A layout that is not
+    built in is returned unchanged.
     """
     if type(layout) not in BUILT_IN:
         return layout
@@ -142,8 +142,8 @@ class Goal(NamedTuple):
     call: CallOptions
 
     def nearly(self, layout: Layout) -> bool:
-        """Is all as in the goal but what the last steps add: biases, scale, extras, norms' biases
-        and epsilon?"""
+        """Does it differ from the goal only in what the last steps add: biases, scale, extras,
+        biases of norms and epsilon?"""
         goal = self.untied
         if type(layout) is not type(goal) or set(layout.biases) - set(goal.biases):
             return False

@@ -1,4 +1,4 @@
-"""What heads compute, in float64 on random inputs: the numbers behind conversion errors and proofs.
+"""Outputs of heads in float64 on random inputs, for conversion errors and proofs.
 
 Layouts are called as black boxes, through `multi_head_attention` alone.
 """
@@ -34,7 +34,7 @@ shows in another; each has three masks."""
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """What surrounds the scores in the calls in which two layouts are to be one function.
+    """Options of the calls in which two layouts are to compute the same function.
 
     Attributes:
       rotary: rotary positions are applied.

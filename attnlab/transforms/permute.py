@@ -51,8 +51,8 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
       order: each of 0..N-1 once. Heads that share keys and values must stay together.
 
     Raises:
-      ValueError: where the place of a head means something: its slice of x (`narrow`,
-        `narrow_tied`), or of the output (`output_projection=False`).
+      ValueError: the position of a head matters: it reads its own slice of x (`narrow`,
+        `narrow_tied`), or is a slice of the output (`output_projection=False`).
 
     >>> import jax
     >>> from attnlab.heads import Standard, init
@@ -68,8 +68,8 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     names = axes(layout)
     reads_slices = any("slice_width" in a for a in names.values()) and not isinstance(layout, Alt)
     if reads_slices or not layout.output_projection:
-        part = "its slice of x" if layout.output_projection else "its slice of the output"
-        raise ValueError(f"head n of {layout} is tied to {part}; convert it first")
+        owned = "its slice of x" if layout.output_projection else "its slice of the output"
+        raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")
     if any("num_kv_heads" in a for a in names.values()):
         size = heads // layout.size("num_kv_heads")
         if any(order[n] // size != order[n - n % size] // size for n in range(heads)):

@@ -31,13 +31,13 @@ LOCATIONS = {
 
 
 class Kept(NamedTuple):
-    """What stays of the heads of one parameter group, by their old numbers."""
+    """Heads of one parameter group that are kept, by their old numbers."""
 
     kv_heads: tuple[int, ...]
     """Key/value heads"""
     heads: tuple[int, ...]
     zeroed: tuple[int, ...]
-    """Those of `heads` that are removed but fill up a place: their output projection is zero"""
+    """Those of `heads` that are removed but stay as padding: their output projection is zero"""
 
 
 def remove_heads(
@@ -49,7 +49,7 @@ def remove_heads(
     cross: Removed | None = None,
     encoder: Removed | None = None,
 ) -> tuple[ModelConfig, Params, dict[str, dict[int, tuple[int, ...]]]]:
-    """The function that the model computes with `head_mask` 0 for these heads, with fewer weights.
+    """A smaller model that computes what this one computes with `head_mask` 0 for these heads.
 
     A model has one number of heads, so every parameter group keeps as many as the one that keeps
     most. With grouped-query attention that holds for key/value heads and for the query heads of
@@ -66,9 +66,9 @@ def remove_heads(
       encoder: the same for the encoder.
 
     Returns:
-      (config, params, zeroed): of the smaller model, and the heads that fill up places, as "heads",
-      "cross" or "encoder" -> group -> old numbers. `num_parameters` of both configs gives what was
-      saved.
+      (config, params, zeroed): the smaller model, and the removed heads that stay as padding, as
+      "heads", "cross" or "encoder" -> group -> old numbers. Compare `num_parameters` of both
+      configs.
 
     Raises:
       ValueError: nothing would be saved (use `head_mask`); the layout ties a head to a slice of x;
@@ -87,8 +87,8 @@ def remove_heads(
     _check_heads_apart(config, layout)
     plans = {name: plan for name, (_, plan) in stack_specs(config).items()}
     removed = {
-        name: _by_group(name, plans[LOCATIONS[name][0]], asked, by, layout.num_heads)
-        for name, asked in _requested(config, heads, cross, encoder).items()
+        name: _by_group(name, plans[LOCATIONS[name][0]], requested, by, layout.num_heads)
+        for name, requested in _requested(config, heads, cross, encoder).items()
     }
     counts = _kept_counts(layout, removed)
     made, zeroed = dict(params), {}
@@ -150,20 +150,20 @@ def scale_heads(
 def _requested(
     config: ModelConfig, heads: Removed, cross: Removed | None, encoder: Removed | None
 ) -> dict[str, Removed]:
-    """The heads that the model has, by the names of LOCATIONS -> those to remove."""
+    """Name in `LOCATIONS`, of those that the model has -> the heads to remove."""
     requested = {"heads": heads}
     if "cross" in config.plan:
         requested["cross"] = cross or {}
     if config.encoder is not None and not config.encoder.shares_decoder:
         requested["encoder"] = encoder or {}
-    for name, given in (("cross", cross), ("encoder", encoder)):
-        if given and name not in requested:
+    for name, removed in (("cross", cross), ("encoder", encoder)):
+        if removed and name not in requested:
             raise ValueError(f"this {config.kind} has no separate {name} heads; leave {name} out")
     return requested
 
 
 def _check_heads_apart(config: ModelConfig, layout: Layout) -> None:
-    """Raises ValueError where a head depends on how many others there are."""
+    """Raises ValueError if heads depend on the number of heads."""
     norm = getattr(layout, "qk_norm", None)
     if config.positions.name == "alibi":
         raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
@@ -308,7 +308,7 @@ def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
 
 
 def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
-    """What stays of the groups of the sublayer "kv"."""
+    """Heads that are kept of the groups of the sublayer "kv"."""
     found: dict[int, Kept] = {}
     for group, attention in zip(plan.indices("kv"), plan.indices("attention"), strict=True):
         if found.setdefault(group, kept[attention]).kv_heads != kept[attention].kv_heads:
@@ -332,7 +332,7 @@ def _sliced(stacked: Params, layout: Layout, kept: Sequence[Kept]) -> Params:
 
 
 def _smaller(config: ModelConfig, num_kv_heads: int, per_kv_head: int) -> ModelConfig:
-    """The config with fewer heads; sizes that would follow their number are written out."""
+    """The config with fewer heads; sizes that default to a function of their number stay."""
     layout = config.layout
     known = {field.name for field in dataclasses.fields(layout)}
     names = "head_dim", "value_dim", "latent_dim", "rotary_dim"
