@@ -1,4 +1,4 @@
-"""Looking a name up in a table, with an error that helps."""
+"""Looks up names in a registry; an unknown name is an error that lists the known ones."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -51,6 +51,6 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def check_count(field: str, value: object, least: int) -> None:
-    """Raises ValueError for what is no whole number of at least `least`."""
+    """Raises ValueError unless `value` is a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{field} must be a whole number of at least {least}, not {value!r}")

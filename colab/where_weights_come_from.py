@@ -304,7 +304,7 @@ graphs = {
 }
 for name, edges in graphs.items():
     senders, receivers = jnp.array(edges).T
-    by_edges = attention_over_edges(q, k, v, senders, receivers)
+    by_edges = attention_over_edges(q, k, v, masks.Edges(senders, receivers))
     mask = masks.from_edges(senders, receivers, T)[None, None]
     by_matrix = dot_product_attention(q[None], k[None], v[None], mask=mask)[0]
     difference = float(jnp.abs(by_edges - by_matrix).max())

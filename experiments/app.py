@@ -74,8 +74,8 @@ def config_module() -> Any:
 
 def jax_flags() -> dict[str, str]:
     """The --jax_ flags of this command, as variables of the environment: JAX reads both."""
-    given = [f for f in map(flags.FLAGS.__getitem__, flags.FLAGS) if f.name.startswith("jax_")]
-    return {f.name.upper(): str(f.value) for f in given if f.present}
+    found = [f for f in map(flags.FLAGS.__getitem__, flags.FLAGS) if f.name.startswith("jax_")]
+    return {f.name.upper(): str(f.value) for f in found if f.present}
 
 
 def start(main: Callable[[], None]) -> NoReturn:
@@ -146,8 +146,8 @@ def _given_config(argv: list[str]) -> str:
 
 
 def _check_config_path(argv: list[str]) -> None:
-    if given := _given_config(argv):
-        path = given.partition(":")[0]
+    if config_flag := _given_config(argv):
+        path = config_flag.partition(":")[0]
         if not path.endswith(".py") or not Path(path).is_file():
             raise ValueError(f"no config file {path!r}; --config is path.py or path.py:PRESET")
 
@@ -165,8 +165,8 @@ def _unknown_field(argv: list[str], error: Exception) -> str:
     return str(error)
 
 
-def _load(given: str) -> ConfigDict:
-    found: ConfigDict = config_flags.config_flags.ConfigFileFlagParser("config").parse(given)
+def _load(config_flag: str) -> ConfigDict:
+    found: ConfigDict = config_flags.config_flags.ConfigFileFlagParser("config").parse(config_flag)
     return found
 
 
@@ -184,12 +184,12 @@ def _fields(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
 def _print_help(argv: list[str]) -> None:
     """The docstring of the command, its flags, and the fields and presets of --config."""
     print(sys.modules["__main__"].__doc__)
-    given = _given_config(argv)
-    if given:
+    config_flag = _given_config(argv)
+    if config_flag:
         _check_config_path(argv)
-        config = _load(given)
+        config = _load(config_flag)
         module = config_module()
-        print(f"{given.partition(':')[0]}: {module.__doc__ or ''}")
+        print(f"{config_flag.partition(':')[0]}: {module.__doc__ or ''}")
         if hasattr(module, "VARIANTS"):
             from experiments.configs import byte_lm
 
@@ -201,7 +201,7 @@ def _print_help(argv: list[str]) -> None:
     for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]) + _own_flags():
         print(textwrap.fill(f"--{flag.name}: {flag.help}", 96, initial_indent="  ",
                             subsequent_indent="      "))  # fmt: skip
-    if given:
+    if config_flag:
         print("\nfields of the config, each a flag (value in this config):")
         for path, value in _fields(config).items():
             print(f"  --config.{path}={value!r}")

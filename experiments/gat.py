@@ -178,11 +178,11 @@ def logits(
     return attend(projected, params, 1, edges, variant.scores, keys[1], rate)[:, 0]
 
 
-def loss_and_accuracy(scores: Array, labels: Array, part: Array) -> tuple[Array, Array]:
-    """Mean cross-entropy and share of right classes over the nodes of a part."""
+def loss_and_accuracy(scores: Array, labels: Array, mask: Array) -> tuple[Array, Array]:
+    """Mean cross-entropy and share of right classes over the nodes of a mask."""
     losses = -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1)[:, 0]
     right = jnp.argmax(scores, -1) == labels
-    return jnp.sum(losses * part) / part.sum(), jnp.sum(right * part) / part.sum()
+    return jnp.sum(losses * mask) / mask.sum(), jnp.sum(right * mask) / mask.sum()
 
 
 class State(NamedTuple):
@@ -201,13 +201,13 @@ class State(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="variant")
 def train(
-    params: Params, edges: Edges, parts: dict[str, Array], key: Array, variant: Variant
+    params: Params, edges: Edges, masks: dict[str, Array], key: Array, variant: Variant
 ) -> dict[str, Array]:
     """Trains from `params` and scores the test nodes once."""
 
     def objective(params: Params, key: Array) -> Array:
         loss, _ = loss_and_accuracy(
-            logits(params, edges, variant, key), edges.labels, parts["train"]
+            logits(params, edges, variant, key), edges.labels, masks["train"]
         )
         return loss + variant.l2 * sum(jnp.sum(w**2) for w in params.values()) / 2
 
@@ -221,7 +221,7 @@ def train(
             lambda w, m, v: w - rate * m / (jnp.sqrt(v) + 1e-8), state.params, first, second
         )
         loss, accuracy = loss_and_accuracy(
-            logits(new, edges, variant), edges.labels, parts["valid"]
+            logits(new, edges, variant), edges.labels, masks["valid"]
         )
         lower, higher = loss <= state.best_loss, accuracy >= state.best_accuracy
         keep = lower & higher if variant.early_stopping else jnp.array(True)
@@ -244,7 +244,7 @@ def train(
     end = jax.lax.while_loop(goes_on, step, start)
     scores = logits(end.kept, edges, variant)
     found = {"epochs": end.epoch, "kept_epoch": end.kept_epoch}
-    for part, nodes in parts.items():
+    for part, nodes in masks.items():
         found[part] = 100 * loss_and_accuracy(scores, edges.labels, nodes)[1]
     return found
 

@@ -102,7 +102,7 @@ def main() -> None:
         fresh=given.fresh,
         learning_rate=given.learning_rate,
     )
-    whole, rows = look(study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows)
+    whole, rows = at_pressures(study, pressures, by=given.by, rate=given.gate_rate, rows=given.rows)
     print(table(study.config, whole, rows, by=given.by))
     if out:
         told = {"by": given.by, "loss": whole, "rows": [row._asdict() for row in rows]}
@@ -151,7 +151,7 @@ def begin(
     return Study(found.config, None if fresh else params, task, source, trains)
 
 
-def look(
+def at_pressures(
     study: Study,
     pressures: Sequence[float],
     *,

@@ -116,11 +116,11 @@ def _defined(nodes: Iterable[ast.AST], module: str, seen: set[tuple[str, str]]) 
 
 
 def _of_helper(
-    owner: str, name: str, module: str, seen: set[tuple[str, str]], call: ast.Call
+    qualifier: str, name: str, module: str, seen: set[tuple[str, str]], call: ast.Call
 ) -> Iterator[Flag]:
     """The flags of a function that defines some, such as `app.define_run`."""
-    where = _imported(module, owner or name)
-    where = f"{where}" if owner and where else (where or module)
+    where = _imported(module, qualifier or name)
+    where = f"{where}" if qualifier and where else (where or module)
     if (where, name) in seen or not where.startswith("experiments"):
         return
     seen.add((where, name))

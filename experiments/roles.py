@@ -47,7 +47,7 @@ def main() -> None:
     parts = [trees[: given.sentences] for trees in read_parts(Path(given.treebank))]
     models = open_seeds(Path(given.workdir), given.seed) if given.workdir else {}
     models = models or {"model": open_folder(Path(given.path))}
-    study = look(models, parts, fresh=given.fresh, least=given.least)
+    study = evaluate(models, parts, fresh=given.fresh, least=given.least)
     print(table(study))
     if given.out:
         write_table(study, Path(given.out))
@@ -64,12 +64,12 @@ class Study(NamedTuple):
     """Sentences that the model cannot read"""
 
 
-def look(
-    models: dict[str, LoadedModel], parts: Sequence[Sequence[Tree]], *, fresh: bool, least: int
+def evaluate(
+    models: dict[str, LoadedModel], splits: Sequence[Sequence[Tree]], *, fresh: bool, least: int
 ) -> Study:
     """`syntax.evaluate_heads` for each seed of a model, and with `fresh` also before training."""
     first = next(iter(models.values()))
-    kept = [readable(first, trees) for trees in parts]
+    kept = [readable(first, trees) for trees in splits]
     trees = [[tree for tree, _ in part] for part in kept]
     labels = syntax.frequent_labels(*trees, least=least)
     if not labels:
@@ -95,7 +95,7 @@ def look(
     if fresh:
         found |= {f"{name}, fresh": study(m, m.initial(one)) for name, m in models.items()}
     sizes = (len(trees[0]), len(trees[1]))
-    return Study(found, sizes, sum(map(len, parts)) - sum(sizes))
+    return Study(found, sizes, sum(map(len, splits)) - sum(sizes))
 
 
 def readable(

@@ -78,16 +78,16 @@ def test_a_head_reads_what_is_filled():
 
 
 @pytest.mark.parametrize("file", drawn_plans())
-def test_cells_have_the_slots_and_arrows_lead_to_what_is_read(file):
+def test_cells_have_the_groups_and_arrows_lead_to_what_is_read(file):
     plan = parse_plan(drawn_plans()[file], 6)
     svg = plan_drawing(drawn_plans()[file])
-    slots, colours = defaultdict(dict), defaultdict(set)
-    for m in marks(svg, "slot"):
-        slots[m["data-part"]][int(m["data-layer"])] = int(m["data-slot"])
-        colours[m["data-part"]].add(m["fill"])
+    groups, colours = defaultdict(dict), defaultdict(set)
+    for m in marks(svg, "group"):
+        groups[m["data-sublayer"]][int(m["data-layer"])] = int(m["data-group"])
+        colours[m["data-sublayer"]].add(m["fill"])
     for part in plan:
         own = {i: s for i, s in enumerate(plan[part]) if isinstance(s, int)}
-        assert slots[part] == own
+        assert groups[part] == own
         assert len(colours[part]) == plan.num_groups[part]
     mixed = mixtures(plan)
     stripes = [0, 1] * plan.num_layers if mixed else []

@@ -1,6 +1,6 @@
 """The public functions: `dot_product_attention`, `attend`, `explain`.
 
-They settle what a mask means before any backend runs, so no backend can differ.
+They resolve masks before any backend runs, so that all backends mean the same.
 """
 
 import functools
@@ -97,7 +97,8 @@ def dot_product_attention(
       key: [B, S, K, H]. K divides N: query head n uses key head n // (N/K).
       value: [B, S, Kv, V]. V may differ from H, and Kv from K; Kv divides N.
       bias: added to the scores, broadcastable to [B, N, T, S].
-      mask: boolean, True = may attend, broadcastable to [B, N, T, S]; or `masks.Edges`.
+      mask: boolean, True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long,
+        or `masks.Edges`.
       scale: multiplies q k^T; None is 1/sqrt(H).
       is_causal: query t attends to keys 0..t (top-left aligned where T != S, as in jax.nn).
       query_seq_lengths, key_value_seq_lengths: valid positions per batch row [B]; each works alone.
@@ -179,7 +180,7 @@ def attend(
     Args:
       query, key, value, tap, return_residual, options: as in `dot_product_attention`; bias and mask
         are keywords here.
-      report: a dict that receives what `explain` says of this call. The call then runs on "dense",
+      report: a dict that is filled with the result of `explain`. The call then runs on "dense",
         and a backend that cannot run is reported, not an error.
 
     Returns:
@@ -203,7 +204,7 @@ def attend(
         dispatch.check_runs(call, name)
     else:
         report.update(dispatch.describe(call, choice))
-        name = "dense"  # the device that was asked about may not be here
+        name = "dense"  # the device of the report may not be this one
     call, attending = _without_unused(call)
     output, residual = dispatch.BACKENDS[name].run(call)
     if attending is not None:
@@ -236,7 +237,7 @@ def explain(
       for", "measured on ..." or "not measured" on devices like this one (`CHOICES`).
 
     Raises:
-      What that call would raise, except for a backend that was asked for and cannot run.
+      What that call would raise, except for a requested backend that cannot run.
 
     >>> q, v = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3, 1, 4))
     >>> explain(q, q, v)["xla"]
@@ -266,9 +267,9 @@ def trace(function: Callable[..., object], **arguments: Any) -> None:
 
 
 def _without_unused(call: Call) -> tuple[Call, Booleans | None]:
-    """The call with zeros where nobody looks, and which outputs attend to a key (None: all).
+    """The call with zeros at unused keys and values, and which outputs attend to a key (None: all).
 
-    A zero times NaN is NaN, in the gradient too: what is hidden must not be multiplied at all.
+    Zero times NaN is NaN, in the gradient too, so hidden numbers must not be multiplied at all.
     """
     attending, used = call.mask.used()
     if used is not None:

@@ -15,9 +15,25 @@ Carry = TypeVar("Carry")
 Index: TypeAlias = Array | int
 Starts: TypeAlias = tuple[Index, ...]
 
-EDGE, AREA = 512, 2**19  # most queries (and keys beside them), most scores of a block
-STRIP, STRIPS = 64, 4  # least queries of a strip, most strips of a block
-PIECE = 2**16  # most scores of a piece of more than one head
+
+class BlockLimits(NamedTuple):
+    """Limits of the division; the defaults were measured on a CPU with 1 MiB of L2 per core."""
+
+    queries: int = 512
+    """most queries of a block"""
+    head_scores: int = 512**2
+    """most scores of a head in a block"""
+    block_scores: int = 2**19
+    """most scores of a block of more than one group of heads"""
+    strip_queries: int = 64
+    """fewest queries of a strip, unless the block has fewer"""
+    strips: int = 4
+    """most strips of a block"""
+    piece_scores: int = 2**16
+    """most scores of a piece of more than one head"""
+
+
+DEFAULT_LIMITS = BlockLimits()
 
 
 class Blocks(NamedTuple):
@@ -38,6 +54,7 @@ class Blocks(NamedTuple):
     """the causal rule and the window alone"""
     mods: jax.tree_util.PyTreeDef | None = None
     """the structure of the score modifications"""
+    limits: BlockLimits = DEFAULT_LIMITS
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -53,11 +70,11 @@ class Blocks(NamedTuple):
         rows, heads, _, s = self.sizes
         if jax.default_backend() != "cpu":
             return heads
-        return most_heads(heads, self.group, rows * queries * s, PIECE)
+        return most_heads(heads, self.group, rows * queries * s, self.limits.piece_scores)
 
 
 class ScoreInputs(NamedTuple):
-    """What scores depend on besides q and k.
+    """What scores depend on, apart from q and k.
 
     Arrays that broadcast to [B, N, T, S], or None: a block takes its part of the axes that are not
     1. And the seed of dropout, or None, and the leaves of the score modifications.
@@ -85,19 +102,24 @@ class Place(NamedTuple):
     """query t attends to keys first[b, 0, t, 0] <= s < end[b, 0, t, 0]; None hides nothing"""
 
 
-def block_sizes(shape: tuple[int, int, int, int], group: int) -> tuple[int, int, int, int]:
+def block_sizes(
+    shape: tuple[int, int, int, int], group: int, limits: BlockLimits = DEFAULT_LIMITS
+) -> tuple[int, int, int, int]:
     """Batch rows, heads, queries and keys of a block: on a CPU its scores stay in the cache.
 
-    Heads come in whole groups, those that share key or value heads. Measured on a CPU with 1 MiB
-    of L2 per core; an accelerator takes all batch rows and heads at once (not measured).
+    Heads come in whole groups, those that share key or value heads. An accelerator takes all batch
+    rows and heads at once (not measured).
+
+    >>> block_sizes((2, 8, 4096, 4096), group=1)
+    (1, 2, 512, 512)
     """
     b, n, t, s = shape
-    t = _even(t, EDGE)
-    s = _even(s, EDGE**2 // t)
+    t = _even(t, limits.queries)
+    s = _even(s, limits.head_scores // t)
     if jax.default_backend() != "cpu":
         return b, n, t, s
-    heads = most_heads(n, group, t * s, AREA)
-    rows = AREA // (heads * t * s) if heads == n else 1
+    heads = most_heads(n, group, t * s, limits.block_scores)
+    rows = limits.block_scores // (heads * t * s) if heads == n else 1
     return max(c for c in range(1, b + 1) if b % c == 0 and c <= max(rows, 1)), heads, t, s
 
 
@@ -242,7 +264,8 @@ def pieces(blocks: Blocks, inputs: ScoreInputs, starts: Starts, flip: bool) -> l
     """
     (rows, heads, t, s), (b, n) = blocks.sizes, starts
     rule = blocks.rule.ranges()
-    size = t if rule is None else max(-(-t // STRIPS), min(STRIP, t))
+    limits = blocks.limits
+    size = t if rule is None else max(-(-t // limits.strips), min(limits.strip_queries, t))
     some = blocks.heads_of_piece(size)
     places = []
     for head in range(0, heads, some):

@@ -22,6 +22,8 @@ from jax import Array, lax
 
 from attnlab.attention import masks
 from attnlab.attention.blocks import (
+    DEFAULT_LIMITS,
+    BlockLimits,
     Blocks,
     Place,
     ScoreInputs,
@@ -60,12 +62,12 @@ from attnlab.attention.scores import (
 from attnlab.remat import save_for_backward
 
 
-def blockwise(call: Call) -> AttentionOutput:
+def blockwise(call: Call, limits: BlockLimits = DEFAULT_LIMITS) -> AttentionOutput:
     """Attention without a [T, S] array. No second or forward-mode derivatives: see `dense`."""
     query, scale, settings = call.query, call.settings.scale, call.settings
     if not isinstance(scale, int | float):  # an array: its gradient goes through q
         query, scale = query.astype(accumulation_dtype(query, call.key)) * scale, 1.0
-    blocks, leaves = _divide(call, query, float(scale))
+    blocks, leaves = _divide(call, query, float(scale), limits)
     t = query.shape[1]
     more_t, more_s = (-a % b for a, b in zip(blocks.shape[2:], blocks.sizes[2:], strict=True))
     first, end = _ranges(blocks, call.mask, more_s)
@@ -98,7 +100,9 @@ def refuse_blockwise(call: Call) -> str | None:
     return refuse_dense_only(call.settings)
 
 
-def _divide(call: Call, query: Array, scale: float) -> tuple[Blocks, tuple[Array, ...]]:
+def _divide(
+    call: Call, query: Array, scale: float, limits: BlockLimits
+) -> tuple[Blocks, tuple[Array, ...]]:
     """The blocks of a call, and the arrays of its score modifications."""
     shape, mask, settings = call.scores_shape, call.mask, call.settings
     n = shape[1]
@@ -107,7 +111,7 @@ def _divide(call: Call, query: Array, scale: float) -> tuple[Blocks, tuple[Array
     in_query = query.dtype == accumulation_dtype(query)
     blocks = Blocks(
         shape,
-        block_sizes(shape, group),
+        block_sizes(shape, group, limits),
         group,
         scale if in_query else 1.0,
         1.0 if in_query else scale,
@@ -115,6 +119,7 @@ def _divide(call: Call, query: Array, scale: float) -> tuple[Blocks, tuple[Array
         settings.dropout_rate,
         MaskSpec(*shape[2:], is_causal=mask.is_causal, window=mask.window),
         mods if settings.score_mods else None,
+        limits,
     )
     return blocks, tuple(leaves)
 
@@ -265,7 +270,7 @@ def _forward_loops(
     tq, sk = blocks.sizes[2:]
     k, v = split(k, sk), split(v, sk)
 
-    def rows(args: tuple[Array, Array]) -> _Sums:
+    def query_block(args: tuple[Array, Array]) -> _Sums:
         i, q = args
 
         def step(j: Array, at: Place, carry: _Sums) -> _Sums:
@@ -280,7 +285,7 @@ def _forward_loops(
         made: _Sums = over_keys(blocks, inputs, at, False, step, _nothing(q, k, v))
         return made
 
-    made = lax.map(rows, (jnp.arange(blocks.counts[2]), split(q, tq)))
+    made = lax.map(query_block, (jnp.arange(blocks.counts[2]), split(q, tq)))
     return _Sums(*map(unsplit, made))
 
 

@@ -29,8 +29,8 @@ def dense(call: Call) -> AttentionOutput:
     # The rows are divided by their sums after the product with v: a [T, V] pass for a [T, S] one.
     out = (weighted_sum(weights, value) / divisor).swapaxes(1, 2).astype(value.dtype)
     out = save_for_backward(out)
-    asked = settings.return_residual
-    return AttentionOutput(out, residual[..., 0].swapaxes(1, 2) if asked else None)
+    wanted = settings.return_residual
+    return AttentionOutput(out, residual[..., 0].swapaxes(1, 2) if wanted else None)
 
 
 def scores_and_probs(call: Call) -> dict[str, Array]:

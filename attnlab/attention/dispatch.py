@@ -93,7 +93,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
 
 
 def choose(call: Call, implementation: str | None) -> Choice:
-    """The backend that was asked for, or the first of `CHOICES` that can run the call.
+    """The requested backend, or the first of `CHOICES` that can run the call.
 
     Raises:
       ValueError: an unknown name.

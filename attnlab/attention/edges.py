@@ -23,8 +23,7 @@ def attention_over_edges(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
     value: Float[Array, "*B S Kv V"],
-    senders: masks.Nodes,
-    receivers: masks.Nodes,
+    edges: masks.Edges,
     bias: Float[Array, "..."] | None = None,
     *,
     scale: ArrayLike | None = None,
@@ -34,8 +33,8 @@ def attention_over_edges(
     """sum_e p_e v[senders[e]] over the edges e to node t, where p is the softmax of their scores.
 
     The score of edge e is scale q[receivers[e]] . k[senders[e]] + bias[e]. Equals
-    `dot_product_attention` with `masks.from_edges(senders, receivers, T, S)` if each edge is listed
-    once. An edge listed twice counts twice here (each with its own bias) and once in the mask.
+    `dot_product_attention` with `mask=edges` if each edge is listed once. An edge listed twice
+    counts twice here (each with its own bias) and once in the mask.
     Attention over neighbours: Velickovic et al. 2018, arXiv 1710.10903.
 
     Args:
@@ -43,9 +42,9 @@ def attention_over_edges(
       key, value: [B, S, K, H] and [B, S, Kv, V] of the nodes that send (the same nodes in a plain
         graph). Any leading axes B, or none; all of them share the edges. K and Kv each divide N:
         query head n uses key head n // (N/K).
-      senders, receivers: [edges], integers. An edge is directed; list both directions of an
-        undirected one, and a self-loop where a node should attend to itself. Pad to a fixed length
-        with senders = S and receivers = T (see `masks.edge_ends`).
+      edges: senders and receivers [edges], integers. An edge is directed; list both directions of
+        an undirected one, and a self-loop where a node should attend to itself. Pad to a fixed
+        length with senders = S and receivers = T (see `masks.edge_ends`).
       bias: [edges] or broadcastable to [B, edges, N]. -inf removes an edge (not with a soft cap).
       scale: None is 1/sqrt(H).
       logits_soft_cap: c tanh(scores / c), after scale and bias.
@@ -60,14 +59,15 @@ def attention_over_edges(
       TypeError: indices that are not integers.
 
     >>> x = jnp.arange(6.0).reshape(3, 1, 2)
-    >>> attention_over_edges(0 * x, x, x, jnp.array([0, 1]), jnp.array([2, 2]))[:, 0].tolist()
+    >>> edges = masks.Edges(senders=jnp.array([0, 1]), receivers=jnp.array([2, 2]))
+    >>> attention_over_edges(0 * x, x, x, edges)[:, 0].tolist()
     [[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]]
     """
     _check_shapes(query, key, value)
     if tap is not None and "probs" in tap.patch:
         raise ValueError("attention_over_edges records probs and cannot replace them")
     num_nodes, num_keys, n = query.shape[-3], key.shape[-3], query.shape[-2]
-    senders, receivers = masks.edge_ends(senders, receivers, num_nodes, num_keys)
+    senders, receivers = masks.edge_ends(*edges, num_nodes, num_keys)
     settings = Settings(query.shape[-1] ** -0.5 if scale is None else scale, logits_soft_cap)
     run = functools.partial(_one_graph, settings)
     if bias is not None:

@@ -1,4 +1,4 @@
-"""What a caller may ask of attention, what it returns, and the checked call that backends take."""
+"""The options of attention, what it returns, and the checked call that backends take."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, TypedDict
@@ -18,9 +18,11 @@ TalkingHeads: TypeAlias = tuple[ArrayLike | None, ArrayLike | None]
 
 
 class AttentionOptions(TypedDict, total=False):
-    """Every keyword of `dot_product_attention` but the arrays q, k, v and what is returned.
+    """The keywords of `dot_product_attention`, without `tap` and `return_residual`.
 
-    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`.
+    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`. It has 15
+    fields because the keywords are those of `jax.nn.dot_product_attention` and six more; inside, a
+    call is the smaller records `MaskSpec`, `Settings` and `Call`.
     """
 
     bias: ArrayLike | None
@@ -41,16 +43,16 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class AttentionOutput(NamedTuple):
-    """What attention returns."""
+    """Result of `attend`."""
 
     output: Array
     """[B, T, N, V] in the dtype of the values"""
     residual: Array | None = None
-    """log sum exp of the scores [B, T, N], if it was asked for"""
+    """log sum exp of the scores [B, T, N], if requested"""
 
 
 class Settings(NamedTuple):
-    """The checked options of a call that do not say which keys a query attends to."""
+    """The checked options of a call, apart from its mask."""
 
     scale: ArrayLike
     logits_soft_cap: float | None = None

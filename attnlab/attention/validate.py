@@ -101,8 +101,15 @@ def _validated_mask(
 ) -> MaskSpec:
     """What the mask, the causal rule, the window and the lengths mean; `inner` heads meet it."""
     b, n, t, s = scores
-    given = options.get("mask")
-    edges, mask = (given, None) if isinstance(given, Edges) else (None, given)
+    mask, edges = options.get("mask"), None
+    if isinstance(mask, Edges):
+        mask, edges = None, mask
+    if mask is not None and np.ndim(mask) < 2:
+        raise ValueError(
+            f"mask {np.shape(mask)} must be [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as "
+            f"long: [B, N, T, S] = {scores}. Write mask[None] for a mask of keys and "
+            "mask[:, None] for one of queries"
+        )
     if mask is not None and inner != n and jnp.ndim(mask) > 2 and jnp.shape(mask)[-3] != 1:
         raise ValueError(
             f"mask {jnp.shape(mask)} must be the same for all {inner} heads of talking_heads"

@@ -102,7 +102,7 @@ class Bilinear(InputKeys):
         if not self.output_projection:
             return Blocked("absorbed", "there is no W_O to multiply W_V with")
         if extra := self.blocks("vo"):
-            return Blocked("absorbed", f"{extra} stands between W_V and W_O")
+            return Blocked("absorbed", f"{extra} is applied between W_V and W_O")
         repeats = self.num_heads // self.size("num_kv_heads")
 
         def params(weights: Params) -> Params:

@@ -79,20 +79,16 @@ def extend(
     is_causal: bool = True,
     window: int | None = None,
 ) -> Extended:
-    """Writes `new` (name -> [B, T, ...]) behind what the cache holds, without padding tokens.
+    """Writes `new` (name -> [B, T, ...]) after the tokens of the cache, without padding tokens.
 
     Query i of the call is at its position of `next_positions`. With `is_causal` it attends to
     positions up to its own, with `window` no further back than that many tokens.
 
     Raises:
-      ValueError: T new tokens can never fit. Where they do not fit behind what is there, which
-        only a traced length can tell, nothing is written and `fits` is False.
+      ValueError: T is larger than the cache. If the tokens do not fit after those that are there,
+        which depends on a traced length, nothing is written and `fits` is False.
     """
     start, (batch, t) = cache["length"], next(iter(new.values())).shape[:2]
-    if padding_mask is not None and padding_mask.shape != (batch, t):
-        raise ValueError(
-            f"padding_mask {padding_mask.shape} must have one entry per new token: {(batch, t)}"
-        )
     for name, a in new.items():
         if name not in cache:
             names = ", ".join(n for n in cache if n != "length")
@@ -172,7 +168,7 @@ def with_own_lengths(cache: Cache, batch: int) -> Cache:
 
 
 def stacked_size(cache: Cache) -> int:
-    """How many tokens the cache of a model has room for: its arrays are [L, B, size, ...].
+    """The number of tokens that fit the cache of a model, whose arrays are [L, B, size, ...].
 
     >>> stacked_size({"length": jnp.zeros(2, int), "x": jnp.zeros((2, 1, 5, 6))})
     5

@@ -49,7 +49,7 @@ class Call:
     def softmax(
         self, q: Array, k: Array, v: Array, *, return_residual: bool = False
     ) -> AttentionOutput:
-        """The backend alone: output and, where asked for, log sum exp of the scores [B, T, N]."""
+        """The backend alone: output and, on request, log sum exp of the scores [B, T, N]."""
         return attend(
             q,
             k,

@@ -9,8 +9,8 @@ from jaxtyping import Array
 from attnlab.heads.layout import Blocked, Entries, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard, Tie, as_bilinear, without
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.standard import OUTPUT, Standard, Tie, as_bilinear
+from attnlab.heads.weights import Params, Weight, without
 
 
 @register_layout("collaborative")

@@ -55,7 +55,7 @@ def call_flops(
       cross: keys are of another text than queries.
       num_new: so many of the keys are projected in this call (default: all); a cache holds the
         rest.
-      num_source: keys of a second text beside the others, projected in this call.
+      num_source: further keys, of a second text, projected in this call.
 
     >>> from attnlab.heads import Standard
     >>> layout = Standard(width=512, num_heads=8)

@@ -65,7 +65,7 @@ class Gate(Extra):
 @register_extra("sink")
 @dataclasses.dataclass(frozen=True)
 class Sink(Extra):
-    """One more score in every softmax, whose probability goes nowhere.
+    """One more score in every softmax, whose probability is not used.
 
         p_ns = exp(a_ns) / (exp(sink_n) + sum_s' exp(a_ns'))
 
@@ -138,7 +138,7 @@ class LearntSoftCap(Extra):
 @register_extra("sigmoid")
 @dataclasses.dataclass(frozen=True)
 class Sigmoid(Extra):
-    """sigmoid(scores + b) of each key alone in the place of the softmax (Ramapuram et al. 2024,
+    """sigmoid(scores + b) of each key alone instead of the softmax (Ramapuram et al. 2024,
     arXiv 2409.04431, equation 3).
 
     With b = -log(length) the weights of a query to `length` keys sum to about 1 at first.
@@ -245,7 +245,7 @@ class TalkingHeads(Extra):
 @register_extra("extra_keys")
 @dataclasses.dataclass(frozen=True)
 class ExtraKeys(Extra):
-    """Learnt keys and values that no input has and every query attends to.
+    """Learnt keys and values that every query attends to, whatever the input.
 
     `bias_k` and `bias_v` of torch.nn.MultiheadAttention, where `count` is 1. No mask hides them.
     They have no position: rotary embedding does not rotate them.

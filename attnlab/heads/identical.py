@@ -19,7 +19,7 @@ def identical_heads(
 ) -> dict[str, Array]:
     """Parameters with which these values are the same in every head: those of the first head.
 
-    Of each weight on which one of the values depends, the first head takes the place of all. Heads
+    In each weight that one of the values depends on, every head becomes a copy of the first. Heads
     that read a slice of x each, as in the layout `Narrow`, then have the same weights; their values
     are equal where the slices are.
 
@@ -83,7 +83,7 @@ def dependencies(layout: Layout, names: Iterable[str]) -> set[str]:
 
 
 def _first_head(a: Array, layout: Layout, weight: Weight) -> Array:
-    """`a` with the first head in the place of every head."""
+    """`a` with every head replaced by the first."""
     shape = a.shape
     made = set(weight.per + weight.makes) & set(layout.head_axes)
     heads = made or set(weight.reads) & set(layout.head_axes)

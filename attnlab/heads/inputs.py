@@ -1,4 +1,4 @@
-"""What a call of heads receives: `HeadInputs`, its checks, and the names of intermediate values."""
+"""Inputs of a call of heads: `HeadInputs`, its checks, and the names of intermediate values."""
 
 import dataclasses
 
@@ -21,9 +21,9 @@ HEAD_VALUES = {
     "heads": "B T N V",
     "outputs": "B N T O",
 }
-"""Value -> axes: queries and keys as the scores use them (normalized, rotated), with a cache all
-that it holds; values; scores before the mask; probabilities before dropout; what each head returns
-after its gate; and what each head adds to the output, without the bias."""
+"""Value -> axes. q and k are those of the scores (normalized, rotated), with a cache all that it
+holds. "scores" are before the mask, "probs" before dropout, "heads" after the gate; "outputs" is
+what each head adds to the output, without the bias."""
 
 OF_FORM = ("q", "k", "v", "scores", "heads")
 """Values that differ between forms of a layout; their names mean the layout as it is."""
@@ -37,7 +37,7 @@ Context = Array | tuple[Array, Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadInputs:
-    """What a call of heads receives beside params, x and the options of attention.
+    """Inputs of a call of heads, apart from params, x and the options of attention.
 
     A pytree: it may be an argument of a function under `jit`.
 
@@ -100,6 +100,12 @@ def check_inputs(params: Params, x: Array, layout: Layout, inputs: HeadInputs) -
     names = ("x", "context", "value context")
     for name, a, width in zip(names, (x, keys, values), layout.input_widths, strict=True):
         _check_input(name, a, width, x)
+    padding_mask = inputs.padding_mask
+    if padding_mask is not None and padding_mask.shape != x.shape[:2]:
+        raise ValueError(
+            f"padding_mask {padding_mask.shape} must be [batch, length] = {x.shape[:2]}, True "
+            "where there is a token"
+        )
     if inputs.source is not None:
         _check_input("source", inputs.source, layout.input_widths[1], x)
     if values.shape[1] != keys.shape[1]:

@@ -134,7 +134,7 @@ class Latent(Layout):
     def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
         """LatentAbsorbed: W_UK moves to the query and W_UV to the output."""
         if extra := self.blocks("vo"):
-            return Blocked("latent_absorbed", f"{extra} stands between W_UV and W_O")
+            return Blocked("latent_absorbed", f"{extra} is applied between W_UV and W_O")
 
         def params(weights: Params) -> Params:
             k, v = weights["k"].transpose(1, 2, 0), weights["v"].transpose(1, 0, 2)

@@ -46,11 +46,11 @@ class Rewrite(NamedTuple):
     params: Callable[[Params], Params]
     """Parameters of this layout -> those of `layout`."""
     flops: int = 0
-    """What `params` costs, once per call."""
+    """FLOPs of `params`, once per call."""
 
 
 class Blocked(NamedTuple):
-    """Why the next layout of the chain would compute another function."""
+    """The reason why the next layout of the chain would compute another function."""
 
     layout: str
     """Name of that layout; "" at the end of the chain."""
@@ -83,7 +83,7 @@ class Extra:
     excludes: ClassVar[tuple[str, ...]] = ()
     """Names of extras that this one does not combine with."""
     shift_invariant: ClassVar[bool] = True
-    """Does adding a constant to all scores of a query leave its output unchanged?"""
+    """Is the output unchanged if a constant is added to all scores of a query?"""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,7 +91,7 @@ class Extra:
 
     @property
     def between(self) -> Literal["", "qk", "vo"]:
-        """The pair of matrices it stands between, which then cannot be multiplied out."""
+        """The pair of matrices it is applied between, which then cannot be multiplied out."""
         return ""
 
     @property
@@ -111,13 +111,13 @@ class Extra:
         return {}
 
     def before_attention(self, params: Params, call: Call) -> Call:
-        """The call that the layout attends with: changes what happens in the softmax."""
+        """The call that the layout attends with; an extra may change its options here."""
         return call
 
     def after_attention(
         self, params: Params, x: Array, heads: Float[Array, "B T N V"], call: Call
     ) -> Float[Array, "B T N V"]:
-        """What heads return -> what the output projection reads; x is the query input."""
+        """Output of attention -> input of the output projection; x is the query input."""
         return heads
 
     def __repr__(self) -> str:
@@ -132,7 +132,9 @@ class Layout:
     `default_<field>`, so `dataclasses.replace(layout, width=32)` changes all sizes that follow.
 
     A subclass is a frozen dataclass with the methods `weights`, `project_q` and `project_kv`; the
-    other methods have defaults. For a variant of a layout, subclass that layout:
+    other methods have defaults. Its fields are the sizes and options of a layout. Class constants
+    describe it (the table of layouts prints `equation`, `rank` and `source`) and state what
+    it can do; all of them have defaults. For a variant of a layout, subclass that layout:
 
     >>> from attnlab.heads import Standard, init
     >>> @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,7 +165,7 @@ class Layout:
     equation: ClassVar[str] = ""
     """q_n, k_n and v_n; x_n, y_n, z_n are slices n of the inputs."""
     rank: ClassVar[str] = ""
-    """Sizes of which the smallest bounds the rank of the score matrix of a head."""
+    """Sizes; the smallest of them bounds the rank of the score matrix of a head."""
     source: ClassVar[str] = ""
     """Where the layout was published."""
     rotary_axis: ClassVar[str | None] = "head_dim"
@@ -177,7 +179,7 @@ class Layout:
     )  # fmt: skip
     """Axes of weights that number heads."""
     merges_values: ClassVar[bool] = False
-    """Are W_V and W_O multiplied out, so that nothing per element can stand between them?"""
+    """Are W_V and W_O multiplied out, so that nothing per element can be applied between them?"""
 
     width: int = 0
     num_heads: int
@@ -193,7 +195,7 @@ class Layout:
         _name_class(cls, Layout.__repr__)
 
     def __new__(cls: type["LayoutT"], *args: object, **fields: object) -> "LayoutT":
-        """Raises TypeError for a field that the layout does not have, with those that it has."""
+        """Raises TypeError for an unknown field; the message lists the fields."""
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
         return object.__new__(cls)
 
@@ -201,7 +203,7 @@ class Layout:
         # Lists, as of a config file, become tuples: a layout is hashable.
         object.__setattr__(self, "biases", _as_tuple("biases", self.biases))
         object.__setattr__(self, "extras", _as_tuple("extras", self.extras))
-        self._check_sizes()
+        self._check_types()
         self._check_options()
         if not self.width:
             return  # sizes are checked when the width is known
@@ -407,13 +409,15 @@ class Layout:
 
     # Checks ---------------------------------------------------------------------------------------
 
-    def _check_sizes(self) -> None:
+    def _check_types(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "width" and value == 0:
                 continue
             if field.type in (int, int | None, "int", "int | None") and value is not None:
                 check_size(field.name, value)
+            if field.type in (bool, "bool") and not isinstance(value, bool):
+                raise TypeError(f"{field.name} must be True or False, not {value!r}")
 
     def _check_options(self) -> None:
         for bias in self.biases:

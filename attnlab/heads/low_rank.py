@@ -10,8 +10,8 @@ from attnlab.heads.layout import Blocked, Rewrite, Rotate
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard, Tie, without
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.standard import OUTPUT, Standard, Tie
+from attnlab.heads.weights import Params, Weight, without
 
 
 @register_layout("low_rank_query")
@@ -70,11 +70,13 @@ class LowRankQuery(Standard):
         return rotate(self.normalized(params, "q", project_all(params, "q", latent)))
 
     def rewritten(self, *, rotary: bool = False, shift_invariant: bool = True) -> Rewrite | Blocked:
-        """Standard, where no norm stands between the two projections of the queries."""
+        """Standard, if there is no norm between the two projections of the queries."""
         if self.tie:
             return self.untied()
         if self.latent_norm:
-            return Blocked("standard", "a norm stands between the two projections of the queries")
+            return Blocked(
+                "standard", "a norm is applied between the two projections of the queries"
+            )
 
         def params(weights: Params) -> Params:
             q = jnp.tensordot(weights["q_down"], weights["q"], 1)

@@ -34,7 +34,7 @@ HEAD_KEYWORDS = {
     "decode": ("rotary", "layer", "padding_mask", "tap"),
     "attend_heads": ("inputs", "tap", "report"),
 }
-"""Keywords beside those of `AttentionOptions`, for messages."""
+"""Keywords other than those of `AttentionOptions`, for messages."""
 
 
 class HeadOutputs(NamedTuple):
@@ -322,7 +322,7 @@ def _with_cache(
     entries: Entries, x: Array, inputs: HeadInputs, options: AttentionOptions
 ) -> tuple[Entries, Cache, Array, AttentionOptions]:
     """The entries with those of the cache, the longer cache, whether they fit, and the options:
-    indices of a cache are not positions, so the mask says who attends to whom."""
+    indices of a cache are not positions, so a mask replaces the causal rule and the window."""
     assert inputs.cache is not None
     window = options.get("local_window_size")
     extended = extend(
@@ -345,8 +345,8 @@ def _with_mask(options: AttentionOptions, allowed: Array | None) -> AttentionOpt
         raise TypeError(
             "masks.Edges do not combine with a cache, padding_mask or source; pass a boolean mask"
         )
-    given = None if mask is None else jnp.asarray(mask)
-    return {**options, "mask": masks.combine(given, allowed)}
+    mask = None if mask is None else jnp.asarray(mask)
+    return {**options, "mask": masks.combine(mask, allowed)}
 
 
 def _with_source(

@@ -9,8 +9,8 @@ from jaxtyping import Array
 from attnlab.heads.layout import Blocked, Rewrite
 from attnlab.heads.linear import project_all, project_slices, project_tied_slices
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Separate, Standard, without
-from attnlab.heads.weights import Axes, Method, Params, Weight
+from attnlab.heads.standard import OUTPUT, Separate, Standard
+from attnlab.heads.weights import Axes, Method, Params, Weight, without
 
 
 @register_layout("narrow")

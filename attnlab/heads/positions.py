@@ -60,8 +60,8 @@ def rotary_angles(
         raise ValueError(f"rotary positions rotate pairs: head_dim {head_dim} must be even")
     if scaling is None:
         return _angles(positions, head_dim, base)
-    row, numbers = read_scaling(scaling)
-    return _angles(positions, head_dim, base, lambda rates: row.run(rates, *numbers))
+    entry, numbers = read_scaling(scaling)
+    return _angles(positions, head_dim, base, lambda rates: entry.run(rates, *numbers))
 
 
 class Scaling(NamedTuple):
@@ -77,8 +77,8 @@ def _llama3(rates: Array, factor: float, low: float, high: float, length: float)
     """Wavelengths above length/low grow by `factor`, those below length/high are kept. Between them
     the rate is interpolated in the number of periods.
     """
-    turns = length * rates / (2 * math.pi)
-    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    periods = length * rates / (2 * math.pi)
+    kept = jnp.clip((periods - low) / (high - low), 0, 1)
     return (1 - kept) * rates / factor + kept * rates
 
 
@@ -93,14 +93,14 @@ def _yarn_smooth(rates: Array, factor: float, fast: float, slow: float, length: 
 def _yarn(
     rates: Array, factor: float, fast: float, slow: float, length: float, whole: bool = True
 ) -> Array:
-    """Rates of fewer than `slow` turns in `length` positions are divided by `factor`, those of more
-    than `fast` are kept, with a ramp over the numbers i of the rates between them, which starts and
-    ends at whole numbers."""
+    """Rates of fewer than `slow` periods in `length` positions are divided by `factor`, those of
+    more than `fast` are kept. Between them is a linear ramp over the index i of a rate; if `whole`,
+    it starts and ends at whole numbers."""
     size = 2 * rates.shape[-1]
     base = rates[1] ** (-size / 2) if size > 2 else jnp.asarray(10000.0)
 
-    def index(turns: float) -> Array:
-        return size * jnp.log(length / (turns * 2 * math.pi)) / (2 * jnp.log(base))
+    def index(periods: float) -> Array:
+        return size * jnp.log(length / (periods * 2 * math.pi)) / (2 * jnp.log(base))
 
     low, high = index(fast), index(slow)
     low, high = (jnp.floor(low), jnp.ceil(high)) if whole else (low, high)
@@ -133,20 +133,20 @@ def read_scaling(scaling: str) -> tuple[Scaling, tuple[float, ...]]:
     >>> read_scaling("llama3:8,1,4,8192")[1]
     (8.0, 1.0, 4.0, 8192.0)
     """
-    name, _, said = scaling.partition(":")
-    row = lookup(SCALINGS, name, what="rotary_scaling")
+    name, _, text = scaling.partition(":")
+    entry = lookup(SCALINGS, name, what="rotary_scaling")
     try:
-        numbers = tuple(map(float, said.split(",")))
+        numbers = tuple(map(float, text.split(",")))
     except ValueError:
         numbers = ()
-    if len(numbers) != len(row.numbers) or not all(0 < n < math.inf for n in numbers):
-        form = ",".join(n.upper() for n in row.numbers)
+    if len(numbers) != len(entry.numbers) or not all(0 < n < math.inf for n in numbers):
+        form = ",".join(n.upper() for n in entry.numbers)
         raise ValueError(f"rotary_scaling {scaling!r}: write {name}:{form}, all of them above 0")
     if name == "llama3" and numbers[1] >= numbers[2]:
         raise ValueError(
             f"rotary_scaling {scaling!r}: low_freq_factor must be less than high_freq_factor"
         )
-    return row, numbers
+    return entry, numbers
 
 
 def rotate(
@@ -166,8 +166,8 @@ def rotate(
     cos, sin, half = jnp.cos(angles), jnp.sin(angles), angles.shape[-1]
     a, b, rest = jnp.split(x, [half, 2 * half], axis=-1)
     a, b = a.astype(cos.dtype), b.astype(cos.dtype)
-    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-    return jnp.concatenate([turned, rest], axis=-1) if rest.shape[-1] else turned
+    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
 
 
 def _angles(

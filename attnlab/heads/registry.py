@@ -1,4 +1,4 @@
-"""Names of layouts and extras, for flags and for an overview of what there is."""
+"""Registries of layouts and extras by name, and an overview of them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -117,7 +117,7 @@ class LayoutRow(NamedTuple):
     cache: dict[str, tuple[int, ...]]
     """Cache entry -> its shape for one token of the example"""
     rank: str
-    """Sizes of which the smallest bounds the rank of the score matrix of a head"""
+    """Sizes; the smallest of them bounds the rank of the score matrix of a head"""
     source: str
 
 

@@ -59,7 +59,7 @@ class CallSizes:
       batch, num_queries, num_keys: B, T, S.
       cross: keys are of another text than queries.
       num_new: keys that are projected in this call (None: all); a cache holds the rest.
-      num_source: keys of a second text beside them.
+      num_source: further keys, of a second text.
       rotary: rotary positions are applied.
       shift_invariant: no option of the call sees a constant added to all scores of a query.
       entries: names of the cache entries that the call must read (None: any).
@@ -125,7 +125,7 @@ def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]
 
 
 def choose(layout: Layout, sizes: CallSizes, order: str | None) -> tuple[str, list[Rewrite]]:
-    """The order that was asked for, or the one with the fewest FLOPs, and the steps to it.
+    """The requested order, or the one with the fewest FLOPs, and the steps to it.
 
     Raises:
       ValueError: an unknown order, or one that this call cannot take, with the reason.

@@ -21,7 +21,7 @@ from attnlab.heads.layout import (
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
-from attnlab.heads.weights import Method, Params, Weight
+from attnlab.heads.weights import Method, Params, Weight, without
 
 Tie = Literal["", "kv", "qk", "qkv"]
 OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
@@ -99,7 +99,7 @@ class Separate(Layout):
         return project_all(params, name, x)
 
     def tied(self, weights: dict[str, Weight]) -> dict[str, Weight]:
-        """The weights without those that another one stands for."""
+        """The weights without tied duplicates."""
         for ours, theirs in UNTIED[self.tie].items():
             method: Method = "project_kv"
             for end in ("", "_outer"):
@@ -151,14 +151,14 @@ class Separate(Layout):
         return Rewrite(dataclasses.replace(self, tie="", biases=self.biases + more), params)
 
     def blocks_bilinear(self, rotary: bool, shift_invariant: bool) -> Blocked | None:
-        """Why W_Q and W_K cannot be multiplied out; None if they can."""
+        """The reason why W_Q and W_K cannot be multiplied out; None if they can."""
         extra, reason = self.blocks("qk"), None
         if rotary:
-            reason = "rotary positions stand between W_Q and W_K"
+            reason = "rotary positions are applied between W_Q and W_K"
         elif self.qk_norm is not None:
-            reason = "qk_norm stands between W_Q and W_K"
+            reason = "qk_norm is applied between W_Q and W_K"
         elif extra is not None:
-            reason = f"{extra} stands between W_Q and W_K"
+            reason = f"{extra} is applied between W_Q and W_K"
         elif "k" in self.biases and not (
             shift_invariant and all(e.shift_invariant for e in self.extras)
         ):
@@ -231,11 +231,6 @@ class Standard(Separate):
         width, key_width = self.width, self.size("key_width")
         flops = 2 * width * self.num_heads * key_width * self.size("head_dim")
         return Rewrite(as_bilinear(self), params, flops)
-
-
-def without(params: Params, *names: str) -> dict[str, Array]:
-    """The parameters but for these."""
-    return {name: a for name, a in params.items() if name not in names}
 
 
 def as_bilinear(layout: Separate) -> Bilinear:

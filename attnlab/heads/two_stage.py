@@ -8,8 +8,8 @@ from jaxtyping import Array
 from attnlab.heads.layout import Blocked, Rewrite
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard, without
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.standard import OUTPUT, Standard
+from attnlab.heads.weights import Params, Weight, without
 
 
 @register_layout("two_stage")

@@ -68,3 +68,8 @@ class Weight:
     def also_in(self, method: Method) -> "Weight":
         """The same weight, applied in one more method."""
         return dataclasses.replace(self, used_in=(*self.methods, method))
+
+
+def without(params: Params, *names: str) -> dict[str, Array]:
+    """The parameters except those of these names."""
+    return {name: a for name, a in params.items() if name not in names}

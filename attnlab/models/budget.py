@@ -25,7 +25,7 @@ DEFAULT_SIZES: dict[Budget, Size] = {
     "flops": "ffn.width",
     "cache": "heads.num_heads",
 }
-"""Budget -> the size to solve for by default; a cache holds nothing of an FFN."""
+"""Budget -> the size to solve for by default; the FFN does not change the cache."""
 
 LayoutT = TypeVar("LayoutT", bound=Layout)
 
@@ -61,7 +61,7 @@ def match_budget(
     length: int = 1,
     multiple: int = 1,
 ) -> Match:
-    """`config` with the value of one size that brings its cost nearest to the reference's.
+    """`config` with one size changed so that its cost is as near as possible to the reference's.
 
     Args:
       config: the model to resize. If its cost is equal already, it stays as it is.

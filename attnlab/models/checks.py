@@ -6,14 +6,14 @@ from attnlab.names import lookup
 
 
 def check_choice(field: str, value: object, known: tuple[str, ...] | list[str]) -> None:
-    """Raises ValueError for what is none of the known names."""
+    """Raises ValueError unless `value` is one of the known names."""
     if not isinstance(value, str):
         raise ValueError(f"{field} must be one of {', '.join(known)}, not {value!r}")
     lookup(dict.fromkeys(known), value, what=field)
 
 
 def check_bool(field: str, value: object) -> None:
-    """Raises ValueError for what is neither True nor False."""
+    """Raises ValueError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{field} must be True or False, not {value!r}")
 
@@ -27,12 +27,12 @@ def check_number(
     below: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Raises ValueError for what is no finite number within these bounds."""
+    """Raises ValueError unless `value` is a finite number within these bounds."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     bounds = []
-    for limit, word in ((least, "at least"), (above, "above"), (below, "below"), (most, "at most")):
+    for limit, name in ((least, "at least"), (above, "above"), (below, "below"), (most, "at most")):
         if limit is not None:
-            bounds.append(f"{word} {limit:g}")
+            bounds.append(f"{name} {limit:g}")
     if good:
         assert isinstance(value, int | float)
         good = not (

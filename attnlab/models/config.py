@@ -20,6 +20,7 @@ from attnlab.models.specs import (
     Compute,
     Dropout,
     Embedding,
+    Images,
     Init,
     LayerSpec,
     Learned,
@@ -47,7 +48,7 @@ __all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LayerOverrides(Spec):
-    """What one type of layer has in the place of the config's own; None: as the config.
+    """Fields of a config that one type of layer replaces; None keeps that of the config.
 
     Attributes:
       heads, ffn, norm, positions, sharing: as in `ModelConfig`. Positions may be rotary in some
@@ -68,24 +69,34 @@ class LayerOverrides(Spec):
     def __post_init__(self) -> None:
         if self.full_attention and self.window is not None:
             raise ValueError("layer_types: give window or full_attention=True, not both")
+        check_bool("layer_types: full_attention", self.full_attention)
+        if not isinstance(self.heads, Layout | None):
+            raise ValueError(f"layer_types: heads must be a Layout or None, not {self.heads!r}")
+        check_sharing("layer_types: sharing", self.sharing)
+
+
+def check_sharing(field: str, sharing: object) -> None:
+    """Raises ValueError unless `sharing` is the name of a plan, a `Plan` or None."""
+    if not isinstance(sharing, str | Plan | None):
+        raise ValueError(f"{field} must be the name of a plan, a Plan or None, not {sharing!r}")
 
 
 LayerType: TypeAlias = tuple[int, LayerOverrides]
-"""So many layers in a row, and what they override."""
+"""(number of consecutive layers, what they override)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Encoder(Spec):
-    """The encoder beside a decoder.
+    """The encoder of an encoder-decoder.
 
     Attributes:
       num_layers, num_heads, sharing: of the encoder; None: those of the decoder.
-      own_inputs: the encoder has a table of positions and a norm of embeddings of its own, where
-        the decoder has them (BART, arXiv 1910.13461); else both use the decoder's.
+      own_inputs: the encoder has its own table of positions and norm of embeddings, if the decoder
+        has them (BART, arXiv 1910.13461); else both use the decoder's.
       shares_decoder: the encoder uses the decoder's attention, FFN, norms, relative positions and
         final norm (Raffel et al. 2020, section 3.2.2).
-      cross: "own" cross-attention behind self-attention (Vaswani et al. 2017), or "merged":
-        self-attention reads both texts in one softmax (T5Gemma 2, arXiv 2512.14856).
+      cross: "own" is a cross-attention sublayer after self-attention (Vaswani et al. 2017);
+        "merged" is one softmax of self-attention over both texts (T5Gemma 2, arXiv 2512.14856).
     """
 
     num_layers: int | None = None
@@ -102,6 +113,8 @@ class Encoder(Spec):
         if self.cross not in ("own", "merged"):
             raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
         check_bool("encoder.own_inputs", self.own_inputs)
+        check_bool("encoder.shares_decoder", self.shares_decoder)
+        check_sharing("encoder.sharing", self.sharing)
         if self.shares_decoder and self.own_inputs:
             raise ValueError("encoder.shares_decoder: leave own_inputs out")
         if self.shares_decoder and self.num_heads is not None:
@@ -117,8 +130,8 @@ class ModelConfig(Spec):
         config = ModelConfig(width=64, heads=heads.Wide(num_heads=4), sharing="albert")
         model = config.build()
 
-    It has more than 12 fields because each is a part of a model that users name; the parts group
-    the rest.
+    It has more than 12 fields because users name each of them on the command line; those that
+    belong together are grouped (`attention`, `ffn`, ...).
 
     Attributes:
       kind: "decoder" (causal LM), "encoder" (masked LM) or "encoder_decoder" (text to text).
@@ -126,8 +139,8 @@ class ModelConfig(Spec):
       heads: layout of the attention heads; its width is that of the model and may be left out.
       attention: window, backend, scales.
       ffn, norm, dropout: of every layer.
-      positions: how the model knows where a token is.
-      embedding, output: before and behind the layers.
+      positions: position scheme: learned table, sinusoids, rotary, relative, ALiBi or none.
+      embedding, output: token embedding; LM head, pooler and classifier head.
       sharing: a sharing plan by name ("albert", "cycle:3") or a `Plan`.
       delta_rank: rank of the differences between layers, where the plan has the sublayer `delta`.
       layer_types: (count, overrides) pairs, repeated until there are `num_layers`: five layers
@@ -138,7 +151,7 @@ class ModelConfig(Spec):
       compute: precision and memory.
 
     Raises:
-      ValueError: for what is no model, naming the field, its value and what to change.
+      ValueError: fields that do not fit each other; it names the field, its value and the fix.
 
     >>> from attnlab.heads import Wide
     >>> ModelConfig(heads=Wide(num_heads=2), num_layers=2).layout.size("head_dim")
@@ -213,7 +226,10 @@ class ModelConfig(Spec):
             self._set("encoder", self.encoder or Encoder())
         elif self.encoder is not None:
             raise ValueError(f"encoder is for kind='encoder_decoder'; this is a {self.kind}")
-        check_outer(self)
+        if self.embedding.images is not None:
+            check_images(self, self.embedding.images)
+        check_position_scheme(self)
+        check_output(self)
         scales = self.attention.layer_scales
         if scales is not None and (
             self.kind == "encoder_decoder" or len(scales) != self.num_layers
@@ -293,13 +309,10 @@ class ModelConfig(Spec):
             )
         if rotary and self.rotary_size % 2:
             fraction = getattr(self.positions, "fraction", 1.0)
-            share = (
-                "" if fraction == 1 else f" of which positions.fraction takes {self.rotary_size},"
-            )
-            raise ValueError(
-                f"rotary positions rotate pairs: {layout.rotary_axis} {layout.rotary_size}{share} "
-                "must be even"
-            )
+            size = f"{layout.rotary_axis} {layout.rotary_size}"
+            if fraction != 1:
+                size = f"positions.fraction={fraction} of {size} is {self.rotary_size}, which"
+            raise ValueError(f"rotary positions rotate pairs: {size} must be even")
         if self.attention.order is not None:
             sizes = CallSizes(1, self.max_len, self.max_len, rotary=rotary)
             choose(layout, sizes, self.attention.order)
@@ -335,7 +348,7 @@ class ModelConfig(Spec):
 
     @property
     def encoder_plan(self) -> Plan:
-        """The sharing plan of the encoder beside the decoder."""
+        """The sharing plan of the encoder of an encoder-decoder."""
         assert self.encoder is not None
         sharing = self.sharing if self.encoder.sharing is None else self.encoder.sharing
         plan = as_plan(sharing, self.encoder.num_layers or self.num_layers)
@@ -343,7 +356,7 @@ class ModelConfig(Spec):
 
     @property
     def encoder_layout(self) -> Layout:
-        """The heads of the encoder beside the decoder."""
+        """The heads of the encoder of an encoder-decoder."""
         assert self.encoder is not None
         if self.encoder.num_heads is None:
             return self.layout
@@ -356,7 +369,7 @@ class ModelConfig(Spec):
 
     @property
     def encoder_layer(self) -> LayerSpec:
-        """One layer of the encoder beside the decoder."""
+        """One layer of the encoder of an encoder-decoder."""
         spec = self.layer_under(self.encoder_plan)
         ffn = dataclasses.replace(spec.ffn, residual_scale=1.0)
         layout = self.encoder_layout
@@ -505,8 +518,8 @@ def layers_of(config: ModelConfig) -> dict[str, list[int]]:
 def whole_plan(config: ModelConfig) -> Plan:
     """The plans of all layer types as one.
 
-    Groups are counted type by type, in `kv` also where a type has no such sublayer, and layers as
-    in the model.
+    Groups are numbered type by type (in `kv` also for a type without that sublayer), layers as in
+    the model.
     """
     stacks = stacks_of(config)
     sublayers = [{*c.plan} | {"kv"} for c in stacks.values()]
@@ -527,7 +540,7 @@ def whole_plan(config: ModelConfig) -> Plan:
 
 
 def check_layer_types(config: ModelConfig) -> None:
-    """Raises ValueError, saying what to change, for layer types that are no model together."""
+    """Raises ValueError for layer types that do not fit each other; it says what to change."""
     if config.kind == "encoder_decoder":
         raise ValueError("layer_types are for one stack, not for an encoder_decoder")
     if len(_types(config)) < 2:
@@ -535,7 +548,7 @@ def check_layer_types(config: ModelConfig) -> None:
     if (count := sum(n for n, _ in config.layer_types)) > config.num_layers:
         raise ValueError(
             f"layer_types has {count} layers, num_layers is {config.num_layers}; it is the pattern "
-            "that repeats until all layers are there"
+            "that is repeated until there are num_layers"
         )
     ours = config.positions
     for c in stacks_of(config).values():
@@ -544,7 +557,7 @@ def check_layer_types(config: ModelConfig) -> None:
         if type(theirs) is not type(ours) and not {theirs.name, ours.name} <= mixable:
             raise ValueError(
                 f"layer_types: positions are rotary in some layers and none in others, not "
-                f"{theirs.name!r} beside {ours.name!r}: those are added once, to all layers"
+                f"{theirs.name!r} and {ours.name!r}: the others are added once, for all layers"
             )
         if ours.is_relative and c.heads.num_heads != config.heads.num_heads:
             raise ValueError(
@@ -553,11 +566,11 @@ def check_layer_types(config: ModelConfig) -> None:
             )
 
 
-# Encoder and outer parts --------------------------------------------------------------------------
+# Encoder, inputs and outputs ----------------------------------------------------------------------
 
 
 def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
-    """Raises ValueError where an encoder beside the decoder, or what it shares, does not fit."""
+    """Raises ValueError if the encoder, or what it shares, does not fit the decoder."""
     if encoder.cross == "merged" and "cross" in config.plan:
         raise ValueError("encoder.cross='merged' has no sublayer 'cross'; leave it out of the plan")
     if encoder.num_heads is not None:
@@ -566,10 +579,15 @@ def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
         except ValueError as error:
             raise ValueError(f"encoder.num_heads={encoder.num_heads}: {error}") from None
     ours, theirs = config.plan.num_groups, config.encoder_plan
-    if theirs.num_layers != (encoder.num_layers or config.num_layers):
+    num_layers = encoder.num_layers or config.num_layers
+    if theirs.num_layers != num_layers:
+        if encoder.sharing is not None:
+            what = f"encoder.sharing has {theirs.num_layers} layers"
+        else:
+            what = f"sharing is of the encoder too and has {theirs.num_layers} layers"
         raise ValueError(
-            f"encoder.sharing has {theirs.num_layers} layers, the encoder has "
-            f"{encoder.num_layers or config.num_layers}"
+            f"{what}, the encoder has {num_layers}; set encoder.sharing to a plan of {num_layers} "
+            "layers"
         )
     if config.output.pooler:
         raise ValueError("an encoder_decoder has no pooler; leave output.pooler out")
@@ -594,26 +612,29 @@ def check_encoder(config: ModelConfig, encoder: Encoder) -> None:
             )
 
 
-def check_outer(config: ModelConfig) -> None:
-    """Raises ValueError where embedding, positions and output do not fit each other."""
-    c, images = config, config.embedding.images
-    if images is not None:
-        if c.kind == "encoder_decoder":
-            raise ValueError("embedding.images are read by one stack: set kind='encoder'")
-        if c.embedding.token_types:
-            raise ValueError("embedding.images have no token types; leave token_types out")
-        if c.vocab_size != images.num_features:
-            raise ValueError(
-                f"embedding.images are rows of {images.num_features} features, those of a patch "
-                f"and {len(images.marks)}: set vocab_size={images.num_features}"
-            )
-        if c.max_len < images.num_tokens:
-            raise ValueError(
-                f"embedding.images are {images.num_tokens} tokens, the patches "
-                f"{'behind a class token' if images.class_token else 'alone'}: set "
-                f"max_len={images.num_tokens}"
-            )
-    pad = getattr(c.positions, "pad_token", None)
+def check_images(config: ModelConfig, images: Images) -> None:
+    """Raises ValueError for a model that cannot read these images."""
+    if config.kind == "encoder_decoder":
+        raise ValueError("embedding.images are read by one stack: set kind='encoder'")
+    if config.embedding.token_types:
+        raise ValueError("embedding.images have no token types; leave token_types out")
+    if config.vocab_size != images.num_features:
+        raise ValueError(
+            f"embedding.images are rows of {images.num_features} features, those of a patch "
+            f"and {len(images.marks)}: set vocab_size={images.num_features}"
+        )
+    if config.max_len < images.num_tokens:
+        raise ValueError(
+            f"embedding.images are {images.num_tokens} tokens, the patches "
+            f"{'behind a class token' if images.class_token else 'alone'}: set "
+            f"max_len={images.num_tokens}"
+        )
+
+
+def check_position_scheme(config: ModelConfig) -> None:
+    """Raises ValueError for positions, or special tokens, that the model does not have."""
+    c = config
+    pad: int | None = getattr(c.positions, "pad_token", None)
     for field, token in (
         ("positions.pad_token", pad),
         ("embedding.zero_token", c.embedding.zero_token),
@@ -635,6 +656,11 @@ def check_outer(config: ModelConfig) -> None:
             f"positions.pad_token {pad}: the first token is at position {pad + 1}, max_len is "
             f"{c.max_len}; raise max_len"
         )
+
+
+def check_output(config: ModelConfig) -> None:
+    """Raises ValueError for a pooler or an LM head that does not fit the model."""
+    c = config
     plain = c.ffn.width and not c.ffn.activation.startswith("gated_")
     if c.output.pooler == "attention" and (not plain or c.width % c.heads.num_heads):
         raise ValueError(

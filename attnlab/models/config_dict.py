@@ -34,7 +34,7 @@ VERSION = 1
 Record: TypeAlias = dict[str, Any]
 """Fields by name: numbers, strings, None, tuples or lists, and records."""
 Placeholder: TypeAlias = Callable[[type], object]
-"""Type of an unset field -> what stands for it: `ml_collections.config_dict.placeholder`."""
+"""Type of an unset field -> its placeholder: `ml_collections.config_dict.placeholder`."""
 T = TypeVar("T")
 
 ALL_BIASES = "all"
@@ -59,7 +59,7 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
 
     Args:
       config: the config.
-      placeholder: makes what stands for an unset field of a type; without it, None. With
+      placeholder: makes the placeholder of an unset field of a type; None leaves None. With
         `ml_collections.config_dict.placeholder` the result can be given to `ConfigDict`.
 
     Returns:
@@ -217,7 +217,7 @@ class _Writer:
         return value
 
     def unset(self, kind: type) -> Any:
-        """What stands for a field without a value; of a part, for all its fields."""
+        """The placeholder of a field without a value; of a record, of all its fields."""
         if dataclasses.is_dataclass(kind):
             return {name: self.unset(one) for name, one in field_types(kind).items()}
         return self.placeholder(kind)
@@ -363,7 +363,11 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
 
 
 def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]:
-    """The class of a name. Raises ValueError that says how a class of one's own is registered."""
+    """The class of a name.
+
+    Raises:
+      ValueError: an unknown name; the message says how to register a class.
+    """
     if name in classes:
         return classes[name]
     try:
@@ -376,7 +380,7 @@ def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]
 
 
 def _is_default(choice: Choice, field: str, value: Any) -> bool:
-    """Is it the default of every choice with this field? Then a flag says that it is not set."""
+    """Is it the default in every class with this field? Then a flag leaves it unset."""
     owners = [cls for cls in choice.classes.values() if field in field_types(cls)]
     defaults = [f.default for cls in owners for f in dataclasses.fields(cls) if f.name == field]
     return bool(defaults) and all(value == default for default in defaults)

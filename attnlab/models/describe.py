@@ -17,7 +17,7 @@ from attnlab.models.parameters import num_outer_parameters
 
 
 class Row(NamedTuple):
-    """One line of the table: a sublayer of a stack of layers, what is outside of them, or all."""
+    """One line of the table: a sublayer of a stack, the weights outside the layers, or the sum."""
 
     stack: str
     sublayer: str

@@ -1,4 +1,4 @@
-"""What stands before the layers: tokens, embeddings and positions."""
+"""Inputs of a model: token ids, embeddings and positions."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
 """Name -> shape of a weight, or the shapes of the weights of a norm."""
 
 OWN_INPUTS = ("positions", "embedding_norm")
-"""Weights that an encoder beside a decoder has twice where `encoder.own_inputs` is true."""
+"""Weights that an encoder-decoder has twice if `encoder.own_inputs` is true."""
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 
 
@@ -88,6 +88,37 @@ def check_tokens(config: ModelConfig, tokens: ArrayLike) -> Array:
     return tokens
 
 
+def check_per_token(name: str, a: ArrayLike | None, tokens: Array) -> None:
+    """Raises ValueError for an array that does not have one number for each token.
+
+    >>> check_per_token("token_types", jnp.zeros((1, 2), int), jnp.zeros((1, 3), int))
+    Traceback (most recent call last):
+    ValueError: token_types (1, 2) must be [batch, length] = (1, 3), one number for each token
+    """
+    if a is not None and np.shape(a) != tokens.shape[:2]:
+        raise ValueError(
+            f"{name} {np.shape(a)} must be [batch, length] = {tokens.shape[:2]}, one number for "
+            "each token"
+        )
+
+
+def check_positions(positions: Array, tokens: Array) -> None:
+    """Raises ValueError for positions that are not integers [T] or [B, T].
+
+    >>> check_positions(jnp.ones(1), jnp.zeros((1, 1), int))
+    Traceback (most recent call last):
+    ValueError: positions must be integers, not float32
+    """
+    batch, length = tokens.shape[:2]
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"positions must be integers, not {positions.dtype}")
+    if positions.shape not in {(length,), (batch, length)}:
+        raise ValueError(
+            f"positions {positions.shape} must be [length] = ({length},) or [batch, length] = "
+            f"({batch}, {length})"
+        )
+
+
 def check_range(what: str, ids: ArrayLike, count: int, mask: Array | None = None) -> None:
     """Raises ValueError for the first id that is not one of 0 to `count` - 1.
 
@@ -146,7 +177,15 @@ def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] |
             "pass positions"
         )
     is_token = (tokens != pad_token).astype(jnp.int32)
-    return jnp.cumsum(is_token, axis=1) * is_token + pad_token
+    positions = jnp.cumsum(is_token, axis=1) * is_token + pad_token
+    last = jnp.max(positions)
+    if not isinstance(last, jax.core.Tracer) and last >= config.max_len:
+        raise ValueError(
+            f"positions.pad_token {pad_token}: positions count the other tokens from "
+            f"{pad_token + 1}, so that a text without padding may have "
+            f"{config.max_len - pad_token - 1} tokens, not {tokens.shape[1]}; raise max_len"
+        )
+    return positions
 
 
 def embed(

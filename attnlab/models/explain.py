@@ -1,4 +1,4 @@
-"""How a model computes attention: what its own call reports while JAX traces it."""
+"""How a model computes attention: what its call reports while JAX traces it."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from attnlab.sharing import Params
 def explain_model(
     config: ModelConfig, inputs: Mapping[str, object], *, training: bool = False
 ) -> Reports:
-    """What the call of a model does: form of the heads and backend of every attention sublayer.
+    """The form of the heads and the backend of every attention sublayer in a call of a model.
 
     The call is traced, not run, and without gradient. A backend that `implementation` names and
     that cannot run here is reported, not refused.

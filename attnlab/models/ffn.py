@@ -58,7 +58,7 @@ def activation_function(name: str) -> Callable[[Array], Array]:
 
 
 def is_gated(activation: str) -> bool:
-    """Whether the FFN has a gate matrix beside W_up."""
+    """Whether the FFN has a gate matrix W_gate."""
     return activation.startswith(GATED)
 
 

@@ -16,6 +16,8 @@ from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
     DTYPES,
     OWN_INPUTS,
+    check_per_token,
+    check_positions,
     check_range,
     check_tokens,
     default_positions,
@@ -49,17 +51,18 @@ Reports = dict[str, Report]
 
 ENCODER = "encoder."
 EMBEDDINGS = "embeddings"
-"""What the first layer reads [B, T, D]: a value of the model, not of each layer."""
+"""Input of the first layer [B, T, D]: a value of the model, not of each layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelInputs:
-    """What a model receives beside params and tokens.
+    """Inputs of a model, apart from params and tokens.
 
     Attributes:
       padding_mask: [B, T], True = a token. Padding is attended to by none, does not count in
         the pooler, and with a cache is neither kept nor counted as a position.
-      mask: True = may attend; broadcasts to [B, N, T, S]; or `Edges`.
+      mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
+        `Edges`.
       positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
       token_types: [B, T]; None is type 0.
       head_mask: multiplies each head, [L, N] or [L, B, N]; L arrays where layers differ in their
@@ -90,22 +93,22 @@ NO_INPUTS = ModelInputs()
 
 
 class Outputs(NamedTuple):
-    """What a model returns; None or empty for what it does not have or was not asked for."""
+    """Outputs of a model; None or empty if it does not have them or they were not requested."""
 
     logits: Float[Array, "B T vocab"] | None
     hidden: Float[Array, "B T D"]
-    """What the LM head reads: the output of the last layer, after the final norm if there is."""
+    """Input of the LM head: the output of the last layer, after the final norm if there is one."""
     pooled: Float[Array, "B *T D"] | None = None
     classes: Float[Array, "B *T C"] | None = None
     """Logits of the classifier."""
     cache: ModelCache | None = None
     """The cache with the new tokens."""
     encoded: Float[Array, "B S D"] | None = None
-    """What cross-attention reads: the output of the encoder."""
+    """Output of the encoder, which cross-attention attends to."""
     captured: Mapping[str, Array] = {}
     """Value -> [L, ...]; see `StackOutputs.captured`."""
     losses: Mapping[str, Array] = {}
-    """Auxiliary loss -> its sum over layers; those of the encoder behind "encoder."."""
+    """Auxiliary loss -> its sum over layers; those of the encoder with prefix "encoder."."""
 
 
 def model_values(config: ModelConfig, *, with_encoder: bool = True) -> dict[str, str]:
@@ -179,7 +182,7 @@ def _outputs(
     tokens: ArrayLike,
     padding_mask: Array | None,
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Logits, pooled output and classes, of those that the model has."""
+    """Logits, pooled output and classes; None for those that the model does not have."""
     spec = config.output
     logits = None if spec.kind == "none" else lm_head(params, hidden, config)
     if spec.pooler is None:
@@ -189,7 +192,7 @@ def _outputs(
 
 
 def _check_inputs(config: ModelConfig, inputs: ModelInputs) -> None:
-    """Raises ValueError for inputs that this kind of model does not have, or lacks."""
+    """Raises ValueError for inputs that this kind of model does not take, or that are missing."""
     if inputs.cache is not None and config.kind == "encoder":
         raise ValueError("an encoder attends to the whole text; leave cache out")
     of_source = ("source", "source_padding_mask", "encoded")
@@ -213,7 +216,7 @@ class _Run:
     reports: Reports | None
 
     def encode(self) -> StackOutputs:
-        """The source -> what cross-attention reads, and what the layers of the encoder captured."""
+        """The source -> output of the encoder, and what its layers captured."""
         c, encoder = self.config, self.config.encoder
         assert encoder is not None
         assert self.inputs.source is not None
@@ -237,7 +240,7 @@ class _Run:
         return self._run_layers({"encoder": layers}, order, text, tap, f"{prefix}final_norm")
 
     def decode(self, tokens: ArrayLike, encoded: Array | None) -> StackOutputs:
-        """tokens -> what the LM head reads, and what the layers captured."""
+        """tokens -> input of the LM head, and what the layers captured."""
         c, inputs = self.config, self.inputs
         caches = cache_by_type(c, inputs.cache)
         padding_mask, source_mask = map(_as_bool, (inputs.padding_mask, inputs.source_padding_mask))
@@ -289,14 +292,19 @@ class _Run:
         tokens = check_tokens(c, tokens)
         length, after_cache = tokens.shape[1], None
         mask = _as_bool(inputs.source_padding_mask if is_source else inputs.padding_mask)
+        check_per_token("source_padding_mask" if is_source else "padding_mask", mask, tokens)
         check_range("token id", tokens, c.vocab_size, mask)
         if cache is not None:
             after_cache = next_positions({"length": cache["length"][0]}, length, mask)
         positions = None if is_source else inputs.positions
-        if positions is None:
+        if positions is not None:
+            positions = jnp.asarray(positions)
+            check_positions(positions, tokens)
+        else:
             positions = default_positions(c, tokens) if cache is None else after_cache
         token_types = None if is_source else inputs.token_types
         if token_types is not None:
+            check_per_token("token_types", token_types, tokens)
             count = c.embedding.token_types or c.vocab_size
             check_range("token type", token_types, count, mask)
         params = self.params
@@ -314,11 +322,11 @@ class _Run:
     def _bias(
         self, layout: Layout, name: str, text: "_Text", cache: Cache | None, *, two_sided: bool
     ) -> Array | None:
-        """What positions add to the scores of these heads in layers with this cache."""
+        """Position bias of the scores of these heads, in layers with this cache."""
         spec, table = self.config.positions, self.params.get(name)
         keys = text.positions
         if cache is not None and text.after_cache is not None:
-            # Positions that are not there yet are masked.
+            # Entries that are not written yet are masked.
             keys = held_positions(text.after_cache[..., -1], stacked_size(cache))
         return position_bias(
             spec, table, layout.num_heads, text.positions, keys, two_sided=two_sided

@@ -188,7 +188,7 @@ def stream(
 ) -> Iterator[Int[Array, " B"]]:
     """The columns of `generate`, with the same arguments, each as soon as it is computed.
 
-    Ends early when all rows have ended. The next token is computed when it is asked for.
+    Ends early when all rows have ended. The next token is computed when the iterator is advanced.
 
     Raises:
       ValueError: as `generate`, at the call and not at the first token.
@@ -493,7 +493,7 @@ def _encode(params: Params, prompt: Array, config: ModelConfig, source: _Source)
     """The source after the encoder."""
     tokens, mask = source.tokens, source.padding_mask
     if mask is not None:
-        # Padding goes behind the text: positions are then counted without it.
+        # Padding is moved after the text: positions are then counted without it.
         order = jnp.argsort(~mask, axis=1, stable=True)
         mask = jnp.take_along_axis(mask, order, axis=1)
         tokens = jnp.take_along_axis(

@@ -1,4 +1,4 @@
-"""How different the heads of a model are, and parameters with which they are identical."""
+"""How much the heads of a model differ, and parameters that make them identical."""
 
 from collections.abc import Iterable
 
@@ -44,9 +44,9 @@ def identical_heads(
     noise: float = 0.0,
     key: Array | None = None,
 ) -> Params:
-    """Parameters with which these values are the same in every head of a layer.
+    """Parameters that make these values the same in every head of a layer.
 
-    In each weight on which one of the values depends, the first head takes the place of all; see
+    In each weight that one of the values depends on, every head becomes a copy of the first; see
     `attnlab.heads.identical_heads`. Low-rank deltas and relative position biases stay as they are.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which parameter of a model is which `Weight` of its heads: by the path in the tree of params."""
+"""Finds the `Weight` of each parameter of a model's heads by its path in the tree of params."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class Leaf(NamedTuple):
 
     Attributes:
       path: names from the root, such as ("layers", "attention", "q").
-      array: with the axis of parameter groups in front, if it belongs to a stack of layers.
+      array: with a leading axis of parameter groups, if it belongs to a stack of layers.
       layout, weight: of the heads that it is a weight of; None for other parameters, such as norms
         beside the heads, mixing coefficients and low-rank deltas.
     """
@@ -47,7 +47,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
-    """The arrays of params in the order of `jax.tree.leaves`, with what they are.
+    """The arrays of params in the order of `jax.tree.leaves`, each with its `Weight`.
 
     >>> params = {"layers": {"attention": {"q": jax.numpy.zeros((2, 32, 4, 8))}}}
     >>> [(leaf.path, leaf.head_axis) for leaf in leaves(ModelConfig(width=32), params)]

@@ -1,4 +1,4 @@
-"""Images in the place of tokens: a class token, then the patches (Dosovitskiy et al. 2021).
+"""Images instead of tokens: a class token, then the patches (Dosovitskiy et al. 2021).
 
 A patch is a row of features, like any vector that a model reads through its embedding table. Two
 features behind the pixels of the patch say what the row is: (1, 0) the class token, with zeros for

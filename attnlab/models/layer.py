@@ -31,6 +31,7 @@ from attnlab.heads import (
 )
 from attnlab.heads import init as init_heads
 from attnlab.heads.layout import Entries
+from attnlab.heads.weights import without
 from attnlab.models.dense import dropout
 from attnlab.models.ffn import feed_forward, ffn_losses, ffn_values, init_ffn
 from attnlab.models.norm import init_normalize, normalize
@@ -46,24 +47,24 @@ LAYER_VALUES = {
     "ffn_out": "B T D",
     "residual": "B T D",
 }
-"""Value -> axes: what self-attention reads, and what it returns before dropout; what the FFN reads
-and what it returns before dropout; x after the layer. A layer also has the values of its heads and
-of its FFN (`ffn_values`), and behind the prefix "cross." those of cross-attention."""
+"""Value -> axes: inputs of self-attention and of the FFN, and their outputs before dropout; x after
+the layer. A layer also has the values of its heads and of its FFN (`ffn_values`), and those of
+cross-attention with the prefix "cross."."""
 LAYER_SCALE = "layer_scale"
 """A weight of each sublayer: see `Norm.layer_scale`."""
 CROSS = "cross."
 CROSS_VALUES = {f"{CROSS}{name}": LAYER_VALUES[name] for name in ("attention_in", "attention_out")}
 
 Report = dict[str, dict[str, dict[str, object]]]
-"""Part of the call ("self", "cross", "encoder") -> what `explain_heads` returns."""
+"""Attention of the layer ("self" or "cross") -> result of `explain_heads`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextInputs:
-    """What all layers of one type receive beside x.
+    """Inputs of all layers of one type, apart from x.
 
     Attributes:
-      mask: True = may attend; broadcasts to [B, N, T, S].
+      mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long.
       padding_mask: [B, T], True = a token. Padding is attended to by none and is not kept in a
         cache.
       bias: added to the scores; broadcasts to [B, N, T, S].
@@ -86,15 +87,14 @@ NO_TEXT_INPUTS = TextInputs()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerInputs:
-    """What one layer receives beside params, x and its spec.
+    """Inputs of one layer, apart from params, x and its spec.
 
     Attributes:
-      text: what all layers receive alike.
+      text: inputs that are the same for all layers.
       layer: index of the layer, counted from 0; may be traced.
       cache: of self-attention; x are the next tokens.
       shared_kv: keys and values of an earlier layer, of `LayerOutputs.entries`.
-      use_shared_kv: attend to `shared_kv`, if given, in place of the keys and values of x; may be
-        traced.
+      use_shared_kv: attend to `shared_kv` instead of the keys and values of x; may be traced.
       head_mask: multiplies each head of self-attention, [N] or [B, N].
       query_scale: multiplies q of self-attention.
       dropout_key: random key; None: no dropout.
@@ -116,7 +116,7 @@ NO_INPUTS = LayerInputs()
 
 
 class LayerOutputs(NamedTuple):
-    """What `transformer_layer` returns."""
+    """Result of `transformer_layer`."""
 
     x: Float[Array, "B T D"]
     cache: Cache | None
@@ -124,7 +124,7 @@ class LayerOutputs(NamedTuple):
     entries: Entries
     """The cache entries that self-attention used: `LayerInputs.shared_kv` of a later layer."""
     losses: dict[str, Array]
-    """Auxiliary losses of heads and experts by name; of cross-attention behind "cross."."""
+    """Auxiliary losses of heads and experts by name; of cross-attention with prefix "cross."."""
 
 
 # Parameters ---------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ Init = Callable[[Array], PyTree]
 def init_layer(
     spec: LayerSpec, *, std: float | None = None, residual_scale: float = 1.0
 ) -> dict[str, Init]:
-    """Sublayer -> (key -> its initial parameters). Every sublayer owns the norms beside it.
+    """Sublayer -> (key -> its initial parameters). A sublayer includes its norms.
 
     Args:
       spec: the layer.
@@ -173,17 +173,13 @@ def init_layer(
         inits["cross"] = functools.partial(heads, spec.cross, "cross")
     if spec.separate_kv:
         names = kv_weight_names(spec.heads)
-        inits["attention"] = lambda key: _without(attention(key), names)
+        inits["attention"] = lambda key: without(attention(key), *names)
         inits["kv"] = lambda key: {name: attention(key)[name] for name in names}
     if spec.delta_rank is not None:
         inits["delta"] = _delta_init(dict(inits), spec.delta_rank)
     for name, count in spec.mixed:
         inits[name + MIXTURE_SUFFIX] = functools.partial(_coefficients, inits[name], count)
     return inits
-
-
-def _without(params: Params, names: list[str]) -> Params:
-    return {name: a for name, a in params.items() if name not in names}
 
 
 def _delta_init(inits: dict[str, Init], rank: int) -> Init:
@@ -249,7 +245,7 @@ def transformer_layer(
     tap = tap or Tap()
     tap.layer = inputs.layer
     if "delta" in params:
-        params = add_delta(_without(params, ["delta"]), params["delta"])
+        params = add_delta(without(params, "delta"), params["delta"])
     layer = _Layer(params, spec, inputs, tap)
     sublayers = [Sublayer(params["attention"], layer.self_attention, 1.0)]
     if spec.cross is not None:
@@ -275,7 +271,7 @@ class _DropoutKeys(NamedTuple):
 
 @dataclasses.dataclass
 class _Layer:
-    """The sublayers of one call; keeps what self-attention returns beside its output."""
+    """The sublayers of one call; keeps what self-attention returns apart from its output."""
 
     params: Params
     spec: LayerSpec
@@ -385,7 +381,7 @@ class _Layer:
         )
         for name in losses:
             if name not in tap.captured:
-                raise ValueError(f"{layout} declares the loss {name!r} and taps no such value")
+                raise ValueError(f"{layout} declares the loss {name!r} and does not tap it")
             self.losses[prefix + name] = tap.captured.pop(name)
         self.tap.merge(tap, prefix)
         return outputs

@@ -1,4 +1,4 @@
-"""Say whose weights were given to a model, where they are not its own."""
+"""Explains why weights do not fit a model, and which model they look like."""
 
 from collections.abc import Iterator, Mapping
 
@@ -30,7 +30,7 @@ FIELDS = {
 
 
 def describe_mismatch(expected_shapes: Mapping[str, object], params: object) -> str | None:
-    """Say how `params` differ from the weights that a model has, and what to do about it.
+    """How `params` differ from the weights of a model, and what to do about it.
 
     Names the first weight that differs, then the likeliest reason: {"params": ...} around the
     weights, another sharing plan, another head layout, an encoder-decoder, layers of several types,
@@ -38,7 +38,7 @@ def describe_mismatch(expected_shapes: Mapping[str, object], params: object) -> 
 
     Args:
       expected_shapes: the tree of the model's weights; leaves have a `shape`.
-      params: the tree that was given.
+      params: the tree to compare.
 
     Returns:
       One message, or None where names and shapes are equal.
@@ -83,7 +83,9 @@ def _shapes(tree: Mapping[str, object]) -> Shapes:
         shape = getattr(leaf, "shape", None)
         if not isinstance(shape, tuple):
             if not isinstance(leaf, int | float | complex | np.generic):
-                raise ValueError(f"weight {_name(path)} is no array but a {type(leaf).__name__}")
+                raise ValueError(
+                    f"weight {_name(path)} must be an array, not a {type(leaf).__name__}"
+                )
             shape = ()
         found[path] = shape
     return found
@@ -138,7 +140,7 @@ def _describe_plan(expected: Shapes, actual: Shapes) -> str | None:
         f"{theirs[p]} parameter group(s) of {_name(p)} where the model has {ours[p]}"
         for p in differ
     ]
-    found += [f"the sublayer {sublayer!r} in only one of both" for sublayer in own]
+    found += [f"the sublayer {sublayer!r} in only one of the two" for sublayer in own]
     return (
         f"The weights are of another sharing plan: {'; '.join(found)}. Convert them with "
         "attnlab.transforms.change_plan(their_config, params, plan)"
@@ -168,7 +170,7 @@ def _describe_layout(expected: Shapes, actual: Shapes) -> str | None:
 
 
 def _head_weights(shapes: Shapes, stack: str) -> dict[str, tuple[int, ...]]:
-    """The head weights of one group of a stack, without the norms beside them."""
+    """The head weights of one group of a stack, without norms."""
     parts = {(stack, "attention"), (stack, "kv")}
     return {
         path[-1]: shape[1:]
@@ -220,13 +222,13 @@ def _extra_weights(layout: Layout) -> set[str]:
 
 
 def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:
-    """Other stacks of layers: an encoder of its own, or layers of several types."""
+    """Other stacks of layers: a separate encoder, or layers of several types."""
     ours, theirs = ({p[0] for p in a if _is_stack(p[0])} for a in (expected, actual))
     if ours == theirs:
         return None
     if theirs - ours == {"encoder_layers"}:
         return (
-            "The weights have an encoder beside the decoder: the model is no encoder_decoder, or "
+            "The weights have an encoder and a decoder: the model is no encoder_decoder, or "
             "has encoder.shares_decoder (attnlab.transforms.tie_encoder merges the two)"
         )
     if ours - theirs == {"encoder_layers"}:
@@ -241,7 +243,7 @@ def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:
 
 
 def _describe_outer(expected: Shapes, actual: Shapes) -> str | None:
-    """Weights outside the layers that only one of both has: another family."""
+    """Weights outside the layers that only one of the two has: another family."""
     ours, theirs = ({p[0] for p in a if not _is_stack(p[0])} for a in (expected, actual))
     found = [_with_field(name, "lack") for name in sorted(ours - theirs)]
     found += [_with_field(name, "have") for name in sorted(theirs - ours)]

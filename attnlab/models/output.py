@@ -1,4 +1,4 @@
-"""What stands behind the layers: LM head, pooler and classifier."""
+"""Outputs of a model: LM head, pooler and classifier head."""
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +89,7 @@ def pool(
       params: of the model.
       hidden: what the LM head reads.
       config: of the model.
-      tokens: of the call, in which "end" looks for its token.
+      tokens: of the call; the pooler "end" searches them for its token.
       padding_mask: True = a token.
 
     >>> from attnlab.models.specs import OutputHead
@@ -129,7 +129,7 @@ def _end(tokens: ArrayLike, end_token: int | None) -> Int[Array, " B"]:
     """Where each text has its first end token, or its largest id."""
     ids = jnp.asarray(tokens)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise ValueError("output.pooler='end' looks for a token, and these are mixtures of tokens")
+        raise ValueError("output.pooler='end' needs token ids, and these are mixtures of tokens")
     return jnp.argmax(ids if end_token is None else ids == end_token, axis=1)
 
 

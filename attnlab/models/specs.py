@@ -1,6 +1,6 @@
-"""The parts of a model config, each of which checks itself.
+"""The records that make up a model config; each validates its own fields.
 
-A part is a frozen dataclass with the defaults of a small pre-norm decoder. `attnlab.models.config`
+They are frozen dataclasses with the defaults of a small pre-norm decoder. `attnlab.models.config`
 composes them.
 """
 
@@ -35,10 +35,10 @@ SpecT = TypeVar("SpecT", bound="Spec")
 
 
 class Spec:
-    """Base of the parts of a config: prints the fields that differ from their defaults."""
+    """Base class of the records of a config: its repr has the fields that differ from defaults."""
 
     def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
-        """Raises TypeError for a field that the part does not have, with those that it has."""
+        """Raises TypeError for an unknown field; the message lists the fields."""
         assert dataclasses.is_dataclass(cls)
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
         return object.__new__(cls)
@@ -62,7 +62,7 @@ def _set_tuple(spec: Spec, field: str, value: object) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Experts(Spec):
-    """Many FFNs, of which each token uses `top_k` (Shazeer et al. 2017, arXiv 1701.06538).
+    """Mixture of experts: each token uses `top_k` FFNs (Shazeer et al. 2017, arXiv 1701.06538).
 
         y = sum over the chosen e of weight_e FFN_e(x), plus the shared expert
 
@@ -132,7 +132,7 @@ class FFN(Spec):
       output_scale: multiplies what the FFN adds to the residual stream.
       clip: of a gated activation, c in act(min(x W_gate, c)) * (clip(x W_up, -c, c) + 1) (gpt-oss,
         arXiv 2508.10925); None: no limit, and nothing is added.
-      experts: many such FFNs, of which each token uses a few; None: one for all tokens.
+      experts: a mixture of experts in place of one FFN for all tokens; None: no experts.
     """
 
     width: int = 256
@@ -198,6 +198,8 @@ class Norm(Spec):
             check_number("norm.layer_scale", self.layer_scale)
         lookup(NORM_KINDS, self.kind, what="norm.kind")
         check_bool("norm.scale", self.scale)
+        if self.bias is not None:
+            check_bool("norm.bias", self.bias)
         check_choice("norm.position", self.position, get_args(NormPosition))
         check_number("norm.eps", self.eps, least=0.0)
         if self.bias and self.kind != "layer":
@@ -232,7 +234,7 @@ class Norm(Spec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Attention(Spec):
-    """What surrounds the heads of every self-attention.
+    """Options of every self-attention sublayer, apart from its heads.
 
     Attributes:
       window: a token attends to so many tokens back (an encoder also ahead); None: to all.
@@ -251,6 +253,8 @@ class Attention(Spec):
     def __post_init__(self) -> None:
         if self.window is not None:
             check_count("attention.window", self.window, 0)
+        if not isinstance(self.order, str | None):
+            raise ValueError(f"attention.order must be a str or None, not {self.order!r}")
         if self.implementation is not None:
             check_implementation(self.implementation)
         if self.layer_scales is not None:
@@ -298,7 +302,7 @@ class Dropout(Spec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Positions(Spec):
-    """Base of position schemes: how a model knows where a token is."""
+    """Base class of position schemes."""
 
     name: ClassVar[str] = ""
     is_rotary: ClassVar[bool] = False
@@ -401,7 +405,7 @@ class Relative(Positions):
       buckets: of distances, a multiple of 4.
       max_distance: distances from here on share the last bucket.
       table: a trained table is added to the embedding too, as by `Learned` (MPNet, arXiv
-        2004.09297). Then distances count all tokens of the text, whatever positions are given.
+        2004.09297). Then distances count all tokens of the text, also if positions are given.
       pad_token: of the table, as in `Learned`.
     """
 
@@ -450,7 +454,7 @@ POSITIONS: dict[str, type[Positions]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Images(Spec):
-    """Images in the place of tokens (Dosovitskiy et al. 2021, arXiv 2010.11929).
+    """Images instead of tokens (Dosovitskiy et al. 2021, arXiv 2010.11929).
 
     A class token, then the patches from left to right and from top to bottom.
 
@@ -461,7 +465,7 @@ class Images(Spec):
         divide.
       class_token: there is a class token.
       bias: the projection of the patches has one.
-      mask_token: a vector stands for a hidden patch, in training (Bao et al. 2021, arXiv
+      mask_token: a learnt vector replaces a hidden patch in training (Bao et al. 2021, arXiv
         2106.08254).
     """
 
@@ -504,7 +508,7 @@ class Images(Spec):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What the features behind the pixels say of a token: one of them is 1.
+        """Names of the one-hot features after the pixels: the kind of token.
 
         >>> sizes = dict(height=2, width=2, channels=1, patch_height=1, patch_width=1)
         >>> Images(**sizes, class_token=False).marks
@@ -521,12 +525,12 @@ class Images(Spec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Embedding(Spec):
-    """What the first layer reads: map(norm(scale * word + position + type)).
+    """Token embedding: projection(norm(scale * token + position + type)).
 
     Attributes:
-      width: of the tables, with a map to the width of the model, also where both are equal
-        (ALBERT); None: the width of the model, without a map.
-      scale: multiplies the word embedding.
+      width: of the tables, with a projection to the width of the model, also where both are equal
+        (ALBERT); None: the width of the model, without a projection.
+      scale: multiplies the token embedding.
       token_types: number of token types (segments); 0: none.
       norm: a norm of the sum.
       zero_token: a token whose embedding is zeros (tensor2tensor's padding).
@@ -557,8 +561,7 @@ class OutputHead(Spec):
     """LM head and classifier head.
 
     Attributes:
-      kind: "tied" reads logits with the embedding, "own" with a matrix of its own, "none" has no
-        logits.
+      kind: LM head: "tied" to the embedding, "own" matrix, or "none": no logits.
       bias: of the logits.
       scale: multiplies what the LM head reads.
       soft_cap: c of logits c tanh(logits / c) (Gemma 2, arXiv 2408.00118); None: no cap.
@@ -655,7 +658,7 @@ class Compute(Spec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class LayerSpec(Spec):
-    """What one layer computes, apart from its weights.
+    """Configuration of one layer.
 
     Attributes:
       heads: of self-attention, with their width.

@@ -52,7 +52,7 @@ class LayersOfType:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackInputs:
-    """What all layers receive, whatever their type.
+    """Inputs of the layers of all types.
 
     Attributes:
       head_mask: multiplies each head of each layer, also where layers share parameters.
@@ -122,14 +122,14 @@ def run_layers(
     capture, patch = check_values(inputs.capture, inputs.patch, known)
     inputs = dataclasses.replace(inputs, capture=capture, patch=patch)
     indices = {name: [i for i, n in enumerate(order) if n == name] for name in layer_types}
-    _check_head_mask(inputs.head_mask, layer_types, len(order))
+    _check_head_mask(inputs.head_mask, layer_types, len(order), x.shape[0])
     keys = None
     if inputs.dropout_key is not None:
         keys = jax.random.split(inputs.dropout_key, len(order))
     stacks, state = {}, {}
     for name, layers in layer_types.items():
-        rows = _rows(layers, np.array(indices[name]), len(order), inputs.head_mask, keys)
-        stacks[name], state[name] = _stack(layers, x, rows, inputs)
+        per_layer = _per_layer(layers, np.array(indices[name]), len(order), inputs.head_mask, keys)
+        stacks[name], state[name] = _stack(layers, x, per_layer, inputs)
     (x, state), collected = run_stacks(stacks, order, x, state=state, remat=inputs.remat)
     caches = {name: final.cache for name, final in state.items()}
     captured = {name: found.captured for name, found in collected.items()}
@@ -159,12 +159,12 @@ def captured_per_layer(
     """
     if value in captured:
         return list(captured[value])
-    rows = {name: iter(captured[f"{name}.{value}"]) for name in dict.fromkeys(order)}
-    return [next(rows[name]) for name in order]
+    values = {name: iter(captured[f"{name}.{value}"]) for name in dict.fromkeys(order)}
+    return [next(values[name]) for name in order]
 
 
-class _Row(NamedTuple):
-    """What one layer receives of its own; of a stack, arrays [L, ...]."""
+class _PerLayer(NamedTuple):
+    """What differs from layer to layer; of a stack, arrays [L, ...]."""
 
     layer: np.ndarray
     head_mask: Array | None
@@ -178,7 +178,7 @@ class _Row(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What layers hand on beside x."""
+    """What layers pass on to the next, apart from x."""
 
     cache: Cache | None
     shared_kv: Entries | None
@@ -186,22 +186,22 @@ class _State(NamedTuple):
 
 
 class _Collected(NamedTuple):
-    """What leaves the scan, one row per layer."""
+    """What leaves the scan: arrays [L, ...]."""
 
     captured: dict[str, Array]
     losses: dict[str, Array]
 
 
-def _rows(
+def _per_layer(
     layers: LayersOfType,
     indices: np.ndarray,
     num_layers: int,
     head_mask: HeadMask | None,
     keys: Array | None,
-) -> _Row:
+) -> _PerLayer:
     plan, scales = layers.plan, layers.spec.attention.layer_scales
     reuses = any(plan.reuses_kv)
-    return _Row(
+    return _PerLayer(
         layer=indices,
         head_mask=_of_layers(head_mask, indices, num_layers),
         dropout_key=_of_layers(keys, indices, num_layers),
@@ -218,12 +218,15 @@ def _of_layers(a: HeadMask | None, indices: np.ndarray, num_layers: int) -> Arra
         return None
     if isinstance(a, list | tuple):
         return jnp.stack([jnp.asarray(a[i]) for i in indices])
-    rows: Array = jnp.asarray(a)
-    return rows if len(indices) == num_layers else rows[indices]
+    whole: Array = jnp.asarray(a)
+    return whole if len(indices) == num_layers else whole[indices]
 
 
 def _check_head_mask(
-    head_mask: HeadMask | None, layer_types: Mapping[str, LayersOfType], num_layers: int
+    head_mask: HeadMask | None,
+    layer_types: Mapping[str, LayersOfType],
+    num_layers: int,
+    batch: int,
 ) -> None:
     if head_mask is None:
         return
@@ -235,10 +238,12 @@ def _check_head_mask(
                 "arrays, one for each layer"
             )
         shape = jnp.asarray(head_mask).shape
-        if len(shape) not in (2, 3) or (shape[0], shape[-1]) != (num_layers, heads[0]):
+        num_heads = heads[0]
+        allowed = [(num_layers, num_heads), *((num_layers, b, num_heads) for b in (1, batch))]
+        if shape not in allowed:
             raise ValueError(
-                f"head_mask {shape} must be [{num_layers}, {heads[0]}] or [{num_layers}, batch, "
-                f"{heads[0]}]: layers and heads"
+                f"head_mask {shape} must be [layers, heads] = {allowed[0]} or [layers, batch, "
+                f"heads] = {allowed[2]}"
             )
     elif len(head_mask) != num_layers:
         raise ValueError(
@@ -247,7 +252,7 @@ def _check_head_mask(
 
 
 def _stack(
-    layers: LayersOfType, x: Array, rows: _Row, inputs: StackInputs
+    layers: LayersOfType, x: Array, per_layer: _PerLayer, inputs: StackInputs
 ) -> tuple[Stack[Array, _State, _Collected], _State]:
     """The layers of one type as `run_stacks` takes them, and what they hand on at first."""
     cache = layers.cache
@@ -258,34 +263,34 @@ def _stack(
     lengths = {} if cache is None else {"length": cache["length"]}
 
     def block(
-        params: Params, x: Array, state: _State, row: _Row, shared: None
+        params: Params, x: Array, state: _State, own: _PerLayer, shared: None
     ) -> tuple[Array, _State, _Collected]:
-        tap = Tap(inputs.capture, inputs.patch, row.layer)
-        reuse = {} if row.use_shared_kv is None else {"use_shared_kv": row.use_shared_kv}
+        tap = Tap(inputs.capture, inputs.patch, own.layer)
+        reuse = {} if own.use_shared_kv is None else {"use_shared_kv": own.use_shared_kv}
         outputs = transformer_layer(
             params,
             x,
             layers.spec,
             LayerInputs(
                 text=layers.text,
-                layer=row.layer,
-                cache=_take(state.cache and state.cache | lengths, row.kv_index),
-                shared_kv=_take(state.shared_kv, row.kv_buffer),
-                head_mask=row.head_mask,
-                query_scale=row.query_scale,
-                dropout_key=row.dropout_key,
+                layer=own.layer,
+                cache=_take(state.cache and state.cache | lengths, own.kv_index),
+                shared_kv=_take(state.shared_kv, own.kv_buffer),
+                head_mask=own.head_mask,
+                query_scale=own.query_scale,
+                dropout_key=own.dropout_key,
                 report=layers.report,
                 **reuse,
             ),
             tap=tap,
         )
         state = _State(
-            _put(state.cache, outputs.cache, row.kv_index),
-            _put(state.shared_kv, outputs.entries, row.kv_buffer),
+            _put(state.cache, outputs.cache, own.kv_index),
+            _put(state.shared_kv, outputs.entries, own.kv_buffer),
         )
         return outputs.x, state, _Collected(tap.captured, outputs.losses)
 
-    stack = Stack(block, layers.params, layers.plan, rows)
+    stack = Stack(block, layers.params, layers.plan, per_layer)
     return stack, _State(cache, _kv_buffers(layers, x))
 
 

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -28,6 +31,22 @@ class Transformer(nn.Module):
     config: ModelConfig
 
     @nn.nowrap
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """`flax.linen.Module.init`: {"params": initial parameters} for a random key and the
+        arguments of a call.
+
+        Raises:
+          ValueError: `rngs` is neither a random key nor a dict of random keys.
+        """
+        keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
+        if not all(map(_is_key, keys)):
+            raise ValueError(
+                f"init takes a random key first, as of jax.random.key(0), not {rngs!r:.80}; the "
+                "order is (key, tokens)"
+            )
+        return super().init(rngs, *args, **kwargs)
+
+    @nn.nowrap
     def apply(self, variables: Mapping[str, PyTree], *args: Any, **kwargs: Any) -> Any:
         """`flax.linen.Module.apply`: `Outputs` for {"params": params} and the arguments of a call.
 
@@ -43,7 +62,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 "apply takes {'params': params} as its first argument, not params alone"
             )
-        check_params(self.config, variables["params"])  # before Flax sees what is no tree of arrays
+        check_params(self.config, variables["params"])  # before Flax, whose message names no weight
         return super().apply(variables, *args, **kwargs)
 
     @nn.compact
@@ -70,14 +89,15 @@ class Transformer(nn.Module):
           tokens: ids [B, T]; floats [B, T, vocab_size], which mix tokens; images [B, H, W, C] if
             the config has them.
           padding_mask: [B, T], True = a token.
-          mask: True = may attend; broadcasts to [B, N, T, S].
+          mask: True = may attend: [T, S], [N, T, S] or [B, N, T, S], each axis 1 or as long, or
+            `Edges`.
           positions: [T] or [B, T]; None is 0, 1, 2, ..., with a cache the next ones.
           token_types: [B, T]; None is type 0.
           head_mask: multiplies each head, [L, N] or [L, B, N].
           cache: of `config.init_cache`; tokens are the next ones.
           source: tokens [B, S] that the encoder of an `EncoderDecoder` reads.
           source_padding_mask: [B, S], True = a token of the source.
-          encoded: `Outputs.encoded` of an earlier call, in the place of `source`.
+          encoded: `Outputs.encoded` of an earlier call, instead of `source`.
           capture: names of values to return, see `model_values`. It never changes a bit of the
             other outputs.
           patch: name -> f(value, layer index), which replaces the value.
@@ -110,12 +130,21 @@ class Transformer(nn.Module):
         return run_model(params, tokens, config, inputs, next_key=next_key)
 
 
+def _is_key(key: object) -> bool:
+    """Is it a random key, typed (`jax.random.key`) or raw (`jax.random.PRNGKey`)?"""
+    if not isinstance(key, jax.Array | np.ndarray):
+        return False
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key.shape == ()
+    return key.dtype == jnp.uint32 and key.ndim == 1
+
+
 class Decoder(Transformer):
     """Each position attends to itself and the past: predicts the next token."""
 
 
 class Encoder(Transformer):
-    """Each position attends to all: predicts masked tokens, or classes."""
+    """Each position attends to all positions: predicts masked tokens, or classes."""
 
 
 class EncoderDecoder(Transformer):

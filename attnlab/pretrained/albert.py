@@ -6,7 +6,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout
 from attnlab.pretrained.attributes import JSON, MAX_LAYERS, Attribute
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, OLD_NORMS, QKV, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     Choice,
@@ -33,8 +33,8 @@ class _Groups(Field):
         Attribute("inner_group_num", 1),
     )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        calls, groups, inner = (given[name] for name in GROUPS)
+    def read(self, attributes: JSON, source: Source) -> Values:
+        calls, groups, inner = (attributes[name] for name in GROUPS)
         if groups > calls:
             raise ValueError(
                 f"config.json: num_hidden_groups = {groups} is more than num_hidden_layers = "
@@ -46,8 +46,11 @@ class _Groups(Field):
                 f"config.json: num_hidden_layers = {calls} times inner_group_num = {inner} is more "
                 f"than {MAX_LAYERS:,} layers"
             )
-        slots = inner_groups(calls, groups, inner)
-        return {"num_layers": len(slots), "sharing": Plan(attention=slots, ffn=slots)}
+        layer_groups = inner_groups(calls, groups, inner)
+        return {
+            "num_layers": len(layer_groups),
+            "sharing": Plan(attention=layer_groups, ffn=layer_groups),
+        }
 
     def write(self, config: ModelConfig) -> JSON:
         """Where no groups make the plan, every layer is a group of its own."""
@@ -55,16 +58,16 @@ class _Groups(Field):
         length, count = plan.num_layers, max(plan.num_groups.values())
         sizes = (length, length, 1)
         for inner in (n for n in range(1, count + 1) if length % n == count % n == 0):
-            slots = inner_groups(length // inner, count // inner, inner)
-            if plan == Plan(attention=slots, ffn=slots):
+            layer_groups = inner_groups(length // inner, count // inner, inner)
+            if plan == Plan(attention=layer_groups, ffn=layer_groups):
                 sizes = (length // inner, count // inner, inner)
                 break
         return dict(zip(GROUPS, sizes, strict=True))
 
 
-def _places(config: ModelConfig, given: JSON) -> list[tuple[str, int]]:
+def _places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
     """Each block of each group, and the first layer that applies it."""
-    calls, groups, inner = (given[name] for name in GROUPS)
+    calls, groups, inner = (attributes[name] for name in GROUPS)
     stored = inner_groups(calls, groups, inner)
     at = "encoder.albert_layer_groups.{}.albert_layers.{}."
     return [(at.format(*divmod(i, inner)), stored.index(i)) for i in range(groups * inner)]
@@ -114,11 +117,15 @@ ALBERT = Family(
     ),
     prefix="albert.",
     task_modules=("predictions.", "sop_classifier."),
-    ignored=("embeddings.position_ids",),
-    ignored_if_tied=("predictions.decoder.*",),
     shares_layers=True,
-    unused={"predictions.bias": "predictions.decoder.bias"},
-    fixed={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
-    | {"num_memory_blocks": 0, "down_scale_factor": 1},
     renamed=OLD_NORMS,
+    other_attributes=OtherAttributes(
+        fixed={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
+        | {"num_memory_blocks": 0, "down_scale_factor": 1}
+    ),
+    unread=UnreadTensors(
+        always=("embeddings.position_ids",),
+        if_tied=("predictions.decoder.*",),
+        copies={"predictions.bias": "predictions.decoder.bias"},
+    ),
 )

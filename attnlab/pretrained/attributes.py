@@ -93,7 +93,7 @@ class Attribute:
 def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:
     """A whole number that follows from other attributes, and may be null.
 
-    >>> derived("head_dim", lambda given: given["width"], "width").follows
+    >>> derived("head_dim", lambda attributes: attributes["width"], "width").follows
     ('width',)
     """
     return Attribute(name, json_type=int, compute=compute, follows=follows)
@@ -123,14 +123,14 @@ def read_attributes(
     for name, value in raw.items():
         if name in known:
             known[name].check(value)
-        elif _matches(name, ignore):
+        elif matches(name, ignore):
             continue
         elif name in fixed:
             if value != fixed[name]:
                 raise ValueError(
                     f"config.json: {name} = {shown(value)} is not supported, only {fixed[name]!r}"
                 )
-        elif not _matches(name, HARMLESS):
+        elif not matches(name, HARMLESS):
             raise ValueError(
                 f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
                 f"what the model computes; if it does not, pass ignore=({shown(name)},)"
@@ -151,7 +151,12 @@ def read_attributes(
     return found
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Is one of these shell patterns that of the name?
+
+    >>> matches("h.3.attn.bias", ["h.*.bias"])
+    True
+    """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -10,7 +10,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import Embedding, Init, Learned, Norm, NormPosition, Sinusoidal
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -36,17 +36,17 @@ class _Stacks(Field):
         *(Attribute(f"{stack}_ffn_dim", 4096) for stack in STACKS),
     )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        widths = [given[f"{stack}_ffn_dim"] for stack in STACKS]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        widths = [attributes[f"{stack}_ffn_dim"] for stack in STACKS]
         if widths[0] != widths[1]:
             raise ValueError(
                 f"config.json: encoder_ffn_dim = {widths[0]} is not supported, only "
                 f"decoder_ffn_dim = {widths[1]}"
             )
-        ours, theirs = (given[f"{stack}_attention_heads"] for stack in reversed(STACKS))
+        ours, theirs = (attributes[f"{stack}_attention_heads"] for stack in reversed(STACKS))
         return {
-            "num_layers": given["decoder_layers"],
-            "encoder.num_layers": given["encoder_layers"],
+            "num_layers": attributes["decoder_layers"],
+            "encoder.num_layers": attributes["encoder_layers"],
             "heads.num_heads": ours,
             "encoder.num_heads": None if theirs == ours else theirs,
             "ffn.width": widths[0],
@@ -69,8 +69,12 @@ class _EmbeddingScale(Field):
 
     attributes = (Attribute("scale_embedding", False),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"embedding.scale": given["d_model"] ** 0.5 if given["scale_embedding"] else 1.0}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {
+            "embedding.scale": attributes["d_model"] ** 0.5
+            if attributes["scale_embedding"]
+            else 1.0
+        }
 
     def write(self, config: ModelConfig) -> JSON:
         return {"scale_embedding": config.embedding.scale != 1}
@@ -81,7 +85,7 @@ class _Positions(Field):
 
     attributes = ()
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         stored = any(f"{stack}.embed_positions.weight" in source.tensors for stack in STACKS)
         sinusoids = Sinusoidal(halves=True, rates="paper")
         return {
@@ -97,13 +101,13 @@ class _Positions(Field):
 class _Head(CausalHead):
     """The LM head and the tables of both stacks are one table."""
 
-    def read(self, given: JSON, source: Source) -> Values:
-        if not given["tie_word_embeddings"]:
+    def read(self, attributes: JSON, source: Source) -> Values:
+        if not attributes["tie_word_embeddings"]:
             raise ValueError(
                 "config.json: tie_word_embeddings = False is not supported, only True: each stack "
                 "would have a table of its own"
             )
-        return super().read(given, source)
+        return super().read(attributes, source)
 
     def write(self, config: ModelConfig) -> JSON:
         if config.output.kind == "own":
@@ -201,24 +205,25 @@ def encoder_decoder(
         ),
         prefix="model.",
         task_modules=("lm_head.", "final_logits_bias"),
-        ignored=COPIES,
-        ignored_if_tied=("lm_head.weight",),
-        fixed={"is_encoder_decoder": True} | (fixed or {}),
-        other_attributes=(*map(Attribute, OTHERS), *other_attributes),
-        written={"is_encoder_decoder": True},
+        other_attributes=OtherAttributes(
+            read=(*map(Attribute, OTHERS), *other_attributes),
+            fixed={"is_encoder_decoder": True} | (fixed or {}),
+            written={"is_encoder_decoder": True},
+        ),
+        unread=UnreadTensors(always=COPIES, if_tied=("lm_head.weight",)),
     )
 
 
 BART = encoder_decoder("bart", "Bart", positions=Learned(offset=2), embedding_norm=True)
 
 
-def _vocabulary(given: JSON) -> int:
-    return int(given["vocab_size"])
+def _vocabulary(attributes: JSON) -> int:
+    return int(attributes["vocab_size"])
 
 
-def _last_token(given: JSON) -> int:
+def _last_token(attributes: JSON) -> int:
     """Where published models have the token of padding, with which texts begin."""
-    return int(given["vocab_size"]) - 1
+    return int(attributes["vocab_size"]) - 1
 
 
 MARIAN = encoder_decoder(

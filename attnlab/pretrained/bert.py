@@ -3,7 +3,7 @@
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Init, Norm, OutputHead
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, UnreadTensors
 from attnlab.pretrained.fields import ACTIVATIONS, BIASES, Choice, Field, MaskedHead, sizes, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 
@@ -81,9 +81,11 @@ BERT = Family(
     ),
     prefix="bert.",
     task_modules=("cls.",),
-    ignored=("embeddings.position_ids",),
-    # A tied decoder may be stored again; an own one has its own bias, and the other is unused.
-    ignored_if_tied=("cls.predictions.decoder.*",),
-    unused={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     renamed=OLD_NORMS,
+    unread=UnreadTensors(
+        always=("embeddings.position_ids",),
+        # A tied decoder may be stored again; an own one has its own bias, and the other is unused.
+        if_tied=("cls.predictions.decoder.*",),
+        copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
+    ),
 )

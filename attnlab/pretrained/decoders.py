@@ -7,6 +7,7 @@ from attnlab.heads import Standard, score_scale
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import NoPositions, Norm, Positions, Rotary
 from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -23,7 +24,7 @@ from attnlab.pretrained.fields import (
 )
 from attnlab.pretrained.gpt2 import QKV
 from attnlab.pretrained.layer_types import FULL, Window, types_of
-from attnlab.pretrained.llama import FIELDS, PAIRED, decoder
+from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
@@ -50,12 +51,14 @@ PHI3 = decoder(
         RotaryField(fraction=FRACTION),
         without=("attention_bias", "mlp_bias", "head_dim"),
     ),
-    architecture="Phi3",
-    modules=(Module("self_attn.qkv_proj", QKV), Module("self_attn.o_proj", "attention.o")),
-    ffn=FUSED_FFN,
-    other_attributes=(Attribute("original_max_position_embeddings"),),
-    # The default of transformers, 32000, is beyond a small vocabulary.
-    written={"pad_token_id": None},
+    causal_head("Phi3"),
+    names=DecoderNames(
+        attention=(Module("self_attn.qkv_proj", QKV), Module("self_attn.o_proj", "attention.o")),
+        ffn=FUSED_FFN,
+    ),
+    other_attributes=OtherAttributes(
+        read=(Attribute("original_max_position_embeddings"),), written=NO_PAD_TOKEN
+    ),
 )
 
 
@@ -75,10 +78,9 @@ STARCODER2 = decoder(
         AllBiases("use_bias", True),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
     ),
-    architecture="Starcoder2",
+    causal_head("Starcoder2", tied=True),
+    names=DecoderNames(ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj")),
     norm=Norm(),
-    ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj"),
-    tied=True,
 )
 STABLELM = decoder(
     "stablelm",
@@ -97,9 +99,9 @@ STABLELM = decoder(
         ),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
     ),
-    architecture="StableLm",
+    causal_head("StableLm"),
     norm=Norm(),
-    fixed={"qk_layernorm": False},
+    other_attributes=OtherAttributes(fixed={"qk_layernorm": False}),
 )
 
 
@@ -108,11 +110,11 @@ class _Multipliers(Field):
 
     attributes = (Attribute("attention_multiplier", 1.0), Attribute("logits_scaling", 1.0))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        scale = float(given["logits_scaling"])
+    def read(self, attributes: JSON, source: Source) -> Values:
+        scale = float(attributes["logits_scaling"])
         if scale <= 0:
             raise ValueError(f"config.json: logits_scaling = {scale!r} must be above 0")
-        return {"heads.scale": given["attention_multiplier"], "output.scale": 1 / scale}
+        return {"heads.scale": attributes["attention_multiplier"], "output.scale": 1 / scale}
 
     def write(self, config: ModelConfig) -> JSON:
         scores = score_scale(config.layout)
@@ -141,7 +143,7 @@ GRANITE = decoder(
         _Multipliers(),
         without=("head_dim",),
     ),
-    architecture="Granite",
+    causal_head("Granite"),
 )
 GLM_FIELDS = changed(
     FIELDS,
@@ -154,24 +156,30 @@ GLM_FIELDS = changed(
     without=("mlp_bias",),
 )
 GLM = decoder(
-    "glm", HEADS, GLM_FIELDS, architecture="Glm", modules=PAIRED, ffn=FUSED_FFN,
-    written={"pad_token_id": None},
-)  # fmt: skip
+    "glm",
+    HEADS,
+    GLM_FIELDS,
+    causal_head("Glm"),
+    names=DecoderNames(attention=PAIRED, ffn=FUSED_FFN),
+    other_attributes=OtherAttributes(written=NO_PAD_TOKEN),
+)
 GLM4 = decoder(
     "glm4",
     HEADS,
     GLM_FIELDS,
-    architecture="Glm4",
+    causal_head("Glm4"),
+    names=DecoderNames(
+        attention=PAIRED,
+        ffn=FUSED_FFN,
+        norms={
+            "attention.norm": "input_layernorm",
+            "attention.norm_after": "post_self_attn_layernorm",
+            "ffn.norm": "post_attention_layernorm",
+            "ffn.norm_after": "post_mlp_layernorm",
+        },
+    ),
     norm=Norm(kind="rms", position="sandwich"),
-    modules=PAIRED,
-    ffn=FUSED_FFN,
-    norms={
-        "attention.norm": "input_layernorm",
-        "attention.norm_after": "post_self_attn_layernorm",
-        "ffn.norm": "post_attention_layernorm",
-        "ffn.norm_after": "post_mlp_layernorm",
-    },
-    written={"pad_token_id": None},
+    other_attributes=OtherAttributes(written=NO_PAD_TOKEN),
 )
 
 
@@ -189,9 +197,9 @@ class _PositionLayers(Field):
             *self.rope.attributes,
         )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        count, every = given["num_hidden_layers"], given["no_rope_layer_interval"]
-        turns, types = given["no_rope_layers"], given["layer_types"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        count, every = attributes["num_hidden_layers"], attributes["no_rope_layer_interval"]
+        turns, types = attributes["no_rope_layers"], attributes["layer_types"]
         turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
         if len(turns) < count or any(turn not in (0, 1) for turn in turns):
             raise ValueError(
@@ -200,7 +208,7 @@ class _PositionLayers(Field):
         if any(one != FULL for one in types or ()):
             raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
         turns = turns[:count]
-        positions: list[Positions] = [NoPositions(), self.rope.positions(given)]
+        positions: list[Positions] = [NoPositions(), self.rope.positions(attributes)]
         still = LayerOverrides(positions=NoPositions())
         own = types_of([LayerOverrides() if turn else still for turn in turns])
         return {"positions": positions[max(turns)]} | own
@@ -228,9 +236,8 @@ SMOLLM3 = decoder(
         _PositionLayers(),
         without=("head_dim",),
     ),
-    architecture="SmolLM3",
-    tied=True,
-    fixed={"use_sliding_window": False, "sliding_window": None},
-    # The default of transformers is beyond a small vocabulary.
-    written={"pad_token_id": None},
+    causal_head("SmolLM3", tied=True),
+    other_attributes=OtherAttributes(
+        fixed={"use_sliding_window": False, "sliding_window": None}, written=NO_PAD_TOKEN
+    ),
 )

@@ -13,8 +13,9 @@ from attnlab.pretrained.expert_layers import (
     expert_entries,
     with_experts,
 )
-from attnlab.pretrained.fields import changed, sizes, value
-from attnlab.pretrained.llama import FIELDS, decoder
+from attnlab.pretrained.family import OtherAttributes
+from attnlab.pretrained.fields import changed, num_attention_heads, sizes, value
+from attnlab.pretrained.llama import FIELDS, DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
@@ -34,9 +35,9 @@ class _Experts(ExpertFields):
     def attributes(self) -> tuple[Attribute, ...]:
         return (*super().attributes, Attribute("n_shared_experts", 1, least=0))
 
-    def experts(self, given: JSON) -> Experts:
-        width = given["n_shared_experts"] * given["moe_intermediate_size"]
-        return dataclasses.replace(super().experts(given), shared_width=width)
+    def experts(self, attributes: JSON) -> Experts:
+        width = attributes["n_shared_experts"] * attributes["moe_intermediate_size"]
+        return dataclasses.replace(super().experts(attributes), shared_width=width)
 
     def write_experts(self, ffn: FFN) -> JSON:
         assert ffn.experts is not None
@@ -64,16 +65,12 @@ OTHERS = "output_router_logits seq_aux ep_size num_nextn_predict_layers".split()
 """Say how it was trained, or what stands behind the last norm."""
 
 
-def _num_heads(given: JSON) -> int:
-    return int(given["num_attention_heads"])
+def _query_size(attributes: JSON) -> int:
+    return int(attributes["qk_nope_head_dim"] + attributes["qk_rope_head_dim"])
 
 
-def _query_size(given: JSON) -> int:
-    return int(given["qk_nope_head_dim"] + given["qk_rope_head_dim"])
-
-
-def _rotary_size(given: JSON) -> int:
-    return int(given["qk_rope_head_dim"])
+def _rotary_size(attributes: JSON) -> int:
+    return int(attributes["qk_rope_head_dim"])
 
 
 NEIGHBOURS = ("q_rotary", "k_rotary")
@@ -98,36 +95,41 @@ DENSE = decoder(
         RotaryField(of_part=True),
         without=("mlp_bias", "attention_bias", "num_key_value_heads", "head_dim"),
     ),
-    other_attributes=(
-        *map(Attribute, OTHERS),
-        Attribute("rope_interleave", True),
-        derived("num_key_value_heads", _num_heads, "num_attention_heads"),
-        derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
-        derived("head_dim", _rotary_size, "qk_rope_head_dim"),
-    ),
-    written={"rope_interleave": True, "num_nextn_predict_layers": 0},  # as all that are published
-    architecture="DeepseekV3",
-    modules=(
-        QUERIES._replace(name="self_attn.q_proj", only_without="q_down"),
-        QUERIES._replace(name="self_attn.q_b_proj", only_with="q_down"),
-        *linears("self_attn.", "attention", q_down="q_a_proj", o="o_proj"),
-        Module("self_attn.q_a_layernorm", "attention.q_down_norm", "table"),
-        Module(
-            "self_attn.kv_a_proj_with_mqa",
-            ("attention.kv_down", "attention.k_rotary"),
-            pairs=NEIGHBOURS,
-            pairs_if="rope_interleave",
+    causal_head("DeepseekV3"),
+    names=DecoderNames(
+        attention=(
+            QUERIES._replace(name="self_attn.q_proj", only_without="q_down"),
+            QUERIES._replace(name="self_attn.q_b_proj", only_with="q_down"),
+            *linears("self_attn.", "attention", q_down="q_a_proj", o="o_proj"),
+            Module("self_attn.q_a_layernorm", "attention.q_down_norm", "table"),
+            Module(
+                "self_attn.kv_a_proj_with_mqa",
+                ("attention.kv_down", "attention.k_rotary"),
+                pairs=NEIGHBOURS,
+                pairs_if="rope_interleave",
+            ),
+            Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
+            Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
         ),
-        Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
-        Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
+        # The module behind the last layer that predicts one more token.
+        unread=("layers.61.*",),
     ),
-    fixed={
-        "attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-        "moe_layer_freq": 1,
-    },
-)  # fmt: skip
-DEEPSEEK_V3 = dataclasses.replace(
-    with_experts(DENSE, functools.partial(expert_entries, NAMES)),
-    # The module behind the last layer that predicts one more token.
-    ignored=(*DENSE.ignored, "layers.61.*"),
+    other_attributes=OtherAttributes(
+        read=(
+            *map(Attribute, OTHERS),
+            Attribute("rope_interleave", True),
+            derived("num_key_value_heads", num_attention_heads, "num_attention_heads"),
+            derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
+            derived("head_dim", _rotary_size, "qk_rope_head_dim"),
+        ),
+        fixed={
+            "attention_bias": False,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "moe_layer_freq": 1,
+        },
+        # As in all that are published.
+        written={"rope_interleave": True, "num_nextn_predict_layers": 0},
+    ),
 )
+DEEPSEEK_V3 = with_experts(DENSE, functools.partial(expert_entries, NAMES))

@@ -5,7 +5,7 @@ import dataclasses
 from attnlab.models.specs import Dropout, Norm
 from attnlab.pretrained.attributes import Attribute
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, OLD_NORMS, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import ACTIVATIONS, Choice, MaskedHead, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 
@@ -28,9 +28,6 @@ DISTILBERT = Family(
         Choice("activation", "gelu", "ffn.activation", ACTIVATIONS),
         MaskedHead("DistilBert", transform="vocab_transform", activation="activation"),
     ),
-    # The table of sinusoids is stored as a weight: only how it was made differs.
-    other_attributes=(Attribute("sinusoidal_pos_embds", False),),
-    written={"sinusoidal_pos_embds": False},
     table=NameTable(
         modules=(
             *EMBEDDINGS,
@@ -54,8 +51,12 @@ DISTILBERT = Family(
     ),
     prefix="distilbert.",
     task_modules=("vocab_",),
-    ignored=("embeddings.position_ids",),
-    ignored_if_tied=("vocab_projector.weight",),
-    fixed={"tie_weights_": True},
     renamed=OLD_NORMS,
+    other_attributes=OtherAttributes(
+        read=(Attribute("sinusoidal_pos_embds", False),),
+        fixed={"tie_weights_": True},
+        # The table of sinusoids is stored as a weight: only how it was made differs.
+        written={"sinusoidal_pos_embds": False},
+    ),
+    unread=UnreadTensors(always=("embeddings.position_ids",), if_tied=("vocab_projector.weight",)),
 )

@@ -5,7 +5,7 @@ and the masked-LM head of its generator.
 from attnlab.models.config import ModelConfig
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, LAYERS, OLD_NORMS, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, UnreadTensors
 from attnlab.pretrained.fields import Field, MaskedHead, Source, Values, changed, sizes
 from attnlab.pretrained.name_table import Module, NameTable
 
@@ -15,9 +15,9 @@ class _EmbeddingSize(Field):
 
     attributes = (Attribute("embedding_size", 128),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        width = given["embedding_size"]
-        return {"embedding.width": None if width == given["hidden_size"] else width}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        width = attributes["embedding_size"]
+        return {"embedding.width": None if width == attributes["hidden_size"] else width}
 
     def write(self, config: ModelConfig) -> JSON:
         """Raises ValueError for a square projection."""
@@ -51,7 +51,8 @@ ELECTRA = Family(
     ),
     prefix="electra.",
     task_modules=("generator_predictions.", "generator_lm_head."),
-    ignored=("embeddings.position_ids",),
-    ignored_if_tied=("generator_lm_head.weight",),
     renamed=OLD_NORMS,
+    unread=UnreadTensors(
+        always=("embeddings.position_ids",), if_tied=("generator_lm_head.weight",)
+    ),
 )

@@ -20,9 +20,9 @@ class DensePattern:
 
     attributes: tuple[Attribute, ...] = ()
 
-    def read(self, given: JSON) -> list[bool]:
+    def read(self, attributes: JSON) -> list[bool]:
         """Of each layer, whether it is dense."""
-        return [False] * int(given["num_hidden_layers"])
+        return [False] * int(attributes["num_hidden_layers"])
 
     def write(self, dense: list[bool]) -> JSON:
         """The inverse. Raises ValueError where no attribute can express it."""
@@ -37,9 +37,9 @@ class SparseSteps(DensePattern):
         Attribute("mlp_only_layers", None, nullable=True, json_type=list),
     )
 
-    def read(self, given: JSON) -> list[bool]:
-        step, dense = given["decoder_sparse_step"], given["mlp_only_layers"] or []
-        layers = range(given["num_hidden_layers"])
+    def read(self, attributes: JSON) -> list[bool]:
+        step, dense = attributes["decoder_sparse_step"], attributes["mlp_only_layers"] or []
+        layers = range(attributes["num_hidden_layers"])
         return [i in dense or (i + 1) % step != 0 for i in layers]
 
     def write(self, dense: list[bool]) -> JSON:
@@ -52,8 +52,10 @@ class FirstDense(DensePattern):
 
     attributes = (Attribute("first_k_dense_replace", 3, least=0),)
 
-    def read(self, given: JSON) -> list[bool]:
-        return [i < given["first_k_dense_replace"] for i in range(given["num_hidden_layers"])]
+    def read(self, attributes: JSON) -> list[bool]:
+        return [
+            i < attributes["first_k_dense_replace"] for i in range(attributes["num_hidden_layers"])
+        ]
 
     def write(self, dense: list[bool]) -> JSON:
         count = sum(dense)
@@ -95,50 +97,50 @@ class ExpertFields(Field):
         own += [other] if self.other_name else []
         return (*own, *(self.windows.attributes if self.windows else ()))
 
-    def experts(self, given: JSON) -> Experts:
+    def experts(self, attributes: JSON) -> Experts:
         """The experts of a layer."""
-        values = {field: given[one.name] for field, one in self.options.items()}
-        if given.get(self.other_name) is not None:
-            values["num_experts"] = given[self.other_name]
+        values = {field: attributes[one.name] for field, one in self.options.items()}
+        if attributes.get(self.other_name) is not None:
+            values["num_experts"] = attributes[self.other_name]
         return Experts(**{**self.constant, **values})
 
     def write_experts(self, ffn: FFN) -> JSON:
         """The inverse."""
-        given = {one.name: getattr(ffn.experts, field) for field, one in self.options.items()}
-        given |= {self.width.name: ffn.width}
-        return given | ({self.clip.name: ffn.clip} if self.clip else {})
+        attributes = {one.name: getattr(ffn.experts, field) for field, one in self.options.items()}
+        attributes |= {self.width.name: ffn.width}
+        return attributes | ({self.clip.name: ffn.clip} if self.clip else {})
 
-    def read(self, given: JSON, source: Source) -> Values:
-        values: Values = self.windows.read(given, source) if self.windows else {}
-        dense = self.dense.read(given)
+    def read(self, attributes: JSON, source: Source) -> Values:
+        values: Values = self.windows.read(attributes, source) if self.windows else {}
+        dense = self.dense.read(attributes)
         if all(dense):
             return values
-        experts, stored = self.experts(given), len(source.tensors)
+        experts, stored = self.experts(attributes), len(source.tensors)
         if self.one_by_one and 0 < stored < experts.num_experts:
             raise ValueError(
                 f"config.json: {self.options['num_experts'].name} = {experts.num_experts} is more "
                 f"than the {stored} tensors in the folder"
             )
         layers = overrides_of(values, len(dense))
-        activation = choose("hidden_act", given["hidden_act"], GATED)
-        wide = FFN(width=given["intermediate_size"], activation=activation, bias=False)
+        activation = choose("hidden_act", attributes["hidden_act"], GATED)
+        wide = FFN(width=attributes["intermediate_size"], activation=activation, bias=False)
         layers = [
             dataclasses.replace(one, ffn=wide) if is_dense else one
             for one, is_dense in zip(layers, dense, strict=True)
         ]
         values |= types_of(layers)
         if self.clip:
-            values["ffn.clip"] = given[self.clip.name]
-        return values | {"ffn.experts": experts, "ffn.width": given[self.width.name]}
+            values["ffn.clip"] = attributes[self.clip.name]
+        return values | {"ffn.experts": experts, "ffn.width": attributes[self.width.name]}
 
     def write(self, config: ModelConfig) -> JSON:
         ffns = [config.stacks[name].ffn for name in config.layer_names]
-        given = self.windows.write(config) if self.windows else {}
-        given |= self.dense.write([ffn.experts is None for ffn in ffns])
+        attributes = self.windows.write(config) if self.windows else {}
+        attributes |= self.dense.write([ffn.experts is None for ffn in ffns])
         for ffn in ffns:
-            given |= {"intermediate_size": ffn.width} if ffn.experts is None else {}
-            given |= self.write_experts(ffn) if ffn.experts is not None else {}
-        return given
+            attributes |= {"intermediate_size": ffn.width} if ffn.experts is None else {}
+            attributes |= self.write_experts(ffn) if ffn.experts is not None else {}
+        return attributes
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -184,13 +186,13 @@ def expert_entries(names: ExpertNames, config: ModelConfig) -> list[Entry]:
             continue
         group, where = groups["ffn"], (stack, "ffn")
 
-        def linear(module: str, *path: str, slot: Any = group, where: Any = where) -> Entry:
-            return Entry(f"{prefix}{module}.weight", ((*where, *path),), slot, "linear")  # noqa: B023
+        def linear(module: str, *path: str, at: Any = group, where: Any = where) -> Entry:
+            return Entry(f"{prefix}{module}.weight", ((*where, *path),), at, "linear")  # noqa: B023
 
         made.append(linear(names.router, "router"))
         for weight, module in names.weights.items():
             for e in range(ffn.experts.num_experts):
-                made.append(linear(module.format(e), weight, slot=(group, e)))
+                made.append(linear(module.format(e), weight, at=(group, e)))
         if ffn.shared is not None:
             made += [linear(module, "shared", name) for name, module in names.shared.items()]
         if ffn.experts.shared_gate:

@@ -8,6 +8,40 @@ from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.fields import Field, Source, Values, build_config
 from attnlab.pretrained.name_table import NameTable
 
+NO_PAD_TOKEN = {"pad_token_id": None}
+"""Written where the default of transformers would be beyond a small vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OtherAttributes:
+    """Attributes of config.json that set no field of the config.
+
+    Attributes:
+      read: those that are read, to compute or check others.
+      fixed: name -> the only value that is supported.
+      written: name -> the value that is written.
+    """
+
+    read: tuple[Attribute, ...] = ()
+    fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    written: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnreadTensors:
+    """Tensors of a file that are not read.
+
+    Attributes:
+      always: patterns of tensors that hold no weight, or one that is stored elsewhere too.
+      if_tied: more such patterns where the LM head is tied.
+      copies: tensors that transformers stores and never reads where the LM head is not tied: name
+        -> the one it copies.
+    """
+
+    always: tuple[str, ...] = ()
+    if_tied: tuple[str, ...] = ()
+    copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
@@ -17,17 +51,12 @@ class Family:
       name: the `model_type`.
       base: what no attribute sets.
       fields: how attributes and config become each other.
-      other_attributes: those that set no field of the config.
-      written: constant attributes that are written.
       table: the names of the weights.
+      other_attributes: those that set no field of the config.
       prefix: of the names of the bare model in the files of its task models.
       task_modules: how names begin that belong to a task and never have the prefix.
-      ignored: patterns of tensors that hold no weight, or one that is stored elsewhere too.
-      ignored_if_tied: more such patterns where the LM head is tied.
+      unread: tensors that are not read.
       shares_layers: fewer tensors than layers are stored.
-      unused: tensors that transformers stores and never reads where the LM head is not tied: name
-        -> the one it copies.
-      fixed: attributes that may only have this value.
       renamed: (ending of an older checkpoint, ending of today).
     """
 
@@ -35,27 +64,24 @@ class Family:
     base: ModelConfig
     fields: tuple[Field, ...]
     table: NameTable
-    other_attributes: tuple[Attribute, ...] = ()
-    written: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    other_attributes: OtherAttributes = OtherAttributes()
     prefix: str = ""
     task_modules: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
-    ignored_if_tied: tuple[str, ...] = ()
+    unread: UnreadTensors = UnreadTensors()
     shares_layers: bool = False
-    unused: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         """All attributes that are read."""
-        return (*(one for field in self.fields for one in field.attributes), *self.other_attributes)
+        of_fields = (one for field in self.fields for one in field.attributes)
+        return (*of_fields, *self.other_attributes.read)
 
-    def config(self, given: JSON, source: Source) -> ModelConfig:
+    def config(self, attributes: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError for what is not supported, or no model."""
         values: Values = {}
         for field in self.fields:
-            values |= field.read(given, source)
+            values |= field.read(attributes, source)
         try:
             return build_config(self.base, values)
         except ValueError as error:
@@ -63,19 +89,19 @@ class Family:
 
     def describe(self, config: ModelConfig) -> JSON:
         """Config -> attributes and architectures, as far as the format can express it."""
-        given: JSON = {}
+        attributes: JSON = {}
         for field in self.fields:
-            given |= field.write(config)
-        for one in self.other_attributes:
+            attributes |= field.write(config)
+        for one in self.other_attributes.read:
             if one.compute is not None:
-                given[one.name] = one.compute(given)
-        return given | dict(self.written)
+                attributes[one.name] = one.compute(attributes)
+        return attributes | dict(self.other_attributes.written)
 
     def ignores(self, config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensors that are not read for this model."""
-        tied = self.ignored_if_tied if config.output.kind == "tied" else ()
-        return (*self.ignored, *tied, *self.unused_in(config))
+        tied = self.unread.if_tied if config.output.kind == "tied" else ()
+        return (*self.unread.always, *tied, *self.copies_in(config))
 
-    def unused_in(self, config: ModelConfig) -> Mapping[str, str]:
-        """`unused` of this model."""
-        return self.unused if config.output.kind == "own" else {}
+    def copies_in(self, config: ModelConfig) -> Mapping[str, str]:
+        """Tensor of this model that is never read -> the one it copies."""
+        return self.unread.copies if config.output.kind == "own" else {}

@@ -38,7 +38,7 @@ class Field:
         """What it reads and writes."""
         raise NotImplementedError
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         """Attributes of the family -> values of the config.
 
         Raises:
@@ -69,8 +69,8 @@ class Value(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (self.attribute,)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return dict.fromkeys(self.paths, given[self.attribute.name])
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return dict.fromkeys(self.paths, attributes[self.attribute.name])
 
     def write(self, config: ModelConfig) -> JSON:
         value = config_value(config, self.paths[0])
@@ -107,8 +107,8 @@ class Choice(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute(self.name, self.default),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {self.path: choose(self.name, given[self.name], self.values)}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {self.path: choose(self.name, attributes[self.name], self.values)}
 
     def write(self, config: ModelConfig) -> JSON:
         ours = config_value(config, self.path)
@@ -227,8 +227,8 @@ class AllBiases(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute(self.name, self.default),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        there = given[self.name]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        there = attributes[self.name]
         return {"heads.biases": BIASES if there else (), "ffn.bias": there}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -260,11 +260,11 @@ class CausalHead(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("tie_word_embeddings", self.tied),)
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         is_bare = source.architecture == self.bare
         own = self.bare_kind if is_bare else "own"
         # A tied LM head is there whoever asks, but not its bias.
-        tied = given["tie_word_embeddings"] and not (is_bare and self.bias)
+        tied = attributes["tie_word_embeddings"] and not (is_bare and self.bias)
         kind = "tied" if tied else own
         return {"output.kind": kind, "output.bias": self.bias and kind != "none"}
 
@@ -304,26 +304,26 @@ class MaskedHead(Field):
         own = (one for one in maybe if isinstance(one, Attribute))
         return (Attribute("tie_word_embeddings", True), *own)
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         has = {
             name: f"{name}.weight" in source.tensors
             for name in (self.transform, self.pooler, self.classifier)
         }
         both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
         name = self.activation if isinstance(self.activation, str) else self.activation.name
-        act = choose(name, given[name], ACTIVATIONS) if name else ""
+        act = choose(name, attributes[name], ACTIVATIONS) if name else ""
         values: Values = {
             "output.pooler": "first" if both or has[self.pooler] else None,
             "output.num_classes": 2 if both or has[self.classifier] else 0,
             "output.kind": "none",
         }
         if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
-            values["output.kind"] = "tied" if given["tie_word_embeddings"] else "own"
+            values["output.kind"] = "tied" if attributes["tie_word_embeddings"] else "own"
             values |= {
-                "output.bias": self.bias is None or given[self.bias.name],
+                "output.bias": self.bias is None or attributes[self.bias.name],
                 "output.transform": act or "gelu",
                 "output.transform_bias": self.transform_bias is None
-                or given[self.transform_bias.name],
+                or attributes[self.transform_bias.name],
             }
         return values
 
@@ -331,20 +331,20 @@ class MaskedHead(Field):
         output = config.output
         task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
         name = self.name + ("Model" if output.kind == "none" else task)
-        given: JSON = {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
-        given |= {self.bias.name: output.bias} if self.bias else {}
+        attributes: JSON = {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
+        attributes |= {self.bias.name: output.bias} if self.bias else {}
         if self.transform_bias:
-            given[self.transform_bias.name] = output.transform_bias
+            attributes[self.transform_bias.name] = output.transform_bias
         if isinstance(self.activation, Attribute):
             field = Choice(self.activation.name, "", "output.transform", ACTIVATIONS)
             usual = {self.activation.name: self.activation.default}
-            given |= field.write(config) if output.transform else usual
-        return given
+            attributes |= field.write(config) if output.transform else usual
+        return attributes
 
 
-def classes_of(given: JSON) -> int:
+def classes_of(attributes: JSON) -> int:
     """The number of classes that id2label names; 2 where there is none, as in transformers."""
-    labels = given["id2label"]
+    labels = attributes["id2label"]
     return 2 if labels is None else len(labels)
 
 
@@ -354,13 +354,19 @@ def labels_of(config: ModelConfig) -> JSON:
     return {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
 
 
-def _head_dim(given: JSON) -> int | None:
-    width, heads = given["hidden_size"], given["num_attention_heads"]
+def _head_dim(attributes: JSON) -> int | None:
+    width, heads = attributes["hidden_size"], attributes["num_attention_heads"]
     return None if width % heads else int(width // heads)
 
 
-def _num_heads(given: JSON) -> int:
-    return int(given["num_attention_heads"])
+def hidden_size(attributes: JSON) -> int:
+    """For `Attribute.compute`."""
+    return int(attributes["hidden_size"])
+
+
+def num_attention_heads(attributes: JSON) -> int:
+    """For `Attribute.compute`."""
+    return int(attributes["num_attention_heads"])
 
 
 def grouped_heads(
@@ -372,7 +378,12 @@ def grouped_heads(
       num_kv_heads, head_dim: where config.json has none.
     """
     return (
-        value("num_key_value_heads", num_kv_heads, "heads.num_kv_heads", compute=_num_heads,
-              json_type=int),
+        value(
+            "num_key_value_heads",
+            num_kv_heads,
+            "heads.num_kv_heads",
+            compute=num_attention_heads,
+            json_type=int,
+        ),
         value("head_dim", head_dim, "heads.head_dim", compute=_head_dim, json_type=int),
-    )  # fmt: skip
+    )

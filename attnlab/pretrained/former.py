@@ -99,7 +99,7 @@ def attention_entries(layout: Layout, modules: tuple[Module, ...]) -> list[Entry
     config = ModelConfig(width=layout.width, num_layers=1, heads=layout)
     made = NameTable((), (Layers("", modules),)).entries(config)
     alone = [
-        one._replace(paths=tuple(("heads", path[-1]) for path in one.paths), slot=None)
+        one._replace(paths=tuple(("heads", path[-1]) for path in one.paths), at=None)
         for one in made
     ]
     return _renamed(alone, layout)

@@ -6,8 +6,10 @@ from attnlab.heads import HeadNorm, SoftCap, Standard, score_scale
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Norm
 from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import (
     GATED,
+    CausalHead,
     Choice,
     Field,
     Source,
@@ -18,7 +20,7 @@ from attnlab.pretrained.fields import (
     value,
 )
 from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, TypedRotary, every
-from attnlab.pretrained.llama import FIELDS, decoder
+from attnlab.pretrained.llama import FIELDS, DecoderNames, causal_head, decoder
 
 BASES = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 """Type of a layer -> what configs before transformers 5 call its base, and its default."""
@@ -29,10 +31,10 @@ class _Scales(Field):
 
     attributes = (Attribute("query_pre_attn_scalar", 256),)
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         return {
-            "heads.scale": given["query_pre_attn_scalar"] ** -0.5,
-            "embedding.scale": given["hidden_size"] ** 0.5,
+            "heads.scale": attributes["query_pre_attn_scalar"] ** -0.5,
+            "embedding.scale": attributes["hidden_size"] ** 0.5,
         }
 
     def write(self, config: ModelConfig) -> JSON:
@@ -44,8 +46,8 @@ class _SoftCap(Field):
 
     attributes = (Attribute("attn_logit_softcapping", 50.0, nullable=True),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        cap = given["attn_logit_softcapping"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        cap = attributes["attn_logit_softcapping"]
         if cap is not None and cap <= 0:
             raise ValueError(
                 f"config.json: attn_logit_softcapping = {cap!r} must be above 0, or null"
@@ -62,8 +64,8 @@ class _EmbeddingScale(Field):
 
     attributes = ()
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"embedding.scale": given["hidden_size"] ** 0.5}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {"embedding.scale": attributes["hidden_size"] ** 0.5}
 
     def write(self, config: ModelConfig) -> JSON:
         return {}
@@ -87,11 +89,11 @@ GEMMA = decoder(
         _EmbeddingScale(),
         without=("mlp_bias",),
     ),
-    architecture="Gemma",
+    causal_head("Gemma", tied=True),
     norm=Norm(kind="rms_plus_one"),
-    fixed={"use_bidirectional_attention": None},
-    other_attributes=(Attribute("hidden_activation"),),
-    tied=True,
+    other_attributes=OtherAttributes(
+        read=(Attribute("hidden_activation"),), fixed={"use_bidirectional_attention": None}
+    ),
 )
 GEMMA2 = decoder(
     "gemma2",
@@ -105,15 +107,16 @@ GEMMA2 = decoder(
         _Scales(),
         _SoftCap(),
         value("final_logit_softcapping", 30.0, "output.soft_cap", nullable=True),
-        LayerTypes(default_types=lambda given: every(given["num_hidden_layers"], 2)),
+        LayerTypes(default_types=lambda attributes: every(attributes["num_hidden_layers"], 2)),
         without=("hidden_act", "mlp_bias", "rope_parameters"),
     ),
-    architecture="Gemma2",
+    causal_head("Gemma2", tied=True),
+    names=DecoderNames(norms=SANDWICH),
     norm=Norm(kind="rms_plus_one", position="sandwich"),
-    norms=SANDWICH,
-    fixed={"use_bidirectional_attention": None},
-    other_attributes=(Attribute("hidden_act"), Attribute("cache_implementation")),
-    tied=True,
+    other_attributes=OtherAttributes(
+        read=(Attribute("hidden_act"), Attribute("cache_implementation")),
+        fixed={"use_bidirectional_attention": None},
+    ),
 )
 GEMMA3 = decoder(
     "gemma3_text",
@@ -137,14 +140,14 @@ GEMMA3 = decoder(
         ),
         without=("hidden_act", "mlp_bias"),
     ),
-    architecture="Gemma3",
+    CausalHead("Gemma3TextModel", "Gemma3ForCausalLM", tied=True),
+    names=DecoderNames(norms=SANDWICH),
     norm=Norm(kind="rms_plus_one", position="sandwich"),
-    norms=SANDWICH,
-    fixed={
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-        "use_bidirectional_attention": False,
-    },
-    tied=True,
-    bare="Gemma3TextModel",
+    other_attributes=OtherAttributes(
+        fixed={
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        }
+    ),
 )

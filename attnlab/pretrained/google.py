@@ -67,10 +67,10 @@ ALBERT_MODULES = (
 
 def _read(family: Family, config: JSON, tensors: Arrays, without: tuple[str, ...]) -> Values:
     """The values of a bert_config.json, with the output heads that the variables have."""
-    given = read_attributes(config, family.attributes, family.fixed)
+    attributes = read_attributes(config, family.attributes, family.other_attributes.fixed)
     values: Values = {}
     for field in changed(family.fields, without=("tie_word_embeddings", *without)):
-        values |= field.read(given, Source())
+        values |= field.read(attributes, Source())
     if values["ffn.activation"] == "gelu":
         values["ffn.activation"] = "gelu_tanh"
     has_head = "cls/predictions/output_bias" in tensors
@@ -92,24 +92,26 @@ def build_bert(config: dict[str, Any], tensors: Arrays) -> Built:
 def build_albert(config: dict[str, Any], tensors: Arrays) -> Built:
     """`config` is an albert_config.json. Some groups may never be applied, and have no weights."""
     values = _read(ALBERT, config, tensors, ("num_hidden_groups", "embedding_size"))
-    given = read_attributes(config, ALBERT.attributes, ALBERT.fixed)
-    calls, inner = given["num_hidden_layers"], given["inner_group_num"]
-    groups = [GROUP_RULES["google"](i, calls, given["num_hidden_groups"]) for i in range(calls)]
+    attributes = read_attributes(config, ALBERT.attributes, ALBERT.other_attributes.fixed)
+    calls, inner = attributes["num_hidden_layers"], attributes["inner_group_num"]
+    groups = [
+        GROUP_RULES["google"](i, calls, attributes["num_hidden_groups"]) for i in range(calls)
+    ]
     used = sorted(set(groups))
-    slots = tuple(used.index(g) * inner + k for g in groups for k in range(inner))
-    width = given["embedding_size"]
+    layer_groups = tuple(used.index(g) * inner + k for g in groups for k in range(inner))
+    width = attributes["embedding_size"]
     values |= {
-        "num_layers": len(slots),
-        "sharing": Plan(attention=slots, ffn=slots),
-        "embedding.width": None if width == given["hidden_size"] else width,
+        "num_layers": len(layer_groups),
+        "sharing": Plan(attention=layer_groups, ffn=layer_groups),
+        "embedding.width": None if width == attributes["hidden_size"] else width,
     }
     model = build_config(BASE, values)
 
-    def places(config: ModelConfig, given: JSON) -> list[tuple[str, int]]:
+    def places(config: ModelConfig, attributes: JSON) -> list[tuple[str, int]]:
         at = "bert/encoder/transformer/group_{}/inner_group_{}/"
         return [
-            (at.format(used[slot // inner], slot % inner), slots.index(slot))
-            for slot in range(len(used) * inner)
+            (at.format(used[group // inner], group % inner), layer_groups.index(group))
+            for group in range(len(used) * inner)
         ]
 
     return model, _table(Layers("", ALBERT_MODULES, places=places)).entries(model)

@@ -4,7 +4,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Init
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -18,8 +18,8 @@ from attnlab.pretrained.fields import (
 from attnlab.pretrained.name_table import Layers, Module, NameTable
 
 
-def hidden_width(given: JSON) -> int:
-    return 4 * int(given["n_embd"])
+def hidden_width(attributes: JSON) -> int:
+    return 4 * int(attributes["n_embd"])
 
 
 class _LayerScales(Field):
@@ -27,9 +27,9 @@ class _LayerScales(Field):
 
     attributes = (Attribute("scale_attn_by_inverse_layer_idx", False),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        scales = tuple(1 / (i + 1) for i in range(given["n_layer"]))
-        used = given["scale_attn_by_inverse_layer_idx"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        scales = tuple(1 / (i + 1) for i in range(attributes["n_layer"]))
+        used = attributes["scale_attn_by_inverse_layer_idx"]
         return {"attention.layer_scales": scales if used else None}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -82,7 +82,9 @@ GPT2 = Family(
     ),
     prefix="transformer.",
     task_modules=("lm_head.",),
-    # The causal mask, stored as if it were a bias.
-    ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),
-    ignored_if_tied=("lm_head.weight",),
+    unread=UnreadTensors(
+        # The causal mask, stored as if it were a bias.
+        always=("h.*.attn.bias", "h.*.attn.masked_bias"),
+        if_tied=("lm_head.weight",),
+    ),
 )

@@ -3,7 +3,7 @@
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Init
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, UnreadTensors
 from attnlab.pretrained.fields import ACTIVATIONS, BIASES, CausalHead, Choice, sizes, value
 from attnlab.pretrained.gpt2 import QKV
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
@@ -45,12 +45,14 @@ GPT_NEOX = Family(
     ),
     prefix="gpt_neox.",
     task_modules=("embed_out.",),
-    # The causal mask, stored as if it were a bias; rates of the rotary positions.
-    ignored=(
-        "layers.*.attention.bias",
-        "layers.*.attention.masked_bias",
-        "layers.*.attention.rotary_emb.inv_freq",
-    ),
-    ignored_if_tied=("embed_out.weight",),
     renamed=(("lm_head.weight", "embed_out.weight"),),
+    unread=UnreadTensors(
+        # The causal mask, stored as if it were a bias; rates of the rotary positions.
+        always=(
+            "layers.*.attention.bias",
+            "layers.*.attention.masked_bias",
+            "layers.*.attention.rotary_emb.inv_freq",
+        ),
+        if_tied=("embed_out.weight",),
+    ),
 )

@@ -10,9 +10,9 @@ from attnlab.pretrained.fields import Field, Source, Values
 from attnlab.pretrained.weights import Entry
 
 
-def _sides(given: JSON, name: str, default: int) -> list[int]:
+def _sides(attributes: JSON, name: str, default: int) -> list[int]:
     """Height and width, which may be one number."""
-    said = default if given[name] is None else given[name]
+    said = default if attributes[name] is None else attributes[name]
     sides = said if isinstance(said, list) else [said, said]
     if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
         raise ValueError(
@@ -50,20 +50,20 @@ class ImageField(Field):
         known = Attribute("image_size"), Attribute("patch_size"), Attribute("num_channels", 3)
         return (*known, Attribute(self.has_mask, True)) if self.has_mask else known
 
-    def read(self, given: JSON, source: Source) -> Values:
-        height, width = _sides(given, "image_size", self.image_size)
-        patch_height, patch_width = _sides(given, "patch_size", self.patch_size)
+    def read(self, attributes: JSON, source: Source) -> Values:
+        height, width = _sides(attributes, "image_size", self.image_size)
+        patch_height, patch_width = _sides(attributes, "patch_size", self.patch_size)
         try:
             images = Images(
                 height=height,
                 width=width,
-                channels=given["num_channels"],
+                channels=attributes["num_channels"],
                 patch_height=patch_height,
                 patch_width=patch_width,
                 crop=bool(height % patch_height or width % patch_width),
                 class_token=self.class_token,
                 bias=self.bias,
-                mask_token=given.get(self.has_mask, self.mask_token in source.tensors),
+                mask_token=attributes.get(self.has_mask, self.mask_token in source.tensors),
             )
         except ValueError as error:
             raise ValueError(f"config.json: image_size = {[height, width]}: {error}") from None

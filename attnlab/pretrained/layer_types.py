@@ -52,8 +52,8 @@ class Window(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (Attribute("sliding_window", self.default, nullable=True, json_type=int),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        window = given["sliding_window"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        window = attributes["sliding_window"]
         return {"attention.window": None if window is None else window - 1}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -61,8 +61,10 @@ class Window(Field):
         return {"sliding_window": None if window is None else window + 1}
 
 
-def _by_window(given: JSON) -> list[str]:
-    return [FULL if given["sliding_window"] is None else SLIDING] * int(given["num_hidden_layers"])
+def _by_window(attributes: JSON) -> list[str]:
+    return [FULL if attributes["sliding_window"] is None else SLIDING] * int(
+        attributes["num_hidden_layers"]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,49 +93,49 @@ class LayerTypes(Field):
         """The attribute that says how wide a window is."""
         return Attribute("sliding_window", self.default_window, nullable=True)
 
-    def window(self, given: JSON) -> int:
+    def window(self, attributes: JSON) -> int:
         """So many tokens back a token with a window attends to."""
-        if given["sliding_window"] is None:
+        if attributes["sliding_window"] is None:
             raise ValueError(
                 f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
             )
-        return int(given["sliding_window"]) - 1
+        return int(attributes["sliding_window"]) - 1
 
     def write_window(self, window: int | None) -> JSON:
         """The inverse; None where no layer has a window."""
         return {"sliding_window": None if window is None else window + 1}
 
-    def types(self, given: JSON) -> list[str]:
+    def types(self, attributes: JSON) -> list[str]:
         """The type of every layer. Raises ValueError for another number of them than of layers."""
-        types = given["layer_types"]
-        types = self.default_types(given) if types is None else types
+        types = attributes["layer_types"]
+        types = self.default_types(attributes) if types is None else types
         if not types or any(t not in (SLIDING, FULL) for t in types):
             raise ValueError(
                 f"config.json: layer_types = {shown(types)} is not supported, only a list of "
                 f"{SLIDING!r} and {FULL!r}"
             )
-        if len(types) != given["num_hidden_layers"]:
+        if len(types) != attributes["num_hidden_layers"]:
             raise ValueError(
                 f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
-                f"{given['num_hidden_layers']}"
+                f"{attributes['num_hidden_layers']}"
             )
         return list(types)
 
-    def positions(self, given: JSON) -> dict[str, Positions]:
+    def positions(self, attributes: JSON) -> dict[str, Positions]:
         """Type of a layer -> its positions."""
-        return dict.fromkeys((FULL, SLIDING), self.rope.positions(given))
+        return dict.fromkeys((FULL, SLIDING), self.rope.positions(attributes))
 
-    def score_scales(self, given: JSON) -> dict[str, float]:
+    def score_scales(self, attributes: JSON) -> dict[str, float]:
         """Type of a layer -> what multiplies its scores."""
-        return dict.fromkeys((FULL, SLIDING), self.rope.score_scale(given))
+        return dict.fromkeys((FULL, SLIDING), self.rope.score_scale(attributes))
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         types, positions, scales = (
-            self.types(given),
-            self.positions(given),
-            self.score_scales(given),
+            self.types(attributes),
+            self.positions(attributes),
+            self.score_scales(attributes),
         )
-        window = self.window(given) if SLIDING in types else None
+        window = self.window(attributes) if SLIDING in types else None
         base = FULL if FULL in types else SLIDING
         values: Values = {
             "positions": positions[base],
@@ -171,17 +173,19 @@ class TypedRotary(LayerTypes):
 
     bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
 
-    def positions(self, given: JSON) -> dict[str, Positions]:
-        return {type_: self._of_type(given, type_) for type_ in self.bases}
+    def positions(self, attributes: JSON) -> dict[str, Positions]:
+        return {type_: self._of_type(attributes, type_) for type_ in self.bases}
 
-    def score_scales(self, given: JSON) -> dict[str, float]:
-        return {type_: self.rope.score_scale(self._given_of(given, type_)) for type_ in self.bases}
+    def score_scales(self, attributes: JSON) -> dict[str, float]:
+        return {
+            type_: self.rope.score_scale(self._given_of(attributes, type_)) for type_ in self.bases
+        }
 
-    def _of_type(self, given: JSON, type_: str) -> Positions:
-        return self.rope.positions(self._given_of(given, type_))
+    def _of_type(self, attributes: JSON, type_: str) -> Positions:
+        return self.rope.positions(self._given_of(attributes, type_))
 
-    def _given_of(self, given: JSON, type_: str) -> JSON:
-        today, (name, base) = given["rope_parameters"] or {}, self.bases[type_]
+    def _given_of(self, attributes: JSON, type_: str) -> JSON:
+        today, (name, base) = attributes["rope_parameters"] or {}, self.bases[type_]
         objects = all(isinstance(one, dict | None) for one in today.values())
         if set(today) - set(self.bases) or not objects:
             raise ValueError(
@@ -189,11 +193,11 @@ class TypedRotary(LayerTypes):
                 f"and {SLIDING!r}"
             )
         own = today.get(type_) or {"rope_type": "default"}
-        missing = given[name] is None and "rope_theta" not in own
-        return given | {
+        missing = attributes[name] is None and "rope_theta" not in own
+        return attributes | {
             "rope_parameters": own,
-            "rope_scaling": given["rope_scaling"] if type_ == FULL else None,
-            "rope_theta": base if missing else given[name],
+            "rope_scaling": attributes["rope_scaling"] if type_ == FULL else None,
+            "rope_theta": base if missing else attributes[name],
         }
 
     def write_positions(self, config: ModelConfig) -> JSON:

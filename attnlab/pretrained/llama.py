@@ -2,13 +2,14 @@
 Qwen3 (2025), in the names of Hugging Face.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 from attnlab.heads import HeadNorm, Layout, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Init, Norm
 from attnlab.pretrained.attributes import JSON, Attribute, shown
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     BIASES,
     GATED,
@@ -36,11 +37,11 @@ FIELDS: tuple[Field, ...] = (
     RotaryField(),
 )
 RMS = Norm(kind="rms")
+NO_OTHERS = OtherAttributes()
 NORMS = {
     "attention.norm": "input_layernorm",
     "ffn.norm": "post_attention_layernorm",
 }
-MODULES = {"embedding": "embed_tokens", "final_norm": "norm"}
 HEADS = (
     *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
     Module("self_attn.q_norm", "attention.q_norm", "table"),
@@ -51,103 +52,120 @@ PAIRED = tuple(module._replace(pairs=("q", "k", "q_norm", "k_norm")) for module 
 GATED_FFN = linears("mlp.", "ffn", gate="gate_proj", up="up_proj", down="down_proj")
 
 
-def decoder(
-    name: str,
-    heads_: Layout,
-    fields: tuple[Field, ...],
-    *,
-    architecture: str,
-    norm: Norm = RMS,
-    modules: tuple[Module, ...] = HEADS,
-    norms: Mapping[str, str] = NORMS,
-    outer: Mapping[str, str] = MODULES,
-    more: tuple[Module, ...] = (),
-    layers: str = "layers.{}.",
-    prefix: str = "model.",
-    fixed: Mapping[str, object] | None = None,
-    tied: bool = False,
-    bias: bool = False,
-    ignored: tuple[str, ...] = (),
-    bare: str = "",
-    other_attributes: tuple[Attribute, ...] = (),
-    written: Mapping[str, object] | None = None,
-    ffn: tuple[Module, ...] = GATED_FFN,
-    ffn_bias: bool = False,
-) -> Family:
-    """A family whose files name things as Llama's do.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderNames:
+    """What the files of a decoder call its weights; the defaults are Llama's.
 
-    Args:
-      name: its `model_type`.
-      heads_: the layout, with what no attribute sets.
-      fields: without the LM head.
-      architecture: how the names of its architectures begin.
-      norm: kind and position.
-      modules: of self-attention.
-      norms: weight -> module of the norms of a layer.
-      outer, more: weight -> module of those outside the layers, and further ones.
+    Attributes:
+      attention, ffn: modules of a layer.
+      norms: weight -> module, of the norms of a layer.
+      embedding, final_norm: modules outside the layers.
+      more: further modules outside the layers.
       layers, prefix: how names of a layer, and of the bare model in a file, begin.
-      fixed: attributes that may only have this value.
-      tied: the default of tie_word_embeddings.
-      bias: the LM head has one.
-      ignored: more patterns of tensors that hold no weight.
-      other_attributes, written: as in `Family`.
-      ffn, ffn_bias: modules of the FFN, and whether it has biases where no attribute says.
-      bare: the architecture without an LM head; "" is that name and "Model".
+      unread: patterns of tensors that hold no weight, beside the rates of rotary positions.
     """
-    modules += ffn
-    modules += tuple(Module(theirs, ours, "norm") for ours, theirs in norms.items())
-    return Family(
-        name=name,
-        base=ModelConfig(heads=heads_, norm=norm, ffn=FFN(bias=ffn_bias), init=Init(std=0.02)),
-        fields=(
-            *fields,
-            CausalHead(
-                bare or f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias
-            ),
-        ),
-        table=NameTable(
+
+    attention: tuple[Module, ...] = HEADS
+    ffn: tuple[Module, ...] = GATED_FFN
+    norms: Mapping[str, str] = dataclasses.field(default_factory=NORMS.copy)
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    more: tuple[Module, ...] = ()
+    layers: str = "layers.{}."
+    prefix: str = "model."
+    unread: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> NameTable:
+        """These names, and those of an LM head."""
+        norms = tuple(Module(theirs, ours, "norm") for ours, theirs in self.norms.items())
+        return NameTable(
             modules=(
-                Module(outer["embedding"], "embedding", "table"),
-                Module(outer["final_norm"], "final_norm", "norm"),
-                *more,
+                Module(self.embedding, "embedding", "table"),
+                Module(self.final_norm, "final_norm", "norm"),
+                *self.more,
                 Module("lm_head", "lm_head"),
                 Module("lm_head", "lm_head_bias", "bias", only_without="lm_head"),
             ),
-            layers=(Layers(layers, modules),),
-        ),
-        prefix=prefix,
-        task_modules=("lm_head.",),
-        # Rates of the rotary positions, which follow from config.json.
-        ignored=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored),
-        ignored_if_tied=("lm_head.weight",),
-        fixed=fixed or {},
+            layers=(Layers(self.layers, (*self.attention, *self.ffn, *norms)),),
+        )
+
+
+LLAMA_NAMES = DecoderNames()
+
+
+def causal_head(architecture: str, *, tied: bool = False, bias: bool = False) -> CausalHead:
+    """The LM head of the architectures NAMEModel and NAMEForCausalLM.
+
+    Args:
+      architecture: NAME.
+      tied: the default of tie_word_embeddings.
+      bias: the LM head has one.
+    """
+    return CausalHead(f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias)
+
+
+def decoder(
+    name: str,
+    heads: Layout,
+    fields: tuple[Field, ...],
+    lm_head: CausalHead,
+    *,
+    names: DecoderNames = LLAMA_NAMES,
+    norm: Norm = RMS,
+    ffn_bias: bool = False,
+    other_attributes: OtherAttributes = NO_OTHERS,
+) -> Family:
+    """A family whose files name things almost as Llama's do.
+
+    Args:
+      name: its `model_type`.
+      heads: the layout, with what no attribute sets.
+      fields: those of the layers and sizes.
+      lm_head: architectures with and without an LM head.
+      names: of the weights.
+      norm: kind and position.
+      ffn_bias: the FFN has biases where no attribute says.
+      other_attributes: those that set no field of the config.
+    """
+    return Family(
+        name=name,
+        base=ModelConfig(heads=heads, norm=norm, ffn=FFN(bias=ffn_bias), init=Init(std=0.02)),
+        fields=(*fields, lm_head),
+        table=names.table,
         other_attributes=other_attributes,
-        written=written or {},
+        prefix=names.prefix,
+        task_modules=("lm_head.",),
+        unread=UnreadTensors(
+            # Rates of the rotary positions, which follow from config.json.
+            always=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *names.unread),
+            if_tied=("lm_head.weight",),
+        ),
     )
 
 
-def _qwen_types(given: JSON) -> list[str]:
-    slides = given["use_sliding_window"] and given["sliding_window"] is not None
-    count = given["num_hidden_layers"]
-    first = given["max_window_layers"] if slides else count
+def _qwen_types(attributes: JSON) -> list[str]:
+    slides = attributes["use_sliding_window"] and attributes["sliding_window"] is not None
+    count = attributes["num_hidden_layers"]
+    first = attributes["max_window_layers"] if slides else count
     return [FULL if i < first else SLIDING for i in range(count)]
 
 
 class _QwenTypes(LayerTypes):
     """layer_types, or windows from layer max_window_layers on; where use_sliding_window is true."""
 
-    def types(self, given: JSON) -> list[str]:
-        types = super().types(given)
-        if SLIDING in types and not given["use_sliding_window"]:
+    def types(self, attributes: JSON) -> list[str]:
+        types = super().types(attributes)
+        if SLIDING in types and not attributes["use_sliding_window"]:
             raise ValueError(
                 f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
             )
         return types
 
     def write(self, config: ModelConfig) -> JSON:
-        given = super().write(config)
-        types = given["layer_types"]
-        return given | {
+        attributes = super().write(config)
+        types = attributes["layer_types"]
+        return attributes | {
             "use_sliding_window": SLIDING in types,
             "max_window_layers": types.index(SLIDING) if SLIDING in types else config.num_layers,
         }
@@ -171,16 +189,29 @@ QWEN_FIELDS = changed(
     QWEN_TYPES,
     without=("attention_bias", "mlp_bias"),
 )
-LLAMA = decoder("llama", Standard(num_heads=4), FIELDS, architecture="Llama")
-MISTRAL = decoder("mistral", Standard(num_heads=4), MISTRAL_FIELDS, architecture="Mistral")
+LLAMA = decoder(
+    "llama",
+    Standard(num_heads=4),
+    FIELDS,
+    causal_head("Llama"),
+)
+MISTRAL = decoder(
+    "mistral",
+    Standard(num_heads=4),
+    MISTRAL_FIELDS,
+    causal_head("Mistral"),
+)
 MINISTRAL = decoder(
     "ministral",
     Standard(num_heads=4),
     changed(MISTRAL_FIELDS, LayerTypes()),
-    architecture="Ministral",
+    causal_head("Ministral"),
 )
 QWEN2 = decoder(
-    "qwen2", Standard(num_heads=4, biases=("q", "k", "v")), QWEN_FIELDS, architecture="Qwen2"
+    "qwen2",
+    Standard(num_heads=4, biases=("q", "k", "v")),
+    QWEN_FIELDS,
+    causal_head("Qwen2"),
 )
 QWEN3 = decoder(
     "qwen3",
@@ -191,5 +222,5 @@ QWEN3 = decoder(
         Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
         value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps"),
     ),
-    architecture="Qwen3",
+    causal_head("Qwen3"),
 )

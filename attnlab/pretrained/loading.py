@@ -1,7 +1,6 @@
 """Read a published folder as (model, params)."""
 
 import dataclasses
-import fnmatch
 import functools
 import operator
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.attributes import JSON, read_attributes, shown
+from attnlab.pretrained.attributes import JSON, matches, read_attributes, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder
@@ -73,9 +72,9 @@ def load(
       ConnectionError: the hub cannot be reached, and its cache does not hold the model.
     """
     dtype = lookup(PARAM_DTYPES, param_dtype, what="param_dtype")
-    family, given, tensors, config = _read(find_folder(name, revision), ignore)
+    family, attributes, tensors, config = _read(find_folder(name, revision), ignore)
     dataclasses.replace(config, **fields)  # its errors, before anything is read
-    entries = family.table.entries(config, given)
+    entries = family.table.entries(config, attributes)
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
 
     def put(path: WeightPath, a: np.ndarray) -> jax.Array:
@@ -99,7 +98,7 @@ def _check_all_used(
     tensors: Stored, known: set[str], family: Family, config: ModelConfig, ignore: tuple[str, ...]
 ) -> None:
     patterns = (*family.ignores(config), *ignore)
-    unknown = [name for name in tensors if name not in known and not _matches(name, patterns)]
+    unknown = [name for name in tensors if name not in known and not matches(name, patterns)]
     if unknown:
         first = shown(unknown[0])
         raise ValueError(
@@ -147,17 +146,17 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, 
     """All but the weights: (family, attributes, tensors not read yet, config)."""
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
-    given = read_attributes(raw, family.attributes, family.fixed, ignore)
+    attributes = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)
     tensors = _renamed(family, read_folder(folder), ignore)
     if not family.shares_layers:
         for one in family.attributes:
-            if one.is_depth and (given[one.name] or 0) > len(tensors):
+            if one.is_depth and (attributes[one.name] or 0) > len(tensors):
                 raise ValueError(
-                    f"config.json: {one.name} = {given[one.name]} is more than the {len(tensors)} "
-                    "tensors in the folder"
+                    f"config.json: {one.name} = {attributes[one.name]} is more than the "
+                    f"{len(tensors)} tensors in the folder"
                 )
     source = Source(_architecture(raw), tensors)
-    return family, given, tensors, family.config(given, source)
+    return family, attributes, tensors, family.config(attributes, source)
 
 
 def _family(raw: JSON, path: Path) -> Family:
@@ -190,7 +189,7 @@ def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored
     """The tensors under the names of the name table: no prefix, today's endings."""
     found: dict[str, str] = {}
     for name in tensors:
-        if _matches(name, ignore):
+        if matches(name, ignore):
             continue
         short = name.removeprefix(family.prefix)
         for old, new in family.renamed:
@@ -199,7 +198,3 @@ def _renamed(family: Family, tensors: Stored, ignore: tuple[str, ...]) -> Stored
             raise ValueError(f"the tensor {shown(name)} is there twice, under another name as well")
         found[short] = name
     return tensors.renamed(found)
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

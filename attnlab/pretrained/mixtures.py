@@ -16,6 +16,7 @@ from attnlab.pretrained.expert_layers import (
     stored_layers,
     with_experts,
 )
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import (
     BIASES,
     Choice,
@@ -27,7 +28,7 @@ from attnlab.pretrained.fields import (
     value,
 )
 from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, Window, every
-from attnlab.pretrained.llama import FIELDS, decoder
+from attnlab.pretrained.llama import FIELDS, causal_head, decoder
 from attnlab.pretrained.weights import Entry
 
 WIDTH = Attribute("intermediate_size", 11008)
@@ -74,18 +75,17 @@ MIXTRAL = with_experts(
                 windows=Window(None),
             ),
         ),
-        architecture="Mixtral",
-        other_attributes=UNUSED,
-        fixed={"router_jitter_noise": 0.0},
+        causal_head("Mixtral"),
+        other_attributes=OtherAttributes(read=UNUSED, fixed={"router_jitter_noise": 0.0}),
     ),
     functools.partial(expert_entries, MIXTRAL_NAMES),
 )
 
 
-def _qwen_types(given: JSON) -> list[str]:
+def _qwen_types(attributes: JSON) -> list[str]:
     """Every second layer, from the first on, up to max_window_layers."""
-    slides, first = given["use_sliding_window"], given["max_window_layers"]
-    count = given["num_hidden_layers"]
+    slides, first = attributes["use_sliding_window"], attributes["max_window_layers"]
+    count = attributes["num_hidden_layers"]
     return [SLIDING if slides and i % 2 == 0 and i < first else FULL for i in range(count)]
 
 
@@ -99,9 +99,11 @@ class _QwenTypes(LayerTypes):
         return (*own, zero, Attribute("use_sliding_window", False),
                 Attribute("max_window_layers", 28, least=0))  # fmt: skip
 
-    def types(self, given: JSON) -> list[str]:
-        types = super().types(given)
-        if SLIDING in types and not (given["use_sliding_window"] and given["sliding_window"]):
+    def types(self, attributes: JSON) -> list[str]:
+        types = super().types(attributes)
+        if SLIDING in types and not (
+            attributes["use_sliding_window"] and attributes["sliding_window"]
+        ):
             raise ValueError(
                 f"config.json: layer_types = {shown(types)} need use_sliding_window = true and a "
                 "sliding_window"
@@ -109,8 +111,8 @@ class _QwenTypes(LayerTypes):
         return types
 
     def write(self, config: ModelConfig) -> JSON:
-        given = super().write(config)
-        return given | {"use_sliding_window": SLIDING in given["layer_types"]}
+        attributes = super().write(config)
+        return attributes | {"use_sliding_window": SLIDING in attributes["layer_types"]}
 
 
 class _Window(Window):
@@ -120,8 +122,8 @@ class _Window(Window):
     def attributes(self) -> tuple[Attribute, ...]:
         return (*super().attributes, Attribute("use_sliding_window", False))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        window = given["sliding_window"] if given["use_sliding_window"] else None
+    def read(self, attributes: JSON, source: Source) -> Values:
+        window = attributes["sliding_window"] if attributes["use_sliding_window"] else None
         return super().read({"sliding_window": window}, source)
 
     def write(self, config: ModelConfig) -> JSON:
@@ -159,8 +161,8 @@ QWEN2_MOE = with_experts(
                 windows=_QwenTypes(default_types=_qwen_types),
             ),
         ),
-        architecture="Qwen2Moe",
-        other_attributes=UNUSED,
+        causal_head("Qwen2Moe"),
+        other_attributes=OtherAttributes(read=UNUSED),
     ),
     functools.partial(expert_entries, QWEN_NAMES),
 )
@@ -190,8 +192,8 @@ QWEN3_MOE = with_experts(
                 windows=_Window(),
             ),
         ),
-        architecture="Qwen3Moe",
-        other_attributes=(*UNUSED, Attribute("max_window_layers")),
+        causal_head("Qwen3Moe"),
+        other_attributes=OtherAttributes(read=(*UNUSED, Attribute("max_window_layers"))),
     ),
     functools.partial(expert_entries, QWEN_NAMES),
 )
@@ -216,15 +218,12 @@ def _gpt_oss_entries(config: ModelConfig) -> list[Entry]:
     return made
 
 
-def _alternating(given: JSON) -> list[str]:
-    return every(given["num_hidden_layers"], 2)
+def _alternating(attributes: JSON) -> list[str]:
+    return every(attributes["num_hidden_layers"], 2)
 
 
 GPT_OSS = with_experts(
-    decoder(
-        "gpt_oss",
-        Standard(num_heads=4, extras=(Sink(),)),
-        (
+    decoder("gpt_oss", Standard(num_heads=4, extras=(Sink(),)), (
             *changed(
                 FIELDS,
                 *sizes(vocab_size=201088, hidden_size=2880, num_hidden_layers=36),
@@ -248,13 +247,9 @@ GPT_OSS = with_experts(
                 windows=LayerTypes(default_window=128, default_types=_alternating),
                 clip=Attribute("swiglu_limit", 7.0),
             ),
-        ),
-        architecture="GptOss",
-        fixed={"swiglu_alpha": 1.702},
-        other_attributes=(
+        ), causal_head("GptOss"), other_attributes=OtherAttributes(read=(
             *UNUSED, Attribute("experts_per_token"), Attribute("initial_context_length"),
-        ),
-    ),
+        ), fixed={"swiglu_alpha": 1.702}),),
     _gpt_oss_entries,
     bias=True,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout, Norm, NormPosition
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.bert import BASE, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import NO_PAD_TOKEN, Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     BIASES,
     GATED,
@@ -32,18 +32,18 @@ class _LayerTypes(TypedRotary):
     def window_attribute(self) -> Attribute:
         return Attribute("local_attention", self.default_window)
 
-    def window(self, given: JSON) -> int:
-        return int(given["local_attention"]) // 2
+    def window(self, attributes: JSON) -> int:
+        return int(attributes["local_attention"]) // 2
 
     def write_window(self, window: int | None) -> JSON:
         return {"local_attention": self.default_window if window is None else 2 * window}
 
-    def read(self, given: JSON, source: Source) -> Values:
-        values = super().read(given, source)
-        first, *rest = overrides_of(values, given["num_hidden_layers"])
+    def read(self, attributes: JSON, source: Source) -> Values:
+        values = super().read(attributes, source)
+        first, *rest = overrides_of(values, attributes["num_hidden_layers"])
         if not rest:
             return values | {"norm.position": FIRST}
-        norm = Norm(position=FIRST, eps=given["norm_eps"], bias=given["norm_bias"])
+        norm = Norm(position=FIRST, eps=attributes["norm_eps"], bias=attributes["norm_bias"])
         return values | types_of([dataclasses.replace(first, norm=norm), *rest])
 
     def write(self, config: ModelConfig) -> JSON:
@@ -53,9 +53,9 @@ class _LayerTypes(TypedRotary):
         return super().write(config)
 
 
-def _types(given: JSON) -> list[str]:
-    every = given["global_attn_every_n_layers"]
-    return [SLIDING if i % every else FULL for i in range(given["num_hidden_layers"])]
+def _types(attributes: JSON) -> list[str]:
+    every = attributes["global_attn_every_n_layers"]
+    return [SLIDING if i % every else FULL for i in range(attributes["num_hidden_layers"])]
 
 
 # How it was trained or is run; the rest is of classifiers.
@@ -121,8 +121,6 @@ MODERNBERT = Family(
     ),
     prefix="model.",
     task_modules=("head.", "decoder."),
-    ignored_if_tied=("decoder.weight",),
-    # The default of transformers is beyond a small vocabulary.
-    written={"pad_token_id": None},
-    other_attributes=tuple(map(Attribute, OTHERS)),
+    other_attributes=OtherAttributes(read=tuple(map(Attribute, OTHERS)), written=NO_PAD_TOKEN),
+    unread=UnreadTensors(if_tied=("decoder.weight",)),
 )

@@ -4,6 +4,7 @@ import dataclasses
 
 from attnlab.models.specs import Relative
 from attnlab.pretrained.bert import LAYERS
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import MaskedHead, changed, sizes
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.roberta import ROBERTA
@@ -35,5 +36,5 @@ MPNET = dataclasses.replace(
     ),
     prefix="mpnet.",
     # transformers computes with 32 buckets whatever it says.
-    fixed={"relative_attention_num_buckets": 32},
+    other_attributes=OtherAttributes(fixed={"relative_attention_num_buckets": 32}),
 )

@@ -91,26 +91,26 @@ class NameTable(NamedTuple):
 
     def entries(self, config: ModelConfig, attributes: JSON | None = None) -> list[Entry]:
         """The tensors of a file with the weights of this model."""
-        given, shapes = attributes or {}, param_shapes(config)
+        attributes, shapes = attributes or {}, param_shapes(config)
         rotated = {name: stack.rotary_size for name, stack in config.stacks.items()}
         made = self.special(config) if self.special else []
         for module in self.modules:
-            made += self._entries(module, "", shapes, (), None, given)
+            made += self._entries(module, "", shapes, (), None, attributes)
         for layers in self.layers:
             if layers.stack == "decoder" and config.kind == "encoder":
                 continue
             own = _own_prefix(config) if layers.stack == "encoder" else ""
             for module in layers.outer:
                 outer = module._replace(weights=f"{own}{module.weights}")
-                made += self._entries(outer, "", shapes, (), None, given)
-            for prefix, stack, groups in _places(layers, config, own, given):
+                made += self._entries(outer, "", shapes, (), None, attributes)
+            for prefix, stack, groups in _places(layers, config, own, attributes):
                 for module in layers.modules:
                     if module.only_norms and config.norm.position not in module.only_norms:
                         continue
                     sublayer = _names(module)[0].partition(".")[0]
                     if sublayer in groups and sublayer in shapes[stack]:
-                        slot = groups[sublayer]
-                        entries = self._entries(module, prefix, shapes, (stack,), slot, given)
+                        index = groups[sublayer]
+                        entries = self._entries(module, prefix, shapes, (stack,), index, attributes)
                         size = rotated.get(stack, 0)
                         made += [
                             one._replace(rotated=size, pairs=one.pairs if size else ())
@@ -124,8 +124,8 @@ class NameTable(NamedTuple):
         prefix: str,
         shapes: Mapping[str, object],
         where: Path,
-        slot: int | None,
-        given: JSON,
+        index: int | None,
+        attributes: JSON,
     ) -> list[Entry]:
         """The tensors of a module; none if the model lacks its weights."""
         paths = tuple((*where, *name.split(".")) for name in _names(module))
@@ -146,22 +146,22 @@ class NameTable(NamedTuple):
             assert isinstance(there, Mapping)
             ends_of = {"scale": ends.scale, "bias": ends.norm_bias}
             return [
-                Entry(name + ends_of[n], ((*paths[0], n),), slot) for n in ends_of if n in there
+                Entry(name + ends_of[n], ((*paths[0], n),), index) for n in ends_of if n in there
             ]
-        pairs = module.pairs if not module.pairs_if or given.get(module.pairs_if) else ()
+        pairs = module.pairs if not module.pairs_if or attributes.get(module.pairs_if) else ()
         if module.kind in ("table", "vector"):
-            return [Entry(name + ends.table, paths, slot, module.kind, pairs=pairs)]
+            return [Entry(name + ends.table, paths, index, module.kind, pairs=pairs)]
         if module.kind == "plain":
-            shape = beside[paths[0][-1]].shape[slot is not None :]  # type: ignore[attr-defined]
-            return [Entry(name, paths, slot, stored=(1,) * module.axes + shape)]
+            shape = beside[paths[0][-1]].shape[index is not None :]  # type: ignore[attr-defined]
+            return [Entry(name, paths, index, stored=(1,) * module.axes + shape)]
         if module.kind == "bias":
-            return [Entry(name + ends.bias, paths, slot, "vector")]
+            return [Entry(name + ends.bias, paths, index, "vector")]
         kind = ends.linear if module.kind == "linear" else module.kind
-        made = [Entry(name + ends.weight, paths, slot, kind, module.by_head, pairs)]
+        made = [Entry(name + ends.weight, paths, index, kind, module.by_head, pairs)]
         biases = tuple((*path[:-1], f"{path[-1]}_bias") for path in paths)
         if all(path[-1] in beside for path in biases):
             of_pairs = tuple(f"{one}_bias" for one in pairs)
-            made.append(Entry(name + ends.bias, biases, slot, "vector", module.by_head, of_pairs))
+            made.append(Entry(name + ends.bias, biases, index, "vector", module.by_head, of_pairs))
         return made
 
 
@@ -175,7 +175,7 @@ def _own_prefix(config: ModelConfig) -> str:
 
 
 def _places(
-    layers: Layers, config: ModelConfig, own: str, given: JSON
+    layers: Layers, config: ModelConfig, own: str, attributes: JSON
 ) -> Iterator[tuple[str, str, dict[str, int]]]:
     """(start of its names, stack of its weights, sublayer -> group) of every stored layer."""
     plans: dict[str, Plan]
@@ -188,7 +188,7 @@ def _places(
     if layers.places is None:
         places = [(layers.prefix.format(i), i) for i in range(len(names))]
     else:
-        places = layers.places(config, given)
+        places = layers.places(config, attributes)
     groups = {name: {sub: plan.indices(sub) for sub in plan} for name, plan in plans.items()}
     before = [names[:i].count(name) for i, name in enumerate(names)]
     for prefix, i in places:

@@ -5,9 +5,10 @@ the names of Hugging Face.
 from attnlab.heads import HeadNorm, Standard
 from attnlab.models.specs import Norm
 from attnlab.pretrained.attributes import JSON
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import changed, sizes, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, every
-from attnlab.pretrained.llama import FIELDS, HEADS, decoder
+from attnlab.pretrained.llama import FIELDS, HEADS, DecoderNames, causal_head, decoder
 
 COMMON = changed(
     FIELDS,
@@ -24,22 +25,26 @@ FLAT = tuple(m._replace(kind="vector") if m.kind == "table" else m for m in HEAD
 NORMED = Standard(num_heads=4, qk_norm=HeadNorm("rms", over="all"))
 
 
-def _every_fourth(given: JSON) -> list[str]:
-    return every(given["num_hidden_layers"], 4)
+def _every_fourth(attributes: JSON) -> list[str]:
+    return every(attributes["num_hidden_layers"], 4)
 
 
 OLMO = decoder(
     "olmo",
     Standard(num_heads=4),
     changed(COMMON, without=("rms_norm_eps",)),
-    architecture="Olmo",
+    causal_head("Olmo"),
     norm=Norm(scale=False, eps=1e-5),
-    fixed={"clip_qkv": None},
+    other_attributes=OtherAttributes(fixed={"clip_qkv": None}),
 )
 OLMO2 = decoder(
-    "olmo2", NORMED, COMMON, architecture="Olmo2", norm=Norm(kind="rms", position="after"),
-    norms=AFTER, modules=FLAT,
-)  # fmt: skip
+    "olmo2",
+    NORMED,
+    COMMON,
+    causal_head("Olmo2"),
+    names=DecoderNames(attention=FLAT, norms=AFTER),
+    norm=Norm(kind="rms", position="after"),
+)
 OLMO3 = decoder(
     "olmo3",
     NORMED,
@@ -50,8 +55,7 @@ OLMO3 = decoder(
             bases={FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)},
         ),
     ),
-    architecture="Olmo3",
+    causal_head("Olmo3"),
+    names=DecoderNames(attention=FLAT, norms=AFTER),
     norm=Norm(kind="rms", position="after"),
-    norms=AFTER,
-    modules=FLAT,
 )

@@ -8,7 +8,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Alibi, Embedding, Learned, Norm
 from attnlab.pretrained.attributes import JSON, Attribute, derived
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -17,16 +17,13 @@ from attnlab.pretrained.fields import (
     Field,
     Source,
     Values,
+    hidden_size,
     sizes,
     value,
 )
 from attnlab.pretrained.gpt2 import QKV
-from attnlab.pretrained.llama import decoder
+from attnlab.pretrained.llama import DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
-
-
-def _width(given: JSON) -> int:
-    return int(given["hidden_size"])
 
 
 def _with_base(family: Family, **changes: object) -> Family:
@@ -47,22 +44,26 @@ OPT = _with_base(
             value("attention_dropout", 0.0, "dropout.attention"),
             AllBiases("enable_bias", True),
         ),
-        architecture="OPT",
+        causal_head("OPT", tied=True),
+        names=DecoderNames(
+            attention=linears(
+                "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+            ),
+            ffn=linears("", "ffn", up="fc1", down="fc2"),
+            norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
+            embedding="decoder.embed_tokens",
+            final_norm="decoder.final_layer_norm",
+            more=(Module("decoder.embed_positions", "positions", "table"),),
+            layers="decoder.layers.{}.",
+        ),
         norm=Norm(eps=1e-5),
-        modules=linears(
-            "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+        other_attributes=OtherAttributes(
+            read=(
+                derived("word_embed_proj_dim", hidden_size, "hidden_size"),
+                *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
+            ),
+            fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
         ),
-        ffn=linears("", "ffn", up="fc1", down="fc2"),
-        norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
-        outer={"embedding": "decoder.embed_tokens", "final_norm": "decoder.final_layer_norm"},
-        more=(Module("decoder.embed_positions", "positions", "table"),),
-        layers="decoder.layers.{}.",
-        fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-        other_attributes=(
-            derived("word_embed_proj_dim", _width, "hidden_size"),
-            *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
-        ),
-        tied=True,
     ),
     positions=Learned(offset=2),
 )
@@ -73,8 +74,8 @@ class _FFN(Field):
 
     attributes = ()
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"ffn.width": 4 * given["hidden_size"], "ffn.activation": "gelu_tanh"}
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {"ffn.width": 4 * attributes["hidden_size"], "ffn.activation": "gelu_tanh"}
 
     def write(self, config: ModelConfig) -> JSON:
         if (config.ffn.width, config.ffn.activation) != (4 * config.width, "gelu_tanh"):
@@ -93,13 +94,13 @@ class _NumHeads(Field):
 
     attributes = (Attribute("num_attention_heads"), Attribute("n_head"))
 
-    def read(self, given: JSON, source: Source) -> Values:
-        names = [a.name for a in self.attributes if given[a.name] is not None]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        names = [a.name for a in self.attributes if attributes[a.name] is not None]
         for name in names:
-            Attribute(name, 8).check(given[name])
-            if given[name] != given[names[0]]:
+            Attribute(name, 8).check(attributes[name])
+            if attributes[name] != attributes[names[0]]:
                 raise ValueError(f"config.json: {names[0]} and {name} differ")
-        return {"heads.num_heads": given[names[0]] if names else 8}
+        return {"heads.num_heads": attributes[names[0]] if names else 8}
 
     def write(self, config: ModelConfig) -> JSON:
         return {a.name: config.heads.num_heads for a in self.attributes}
@@ -119,21 +120,25 @@ BLOOM = _with_base(
             value("attention_dropout", 0.0, "dropout.attention"),
             value("layer_norm_epsilon", 1e-5, "norm.eps"),
         ),
-        architecture="Bloom",
+        causal_head("Bloom", tied=True),
+        names=DecoderNames(
+            attention=(
+                Module("self_attention.query_key_value", QKV, by_head=True),
+                Module("self_attention.dense", "attention.o"),
+            ),
+            ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
+            embedding="word_embeddings",
+            final_norm="ln_f",
+            more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
+            layers="h.{}.",
+            prefix="transformer.",
+        ),
         norm=Norm(),
         ffn_bias=True,
-        modules=(
-            Module("self_attention.query_key_value", QKV, by_head=True),
-            Module("self_attention.dense", "attention.o"),
+        other_attributes=OtherAttributes(
+            read=tuple(map(Attribute, OTHERS)),
+            fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
         ),
-        ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
-        outer={"embedding": "word_embeddings", "final_norm": "ln_f"},
-        more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
-        layers="h.{}.",
-        prefix="transformer.",
-        fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
-        other_attributes=tuple(map(Attribute, OTHERS)),
-        tied=True,
     ),
     positions=Alibi(),
     embedding=Embedding(norm=True),

@@ -7,6 +7,7 @@ from attnlab.heads import HeadNorm, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Norm, Rotary
 from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.family import OtherAttributes
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -21,7 +22,7 @@ from attnlab.pretrained.fields import (
     value,
 )
 from attnlab.pretrained.gpt2 import QKV, hidden_width
-from attnlab.pretrained.llama import FIELDS, PAIRED, decoder
+from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, causal_head, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
@@ -38,19 +39,19 @@ COHERE = decoder(
         *grouped_heads()[:1],
         value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
         Choice(
-            "use_qk_norm", False, "heads.qk_norm",
+            "use_qk_norm",
+            False,
+            "heads.qk_norm",
             {True: HeadNorm("layer", over="own_head"), False: None},
         ),
         value("logit_scale", 0.0625, "output.scale"),
         RotaryField(default_base=5e5),
         without=("rms_norm_eps", "mlp_bias", "head_dim"),
     ),
-    architecture="Cohere",
+    causal_head("Cohere", tied=True),
+    names=DecoderNames(attention=PAIRED, norms=ONE_NORM),
     norm=Norm(position="parallel_one", bias=False),
-    modules=PAIRED,
-    norms=ONE_NORM,
-    tied=True,
-)  # fmt: skip
+)
 PHI = decoder(
     "phi",
     Standard(num_heads=4, biases=BIASES),
@@ -70,20 +71,22 @@ PHI = decoder(
         RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
     ),
-    architecture="Phi",
+    causal_head("Phi", bias=True),
+    names=DecoderNames(
+        attention=(
+            *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="dense"),
+            Module("self_attn.q_layernorm", "attention.q_norm", "table"),
+            Module("self_attn.q_layernorm", "attention.q_norm_bias", "bias"),
+            Module("self_attn.k_layernorm", "attention.k_norm", "table"),
+            Module("self_attn.k_layernorm", "attention.k_norm_bias", "bias"),
+        ),
+        ffn=linears("mlp.", "ffn", up="fc1", down="fc2"),
+        norms=ONE_NORM,
+        embedding="embed_tokens",
+        final_norm="final_layernorm",
+    ),
     norm=PARALLEL,
     ffn_bias=True,
-    modules=(
-        *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="dense"),
-        Module("self_attn.q_layernorm", "attention.q_norm", "table"),
-        Module("self_attn.q_layernorm", "attention.q_norm_bias", "bias"),
-        Module("self_attn.k_layernorm", "attention.k_norm", "table"),
-        Module("self_attn.k_layernorm", "attention.k_norm_bias", "bias"),
-    ),
-    ffn=linears("mlp.", "ffn", up="fc1", down="fc2"),
-    norms=ONE_NORM,
-    outer={"embedding": "embed_tokens", "final_norm": "final_layernorm"},
-    bias=True,
 )
 
 
@@ -92,13 +95,14 @@ class _RotaryDim(Field):
 
     attributes = (Attribute("rotary_dim", 64),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        size = given["n_embd"] / given["n_head"]
-        if given["rotary_dim"] > size:
+    def read(self, attributes: JSON, source: Source) -> Values:
+        size = attributes["n_embd"] / attributes["n_head"]
+        if attributes["rotary_dim"] > size:
             raise ValueError(
-                f"config.json: rotary_dim = {given['rotary_dim']} is more than a head has, {size:g}"
+                f"config.json: rotary_dim = {attributes['rotary_dim']} is more than the width of a "
+                f"head, {size:g}"
             )
-        return {"positions": Rotary(fraction=given["rotary_dim"] / size)}
+        return {"positions": Rotary(fraction=attributes["rotary_dim"] / size)}
 
     def write(self, config: ModelConfig) -> JSON:
         if config.positions != Rotary(fraction=getattr(config.positions, "fraction", 1.0)):
@@ -123,23 +127,25 @@ GPTJ = decoder(
         value("layer_norm_epsilon", 1e-5, "norm.eps"),
         _RotaryDim(),
     ),
-    architecture="GPTJ",
+    causal_head("GPTJ", bias=True),
+    names=DecoderNames(
+        attention=tuple(
+            module._replace(pairs=("q", "k"))
+            for module in linears(
+                "attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+            )
+        ),
+        ffn=linears("mlp.", "ffn", up="fc_in", down="fc_out"),
+        norms={"attention.norm": "ln_1"},
+        embedding="wte",
+        final_norm="ln_f",
+        layers="h.{}.",
+        prefix="transformer.",
+        unread=("h.*.attn.bias", "h.*.attn.masked_bias"),
+    ),
     norm=PARALLEL,
     ffn_bias=True,
-    modules=tuple(
-        module._replace(pairs=("q", "k"))
-        for module in linears(
-            "attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
-        )
-    ),
-    ffn=linears("mlp.", "ffn", up="fc_in", down="fc_out"),
-    norms={"attention.norm": "ln_1"},
-    outer={"embedding": "wte", "final_norm": "ln_f"},
-    layers="h.{}.",
-    prefix="transformer.",
-    ignored=("h.*.attn.bias", "h.*.attn.masked_bias"),
-    fixed={"rotary": True, "scale_attn_weights": True},
-    bias=True,
+    other_attributes=OtherAttributes(fixed={"rotary": True, "scale_attn_weights": True}),
 )
 
 
@@ -154,19 +160,20 @@ class _Falcon(Field):
         Attribute("num_ln_in_parallel_attn", None, nullable=True, json_type=int),
     )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        new, heads = given["new_decoder_architecture"], given["num_attention_heads"]
-        norms = given["num_ln_in_parallel_attn"] or (2 if new else 1)
-        if (new and not given["parallel_attn"]) or norms > (2 if new else 1):
+    def read(self, attributes: JSON, source: Source) -> Values:
+        new, heads = attributes["new_decoder_architecture"], attributes["num_attention_heads"]
+        norms = attributes["num_ln_in_parallel_attn"] or (2 if new else 1)
+        if (new and not attributes["parallel_attn"]) or norms > (2 if new else 1):
             raise ValueError(
                 f"config.json: num_ln_in_parallel_attn = {norms} and parallel_attn = "
-                f"{given['parallel_attn']} are not supported where new_decoder_architecture = {new}"
+                f"{attributes['parallel_attn']} are not supported where "
+                f"new_decoder_architecture = {new}"
             )
-        old = 1 if given["multi_query"] else heads
+        old = 1 if attributes["multi_query"] else heads
         position = "parallel" if norms == 2 else "parallel_one"
         return {
-            "heads.num_kv_heads": (given["num_kv_heads"] or heads) if new else old,
-            "norm.position": position if given["parallel_attn"] else "pre",
+            "heads.num_kv_heads": (attributes["num_kv_heads"] or heads) if new else old,
+            "norm.position": position if attributes["parallel_attn"] else "pre",
         }
 
     def write(self, config: ModelConfig) -> JSON:
@@ -184,8 +191,8 @@ class _Falcon(Field):
         }
 
 
-def _ffn_width(given: JSON) -> int:
-    return 4 * int(given["hidden_size"])
+def _ffn_width(attributes: JSON) -> int:
+    return 4 * int(attributes["hidden_size"])
 
 
 FALCON = decoder(
@@ -203,22 +210,24 @@ FALCON = decoder(
         AllBiases("bias", False),
         RotaryField(),
     ),
-    architecture="Falcon",
-    norm=PARALLEL,
-    modules=(
-        Module("self_attention.query_key_value", QKV, by_head=True),
-        Module("self_attention.dense", "attention.o"),
-        Module("ln_attn", "attention.norm", "norm", only_norms=("parallel",)),
-        Module("ln_mlp", "ffn.norm", "norm", only_norms=("parallel",)),
-        Module("input_layernorm", "attention.norm", "norm", only_norms=("parallel_one", "pre")),
-        Module("post_attention_layernorm", "ffn.norm", "norm", only_norms=("pre",)),
+    causal_head("Falcon", tied=True),
+    names=DecoderNames(
+        attention=(
+            Module("self_attention.query_key_value", QKV, by_head=True),
+            Module("self_attention.dense", "attention.o"),
+            Module("ln_attn", "attention.norm", "norm", only_norms=("parallel",)),
+            Module("ln_mlp", "ffn.norm", "norm", only_norms=("parallel",)),
+            Module("input_layernorm", "attention.norm", "norm", only_norms=("parallel_one", "pre")),
+            Module("post_attention_layernorm", "ffn.norm", "norm", only_norms=("pre",)),
+        ),
+        ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
+        norms={},
+        embedding="word_embeddings",
+        final_norm="ln_f",
+        layers="h.{}.",
+        prefix="transformer.",
+        unread=("h.*.self_attention.rotary_emb.inv_freq",),
     ),
-    ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
-    norms={},
-    outer={"embedding": "word_embeddings", "final_norm": "ln_f"},
-    layers="h.{}.",
-    prefix="transformer.",
-    ignored=("h.*.self_attention.rotary_emb.inv_freq",),
-    fixed={"alibi": False},
-    tied=True,
+    norm=PARALLEL,
+    other_attributes=OtherAttributes(fixed={"alibi": False}),
 )

@@ -25,8 +25,10 @@ class Published(NamedTuple):
     def config(self) -> ModelConfig:
         """The config of the model."""
         family = FAMILIES[self.family]
-        given = read_attributes(self.attributes, family.attributes, family.fixed)
-        return family.config(given, Source(self.architecture, dict.fromkeys(self.tensors)))
+        attributes = read_attributes(
+            self.attributes, family.attributes, family.other_attributes.fixed
+        )
+        return family.config(attributes, Source(self.architecture, dict.fromkeys(self.tensors)))
 
 
 def _sizes(width: int, layers: int, heads: int, ffn_width: int = 0) -> JSON:

@@ -6,7 +6,7 @@ import dataclasses
 
 from attnlab.models.specs import Learned
 from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, LAYERS, OLD_NORMS, masked_head
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, UnreadTensors
 from attnlab.pretrained.fields import MaskedHead, changed, sizes, value
 from attnlab.pretrained.name_table import Module, NameTable
 
@@ -30,10 +30,12 @@ ROBERTA = Family(
     ),
     prefix="roberta.",
     task_modules=("lm_head.",),
-    ignored=("embeddings.position_ids",),
-    ignored_if_tied=("lm_head.decoder.*",),
-    unused={"lm_head.bias": "lm_head.decoder.bias"},
     renamed=OLD_NORMS,
+    unread=UnreadTensors(
+        always=("embeddings.position_ids",),
+        if_tied=("lm_head.decoder.*",),
+        copies={"lm_head.bias": "lm_head.decoder.bias"},
+    ),
 )
 
 

@@ -38,14 +38,14 @@ class RotaryField(Field):
         )
         return (*objects, *own)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        return {"positions": self.positions(given)} | score_scales(
-            [self.score_scale(given)] * (given.get("num_hidden_layers") or 0)
+    def read(self, attributes: JSON, source: Source) -> Values:
+        return {"positions": self.positions(attributes)} | score_scales(
+            [self.score_scale(attributes)] * (attributes.get("num_hidden_layers") or 0)
         )
 
-    def score_scale(self, given: JSON) -> float:
+    def score_scale(self, attributes: JSON) -> float:
         """What YaRN multiplies scores by: the square of the factor of queries and keys."""
-        found = _collect(given, {})
+        found = _collect(attributes, {})
         if found.get("rope_type") != "yarn":
             return 1.0
         factor, given_factor = found.get("factor", 1.0), found.get("attention_factor")
@@ -62,12 +62,14 @@ class RotaryField(Field):
             )
         return _yarn_size(factor, all_) ** 2 if all_ else 1.0
 
-    def positions(self, given: JSON) -> Rotary:
+    def positions(self, attributes: JSON) -> Rotary:
         """Raises ValueError that names the attribute that is unknown, missing, given twice or no
         number."""
-        found = _collect(given, {"rope_theta": self.base, "partial_rotary_factor": self.fraction})
+        found = _collect(
+            attributes, {"rope_theta": self.base, "partial_rotary_factor": self.fraction}
+        )
         kind = found.pop("rope_type", "default")
-        kind = self._yarn(given, found) if kind == "yarn" else kind
+        kind = self._yarn(attributes, found) if kind == "yarn" else kind
         if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
             raise ValueError(
                 f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
@@ -78,9 +80,11 @@ class RotaryField(Field):
         _check_numbers(found, (*numbers, *names), kind)
         numbers |= found
         if "original_max_position_embeddings" in names:
-            numbers.setdefault("original_max_position_embeddings", given["max_position_embeddings"])
+            numbers.setdefault(
+                "original_max_position_embeddings", attributes["max_position_embeddings"]
+            )
         if kind == "dynamic":
-            numbers["original_max_position_embeddings"] = given["max_position_embeddings"]
+            numbers["original_max_position_embeddings"] = attributes["max_position_embeddings"]
         if missing := [n for n in names if n not in numbers]:
             raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
         share = numbers["partial_rotary_factor"]
@@ -90,7 +94,7 @@ class RotaryField(Field):
                 "only 1.0"
             )
         scaling = f"{kind}:{','.join(_short(numbers[name]) for name in names)}" if names else None
-        if share != 1 and self.score_scale(given) != 1:
+        if share != 1 and self.score_scale(attributes) != 1:
             raise ValueError(
                 "config.json: rope_type 'yarn' with a partial_rotary_factor needs attention_factor "
                 "= 1.0: only all numbers of a head are scaled"
@@ -98,7 +102,7 @@ class RotaryField(Field):
         return Rotary(base=float(numbers["rope_theta"]), fraction=float(share), scaling=scaling)
 
     @staticmethod
-    def _yarn(given: JSON, found: JSON) -> str:
+    def _yarn(attributes: JSON, found: JSON) -> str:
         """The name of the scaling; `found` without what `score_scale` reads, and with defaults."""
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             number = found.pop(name, None)
@@ -169,7 +173,7 @@ def _root(square: float) -> float:
     return next((one for one in near if one**2 == square), root)
 
 
-def _collect(given: JSON, own: dict[str, str]) -> JSON:
+def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
     """What rope_scaling, rope_parameters and the family's own names say, in the words of
     `rope_parameters`."""
     found: JSON = {}
@@ -182,15 +186,15 @@ def _collect(given: JSON, own: dict[str, str]) -> JSON:
             )
 
     for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(given[name], dict | None):
+        if not isinstance(attributes[name], dict | None):
             raise ValueError(
-                f"config.json: {name} = {shown(given[name])} should be an object or null"
+                f"config.json: {name} = {shown(attributes[name])} should be an object or null"
             )
-        for key, value in (given[name] or {}).items():
+        for key, value in (attributes[name] or {}).items():
             add("rope_type" if key == "type" else key, value, f"{name}.{key}")
     for key, name in own.items():
-        if name and given[name] is not None:
-            add(key, given[name], name)
+        if name and attributes[name] is not None:
+            add(key, attributes[name], name)
     return found
 
 

@@ -84,9 +84,9 @@ def save(
     check_weights(config, params, allow_nonfinite=allow_nonfinite)
     if conversion is not None and not model_card:
         raise ValueError("conversion is told in the model card; pass model_card=True")
-    given, tensors = _contents(chosen, config, params)
+    attributes, tensors = _contents(chosen, config, params)
     card = make_card(config, params, conversion) if model_card else ""
-    _write(folder, given, tensors, max_shard_bytes, card)
+    _write(folder, attributes, tensors, max_shard_bytes, card)
 
 
 def check_weights(config: ModelConfig, params: Params, *, allow_nonfinite: bool = False) -> None:
@@ -125,19 +125,21 @@ def _contents(
     family: Family, config: ModelConfig, params: Params
 ) -> tuple[JSON, dict[str, np.ndarray]]:
     """config.json and the tensors."""
-    given = family.describe(config)
-    tensors = _tensors(family, config, given, params)
-    given |= {"model_type": family.name}
+    attributes = family.describe(config)
+    tensors = _tensors(family, config, attributes, params)
+    attributes |= {"model_type": family.name}
     dtypes = {str(a.dtype) for a in tensors.values()}
-    return given | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
+    return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
 
 
 def _write(
-    folder: str | Path, given: JSON, tensors: dict[str, np.ndarray], max_bytes: int, card: str
+    folder: str | Path, attributes: JSON, tensors: dict[str, np.ndarray], max_bytes: int, card: str
 ) -> None:
     shards = split_shards(tensors, max_bytes)
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    texts = {"config.json": json.dumps(given, indent=2, sort_keys=True, allow_nan=False) + "\n"}
+    texts = {
+        "config.json": json.dumps(attributes, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    }
     if len(shards) == 1:
         names = [ONE_FILE]
     else:
@@ -198,13 +200,13 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
 
 
 def _tensors(
-    family: Family, config: ModelConfig, given: JSON, params: Params
+    family: Family, config: ModelConfig, attributes: JSON, params: Params
 ) -> dict[str, np.ndarray]:
     """Name in the file -> tensor."""
-    tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, given))
-    for name, other in family.unused_in(config).items():
+    tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, attributes))
+    for name, other in family.copies_in(config).items():
         tensors[name] = tensors[other]
-    architecture = given["architectures"][0]
+    architecture = attributes["architectures"][0]
     if architecture.endswith("Model") and not architecture.endswith(("HeadModel", "MTModel")):
         return tensors
     own = family.task_modules
@@ -214,9 +216,9 @@ def _tensors(
 def _difference(family: Family, config: ModelConfig) -> str | None:
     """Why a config.json of the family would describe another model; None where it would not."""
     try:
-        given = family.describe(config)
-        names = {entry.name: None for entry in family.table.entries(config, given)}
-        read = family.config(given, Source(given["architectures"][0], names))
+        attributes = family.describe(config)
+        names = {entry.name: None for entry in family.table.entries(config, attributes)}
+        read = family.config(attributes, Source(attributes["architectures"][0], names))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         return str(error) or type(error).__name__
     ours, theirs = computed_values(config), computed_values(read)

@@ -8,7 +8,7 @@ from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Norm, Relative
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     GATED,
@@ -29,21 +29,21 @@ FEED_FORWARD = ACTIVATIONS | {f"gated-{theirs}": ours for theirs, ours in GATED.
 FEED_FORWARD["gated-gelu"] = GATED["gelu_new"]
 
 
-def _is_gated(given: JSON) -> bool:
-    return str(given["feed_forward_proj"]).startswith("gated-")
+def _is_gated(attributes: JSON) -> bool:
+    return str(attributes["feed_forward_proj"]).startswith("gated-")
 
 
-def _activation(given: JSON) -> str:
-    name = str(given["feed_forward_proj"])
+def _activation(attributes: JSON) -> str:
+    name = str(attributes["feed_forward_proj"])
     return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
 
 
-def _decoder_layers(given: JSON) -> int:
-    return int(given["num_layers"])
+def _decoder_layers(attributes: JSON) -> int:
+    return int(attributes["num_layers"])
 
 
-def _is_tied(given: JSON) -> bool:
-    return bool(given["tie_word_embeddings"])
+def _is_tied(attributes: JSON) -> bool:
+    return bool(attributes["tie_word_embeddings"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,11 @@ class _Stacks(Field):
             Attribute("is_encoder_decoder", True),
         )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        layers = given["num_layers"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        layers = attributes["num_layers"]
         if source.architecture == f"{self.name}EncoderModel":
             return {"kind": "encoder", "encoder": None, "num_layers": layers}
-        return {"num_layers": given["num_decoder_layers"], "encoder.num_layers": layers}
+        return {"num_layers": attributes["num_decoder_layers"], "encoder.num_layers": layers}
 
     def write(self, config: ModelConfig) -> JSON:
         alone = config.encoder is None
@@ -92,13 +92,13 @@ class _Head(Field):
     name: str = "T5"
     can_scale: bool = True
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         if source.architecture in (f"{self.name}EncoderModel", f"{self.name}Model"):
             return {"output.kind": "none"}
-        scaled = self.can_scale and given["scale_decoder_outputs"]
+        scaled = self.can_scale and attributes["scale_decoder_outputs"]
         return {
             "output.kind": "own" if _has_own_head(source.tensors) else "tied",
-            "output.scale": given["d_model"] ** -0.5 if scaled else 1.0,
+            "output.scale": attributes["d_model"] ** -0.5 if scaled else 1.0,
         }
 
     def write(self, config: ModelConfig) -> JSON:
@@ -176,26 +176,31 @@ T5 = Family(
         Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
         _Head(),
     ),
-    other_attributes=(
-        Attribute(
-            "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
-        ),
-        Attribute(
-            "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
-        ),
-        Attribute("n_positions", 512),  # of the training data; relative positions go on
-    ),
-    written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
     table=NameTable(
         modules=(Module("shared", "embedding", "table"), Module("lm_head", "lm_head")),
         layers=(_stack("encoder", 1), _stack("decoder", 2)),
     ),
-    # The table may be stored again for each stack and as LM head, and a bias that no release used.
-    ignored=(
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-        "lm_head.weight",
+    other_attributes=OtherAttributes(
+        read=(
+            Attribute(
+                "is_gated_act", json_type=bool, compute=_is_gated, follows=("feed_forward_proj",)
+            ),
+            Attribute(
+                "dense_act_fn", json_type=str, compute=_activation, follows=("feed_forward_proj",)
+            ),
+            Attribute("n_positions", 512),  # of the training data; relative positions go on
+        ),
+        written={"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+    ),
+    unread=UnreadTensors(
+        # The table may be stored again for each stack and as LM head, and a bias that no release
+        # used.
+        always=(
+            "encoder.embed_tokens.weight",
+            "decoder.embed_tokens.weight",
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+            "lm_head.weight",
+        )
     ),
 )
 MT5 = dataclasses.replace(

@@ -7,8 +7,8 @@ import dataclasses
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Init, Norm, OutputHead
-from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -17,6 +17,7 @@ from attnlab.pretrained.fields import (
     Source,
     Values,
     changed,
+    hidden_size,
     sizes,
     value,
 )
@@ -65,8 +66,8 @@ class _EndToken(Field):
 
     attributes = (Attribute("eos_token_id", 49407, least=0),)
 
-    def read(self, given: JSON, source: Source) -> Values:
-        end = given["eos_token_id"]
+    def read(self, attributes: JSON, source: Source) -> Values:
+        end = attributes["eos_token_id"]
         return {"output.end_token": None if end == 2 else end}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -80,6 +81,8 @@ def _output(**options: object) -> OutputHead:
     return dataclasses.replace(BASE.output, **options)  # type: ignore[arg-type]
 
 
+PROJECTION = (Attribute("projection_dim"),)
+"""Of the model with both towers."""
 CLIP_TEXT = Family(
     name="clip_text_model",
     base=dataclasses.replace(BASE, kind="decoder", output=_output(pooler="end")),
@@ -93,9 +96,8 @@ CLIP_TEXT = Family(
     ),
     table=NameTable(TEXT, (LAYERS,)),
     prefix="text_model.",
-    ignored=IGNORED,
-    other_attributes=(Attribute("projection_dim"),),  # of the model with both towers
-    written={"architectures": ["CLIPTextModel"]},
+    other_attributes=OtherAttributes(read=PROJECTION, written={"architectures": ["CLIPTextModel"]}),
+    unread=UnreadTensors(always=IGNORED),
 )
 CLIP_VISION = Family(
     name="clip_vision_model",
@@ -116,14 +118,11 @@ CLIP_VISION = Family(
         special=image_entries(PATCHES, class_token=("embeddings.class_embedding", ())),
     ),
     prefix="vision_model.",
-    ignored=IGNORED,
-    other_attributes=(Attribute("projection_dim"),),
-    written={"architectures": ["CLIPVisionModel"]},
+    other_attributes=OtherAttributes(
+        read=PROJECTION, written={"architectures": ["CLIPVisionModel"]}
+    ),
+    unread=UnreadTensors(always=IGNORED),
 )
-
-
-def _width(given: JSON) -> int:
-    return int(given["hidden_size"])
 
 
 SIGLIP_TEXT = Family(
@@ -132,11 +131,11 @@ SIGLIP_TEXT = Family(
     fields=(*FIELDS, *sizes(vocab_size=32000, max_position_embeddings=64)),
     table=NameTable((*TEXT, Module("head", "pooler")), (LAYERS,)),
     prefix="text_model.",
-    ignored=IGNORED,
-    other_attributes=(
-        Attribute("projection_size", json_type=int, compute=_width, follows=("hidden_size",)),
+    other_attributes=OtherAttributes(
+        read=(derived("projection_size", hidden_size, "hidden_size"),),
+        written={"architectures": ["SiglipTextModel"]},
     ),
-    written={"architectures": ["SiglipTextModel"]},
+    unread=UnreadTensors(always=IGNORED),
 )
 QKV = tuple(f"pooler_{name}" for name in "qkv")
 SIGLIP_VISION = Family(
@@ -162,6 +161,6 @@ SIGLIP_VISION = Family(
         special=image_entries(PATCHES),
     ),
     prefix="vision_model.",
-    ignored=IGNORED,
-    written={"architectures": ["SiglipVisionModel"]},
+    other_attributes=OtherAttributes(written={"architectures": ["SiglipVisionModel"]}),
+    unread=UnreadTensors(always=IGNORED),
 )

@@ -8,7 +8,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Norm
 from attnlab.pretrained.attributes import JSON, Attribute
 from attnlab.pretrained.bert import BASE, FIELDS, QKV
-from attnlab.pretrained.family import Family
+from attnlab.pretrained.family import Family, OtherAttributes
 from attnlab.pretrained.fields import (
     ACTIVATIONS,
     BIASES,
@@ -35,9 +35,9 @@ class _Images(ImageField):
         return (*super().attributes, Attribute("encoder_stride", None))
 
     def write(self, config: ModelConfig) -> JSON:
-        given = super().write(config)
+        attributes = super().write(config)
         images = config.embedding.images
-        return given | {"encoder_stride": images.patch_height if images else None}
+        return attributes | {"encoder_stride": images.patch_height if images else None}
 
 
 class _Head(Field):
@@ -48,21 +48,21 @@ class _Head(Field):
         Attribute("id2label", None, nullable=True, json_type=dict),
     )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        if given["pooler_output_size"] not in (None, 0, given["hidden_size"]):
+    def read(self, attributes: JSON, source: Source) -> Values:
+        if attributes["pooler_output_size"] not in (None, 0, attributes["hidden_size"]):
             raise ValueError(
-                f"config.json: pooler_output_size = {given['pooler_output_size']!r} is not "
-                f"supported, only hidden_size = {given['hidden_size']}"
+                f"config.json: pooler_output_size = {attributes['pooler_output_size']!r} is not "
+                f"supported, only hidden_size = {attributes['hidden_size']}"
             )
         if source.architecture.endswith("Classification") or "classifier.weight" in source.tensors:
-            return {"output.pooler": "first_plain", "output.num_classes": classes_of(given)}
+            return {"output.pooler": "first_plain", "output.num_classes": classes_of(attributes)}
         return {"output.pooler": "first" if "pooler.dense.weight" in source.tensors else None}
 
     def write(self, config: ModelConfig) -> JSON:
-        given: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
+        attributes: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
         if config.output.pooler != "first_plain":
-            return given
-        return given | labels_of(config) | {"architectures": ["ViTForImageClassification"]}
+            return attributes
+        return attributes | labels_of(config) | {"architectures": ["ViTForImageClassification"]}
 
 
 BLOCK = (
@@ -108,7 +108,7 @@ VIT = Family(
     ),
     prefix="vit.",
     task_modules=("classifier.",),
-    fixed={"pooler_act": "tanh"},
+    other_attributes=OtherAttributes(fixed={"pooler_act": "tanh"}),
 )
 
 
@@ -122,22 +122,27 @@ class _FFN(Field):
         Attribute("hidden_act", "gelu"),
     )
 
-    def read(self, given: JSON, source: Source) -> Values:
-        width = int(given["hidden_size"] * given["mlp_ratio"])
-        activation = choose("hidden_act", given["hidden_act"], ACTIVATIONS)
-        if not given["use_swiglu_ffn"]:
+    def read(self, attributes: JSON, source: Source) -> Values:
+        width = int(attributes["hidden_size"] * attributes["mlp_ratio"])
+        activation = choose("hidden_act", attributes["hidden_act"], ACTIVATIONS)
+        if not attributes["use_swiglu_ffn"]:
             return {"ffn.width": width, "ffn.activation": activation}
         return {"ffn.width": (int(width * 2 / 3) + 7) // 8 * 8, "ffn.activation": "gated_silu"}
 
     def write(self, config: ModelConfig) -> JSON:
         width, gated = config.ffn.width, config.ffn.activation == "gated_silu"
         for ratio in (width / config.width, 1.5 * width / config.width, 4):
-            given: JSON = {"mlp_ratio": int(ratio) if ratio == int(ratio) else ratio}
-            given |= {"use_swiglu_ffn": gated, "hidden_act": "gelu"}
+            attributes: JSON = {"mlp_ratio": int(ratio) if ratio == int(ratio) else ratio}
+            attributes |= {"use_swiglu_ffn": gated, "hidden_act": "gelu"}
             if not gated:
-                given |= Choice("hidden_act", "gelu", "ffn.activation", ACTIVATIONS).write(config)
-            if self.read(given | {"hidden_size": config.width}, Source())["ffn.width"] == width:
-                return given
+                attributes |= Choice("hidden_act", "gelu", "ffn.activation", ACTIVATIONS).write(
+                    config
+                )
+            if (
+                self.read(attributes | {"hidden_size": config.width}, Source())["ffn.width"]
+                == width
+            ):
+                return attributes
         raise ValueError(f"no mlp_ratio makes ffn.width {width} of width {config.width}")
 
 
@@ -146,7 +151,7 @@ class _Dinov2Head(Field):
 
     attributes = ()
 
-    def read(self, given: JSON, source: Source) -> Values:
+    def read(self, attributes: JSON, source: Source) -> Values:
         return {"output.pooler": "first_plain"}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -200,5 +205,5 @@ DINOV2 = Family(
         ),
     ),
     prefix="dinov2.",
-    other_attributes=tuple(map(Attribute, OTHERS)),
+    other_attributes=OtherAttributes(read=tuple(map(Attribute, OTHERS))),
 )

@@ -22,9 +22,9 @@ class Entry(NamedTuple):
     name: str
     paths: tuple[Path, ...]
     """Weights, each a path in the tree; several lie side by side in the tensor."""
-    slot: int | slice | tuple[int, int] | None = None
-    """Of stacked weights [G, ...] which one, of those of experts [G, E, ...] which two; of a table
-    [rows, ...] which rows."""
+    at: int | slice | tuple[int, int] | None = None
+    """Index of the weight in stacked weights: a group of [G, ...], a group and an expert of
+    [G, E, ...], or rows of a table [rows, ...]."""
     kind: str = "table"
     """"linear" is stored (out, in), "conv1d" (in, out), "conv2d" (out, channels, height, width),
     "vector" flat, "table" as it is, "swapped" with the last two axes exchanged."""
@@ -52,8 +52,8 @@ def fill(
 ) -> Any:
     """The tree of `shapes` from the tensors, in `dtype`. Every weight is filled, once.
 
-    Weights are made one by one, the largest first, and handed to `put`, which says what stands in
-    the tree. No more than a weight and a part of a tensor is held beside what `put` has given.
+    Weights are made one by one, the largest first, and passed to `put`, whose result stands in the
+    tree. Beside those results, no more than one weight and a chunk of a tensor is in memory.
 
     Raises ValueError that names the tensor which is missing, does not fit or is not of floating
     numbers, before any is read; and the first that has a number which `dtype` cannot hold, or NaN
@@ -69,7 +69,7 @@ def fill(
     for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
         weight = _empty(leaves[path], dtype)
         for entry, tensor in parts[path]:
-            target = weight if entry.slot is None else weight[entry.slot]
+            target = weight if entry.at is None else weight[entry.at]
             _copy(entry, path, leaves, tensor, target, allow_nonfinite)
         made[path] = put(path, weight)
         del weight
@@ -104,19 +104,19 @@ def _parts(
         for path in entry.paths:
             parts[path].append((entry, tensor))
     for path, found in parts.items():
-        slots = [entry.slot for entry, _ in found]
-        if not _is_covered(slots, leaves[path]):
+        indices = [entry.at for entry, _ in found]
+        if not _is_covered(indices, leaves[path]):
             raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
     return parts
 
 
-def _is_covered(slots: list[Any], shape: tuple[int, ...]) -> bool:
-    """Is every part of a weight filled, and once?"""
-    if slots == [None]:
+def _is_covered(indices: list[Any], shape: tuple[int, ...]) -> bool:
+    """Is each number of a weight filled, and once?"""
+    if indices == [None]:
         return True
-    if slots and isinstance(slots[0], tuple):
-        return sorted(slots) == list(np.ndindex(*shape[: len(slots[0])]))
-    return _places(slots, shape[0]) == list(range(shape[0]))
+    if indices and isinstance(indices[0], tuple):
+        return sorted(indices) == list(np.ndindex(*shape[: len(indices[0])]))
+    return _places(indices, shape[0]) == list(range(shape[0]))
 
 
 def unfill(params: Any, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
@@ -131,7 +131,7 @@ def unfill(params: Any, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
         dtype = functools.reduce(jnp.promote_types, [leaves[path].dtype for path in entry.paths])
         tensor = np.empty(_stored_shape(entry, shapes), dtype)
         for path, columns in _columns(entry, shapes).items():
-            a = leaves[path] if entry.slot is None else leaves[path][entry.slot]
+            a = leaves[path] if entry.at is None else leaves[path][entry.at]
             folded = a.reshape(_fold(entry, path, shapes))
             if isinstance(columns, slice):
                 tensor[...] = _as_stored(entry, folded)
@@ -149,7 +149,7 @@ def _copy(
     weight: np.ndarray,
     allow_nonfinite: bool,
 ) -> None:
-    """Writes what `tensor` has of one slot of a weight into it."""
+    """Copies what `tensor` holds of a weight into it."""
     folded = weight.reshape(_fold(entry, path, shapes))
     columns = _columns(entry, shapes)[path]
     convert = functools.partial(
@@ -216,7 +216,7 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
         return {entry.paths[0]: slice(None)}
     widths = {path: _fold(entry, path, shapes)[-1] for path in entry.paths}
     # Without by_head all of a weight lies together, as if there were one head.
-    counts = (_slot_shape(entry, path, shapes)[-2] for path in entry.paths)
+    counts = (_indexed_shape(entry, path, shapes)[-2] for path in entry.paths)
     heads = min(counts) if entry.by_head else 1
     heads = widths[entry.paths[0]] if entry.in_turn else heads
     order = np.arange(sum(widths.values())).reshape(heads, -1)
@@ -225,11 +225,11 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
         end = start + width // heads
         mine = order[:, start:end]
         if path[-1] in entry.pairs:
-            each = _slot_shape(entry, path, shapes)[-1]
+            each = _indexed_shape(entry, path, shapes)[-1]
             size = entry.rotated or each
             mine = mine.reshape(-1, each)
-            turned = mine[:, :size].reshape(-1, size // 2, 2).swapaxes(-1, -2)
-            mine = np.concatenate([turned.reshape(-1, size), mine[:, size:]], axis=1)
+            pairs_apart = mine[:, :size].reshape(-1, size // 2, 2).swapaxes(-1, -2)
+            mine = np.concatenate([pairs_apart.reshape(-1, size), mine[:, size:]], axis=1)
         found[path], start = mine.reshape(-1), end
     return found
 
@@ -243,24 +243,24 @@ def _stored_shape(entry: Entry, shapes: dict[Path, Any]) -> tuple[int, ...]:
     return (*ours[:-2], *ours[:-3:-1]) if entry.kind in ("linear", "swapped") else ours
 
 
-def _slot_shape(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
-    if isinstance(entry.slot, slice):
-        return len(_places([entry.slot], shapes[path][0])), *shapes[path][1:]
+def _indexed_shape(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
+    if isinstance(entry.at, slice):
+        return len(_places([entry.at], shapes[path][0])), *shapes[path][1:]
     shape: tuple[int, ...] = shapes[path]
-    if isinstance(entry.slot, tuple):
-        return shape[len(entry.slot) :]
-    return shape if entry.slot is None else shape[1:]
+    if isinstance(entry.at, tuple):
+        return shape[len(entry.at) :]
+    return shape if entry.at is None else shape[1:]
 
 
-def _places(slots: Iterable[Any], count: int) -> list[int]:
+def _places(indices: Iterable[Any], count: int) -> list[int]:
     """Which of `count` these are, ascending."""
-    each = (s if isinstance(s, slice) else slice(s, None if s is None else s + 1) for s in slots)
+    each = (s if isinstance(s, slice) else slice(s, None if s is None else s + 1) for s in indices)
     return sorted(place for one in each for place in range(*one.indices(count)))
 
 
 def _fold(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
     """Heads and their width side by side, as files have them: [in, out], or flat."""
-    name, shape = path[-1], _slot_shape(entry, path, shapes)
+    name, shape = path[-1], _indexed_shape(entry, path, shapes)
     if entry.kind == "vector":
         return (math.prod(shape),)
     if len(shape) < 3 or entry.kind in ("table", "swapped"):
@@ -270,9 +270,9 @@ def _fold(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Where JAX on a CPU need not copy what it is given: 64 bytes is what it aligns to."""
+    """Aligned to 64 bytes, so that JAX on a CPU need not copy it."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.empty(size + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    empty: np.ndarray = room[start : start + size].view(dtype).reshape(shape)
+    buffer = np.empty(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    empty: np.ndarray = buffer[start : start + size].view(dtype).reshape(shape)
     return empty

@@ -243,7 +243,7 @@ class _Captured(NamedTuple):
 
 _Carry = tuple[X, dict[str, State]]
 _Step = tuple[PyTree, PyTree]
-"""One layer's (sublayer -> group index, row of per_layer)"""
+"""One layer's (sublayer -> group index, entry of per_layer)"""
 _Body = Callable[[tuple[X, State], _Step], tuple[tuple[X, State], Captured]]
 
 
@@ -254,31 +254,31 @@ def _scan_segment(
     carry: _Carry[X, State],
 ) -> tuple[_Carry[X, State], list[Captured]]:
     """Applies a repeating pattern; returns the carry, and for each run what its layers captured."""
-    rows = [
+    steps = [
         jax.tree.map(lambda a, n=numbers: _take(a, n), inputs[name])
         for (name, _), numbers in zip(segment.runs, segment.layers, strict=True)
     ]
     single_layer = _is_single_layer(segment.runs)
 
     def pattern(
-        carry: _Carry[X, State], rows: list[_Step]
+        carry: _Carry[X, State], steps: list[_Step]
     ) -> tuple[_Carry[X, State], list[Captured]]:
         (x, states), captured = carry, []
-        for (name, _), row in zip(segment.runs, rows, strict=True):
+        for (name, _), step in zip(segment.runs, steps, strict=True):
             before = x, states[name]
             if single_layer:
-                (x, state), values = layers[name](before, row)
+                (x, state), values = layers[name](before, step)
             else:
-                (x, state), values = lax.scan(layers[name], before, row)
+                (x, state), values = lax.scan(layers[name], before, step)
             states = states | {name: state}
             captured.append(values)
         return (x, states), captured
 
-    return lax.scan(pattern, carry, rows)
+    return lax.scan(pattern, carry, steps)
 
 
 def _scan_inputs(stack: Stack[X, State, Captured]) -> _Step:
-    """The group indices [L] of every sublayer, and the per-layer rows."""
+    """The group indices [L] of every sublayer, and `per_layer`."""
     return {name: np.asarray(stack.plan.indices(name)) for name in stack.plan}, stack.per_layer
 
 

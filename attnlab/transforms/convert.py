@@ -1,4 +1,5 @@
-"""Exact conversion between head layouts: the same function with other weights, or why not."""
+"""Exact conversion between head layouts: the same function with other weights, or the reason why
+there is none."""
 
 import dataclasses
 import math
@@ -81,7 +82,7 @@ def convert(
     score_mods: Sequence[ScoreMod] = (),
     key: Array | None = None,
 ) -> Conversion | NotEquivalent | Undecided:
-    """The weights of `target` that are the same function as `params`, or why there are none.
+    """Weights of `target` that compute the same function as `params`, or the reason why not.
 
     Searches for the shortest chain of exact steps (`search`), those that need weights of some
     structure last, in float64. A chain is returned only if its measured forward and gradient
@@ -103,7 +104,7 @@ def convert(
       `Conversion`; `NotEquivalent` with a proof; or `Undecided`.
 
     Raises:
-      TypeError: weights that are no floats, or arguments in another order.
+      TypeError: weights that are not of a float dtype, or arguments in another order.
       ValueError: weights that are not those of `layout` or not finite; layouts whose inputs or
         outputs differ in width.
 
@@ -182,8 +183,8 @@ def _check_widths(layout: Layout, target: Layout) -> None:
     for name, ours, theirs in zip(names, one, two, strict=True):
         if ours != theirs:
             raise ValueError(
-                f"layout has {name} {ours}, target {theirs}: they are no functions of the same "
-                "inputs; give both the same widths"
+                f"layout has {name} {ours}, target {theirs}: they cannot be the same function; "
+                "give both the same widths"
             )
 
 

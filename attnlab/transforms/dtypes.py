@@ -19,7 +19,7 @@ def in_float64(params: Params, layout: Layout) -> tuple[dict[str, Floats], Resto
 
     Raises:
       ValueError: params that are not those of the layout, NaN or inf among them.
-      TypeError: params that are no floats: their values could not be returned.
+      TypeError: params that are not of a float dtype, which could not hold the result.
     """
     check_params(params, layout)
     for name, a in params.items():

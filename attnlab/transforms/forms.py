@@ -1,4 +1,4 @@
-"""Layouts with every size spelled out, and the goal of a search for a conversion."""
+"""Canonical layouts, whose sizes are all set, and the goal of a search for a conversion."""
 
 import dataclasses
 from typing import NamedTuple, TypeVar
@@ -35,7 +35,7 @@ BUILT_IN = frozenset({
     Narrow, NarrowTied, Standard, TensorProduct, TwoStage, Wide,
 })  # fmt: skip
 BUILT_IN_EXTRAS = frozenset({ExtraKeys, Gate, Sink, SoftCap, TalkingHeads})
-"""The layouts and extras whose functions are known. A subclass from outside is none of them."""
+"""The layouts and extras whose functions are known; not their subclasses."""
 
 PROJECTED = (Standard, TwoStage, Narrow, NarrowTied, Alt, LowRankQuery)
 """Layouts in which `head_dim` is the width of a projected query of one head."""
@@ -51,10 +51,10 @@ def is_known(layout: Layout) -> bool:
 
 
 def canonical(layout: Layout) -> Layout:
-    """The layout with every size and the scale spelled out, `Wide` as `Standard`.
+    """The layout with every size and the scale set, `Wide` as `Standard`.
 
-    Two layouts that mean the same are equal once they are canonical. A layout from outside stays
-    as it is.
+    Two layouts of the same function and weights have equal canonical forms. A layout that is not
+    built in is returned unchanged.
     """
     if type(layout) not in BUILT_IN:
         return layout
@@ -76,6 +76,15 @@ def canonical(layout: Layout) -> Layout:
     }
     kind = Standard if type(layout) is Wide else type(layout)
     return layout.to(kind, **sizes, **changes)
+
+
+def kv_heads_of(layout: Layout) -> int:
+    """Key/value heads; without a field for them one for each query head.
+
+    >>> kv_heads_of(Standard(width=8, num_heads=4, num_kv_heads=2))
+    2
+    """
+    return layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
 
 
 def has_norms(layout: Layout) -> bool:
@@ -124,7 +133,7 @@ def axes(layout: Layout) -> dict[str, tuple[str | int, ...]]:
 
 
 class Goal(NamedTuple):
-    """What a search looks for."""
+    """The goal of a search."""
 
     tied: Layout
     """The target, canonical."""
@@ -133,8 +142,8 @@ class Goal(NamedTuple):
     call: CallOptions
 
     def nearly(self, layout: Layout) -> bool:
-        """Is all as in the goal but what the last steps add: biases, scale, extras, norms' biases
-        and epsilon?"""
+        """Does it differ from the goal only in what the last steps add: biases, scale, extras,
+        biases of norms and epsilon?"""
         goal = self.untied
         if type(layout) is not type(goal) or set(layout.biases) - set(goal.biases):
             return False

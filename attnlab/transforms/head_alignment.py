@@ -1,4 +1,4 @@
-"""Which head of one layer does what a head of another layer does."""
+"""Matches the heads of one layer with those of another."""
 
 import dataclasses
 
@@ -9,17 +9,18 @@ from numpy.typing import NDArray
 from attnlab.heads import Alt, Layout, Params, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
+from attnlab.transforms.forms import kv_heads_of
 
 HEAD_AND_INPUTS = {"num_heads", "width", "key_width", "value_width", "out_width"}
-"""Axes of a weight that is a head's matrix in no basis of its own."""
+"""Axes of a weight that does not depend on the basis of a head."""
 
 
 def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.int64]:
     """The order of the heads of `params` that agrees best with those of `target`.
 
-    Two heads agree as far as their matrices W_Q W_K^T and W_V W_O point the same way (cosine): the
-    function of a head, in whatever basis its q, k and v are written. The best order is found
-    exactly (Hungarian method). `permute_heads` brings heads in this order.
+    The agreement of two heads is the cosine between their matrices W_Q W_K^T plus that between
+    W_V W_O: the function of a head, independent of the basis of q, k and v. The best order is found
+    exactly (Hungarian method); `permute_heads` applies it.
 
     Args:
       params: weights of one attention.
@@ -56,8 +57,8 @@ def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.in
     }
     if any(set(weight.axes) - HEAD_AND_INPUTS for weight in weights.values()):
         raise ValueError(
-            f"layout {layout.name!r} has no form in which a head is its matrices alone, in "
-            "whatever basis they are written; use merge='mean'"
+            f"layout {layout.name!r} has no form in which each head has its own matrices, "
+            "independent of a basis; use merge='mean'"
         )
     agreement = np.zeros((layout.num_heads, layout.num_heads))
     for name, weight in weights.items():
@@ -75,11 +76,11 @@ def _check_can_align(layout: Layout) -> None:
             f"layout {layout.name!r}: each head reads its own slice of x, so heads cannot be "
             "permuted; use merge='mean'"
         )
-    shared = hasattr(layout, "num_kv_heads") and layout.size("num_kv_heads") != layout.num_heads
+    shared = kv_heads_of(layout) != layout.num_heads
     if shared or not layout.output_projection or getattr(layout, "qk_norm", None):
         raise ValueError(
-            "heads are aligned one by one, which heads that share keys, heads without an output "
-            "projection and heads with q/k norms do not allow; use merge='mean'"
+            "heads that share keys, heads without an output projection and heads with q/k norms "
+            "cannot be aligned one by one; use merge='mean'"
         )
 
 

@@ -1,4 +1,4 @@
-"""What heads compute, in float64 on random inputs: the numbers behind conversion errors and proofs.
+"""Outputs of heads in float64 on random inputs, for conversion errors and proofs.
 
 Layouts are called as black boxes, through `multi_head_attention` alone.
 """
@@ -34,7 +34,7 @@ shows in another; each has three masks."""
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """What surrounds the scores in the calls in which two layouts are to be one function.
+    """Options of the calls in which two layouts are to compute the same function.
 
     Attributes:
       rotary: rotary positions are applied.
@@ -69,11 +69,11 @@ class Measured(NamedTuple):
 
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
-    """float64 within a `with`, whatever the global flag says, and on the CPU: TPUs emulate it."""
+    """Context in which JAX computes in float64, on the CPU since TPUs emulate it."""
     module: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # where JAX 0.7 has it
     try:
         device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX was told its platforms, and the CPU is not among them
+    except RuntimeError:  # the CPU is not among the platforms of JAX_PLATFORMS
         device = None
     with module.enable_x64(True), jax.default_device(device):
         yield

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attnlab.heads import Alt, Layout, Params
 from attnlab.heads.params import check_params
-from attnlab.transforms.forms import axes
+from attnlab.transforms.forms import axes, kv_heads_of
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
@@ -22,7 +22,7 @@ def take_heads(
     if layout.num_score_maps != layout.num_heads:
         raise ValueError(
             f"{layout} has {layout.num_score_maps} softmax distributions for {layout.num_heads} "
-            "heads; which of them belong to a head is not known here"
+            "heads; their order is not known here"
         )
     by_axis = {"num_heads": heads, "num_score_maps": heads, "num_kv_heads": kv_heads}
     made = {}
@@ -39,8 +39,7 @@ def reorder_heads(
     w: Mapping[str, ArrayT], layout: Layout, order: Sequence[int]
 ) -> dict[str, ArrayT]:
     """Weights whose head n is head order[n] of `w`; heads that share keys stay together."""
-    groups = layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
-    size = layout.num_heads // groups
+    size = layout.num_heads // kv_heads_of(layout)
     return take_heads(w, layout, order, [n // size for n in order[::size]])
 
 
@@ -52,8 +51,8 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
       order: each of 0..N-1 once. Heads that share keys and values must stay together.
 
     Raises:
-      ValueError: where the place of a head means something: its slice of x (`narrow`,
-        `narrow_tied`), or of the output (`output_projection=False`).
+      ValueError: the position of a head matters: it reads its own slice of x (`narrow`,
+        `narrow_tied`), or is a slice of the output (`output_projection=False`).
 
     >>> import jax
     >>> from attnlab.heads import Standard, init
@@ -69,8 +68,8 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     names = axes(layout)
     reads_slices = any("slice_width" in a for a in names.values()) and not isinstance(layout, Alt)
     if reads_slices or not layout.output_projection:
-        part = "its slice of x" if layout.output_projection else "its slice of the output"
-        raise ValueError(f"head n of {layout} is tied to {part}; convert it first")
+        owned = "its slice of x" if layout.output_projection else "its slice of the output"
+        raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")
     if any("num_kv_heads" in a for a in names.values()):
         size = heads // layout.size("num_kv_heads")
         if any(order[n] // size != order[n - n % size] // size for n in range(heads)):

@@ -59,7 +59,7 @@ Kind = Literal["bias", "one_key", "slices", "scaling", "rank"]
 
 @dataclasses.dataclass(frozen=True)
 class NotEquivalent:
-    """A proof that no weights of the target are this function.
+    """A proof that no weights of the target compute this function.
 
     Attributes:
       kind: what differs. "bias": an output that only a bias could make. "one_key": what a query
@@ -79,7 +79,7 @@ class NotEquivalent:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Are there weights of `target` that are the function of `layout` with weights `w`?
+    """Can weights of `target` compute the same function as `layout` with weights `w`?
 
     Attributes:
       dtype: of the weights as they were given: what of them is rounding.
@@ -163,7 +163,7 @@ def facts(ask: Question) -> Iterator[NotEquivalent]:
 def equations(
     ask: Question, one: Inputs, two: Inputs
 ) -> Iterator[tuple[Kind, str, Callable[[Weights], Floats]]]:
-    """(kind, what does not happen in the target, the numbers that are then 0)."""
+    """(kind, a property of every target, the numbers that are then 0)."""
     f, biases, extra_keys = ask.output, ask.free.biases, ask.has(ExtraKeys)
     no_values, no_query = one._replace(values=0 * one.values), one._replace(x=0 * one.x)
     if "v" not in biases and not extra_keys:

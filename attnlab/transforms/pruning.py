@@ -14,6 +14,7 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import stack_specs
 from attnlab.names import lookup
 from attnlab.sharing import Params, Plan, mixtures
+from attnlab.transforms.forms import kv_heads_of
 from attnlab.transforms.permute import take_heads
 
 Removed: TypeAlias = Mapping[int, Iterable[int]]
@@ -30,13 +31,13 @@ LOCATIONS = {
 
 
 class Kept(NamedTuple):
-    """What stays of the heads of one parameter group, by their old numbers."""
+    """Heads of one parameter group that are kept, by their old numbers."""
 
     kv_heads: tuple[int, ...]
     """Key/value heads"""
     heads: tuple[int, ...]
     zeroed: tuple[int, ...]
-    """Those of `heads` that are removed but fill up a place: their output projection is zero"""
+    """Those of `heads` that are removed but stay as padding: their output projection is zero"""
 
 
 def remove_heads(
@@ -48,7 +49,7 @@ def remove_heads(
     cross: Removed | None = None,
     encoder: Removed | None = None,
 ) -> tuple[ModelConfig, Params, dict[str, dict[int, tuple[int, ...]]]]:
-    """The function that the model computes with `head_mask` 0 for these heads, with fewer weights.
+    """A smaller model that computes what this one computes with `head_mask` 0 for these heads.
 
     A model has one number of heads, so every parameter group keeps as many as the one that keeps
     most. With grouped-query attention that holds for key/value heads and for the query heads of
@@ -65,9 +66,9 @@ def remove_heads(
       encoder: the same for the encoder.
 
     Returns:
-      (config, params, zeroed): of the smaller model, and the heads that fill up places, as "heads",
-      "cross" or "encoder" -> group -> old numbers. `num_parameters` of both configs gives what was
-      saved.
+      (config, params, zeroed): the smaller model, and the removed heads that stay as padding, as
+      "heads", "cross" or "encoder" -> group -> old numbers. Compare `num_parameters` of both
+      configs.
 
     Raises:
       ValueError: nothing would be saved (use `head_mask`); the layout ties a head to a slice of x;
@@ -86,8 +87,8 @@ def remove_heads(
     _check_heads_apart(config, layout)
     plans = {name: plan for name, (_, plan) in stack_specs(config).items()}
     removed = {
-        name: _by_group(name, plans[LOCATIONS[name][0]], asked, by, layout.num_heads)
-        for name, asked in _requested(config, heads, cross, encoder).items()
+        name: _by_group(name, plans[LOCATIONS[name][0]], requested, by, layout.num_heads)
+        for name, requested in _requested(config, heads, cross, encoder).items()
     }
     counts = _kept_counts(layout, removed)
     made, zeroed = dict(params), {}
@@ -149,20 +150,20 @@ def scale_heads(
 def _requested(
     config: ModelConfig, heads: Removed, cross: Removed | None, encoder: Removed | None
 ) -> dict[str, Removed]:
-    """The heads that the model has, by the names of LOCATIONS -> those to remove."""
+    """Name in `LOCATIONS`, of those that the model has -> the heads to remove."""
     requested = {"heads": heads}
     if "cross" in config.plan:
         requested["cross"] = cross or {}
     if config.encoder is not None and not config.encoder.shares_decoder:
         requested["encoder"] = encoder or {}
-    for name, given in (("cross", cross), ("encoder", encoder)):
-        if given and name not in requested:
+    for name, removed in (("cross", cross), ("encoder", encoder)):
+        if removed and name not in requested:
             raise ValueError(f"this {config.kind} has no separate {name} heads; leave {name} out")
     return requested
 
 
 def _check_heads_apart(config: ModelConfig, layout: Layout) -> None:
-    """Raises ValueError where a head depends on how many others there are."""
+    """Raises ValueError if heads depend on the number of heads."""
     norm = getattr(layout, "qk_norm", None)
     if config.positions.name == "alibi":
         raise ValueError("positions 'alibi': slopes depend on the number of heads; use scale_heads")
@@ -170,13 +171,9 @@ def _check_heads_apart(config: ModelConfig, layout: Layout) -> None:
         raise ValueError("qk_norm over 'all' heads: each depends on the others; use scale_heads")
 
 
-def _num_kv_heads(layout: Layout) -> int:
-    return layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
-
-
 def _kept_counts(layout: Layout, removed: Mapping[str, list[frozenset[int]]]) -> tuple[int, int]:
     """(key/value heads that every group keeps, query heads of each)."""
-    size = layout.num_heads // _num_kv_heads(layout)
+    size = layout.num_heads // kv_heads_of(layout)
     kept = [
         np.bincount([n // size for n in range(layout.num_heads) if n not in lost], minlength=1)
         for groups in removed.values()
@@ -276,7 +273,7 @@ def _by_group(
 
 def _kept(removed: frozenset[int], layout: Layout, num_kv_heads: int, per_kv_head: int) -> Kept:
     """`num_kv_heads` times `per_kv_head` heads: those not removed, filled up."""
-    groups = _num_kv_heads(layout)
+    groups = kv_heads_of(layout)
     size = layout.num_heads // groups
     heads_of = [range(k * size, (k + 1) * size) for k in range(groups)]
     used = [k for k, heads in enumerate(heads_of) if set(heads) - removed]
@@ -311,7 +308,7 @@ def _sliced_table(table: Array, kept: Sequence[Kept]) -> Array:
 
 
 def _kept_in_kv(plan: Plan, kept: Sequence[Kept]) -> list[Kept]:
-    """What stays of the groups of the sublayer "kv"."""
+    """Heads that are kept of the groups of the sublayer "kv"."""
     found: dict[int, Kept] = {}
     for group, attention in zip(plan.indices("kv"), plan.indices("attention"), strict=True):
         if found.setdefault(group, kept[attention]).kv_heads != kept[attention].kv_heads:
@@ -335,7 +332,7 @@ def _sliced(stacked: Params, layout: Layout, kept: Sequence[Kept]) -> Params:
 
 
 def _smaller(config: ModelConfig, num_kv_heads: int, per_kv_head: int) -> ModelConfig:
-    """The config with fewer heads; sizes that would follow their number are written out."""
+    """The config with fewer heads; sizes that default to a function of their number stay."""
     layout = config.layout
     known = {field.name for field in dataclasses.fields(layout)}
     names = "head_dim", "value_dim", "latent_dim", "rotary_dim"

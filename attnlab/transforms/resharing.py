@@ -91,8 +91,8 @@ def change_plan(
     Args:
       config: of the model as it is.
       params: its parameters.
-      plan: a name stands for the plan of every stack and every layer type. A `Plan` is that of the
-        decoder alone if there is an encoder too.
+      plan: a name applies to every stack and every layer type. A `Plan` applies to the decoder
+        alone if there is an encoder too.
       merge: "mean", or "aligned" to first permute the heads of each layer so that they agree best
         with those of the group's first layer (`align_heads`). Heads have no order, so the plain
         mean mixes heads that compute different things.
@@ -141,10 +141,10 @@ def _with_plan(config: ModelConfig, plan: str | Plan) -> ModelConfig:
                 "some layer_types differ only in their plans; under one plan they would be one"
             )
         return dataclasses.replace(config, sharing=plan, layer_types=types)
-    given = as_plan(plan, config.num_layers)
-    if given.num_layers != config.num_layers:
+    new = as_plan(plan, config.num_layers)
+    if new.num_layers != config.num_layers:
         raise ValueError(
-            f"the new plan has {given.num_layers} layers, the model has {config.num_layers}; they "
+            f"the new plan has {new.num_layers} layers, the model has {config.num_layers}; they "
             "must be the same"
         )
     encoder = config.encoder
@@ -230,7 +230,7 @@ def tie_encoder(
 
 def _with_encoder(config: ModelConfig, *, shares_decoder: bool) -> ModelConfig:
     if config.encoder is None:
-        raise ValueError(f"this {config.kind} has no encoder beside a decoder")
+        raise ValueError(f"this {config.kind} is not an encoder_decoder")
     encoder: Encoder = dataclasses.replace(
         config.encoder,
         shares_decoder=shares_decoder,
@@ -332,7 +332,7 @@ def _aligned(layers: Sequence[Params], heads: Layout) -> list[Params]:
 
 
 class PlanChange(NamedTuple):
-    """What happens to the parameters of one stack."""
+    """The change of plan of one stack."""
 
     old: Plan
     new: Plan

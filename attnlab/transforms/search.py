@@ -27,7 +27,7 @@ STRUCTURED: tuple[Step, ...] = (
     steps_structured.factor_latent, steps_structured.factor_queries, steps_structured.share_heads,
     steps_structured.cut_slices, steps_structured.tie_heads, steps_structured.tie_projections,
 )  # fmt: skip
-"""Steps that need weights of some structure. They are tried where no chain without them leads."""
+"""Steps that need weights of some structure; tried only if there is no chain without them."""
 
 
 class State(NamedTuple):
@@ -42,7 +42,8 @@ class State(NamedTuple):
 def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
     """The shortest chain of steps to the goal: Dijkstra's algorithm over layouts.
 
-    A step of `STRUCTURED` costs more than any number of others. A step runs when its turn comes.
+    A step of `STRUCTURED` costs more than any number of others. Steps run lazily, when they are
+    taken from the queue.
     """
     order = itertools.count()
     start = State(canonical(layout), w)
@@ -65,7 +66,7 @@ def search(w: Weights, layout: Layout, goal: Goal) -> State | None:
 
 
 def _after(state: State, step: Step, goal: Goal) -> State | None:
-    """The state that a step leads to."""
+    """The state after a step; None if the step does not apply."""
     with np.errstate(all="ignore"):
         try:
             made = step(state.params, state.layout, goal)

@@ -19,7 +19,7 @@ from attnlab.heads import (
     weight_shapes,
 )
 from attnlab.heads.standard import UNTIED, Separate
-from attnlab.transforms.forms import Goal, axes, canonical, changed
+from attnlab.transforms.forms import Goal, axes, canonical, changed, kv_heads_of
 from attnlab.transforms.matrices import ROUNDING, same, split, stacked_scores, stacked_values
 from attnlab.transforms.measure import Floats, Weights
 from attnlab.transforms.steps import Made, finish
@@ -62,8 +62,7 @@ def factor_values(w: Weights, layout: Layout, goal: Goal) -> Made:
     to, heads = goal.untied, layout.num_heads
     if not isinstance(layout, Absorbed) or not hasattr(to, "value_dim") or "extra_v" in w:
         return None
-    groups = to.size("num_kv_heads") if hasattr(to, "num_kv_heads") else heads
-    for count in dict.fromkeys((groups, heads)):
+    for count in dict.fromkeys((kv_heads_of(to), heads)):
         if heads % count == 0 and (made := _values(w, count, to.size("value_dim"))) is not None:
             found = layout.to(Bilinear, num_kv_heads=count, value_dim=to.size("value_dim"))
             return finish(w, found, **made)

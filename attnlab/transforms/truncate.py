@@ -41,7 +41,7 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
       key: for the random inputs; None is a fixed one.
 
     Raises:
-      ValueError: a rank below 1, a layout of which `bilinear` is no form, and NaN or inf.
+      ValueError: a rank below 1, a layout without the form `bilinear`, NaN or inf.
 
     >>> from attnlab.heads import Bilinear, init
     >>> layout = Bilinear(width=6, num_heads=2)
@@ -81,7 +81,7 @@ def as_bilinear(w: Weights, layout: Layout) -> tuple[Bilinear, Weights]:
         made = step.params({name: jnp.asarray(a) for name, a in new.items()})
         reached, new = step.layout, {name: np.asarray(a) for name, a in made.items()}
     if not isinstance(reached, Bilinear):
-        reason = blocked.reason if blocked.layout else f"{layout} has no such form"
+        reason = blocked.reason if blocked.layout else f"{layout} has no bilinear form"
         raise ValueError(f"truncate needs plain scores q k^T: {reason}")
     if any(name == "extra_k" for name in new):
         raise ValueError("truncate needs plain scores q k^T: extra_keys are in the basis of k")

@@ -42,7 +42,7 @@ class Size(NamedTuple):
     is_causal: bool = False
     dtype: str = "float32"
 
-    def words(self) -> list[str]:
+    def labels(self) -> list[str]:
         """B T, D N H, then what is particular."""
         sizes = [f"{a}{getattr(self, a)}" for a in "BTDNH" if getattr(self, a)]
         causal = ("causal",) if self.is_causal else ()
@@ -100,7 +100,7 @@ def cases() -> Iterator[Case]:
 
 
 def layer_case(
-    word: str,
+    what: str,
     size: Size,
     mode: str,
     names: Iterable[str],
@@ -123,13 +123,13 @@ def layer_case(
         would = heads.explain_heads(layout, x, is_causal=size.is_causal)
         order, backend = would["chosen"]["order"], chosen_in(would["implementation"])
         own: dict[str, Callable] = {f"{OURS} ({order}, {backend})": ours}
-        for other, cost in would["order"].items() if word == "wide layer" else ():
+        for other, cost in would["order"].items() if what == "wide layer" else ():
             if other != order and isinstance(cost, int):
                 own[f"{OURS}, {other}"] = functools.partial(ours, order=other)
         others = {n: functools.partial(peers.LAYERS[n], layout, size.is_causal) for n in names}
         return entries(own, others, (w, x), mode, twin)
 
-    return _case(word, size, mode, build, bars=bars)
+    return _case(what, size, mode, build, bars=bars)
 
 
 def function_case(
@@ -163,11 +163,11 @@ def chosen_in(backends: Mapping[str, object]) -> str:
     return next(name for name, word in backends.items() if str(word).startswith("chosen"))
 
 
-def _case(word: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:
-    sizes, *marks = size.words()
-    name = ", ".join([f"{word} {sizes} {marks[0]}", *marks[1:], mode])
+def _case(what: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:
+    sizes, *marks = size.labels()
+    name = ", ".join([f"{what} {sizes} {marks[0]}", *marks[1:], mode])
     label = f"{sizes}\n{' '.join(marks)}"
-    return Case(name, f"{word}s, {mode}", label, size.B * size.T, build, **fields)
+    return Case(name, f"{what}s, {mode}", label, size.B * size.T, build, **fields)
 
 
 def _normal(key: Any, shape: tuple[int, ...], size: Size) -> Any:

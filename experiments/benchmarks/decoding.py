@@ -66,7 +66,7 @@ def decode_case(size: Size) -> Case:
             read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, weights[0][name])
             return weights, {"k": read("k"), "v": read("v"), "x": old}, x[:, past:]
 
-        weights, past_of, given = start()
+        weights, past_of, tokens = start()
         held = {
             name: (layout, w, {n: past_of[n] for n in cache_shapes(layout)})
             for (name, layout), w in zip(layouts.items(), weights, strict=True)
@@ -74,17 +74,17 @@ def decode_case(size: Size) -> Case:
         made, expected = [], None
         for name in sorted(held, key=lambda name: name != FROM_X):
             entry, expected = _tried(
-                name, functools.partial(_ours, name, *held[name], given, past), expected
+                name, functools.partial(_ours, name, *held[name], tokens, past), expected
             )
             made.append(entry._replace(ours=True))
         both = past_of["k"], past_of["v"]
-        linen = lambda: _linen("Linen, decode=True", wide, weights[0], both, given, past)
+        linen = lambda: _linen("Linen, decode=True", wide, weights[0], both, tokens, past)
         made.append(_tried("Linen, decode=True", linen, expected)[0])
-        made.append(_tried("attnlab latent", lambda: _latent(latent, size, given, past), None)[0])
+        made.append(_tried("attnlab latent", lambda: _latent(latent, size, tokens, past), None)[0])
         made[-1] = made[-1]._replace(ours=True)
         return made
 
-    sizes = " ".join(size.words()[:2])
+    sizes = " ".join(size.labels()[:2])
     held = {"k and v": wide, "x and v": bilinear, "x": absorbed, "latent": latent}
     caches = {
         n: cache_bytes_per_token(layout, jnp.dtype(dtype).itemsize) for n, layout in held.items()
@@ -105,9 +105,9 @@ def _tried(name: str, make: Callable[[], Entry], expected: Any) -> tuple[Entry, 
 
 
 def _ours(
-    name: str, layout: Layout, w: Params, held: dict[str, Any], given: Any, past: int
+    name: str, layout: Layout, w: Params, held: dict[str, Any], tokens: Any, past: int
 ) -> Entry:
-    cache = init_cache(layout, given.shape[0], past + given.shape[1], given.dtype)
+    cache = init_cache(layout, tokens.shape[0], past + tokens.shape[1], tokens.dtype)
     cache = cache | held | {"length": jnp.asarray(past)}
 
     def step(w: Params, cache: Any, x: Any) -> Any:
@@ -115,10 +115,10 @@ def _ours(
         outputs = attend_heads(w, x[:, None], layout, inputs, is_causal=True)
         return outputs.output, outputs.cache
 
-    return _entry(name, step, w, cache, given, lambda cache: cache | {"length": jnp.asarray(past)})
+    return _entry(name, step, w, cache, tokens, lambda cache: cache | {"length": jnp.asarray(past)})
 
 
-def _latent(layout: Layout, size: Size, given: Any, past: int) -> Entry:
+def _latent(layout: Layout, size: Size, tokens: Any, past: int) -> Entry:
     """Absorbed: every head attends to the latent. The cache holds normal numbers."""
     ((last,), _) = chain(layout)
 
@@ -131,11 +131,11 @@ def _latent(layout: Layout, size: Size, given: Any, past: int) -> Entry:
         }
 
     w, held = start()
-    return _ours("attnlab latent", last.layout, w, held, given, past)
+    return _ours("attnlab latent", last.layout, w, held, tokens, past)
 
 
 def _linen(
-    name: str, layout: Layout, w: Params, held: tuple[Any, Any], given: Any, past: int
+    name: str, layout: Layout, w: Params, held: tuple[Any, Any], tokens: Any, past: int
 ) -> Entry:
     n, h = layout.num_heads, layout.size("head_dim")
     layer = nn.MultiHeadDotProductAttention(
@@ -144,7 +144,7 @@ def _linen(
         out_features=layout.width,
         use_bias=False,
         decode=True,
-        dtype=given.dtype,
+        dtype=tokens.dtype,
     )
     names = {"query": "q", "key": "k", "value": "v", "out": "o"}
     params = {theirs: {"kernel": w[ours]} for theirs, ours in names.items()}
@@ -155,31 +155,31 @@ def _linen(
         return out, new["cache"]
 
     back = lambda cache: cache | {"cache_index": jnp.asarray(past)}
-    return _entry(name, step, params, cache, given, back)
+    return _entry(name, step, params, cache, tokens, back)
 
 
 def _entry(
-    name: str, step: Callable, w: Any, cache: Any, given: Any, back: Callable[[Any], Any]
+    name: str, step: Callable, w: Any, cache: Any, tokens: Any, back: Callable[[Any], Any]
 ) -> Entry:
-    """`step` (w, cache, x [B, D]) -> (out [B, 1, D], cache), for every token of `given` in one
+    """`step` (w, cache, x [B, D]) -> (out [B, 1, D], cache), for every one of `tokens` in one
     program. The cache is overwritten in place; `back` makes it as long as it was."""
 
-    def work(w: Any, cache: Any, given: Any) -> Any:
+    def work(w: Any, cache: Any, tokens: Any) -> Any:
         def body(cache: Any, x: Any) -> Any:
             out, cache = step(w, cache, x)
             return cache, out[:, 0]
 
-        cache, outs = jax.lax.scan(body, cache, given.swapaxes(0, 1))
+        cache, outs = jax.lax.scan(body, cache, tokens.swapaxes(0, 1))
         return outs, back(cache)
 
     began = time.perf_counter()
     cache = jax.tree.map(jnp.array, cache)  # a copy: others hold the same arrays
-    compiled = jax.jit(work, donate_argnums=1).lower(w, cache, given).compile()
+    compiled = jax.jit(work, donate_argnums=1).lower(w, cache, tokens).compile()
     seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
 
     def run() -> Any:
         nonlocal cache
-        outs, cache = jax.block_until_ready(compiled(w, cache, given))
+        outs, cache = jax.block_until_ready(compiled(w, cache, tokens))
         return outs
 
     temp = memory.temp_size_in_bytes if memory else None

@@ -27,7 +27,7 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
     if not groups:
         return None
     names = list(dict.fromkeys(r.name for r in _all(groups.values()) if not r.twin))
-    looks = {name: _look(k) for k, name in enumerate(names)} | {"": TWIN}
+    styles = {name: _style(k) for k, name in enumerate(names)} | {"": TWIN}
     columns = min(MOST_COLUMNS, len(groups))
     panels = list(groups.items())
     lines = [panels[i : i + columns] for i in range(0, len(panels), columns)]
@@ -43,14 +43,14 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
     for line, places in zip(lines, grid, strict=True):
         for (group, cases), axes in zip(line, places, strict=False):
             axes.set_visible(True)
-            _panel(axes, group, cases, looks)
+            _panel(axes, group, cases, styles)
     every = _all(groups.values())
     low, high = min(r.low or 1.0 for r in every), max(r.high or 1.0 for r in every)
     grid[0, 0].set_xlim(min(0.5, low / 1.1), max(2.0, high * 1.1))
     figure.supxlabel(
         "time, ours / this (below 1: ours is faster)", fontsize=FONT_SIZE, color=FOREGROUND
     )
-    _legend(figure, looks)
+    _legend(figure, styles)
     return figure
 
 
@@ -67,7 +67,7 @@ def _places(cases: Sequence[Shown]) -> tuple[list[list[float]], float]:
     return places, y
 
 
-def _panel(axes: Any, group: str, cases: Sequence[Shown], looks: Mapping[str, Any]) -> None:
+def _panel(axes: Any, group: str, cases: Sequence[Shown], styles: Mapping[str, Any]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     places, height = _places(cases)
@@ -75,9 +75,9 @@ def _panel(axes: Any, group: str, cases: Sequence[Shown], looks: Mapping[str, An
     axes.axvline(NOT_SLOWER, color=FOREGROUND, linewidth=0.8, linestyle=":", zorder=1)
     for (_, rows), ys in zip(cases, places, strict=True):
         for row, y in zip(rows, ys, strict=True):
-            look = looks["" if row.twin else row.name]
-            axes.plot([row.low, row.high], [y, y], color=look["color"], linewidth=1.4, zorder=2)
-            axes.plot(row.ratio, y, linestyle="none", markersize=4.5, zorder=3, **look)
+            style = styles["" if row.twin else row.name]
+            axes.plot([row.low, row.high], [y, y], color=style["color"], linewidth=1.4, zorder=2)
+            axes.plot(row.ratio, y, linestyle="none", markersize=4.5, zorder=3, **style)
         if ys[0]:
             axes.axhline(ys[0] - 1, color=GRID, linewidth=0.8)
     axes.set_yticks([(ys[0] + ys[-1]) / 2 for ys in places], [case.label for case, _ in cases])
@@ -97,16 +97,16 @@ def _panel(axes: Any, group: str, cases: Sequence[Shown], looks: Mapping[str, An
     axes.set_title(group, fontsize=FONT_SIZE, color=FOREGROUND, loc="left")
 
 
-def _look(k: int) -> dict[str, Any]:
+def _style(k: int) -> dict[str, Any]:
     return {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
 
 
-def _legend(figure: Any, looks: Mapping[str, Any]) -> None:
+def _legend(figure: Any, styles: Mapping[str, Any]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], linestyle="none", label=name or "one peer twice", **look)
-        for name, look in looks.items()
+        Line2D([], [], linestyle="none", label=name or "one peer twice", **style)
+        for name, style in styles.items()
     ]
     figure.legend(
         handles=handles,

@@ -11,7 +11,7 @@ from attnlab.heads import LAYOUTS, Layout, Weight
 from attnlab.heads.cost import cache_shapes
 from attnlab.heads.weights import Axes
 from experiments.drawing.letters import letters
-from experiments.drawing.marks import COLOURS, FAINT, SHARED, box, drawing, word
+from experiments.drawing.marks import COLOURS, FAINT, SHARED, box, drawing, label
 
 WIDTH, HEADS = 64, 4
 LEFT, COLUMN, LINE, TOP = 104, 92, 62, 24
@@ -25,8 +25,8 @@ def layout_drawing(name: str) -> str:
     layout = LAYOUTS[name](width=WIDTH, num_heads=HEADS)
     cached = cache_shapes(layout)
     lines = [_cached_input("keys" if "v" in cached else "keys, values")] if "x" in cached else []
-    lines += [_line(weight_name, one, layout) for weight_name, one in matrices(layout).items()]
-    heads = [word(LEFT + COLUMN * (n + 0.5), 14, f"head {n}", at="middle") for n in range(HEADS)]
+    lines += [_line(weight_name, one, layout) for weight_name, one in drawn_weights(layout).items()]
+    heads = [label(LEFT + COLUMN * (n + 0.5), 14, f"head {n}", at="middle") for n in range(HEADS)]
     marks = [
         f'<g transform="translate(0 {TOP + LINE * i})">{"".join(line)}</g>'
         for i, line in enumerate(lines)
@@ -35,7 +35,7 @@ def layout_drawing(name: str) -> str:
     return drawing(LEFT + COLUMN * HEADS, TOP + LINE * len(lines), title, heads + marks)
 
 
-def matrices(layout: Layout) -> dict[str, Weight]:
+def drawn_weights(layout: Layout) -> dict[str, Weight]:
     """The weights that are drawn: all but norms and biases."""
     return {n: one for n, one in layout.weights().items() if one.reads or one.constant is None}
 
@@ -49,24 +49,27 @@ def _line(name: str, one: Weight, layout: Layout) -> list[str]:
     text = letters(one.makes) if not one.reads else f"{letters(one.reads)} → {letters(one.makes)}"
     if one.per or one.applied_per:
         text = f"{letters(one.per or one.applied_per)} ({text})"
-    marks = [word(0, 22, name, more=' font-weight="600"'), word(0, 40, text, more=' opacity=".75"')]
+    marks = [
+        label(0, 22, name, more=' font-weight="600"'),
+        label(0, 40, text, more=' opacity=".75"'),
+    ]
     marks += [_band()] if drawn == 1 else []
     slices = "slice_width" in one.reads
     for i in range(drawn):
         colour = SHARED if count == 1 else COLOURS[i]
         middle = LEFT + share * (i + 0.5)
         width = WIDTH if slices else _size(layout, one.reads) if one.reads else 0
-        parts = HEADS if slices else 1
-        marks += _matrix(middle, width, i if slices else 0, parts, made, colour, name)
+        num_slices = HEADS if slices else 1
+        marks += _matrix(middle, width, i if slices else 0, num_slices, made, colour, name)
     return marks
 
 
 def _matrix(
-    middle: float, width: int, part: int, parts: int, made: int, colour: str, name: str
+    middle: float, width: int, index: int, num_slices: int, made: int, colour: str, name: str
 ) -> list[str]:
-    """One matrix between its two bars: it reads one of so many parts of `width` numbers."""
-    start, piece = middle - SCALE * width / 2, SCALE * width / parts
-    x0, x1 = start + piece * part, start + piece * (part + 1)
+    """One matrix between its two bars: it reads one of so many slices of `width` numbers."""
+    start, piece = middle - SCALE * width / 2, SCALE * width / num_slices
+    x0, x1 = start + piece * index, start + piece * (index + 1)
     y0, y1 = BAR + 2, BAR + 2 + BETWEEN
     z0, z1 = middle - SCALE * made / 2, middle + SCALE * made / 2
     fill = f'fill="{colour}"'
@@ -85,8 +88,8 @@ def _matrix(
 def _cached_input(name: str) -> list[str]:
     """A layout that caches x itself: as its keys, and as values if it has no v."""
     bar = box(LEFT + (COLUMN * HEADS - SCALE * WIDTH) / 2, 16, SCALE * WIDTH, BAR, FAINT)
-    text = word(0, 40, "x as it is", more=' opacity=".75"')
-    return [word(0, 22, name, more=' font-weight="600"'), text, _band(), bar]
+    text = label(0, 40, "x as it is", more=' opacity=".75"')
+    return [label(0, 22, name, more=' font-weight="600"'), text, _band(), bar]
 
 
 def _band() -> str:

@@ -27,11 +27,11 @@ def drawing(width: float, height: float, title: str, marks: Iterable[str]) -> st
     )
 
 
-def word(x: float, y: float, text: str, *, at: str = "start", more: str = "") -> str:
+def label(x: float, y: float, text: str, *, at: str = "start", more: str = "") -> str:
     """Letters that begin, are centred ("middle") or end at x, with their foot at y."""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{at}"{more}>{escape(text)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, look: str) -> str:
+def box(x: float, y: float, width: float, height: float, style: str) -> str:
     """A rectangle."""
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" {look}/>'
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" {style}/>'

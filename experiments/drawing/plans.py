@@ -1,13 +1,13 @@
 """Which layer uses which weights, from a plan alone.
 
-A column is a layer, a line a part; cells of one line with the same number and colour are the same
-set of weights; stripes are sets that are mixed. A dashed cell makes no keys and values: the arrow
-leads to those that it reads.
+A column is a layer and a line a sublayer. Cells of one line with the same number and colour are one
+parameter group; stripes are groups that are mixed. A dashed cell makes no keys and values: the
+arrow leads to those that it reads.
 """
 
 from attnlab.sharing.named_plans import PLANS, parse_plan
 from attnlab.sharing.plan import Plan, mixtures
-from experiments.drawing.marks import COLOURS, box, drawing, word
+from experiments.drawing.marks import COLOURS, box, drawing, label
 
 LAYERS, COUNT = 6, {"relaxed": 2, "dictionary": 2}
 BY_HAND = {"by_hand": "1/(2)x2/1"}
@@ -32,16 +32,16 @@ def drawn_plans() -> dict[str, str]:
 def plan_drawing(name: str) -> str:
     """The drawing of a plan of six layers."""
     plan = parse_plan(name, LAYERS)
-    marks = [word(0, 16, name, more=' font-weight="600"')]
+    marks = [label(0, 16, name, more=' font-weight="600"')]
     marks += [_number(i) for i in range(plan.num_layers)]
     y: float = TOP
-    for part in plan:
-        if part == "kv" and any(plan.reuses_kv):
+    for sublayer in plan:
+        if sublayer == "kv" and any(plan.reuses_kv):
             marks += [_arrow(i, j, y + ARCS - 3) for i, j in enumerate(plan.kv_sources) if i != j]
             y += ARCS
-        marks += _line(plan, part, y)
-        if part in mixtures(plan):
-            marks += _stripes(plan, part, y + HEIGHT + 2)
+        marks += _line(plan, sublayer, y)
+        if sublayer in mixtures(plan):
+            marks += _stripes(plan, sublayer, y + HEIGHT + 2)
             y += STRIPE + 2
         y += HEIGHT + GAP
     return drawing(LEFT + COLUMN * LAYERS + 2, y, f"{name}: weights of six layers", marks)
@@ -49,37 +49,37 @@ def plan_drawing(name: str) -> str:
 
 def _number(layer: int) -> str:
     text = f"layer {layer}" if layer == 0 else str(layer)
-    return word(_middle(layer), TOP - 8, text, at="middle", more=' opacity=".75" font-size="11"')
+    return label(_middle(layer), TOP - 8, text, at="middle", more=' opacity=".75" font-size="11"')
 
 
 def _middle(layer: int) -> float:
     return LEFT + COLUMN * (layer + 0.5)
 
 
-def _line(plan: Plan, part: str, y: float) -> list[str]:
-    """A part: the number of its slot in each layer, or a dashed cell."""
-    marks = [word(0, y + 17, WORDS.get(part, part), more=' font-size="11"')]
-    for layer, slot in enumerate(plan[part]):
+def _line(plan: Plan, sublayer: str, y: float) -> list[str]:
+    """A sublayer: its group in each layer, or a dashed cell."""
+    marks = [label(0, y + 17, WORDS.get(sublayer, sublayer), more=' font-size="11"')]
+    for layer, group in enumerate(plan[sublayer]):
         x = LEFT + COLUMN * layer + 2
-        about = f'rx="4" data-part="{part}" data-layer="{layer}"'
-        if isinstance(slot, int):
-            look = f'fill="{COLOURS[slot % len(COLOURS)]}" data-slot="{slot}" {about}'
+        about = f'rx="4" data-sublayer="{sublayer}" data-layer="{layer}"'
+        if isinstance(group, int):
+            style = f'fill="{COLOURS[group % len(COLOURS)]}" data-group="{group}" {about}'
             ink = ' fill="#16191d" font-weight="600"'
-            number = word(_middle(layer), y + 18, str(slot), at="middle", more=ink)
-            marks += [box(x, y, COLUMN - 4, HEIGHT, look), number]
+            number = label(_middle(layer), y + 18, str(group), at="middle", more=ink)
+            marks += [box(x, y, COLUMN - 4, HEIGHT, style), number]
         else:
-            look = f'fill="none" stroke="currentColor" stroke-dasharray="3 3" {about}'
-            marks.append(box(x, y, COLUMN - 4, HEIGHT, look))
+            style = f'fill="none" stroke="currentColor" stroke-dasharray="3 3" {about}'
+            marks.append(box(x, y, COLUMN - 4, HEIGHT, style))
     return marks
 
 
-def _stripes(plan: Plan, part: str, y: float) -> list[str]:
-    """Below each cell the colours of all slots, which are mixed."""
-    count = plan.num_groups[part]
+def _stripes(plan: Plan, sublayer: str, y: float) -> list[str]:
+    """Below each cell the colours of all groups, which are mixed."""
+    count = plan.num_groups[sublayer]
     width = (COLUMN - 4) / count
-    look = lambda i: f'fill="{COLOURS[i % len(COLOURS)]}" data-mixed="{i}"'
+    style = lambda i: f'fill="{COLOURS[i % len(COLOURS)]}" data-mixed="{i}"'
     starts = [LEFT + COLUMN * layer + 2 for layer in range(plan.num_layers)]
-    return [box(x + i * width, y, width, STRIPE, look(i)) for x in starts for i in range(count)]
+    return [box(x + i * width, y, width, STRIPE, style(i)) for x in starts for i in range(count)]
 
 
 def _arrow(reader: int, source: int, y: float) -> str:

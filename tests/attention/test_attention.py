@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, deep
+from small_blocks import SMALL_BLOCKS, divide
 
 from attnlab import dot_product_attention
-from attnlab.attention import blockwise
 from attnlab.tap import capture
 
 # B=2 T=5 S=7 N=6 K=3 H=4 V=8
@@ -26,7 +26,7 @@ OURS = ["dense", "blockwise"]
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Blocks of 2 queries and 3 keys: several, part-filled and skipped ones at tiny sizes."""
-    monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, group, 2, 3))
+    divide(monkeypatch, SMALL_BLOCKS)
 
 
 def make(dtype=jnp.float32, heads=(6, 3, 3), t=5, s=7, scale=2.0):
@@ -169,7 +169,11 @@ def test_gradients_equal_those_of_dense(call):
 # What hides, and which query and which key of batch row 1 it hides from everyone.
 HIDDEN = {
     "mask": ({"mask": some_mask().at[1, 0, 4].set(False)}, 4, 3),
-    "mask of keys": ({"mask": jnp.arange(7) != 3, "query_seq_lengths": jnp.array([5, 4])}, 4, 3),
+    "mask of keys": (
+        {"mask": (jnp.arange(7) != 3)[None], "query_seq_lengths": jnp.array([5, 4])},
+        4,
+        3,
+    ),
     "lengths": (
         {"query_seq_lengths": jnp.array([5, 3]), "key_value_seq_lengths": jnp.array([7, 5])},
         3,

@@ -47,6 +47,12 @@ BAD = {
         ValueError,
         r"mask \(2, 5, 7\) must broadcast to the scores \[B, N, T, S\] = \(2, 6, 5, 7\)",
     ),
+    "mask of one axis": (
+        {"mask": jnp.ones(7, bool)},
+        ValueError,
+        r"mask \(7,\) must be \[T, S\], \[N, T, S\] or \[B, N, T, S\].*\(2, 6, 5, 7\)",
+    ),
+    "mask without axes": ({"mask": True}, ValueError, r"mask \(\) must be \[T, S\]"),
     "padding mask": (
         {"mask": jnp.ones((2, 7), bool)},
         ValueError,

@@ -8,23 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close, diagonal
+from small_blocks import SMALL_BLOCKS, SMALL_STRIPS, divide
 
 from attnlab import dot_product_attention
-from attnlab.attention import ScoreMod, blocks, blockwise
+from attnlab.attention import ScoreMod
+from attnlab.attention.blocks import BlockLimits, block_sizes
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 2 queries and 3 keys."""
-    monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, group, 2, 3))
+    divide(monkeypatch, SMALL_BLOCKS)
 
 
 @pytest.fixture
 def small_strips(monkeypatch):
-    """One block for a batch row, in pieces of as few heads as may be and strips of 2 queries."""
-    monkeypatch.setattr(blockwise, "block_sizes", lambda shape, group: (1, *shape[1:]))
-    monkeypatch.setattr(blocks, "STRIP", 2)
-    monkeypatch.setattr(blocks, "PIECE", 1)
+    """One block, in pieces of as few heads as may be and strips of 2 queries."""
+    divide(monkeypatch, SMALL_STRIPS)
 
 
 def make(shapes, scale=2.0):
@@ -170,7 +170,7 @@ def dots(jaxpr):
 
 def test_a_strip_reads_only_the_keys_that_its_queries_may_see(monkeypatch):
     """Known before any array is: T = 10 in strips of 3, 3, 3 and 1."""
-    monkeypatch.setattr(blocks, "STRIP", 1)
+    divide(monkeypatch, BlockLimits(strip_queries=1))
     x = jax.ShapeDtypeStruct((2, 10, 1, 4), jnp.float32)
 
     def scores_of(**call):
@@ -216,7 +216,7 @@ def test_no_array_of_all_scores_exists(feature):
     call = {
         "causal window": {"is_causal": True, "local_window_size": 99},
         "lengths": {"key_value_seq_lengths": jnp.array([9000, 0]), "is_causal": True},
-        "padding mask": {"mask": np.arange(length) < 9000, "is_causal": True},
+        "padding mask": {"mask": np.arange(length)[None] < 9000, "is_causal": True},
     }[feature]
     x = jax.ShapeDtypeStruct((2, length, 2, 64), jnp.float32)
 
@@ -229,14 +229,14 @@ def test_no_array_of_all_scores_exists(feature):
 
 def test_blocks_cover_everything_with_little_padding():
     for shape in [(1, 8, 4096, 4096), (7, 6, 257, 1), (16, 8, 256, 300), (3, 5, 1, 70000)]:
-        batch, heads, queries, keys = blockwise.block_sizes(shape, 1)
+        batch, heads, queries, keys = block_sizes(shape, 1)
         assert shape[0] % batch == shape[1] % heads == 0
-        assert queries * keys <= blocks.EDGE**2
-        assert batch * heads * queries * keys <= blocks.AREA
+        assert queries * keys <= 512**2
+        assert batch * heads * queries * keys <= 2**19
         for length, block in zip(shape[2:], (queries, keys), strict=True):
             assert -length % block < -(-length // block)  # less than one per block
-    assert blockwise.block_sizes((2, 12, 4096, 4096), 12)[1] == 12  # a group is never cut
-    assert blockwise.block_sizes((1, 8, 1, 9000), 1)[3] == 9000  # one query: few, long blocks
+    assert block_sizes((2, 12, 4096, 4096), 12)[1] == 12  # a group is never cut
+    assert block_sizes((1, 8, 1, 9000), 1)[3] == 9000  # one query: few, long blocks
 
 
 def test_transforms_of_the_gradient(small_blocks):

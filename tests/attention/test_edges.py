@@ -61,7 +61,9 @@ def test_equals_dense_attention_with_the_mask(batch, options, x64):
     mask = masks.from_edges(senders, receivers, 5, 7)
 
     def sparse(q, k, v, bias):
-        return attention_over_edges(q, k, v, senders, receivers, bias, **OPTIONS[options])
+        return attention_over_edges(
+            q, k, v, masks.Edges(senders, receivers), bias, **OPTIONS[options]
+        )
 
     def dense(q, k, v, bias):
         wide = jnp.zeros((*batch, 6, 5, 7)).at[..., receivers, senders].set(bias.swapaxes(-1, -2))
@@ -158,7 +160,7 @@ def test_lists_of_edges_that_do_not_fit():
 def test_low_precision(dtype):
     q, k, v = make(dtype)
     senders, receivers = graph()
-    out = attend(q, k, v, senders=senders, receivers=receivers)
+    out = attend(q, k, v, edges=masks.Edges(senders, receivers))
     assert out.dtype == dtype
     mask = masks.from_edges(senders, receivers, 5, 7)
     assert_close(out, dot_product_attention(q, k, v, mask=mask))
@@ -167,7 +169,7 @@ def test_low_precision(dtype):
 def test_the_complete_graph_is_plain_attention(x64):
     q, k, v = make()
     receivers, senders = np.nonzero(np.ones((5, 7), bool))
-    got = attend(q, k, v, senders=senders, receivers=receivers)
+    got = attend(q, k, v, edges=masks.Edges(senders, receivers))
     assert_close(got, jax.jit(dot_product_attention)(q, k, v))
 
 
@@ -178,7 +180,7 @@ def test_equal_scores_give_the_mean_of_the_neighbours(x64):
     mean = mask / np.maximum(mask.sum(1, keepdims=True), 1)
     expected = np.einsum("ts,bsnv->btnv", mean, v)
     for bias in (None, jnp.full(len(senders), 3.0), jnp.full((1, len(senders), 1), -3.0)):
-        got = attend(0 * q, k, v, senders=senders, receivers=receivers, bias=bias)
+        got = attend(0 * q, k, v, edges=masks.Edges(senders, receivers), bias=bias)
         assert_close(got, jnp.asarray(expected))
 
 
@@ -186,8 +188,7 @@ def test_an_edge_listed_twice_counts_twice(x64):
     """Scores are equal, so 2/3 of the sum is what came twice; the boolean mask has it once."""
     q, v = jnp.zeros((1, 1, 2)), jnp.array([[[3.0]], [[9.0]]])
     twice = np.array([0, 1, 1]), np.array([0, 0, 0])
-    ends = dict(zip(("senders", "receivers"), twice, strict=True))
-    run = functools.partial(attention_over_edges, **ends)
+    run = functools.partial(attention_over_edges, edges=masks.Edges(*twice))
     out, values = capture(run, q, jnp.zeros((2, 1, 2)), v, names=("probs",))
     probs = values["probs"]
     assert_close(out, jnp.array([[[7.0]]]))
@@ -199,7 +200,7 @@ def test_an_edge_listed_twice_counts_twice(x64):
 def test_capture_returns_the_probabilities_and_changes_no_bit(optimized):
     q, k, v = make(np.float32)
     senders, receivers = np.append(graph(), [[7], [5]], axis=1)
-    run = functools.partial(attention_over_edges, senders=senders, receivers=receivers)
+    run = functools.partial(attention_over_edges, edges=masks.Edges(senders, receivers))
     out, values = jax.jit(functools.partial(capture, run, names=("probs",)))(q, k, v)
     probs = values["probs"]
     np.testing.assert_array_equal(out, jax.jit(run)(q, k, v))
@@ -225,7 +226,7 @@ def test_padding_and_strangers_reach_nothing(poison, cap, x64):
 
     def run(senders, receivers):
         return lambda q, k, v, bias: attention_over_edges(
-            q, k, v, senders, receivers, bias, logits_soft_cap=cap
+            q, k, v, masks.Edges(senders, receivers), bias, logits_soft_cap=cap
         )
 
     out, grads = value_and_grads(run(senders, receivers), q, k, v, bias)
@@ -252,10 +253,13 @@ def test_a_bias_of_minus_infinity_takes_an_edge_out(x64):
     keep = receivers != receivers[0]
     bias = jnp.where(keep, 0.0, -jnp.inf)
     got = value_and_grads(
-        lambda q, k, v: attention_over_edges(q, k, v, senders, receivers, bias), q, k, v
+        lambda q, k, v: attention_over_edges(q, k, v, masks.Edges(senders, receivers), bias),
+        q,
+        k,
+        v,
     )
-    less = senders[keep], receivers[keep]
-    expected = value_and_grads(lambda q, k, v: attention_over_edges(q, k, v, *less), q, k, v)
+    less = masks.Edges(senders[keep], receivers[keep])
+    expected = value_and_grads(lambda q, k, v: attention_over_edges(q, k, v, less), q, k, v)
     assert_close(got, expected)
 
 
@@ -263,7 +267,9 @@ def test_no_array_of_all_pairs():
     """O(edges): the largest array that is made has edges * N * V entries, not T * S."""
     q, k, v = make(np.float32, heads=(2, 2, 2), batch=(), t=500, s=600)
     senders, receivers = np.arange(9), np.arange(9)
-    grad = jax.grad(lambda q: jnp.sum(attention_over_edges(q, k, v, senders, receivers)))
+    grad = jax.grad(
+        lambda q: jnp.sum(attention_over_edges(q, k, v, masks.Edges(senders, receivers)))
+    )
     jaxpr = jax.make_jaxpr(grad)(q)
     sizes = [v.aval.size for e in jaxpr.jaxpr.eqns for v in e.outvars]
     assert max(sizes) <= 600 * 2 * 8
@@ -280,12 +286,12 @@ def test_no_array_of_all_pairs():
 )
 def test_bad_shapes(shapes, message):
     with pytest.raises(ValueError, match=message):
-        attention_over_edges(*map(jnp.ones, shapes), jnp.array([0]), jnp.array([0]))
+        attention_over_edges(*map(jnp.ones, shapes), masks.Edges(jnp.array([0]), jnp.array([0])))
 
 
 def test_bad_indices():
     with pytest.raises(ValueError, match="senders holds 8, which is no index of 7 nodes"):
-        attention_over_edges(*make(np.float32), jnp.array([8]), jnp.array([0]))
+        attention_over_edges(*make(np.float32), masks.Edges(jnp.array([8]), jnp.array([0])))
 
 
 def test_cora(shared_data):
@@ -298,7 +304,7 @@ def test_cora(shared_data):
     senders, receivers = np.array(sorted(links)).T
     assert (len(ids), len(links)) == (2708, 2 * 5278)
     q, k, v = make(np.float32, batch=(), heads=(2, 2, 1), t=2708, s=2708)
-    mean = attend(0 * q, k, v, senders=senders, receivers=receivers)
+    mean = attend(0 * q, k, v, edges=masks.Edges(senders, receivers))
     sums, degree = np.zeros((2708, 8)), np.zeros((2708, 1))
     np.add.at(sums, receivers, np.asarray(v[:, 0])[senders])
     np.add.at(degree, receivers, 1)
@@ -307,7 +313,7 @@ def test_cora(shared_data):
     senders, receivers = senders[few], receivers[few]
     mask = masks.from_edges(senders, receivers, 400)
     assert 0 < np.sum(~np.any(mask, axis=1)) < 400
-    sparse = lambda q, k, v: attention_over_edges(q, k, v, senders, receivers)
+    sparse = lambda q, k, v: attention_over_edges(q, k, v, masks.Edges(senders, receivers))
     dense = lambda q, k, v: dot_product_attention(q, k, v, mask=mask)
     corner = [a[:400] for a in (q, k, v)]
     assert_close(value_and_grads(sparse, *corner), value_and_grads(dense, *corner))

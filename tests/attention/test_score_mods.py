@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_close
+from small_blocks import SMALL_BLOCKS, SMALL_STRIPS, divide
 
 from attnlab import dot_product_attention, explain, masks
 from attnlab.attention import (
@@ -16,8 +17,6 @@ from attnlab.attention import (
     ScoreMod,
     SoftCap,
     alibi_slopes,
-    blocks,
-    blockwise,
     relative_buckets,
 )
 from attnlab.tap import capture
@@ -83,13 +82,7 @@ CALLS = {
 @pytest.fixture(params=["blocks", "strips"])
 def divided(request, monkeypatch):
     """Blocks of 2 queries and 3 keys, or one block in strips of 2 queries and single heads."""
-    if request.param == "blocks":
-        sizes = lambda shape, group: (1, group, 2, 3)
-    else:
-        sizes = lambda shape, group: (1, *shape[1:])
-        monkeypatch.setattr(blocks, "STRIP", 2)
-        monkeypatch.setattr(blocks, "PIECE", 1)
-    monkeypatch.setattr(blockwise, "block_sizes", sizes)
+    divide(monkeypatch, SMALL_BLOCKS if request.param == "blocks" else SMALL_STRIPS)
 
 
 def value_and_grads(name, mods, call, heads=(N, K, KV)):

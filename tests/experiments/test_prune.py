@@ -48,7 +48,7 @@ def test_how_it_goes_on(run):
 def test_a_row_by_hand(run):
     """Of a plan cycle:2 of three layers with two heads: 6 uses. Some of them close, some stay."""
     study = prune.begin(run[0], SEEDS[1], 8, frozen=True)
-    whole, (row,) = prune.look(study, [0.05], by="layer", rate=1.0, rows=9)
+    whole, (row,) = prune.at_pressures(study, [0.05], by="layer", rate=1.0, rows=9)
     values = np.asarray(row.gates["heads"])
     assert values.shape == (3, 2)
     assert 0 < row.kept == (values > 0).sum() < 6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from attnlab import attention_over_edges, flops_per_token, num_parameters
+from attnlab import attention_over_edges, flops_per_token, masks, num_parameters
 from attnlab.lab.cells import interval, run_cells
 from experiments import gat, looped_depth, recall_capacity
 
@@ -33,7 +33,8 @@ def test_gat_is_attention_over_edges_with_additive_scores_as_bias():
     first, second = (jnp.einsum("nth,th->nt", h, params[f"{name}0"]) for name in "ab")
     bias = jax.nn.leaky_relu(first[edges.receivers] + second[edges.senders], 0.2)
     zeros = jnp.zeros_like(h)
-    expected = attention_over_edges(zeros, zeros, h, edges.senders, edges.receivers, bias)
+    graph = masks.Edges(edges.senders, edges.receivers)
+    expected = attention_over_edges(zeros, zeros, h, graph, bias)
     assert gat.attend(h, params, 0, edges) == pytest.approx(np.asarray(expected), abs=1e-5)
 
 

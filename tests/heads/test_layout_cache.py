@@ -127,5 +127,5 @@ def test_a_cache_that_does_not_fit_is_refused():
     cache = heads.init_cache(layout, 2, 9)
     with pytest.raises(ValueError, match="leave context out"):
         heads.attend_heads(params, x, layout, heads.HeadInputs(cache=cache, context=x))
-    with pytest.raises(ValueError, match="one entry per new token"):
+    with pytest.raises(ValueError, match=r"padding_mask \(2, 6\) must be .* \(2, 7\)"):
         heads.decode(params, x, layout, cache, padding_mask=jnp.ones((2, 6), bool))

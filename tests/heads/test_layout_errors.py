@@ -54,6 +54,9 @@ CONSTRUCTION = {
     "negative size": (lambda: Wide(width=-64, num_heads=4), "width must be .* not -64"),
     "zero": (lambda: Wide(width=8, num_heads=0), "num_heads must be .* not 0"),
     "bool": (lambda: Wide(width=True, num_heads=1), "width must be .* not True"),
+    "an option": (
+        lambda: Standard(**SIZES, output_projection="no"), "output_projection must be True or",
+    ),
     "optional size": (lambda: Wide(**SIZES, head_dim=2.0), "head_dim must be .* not 2.0"),
     "not divisible": (lambda: Standard(width=9, num_heads=2), "width 9 is not divisible by"),
     "key heads": (lambda: Standard(**SIZES, num_kv_heads=3), "not divisible by num_kv_heads 3"),

@@ -85,7 +85,9 @@ def test_a_scaling_that_is_none_is_refused(scaling, message):
 
 
 def test_a_part_of_a_head_without_pairs_is_refused():
-    with pytest.raises(ValueError, match=r"head_dim 16 of which positions\.fraction takes 3"):
+    with pytest.raises(
+        ValueError, match=r"positions\.fraction=0.2 of head_dim 16 is 3, which must"
+    ):
         ModelConfig(positions=Rotary(fraction=0.2))
     with pytest.raises(ValueError, match=r"positions\.fraction must be .* above 0"):
         Rotary(fraction=0.0)

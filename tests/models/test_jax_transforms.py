@@ -94,7 +94,7 @@ def four(dtype):
 ATTENTION, INIT_ATTENTION = module(attnlab.MultiHeadAttention(LAYOUT))
 FEED_FORWARD, INIT_FFN = module(attnlab.FeedForward(FFN(width=7)))
 LAYERS, INIT_LAYERS = module(attnlab.LayerStack(SPEC, PLAN), lambda made: made.x)
-EDGES = jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4])
+EDGES = attnlab.masks.Edges(jnp.array([0, 1, 2, 4, 0]), jnp.array([1, 1, 0, 3, 4]))
 
 
 def norm_weights(dtype, *names):
@@ -107,7 +107,7 @@ FUNCTIONS = {
         lambda w, x: attnlab.dot_product_attention(x, x, x * w, is_causal=True), four, qkv
     ),
     "attention_over_edges": (
-        lambda w, x: attnlab.attention_over_edges(x, x, x * w, *EDGES), four, qkv
+        lambda w, x: attnlab.attention_over_edges(x, x, x * w, EDGES), four, qkv
     ),
     "attention_fn": (
         lambda w, x: attnlab.adapters.attention_fn(x, x, x * w, mask=masks.causal(5)), four, qkv

@@ -96,7 +96,7 @@ def test_wrapping(config):
         r'pass params\["params"\]': {"params": {"params": params}},
         r"\{'params': params\} first, not a": TOKENS,
         "dict of weights": {"params": TOKENS},
-        "'layers' is no array but a str": {"params": params | {"layers": "x"}},
+        "'layers' must be an array, not a str": {"params": params | {"layers": "x"}},
     }
     for message, variables in calls.items():
         with pytest.raises(ValueError, match=message):

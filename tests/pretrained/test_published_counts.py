@@ -18,7 +18,7 @@ from attnlab.pretrained.fields import Source
 def published(family, architecture, *tensors, **attributes):
     """The config of a family's defaults with `attributes`, where the file holds `tensors`."""
     family = FAMILIES[family]
-    given = read_attributes(attributes, family.attributes, family.fixed)
+    given = read_attributes(attributes, family.attributes, family.other_attributes.fixed)
     return family.config(given, Source(architecture, dict.fromkeys(tensors)))
 
 

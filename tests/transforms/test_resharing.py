@@ -192,7 +192,7 @@ def test_heads_that_attend_alike_are_told_apart_by_their_values():
         (heads.Narrow(num_heads=3), "reads its own slice of x"),
         (heads.Standard(num_heads=3, num_kv_heads=1), "heads that share keys"),
         (heads.Standard(num_heads=3, output_projection=False), "without an output projection"),
-        (heads.TensorProduct(num_heads=3), "no form in which a head is its matrices alone"),
+        (heads.TensorProduct(num_heads=3), "no form in which each head has its own matrices"),
     ],
     ids=lambda a: getattr(a, "name", ""),
 )

@@ -185,8 +185,8 @@ def test_truncation_of_a_product_in_float32():
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
-        (six(Absorbed), "has no such form"),
-        (six(qk_norm=HeadNorm()), "qk_norm stands between"),
+        (six(Absorbed), "has no bilinear form"),
+        (six(qk_norm=HeadNorm()), "qk_norm is applied between"),
         (six(extras=(ExtraKeys(2),)), "extra_keys"),
         (six(Narrow, extras=(Sink(),)), "a soft cap or a sink sees the key bias"),
     ],

@@ -1,0 +1,91 @@
+"""Inputs of a model that do not fit: one error that says what is allowed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attnlab import heads
+from attnlab.models import FFN, Embedding, Learned, ModelConfig
+
+SMALL = dict(
+    vocab_size=19, max_len=9, width=12, num_layers=2, heads=heads.Standard(num_heads=3),
+    ffn=FFN(width=8),
+)  # fmt: skip
+TOKENS = jnp.array([[3, 1, 4]])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [0, None, TOKENS, {"params": 0}, jnp.array([1.0, 2.0]), jax.random.split(jax.random.key(0))],
+)  # fmt: skip
+def test_what_is_no_random_key(key):
+    model = ModelConfig(**SMALL).build()
+    with pytest.raises(ValueError, match=r"random key first, as of jax\.random\.key\(0\)"):
+        model.init(key, TOKENS)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        jax.random.key(0), jax.random.PRNGKey(0), np.array([0, 0], np.uint32),
+        {"params": jax.random.key(0)}, {"params": jax.random.key(0), "dropout": jax.random.key(1)},
+    ],
+)  # fmt: skip
+def test_every_random_key(key):
+    model = ModelConfig(**SMALL).build()
+    for init in (model.init, jax.jit(model.init)):
+        assert init(key, TOKENS)["params"]["embedding"].shape == (19, 12)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (dict(mask=jnp.ones(3, bool)), r"mask \(3,\) must be \[T, S\], \[N, T, S\] or"),
+        (dict(mask=jnp.array(True)), r"mask \(\) must be"),
+        (dict(padding_mask=jnp.ones(3, bool)), r"padding_mask \(3,\) must be .* \(1, 3\)"),
+        (dict(padding_mask=jnp.ones((1, 1), bool)), r"padding_mask \(1, 1\) must be .* \(1, 3\)"),
+        (dict(padding_mask=jnp.ones((1, 1, 3), bool)), r"padding_mask \(1, 1, 3\) must be"),
+        (dict(positions=jnp.arange(2)), r"positions \(2,\) must be \[length\] = \(3,\) or"),
+        (dict(positions=jnp.array(1)), r"positions \(\) must be"),
+        (dict(positions=jnp.ones((2, 3), int)), r"positions \(2, 3\) must be .*\(1, 3\)"),
+        (dict(positions=jnp.ones(3)), "positions must be integers, not float32"),
+        (dict(token_types=jnp.zeros(3, int)), r"token_types \(3,\) must be .* \(1, 3\)"),
+        (dict(token_types=jnp.zeros((2, 3), int)), r"token_types \(2, 3\) must be"),
+        (dict(head_mask=jnp.ones((2, 2, 3))), r"head_mask \(2, 2, 3\) must be .*\(2, 1, 3\)"),
+    ],
+)
+def test_shapes(inputs, message):
+    model = ModelConfig(**SMALL, embedding=Embedding(token_types=2)).build()
+    variables = model.init(jax.random.key(0), TOKENS)
+    for call in (model.apply, jax.jit(model.apply)):
+        with pytest.raises(ValueError, match=message):
+            call(variables, TOKENS, **inputs)
+
+
+def test_the_padding_of_a_source():
+    model = ModelConfig(**SMALL, kind="encoder_decoder").build()
+    variables = model.init(jax.random.key(0), TOKENS, source=TOKENS)
+    with pytest.raises(ValueError, match=r"source_padding_mask \(1, 2\) must be .* \(1, 3\)"):
+        model.apply(variables, TOKENS, source=TOKENS, source_padding_mask=jnp.ones((1, 2), bool))
+
+
+def test_heads_alone():
+    layout = heads.Standard(width=12, num_heads=3)
+    params, x = heads.init(jax.random.key(0), layout), jnp.ones((1, 3, 12))
+    inputs = heads.HeadInputs(padding_mask=jnp.ones((1, 1), bool))
+    with pytest.raises(ValueError, match=r"padding_mask \(1, 1\) must be .* \(1, 3\)"):
+        heads.attend_heads(params, x, layout, inputs)
+
+
+def test_positions_beyond_those_of_padding():
+    """RoBERTa counts from pad_token + 1, so that max_len 9 has room for 7 tokens."""
+    model = ModelConfig(**SMALL, kind="encoder", positions=Learned(pad_token=1)).build()
+    variables = model.init(jax.random.key(0), TOKENS)
+    tokens = 2 + jnp.arange(9)[None]
+    assert np.isfinite(model.apply(variables, tokens[:, :7]).logits).all()
+    padded = tokens.at[0, :2].set(1)
+    assert np.isfinite(model.apply(variables, padded).logits).all()
+    with pytest.raises(ValueError, match="may have 7 tokens, not 9; raise max_len"):
+        model.apply(variables, tokens)
+    assert np.isnan(jax.jit(model.apply)(variables, tokens).logits).any()
