@@ -215,8 +215,15 @@ def _check_options(options: str) -> None:
 
 
 def array_size() -> int:
-    """How many tasks an array may have here: their numbers are below MaxArraySize."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _ask("scontrol", "show", "config"), re.M)
+    """How many tasks an array may have here: their numbers are below MaxArraySize.
+
+    SLURM's default where the controller does not answer: a script can be written without one.
+    """
+    try:
+        config = _ask("scontrol", "show", "config")
+    except ValueError:
+        config = ""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.M)
     size = int(found[1]) if found else MAX_ARRAY_SIZE
     if not size:
         raise ValueError("this cluster has no job arrays (MaxArraySize = 0)")

@@ -1,5 +1,6 @@
 """What a run was started with: command line, git commit and changes, installed packages."""
 
+import functools
 import platform
 import subprocess
 import sys
@@ -35,16 +36,21 @@ def describe_process(directory: Path | None = None) -> tuple[dict[str, Any], byt
             "branch": branch.decode().strip(),
             "changed": changed.decode(errors="replace").splitlines(),
         }
-    found = sorted((d.name, d.version) for d in metadata.distributions() if d.name)
     about = {
         "argv": sys.argv,
         "directory": str(directory),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "git": git,
-        "packages": dict(found),
+        "packages": dict(_packages()),
     }
     return about, changes
+
+
+@functools.cache
+def _packages() -> tuple[tuple[str, str], ...]:
+    """Names and versions; reading them takes a second, so a process does it once."""
+    return tuple(sorted((d.name, d.version) for d in metadata.distributions() if d.name))
 
 
 def _git(directory: Path, *words: str) -> bytes | None:

@@ -57,7 +57,7 @@ def check_decoding(folder):
     np.testing.assert_array_equal(jnp.argmax(logits[:, 3:-1], axis=-1), new)
 
 
-@pytest.mark.parametrize("case", deep(CASES, "all of them", "half_keys"))
+@pytest.mark.parametrize("case", deep(CASES, "all of them"))
 def test_it_trains_from_a_config_file_and_decodes(case, tmp_path, nine_letters):
     file = tmp_path / "outside.py"
     file.write_text(FILE)

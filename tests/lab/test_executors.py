@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, deep
 
 from attnlab import lab
 from attnlab.data import Text
@@ -138,7 +138,7 @@ def test_workers_save_and_end_with_their_sweep(base, tmp_path, number):
     assert not (folder / "result.json").exists()
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", deep([False, True], True))
 def test_a_run_of_another_process_is_waited_for_or_left(base, tmp_path, waits):
     one, two = lab.product(base, seeds=[0, 1])
     add_specs([one, two], tmp_path)

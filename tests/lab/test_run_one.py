@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from conftest import deep
 
 import attnlab
 from attnlab import lab, runs
@@ -83,7 +84,7 @@ def test_several_models_need_the_folder_of_one(base, tmp_path):
         attnlab.load_run(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["attention_maps", "sample"])
+@pytest.mark.parametrize("place", deep(["attention_maps", "sample"], "sample"))
 def test_an_error_after_the_training_does_not_lose_it(base, tmp_path, monkeypatch, capsys, place):
     def fails(*_, **__):
         raise MemoryError("a large figure")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TOLERANCE, assert_close, diagonal
+from conftest import TOLERANCE, assert_close, deep, diagonal
 from test_models import POSITIONS, SMALL, SOURCE, TOKENS, change, make, random_params
 
 from attnlab import generate, heads, prefill
@@ -282,7 +282,7 @@ def test_generated_rows_are_those_rows_alone():
     )
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("shares", deep([True, False], True))
 def test_a_source_may_be_padded_anywhere(shares):
     """Each row as it would be alone; behind the end nothing else is written."""
     encoder = EncoderConfig(num_layers=2, shares_decoder=shares)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from test_train import DATASET
 
 from attnlab import heads, training
@@ -34,7 +34,7 @@ def one_step(accumulate):
     return run(BATCH)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", deep([1, 2], 2))
 def test_the_total_of_one_step_by_hand(accumulate):
     """Cross-entropy of the whole batch, plus the mean over the parts of the loss of each part."""
 

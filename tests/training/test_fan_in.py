@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import deep
 
 from attnlab import heads
 from attnlab.models import FFN, Compute, ModelConfig, matrix_axes
@@ -27,7 +28,7 @@ def name_of(path):
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
-@pytest.mark.parametrize("plan", ["separate", "albert"])
+@pytest.mark.parametrize("plan", deep(["separate", "albert"], "albert"))
 def test_first_update_is_the_rate_times_base_over_fan_in(plan):
     """The first Adam update is the sign of the gradient times the learning rate; the decay of the
     matrices is learning rate x weight decay x weight, whatever the fan-in."""
