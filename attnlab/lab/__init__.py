@@ -19,13 +19,13 @@ Policies (`AddSeeds`, `TuneLearningRate`) look at results and propose further ru
 """
 
 from attnlab.lab.description import Description, read_description
-from attnlab.lab.executors import Executor, InProcess, LocalExecutor
+from attnlab.lab.executors import Executor, InProcess, LocalExecutor, Queued
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
 from attnlab.lab.result import ModelSizes, RunResult
 from attnlab.lab.results import Results
 from attnlab.lab.run import RunInUse, RunOptions, run_one
-from attnlab.lab.slurm import Queued, SlurmExecutor
+from attnlab.lab.slurm import SlurmExecutor
 from attnlab.lab.spec import Match, RunSpec, Tag, Variant, grid, product, specs_of, with_values
 from attnlab.lab.start import HeadInit
 from attnlab.lab.sweeps import Policy, SweepFailed, load_results, sweep

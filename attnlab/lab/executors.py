@@ -22,12 +22,16 @@ LOGS = "logs"
 T = TypeVar("T")
 
 
+class Queued(Exception):
+    """Runs are in a queue, or on their way there, and go on without this process."""
+
+
 @runtime_checkable
 class Executor(Protocol):
     """Starts workers on a workdir. A worker runs what no other one has or has finished."""
 
     def start(self, workdir: Path, count: int) -> None:
-        """Starts the workers for `count` runs."""
+        """Starts the workers for `count` runs. Raises Queued where they are left to a queue."""
 
     def running(self) -> bool:
         """Is a worker at work?"""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from attnlab.atomic import write_atomic
-from attnlab.lab.executors import LOGS, worker_command
+from attnlab.lab.executors import LOGS, Queued, worker_command
 from attnlab.lab.resources import read_threads, write_threads
 from attnlab.lab.run import RunOptions
 
@@ -65,10 +65,6 @@ case $stopped$code in
 esac
 exit $code
 """
-
-
-class Queued(Exception):
-    """Runs are in the queue, or on their way there: what was done, in words."""
 
 
 class SlurmExecutor:

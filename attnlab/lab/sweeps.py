@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
-from attnlab.lab.executors import Executor, LocalExecutor, wait_until_free
+from attnlab.lab.executors import Executor, LocalExecutor, Queued, wait_until_free
 from attnlab.lab.longer import is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
@@ -59,6 +59,7 @@ def sweep(
 
     Raises:
       attnlab.training.Stopped: after SIGTERM or SIGINT; all runs have saved.
+      Queued: the executor left the runs to a queue; the same call goes on when they have ended.
       ValueError: nothing to run, one id twice, or another run of the same id in the workdir.
       SweepFailed: runs ended without a result; the others are complete.
     """
@@ -159,6 +160,8 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
                         f"stopped; {done} of {len(left)} runs are complete, the same call goes on "
                         "with the others"
                     )
+        except Queued:  # the workers are not this process's to stop
+            raise
         except BaseException:
             executor.stop()
             raise

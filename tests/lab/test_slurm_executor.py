@@ -57,6 +57,17 @@ def test_an_array_is_submitted_once(cluster, tmp_path):
     assert asked_of(cluster, "scancel") == [f"--signal=TERM --full 17_{i}" for i in range(3)]
 
 
+def test_a_sweep_leaves_its_workers_in_the_queue(cluster, tmp_path):
+    """They are submitted and not cancelled when the sweep returns."""
+    (cluster / "sbatch").write_text(
+        f"#!/bin/bash\necho '17_0 {tmp_path / SCRIPT}' > {cluster}/squeue.says; echo 17\n"
+    )
+    with pytest.raises(lab.Queued, match="1 workers submitted as job 17"):
+        lab.sweep(lab.product(seeds=[0]), tmp_path, executor=lab.SlurmExecutor(mode="submit"))
+    assert asked_of(cluster, "squeue")
+    assert asked_of(cluster, "scancel") == []
+
+
 def test_what_is_missing_in_the_queue_is_submitted(cluster, tmp_path):
     (cluster / "squeue.says").write_text(f"12_0 {tmp_path / SCRIPT}\n12_1 /somewhere/else.sh\n")
     with pytest.raises(lab.Queued, match="2 workers submitted as job 17, 1 were in the queue"):
