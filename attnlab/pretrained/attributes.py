@@ -176,6 +176,4 @@ def check_number(name: str, value: Any, *, least: float = -LARGEST_NUMBER) -> No
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not least <= value <= LARGEST_NUMBER:
         bound = f" of at least {least:g}" if least > -LARGEST_NUMBER else ""
-        raise ValueError(
-            f"config.json: {name} = {shown(value)} must be a finite number{bound}"
-        )
+        raise ValueError(f"config.json: {name} = {shown(value)} must be a finite number{bound}")
