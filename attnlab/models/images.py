@@ -2,9 +2,9 @@
 
 A patch is a row of features, like any vector that a model reads through its embedding table. Two
 features after the pixels of the patch are the kind of the row: (1, 0) for the class token, with
-zeros for pixels, and (0, 1) for a patch. So the table [features, E] holds the projection of the patches, the
-vector of the class token and the bias of the projection. `Images.marks` names the features, of
-which a model may have fewer, or one for hidden patches.
+zeros for pixels, and (0, 1) for a patch. So the table [features, E] holds the projection of the
+patches, the vector of the class token and the bias of the projection. `Images.marks` names the
+features; a model may have fewer, or one more for hidden patches.
 """
 
 import jax.numpy as jnp
