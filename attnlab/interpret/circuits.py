@@ -66,8 +66,8 @@ class Circuit(NamedTuple):
 
     @property
     def eigenvalues(self) -> Complex[np.ndarray, "L N r"]:
-        """Those that may differ from 0. Positive eigenvalues of an OV matrix mean that the head
-        copies: sum Re / sum |.| says how much, from -1 to 1."""
+        """The eigenvalues that may differ from 0. Positive ones of an OV matrix mean that the head
+        copies: sum Re / sum |.| measures it, from -1 to 1."""
         core = np.einsum("lndr,lnds->lnrs", self.right, self.left)
         return np.linalg.eigvals(self.singular_values[..., None] * core)
 

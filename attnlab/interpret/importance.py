@@ -1,8 +1,8 @@
 """Head importance: gradients of gates, ablation of one head, pruning of many in some order.
 
 A loss here is a function of a patch (`attnlab.tap.Patches`) that returns one number for each text:
-`token_loss` makes one of a model and its texts, any other will do. `HeadGates` says which heads
-are meant: of every application, or of every parameter group, whose heads act in all its layers.
+`token_loss` makes one of a model and its texts, and you can write others. `HeadGates` holds a gate
+for each head of every application, or of every parameter group, whose heads act in all its layers.
 """
 
 import dataclasses
