@@ -1,4 +1,4 @@
-"""Flax's own attention modules with attnlab inside, and their weights as weights of a layout.
+"""attnlab in Flax's attention modules, and conversion of their weights to a layout and back.
 
 Nothing here imports Flax: Linen and NNX call `attention_fn` and hand over plain trees.
 """
@@ -29,7 +29,7 @@ Tree: TypeAlias = Mapping[str, "Tree | Array"]
 Attend: TypeAlias = Callable[
     [Array, Array, Array, Array | None, Array | None, Array | None], tuple[Array, Array | None]
 ]
-"""(query, key, value, bias, mask, dropout key) -> (output, probabilities if they are asked for)."""
+"""(query, key, value, bias, mask, dropout key) -> (output, probabilities if requested)."""
 Pullback: TypeAlias = Callable[[object], tuple[object, ...]]
 """Cotangents of the outputs -> cotangents of the inputs."""
 
@@ -68,7 +68,7 @@ def attention_fn(
     logits_soft_cap: float | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "*B T N V"]:
-    """`dot_product_attention` under the keywords of Flax: the plug of Flax's attention modules.
+    """`dot_product_attention` with the signature of Flax, as `attention_fn` of its modules.
 
     `nn.MultiHeadDotProductAttention(8, attention_fn=attention_fn)` in Linen,
     `nnx.MultiHeadAttention(8, 64, attention_fn=attention_fn, decode=False, rngs=rngs)` in NNX. The
@@ -148,7 +148,7 @@ def attention_fn(
 
 
 def _check_refused(**options: object) -> None:
-    """Raises ValueError for keywords of Flax that attnlab has no equal of."""
+    """Raises ValueError for keywords of Flax without an equivalent in attnlab."""
     alternatives = {
         "qk_attn_weights_einsum": "build the module without einsum classes",
         "attn_weights_value_einsum": "build the module without einsum classes",
@@ -257,7 +257,7 @@ def heads_to_linen(params: Params, layout: Standard) -> dict[str, dict[str, Arra
 
 
 def _check_linen_has(layout: Standard) -> None:
-    """Raises ValueError for what Flax's module does not have."""
+    """Raises ValueError for options that Flax's module does not have."""
     if layout.name not in ("standard", "wide"):
         problem = f"layout {layout.name!r}"
     elif layout.size("value_dim") != layout.size("head_dim"):
@@ -281,7 +281,7 @@ def _check_linen_has(layout: Standard) -> None:
 
 
 def _leaves(tree: Tree) -> dict[tuple[str, str], Array]:
-    """(module, leaf) -> array, out of whatever box Linen or NNX keep it in."""
+    """(module, leaf) -> array, unboxed from the containers of Linen or NNX."""
     boxes: dict[tuple[str, str], list[Array]] = {}
     for name, part in tree.items():
         for leaf, box in part.items() if isinstance(part, Mapping) else [("", part)]:

@@ -75,7 +75,7 @@ CENTRES: dict[str, Callable[[Array], Array]] = {
     "rms": _unchanged,
     "rms_plus_one": _unchanged,
 }
-"""Kind of norm -> what it does to x before dividing by the root of its mean square."""
+"""Kind of norm -> function of x before it is divided by the root of its mean square."""
 STARTS = {"layer": 1.0, "rms": 1.0, "rms_plus_one": 0.0}
 """Kind of norm -> its initial scale, which leaves the size of x unchanged."""
 

@@ -1,4 +1,4 @@
-"""Mark values that a layer keeps for its backward pass when it keeps neither all nor none."""
+"""Marks values that a layer saves for its backward pass without rematerialization."""
 
 from typing import TypeVar
 

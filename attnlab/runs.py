@@ -1,4 +1,4 @@
-"""What a run left behind, as a model with its parameters."""
+"""Loads the files of a run as a model with its parameters."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class StoredRun(NamedTuple):
     params: dict[int, dict[str, Any]]
     """Seed -> parameters, on the first device."""
     steps: int
-    """So many it had taken."""
+    """Steps taken at the checkpoint."""
     record: dict[str, Any]
     """Its spec.json: "config", and "source" with the "sha256" of the data."""
 
@@ -54,7 +54,7 @@ def load_run(folder: str | Path, seed: int | None = None) -> tuple[Transformer, 
 
 
 def is_run(folder: str | Path) -> bool:
-    """Is it the folder of a run or of a sweep, and no folder of a published model?"""
+    """Is it the folder of a run or of a sweep, not of a published model?"""
     folder = Path(folder)
     if (folder / SPECS).is_file():
         return True
@@ -63,7 +63,7 @@ def is_run(folder: str | Path) -> bool:
 
 
 def read_run(folder: str | Path, seeds: Sequence[int] | None = None) -> StoredRun:
-    """All that a run left of these seeds, in their order.
+    """The checkpoints of these seeds of a run, in their order.
 
     Args:
       folder: as of `load_run`.
@@ -142,7 +142,7 @@ def _read_one(folder: Path, seeds: Sequence[int] | None) -> StoredRun:
 
 
 def _config(folder: Path, notes: dict[str, Any]) -> ModelConfig:
-    """The config of the model, of what `describe_model` wrote."""
+    """The config of the model, from the file that `describe_model` wrote."""
     fields = {name: value for name, value in notes["model"].items() if name != "plans"}
     if "version" not in fields:
         raise ValueError(

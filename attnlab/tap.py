@@ -60,7 +60,7 @@ class Tap:
         return self.record(name, self.replace(name, value))
 
     def record(self, name: str, value: Array) -> Array:
-        """The value itself, which is recorded if it is asked for."""
+        """The value itself, which is recorded if requested."""
         if name in self.capture:
             self.captured[name] = value
         return value
@@ -77,7 +77,7 @@ class Tap:
         return new.astype(value.dtype)
 
     def restricted(self, names: Iterable[str], prefix: str = "") -> "Tap":
-        """A new tap for a part of the call, whose value `name` is called `prefix + name` here."""
+        """A new tap for a nested call, whose value `name` is called `prefix + name` here."""
         known = tuple(names)
         return Tap(
             (n for n in known if prefix + n in self.capture),
@@ -86,7 +86,7 @@ class Tap:
         )
 
     def merge(self, other: "Tap", prefix: str = "") -> None:
-        """Adds what `other` recorded, each name behind `prefix`."""
+        """Adds the values that `other` recorded, with `prefix` before their names."""
         self.captured |= {prefix + name: value for name, value in other.captured.items()}
 
 

@@ -233,8 +233,8 @@ def explain(
         `jax.ShapeDtypeStruct`s.
 
     Returns:
-      Backend -> "chosen: " and why, "could run", or the reason why it could not. A choice is "asked
-      for", "measured on ..." or "not measured" on devices like this one (`CHOICES`).
+      Backend -> "chosen: " and why, "could run", or the reason why it could not. A choice is
+      "requested", "measured on ..." or "not measured" on devices like this one (`CHOICES`).
 
     Raises:
       What that call would raise, except for a requested backend that cannot run.

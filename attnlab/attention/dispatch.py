@@ -100,7 +100,7 @@ def choose(call: Call, implementation: str | None) -> Choice:
     """
     if implementation is not None:
         check_implementation(implementation)
-        return Choice(implementation, "asked for")
+        return Choice(implementation, "requested")
     b, n, t, s = call.scores_shape
     size = 4 * b * n * t * s
     entries = CHOICES.get(jax.default_backend(), CHOICES["tpu"])

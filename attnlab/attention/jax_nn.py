@@ -178,7 +178,7 @@ def _cudnn_problem() -> str | None:
             functools.partial(jax.nn.dot_product_attention, implementation="cudnn"), a, a, a
         )
     except (RuntimeError, NotImplementedError) as error:
-        return f"GPU of which jax.nn says {str(error)!r}"
+        return f"GPU for which jax.nn raises {str(error)!r}"
     return None
 
 

@@ -205,13 +205,13 @@ def combine(*masks: Bool[Array, "..."] | Edges | None) -> Bool[Array, "..."] | E
     >>> combine(causal(2), None, window(2, left=0, right=0)).astype(int).tolist()
     [[1, 0], [0, 1]]
     """
-    given = [m for m in masks if m is not None]
-    arrays = [m for m in given if not isinstance(m, Edges)]
-    if len(arrays) == len(given):
+    present = [m for m in masks if m is not None]
+    arrays = [m for m in present if not isinstance(m, Edges)]
+    if len(arrays) == len(present):
         return functools.reduce(jnp.logical_and, arrays) if arrays else None
-    if len(given) > 1:
+    if len(present) > 1:
         raise TypeError("Edges cannot be combined with another mask; leave out the hidden edges")
-    return given[0]
+    return present[0]
 
 
 def causal_window(

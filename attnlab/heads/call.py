@@ -1,4 +1,4 @@
-"""What surrounds the heads in one call, as layouts and extras see it."""
+"""`Call`: the options and softmax attention of one call, for layouts and extras."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,14 +16,14 @@ Wrapper = Callable[["Call", Array, Array, Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of attention: given to `Layout.attend` and to extras.
+    """One call of attention, passed to `Layout.attend` and to extras.
 
     Attributes:
       options: of `attnlab.attention.attend`: mask, bias, is_causal, dropout_rate, score_mods, ...
       tap: takes named values.
       layer: index of the layer, counted from 0; may be traced.
       wrappers: code around the softmax attention, the last one outermost.
-      report: filled with what `explain` says of the backends, while JAX traces.
+      report: filled with the result of `explain`, while JAX traces.
     """
 
     options: AttentionOptions
@@ -74,8 +74,8 @@ class Call:
         for name in options:
             if self.options.get(name) is not None:
                 raise ValueError(
-                    f"{name} is given twice, as an option of the call and by an extra of the "
-                    "layout; leave one out"
+                    f"{name} is set twice, as an option of the call and by an extra of the layout; "
+                    "leave one out"
                 )
         return self.bind(**options)
 

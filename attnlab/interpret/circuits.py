@@ -36,7 +36,7 @@ Matrices: TypeAlias = Float[np.ndarray, "..."]
 CircuitName: TypeAlias = Literal["qk", "ov"]
 ReadBy: TypeAlias = Literal["q", "k", "v"]
 IN_RESIDUAL = ("post", "post_final")
-"""Positions of norms that stand in the residual stream; the others stand before a sublayer."""
+"""Positions of norms that normalize the residual stream, not inputs of sublayers."""
 ONE = {"scale": 1.0}
 """The layer scale of a layer without one."""
 
@@ -66,8 +66,8 @@ class Circuit(NamedTuple):
 
     @property
     def eigenvalues(self) -> Complex[np.ndarray, "L N r"]:
-        """Those that may differ from 0. Positive eigenvalues of an OV matrix mean that the head
-        copies: sum Re / sum |.| says how much, from -1 to 1."""
+        """The eigenvalues that may differ from 0. Positive ones of an OV matrix mean that the head
+        copies: sum Re / sum |.| measures it, from -1 to 1."""
         core = np.einsum("lndr,lnds->lnrs", self.right, self.left)
         return np.linalg.eigvals(self.singular_values[..., None] * core)
 
@@ -125,7 +125,7 @@ def composition_scores(
     distance: int = 0,
     attention: Literal["self", "encoder"] = "self",
 ) -> Float[np.ndarray, "L N L N"]:
-    """How much of what one head writes a head of a later layer reads (Elhage et al. 2021).
+    """How much of the output of one head a head of a later layer reads (Elhage et al. 2021).
 
         Q: |B_n A_m| / (|B_n| |A_m|),  K: A_m^T for A_m,  V: B_m for A_m,  |.| Frobenius
 
@@ -224,7 +224,7 @@ class _HeadMatrices:
         return values, np.stack([self._output(i) for i in layers])
 
     def after_norms(self, layer: int, written: Matrices) -> Matrices:
-        """What is written [.., D] after the norms of a layer that stand in the residual stream."""
+        """Outputs [.., D] after the norms of a layer that normalize the residual stream."""
         if self.spec.norm.position in IN_RESIDUAL:
             sublayers = ["attention", *(["cross"] if self.spec.cross is not None else [])]
             for name in [*sublayers, *(["ffn"] if self.spec.ffn.width else [])]:
@@ -236,7 +236,7 @@ class _HeadMatrices:
         return weights["cross"] if self.is_cross else weights["attention"] | weights.get("kv", {})
 
     def _scale(self, norm: Params) -> Matrices:
-        """What a norm multiplies by."""
+        """The scale of a norm."""
         start = STARTS[self.spec.norm.kind]
         return np.asarray(norm.get("scale", start) + 1 - start)
 

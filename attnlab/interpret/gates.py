@@ -112,7 +112,7 @@ class GatedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """That of the model."""
+        """The config of the model."""
         return self.model.config
 
     def init(self, key: Array, *texts: ArrayLike, **inputs: ArrayLike) -> dict[str, Params]:
@@ -210,9 +210,9 @@ class PrunedModel(NamedTuple):
     config: ModelConfig
     params: Params
     patch: Patches
-    """The gates that are left, for `patch` of a call; {} where all are in the parameters."""
+    """The remaining gates, for `patch` of a call; {} if all are in the parameters."""
     zeroed: dict[str, dict[int, tuple[int, ...]]]
-    """Removed heads that fill up a place, as `remove_heads` returns them."""
+    """Removed heads that stay as padding, as `remove_heads` returns them."""
 
 
 def remove_closed_heads(

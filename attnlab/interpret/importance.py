@@ -1,8 +1,8 @@
 """Head importance: gradients of gates, ablation of one head, pruning of many in some order.
 
 A loss here is a function of a patch (`attnlab.tap.Patches`) that returns one number for each text:
-`token_loss` makes one of a model and its texts, any other will do. `HeadGates` says which heads
-are meant: of every application, or of every parameter group, whose heads act in all its layers.
+`token_loss` makes one of a model and its texts, and you can write others. `HeadGates` holds a gate
+for each head of every application, or of every parameter group, whose heads act in all its layers.
 """
 
 import dataclasses
@@ -217,7 +217,7 @@ class PruningCurves(NamedTuple):
 
     by_order: dict[str, Array]
     random: Float[Array, "C steps"]
-    """Of C random orders, the baseline."""
+    """Mean losses of C random orders, the baseline."""
 
     def band(self, share: float = 0.9) -> tuple[Array, Array, Array]:
         """(low quantile, mean, high quantile) of the random orders at each step."""
@@ -254,7 +254,7 @@ def compare_pruning_orders(
     count: int = 10,
     replacement: Array | None = None,
 ) -> PruningCurves:
-    """The curve of each order and of `count` random orders, which an order has to beat.
+    """The curve of each order and of `count` random orders, the baseline.
 
     >>> config = ModelConfig(width=8, num_layers=2, vocab_size=5)
     >>> tokens = jnp.array([[1, 2, 3, 4], [4, 3, 2, 1]])

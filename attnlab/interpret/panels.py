@@ -48,12 +48,12 @@ MERGED = CROSS._replace(sublayers=SELF, heads="heads")
 
 
 class AblationMetric(NamedTuple):
-    """What changes when a head is removed."""
+    """A comparison of the model without a head with the whole model."""
 
     name: str
     description: str
     output: Callable[[Params, Patches], Array]
-    """(params, patch of the model's call) -> what is compared."""
+    """(params, patch of the model's call) -> output to compare."""
     change: Callable[[Array, Array], Array]
     """(output without the head, output of the whole model) -> a number."""
 
@@ -208,7 +208,7 @@ def _describe_heads(layout: Layout) -> str:
 
 
 def default_metric(config: ModelConfig, inputs: Inputs) -> AblationMetric:
-    """How much a text suffers without a head.
+    """The effect of removing a head on one text.
 
     For a decoder the increase of the code length of the next token; for an encoder with an LM head
     KL(p || q) of its predictions q from p of the whole model; both in bits per token. Without an LM

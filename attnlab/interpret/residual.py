@@ -106,12 +106,12 @@ class LayerStack(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Of its values."""
+        """Prefix of the names of its values."""
         return ENCODER if self.is_encoder else ""
 
     @property
     def weights_prefix(self) -> str:
-        """Of its parameters."""
+        """Prefix of the names of its parameters."""
         encoder = self.recording.config.encoder
         own = self.is_encoder and encoder is not None and not encoder.shares_decoder
         return "encoder_" if own else ""
@@ -128,7 +128,7 @@ class LayerStack(NamedTuple):
 
     @property
     def sublayers(self) -> list[SublayerName]:
-        """In the order in which they run."""
+        """Sublayers in the order in which they run."""
         names: list[SublayerName] = ["attention"]
         if self.spec.cross is not None:
             names.append("cross")
@@ -172,8 +172,8 @@ class LayerStack(NamedTuple):
         written: tuple[Array, ...],
         inputs_of: dict[str, Array] | None = None,
     ) -> Array:
-        """x after a layer whose sublayers add `written`; `inputs_of` is filled with what each
-        sublayer reads."""
+        """x after a layer whose sublayers add `written`; fills `inputs_of` with the input of each
+        sublayer."""
 
         def sublayer(name: str, output: Array) -> Callable[[Array], Array]:
             def function(read: Array) -> Array:
@@ -192,7 +192,7 @@ class LayerStack(NamedTuple):
 
 
 def layer_stack(recording: Recording, *, encoder: bool = False) -> LayerStack:
-    """The decoder's layers, or the only ones; with `encoder` those of the encoder beside it."""
+    """The layers of the decoder, or of the only stack; with `encoder` those of the encoder."""
     kind = recording.config.kind
     if encoder and kind != "encoder_decoder":
         raise ValueError(f"a {kind} has one stack of layers; leave encoder=True out")

@@ -1,4 +1,4 @@
-"""The attention scores of a head as a sum over what made the query and what made the key.
+"""The attention scores of a head as a sum over terms of the query and terms of the key.
 
     score[t, s] = scale q_t . k_s + bias,  q = Q(sum of terms),  k = K(sum of terms)
 
@@ -33,10 +33,10 @@ from attnlab.names import lookup
 from attnlab.sharing import Params
 
 AttentionName: TypeAlias = Literal["self", "encoder", "cross"]
-"""Self-attention of the decoder or of the only stack, of the encoder beside it, cross-attention."""
+"""Self-attention of the decoder or of the only stack, of the encoder, and cross-attention."""
 Side: TypeAlias = Literal["query", "key", "both"]
 CHANGES_SCORES = ("talking_heads", "soft_cap", "learnt_soft_cap")
-"""Extras behind which scores are not q k^T."""
+"""Extras with which scores are not q k^T."""
 
 
 class ScoreTerms(NamedTuple):
@@ -49,7 +49,7 @@ class ScoreTerms(NamedTuple):
     """Terms of the key, the next axis."""
     terms: Float[Array, "*M B T S"]
     bias: Array | None
-    """What relative positions add, [.., T, S]; it completes the sum."""
+    """Bias of relative positions [.., T, S]; the last term of the sum."""
 
 
 def decompose_scores(
@@ -128,7 +128,7 @@ def decompose_scores(
 def _check(
     config: ModelConfig, stack: LayerStack, attention: AttentionName, layer: int, head: int
 ) -> Layout:
-    """The heads, or ValueError where they have no such scores."""
+    """The heads. Raises ValueError if their scores are not q k^T."""
     spec = stack.spec
     layout = spec.cross if attention == "cross" else spec.heads
     merged = config.encoder is not None and config.encoder.cross == "merged"
@@ -168,7 +168,7 @@ def _project(
 
 
 def _bias(stack: LayerStack, head: int) -> Array | None:
-    """What relative positions add to the scores of this head."""
+    """Bias of relative positions in the scores of this head."""
     config, found = stack.recording.config, stack.outer_weight("relative_bias")
     table = None if found is None else jnp.asarray(found)
     two_sided = stack.is_encoder or config.kind == "encoder"

@@ -1,4 +1,4 @@
-"""What heads attend to, in numbers: statistics of their attention probabilities.
+"""Statistics of the attention probabilities of heads.
 
 Axes: L layers, B batch, N heads, T queries, S keys.
 """
@@ -20,7 +20,7 @@ from attnlab.sharing import Params
 
 
 class Rows(NamedTuple):
-    """What is known of the rows of probs."""
+    """The queries and keys of the rows of probs."""
 
     visible: Bool[Array, "B T S"]
     """True where no mask hides the key."""
@@ -206,7 +206,7 @@ def statistics_with_baselines(
     name: ProbsName = "probs",
     mask: Bool[ArrayLike, "B T"] | None = None,
 ) -> dict[str, dict[str, Float[Array, "L N"]]]:
-    """`head_statistics` of a model and of three baselines, without which a number means little.
+    """`head_statistics` of a model and of three baselines to compare them with.
 
     Args:
       config, params: of the model.

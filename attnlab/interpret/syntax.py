@@ -209,7 +209,7 @@ def frequent_labels(*parts: Sequence[Tree], least: int = 100) -> list[str]:
 
 
 def _names(tree: Tree) -> list[tuple[str, ...]]:
-    """What each word counts under."""
+    """The labels under which each word is counted."""
     return [
         () if head < 0 else tuple(dict.fromkeys((ALL, label.partition(":")[0], label)))
         for head, label in zip(tree.heads, tree.labels, strict=True)

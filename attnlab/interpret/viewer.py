@@ -20,7 +20,7 @@ from attnlab.sharing import Group, resolve_kv_sources
 
 HERE = Path(__file__).parent
 SCRIPTS = ("drawing.js", "forms.js", "panel.js", "viewer.js")
-"""In the order in which they run."""
+"""Sublayers in the order in which they run."""
 HEIGHT = 860
 """Pixels of a page inside a notebook."""
 
@@ -39,7 +39,7 @@ class AttentionMaps(NamedTuple):
     plan: Mapping[str, Sequence[Group]] = {}
     """Sublayer -> parameter group of every layer, as in `Plan`; the first is highlighted."""
     descriptions: Mapping[str, str] = {}
-    """Name of a statistic -> what it is."""
+    """Name of a statistic -> its description."""
     name: str = "attention"
 
 
@@ -205,7 +205,7 @@ def _is_lower(probs: np.ndarray) -> bool:
 def _describe(
     attention: AttentionMaps, shape: tuple[int, ...], lower: bool, signed: bool
 ) -> dict[str, object]:
-    """What the page knows of the attention but its values."""
+    """Data of the attention in the page, without its values."""
     layers, heads, length, size = shape
     return {
         "name": attention.name,

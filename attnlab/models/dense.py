@@ -1,4 +1,4 @@
-"""What layers and models do to every position on its own: dense layers and dropout."""
+"""Functions of each position alone: dense layers and dropout."""
 
 from collections.abc import Mapping
 

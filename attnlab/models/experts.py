@@ -2,12 +2,12 @@
 
 Rows are sorted by expert, so that an expert's rows lie together. On a GPU or TPU their products are
 `jax.lax.ragged_dot`. On a CPU that computes every row with every expert (JAX 0.10: 14 times a dense
-product for 8 experts), so a loop over blocks of rows takes its place.
+product for 8 experts), so a loop over blocks of rows is used instead.
 
-Time beside a dense FFN of equal active FLOPs, medians of 11 interleaved rounds on 2 cores, forward
-and with gradients: 1.3 and 1.4 times at width 512 with 2 of 8 experts of width 1024 and 4096
-tokens. Small experts cost more: 1.7 and 1.7 at width 256 with 4 of 16 experts of 256 and 2048
-tokens, 2.1 and 2.3 with 8 of 64 of 128. On a GPU nothing was measured.
+Time relative to a dense FFN of equal active FLOPs, medians of 11 interleaved rounds on 2 cores,
+forward and with gradients: 1.3 and 1.4 times at width 512 with 2 of 8 experts of width 1024 and
+4096 tokens. Small experts cost more: 1.7 and 1.7 at width 256 with 4 of 16 experts of 256 and 2048
+tokens, 2.1 and 2.3 with 8 of 64 of 128. Not measured on a GPU.
 """
 
 import functools
@@ -31,11 +31,11 @@ with a learning rate of 1."""
 
 
 class Routing(NamedTuple):
-    """Which experts a token uses."""
+    """The experts of each token."""
 
     experts: Int[Array, "M k"]
     weights: Float[Array, "M k"]
-    """What multiplies the output of each of them."""
+    """Factor of the output of each of them."""
     scores: Float[Array, "M E"]
     """Of all experts."""
 
@@ -127,9 +127,9 @@ class Groups(NamedTuple):
     """M tokens with k experts each, as R rows sorted by expert."""
 
     source: Int[Array, " R"]
-    """Of each row the index m k + i of a token and choice; M k of rows that hold nothing."""
+    """For each row the index m k + i of a token and choice; M k for padding rows."""
     target: Int[Array, "M k"]
-    """Of each token and choice its row."""
+    """For each token and choice its row."""
     starts: Int[Array, " E"]
     """First row of each expert."""
     sizes: Int[Array, " E"]
@@ -137,7 +137,7 @@ class Groups(NamedTuple):
 
 
 def group_rows(experts: Int[Array, "M k"], num_experts: int, block: int = 0) -> Groups:
-    """The rows of each expert; behind them `block` rows that hold nothing.
+    """The rows of each expert, followed by `block` padding rows.
 
     >>> group_rows(jnp.array([[2, 0], [0, 1]]), 3).source.tolist()
     [1, 2, 3, 0]
@@ -207,7 +207,7 @@ def grouped_dense(
     Args:
       params: with the bias [E, O] in `params[name + "_bias"]`, if there is one.
       name: of the weight.
-      rows: sorted by expert; the last `block` hold nothing.
+      rows: sorted by expert; the last `block` are padding.
       groups: the rows of each expert.
       block: 0 computes with `jax.lax.ragged_dot`, another number with a loop over so many rows.
     """

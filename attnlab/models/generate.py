@@ -269,7 +269,7 @@ class _Source(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """What the compiled programs read."""
+    """Arguments of the compiled programs."""
 
     params: Params
     prompt: Array
@@ -314,8 +314,8 @@ def _check(
     ids = check_ids(config, ids, mask)
     size = _check_length(config, ids.shape[1], num_tokens, options.get("cache_size"))
     source = None
-    if (given := options.get("source")) is not None:
-        tokens = check_tokens(config, given)
+    if (source_tokens := options.get("source")) is not None:
+        tokens = check_tokens(config, source_tokens)
         source_mask = _check_mask(
             "source_padding_mask", options.get("source_padding_mask"), tokens.shape
         )
@@ -329,7 +329,7 @@ def _check(
 
 
 def _check_model(config: ModelConfig, options: GenerateOptions) -> None:
-    """Raises ValueError for a model that writes nothing, or options of another kind of model."""
+    """Raises ValueError for a model that cannot generate text, or options that do not fit it."""
     if config.kind == "encoder":
         raise ValueError("only a decoder generates text, this is an encoder")
     if config.output.kind == "none":
@@ -338,7 +338,9 @@ def _check_model(config: ModelConfig, options: GenerateOptions) -> None:
         )
     source = options.get("source")
     if (config.kind == "encoder_decoder") != (source is not None):
-        raise ValueError(f"source is what an encoder_decoder reads; this is a {config.kind}")
+        raise ValueError(
+            f"source is for kind='encoder_decoder', which needs one; this is a {config.kind}"
+        )
     if source is None and options.get("source_padding_mask") is not None:
         raise ValueError(
             "source_padding_mask is of a source; for padding of the prompt set padding_mask"
@@ -348,7 +350,7 @@ def _check_model(config: ModelConfig, options: GenerateOptions) -> None:
 def _check_ends(config: ModelConfig, end: int | Sequence[int] | None) -> tuple[int, ...]:
     ends = () if end is None else tuple(map(int, np.ravel(end)))
     if wrong := [e for e in ends if not 0 <= e < config.vocab_size]:
-        raise ValueError(f"end {wrong[0]} is no token: they are 0 to {config.vocab_size - 1}")
+        raise ValueError(f"end {wrong[0]} is not a token id: ids are 0 to {config.vocab_size - 1}")
     return ends
 
 
@@ -393,7 +395,7 @@ class _Programs(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """What is compiled into the programs."""
+    """Static arguments of the programs."""
 
     config: ModelConfig
     cache_size: int
@@ -402,7 +404,7 @@ class _Settings(NamedTuple):
 
     @property
     def fill(self) -> int:
-        """What a row holds behind its end."""
+        """The token after the end of a text."""
         return self.ends[0] if self.ends else 0
 
     def is_end(self, token: Int[Array, " B"]) -> Bool[Array, " B"]:
@@ -412,7 +414,7 @@ class _Settings(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def _programs(settings: _Settings) -> _Programs:
-    """Those of one model and cache; the number of tokens is the number of keys."""
+    """The programs of one model and cache; the number of tokens is the number of keys."""
     first, next_, whole = (functools.partial(f, settings) for f in (_first, _next, _whole))
     # The cache alone is donated: the caller of `stream` keeps the tokens.
     return _Programs(jax.jit(first), jax.jit(next_, donate_argnums=1), jax.jit(whole))
@@ -427,7 +429,7 @@ def _first(
     limits: SamplingArrays,
     key: Array,
 ) -> _State:
-    """The prompt and the first token behind it."""
+    """The prompt and the first new token."""
     config = settings.config
     if source is not None:
         source = _encode(params, prompt, config, source)

@@ -1,10 +1,10 @@
 """Images instead of tokens: a class token, then the patches (Dosovitskiy et al. 2021).
 
 A patch is a row of features, like any vector that a model reads through its embedding table. Two
-features behind the pixels of the patch say what the row is: (1, 0) the class token, with zeros for
-pixels, and (0, 1) a patch. So the table [features, E] holds the projection of the patches, the
-vector of the class token and the bias of the projection. `Images.marks` names the features, of
-which a model may have fewer, or one for hidden patches.
+features after the pixels of the patch are the kind of the row: (1, 0) for the class token, with
+zeros for pixels, and (0, 1) for a patch. So the table [features, E] holds the projection of the
+patches, the vector of the class token and the bias of the projection. `Images.marks` names the
+features; a model may have fewer, or one more for hidden patches.
 """
 
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def patches(
 
 
 def image_features(images: Array, spec: Images | None) -> Float[Array, "B T F"]:
-    """What a model with `embedding.images=spec` reads of images [B, H, W, C].
+    """Images [B, H, W, C] as the features that a model with `embedding.images=spec` reads.
 
     Raises:
       ValueError: the model reads no images, or images of another size or dtype.

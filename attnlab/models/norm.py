@@ -8,7 +8,7 @@ from attnlab.sharing import Params
 
 
 def normalize(params: Params, x: Float[Array, "... D"], norm: Norm) -> Float[Array, "... D"]:
-    """x, normalized as `norm.kind` says, times a scale and plus a bias.
+    """The norm of kind `norm.kind` of x, times a scale and plus a bias.
 
     >>> import jax.numpy as jnp
     >>> params = {"scale": jnp.ones(2), "bias": jnp.zeros(2)}
@@ -19,7 +19,7 @@ def normalize(params: Params, x: Float[Array, "... D"], norm: Norm) -> Float[Arr
 
 
 def init_normalize(width: int, norm: Norm) -> dict[str, Array]:
-    """Initial parameters: a scale that changes nothing, and a zero bias where there is one."""
+    """Initial parameters: a neutral scale, and a zero bias if the norm has one."""
     return init_norm(width, bias=norm.has_bias, kind=norm.kind) if norm.scale else {}
 
 

@@ -1,4 +1,4 @@
-"""Which axes of each parameter form a matrix: for optimizers of matrices, such as Muon."""
+"""The axes of each parameter that form a matrix, for optimizers of matrices such as Muon."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ MatrixAxes = tuple[int, int]
 def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
     """params -> the tree of `MatrixAxes` of every parameter.
 
-    The axes in front of a matrix number separate matrices: parameter groups, experts, and heads
-    that read a slice of x each. (0, n) is no matrix but a vector, whatever its shape, such as a
-    bias. What a weight of heads sums over is what its `Weight` says: q [G, D, N, H] is G matrices
-    of D x NH, o [G, N, V, O] is G matrices of NV x O.
+    Axes before those of a matrix number separate matrices: parameter groups, experts, and heads
+    that read a slice of x each. (0, n) is a vector of any shape, such as a bias. The axes of heads
+    follow from `Weight`: q [G, D, N, H] is G matrices of D x NH, o [G, N, V, O] is G matrices of
+    NV x O.
 
     >>> from attnlab.heads import Narrow
     >>> axes = matrix_axes(ModelConfig(heads=Narrow(num_heads=4)))

@@ -130,10 +130,10 @@ def num_outer_parameters(config: ModelConfig) -> int:
 
 
 def check_params(config: ModelConfig, params: object) -> None:
-    """Raises ValueError where params are not those of the model.
+    """Raises ValueError if params are not those of the model.
 
-    The message names the first weight that is missing, superfluous or of another shape, says whose
-    weights they look like, and how to convert them.
+    The message names the first weight that is missing, superfluous or of another shape, which model
+    the weights look like, and how to convert them.
 
     >>> check_params(ModelConfig(), param_shapes(ModelConfig(vocab_size=255)))
     Traceback (most recent call last):

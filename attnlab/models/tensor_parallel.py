@@ -1,4 +1,4 @@
-"""Which axis of each parameter is sharded over the devices that compute one layer together."""
+"""The axis of each parameter that tensor parallelism shards over devices."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,8 @@ HIDDEN_AXES = {"up": -1, "gate": -1, "up_bias": -1, "gate_bias": -1, "down": -2}
 def shard_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
     """params -> the tree of sharded axes, from the end: heads, or hidden units; 0 is none.
 
-    Each device computes its own heads and hidden units. Their outputs are summed over devices once
-    behind the output projection and once behind the FFN (Shoeybi et al. 2019, arXiv 1909.08053,
+    Each device computes its own heads and hidden units. Outputs are summed over devices after the
+    output projection and after the FFN (Shoeybi et al. 2019, arXiv 1909.08053,
     section 3).
 
     >>> axes = shard_axes(ModelConfig(width=32))

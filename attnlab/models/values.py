@@ -14,10 +14,10 @@ def check_values(
     Args:
       capture: names of values to record.
       patch: name -> f(value, layer index).
-      known: name -> axes of the values that there are.
+      known: name -> axes of the existing values.
 
     Raises:
-      TypeError: `capture` is no collection of names, or `patch` no dict of functions.
+      TypeError: `capture` is not a collection of names, or `patch` not a dict of functions.
       ValueError: an unknown name; the message lists the known ones.
 
     >>> check_values(("prob",), None, {"scores": "B N T S", "probs": "B N T S"})

@@ -1,4 +1,4 @@
-"""What the readers of `from_variables` share."""
+"""Functions shared by the readers of `from_variables`."""
 
 import re
 from collections.abc import Mapping

@@ -172,10 +172,8 @@ def shown(value: Any, limit: int = 120) -> str:
 
 
 def check_number(name: str, value: Any, *, least: float = -LARGEST_NUMBER) -> None:
-    """Raise ValueError for what is no number, not finite, or less than `least`."""
+    """Raises ValueError unless `value` is a finite number of at least `least`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not least <= value <= LARGEST_NUMBER:
         bound = f" of at least {least:g}" if least > -LARGEST_NUMBER else ""
-        raise ValueError(
-            f"config.json: {name} = {shown(value)} is no number; write a finite one{bound}"
-        )
+        raise ValueError(f"config.json: {name} = {shown(value)} must be a finite number{bound}")

@@ -11,7 +11,7 @@ from attnlab.pretrained.name_table import Module, NameTable
 
 
 class _EmbeddingSize(Field):
-    """Tables of the width of the model have no projection."""
+    """Embeddings as wide as the model have no projection."""
 
     attributes = (Attribute("embedding_size", 128),)
 

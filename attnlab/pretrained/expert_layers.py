@@ -1,4 +1,4 @@
-"""Layers with experts in a config.json and its tensors, beside dense layers and windows."""
+"""Layers with experts in a config.json and its tensors, also with dense layers and windows."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +16,12 @@ from attnlab.pretrained.weights import Entry
 
 
 class DensePattern:
-    """Which layers are dense; here none."""
+    """Decides which layers are dense; here none."""
 
     attributes: tuple[Attribute, ...] = ()
 
     def read(self, attributes: JSON) -> list[bool]:
-        """Of each layer, whether it is dense."""
+        """For each layer, whether it is dense."""
         return [False] * int(attributes["num_hidden_layers"])
 
     def write(self, dense: list[bool]) -> JSON:
@@ -66,7 +66,7 @@ class FirstDense(DensePattern):
 
 @dataclasses.dataclass(frozen=True)
 class ExpertFields(Field):
-    """The FFN of a family with experts. It stands behind the fields of other parts of the FFN.
+    """The FFN of a family with experts; listed after other fields of the FFN.
 
     Attributes:
       options: field of `Experts` -> the attribute that sets it.
@@ -147,7 +147,7 @@ class ExpertFields(Field):
 
 
 class ExpertNames(NamedTuple):
-    """Names of the tensors of a layer, behind "layers.N."; "{}" is the number of an expert."""
+    """Names of the tensors of a layer, after "layers.N."; "{}" is the number of an expert."""
 
     router: str
     weights: Mapping[str, str]

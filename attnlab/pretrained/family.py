@@ -1,4 +1,4 @@
-"""What a family of published models says about itself, as data."""
+"""`Family`: how the config.json and tensors of published models become a model, as data."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -78,14 +78,14 @@ class Family:
         return (*of_fields, *self.other_attributes.read)
 
     def config(self, attributes: JSON, source: Source) -> ModelConfig:
-        """Attributes -> config. Raises ValueError for what is not supported, or no model."""
+        """Attributes -> config. Raises ValueError if they are not supported or do not fit."""
         values: Values = {}
         for field in self.fields:
             values |= field.read(attributes, source)
         try:
             return build_config(self.base, values)
         except ValueError as error:
-            raise ValueError(f"config.json describes no model of attnlab: {error}") from None
+            raise ValueError(f"config.json does not fit a model of attnlab: {error}") from None
 
     def describe(self, config: ModelConfig) -> JSON:
         """Config -> attributes and architectures, as far as the format can express it."""

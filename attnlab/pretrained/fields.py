@@ -16,13 +16,13 @@ from attnlab.models.config import ModelConfig
 from attnlab.pretrained.attributes import JSON, Attribute, shown
 
 Tensors = Mapping[str, np.ndarray | None]
-"""What a file holds; None where only the name is known."""
+"""Name -> tensor of a file; None where only the name is known."""
 Values = dict[str, Any]
 """Path in a `ModelConfig` -> value."""
 
 
 class Source(NamedTuple):
-    """What says, beside the attributes, which model a folder holds."""
+    """Information, other than attributes, about the model in a folder."""
 
     architecture: str = ""
     """The first of `architectures` in config.json."""
@@ -35,7 +35,7 @@ class Field:
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        """What it reads and writes."""
+        """The attributes that it reads and writes."""
         raise NotImplementedError
 
     def read(self, attributes: JSON, source: Source) -> Values:
@@ -90,7 +90,7 @@ def value(name: str, default: Any, *paths: str, default_path: str = "", **option
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Field):
-    """An attribute whose known values each stand for one of the config's.
+    """An attribute whose values are mapped to values of a field of the config.
 
     Attributes:
       name, default: of the attribute.
@@ -149,7 +149,7 @@ def config_value(config: ModelConfig, path: str) -> Any:
 
 
 def build_config(base: ModelConfig, values: Values) -> ModelConfig:
-    """`base` with these values. Raises ValueError for what is no model.
+    """`base` with these values. Raises ValueError if they do not fit each other.
 
     >>> build_config(ModelConfig(), {"width": 8, "ffn.width": 3}).ffn.width
     3
@@ -189,7 +189,7 @@ SIZES = {
     "num_attention_heads": "heads.num_heads",
     "intermediate_size": "ffn.width",
 }
-"""What Hugging Face calls sizes from BERT to Llama -> path."""
+"""Hugging Face's names of sizes, from BERT to Llama -> path."""
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -263,7 +263,7 @@ class CausalHead(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         is_bare = source.architecture == self.bare
         own = self.bare_kind if is_bare else "own"
-        # A tied LM head is there whoever asks, but not its bias.
+        # The bare architecture has a tied LM head too, but not its bias.
         tied = attributes["tie_word_embeddings"] and not (is_bare and self.bias)
         kind = "tied" if tied else own
         return {"output.kind": kind, "output.bias": self.bias and kind != "none"}
@@ -343,7 +343,7 @@ class MaskedHead(Field):
 
 
 def classes_of(attributes: JSON) -> int:
-    """The number of classes that id2label names; 2 where there is none, as in transformers."""
+    """The number of classes in id2label; 2 without it, as in transformers."""
     labels = attributes["id2label"]
     return 2 if labels is None else len(labels)
 

@@ -143,7 +143,7 @@ def _replace_each(new: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Have what was written to a file, or the names in a folder, on the disk."""
+    """Flushes a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         # Some file systems have no fsync of folders.

@@ -11,7 +11,7 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 TOKENIZER = "tokenizer.json"
 FILES = ("config.json", TOKENIZER, *WEIGHTS)
-"""All that is fetched: no code and no pickle."""
+"""Files to fetch: no code and no pickle."""
 
 
 def find_folder(name: str | Path, revision: str | None = None) -> Path:
@@ -86,7 +86,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _pickles(name: str, revision: str | None) -> str:
-    """What to say of weights that are pickles; "" where there are none or nobody knows."""
+    """Message about weights that are pickles; "" if there are none or it is unknown."""
     from huggingface_hub import HfApi
 
     try:

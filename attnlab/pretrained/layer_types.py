@@ -36,7 +36,7 @@ def types_of(layers: list[LayerOverrides]) -> Values:
 
 
 def overrides_of(values: Values, num_layers: int) -> list[LayerOverrides]:
-    """What each layer overrides: the inverse of `types_of`."""
+    """The overrides of each layer: the inverse of `types_of`."""
     pattern = values.get("layer_types", ((1, LayerOverrides()),))
     turn = [overrides for count, overrides in pattern for _ in range(count)]
     return [turn[i % len(turn)] for i in range(num_layers)]
@@ -90,11 +90,11 @@ class LayerTypes(Field):
 
     @property
     def window_attribute(self) -> Attribute:
-        """The attribute that says how wide a window is."""
+        """The attribute for the width of the window."""
         return Attribute("sliding_window", self.default_window, nullable=True)
 
     def window(self, attributes: JSON) -> int:
-        """So many tokens back a token with a window attends to."""
+        """The number of previous tokens that a token with a window attends to."""
         if attributes["sliding_window"] is None:
             raise ValueError(
                 f"config.json: sliding_window = None, but some layer_types are {SLIDING}"
@@ -126,7 +126,7 @@ class LayerTypes(Field):
         return dict.fromkeys((FULL, SLIDING), self.rope.positions(attributes))
 
     def score_scales(self, attributes: JSON) -> dict[str, float]:
-        """Type of a layer -> what multiplies its scores."""
+        """Type of a layer -> factor of its scores."""
         return dict.fromkeys((FULL, SLIDING), self.rope.score_scale(attributes))
 
     def read(self, attributes: JSON, source: Source) -> Values:
@@ -147,7 +147,7 @@ class LayerTypes(Field):
         return values | types_of([slides if t == SLIDING else LayerOverrides() for t in types])
 
     def write(self, config: ModelConfig) -> JSON:
-        """Raises ValueError for windows of two sizes."""
+        """Raises ValueError if windows have different sizes."""
         windows = {c.attention.window for c in config.stacks.values()} - {None}
         if len(windows) > 1:
             raise ValueError(f"all layers with a window must have the same, not {windows}")

@@ -26,7 +26,7 @@ from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
 WeightPath = tuple[str, ...]
-"""Names of a weight in the tree, from the outermost on."""
+"""Path of a weight in the tree."""
 PARAM_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -108,7 +108,7 @@ def _check_all_used(
 
 
 def _sharding_of(sharding: Any, path: WeightPath, shape: tuple[int, ...]) -> Any:
-    """The sharding of one weight; None where there is none."""
+    """The sharding of one weight, or None."""
     if callable(sharding):
         return sharding(path, shape)
     return sharding and functools.reduce(operator.getitem, path, sharding)
@@ -143,7 +143,7 @@ def tokenizer_path(name: str | Path, *, revision: str | None = None) -> Path:
 
 
 def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, ModelConfig]:
-    """All but the weights: (family, attributes, tensors not read yet, config)."""
+    """Everything except weights: (family, attributes, tensors not read yet, config)."""
     raw = read_json(folder / "config.json")
     family = _family(raw, folder / "config.json")
     attributes = read_attributes(raw, family.attributes, family.other_attributes.fixed, ignore)

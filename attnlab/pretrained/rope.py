@@ -107,7 +107,7 @@ class RotaryField(Field):
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             number = found.pop(name, None)
             if number is not None and (not isinstance(number, int | float) or number <= 0):
-                raise ValueError(f"config.json: {name} = {shown(number)} is no number above 0")
+                raise ValueError(f"config.json: {name} = {shown(number)} must be above 0")
         for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
             found[name] = found.get(name) or default
         truncate = found.pop("truncate", True)
@@ -209,7 +209,7 @@ def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value <= LARGEST_NUMBER:
             raise ValueError(
-                f"config.json: {key} = {shown(value)} of the rotary positions is no number above 0"
+                f"config.json: {key} = {shown(value)} of the rotary positions must be above 0"
             )
 
 

@@ -161,7 +161,7 @@ def _write(
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether `load` could read a file of this name as weights, or as their index.
+    """Whether `load` would read a file of this name as weights, or as their index.
 
     >>> is_weight_file("model-00001-of-00002.safetensors"), is_weight_file("tokenizer.json")
     (True, False)
@@ -214,7 +214,7 @@ def _tensors(
 
 
 def _difference(family: Family, config: ModelConfig) -> str | None:
-    """Why a config.json of the family would describe another model; None where it would not."""
+    """The reason why a config.json of the family cannot describe this model; None if it can."""
     try:
         attributes = family.describe(config)
         names = {entry.name: None for entry in family.table.entries(config, attributes)}
@@ -230,7 +230,7 @@ def _difference(family: Family, config: ModelConfig) -> str | None:
 
 FREE = {"sharing", "compute", "init", "layer_types", "delta_rank", "dropout"}
 FREE |= {"encoder.sharing", "encoder.shares_decoder", "attention.order", "attention.implementation"}
-"""What does not change the function that a model computes, or is compared in another form."""
+"""Fields that do not change the function of a model, or are compared in another form."""
 NOTHING = "nothing"
 
 

@@ -152,7 +152,7 @@ def test_explain_names_the_choice_and_the_reasons():
     )
     assert mixed["blockwise"] == "talking_heads needs the scores of all heads at once"
     assert mixed["xla"] == "jax.nn has no dropout_rate"
-    assert explain(q, k, v, implementation="xla")["xla"] == "chosen: asked for"
+    assert explain(q, k, v, implementation="xla")["xla"] == "chosen: requested"
     with pytest.raises(TypeError, match=r"explain\(\) got an unknown keyword 'causal': did you m"):
         explain(q, k, v, causal=True)
     with pytest.raises(TypeError, match="mask must be boolean"):

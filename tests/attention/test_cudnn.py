@@ -53,7 +53,7 @@ def test_a_gpu_without_cudnn(monkeypatch):
     gpu = types.SimpleNamespace(platform="gpu", compute_capability="9.0")
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     q, k, v = make(jnp.bfloat16, t=6, s=8)
-    with pytest.raises(ValueError, match=r"a GPU of which jax.nn says 'cuDNN is not detected"):
+    with pytest.raises(ValueError, match=r"a GPU for which jax.nn raises 'cuDNN is not detected"):
         dot_product_attention(q, k, v, implementation="cudnn")
 
 

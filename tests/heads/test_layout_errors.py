@@ -190,7 +190,7 @@ CALLS = {
             *make(dataclasses.replace(LAYOUT, extras=(Sink(),)))[:2],
             dataclasses.replace(LAYOUT, extras=(Sink(),)), sink=1.0,
         ),
-        "sink is given twice",
+        "sink is set twice",
     ),
     "score_mods and extra keys": (
         lambda: multi_head_attention(

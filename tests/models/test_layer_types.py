@@ -252,7 +252,7 @@ def test_types_that_are_equal_are_one():
             "the 3 layers of type .*rotary positions rotate pairs",
         ),
         (turns(LayerOverrides(sharing="cla:9"), LayerOverrides()), "of type .*'cla:9' needs a"),
-        (turns(LayerOverrides(positions=Relative()), LayerOverrides()), "'relative' beside 'rot"),
+        (turns(LayerOverrides(positions=Relative()), LayerOverrides()), "'relative' and 'rot"),
     ],
 )
 def test_layer_types_that_are_no_model(types, message):

@@ -80,11 +80,11 @@ def test_prefill_in_two_calls_and_overflow(params):
         ({"sampling": Sampling(temperature=0.5)}, "pass key="),
         ({"sampling": Sampling(top_k=20)}, "top_k must be from 1 to vocab_size 19"),
         ({"cache_size": 8}, "cache_size 8 is too small for 9 tokens"),
-        ({"end": (3, 19)}, "end 19 is no token: they are 0 to 18"),
+        ({"end": (3, 19)}, "end 19 is not a token id: ids are 0 to 18"),
         ({"source_padding_mask": MASKS[0]}, "is of a source; for padding of the prompt"),
         ({"padding_mask": MASKS[1]}, r"padding_mask \(3, 3\) must be \(2, 7\), True where"),
         ({"padding_mask": np.arange(7) >= [[0], [7]]}, "padding_mask: row 1 holds no token"),
-        ({"source": TOKENS}, "source is what an encoder_decoder reads; this is a decoder"),
+        ({"source": TOKENS}, r"source is for kind='encoder_decoder', .*; this is a decoder"),
         ({"prompt": TOKENS.at[1, 2].set(19)}, r"token id 19 at \[1, 2\] is out of range"),
         ({"prompt": TOKENS.at[0, 2].set(-1)}, r"token id -1 at \[0, 2\] is out of range"),
         ({"prompt": "text"}, "tokens are ids, not the text"),
@@ -112,7 +112,7 @@ def test_tokens_under_padding_may_be_anything(params):
     [
         (ModelConfig(kind="encoder"), "only a decoder generates text, this is an encoder"),
         (ModelConfig(output=specs.OutputHead(kind="none")), "has no logits to choose tokens by"),
-        (ModelConfig(kind="encoder_decoder"), "source is what an encoder_decoder reads"),
+        (ModelConfig(kind="encoder_decoder"), "source is for kind='encoder_decoder'"),
     ],
 )
 def test_models_that_write_nothing(config, message):

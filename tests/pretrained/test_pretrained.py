@@ -257,10 +257,10 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("fields", "message"),
     [
         ({"rope_type": "longrope", "factor": 4.0}, "rope_type = 'longrope' is not supported"),
-        ({"rope_type": "linear", "factor": "two"}, "factor = 'two' of the rotary positions is no"),
+        ({"rope_type": "linear", "factor": "two"}, "factor = 'two' of the rotary positions must be"),
         ({"rope_type": "linear"}, "rope_type 'linear' needs factor"),
         ({"rope_type": "default", "mscale": 2}, "mscale = 2 of the rotary positions"),
         ({"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1},
@@ -268,11 +268,11 @@ def test_attributes_that_change_the_computation_are_refused_by_name(family, tmp_
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not supported in this"),
     ],
 )  # fmt: skip
-def test_rotary_positions_that_are_not_known_are_refused_by_name(said, told, tmp_path):
+def test_rotary_positions_that_are_not_known_are_refused_by_name(fields, message, tmp_path):
     config, tensors, _, _ = split(FAMILIES["llama"])
     for name in ("rope_parameters", "rope_scaling"):
-        changed = config | {"rope_parameters": None} | {name: said}
-        with pytest.raises(ValueError, match=re.escape(told)):
+        changed = config | {"rope_parameters": None} | {name: fields}
+        with pytest.raises(ValueError, match=re.escape(message)):
             pretrained.load_config(write(tmp_path / "folder", changed, tensors))
 
 

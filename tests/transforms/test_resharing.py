@@ -188,7 +188,7 @@ def test_heads_that_attend_alike_are_told_apart_by_their_values():
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm()), "q/k norms do not allow"),
+        (heads.Standard(num_heads=3, qk_norm=heads.HeadNorm()), "q/k norms cannot be aligned"),
         (heads.Narrow(num_heads=3), "reads its own slice of x"),
         (heads.Standard(num_heads=3, num_kv_heads=1), "heads that share keys"),
         (heads.Standard(num_heads=3, output_projection=False), "without an output projection"),
