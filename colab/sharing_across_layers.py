@@ -269,7 +269,7 @@ pd.DataFrame(
 # shared, and the FFN made wider until the model has as many parameters as `separate`.
 
 # %%
-steps, seeds = 160, (0, 1, 2)
+steps, seeds = 250, (0, 1, 2)
 settings = training.TrainConfig(
     steps=steps, seeds=seeds, batch_size=16, length=32, learning_rate=7e-3,
     eval_every=1000, log_every=50, eval_windows=256,

@@ -91,7 +91,7 @@ def test_a_published_folder(tmp_path):
     assert f"at 1 texts of {config.max_len} tokens" in told.stdout
     neither = command("experiments.inspect_model")
     assert neither.returncode == 1
-    assert "give one of --config, --path and --workdir" in neither.stderr
+    assert "give exactly one of --config=FILE" in neither.stderr
 
 
 def test_the_chosen_order_and_backend_are_marked():

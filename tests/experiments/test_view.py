@@ -109,7 +109,7 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
     again = command("experiments.view", *words)
     assert again.returncode == 1
-    assert "is there already; add --overwrite" in again.stderr
+    assert "exists already; add --overwrite" in again.stderr
 
 
 @pytest.mark.slow
@@ -212,8 +212,8 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
     ("words", "said"),
     [
         ([], "type --workdir=RUN for a run, or --path=FOLDER"),
-        (["--workdir=a", "--path=b", "--fresh"], "two models stand side by side"),
-        (["--path=a", "--seed=1"], "--seed is for --workdir"),
+        (["--workdir=a", "--path=b", "--fresh"], "at most two models can be shown"),
+        (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
     ],
 )
