@@ -197,7 +197,7 @@ def _print_help(argv: list[str]) -> None:
         if hasattr(module, "VARIANTS"):
             from experiments.configs import byte_lm
 
-            print("Presets behind the colon, with commas between them:")
+            print("Presets after the colon, separated by commas:")
             for name, text in byte_lm.presets(module.VARIANTS).items():
                 print(textwrap.fill(f"{name}: {text}", 78, initial_indent="  ",
                                     subsequent_indent="    "))  # fmt: skip

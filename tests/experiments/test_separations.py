@@ -193,7 +193,7 @@ def test_two_narrow_heads_are_right_in_every_case():
     tokens and places are coordinates of their own."""
     n, large = 5, 30.0
     found = experiments("two_heads_beat_one")
-    model = found["two narrow heads"].model
+    model = found["two small heads"].model
     heads = dataclasses.replace(model.heads, head_dim=1, value_dim=n, num_heads=2)
     model = dataclasses.replace(model, vocab_size=n + 3, width=n + 7, heads=heads)
     params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
