@@ -36,7 +36,7 @@ PAIRS = {"a.en": "one\ntwo\n", "a.de": "eins\nzwei\n"}
     ("changes", "message"),
     [
         ({"a.de": "eins\n"}, r"a\.de:1: the file ends here, .*a\.en has 2 lines"),
-        ({"a.en": "one\n  \n"}, r"a\.en:2: the line is empty; drop it from both files"),
+        ({"a.en": "one\n  \n"}, r"a\.en:2: the line is empty; remove it from both files"),
         ({"a.de": b"eins\nzw\xe9i\n"}, r"a\.de:2: byte 0xe9 at column 3 is not UTF-8"),
         ({"a.de.gz": b"", "a.de": None}, r"a\.de\.gz:0: the file ends here"),
         ({"a.de": None}, r"there is no .*a\.de and no a\.de\.gz"),

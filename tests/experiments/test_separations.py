@@ -342,7 +342,7 @@ def test_one_full_rank_head_finds_the_farthest():
 def test_frozen_weights_that_are_none_are_refused_before_any_work():
     config = byte_lm.get_config("tiny")
     config.train.frozen = "attention.w"
-    with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
+    with pytest.raises(ValueError, match=r"='attention.w' matches none of the weights embedding, "):
         experiment_of(config)
     config.train.frozen = "q("
     with pytest.raises(ValueError, match="is no regular expression"):

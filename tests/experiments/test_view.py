@@ -181,7 +181,7 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
         (Prompt(text="a" * 25), "tokens: 25 tokens are more than the 24"),
         (Prompt(tokens="3,256"), "256 is no token of this model, which has 0 to 255"),
         (Prompt(tokens="3,-1"), "-1 is no token"),
-        (Prompt(tokens="3;4"), "must be numbers, as 1,2,3"),
+        (Prompt(tokens="3;4"), "must be numbers such as 1,2,3"),
         (Prompt(text="a", tokens="3"), "--text or --tokens, not both"),
         (Prompt(source="a"), "a decoder reads one text"),
     ],
