@@ -242,9 +242,9 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
     lines = [
         "# Head-width study: analysis", "",
         "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
-        "The sentence above is the one of [the plan](plan.md), whose blanks are filled when their "
-        'stages are complete; the others say "not run yet". Each number has its 95 % interval and '
-        "its number of texts and seeds.", "", LETTERS, *_reading(study, fitted),
+        "The sentence above is the one of [the plan](plan.md); a blank is filled when its stages "
+        "are complete. Each number has its 95 % interval and its number of texts and seeds.", "",
+        LETTERS, *_reading(study, fitted),
         "## What is missing", "", _missing(study), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
