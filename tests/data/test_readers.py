@@ -177,7 +177,7 @@ def test_a_graph_holds_each_edge_both_ways_and_once(folder):
             "n1\t1\t0\t1\t0\t1\t0\ta",
             r"g\.content:3: node 'n1' stands in line 2 too",
         ),
-        ("g.content", 3, "n2\t1\t0\tx\t0\t1\t0\ta", r"g\.content:3: a feature is no number"),
+        ("g.content", 3, "n2\t1\t0\tx\t0\t1\t0\ta", r"g\.content:3: a feature is not a number"),
         ("g.cites", 2, "n1 n2", r"g\.cites:2: 1 columns, not 2"),
         ("split.tsv", 5, "3\tn3\ttrian", r"split\.tsv:5: part 'trian' is none of train, valid"),
         ("split.tsv", 5, "3\tn99\ttrain", r"split\.tsv:5: node 'n99' has no line in .*g\.content"),

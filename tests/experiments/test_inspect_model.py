@@ -75,7 +75,7 @@ def test_two_stacks_add_up(share):
     unique, applied = (sum(int(r[i].replace(",", "")) for r in rows) for i in (-2, -1))
     assert (unique, applied) == (num_parameters(config), applied_parameters(config))
     assert "  cross      0 0 0" in text
-    assert ("one pool of sets" in text) == share
+    assert ("both stacks use the same parameter groups" in text) == share
 
 
 def test_a_published_folder(tmp_path):

@@ -136,8 +136,8 @@ def test_a_planted_head_in_a_run(run, treebank, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "type --workdir=RUN for a run, or --path=FOLDER"),
-        (["--workdir=a", "--path=b"], "type --workdir=RUN for a run, or --path=FOLDER"),
+        ([], "give --workdir=RUN, or --path=FOLDER"),
+        (["--workdir=a", "--path=b"], "give --workdir=RUN, or --path=FOLDER"),
         (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
     ],

@@ -300,9 +300,9 @@ def test_sums_of_maxima_by_numpy():
     ("make", "length", "message"),
     [
         (lambda: data.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
-        (data.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
+        (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
         (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (data.Maxima, 2, "train.length 2 leaves no 2 vectors"),
+        (data.Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
         (lambda: data.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
     ],
 )

@@ -193,7 +193,7 @@ def test_what_a_run_cannot_read(run, asked, said):
 
 def test_what_a_folder_cannot_read(folder, tmp_path):
     opened = loaded.open_folder(folder[0])
-    with pytest.raises(ValueError, match="what shall it read"):
+    with pytest.raises(ValueError, match="no text; give --text="):
         opened.read(Prompt())
     assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
     assert opened.read(Prompt(text="the cat")).inputs["tokens"].tolist() == [[1, 2]]
@@ -211,7 +211,7 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "type --workdir=RUN for a run, or --path=FOLDER"),
+        ([], "give --workdir=RUN, or --path=FOLDER"),
         (["--workdir=a", "--path=b", "--fresh"], "at most two models can be shown"),
         (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
