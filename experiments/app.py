@@ -38,7 +38,9 @@ def define_config(*, required: bool = True) -> None:
 def define_run() -> None:
     """The flags of commands that train."""
     define_config()
-    flags.DEFINE_string("workdir", None, "The folder that holds everything.", required=True)
+    flags.DEFINE_string(
+        "workdir", None, "Folder of everything that the command writes.", required=True
+    )
     flags.DEFINE_integer(
         "threads",
         None,
@@ -46,8 +48,8 @@ def define_run() -> None:
         "their number. Left out: as many as cores (a sweep: cores / runs).",
         lower_bound=1,
     )
-    flags.DEFINE_list("loggers", [], "Beside metrics.jsonl: tensorboard, wandb, or both.")
-    flags.DEFINE_string("profile", "", "Steps FIRST:LAST of each run to trace into its folder.")
+    flags.DEFINE_list("loggers", [], "Loggers besides metrics.jsonl: tensorboard, wandb, or both.")
+    flags.DEFINE_string("profile", "", "FIRST:LAST steps of each run to profile.")
 
 
 def config() -> ConfigDict:
@@ -119,7 +121,9 @@ def _parse(argv: list[str]) -> list[str]:
     except (AttributeError, KeyError) as error:  # of config_flags, for a field that is not there
         if "config_config" in sys.modules and not hasattr(config_module(), "get_config"):
             path = _given_config(argv).partition(":")[0]
-            raise ValueError(f"{path} has no get_config(), which makes the config") from None
+            raise ValueError(
+                f"{path} has no function get_config() that returns the config"
+            ) from None
         raise ValueError(_unknown_field(argv, error)) from None
     if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
@@ -193,7 +197,7 @@ def _print_help(argv: list[str]) -> None:
         if hasattr(module, "VARIANTS"):
             from experiments.configs import byte_lm
 
-            print("Presets behind the colon, with commas between them:")
+            print("Presets after the colon, separated by commas:")
             for name, text in byte_lm.presets(module.VARIANTS).items():
                 print(textwrap.fill(f"{name}: {text}", 78, initial_indent="  ",
                                     subsequent_indent="    "))  # fmt: skip

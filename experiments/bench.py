@@ -1,13 +1,13 @@
-"""Speed beside peers: python -m experiments.bench --suite=attention [--cases=REGEX] [--out=DIR]
+"""Speed compared with other libraries: python -m experiments.bench --suite=attention [--out=DIR]
 
 Suites: `attention` (layers, functions, wide heads, long sequences), `train` (a step of the small
-decoder), `nanogpt` (a whole run), `plans` (what 24 layers cost to compile, and in memory, under
-every sharing plan), `accelerator` (all of that which is for a GPU or TPU, most telling first, for
---minutes; the same command goes on; --tiny is all of it in small, for a CPU). Peers that are not
-installed are left out: pip install attnlab[bench].
+decoder), `nanogpt` (a whole run), `plans` (compilation time and memory of 24 layers under every
+sharing plan), `accelerator` (the cases for a GPU or TPU, the most informative first, for --minutes;
+repeat the command to continue; --tiny is a small version of all cases, for a CPU). Libraries that
+are not installed are left out: pip install -e ".[bench]".
 
-Ours is "not slower" than a peer when the interval starts at 1.00 or below and the median ratio
-of times (ours / peer) is at most 1.10; see `experiments.benchmarks.measure`.
+attnlab is "not slower" than another library if the interval of the ratio of times (attnlab / other)
+begins at 1.00 or below and its median is at most 1.10; see `experiments.benchmarks.measure`.
 """
 
 import functools
@@ -119,7 +119,9 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
     Raises ValueError without a folder, and where that holds numbers of something else.
     """
     if not folder:
-        raise ValueError("suite accelerator goes on where it was stopped: say in which --out")
+        raise ValueError(
+            "suite accelerator needs a folder to write to and to resume from: add --out=DIR"
+        )
     place, design = Path(folder), accelerator.DESIGNS["tiny" if tiny else "full"]
     if tiny:  # nobody reads its times
         jax.config.update("jax_disable_most_optimizations", True)
@@ -136,7 +138,9 @@ def run_accelerator(folder: str, *, tiny: bool, pattern: str, rounds: int, minut
             left = go_through(some, ledger, work, minutes=minutes, say=_say)
         finally:
             print(f"page: {report.write(place, ledger.about, ledger.records)}")
-    print(f"{left} cases are left; the same command goes on" if left else "all cases are done")
+    print(
+        f"{left} cases are left; repeat the command to continue" if left else "all cases are done"
+    )
 
 
 def _say(line: str) -> None:
@@ -161,16 +165,18 @@ def main() -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_enum("suite", None, [*SUITES, ACCELERATOR], "What to measure.")
-    flags.DEFINE_integer("rounds", 21, "How often each entry runs.", lower_bound=1)
+    flags.DEFINE_integer(
+        "rounds", 21, "Rounds: how often each library runs each case.", lower_bound=1
+    )
     flags.DEFINE_string("cases", "", "Regular expression: only cases whose name matches.")
     flags.DEFINE_string("data", "", "Folder or file of Tiny Shakespeare, for suite nanogpt.")
     flags.DEFINE_float(
         "minutes",
         20.0,
-        "Suite accelerator stops after these; 0 only writes its page.",
+        "Suite accelerator stops after so many minutes; 0 only writes its page.",
         lower_bound=0,
     )
-    flags.DEFINE_bool("tiny", False, "Suite accelerator with small sizes, for a CPU.")
+    flags.DEFINE_bool("tiny", False, "Suite accelerator in small sizes, for a CPU.")
     flags.DEFINE_string("out", "", "Folder for table, numbers and figure; none if left out.")
     flags.mark_flag_as_required("suite")
     app.start(main)

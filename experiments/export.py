@@ -1,11 +1,11 @@
-"""Weights of a run or of a folder -> a folder that transformers and `pretrained.load` read.
+"""Writes a run or a folder as a folder that transformers and `pretrained.load` read.
 
     python -m experiments.export --workdir=runs/one --out=OTHER
     python -m experiments.export --path=FOLDER --plan=separate --out=OTHER
 
-With --plan the layers share as it says; what that does to the outputs is printed. Layers that share
-weights are written once each where the family's format cannot say that they do. A tokenizer that is
-a file is written too, as tokenizer.json.
+--plan changes the sharing plan first and prints how much that changes the outputs. If the format of
+the family has no sharing, shared weights are written once per layer. If the tokenizer is a file, it
+is written too, as tokenizer.json.
 """
 
 import dataclasses
@@ -26,11 +26,13 @@ def main() -> None:
     """Writes --out."""
     given, out = flags.FLAGS, Path(flags.FLAGS.out)
     if bool(given.path) == bool(given.workdir):
-        raise ValueError("give either --path or --workdir")
+        raise ValueError("give one of --path=FOLDER and --workdir=RUN")
     if given.path and given.seed is not None:
-        raise ValueError("--seed is for --workdir; a folder holds one model")
+        raise ValueError(
+            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
+        )
     if out.exists():
-        raise ValueError(f"{out} is there already; name a new folder for --out")
+        raise ValueError(f"{out} exists already; name a new folder with --out")
     found = open_folder(Path(given.path)) if given.path else None
     found = found or open_run(Path(given.workdir), given.seed)
     config, params = found.config, found.params
@@ -52,7 +54,7 @@ def main() -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
     flags.DEFINE_string("workdir", "", "The folder of one run.")
-    flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
-    flags.DEFINE_string("plan", "", "Another plan of sharing.")
+    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+    flags.DEFINE_string("plan", "", "Sharing plan to change to.")
     flags.DEFINE_string("out", None, "The folder to write; it must not exist.", required=True)
     app.start(main)

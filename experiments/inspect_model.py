@@ -1,4 +1,4 @@
-"""What a model is, before it costs anything: which layer uses which weights, and what that costs.
+"""Prints what a model consists of and costs, before it is trained.
 
     python -m experiments.inspect_model --config=experiments/configs/byte_lm.py:wide,cycle_rev:2
     python -m experiments.inspect_model --path=FOLDER
@@ -6,10 +6,11 @@
     python -m experiments.inspect_model --path=FOLDER --text="The sea, the sea"
 
 FOLDER holds config.json and safetensors of a published model (see `attnlab.pretrained`). Prints the
-plan as a picture, unique and applied parameters by part, FLOPs, cache bytes, and how attention
-would be computed at the config's batch and length (one text of 512 tokens for a folder). With a
-text, which the folder's tokenizer.json reads: its tokens, where each head looks, and how the text
-goes on or what an encoder reads in its place. Nothing is trained or written.
+parameter group of each layer, unique and applied parameters by sublayer, FLOPs, cache bytes, and
+how attention would be computed at the config's batch and length (a folder: one text of 512 tokens).
+With --text, which needs a tokenizer.json in the folder, it also prints the tokens, what each head
+attends to most, and the continuation (for an encoder: its predictions). It trains and writes
+nothing.
 """
 
 from collections.abc import Sequence
@@ -38,9 +39,11 @@ def main() -> None:
     """Prints the model of --config, of the folder --path or of the run --workdir."""
     path, workdir = flags.FLAGS.path, flags.FLAGS.workdir
     if bool(path) + bool(workdir) + bool(flags.FLAGS.config) != 1:
-        raise ValueError("give one of --config, --path and --workdir")
+        raise ValueError("give exactly one of --config=FILE, --path=FOLDER and --workdir=RUN")
     if flags.FLAGS.text and not path:
-        raise ValueError("--text is read by the tokenizer of a folder: give --path")
+        raise ValueError(
+            "--text needs the tokenizer of a folder; give --path=FOLDER, not --config or --workdir"
+        )
     if path:
         model = pretrained.load_config(path)
         print(describe(model, 1, min(model.max_len, 512)))
@@ -84,7 +87,7 @@ def describe(
         ("cache per token", f"{cache:,} bytes in float32"),
     ]
     if making := models.weight_flops(config):
-        costs.append(("FLOPs per call", f"{making:,} to make the weights of the layers"))
+        costs.append(("FLOPs per call", f"{making:,} to compute the weights of the layers"))
     return "\n\n".join(
         [
             title,
@@ -104,7 +107,7 @@ def read_text(folder: str, text: str) -> str:
     tokenizer = load_tokenizer(pretrained.tokenizer_path(folder))
     read = tokenizer.read(text)
     if not len(read.tokens):
-        raise ValueError("the text has no tokens; write a word or more")
+        raise ValueError("--text has no tokens; give at least one word")
     model, params = pretrained.load(folder)
     config = model.config
     if len(read.tokens) > config.max_len:
@@ -119,14 +122,16 @@ def read_text(folder: str, text: str) -> str:
     rows = zip(range(len(names)), read.tokens, names, strict=True)
     sections = ["\n".join(["token  id      text", *(f"{i:<6} {t:<7} {n}" for i, t, n in rows)])]
     probs = [np.asarray(p[0]) for p in seen.captured[probs_of]]
-    sections.append("where each head looks most, over all tokens:\n" + _looks(probs, names))
+    sections.append(
+        "what each head attends to most, mean over all tokens:\n" + _looks(probs, names)
+    )
     room = config.max_len - (1 if both else len(names))
     if config.kind == "encoder" and seen.logits is not None:
         best = [repr(tokenizer.decode([t])) for t in np.argmax(seen.logits[0], axis=-1)]
-        sections.append("what it reads in their place: " + " ".join(best))
+        sections.append("predictions in their place: " + " ".join(best))
     elif config.kind != "encoder" and config.output.kind != "none" and room > 0:
         new = generate(params, prompt, config, min(NEW_TOKENS, room), source=source)
-        sections.append("goes on with: " + repr(tokenizer.decode(np.asarray(new[0]).tolist())))
+        sections.append("continuation: " + repr(tokenizer.decode(np.asarray(new[0]).tolist())))
     return "\n\n".join(sections)
 
 
@@ -164,7 +169,7 @@ def _picture(config: ModelConfig) -> str:
         names = max(11, *(len(name) for name, _ in rows)) + 2
         lines += [f"{name:<{names}}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
     if config.encoder is not None and config.encoder.shares_decoder:
-        lines.append("both stacks read one pool of sets")
+        lines.append("both stacks use the same parameter groups")
     return "\n".join(lines)
 
 
@@ -207,7 +212,7 @@ def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -
     for name, told in attention_reports(config, inputs, training=training).items():
         batch, length = inputs[texts.get(name, "tokens")].shape[:2]
         which = ATTENTION.get(name, f"attention of {name}")
-        lines = [f"{which}, order of contraction at {batch} texts of {length} tokens:"]
+        lines = [f"{which}, contraction order at {batch} texts of {length} tokens:"]
         for order, cost in told["order"].items():
             mark = "*" if order == told["chosen"]["order"] else " "
             lines.append(f"  {mark} {order:<12} {_flops(cost)}")
@@ -226,5 +231,5 @@ if __name__ == "__main__":
     app.define_config(required=False)
     flags.DEFINE_string("path", "", "A folder with config.json and safetensors.")
     flags.DEFINE_string("workdir", "", "The folder of a run.")
-    flags.DEFINE_string("text", "", "A text for the model of that folder to read.")
+    flags.DEFINE_string("text", "", "A text for the model of --path; needs its tokenizer.json.")
     app.start(main)

@@ -1,11 +1,11 @@
-"""Tokenizes texts into files that a run reads from disk, also if they are larger than memory.
+"""Tokenizes texts into files that a run reads from disk; they may be larger than memory.
 
     python -m experiments.prepare --path=TEXTS --out=data/texts --tokenizer=bpe:16384
     python -m experiments.run --config=experiments/configs/byte_lm.py:tokens \
         --config.data.path=data/texts --config.model.vocab_size=16385 --workdir=runs/texts
 
---path is a text file, .jsonl or .parquet (perhaps .gz), a folder of the package datasets, or a
-folder of these; give it several times for several.
+--path is a text file, .jsonl or .parquet (may be .gz), a folder of the package datasets, or a
+folder of these. It may be repeated.
 """
 
 from pathlib import Path
@@ -44,7 +44,11 @@ if __name__ == "__main__":
     flags.DEFINE_string("out", None, "The folder to write.", required=True)
     flags.DEFINE_string("tokenizer", "bytes", "bytes, bpe:N or the path of a tokenizer.json.")
     flags.DEFINE_float("heldout", 0.05, "The share of documents that are held out.")
-    flags.DEFINE_string("end_of_document", "", "A special token of the tokenizer; left out: new.")
-    flags.DEFINE_integer("shard_tokens", None, "Tokens of a file, at most.", lower_bound=1)
-    flags.DEFINE_string("column", "text", "Of tables and JSON lines: where the text is.")
+    flags.DEFINE_string(
+        "end_of_document",
+        "",
+        "The tokenizer's special token for the end of a document; left out: a new token.",
+    )
+    flags.DEFINE_integer("shard_tokens", None, "Largest number of tokens in a file.", lower_bound=1)
+    flags.DEFINE_string("column", "text", "Column or field of the text, in tables and JSON lines.")
     app.start(main)

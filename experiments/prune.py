@@ -2,14 +2,14 @@
 
     python -m experiments.prune --workdir=runs/one --pressures=0.1,0.3,1 --out=pruned.json
 
-One training for each pressure: what all heads together cost, in the unit of the loss. Gates and
-weights go on from the run's newest checkpoint with its task, data and optimizer, at the learning
-rate that it ended with; --frozen trains the gates alone, --fresh begins with fresh weights. By
-"layer" every application of shared weights has gates of its own, by "group" a parameter group has
-one for each head, in all layers that use it. Beside it, as many heads as the gates closed, chosen
-otherwise: by the gates' gradients (Michel et al. 2019), by taking each head away alone, by chance;
-in the model as it was, and after the same training without these heads. All are chosen on rows of
-the training part and judged on rows that are held out.
+Runs one training for each value of --pressures: the penalty if all heads are open, in the unit of
+the loss. Gates and weights continue from the run's newest checkpoint with its task, data and
+optimizer, at the learning rate that it ended with. --frozen trains the gates alone, --fresh starts
+from initial weights. With --by=layer a head has one gate per layer, with --by=group one gate for
+all layers that share its parameters. For comparison the same number of heads is chosen in other
+ways: by the gradients of the gates (Michel et al. 2019), by ablation of each head alone, and at
+random; both before and after the same training without these heads. Heads are chosen on rows of the
+training part and scored on held-out rows.
 """
 
 import dataclasses
@@ -84,15 +84,15 @@ def main() -> None:
     given = flags.FLAGS
     out = Path(given.out) if given.out else None
     if out and out.exists():
-        raise ValueError(f"{out} is there already; name another file")
+        raise ValueError(f"{out} exists already; name another file with --out")
     if out and not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} for --out")
+        raise ValueError(f"no folder {out.parent} for --out; create it or name another")
     try:
         pressures = [float(p) for p in given.pressures]
     except ValueError:
         raise ValueError(f"--pressures={','.join(given.pressures)} must be numbers") from None
     if min(pressures) < 0:
-        raise ValueError("--pressures must be 0 or more")
+        raise ValueError("--pressures must be numbers of at least 0")
     keep_compiled()
     study = begin(
         Path(given.workdir),
@@ -120,7 +120,9 @@ def begin(
 ) -> Study:
     """A run as it is, and `steps` more; raises ValueError for what cannot be trained."""
     if frozen and fresh:
-        raise ValueError("--frozen fresh weights would never learn; leave one out")
+        raise ValueError(
+            "with --frozen --fresh the initial weights would never be trained; leave one out"
+        )
     found = runs.read_run(folder, None if seed is None else [seed])
     [(seed, params)] = found.params.items()
     experiment = stored_experiment(found.record)
@@ -283,17 +285,17 @@ def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: 
         saved = "–" if row.parameters is None else f"{row.parameters:,}"
         line = [f"{row.pressure:g}", f"{row.kept}", f"{row.between}", f"{row.loss:.4f}", saved]
         lines.append(line + [f"{x:.4f}" for x in (*row.before.values(), *row.after.values())])
-    was = "" if whole is None else f" The model as it was has all of them, and loss {whole:.4f}."
+    was = "" if whole is None else f" The original model has all of them and loss {whole:.4f}."
     each = {
-        "layer": "one for each use of a head",
+        "layer": "one for each head of each layer",
         "group": "one for each head of a parameter group",
     }[by]
     note = (
-        f"Of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
-        f"All heads: {num_parameters(config):,} parameters; –: no head is closed in all uses of "
-        "its weights in every parameter group.\n"
-        "before: these heads, or as many chosen otherwise, in the model as it was;\n"
-        "after: after the same training without the others. chance: the mean of "
+        f"Kept of {size} gates, {each}; between: neither 0 nor 1.{was}\n"
+        f"All heads: {num_parameters(config):,} parameters; –: nothing can be removed, since no "
+        "head is closed in all layers that use its weights.\n"
+        "before: the original model with these heads, or as many chosen in another way;\n"
+        "after: the same heads after the same training. chance: chosen at random, the mean of "
         f"{DRAWS} draws before, one after."
     )
     return "\n\n".join([columns(lines), note])
@@ -301,14 +303,25 @@ def table(config: ModelConfig, whole: float | None, rows: Sequence[Row], *, by: 
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "The folder of a run.", required=True)
-    flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
-    flags.DEFINE_list("pressures", ["0.1", "0.3", "1"], "What all heads together cost.")
-    flags.DEFINE_enum("by", "layer", ["layer", "group"], "What has a gate of its own.")
-    flags.DEFINE_integer("steps", 400, "Of each training.", lower_bound=1)
-    flags.DEFINE_bool("frozen", False, "Train the gates alone.")
-    flags.DEFINE_bool("fresh", False, "Begin with fresh weights.")
-    flags.DEFINE_float("learning_rate", None, "Of the weights; the run's last if not given.")
-    flags.DEFINE_float("gate_rate", 0.05, "Of the gates.", lower_bound=0.0)
-    flags.DEFINE_integer("rows", 256, "To choose by, and others to judge by.", lower_bound=1)
-    flags.DEFINE_string("out", "", "All numbers and gates, as a JSON file.")
+    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
+    flags.DEFINE_list(
+        "pressures", ["0.1", "0.3", "1"], "Penalties on open gates: what all heads together cost."
+    )
+    flags.DEFINE_enum(
+        "by",
+        "layer",
+        ["layer", "group"],
+        "One gate per head and layer, or per head of a parameter group.",
+    )
+    flags.DEFINE_integer("steps", 400, "Steps of each training.", lower_bound=1)
+    flags.DEFINE_bool("frozen", False, "Train the gates and keep the weights.")
+    flags.DEFINE_bool("fresh", False, "Start from initial weights.")
+    flags.DEFINE_float(
+        "learning_rate", None, "Learning rate of the weights; the run's last one if left out."
+    )
+    flags.DEFINE_float("gate_rate", 0.05, "Learning rate of the gates.", lower_bound=0.0)
+    flags.DEFINE_integer(
+        "rows", 256, "Rows to choose heads by, and as many held-out rows to score.", lower_bound=1
+    )
+    flags.DEFINE_string("out", "", "JSON file for all numbers and gates.")
     app.start(main)

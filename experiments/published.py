@@ -3,13 +3,13 @@
 A config file of a table (`experiments/configs/vaswani_table3.py`) holds one `Table` and takes its
 functions from here, with these presets after its colon:
 
-    tiny       a scale for a CPU, and a short training
+    tiny       sizes for a CPU, and a short training
     width/4    every width (model, head, feed-forward, embedding) divided by 4
-    layers/2   every number of layers, and of sets that a plan counts, divided by 2
+    layers/2   every number of layers, and of groups in a plan, divided by 2
     lr         each row at three learning rates
-    rows=A|big the rows alone whose name the regular expression finds
+    rows=A|big only the rows whose name matches the regular expression
 
-Without words the sizes are the paper's.
+Without a preset the sizes are the paper's.
 """
 
 import re
@@ -228,7 +228,9 @@ def _words(table: Table, arg: str) -> Words:
         elif word.startswith("rows="):
             asked["rows"] = word.removeprefix("rows=")
         else:
-            raise ValueError(f"unknown word {word!r}; known: tiny, width/N, layers/N, lr, rows=A|B")
+            raise ValueError(
+                f"unknown preset {word!r}; known: tiny, width/N, layers/N, lr, rows=A|B"
+            )
     return Words(**asked)
 
 

@@ -182,15 +182,17 @@ NOT_SHOWN = ("None", "''", '""', "[]", "required", "")
 INTRODUCTION = """\
 # Commands and flags
 
-Made by `python -m experiments.reference` from the source; a test fails while this page is stale.
+`--help` of a command prints its flags; together with `--config=FILE` it also prints every field of
+that config. Every command has `--debug` (the traceback of an error) and `--import=FILE.py` (a file
+to run first, such as one that registers a head layout; may be repeated). In a command with
+`--config` each field of the config is a flag (`--config.train.steps=100`): [config
+fields](config.md), [presets](presets.md).
 
-Every command prints this with `--help`; beside `--config=FILE` it also lists every field of that
-config. Every command takes `--debug` (the traceback of an error) and `--import=FILE.py` (a file to
-run first, such as one that registers a head layout; may be repeated). A command that takes
-`--config` takes each field as a flag
-(`--config.train.steps=100`): [config fields](config.md), [presets](presets.md). Exit codes: 0
-done, 1 an error in one line, 75 stopped by a signal or another process is using the folder: repeat
-the command later."""
+Exit codes: 0 done; 1 an error, in one line; 75 stopped by a signal, or another process uses the
+folder: repeat the command later.
+
+Written by `python -m experiments.reference` from the source; a test checks that it is up to
+date."""
 
 
 def commands_page() -> str:
@@ -232,13 +234,14 @@ def _escape(text: str) -> str:
 CONFIG = """\
 # Config fields
 
-Made by `python -m experiments.reference` from the dataclasses; a test fails while this page is
-stale.
-
 Every field is a flag of the commands that take `--config`: `--config.model.width=128`. In Python
 the same names are fields of the dataclasses. A field that the chosen layout, kind of positions or
-dataset does not have is an error that lists those it has. Defaults are those of the dataclass; a
-config file sets others, which `python -m experiments.run --config=FILE --help` prints."""
+dataset does not have raises an error that lists the fields it has. Defaults are those of the
+dataclass; a config file may set others, which `python -m experiments.run --config=FILE --help`
+prints.
+
+Written by `python -m experiments.reference` from the dataclasses; a test checks that it is up to
+date."""
 
 
 def config_page() -> str:
@@ -256,7 +259,7 @@ def config_page() -> str:
     parts.append(_fields("", model_config.LayerOverrides))
     parts.append(
         "## Head layouts: `config.model.heads.`\n\n`layout` names one of these. Fields that all "
-        "have stand under `standard`, with `width` taken from the model."
+        "layouts have are listed under `standard`; `width` is that of the model."
     )
     layouts, extras = _ours(heads.LAYOUTS), _ours(heads.EXTRAS)
     common = {f.name for f in dataclasses.fields(layouts["standard"])}
@@ -378,13 +381,14 @@ def _prose(made: Any) -> str:
 PRESETS = """\
 # Presets of the config files
 
-Made by `python -m experiments.reference` from the config files; a test fails while this page is
-stale.
+A preset is a word after the colon of a config file; several are separated by commas:
+`byte_lm.py:wide,albert,tiny`. They apply from left to right, and flags apply after them. In every
+language-model config the names of [layouts](layouts.md), [plans](plans.md), datasets and [published
+models](published.md) are presets too. `--help` together with `--config=FILE` prints the presets of
+that file.
 
-What stands behind the colon, with commas between several: `byte_lm.py:wide,albert,tiny`. They apply
-from left to right; flags apply after them. Every language-model config also knows the names of
-[layouts](layouts.md), [plans](plans.md), datasets and [published models](published.md). `--help`
-beside `--config=FILE` prints the presets of that file."""
+Written by `python -m experiments.reference` from the config files; a test checks that it is up to
+date."""
 
 
 def presets_page() -> str:
@@ -394,8 +398,8 @@ def presets_page() -> str:
         module = importlib.import_module(f"experiments.configs.{path.stem}")
         first, *rest = (module.__doc__ or "").split("\n\n")
         parts.append(f"## {path.name}\n\n{_escape(' '.join(first.split()))}")
-        named = [p for p in rest if re.match(r"\s*(Words|Presets) (after|behind) the colon", p)]
-        parts += [_escape(" ".join(p.split())) for p in named]
+        named = [p for p in rest if p.strip().startswith("Presets after the colon")]
+        parts += [re.sub(",$", ".", _escape(" ".join(p.split()))) for p in named]
         known = getattr(module, "VARIANTS", {})
         rows = [f"| `{name}` | {_sets(values)} |" for name, values in known.items()]
         if rows:

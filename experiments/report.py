@@ -1,9 +1,9 @@
 r"""The report of one or several sweeps: python -m experiments.report WORKDIR... [--out=FOLDER]
 
-Writes report.html (one file that loads nothing), report.md, results.csv, figures/*.svg and
-tables/*.csv into --out; of one sweep into its own folder. Sweeps of the same variants on several
-texts are compared together, with texts as a source of variation; others get a part each. In Python:
-`attnlab.lab.report`.
+Writes report.html (one file that loads nothing else), report.md, results.csv, figures/*.svg and
+tables/*.csv into --out, by default into the folder of the sweep. Several sweeps of the same
+variants on different texts are compared together, with texts as a source of variation; other sweeps
+get separate sections. In Python: `attnlab.lab.report`.
 """
 
 import sys
@@ -31,7 +31,7 @@ def write(workdirs: Sequence[Path], out: Path | None = None) -> Path:
     if not workdirs:
         raise ValueError("give the workdir of a sweep: python -m experiments.report WORKDIR...")
     if out is None and len(workdirs) > 1:
-        raise ValueError("the report of several sweeps belongs to none of them; give --out=FOLDER")
+        raise ValueError("several workdirs need a folder for their report; give --out=FOLDER")
     return write_report(read_panels(workdirs), (out or workdirs[0]) / "report.html")
 
 

@@ -1,15 +1,15 @@
-"""Does a head read the grammar of a sentence? Clark et al. 2019 on a treebank, for any model.
+"""Does a head attend along syntactic dependencies? Clark et al. 2019 on a treebank, for any model.
 
     python -m experiments.roles --workdir=runs/one --treebank=PATH/ud_english_ewt --fresh
     python -m experiments.roles --path=FOLDER --treebank=PATH/ud_english_ewt --out=roles.csv
 
-A row a relation: how often the word that a head looks at most ("to head"), or the one that looks at
-it most ("from head"), is the one that it depends on, beside what needs no grammar: the best fixed
-distance, and the longest word. All are chosen in the part dev and judged in the part test, so the
-best of many heads is no better by luck; of a treebank of one file the sentences take turns. Every
-seed of a run stands there (--seed chooses one), with --fresh also as it began. The model reads each
-sentence alone; what is longer than it can read is left out. The text of the treebank, for a model
-to be trained on:
+Each row of the table is a relation: how often the word that a word attends to most ("to head"), or
+the word that attends to it most ("from head"), is its syntactic head. Two baselines need no syntax:
+the best fixed distance, and the longest word. All are chosen in the part dev and scored in the part
+test, so the best of many heads has no advantage by chance; in a treebank of one file the sentences
+alternate. All seeds of a run are included (--seed selects one), with --fresh also the untrained
+model. The model reads each sentence alone; sentences longer than its max_len are left out. This
+writes the text of the treebank, to train a model on:
 
     python -m experiments.roles --treebank=PATH/ud_english_ewt --raw=ewt.txt
 """
@@ -39,9 +39,11 @@ def main() -> None:
     if given.raw:
         return write_raw(Path(given.treebank), Path(given.raw))
     if bool(given.workdir) == bool(given.path):
-        raise ValueError("which model? type --workdir=RUN for a run, or --path=FOLDER")
+        raise ValueError("no model; give --workdir=RUN, or --path=FOLDER of a published model")
     if given.seed is not None and not given.workdir:
-        raise ValueError("--seed is for --workdir; a folder holds one model")
+        raise ValueError(
+            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
+        )
     if given.out:
         _check_free(Path(given.out))
     parts = [trees[: given.sentences] for trees in read_parts(Path(given.treebank))]
@@ -74,8 +76,8 @@ def evaluate(
     labels = syntax.frequent_labels(*trees, least=least)
     if not labels:
         raise ValueError(
-            f"no relation has {least} words in both parts that the model can read: take more "
-            "sentences, or lower --least"
+            f"no relation has {least} words in both parts that the model can read; raise "
+            "--sentences or lower --least"
         )
 
     def study(opened: LoadedModel, params: Any) -> list[SyntaxScore]:
@@ -149,9 +151,9 @@ def write_raw(treebank: Path, out: Path) -> None:
 
 def _check_free(out: Path) -> None:
     if out.exists():
-        raise ValueError(f"{out} is there already; name another file")
+        raise ValueError(f"{out} exists already; name another file")
     if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} for {out.name}")
+        raise ValueError(f"no folder {out.parent} for {out.name}")
 
 
 def table(study: Study) -> str:
@@ -191,10 +193,10 @@ def outcome(found: dict[str, list[SyntaxScore]]) -> list[str]:
     for name, some in found.items():
         won = [one.label for one in some if one.is_significant]
         lines.append(
-            f"{name}: its best head beats what needs no grammar in {len(won)} of {every} rows "
+            f"{name}: its best head is better than both baselines in {len(won)} of {every} rows "
             f"({', '.join(won)})."
             if won
-            else f"{name}: no head beats what needs no grammar in any of {every} rows."
+            else f"{name}: no head is better than both baselines in any of {every} rows."
         )
     return lines
 
@@ -219,11 +221,15 @@ def write_table(study: Study, out: Path) -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", "", "The folder of a run.")
     flags.DEFINE_string("path", "", "A folder of a published model.")
-    flags.DEFINE_integer("seed", None, "Which seed of the run; all if not given.")
-    flags.DEFINE_string("treebank", None, "A folder of CoNLL-U files, or one.", required=True)
+    flags.DEFINE_integer("seed", None, "Seed of the run; all if left out.")
+    flags.DEFINE_string("treebank", None, "A folder of CoNLL-U files, or one file.", required=True)
     flags.DEFINE_bool("fresh", False, "Also the same model before it was trained.")
-    flags.DEFINE_integer("least", 100, "Words that a relation has in each part.", lower_bound=1)
-    flags.DEFINE_integer("sentences", None, "At most so many of each part.", lower_bound=1)
-    flags.DEFINE_string("out", "", "All numbers, as a csv file.")
-    flags.DEFINE_string("raw", "", "Write the text of the part train to this file, and end.")
+    flags.DEFINE_integer(
+        "least", 100, "Least number of words of a relation in each part.", lower_bound=1
+    )
+    flags.DEFINE_integer(
+        "sentences", None, "Largest number of sentences of each part.", lower_bound=1
+    )
+    flags.DEFINE_string("out", "", "CSV file for all numbers.")
+    flags.DEFINE_string("raw", "", "Write the text of the part train to this file and stop.")
     app.start(main)

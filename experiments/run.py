@@ -2,10 +2,10 @@
 
     python -m experiments.run --config=experiments/configs/byte_lm.py:wide --workdir=runs/one
 
-Every field of the config is a flag (--config.model.num_layers=8). The same command again goes on
-where a killed run stopped, with the numbers that it would have had; with more --config.train.steps
-it makes the runs longer, where the schedule allows. Each seed of train.seeds is a run in
-WORKDIR/runs. On many hosts start it on each with --distributed.
+Every field of the config is a flag (--config.model.num_layers=8). Repeat the command to resume a
+killed run; its numbers are those of a run without a stop. With more --config.train.steps it trains
+finished runs for longer, if the schedule allows it. Each seed of train.seeds is a run in
+WORKDIR/runs. On many hosts start the command on each, with --distributed.
 """
 
 import sys
@@ -30,10 +30,10 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "model_parallel",
         1,
-        "Devices that compute one model together, each its own heads and hidden units.",
+        "Devices that compute one model together: each a share of heads and FFN units.",
         lower_bound=1,
     )
-    flags.DEFINE_bool("shard_state", False, "Share parameters and optimizer between devices.")
+    flags.DEFINE_bool("shard_state", False, "Shard parameters and optimizer state over devices.")
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Text from a model: python -m experiments.sample --workdir=runs/one --text="def main("
+"""Generates text: python -m experiments.sample --workdir=runs/one --text="def main("
 
---workdir is a run, or the folder of experiments.run, at its newest checkpoint; --path a folder with
-config.json, safetensors and tokenizer.json of a published model. It goes on with --text, or writes
-what follows --source where it is an encoder-decoder, token by token, up to the model's own end of a
-text. --temperature=0 takes the likeliest token at every place, --top_k and --top_p draw among the
-likelier ones.
+--workdir is a run or the folder of experiments.run, at its newest checkpoint; --path is a folder
+with config.json, safetensors and tokenizer.json of a published model. The model continues --text;
+an encoder-decoder writes the target of --source. It writes token by token until its end token or
+--new_tokens. --temperature=0 always takes the most probable token; --top_k and --top_p sample among
+the most probable ones.
 """
 
 import itertools
@@ -27,12 +27,14 @@ def main() -> None:
     """Prints the prompt with what follows it, once or --count times."""
     given = flags.FLAGS
     if bool(given.workdir) == bool(given.path):
-        raise ValueError("which model? type --workdir=RUN for a run, or --path=FOLDER")
+        raise ValueError("no model; give --workdir=RUN, or --path=FOLDER of a published model")
     if given.seed is not None and not given.workdir:
-        raise ValueError("--seed is for --workdir; a folder holds one model")
+        raise ValueError(
+            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
+        )
     asked = Prompt(given.text, given.tokens, given.source, given.source_tokens)
     if not any(asked):
-        raise ValueError('what shall it go on with? give --text="...", or --tokens=1,2,3')
+        raise ValueError('no text to continue; give --text="..." or --tokens=1,2,3')
     opened = open_run(Path(given.workdir), given.seed) if given.workdir else None
     opened = opened or open_folder(Path(given.path))
     drawn = {n: getattr(given, n) for n in ("temperature", "top_k", "top_p", "draw")}
@@ -111,15 +113,21 @@ def _until(row: list[int], ends: tuple[int, ...]) -> list[int]:
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "The folder of a run.")
     flags.DEFINE_string("path", None, "A folder of a published model.")
-    flags.DEFINE_integer("seed", None, "Which seed of the run; the first if not given.")
+    flags.DEFINE_integer("seed", None, "Seed of the run; the first if left out.")
     flags.DEFINE_string("text", "", "The prompt, which the model continues.")
     flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
-    flags.DEFINE_string("source", "", "What the encoder of an encoder-decoder reads.")
+    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
     flags.DEFINE_string("source_tokens", "", "The same as numbers.")
-    flags.DEFINE_integer("new_tokens", 100, "How many to write, as far as they fit.", lower_bound=1)
-    flags.DEFINE_float("temperature", 0.8, "0: always the likeliest.", lower_bound=0.0)
-    flags.DEFINE_integer("top_k", None, "Draw among so many of the likeliest.", lower_bound=1)
-    flags.DEFINE_float("top_p", None, "Draw among the likeliest, down to this sum.")
-    flags.DEFINE_integer("draw", 0, "The key of the draws.")
-    flags.DEFINE_integer("count", 1, "How many texts.", lower_bound=1)
+    flags.DEFINE_integer(
+        "new_tokens", 100, "Number of tokens to write, as far as max_len allows.", lower_bound=1
+    )
+    flags.DEFINE_float("temperature", 0.8, "0: always the most probable token.", lower_bound=0.0)
+    flags.DEFINE_integer(
+        "top_k", None, "Sample among so many of the most probable tokens.", lower_bound=1
+    )
+    flags.DEFINE_float(
+        "top_p", None, "Sample among the most probable tokens up to this total probability."
+    )
+    flags.DEFINE_integer("draw", 0, "Random seed of the samples.")
+    flags.DEFINE_integer("count", 1, "Number of texts.", lower_bound=1)
     app.start(main)

@@ -3,12 +3,12 @@
     python -m experiments.study --config=experiments/configs/head_width.py \
         --data=DATA --rows=docs/results/head_width/runs.csv --workdir=WORK
 
-Runs whose rows are in --rows are skipped; a run that was stopped goes on from its checkpoint in
---workdir. SIGTERM saves and ends with exit code 75. --status prints how far the study is, --pages
-writes its tables, --analysis the registered analysis.
+Runs whose rows are in --rows are skipped; a stopped run continues from its checkpoint in --workdir.
+SIGTERM saves and ends with exit code 75. --status prints how many runs are done, --pages writes the
+tables, --analysis writes the registered analysis.
 
-On one GPU, with learning rates from the rows of stages 0 and 1 (--measure=20 times 20 steps, prints
-what the whole takes, and ends):
+On one GPU, with learning rates from the rows of stages 0 and 1 (--measure=20 only times 20 steps
+and prints an estimate for the whole study):
 
     python -m experiments.study --config=experiments/configs/head_width.py:gpu --data=DATA \
         --rows=gpu_runs.csv --workdir=WORK [--measure=20]
@@ -36,22 +36,22 @@ from attnlab.lab.head_width.tuning_pages import write_pages
 from attnlab.models import flops_per_token
 
 CONFIG = config_flags.DEFINE_config_file("config", "experiments/configs/head_width.py")
-DATA = flags.DEFINE_string("data", "../shared/data", "folder of the texts")
-ROWS = flags.DEFINE_string("rows", None, "CSV file of finished runs", required=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "folder of unfinished runs")
-JOBS = flags.DEFINE_integer("jobs", 2, "worker processes, one thread each", lower_bound=1)
-ACCEPT = flags.DEFINE_list("accept_commit", [], "other commits whose rows may stand beside ours")
-STATUS = flags.DEFINE_bool("status", False, "print how far the study is, and end")
-PAGES = flags.DEFINE_string("pages", None, "write the pages of --rows to this folder, and end")
+DATA = flags.DEFINE_string("data", "../shared/data", "Folder of the texts.")
+ROWS = flags.DEFINE_string("rows", None, "CSV file of finished runs.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of unfinished runs.")
+JOBS = flags.DEFINE_integer("jobs", 2, "Worker processes, one thread each.", lower_bound=1)
+ACCEPT = flags.DEFINE_list("accept_commit", [], "Other commits whose rows may be in --rows.")
+STATUS = flags.DEFINE_bool("status", False, "Only print how many runs are done.")
+PAGES = flags.DEFINE_string("pages", None, "Only write the tables of --rows to this folder.")
 ANALYSIS = flags.DEFINE_string(
-    "analysis", None, "write analysis.md, its table and its figures to this folder, and end"
+    "analysis", None, "Only write analysis.md, its table and its figures to this folder."
 )
 
 TUNED = flags.DEFINE_string(
-    "tuned", "docs/results/head_width/runs.csv", "with :gpu: rows whose learning rates are used"
+    "tuned", "docs/results/head_width/runs.csv", "With :gpu: rows whose learning rates are used."
 )
 MEASURE = flags.DEFINE_integer(
-    "measure", 0, "with :gpu: time so many steps, print what the whole takes, and end"
+    "measure", 0, "With :gpu: only time so many steps and print an estimate for the study."
 )
 
 AGAIN = 75
@@ -102,7 +102,7 @@ def status(stages: Sequence[int], rows: Sequence[Row], jobs: int) -> list[str]:
             f"stage {stage} ({title}): {len(done)}/{total} runs, {hours:.2f} core-hours spent, "
             f"{left:.2f} to go"
         )
-    lines.append(f"{left_hours / jobs:.1f} hours to go on {jobs} cores, without other work")
+    lines.append(f"{left_hours / jobs:.1f} hours to go with {jobs} free cores")
     return lines
 
 
@@ -184,7 +184,7 @@ def main(argv: Sequence[str]) -> None:
     check_origin(rows, [place.commit, *ACCEPT.value], digests)
     for stage in stages:
         if not run_stage(stage, place, path, JOBS.value):
-            say("stopped; the same command goes on")
+            say("stopped; repeat the command to resume")
             sys.exit(AGAIN)
     say("done")
 

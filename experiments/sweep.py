@@ -8,20 +8,21 @@ The variants are those of the config file (`variants`), or all combinations of -
     python -m experiments.sweep --config=experiments/configs/byte_lm.py --workdir=runs/layouts \
         --vary=model.heads.layout=standard,wide --vary=model.sharing=separate --seeds=0,1,2
 
-The same command again skips the runs that are complete, goes on with the others and renews the
-report. Runs go side by side, in as many processes as there are cores (or GPUs) for, or --jobs.
---launcher=slurm submits them as an array of SLURM jobs, --slurm="--time=4:00:00" are its options;
---print_only writes the specs and prints the command of a worker, to start elsewhere as often as you
-like, and what an H100 would need. See docs/howto/running.md.
+Repeat the command to resume: complete runs are skipped, the others continue, and the report is
+written again. Runs are computed in parallel, in --jobs processes; left out, as many as the cores
+(or GPUs) allow. --launcher=slurm submits them as an array of SLURM jobs with the options of
+--slurm="--time=4:00:00". --print_only writes the specs and prints an estimate for an H100 and the
+command of a worker, which you may start on other machines as often as you like. See
+docs/howto/running.md.
 
---max_seeds=20 adds seeds to comparisons that are not significant, until they are, or more seeds
-could not make them so. --margin=0.01 is the equivalence margin. --tune=7 first tries so many
-learning rates of each variant, with a seed of its own on the validation part of the data, and more
-where the best is at an end; --tune_from=runs/first takes those that another sweep of the same
-variants chose, or those of a table (docs/results/heads_and_sharing.csv). With
-match.budget=seconds the FFN of each variant is solved for equal seconds of a step, which are
-measured before the first run and kept; --calibrate_only measures and stops. --sizes=3 trains every
-variant at three sizes, each twice as wide as the one before (--sizes_by=depth: as deep).
+--max_seeds=20 adds seeds to undecided comparisons, until they are decided or more seeds could not
+decide them. --margin=0.01 is the equivalence margin. --tune=7 first tries seven learning rates for
+each variant (more if the best one is at an end), with a separate seed, on the validation part.
+--tune_from=runs/first takes the rates of another sweep of the same variants, or of a table
+(docs/results/heads_and_sharing.csv). With match.budget=seconds the FFN width of each variant is
+chosen for equal seconds per step, measured before the first run and stored; --calibrate_only
+measures and stops. --sizes=3 trains every variant at three sizes, each twice as wide as the one
+before (--sizes_by=depth: twice as deep).
 """
 
 import sys
@@ -41,20 +42,43 @@ _FLAGS = flags.FLAGS
 def define_flags() -> None:
     """The flags of the command."""
     app.define_run()
-    flags.DEFINE_multi_string("vary", [], "FIELD=VALUE,VALUE,... in place of the file's variants.")
+    flags.DEFINE_multi_string(
+        "vary", [], "FIELD=VALUE,VALUE,...: variants in place of those of the config file."
+    )
     flags.DEFINE_list("seeds", [], "Seeds of each variant; left out: train.seeds of the config.")
-    flags.DEFINE_integer("jobs", None, "Processes; left out: as many as fit.", lower_bound=1)
-    flags.DEFINE_enum("busy", "wait", ["wait", "skip"], "What to do with runs of other processes.")
-    flags.DEFINE_integer("max_seeds", 0, "Add seeds up to so many of a variant.", lower_bound=0)
+    flags.DEFINE_integer(
+        "jobs",
+        None,
+        "Number of processes; left out: as many as cores or GPUs allow.",
+        lower_bound=1,
+    )
+    flags.DEFINE_enum(
+        "busy",
+        "wait",
+        ["wait", "skip"],
+        "Wait for runs that another process computes, or skip them.",
+    )
+    flags.DEFINE_integer(
+        "max_seeds",
+        0,
+        "Add seeds to undecided comparisons, up to so many per variant.",
+        lower_bound=0,
+    )
     flags.DEFINE_float("margin", 0.0, "Equivalence margin, in the unit of the scores.", 0.0)
-    flags.DEFINE_integer("tune", 0, "Learning rates of each variant to choose from.", lower_bound=0)
-    flags.DEFINE_string("tune_from", "", "A sweep whose learning rates are taken, or a table.")
-    flags.DEFINE_list("sizes", [], "So many sizes, 1, 2, 4, ...; or these: 1,1.5,2.")
-    flags.DEFINE_enum("sizes_by", "width", list(FIELDS), "What a size multiplies.")
+    flags.DEFINE_integer(
+        "tune", 0, "Number of learning rates to try for each variant; 0: no tuning.", lower_bound=0
+    )
+    flags.DEFINE_string(
+        "tune_from", "", "A tuned sweep or a CSV table to take learning rates from."
+    )
+    flags.DEFINE_list(
+        "sizes", [], "Number of sizes (factors 1, 2, 4, ...), or the factors: 1,1.5,2."
+    )
+    flags.DEFINE_enum("sizes_by", "width", list(FIELDS), "Multiply the width or the depth.")
     flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "Where the runs are computed.")
     flags.DEFINE_string("slurm", "", "Options of sbatch, in one string.")
-    flags.DEFINE_bool("calibrate_only", False, "Measure equal seconds, if need be, and stop.")
-    flags.DEFINE_bool("print_only", False, "Write the specs (and the SLURM script) and stop.")
+    flags.DEFINE_bool("calibrate_only", False, "Only measure what match.budget=seconds needs.")
+    flags.DEFINE_bool("print_only", False, "Only write the specs (and the SLURM script).")
 
 
 def main() -> None:

@@ -4,9 +4,9 @@
     python -m experiments.view --path=FOLDER --text="The cat sat" --out=heads.html
 
 --workdir is a run, --path a folder with config.json, safetensors and tokenizer.json of a published
-model. Two of them stand side by side; so do one and its fresh start with --fresh. Without a text a
-run shows a row that is held out. An encoder-decoder reads --source and writes --text. Open the file
-in any browser: nothing is loaded from anywhere.
+model. Two models are shown side by side, with --fresh one model and itself before training. Without
+--text a run shows a held-out row of its data. For an encoder-decoder --source is the text of the
+encoder and --text that of the decoder. The file opens in any browser and loads nothing else.
 """
 
 import dataclasses
@@ -27,17 +27,19 @@ def main() -> None:
     runs, folders = given.workdir or [], given.path or []
     if not runs and not folders:
         raise ValueError(
-            "which model? type --workdir=RUN for a run, or --path=FOLDER for a published model "
-            "(twice, or one of each, for two side by side)"
+            "no model; give --workdir=RUN, or --path=FOLDER of a published model (two of them are "
+            "shown side by side)"
         )
     if len(runs) + len(folders) + given.fresh > 2:
-        raise ValueError("two models stand side by side, no more: leave one out, or --fresh")
+        raise ValueError("at most two models can be shown; leave one out, or leave out --fresh")
     if given.seed is not None and not runs:
-        raise ValueError("--seed is for --workdir; a folder holds one model")
+        raise ValueError(
+            "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
+        )
     if out.exists() and not given.overwrite:
-        raise ValueError(f"{out} is there already; add --overwrite, or name another --out")
+        raise ValueError(f"{out} exists already; add --overwrite, or name another file with --out")
     if not out.parent.is_dir():
-        raise ValueError(f"there is no folder {out.parent} for --out")
+        raise ValueError(f"no folder {out.parent} for --out")
     asked = Prompt(given.text, given.tokens, given.source, given.source_tokens)
     models = [open_run(Path(run), given.seed) for run in runs]
     models += [open_folder(Path(folder)) for folder in folders]
@@ -76,14 +78,16 @@ def _begun(opened: LoadedModel, inputs: dict) -> LoadedModel:
 if __name__ == "__main__":
     flags.DEFINE_multi_string("workdir", None, "The folder of one run; may be given twice.")
     flags.DEFINE_multi_string("path", None, "A folder of a published model; may be given twice.")
-    flags.DEFINE_integer("seed", None, "Which seed of the runs; the first if not given.")
-    flags.DEFINE_bool("fresh", False, "Beside it the same model before it was trained.")
-    flags.DEFINE_string("text", "", "What the model reads; a run's held-out row if left out.")
+    flags.DEFINE_integer("seed", None, "Seed of the runs; the first if left out.")
+    flags.DEFINE_bool("fresh", False, "Also show the same model before training.")
+    flags.DEFINE_string(
+        "text", "", "Text that the model reads; left out: a held-out row of the run."
+    )
     flags.DEFINE_string("tokens", "", "The same as numbers: 1,2,3.")
-    flags.DEFINE_string("source", "", "What the encoder of an encoder-decoder reads.")
+    flags.DEFINE_string("source", "", "Text of the encoder of an encoder-decoder.")
     flags.DEFINE_string("source_tokens", "", "The same as numbers.")
-    flags.DEFINE_bool("ablation", True, "Run the model once without each head, and tell the loss.")
+    flags.DEFINE_bool("ablation", True, "Also run the model without each head and show the loss.")
     flags.DEFINE_string("title", "", "The title of the page.")
     flags.DEFINE_string("out", None, "The file to write.", required=True)
-    flags.DEFINE_bool("overwrite", False, "Write --out though it is there.")
+    flags.DEFINE_bool("overwrite", False, "Replace --out if it exists.")
     app.start(main)

@@ -14,7 +14,7 @@ def read_bytes(path: Path) -> bytes:
       ValueError: the file cannot be read.
     """
     if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"no file {path}")
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data

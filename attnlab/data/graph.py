@@ -72,7 +72,7 @@ class Nodes:
         nodes = len(self.graph.labels)
         if length != nodes:
             raise ValueError(
-                f"a row is the whole graph: set train.length and model.max_len to its {nodes} "
+                f"one row is the whole graph; set train.length and model.max_len to its {nodes} "
                 f"nodes, not {length}"
             )
         return shapes_of(_scored(self.graph, "train", 0))
@@ -185,12 +185,14 @@ def _read_features(content: _Table) -> np.ndarray:
         if len(row) != size + 2:
             raise ValueError(
                 f"{content.path}:{number}: {len(row)} columns, the first line has {size + 2}; "
-                "write id, features and class apart by tabs"
+                "separate id, features and class by tabs"
             )
         try:
             features[number - 1] = row[1:-1]
         except ValueError as error:
-            raise ValueError(f"{content.path}:{number}: a feature is no number ({error})") from None
+            raise ValueError(
+                f"{content.path}:{number}: a feature is not a number ({error})"
+            ) from None
     return features
 
 
@@ -261,5 +263,5 @@ def _number_names(names: list[str], path: Path) -> dict[str, int]:
 
 def _columns(fields: list[str], count: int, path: Path, number: int) -> list[str]:
     if len(fields) != count:
-        raise ValueError(f"{path}:{number}: {len(fields)} columns, not {count} apart by tabs")
+        raise ValueError(f"{path}:{number}: {len(fields)} columns, not {count} separated by tabs")
     return fields

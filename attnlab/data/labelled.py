@@ -127,7 +127,7 @@ def read_labelled(path: Path) -> list[LabelledText]:
     whole = path.is_dir() or path.suffix == ".zip"
     found = _from_tree(_files(path), path) if whole else _from_lines(path)
     if len({text.label for text in found}) < 2:
-        raise ValueError(f"{path}: fewer than two classes; there is nothing to tell apart")
+        raise ValueError(f"{path}: fewer than two classes; give texts of at least two")
     for split in SPLITS:
         if not any(text.split == split for text in found):
             raise ValueError(f"{path}: no text falls into the split {split!r}; give more texts")
@@ -188,7 +188,7 @@ def _from_lines(path: Path) -> list[LabelledText]:
 
 def _text(text: str, label: str, where: object) -> LabelledText:
     if not text.strip():
-        raise ValueError(f"{where}: the text is empty; drop it")
+        raise ValueError(f"{where}: the text is empty; remove the line")
     fold = FOLD.match(where.name) if isinstance(where, Path) else None
     number = 9 - int(fold[1]) if fold else bucket(text, 10)
     return LabelledText(text.strip(), label, ("test", "valid", "train")[min(number, 2)])

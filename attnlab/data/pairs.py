@@ -137,7 +137,7 @@ def read_pairs(source: Path, target: Path) -> list[Pair]:
     for path, lines in sides.items():
         for number, line in enumerate(lines, 1):
             if not line.strip():
-                raise ValueError(f"{path}:{number}: the line is empty; drop it from both files")
+                raise ValueError(f"{path}:{number}: the line is empty; remove it from both files")
     return [Pair(*both) for both in zip(ours, theirs, strict=True)]
 
 

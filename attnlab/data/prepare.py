@@ -83,7 +83,7 @@ def prepare(
       ValueError: `out` is already prepared, there is no text, or a text is not UTF-8.
     """
     if (out / INDEX).exists():
-        raise ValueError(f"{out} is already prepared; delete it, or give another folder")
+        raise ValueError(f"{out} exists and is prepared already; delete it, or name another folder")
     if not 0 <= plan.heldout < 1:
         raise ValueError(f"heldout must be a share below 1, not {plan.heldout}")
     roots = [(file, root) for root in paths for file in _files(root)]

@@ -73,7 +73,7 @@ class Text:
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise ValueError(
-                f"data.validation {self.validation} is a share of the training text: less than 1"
+                f"data.validation {self.validation} must be a share of the training text below 1"
             )
 
     def check_path(self) -> None:

@@ -84,7 +84,9 @@ class TokenFile(NamedTuple):
         width = np.dtype(self.dtype).itemsize
         content = os.pread(handle, len(out) * width, self.offset + start * width)
         if len(content) != len(out) * width:
-            raise ValueError(f"{self.path} has become shorter")
+            raise ValueError(
+                f"{self.path} is shorter than at the start of the run; restore the whole file"
+            )
         out[:] = np.frombuffer(content, self.dtype)
 
 
@@ -281,7 +283,9 @@ class TokenFiles:
         paths = sorted(path.iterdir()) if path.is_dir() else [path]
         paths = [p for p in paths if p.suffix in (".bin", ".npy")]
         if not paths:
-            raise ValueError(f"{path} holds no .bin or .npy file of token ids")
+            raise ValueError(
+                f"{path} has no .bin or .npy file of token ids; write some with experiments.prepare"
+            )
         files = [_token_file(p, self.dtype) for p in paths]
         held = [p.name.startswith(HELDOUT_NAMES) and path.is_dir() for p in paths]
         return [[f for f, h in zip(files, held, strict=True) if h == part] for part in (0, 1)]

@@ -82,7 +82,9 @@ class Farthest:
     def shapes(self, length: int) -> BatchShapes:
         """Features and answers; raises ValueError for fewer than 3 points."""
         if length < 3:
-            raise ValueError(f"of {length} points no other is farthest; raise train.length to 3")
+            raise ValueError(
+                f"{length} points have no farthest one; set train.length to at least 3"
+            )
         return _shapes(length, self.dimensions, self.dimensions)
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:
@@ -140,7 +142,9 @@ class Maxima:
     def shapes(self, length: int) -> BatchShapes:
         """Features and answers; raises ValueError for fewer than 2 vectors beside the query."""
         if length < 3:
-            raise ValueError(f"train.length {length} leaves no 2 vectors to choose from; raise it")
+            raise ValueError(
+                f"train.length {length} leaves fewer than 2 vectors to choose from; raise it"
+            )
         return _shapes(length, self.dimensions + 2, 1)
 
     def load(self, length: int, folder: Path | None = None) -> Dataset:

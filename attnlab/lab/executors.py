@@ -54,7 +54,7 @@ class InProcess:
         """Runs all. Raises Stopped after a signal."""
         use_threads(read_threads(workdir))
         if work(workdir, self.options) == STOPPED:
-            raise Stopped("stopped; the state is saved, and the same call goes on")
+            raise Stopped("stopped; the state is saved; repeat the call to resume")
 
     def running(self) -> bool:
         """False: `start` has done all."""
@@ -151,7 +151,9 @@ class LocalExecutor:
         self._workdir, self._skip, self._stopping = workdir, [], False
         if _has_tpu():
             if (self.jobs or 1) > 1:
-                raise ValueError(f"a TPU belongs to one process: jobs=1, not {self.jobs}")
+                raise ValueError(
+                    f"a TPU can be used by one process only; set jobs=1, not {self.jobs}"
+                )
             self._resources = Resources(1, None, cores(), [])
         else:
             threads = self.threads or read_threads(workdir)

@@ -74,7 +74,7 @@ class Experiment:
         if self.head_init != HeadInit():
             if self.start:
                 raise ValueError(
-                    f"head_init is of new parameters; leave it out, or start={self.start!r}"
+                    f"head_init is for new parameters; leave out either it or start={self.start!r}"
                 )
             init_function(self.model, self.head_init)
 

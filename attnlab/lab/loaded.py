@@ -86,7 +86,9 @@ def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
       ValueError: there is no run, or it cannot read.
     """
     if not runs.is_run(folder):
-        raise ValueError(f"{folder} holds no run; give the --workdir of one run, or a --path")
+        raise ValueError(
+            f"{folder} holds no run; give --workdir=RUN, or --path=FOLDER of a published model"
+        )
     found = runs.read_run(folder, None if seed is None else [seed])
     [(seed, params)] = found.params.items()
     if (folder / runs.SPECS).is_file():
@@ -229,7 +231,7 @@ def open_folder(folder: Path) -> LoadedModel:
 
     def read(prompt: Prompt) -> ModelInput:
         if not any(prompt):
-            raise ValueError('what shall it read? give --text="...", or --tokens=1,2,3')
+            raise ValueError('no text; give --text="..." or --tokens=1,2,3')
         encode: Callable[[str], Sequence[int]] | None = None
         piece: Callable[[int], str] = str
         if prompt.text or prompt.source or (folder / FILE).is_file():
@@ -317,11 +319,11 @@ def _ids(
         try:
             return [int(t) for t in tokens.split(",")]
         except ValueError:
-            raise ValueError(f"--{flags[1]}={tokens} must be numbers, as 1,2,3") from None
+            raise ValueError(f"--{flags[1]}={tokens} must be numbers such as 1,2,3") from None
     assert encode is not None
     found = [*starts, *encode(text)]
     if not found or (name == "source" and not text):
-        raise ValueError(f"--{flags[0]} holds no token; give a text")
+        raise ValueError(f"--{flags[0]} has no token; give at least one word")
     return found
 
 
@@ -329,8 +331,8 @@ def _check_length(config: ModelConfig, lengths: dict[str, int]) -> None:
     for name, length in lengths.items():
         if length > config.max_len:
             raise ValueError(
-                f"{name}: {length} tokens are more than the {config.max_len} that this model reads "
-                "(its max_len); give a shorter text"
+                f"{name}: {length} tokens are more than max_len {config.max_len} of this model; "
+                "give a shorter text"
             )
         if length > LONGEST:
             raise ValueError(

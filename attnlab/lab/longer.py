@@ -61,10 +61,10 @@ def extend(folder: Path, record: dict[str, Any], config: TrainConfig) -> str:
     if (steps and steps[0] > common) or (ended and not steps):
         first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
         raise ValueError(
-            f"{folder} cannot go on from {before.steps} to {config.steps} steps: with "
+            f"{folder} cannot be continued from {before.steps} to {config.steps} steps: with "
             f"train.schedule={config.schedule!r} the learning rates of the two differ after step "
             f"{common}, and {first}; use another --workdir (the schedules constant and "
-            "warmup_stable_decay can go on)"
+            "warmup_stable_decay can be continued)"
         )
     _keep(folder, before.steps)
     for step in steps:

@@ -37,10 +37,10 @@ def parse_sizes(words: Sequence[str]) -> list[float]:
         ) from None
     if len(found) == 1:
         if not found[0].is_integer() or found[0] < 2:
-            raise ValueError(f"--sizes={words[0]}: give at least 2 sizes; 3 say more")
+            raise ValueError(f"--sizes={words[0]}: give at least 2 sizes, better 3")
         return [2.0**k for k in range(int(found[0]))]
     if found[0] <= 0 or sorted(set(found)) != found:
-        raise ValueError(f"--sizes={','.join(words)}: sizes must be above zero and grow")
+        raise ValueError(f"--sizes={','.join(words)}: sizes must be positive and increasing")
     return found
 
 

@@ -48,7 +48,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.tune and self.rates_from:
-            raise ValueError("--tune chooses learning rates, --tune_from takes them; leave one out")
+            raise ValueError(
+                "--tune chooses learning rates and --tune_from reads chosen ones; leave one out"
+            )
         if self.tune:
             tuning_specs(self.specs, self.tune)
             for spec in self.specs:
@@ -127,7 +129,7 @@ def with_known_rates(specs: Sequence[RunSpec], source: Path) -> list[RunSpec]:
     """
     if source.is_dir():
         if not (source / TUNING / SPECS).exists():
-            raise ValueError(f"no learning rate was chosen in {source}; a sweep with --tune does")
+            raise ValueError(f"{source} has no chosen learning rates; run its sweep with --tune")
         rates = best_rates(load_results(source / TUNING))
     elif source.is_file():
         rates = _rates_of_table(specs, source)

@@ -231,7 +231,7 @@ def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> l
       ValueError: fewer than 3 rates.
     """
     if count < 3:
-        raise ValueError(f"--tune={count}: a parabola needs at least 3 learning rates")
+        raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
     seed = tuning_seed([spec.seed for spec in specs], most_seeds)
     first: dict[tuple[tuple[str, Tag], ...], RunSpec] = {}
     for spec in specs:

@@ -477,7 +477,7 @@ def _held(folder: Path) -> Iterator[None]:
         ours = {lock.FILE, FILE, "error.txt", "tokenizer.json"}
         if others := sorted(p.name for p in folder.iterdir() if p.name not in ours):
             raise ValueError(
-                f"{folder} is not empty and is no run of attnlab (it holds "
+                f"{folder} is not empty and holds no run of attnlab (it holds "
                 f"{', '.join(others[:3])}); use an empty or new --workdir"
             )
     with lock.hold(folder):

@@ -88,9 +88,8 @@ def equal_seconds(
     if not path.exists():
         if not measures:
             raise ValueError(
-                f"match.budget=seconds: {path} is missing, which says how wide the FFN of each "
-                "variant is; give this command --calibrate_only on a machine like those that will "
-                "run the sweep"
+                f"match.budget=seconds: {path}, with the FFN width of each variant, is missing; "
+                "run this command with --calibrate_only on a machine like those that will train"
             )
         workdir.mkdir(parents=True, exist_ok=True)
         threads = threads or read_threads(workdir) or max(1, len(cores()) // len(specs))
@@ -101,7 +100,7 @@ def equal_seconds(
                 write_atomic(path, json.dumps({"variants": asked} | found, indent=1).encode())
     kept = json.loads(path.read_text(encoding="utf-8"))
     if kept["variants"] != json.loads(json.dumps(asked)):
-        raise ValueError(f"{path} is of other variants or configs; use another --workdir")
+        raise ValueError(f"{path} belongs to other variants or configs; use another --workdir")
     return [_with_width(spec, kept["found"][_variant(spec)]) for spec in specs]
 
 

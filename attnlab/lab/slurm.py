@@ -143,7 +143,7 @@ class SlurmExecutor:
         self._workdir = workdir = workdir.absolute()
         if self.mode != "write" and not shutil.which("sbatch"):
             raise ValueError(
-                "there is no sbatch on this machine; start this on a login node of the cluster, or "
+                "no sbatch on this machine; run this on a login node of the cluster, or "
                 "write the script with --print_only and submit it there"
             )
         if self.threads:
@@ -162,10 +162,9 @@ class SlurmExecutor:
                 done = f"submit them with: sbatch {shlex.quote(str(workdir / SCRIPT))}"
         if self.mode != "wait":
             raise Queued(
-                f"{count} runs in {workdir} are left: {done}. Every node must find that folder, "
-                "and the one that this command was started in, under the same names. When the "
-                "queue is empty, the same command goes on with what is not complete, or ends with "
-                "the report"
+                f"{count} runs in {workdir} are left: {done}. Every node must see this folder and "
+                "the current folder under the same paths. When the queue is empty, repeat the "
+                "command: it submits what is not complete, or writes the report"
             )
 
     def _submit(self, script: Path) -> str:
@@ -201,12 +200,12 @@ def _check_options(options: str) -> None:
         raise ValueError(f"--slurm={options!r}: {error}") from None
     if "\n" in options or (words and not words[0].startswith("-")):
         raise ValueError(
-            f"--slurm={options!r} is no line of options; give it as to sbatch: "
+            f"--slurm={options!r} is not a list of options; write it as for sbatch: "
             '--slurm="--partition=gpu --time=4:00:00"'
         )
     if taken := OURS & {word.partition("=")[0] for word in words}:
         raise ValueError(
-            f"--slurm: {taken.pop()} is what this command makes; --jobs=N is the number of workers"
+            f"--slurm: {taken.pop()} is set by this command; use --jobs=N for the number of workers"
         )
 
 

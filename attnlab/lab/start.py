@@ -121,7 +121,7 @@ def check_start(model: ModelConfig, folder: str) -> None:
         outer = Path(before).parent
         found = sorted(outer.glob(f"{Path(before).name}*{after}")) if outer.is_dir() else []
         if not found:
-            raise ValueError(f"there is no folder {folder} for any seed")
+            raise ValueError(f"no folder {folder} of any seed")
         folder = str(found[0])
     if runs.is_run(folder):
         stored = runs.read_run(folder, ()).config

@@ -46,7 +46,7 @@ def sweep(
 ) -> Results:
     """Runs all specs and returns their results; runs that have one are not run again.
 
-    Stopped or killed at any moment, the same call goes on with what is left.
+    To resume after a stop or a kill, repeat the call: only what is left is computed.
 
     Args:
       specs: what to run.
@@ -157,8 +157,8 @@ def _compute(left: Sequence[RunSpec], workdir: Path, executor: Executor, progres
                     executor.stop()
                     done = len(left) - len(_left(left, workdir))
                     raise Stopped(
-                        f"stopped; {done} of {len(left)} runs are complete, the same call goes on "
-                        "with the others"
+                        f"stopped; {done} of {len(left)} runs are complete; repeat the call to "
+                        "resume"
                     )
         except Queued:  # the workers are not this process's to stop
             raise

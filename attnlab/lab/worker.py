@@ -20,7 +20,7 @@ from attnlab.training.interrupts import Stopped
 
 ERROR = "error.txt"
 STOPPED = 75
-"""Exit code after a signal: the same command goes on (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code after a signal: repeat the command (EX_TEMPFAIL of sysexits.h)."""
 
 
 def work(

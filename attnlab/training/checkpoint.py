@@ -119,9 +119,9 @@ def check_run(config: TrainConfig, identity: dict[str, Any], notes: dict[str, An
     common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
     if steps != config.steps and step > common:
         raise WrongCheckpoint(
-            f"the checkpoint is step {step} of {steps}, whose learning rates are those of "
-            f"{config.steps} steps for {common} steps alone under {config.schedule!r}; give the "
-            "run another folder, or go on under constant or warmup_stable_decay"
+            f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule!r} a "
+            f"run of {config.steps} steps has the same learning rates only up to step {common}; "
+            "give the run another folder (constant and warmup_stable_decay can be continued)"
         )
     if notes.get("source", identity["source"]) != identity["source"]:
         raise WrongCheckpoint(

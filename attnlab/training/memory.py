@@ -47,8 +47,8 @@ def check_fits(needed: StepMemory, available: int | None) -> str:
     if needed.peak > available:
         raise ValueError(
             f"{report}, and has {format_bytes(available)}: raise train.accumulate or lower "
-            "train.batch_size, set model.remat, train fewer seeds at once, or cut the weights with "
-            "--model_parallel and --shard_state"
+            "train.batch_size, set model.compute.remat, train fewer seeds at once, or shard the "
+            "weights with --model_parallel and --shard_state"
         )
     return f"{report}; it has {format_bytes(available)}"
 

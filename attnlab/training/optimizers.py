@@ -293,7 +293,7 @@ def frozen_mask(pattern: str, params: Params) -> PyTree:
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named[0]]
     matches = [re.search(pattern, path) is not None for path in paths]
     if not any(matches):
-        raise ValueError(f"frozen={pattern!r} is none of the weights {', '.join(paths)}")
+        raise ValueError(f"frozen={pattern!r} matches none of the weights {', '.join(paths)}")
     return jax.tree.unflatten(named[1], matches)
 
 

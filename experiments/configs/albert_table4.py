@@ -12,11 +12,10 @@ widths of the embedding. And the table that the paper describes in one sentence 
 The wide embedding ends at 4.41 to 4.46 bits per masked byte, the narrow one at 4.50 to 4.72 with a
 spread of 0.1 to 0.2 over seeds: some seeds have not left the frequencies of the bytes (4.76) yet.
 On average more groups are better (1: 4.72, 2: 4.67, 3: 4.64, 4: 4.64, 6: 4.50, 12: 4.56), but no
-row differs from “not-shared” by more than seeds do; for that raise --config.train.steps.
+row differs significantly from “not-shared”; to resolve that, raise --config.train.steps.
 
-Presets after the colon: see `experiments/published.py`. Without words: ALBERT-base with the paper's
-sizes, steps, batch and optimizer (LAMB).
-"""
+Presets after the colon: see `experiments/published.py`. Without a preset: ALBERT-base with the
+paper's sizes, steps, batch and optimizer (LAMB)."""
 
 import dataclasses
 

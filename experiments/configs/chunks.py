@@ -1,28 +1,29 @@
-r"""Why did wide heads look better than chunks? Three causes, each with its size.
+r"""Why did wide heads look better than narrow ones? Three causes, each with its size.
 
     python -m experiments.sweep --config=experiments/configs/chunks.py --workdir=runs/chunks
 
 Bloem's blog (2019 to 2021) says that heads that read all of x give better results than heads that
-read a chunk of it each. The code beside it (github.com/pbloem/former, SelfAttentionNarrow) had
-(a) one projection for the chunks of all heads, (b) scores divided by sqrt(width) where
-sqrt(width / heads) is right, so sqrt(heads) times too small, (c) far fewer parameters. Here each
-is undone alone and all together, beside standard heads, which read all of x and are as wide as a
-chunk. Equal parameters: the feed-forward part makes up what wide heads have more.
+each read a slice of it. The code of the blog (github.com/pbloem/former, SelfAttentionNarrow) had
+(a) one projection for all heads, (b) scores divided by sqrt(width) where sqrt(width / heads) is
+right, so sqrt(heads) times too small, (c) far fewer parameters. Here each cause is removed alone
+and all together, and compared with standard heads, which read all of x and are as wide as a slice.
+Equal parameters: a wider FFN makes up for the parameters that wide heads have more.
 
-Measured, three seeds, 20 minutes on 2 busy CPU cores, bits per byte: his code 2.996; alone as many
-parameters 2.917, maps of their own 2.956, the right scale 2.972; all three 2.834; wide heads 2.659,
-standard heads with as many parameters 2.647. So at this one rate what costs is to read a chunk. At
-rates of their own (`tuned`) his code has 2.704, as many parameters 2.613, wide heads 2.578.
+Measured, three seeds, 20 minutes on 2 busy CPU cores, bits per byte: his code 2.996; with as many
+parameters 2.917, with a projection for each head 2.956, with the right scale 2.972; with all three
+2.834; wide heads 2.659, standard heads with as many parameters 2.647. So at this one learning rate
+it is reading a slice that costs. With tuned rates (`tuned`) his code has 2.704, with as many
+parameters 2.613, wide heads 2.578.
 
 Presets after the colon: those of byte_lm.py (`tiny`), `tuned` (the seven variants that are
 compared, with a validation part, and rates from 0.003 to 0.012 to begin with: 0.003 alone suits
-chunks least),
+narrow heads least),
 
     python -m experiments.sweep --tune_from=docs/results/known_answers/chunks_tuned.csv \
         --config=experiments/configs/chunks.py:tuned --workdir=runs/chunks_tuned
 
-and `reviews` (the class of a review in place of the next byte, as `former` asks too; then those of
-reviews.py, and only the seven variants compared, which leaves the training as long as there),
+and `reviews` (the class of a review in place of the next byte, the other task of `former`; then the
+presets of reviews.py, and only the seven variants that are compared),
 
     python -m experiments.sweep --config=experiments/configs/chunks.py:reviews \
         --config.data.path=PATH/sentence_polarity.zip --workdir=runs/chunks_reviews

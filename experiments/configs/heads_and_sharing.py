@@ -1,4 +1,4 @@
-r"""Wide, standard or narrow heads, each layer its own weights or all layers one set: which is best?
+r"""Wide, standard or narrow heads, separate or shared layers: which predicts text best?
 
     python -m experiments.sweep --config=experiments/configs/heads_and_sharing.py \
         --workdir=runs/first
@@ -6,40 +6,40 @@ r"""Wide, standard or narrow heads, each layer its own weights or all layers one
 2 slow CPU cores: 7 minutes for 3 layouts x 2 plans x 3 seeds; about 2.7 (wide, separate) to 3.2
 bits per byte (narrow, albert) on the Python 3.11 standard library.
 
-Choose some of them by `--vary=model.heads.layout=standard,wide --vary=model.sharing=separate`.
+To train only some of them: `--vary=model.heads.layout=standard,wide --vary=model.sharing=separate`.
 
-Presets after the colon: `match=parameters`, `match=flops` or `match=seconds` (every variant gets
-the ffn.width that brings it to the budget of standard heads with separate layers; seconds of a step
-are measured before the first run, see docs/explanation/equal_budgets.md), `match=cache` (the number
-of heads that does: what decoding keeps, one wide head for four others), `scores` (every variant
-again with scores divided by H, the width of a head, in place of sqrt(H): Yang et al. 2022, arXiv
-2203.03466), `lr` (three learning rates of each variant), `study` (a plan between the two, and a
-validation part to choose learning rates by), `confirm` (standard and wide heads alone, so that
-their mean over plans is the one question; with seeds that were never looked at), and those of
-byte_lm.py (`tiny`, `masked`, ...). The study itself is, for each budget and each text,
+Presets after the colon: `match=parameters`, `match=flops` or `match=seconds` (the ffn.width of
+every variant is chosen such that it has the budget of standard heads with separate layers; seconds
+per step are measured before the first run, see docs/explanation/equal_budgets.md), `match=cache`
+(the number of heads is chosen for an equal decoding cache: one wide head for four others), `scores`
+(every variant also with scores divided by H, the width of a head, in place of sqrt(H): Yang et al.
+2022, arXiv 2203.03466), `lr` (three learning rates of each variant), `study` (a third plan, and a
+validation part to choose learning rates), `confirm` (only standard and wide heads, so that their
+mean over plans is the single comparison; to be run with new seeds), and those of byte_lm.py
+(`tiny`, `masked`, ...). The study itself is, for each budget and each text,
 
     python -m experiments.sweep --tune=5 --max_seeds=12 --margin=0.01 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters \
         --config.data.path=TEXT --workdir=runs/study
 
-With `--tune_from=runs/study` in place of --tune another text or budget takes the rates found there,
-with `--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
+For another text or budget, `--tune_from=runs/study` in place of --tune uses the rates found there,
+`--tune_from=docs/results/heads_and_sharing.csv` those of the published study.
 
 `scale=gpu` is the same model 2.75 times as wide, with 4 times as long texts: 10.1 million
-parameters a variant under match=parameters, products in bfloat16, 10 seeds, 8.2 million bytes a
-seed. On one GPU, for each of three texts (without `data.path` Python's standard library),
-each in a folder of its own,
+parameters per variant under match=parameters, products in bfloat16, 10 seeds, 8.2 million bytes per
+seed. On one GPU, for each of three texts (without `data.path` Python's standard library), each in
+its own folder,
 
     python -m experiments.sweep --tune=5 --jobs=2 \
         --config=experiments/configs/heads_and_sharing.py:study,match=parameters,scale=gpu \
         --config.data.path=TEXT --workdir=runs/gpu
 
-Ctrl-C, a signal or a kill stops it; the same command goes on. Not run yet. Estimated (--print_only,
-which runs nothing): 27.6 minutes, since the three are 4.9e17 FLOPs and 30 % of the 989 TFLOP/s of
-an H100 in bfloat16 (dense) is assumed. That counts 3 forward passes a token and all keys, 9
-variants of 10 seeds, and one seed at 5 rates each. It leaves out evaluation (4 % more), rates
-beyond the 5 where the best is at an end, and the time in which processes start and compile. The FFN
-widths that match=parameters solves are no multiples of 8, which the units of a GPU like less.
+Ctrl-C, a signal or a kill stops it; repeat the command to resume. It was not run yet. The estimate
+is 27.6 minutes (--print_only, which runs nothing): the three texts are 4.9e17 FLOPs, at an assumed
+30 % of the 989 TFLOP/s of an H100 in bfloat16 (dense). It counts 3 forward passes per token and all
+keys, 9 variants of 10 seeds, and one seed at 5 rates each. It leaves out evaluation (4 % more),
+further rates if the best one is at an end, and the time to start processes and to compile. The FFN
+widths of match=parameters are no multiples of 8, which is slower on a GPU.
 """
 
 import itertools
@@ -71,7 +71,7 @@ SCALES = {
 }
 """Word behind `scale=` -> fields."""
 OWN_WORDS = ("lr", "study", "scores", "confirm")
-QUESTION = "Wide, standard or narrow heads, layers apart or shared: which predicts best?"
+QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
 BUDGETS = ("parameters", "flops", "seconds", "cache")
 
 

@@ -1,17 +1,18 @@
-r"""More heads: do they help, or do they make each too narrow to say where to look?
+r"""Do more heads help, or does each become too small to choose what to attend to?
 
     python -m experiments.sweep --config=experiments/configs/low_rank.py --workdir=runs/low_rank
 
-Bhojanapalli et al. 2020 (arXiv 2002.07028): with H = D / N, as usual, every head added makes all
-heads narrower, and a head of width H has scores of rank H at most. Past some number more heads
-hurt; with a width of their own they go on helping, and a narrower model with such heads beats a
-wider one without (its figure 1). `experiments/rank_bound.py` has the theorem alone, without a model
-or training. Arms: 2, 8 and 32 heads, once H = 64 / N, once H = 16, which costs parameters; and a
-model 48 wide with 8 heads of 16, smaller in all than 64 wide with H = 64 / N.
+Bhojanapalli et al. 2020 (arXiv 2002.07028): with H = D / N, as usual, every added head makes all
+heads smaller, and the scores of a head of width H have rank H at most. Beyond some number more
+heads hurt. With a fixed width of heads more heads keep helping, and a narrower model with such
+heads is better than a wider one without (its figure 1). `experiments/rank_bound.py` shows the
+theorem alone, without a model or training. Variants: 2, 8 and 32 heads with H = 64 / N and with H =
+16, which costs parameters; and a model 48 wide with 8 heads of 16, which is smaller than the one of
+64 with H = 64 / N.
 
-Seen (3 seeds, one rate, 13 minutes on 2 busy cores): heads D / N wide get worse from 2 on, heads 16
-wide go on getting better, and the narrower model loses: one order of four is not the paper's
-(`docs/results/known_answers.md`).
+Measured (3 seeds, one learning rate, 13 minutes on 2 busy cores): with H = D / N the loss gets
+worse from 2 heads on, with H = 16 it gets better, and the narrower model is worse: one order of
+four is not that of the paper (`docs/results/known_answers.md`).
 
 Presets after the colon: those of byte_lm.py (`tiny`, ...).
 """

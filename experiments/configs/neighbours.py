@@ -3,14 +3,14 @@ r"""Does a paper need to choose among its neighbours, or is their mean enough? A
     python -m experiments.sweep --config=experiments/configs/neighbours.py \
         --config.data.path=PATH/cora --workdir=runs/neighbours
 
-Cora (see cora.py). Attention over the edges; the same function with the edges as a dense mask,
-which costs as if every paper looked at every other, so one seed and 40 steps of both; all
-neighbours alike (scores of 0); and no neighbours at all. Velickovic et al. 2018 (arXiv 1710.10903)
-print 83.0 % for attention over the edges, 81.5 % for a fixed mean of them and 55.1 % for a network
-that sees the words alone, each with a network of its own.
+Cora (see cora.py). The variants: attention over the edges; the same function with the edges as a
+dense mask, which costs as much as attention between all pairs of papers and therefore has one seed
+and 40 steps; equal weights for all neighbours (scores of 0); and no neighbours. Velickovic et al.
+2018 (arXiv 1710.10903) print 83.0 % for attention over the edges, 81.5 % for a fixed mean of the
+neighbours and 55.1 % for the words alone, with three different networks.
 
 Measured, three seeds, 3.7 minutes on 2 CPU cores: 77.5 % over the edges, 77.4 by the mean, 53.1
-without neighbours; a dense mask is right where the edges are.
+without neighbours; the dense mask gives the same answers as the edges.
 
 Presets after the colon: those of cora.py (`citeseer`, `tiny`).
 """

@@ -1,15 +1,15 @@
-r"""Can many narrow heads do what one full-rank head does? Not finding the farthest of some points.
+r"""Can many small heads do what one full-rank head does? Not in finding the farthest point.
 
     python -m experiments.sweep --config=experiments/configs/one_wide_beats_many_narrow.py \
         --workdir=runs/rank
 
-Of points on a sphere, and for each of them, a layer of attention says the one that is farthest from
-it (Amsel, Yehudai and Bruna, ICLR 2025, arXiv 2407.16153). One head of full rank does it: scores of
-a large negative multiple of x_i . x_j. A head of a quarter of the dimensions sees the points
-through a projection of that rank, and no number of such heads makes up for it, unless it is
-exponential in the dimensions. No positions, no causal mask; a vector stands in the place of a word,
-and a vector is the answer. The model is twice as wide as the points: at their own width one seed of
-three does not find the one full-rank head either.
+Given points on a sphere, a layer of attention must return for each point the one that is farthest
+from it (Amsel, Yehudai and Bruna, ICLR 2025, arXiv 2407.16153). One head of full rank solves this:
+its scores are a large negative multiple of x_i . x_j. A head with a quarter of the dimensions reads
+the points through a projection of that rank, and no number of such heads makes up for it, unless it
+is exponential in the dimensions. No positions, no causal mask; inputs and targets are vectors in
+place of tokens. The model is twice as wide as the points, because at their width one seed of three
+does not find the full-rank head.
 
 Measured, three seeds, 5.5 minutes of one CPU core: one full-rank head leaves 1.69 to 1.72 % of the
 variance, 8 heads of a quarter of the dimensions (as many parameters) 53.4 to 53.7 %, 128 of them
@@ -28,8 +28,8 @@ from experiments.configs import byte_lm
 from experiments.expect import expect
 
 SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
-"""Word -> dimensions of the points, width of a narrow head, and how many times the parameters of
-one full-rank head the most narrow heads have."""
+"""Preset -> dimensions of the points, width of a small head, and how many times the parameters of
+one full-rank head the largest number of small heads has."""
 
 
 def sized(dimensions: int) -> dict[str, Any]:
@@ -69,16 +69,16 @@ VARIANTS = {
     "tiny": {"data.heldout_rows": 32} | byte_lm.SHORTEST,
 }
 description = lab.Description(
-    question="Can many narrow heads do what one full-rank head does?",
+    question="Can many small heads do what one full-rank head does?",
     source="Amsel, Yehudai and Bruna, ICLR 2025 (arXiv 2407.16153): a theorem, and its direction",
     expectations=(
         expect("one full-rank head", "at most", 10,
                "one full-rank head leaves {mean:.2f} % of the variance"),
-        expect("narrow heads, equal parameters", "at least", 4,
-               "narrow heads of as many parameters leave {ratio:.0f} times as much",
+        expect("small heads, equal parameters", "at least", 4,
+               "small heads with as many parameters leave {ratio:.0f} times as much",
                over="one full-rank head"),
-        expect("many more narrow heads", "at least", 4,
-               "many more of them {ratio:.0f} times as much",
+        expect("many more small heads", "at least", 4,
+               "many more small heads leave {ratio:.0f} times as much",
                over="one full-rank head"),
     ),
 )  # fmt: skip
@@ -90,15 +90,15 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """One full-rank head, narrow ones of as many and many more parameters, a control."""
+    """One full-rank head, small heads with as many and with many more parameters, a control."""
     words = [word for word in preset.split(",") if word in SIZES]
-    dimensions, narrow, times = SIZES[words[-1] if words else ""]
-    heads = 2 * dimensions // narrow
-    one: dict[str, Any] = {"model.heads.head_dim": narrow}
+    dimensions, small, times = SIZES[words[-1] if words else ""]
+    heads = 2 * dimensions // small
+    one: dict[str, Any] = {"model.heads.head_dim": small}
     equal = one | {"model.heads.num_heads": heads}
     return [
         lab.Variant({}, "one full-rank head"),
-        lab.Variant(equal, "narrow heads, equal parameters"),
-        lab.Variant(one | {"model.heads.num_heads": times * heads}, "many more narrow heads"),
-        lab.Variant(equal | {"model.ffn.width": 16 * dimensions}, "narrow heads, feed-forward"),
+        lab.Variant(equal, "small heads, equal parameters"),
+        lab.Variant(one | {"model.heads.num_heads": times * heads}, "many more small heads"),
+        lab.Variant(equal | {"model.ffn.width": 16 * dimensions}, "small heads, FFN"),
     ]

@@ -4,18 +4,17 @@ r"""Does training in bfloat16 cost anything? The same run in both, layout by lay
         --workdir=runs/precision
 
 With `dtype=bfloat16` products and activations are in bfloat16; parameters, moments of the
-optimizer, statistics of norms, softmax and loss stay in float32. Both arms of a layout start from
-the same weights and read the same batches, so a seed's two losses are a pair.
+optimizer, statistics of norms, softmax and loss stay in float32. Both variants of a layout start
+from the same weights and read the same batches, so the two losses of a seed are a pair.
 
     python -m experiments.sweep --config=experiments/configs/precision.py:small \
         --workdir=runs/precision_small
 
-asks it of every layout.
+does the same for every layout.
 
-Presets after the colon: layouts (none: all of them), `small` (half the layers, half their inner
-width, texts half as long, a quarter of them), `tiny`. A CPU gains no speed by bfloat16; what an
-accelerator gains is not measured.
-"""
+Presets after the colon: layouts (none: all of them), `small` (half the layers, half the FFN width,
+texts half as long, a quarter of the batch), `tiny`. bfloat16 is not faster on a CPU; on
+accelerators it was not timed."""
 
 from ml_collections import ConfigDict
 

@@ -1,15 +1,15 @@
-r"""What do published weights become when trained on under another plan of sharing?
+r"""How do published weights train further under another sharing plan?
 
     python -m experiments.run --config=experiments/configs/pretrained.py:FOLDER \
         --config.model.sharing=attention_only --config.train.steps=20 --workdir=runs/one
 
 FOLDER, after the colon, holds config.json and safetensors (see `attnlab.pretrained`). The model is
-the folder's, every field of it a flag; what would need other weights is refused. The task is the
-first for its kind of model. The text is read by the folder's tokenizer.json, losses are bits per
-byte as ever. Without that file, or where the model has no number left for the symbols of the task
-(a mask, say), it is read byte by byte, ids below 256 of the vocabulary: the losses then say how
-weights take to a change, not what the model knew of words. 20 steps of a tiny ALBERT: seconds. See
-docs/howto/checkpoints.md.
+that of the folder, and each of its fields is a flag; a value that needs other weights raises an
+error. The task is the first one for its kind of model. The text is tokenized by the folder's
+tokenizer.json, and losses are bits per byte. Without that file, or if the vocabulary has no id left
+for the symbols of the task (a mask, for example), the text is read as bytes, ids 0 to 255: the
+losses then show how the weights respond to a change, not what the model knew about words. 20 steps
+of a tiny ALBERT take seconds. See docs/howto/checkpoints.md.
 """
 
 from pathlib import Path

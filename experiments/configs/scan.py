@@ -1,17 +1,16 @@
-r"""Does a model that writes actions for commands follow commands that it never saw?
+r"""Does a model that translates commands into actions generalise to unseen commands?
 
     python -m experiments.run --config=experiments/configs/scan.py \
         --config.data.path=PATH/scan --workdir=runs/scan
 
 SCAN (Lake and Baroni 2018, arXiv 1711.00350): "jump twice" -> "I_JUMP I_JUMP", here as a dataset of
-random access, read through grain: `Commands` has a length and items by number, and nothing else. A
-twentieth of the training commands is for validation. Who answers with the actions of the nearest
-training command is right for 2.7 % of the simple split, and for none of the others. Measured on the
-simple split, one seed, 3 minutes on 2 CPU cores: 97.0 % of the commands.
+random access, read through grain: `Commands` only has a length and integer indexing. A twentieth of
+the training commands is for validation. The baseline, the actions of the nearest training command,
+is right for 2.7 % of the simple split and for none of the others. Measured on the simple split, one
+seed, 3 minutes on 2 CPU cores: 97.0 % of the commands.
 
-Words after the colon: `length` (the outputs of the test are longer than any in training) or `jump`
-(a verb of which training has the word alone) for the split, a layout, a plan, `tiny`.
-"""
+Presets after the colon: `length` (the outputs of the test are longer than all in training) or
+`jump` (a verb that training has only as a single word) for the split, a layout, a plan, `tiny`."""
 
 import functools
 from collections import Counter

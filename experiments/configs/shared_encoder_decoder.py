@@ -1,19 +1,19 @@
-r"""May an encoder and a decoder be one set of weights? T5's question on a task that fits here.
+r"""Can an encoder and a decoder share one set of weights? T5's question on a small task.
 
     python -m experiments.sweep --config=experiments/configs/shared_encoder_decoder.py \
         --config.data.path=PATH/multi30k --workdir=runs/stacks
 
 English to German on Multi30k (see translation.py). Raffel et al. 2020 (arXiv 1910.10683), Table 2:
-an encoder and a decoder that share all their weights score almost as two of their own (82.81
-against 83.28 on GLUE, half the parameters), and better than two of half the depth (80.88, half the
-parameters too). Here two layers each, two layers shared by both, and one layer each; the decoder's
-cross-attention is its own. And T5Gemma 2's question (arXiv 2512.14856): with `cross="merged"` one
-set of maps and one softmax of the decoder read both texts; and both at once, where no matrix is the
-decoder's alone.
+an encoder and a decoder that share all weights score nearly as well as separate ones (82.81 against
+83.28 on GLUE, with half the parameters), and better than two of half the depth (80.88, also half
+the parameters). The variants here: two layers each, two layers shared by both, and one layer each;
+the decoder always has its own cross-attention. And T5Gemma 2's question (arXiv 2512.14856): with
+`cross="merged"` one set of projections and one softmax of the decoder read both texts; and both
+together, where the decoder has no weights of its own.
 
-Half as wide as translation.py and 400 steps long, so that three seeds fit. Measured, 11.3 minutes
-on 2 CPU cores, bits per target byte: two of their own 1.504, half the depth 1.505, merged attention
-1.526, one for both 1.543, both at once 1.552.
+Half as wide as translation.py and 400 steps long, so that three seeds are affordable. Measured,
+11.3 minutes on 2 CPU cores, bits per target byte: separate stacks 1.504, half the depth 1.505,
+merged attention 1.526, one stack for both 1.543, both together 1.552.
 
 Presets after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
 """

@@ -1,29 +1,26 @@
-r"""Does an encoder need weights of its own, or can it read the decoder's? Does depth?
+r"""Does an encoder need its own weights, or can it use the decoder's? And how much depth?
 
     python -m experiments.sweep --config=experiments/configs/t5_table2.py:tiny --workdir=runs/t5
 
 Table 2 of T5 (Raffel et al. 2020, arXiv 1910.10683), its denoising rows: an encoder and a decoder,
-the same sharing their weights, and the same with half the layers. `language_model` instead runs the
+the same with shared weights, and the same with half the layers. `language_model` instead runs the
 row of the decoder alone that predicts the next byte (the paper's objective "LM"): another task, so
 another sweep; its loss cannot be compared with the others'.
 
-`tiny`, 2 CPU cores that had much other work: 24 minutes for 3 rows x 3 seeds. 3.29 (both, each its
-own), 3.31 (shared) and 3.29 (half depth) bits per target token, each ± 0.01: in 300 steps 41 % of
-the parameters (shared) or half of them (half depth) are saved at no price that seeds could tell.
+`tiny`, 2 CPU cores with much other work: 24 minutes for 3 rows x 3 seeds. 3.29 (separate), 3.31
+(shared) and 3.29 (half depth) bits per target token, each ± 0.01: in 300 steps 41 % of the
+parameters (shared) or half of them (half depth) are saved without a significant loss.
 The language model: 3.20 ± 0.01 bits per byte, in 2.3 minutes of CPU time.
 
-Not said here: the prefix LM (a decoder that reads its first part in both directions: attnlab has
-no such mask), and the rows that pair encoder-decoders with the LM objective or decoders with
-denoising.
+Left out: the prefix LM (a decoder that reads its first part in both directions; attnlab has no such
+mask), and the rows of encoder-decoders with the LM objective and of decoders with denoising.
 
-T5's scores are not divided by sqrt(d_k), its logits are by sqrt(d), and its initial weights make
-up for both. Here the divisions are the other way round, which gives the same functions, so that
-attnlab's initial weights are T5's (but for the table of relative positions: 1/sqrt(h), T5's is
-1/sqrt(d)).
+T5 does not divide scores by sqrt(d_k), divides logits by sqrt(d), and chooses its initial weights
+accordingly. Here scores are divided and logits are not, which gives the same functions with the
+initial weights of attnlab (except for the table of relative positions: 1/sqrt(h), in T5 1/sqrt(d)).
 
-Presets after the colon: `language_model`, and those of `experiments/published.py`. Without:
-T5 base.
-"""
+Presets after the colon: `language_model`, and those of `experiments/published.py`. Without a
+preset: T5 base."""
 
 import dataclasses
 

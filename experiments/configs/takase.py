@@ -1,4 +1,4 @@
-r"""At an equal number of parameters, in which order do more layers best take turns?
+r"""At an equal number of parameters, in which order should more layers share weights?
 
     python -m experiments.sweep --config=experiments/configs/takase.py:tiny --workdir=runs/takase
 
@@ -8,11 +8,11 @@ vanilla Transformer and a universal one (M = 1) that is as large because it is w
 
 `tiny` (M = 2; N = 2, 4, 6), 2 CPU cores that had other work too: 9.4 minutes (7.7 of CPU time) for
 9 rows x 3 seeds. Bits per target token, each ± 0.01 to 0.02: vanilla 3.44, N=12 (here 4) 3.48, N=18
-(here 6) 3.50 to 3.51, big 3.43, universal 3.35. That one is not matched in size at this scale: its
-one wide set is as large as four narrow ones. 200 steps pay for width and not yet for depth; the
-three orders cannot be told apart.
+(here 6) 3.50 to 3.51, big 3.43, universal 3.35 (not matched in size at this scale: its one wide set
+is as large as four of the others). In 200 steps more width helps and more depth does not yet; the
+three orders do not differ significantly.
 
-Presets after the colon: see `experiments/published.py`. Without words: the paper's sizes, with
+Presets after the colon: see `experiments/published.py`. Without a preset: the paper's sizes, with
 32,768 symbols.
 """
 

@@ -1,22 +1,21 @@
-r"""Which tokens predict a text best: its bytes, or pairs of bytes that were learnt from it?
+r"""Which tokens predict a text best: its bytes, or byte pairs (BPE) that were learnt from it?
 
     python -m experiments.run --config=experiments/configs/token_lm.py:bpe:4096 --workdir=runs/bpe
     python -m experiments.sweep --config=experiments/configs/token_lm.py --workdir=runs/tokens
 
-Losses are bits per byte of one and the same held-out text, so the arms can be compared. Measured
+Losses are bits per byte of the same held-out text, so the variants can be compared. Measured
 with bpe:4096, three seeds, 7 minutes on one CPU core: 1.80 (1.80 to 1.81); gzip takes 1.89.
 
 Presets after the colon: `bpe:N` (N tokens, learnt from the training part and kept in the folder of
-the run) or `bytes`, and the words of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan). A
-tokenizer.json of your own:
+the run) or `bytes`, and the presets of byte_lm.py (`tiny`, `masked`, `seq2seq`, a layout, a plan).
+With your own tokenizer.json:
 
     python -m experiments.run --config=experiments/configs/token_lm.py \
         --config.data.tokenizer=PATH/tokenizer.json --config.model.vocab_size=50257 \
         --workdir=runs/own
 
-A row has as many tokens whatever they are, so with longer tokens it holds more text, and the model
-its table of more tokens: parameters stand beside every loss.
-"""
+A row has the same number of tokens for all tokenizers, so with longer tokens it holds more text,
+and the embedding is larger: the report prints parameters beside every loss."""
 
 from ml_collections import ConfigDict
 

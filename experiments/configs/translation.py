@@ -7,10 +7,10 @@ Multi30k (Elliott et al. 2016, arXiv 1605.00459): 29,000 captions of pictures, 1
 validation, 1,000 for the test. One vocabulary for both languages. A byte of the German test costs
 4.54 bits by its frequency and 2.56 under gzip; an n-gram model that does not see the English needs
 1.31 (Witten-Bell). Measured, one seed, 9 minutes on 2 CPU cores: 0.90 bits, and 50.5 chrF and 25.6
-BLEU for what greedy decoding writes.
+BLEU for greedy decoding.
 
 Presets after the colon: a layout, a plan, `reverse` (German to English), `bytes` (no subwords: rows
-of up to 256), `tiny`. `--config.task=transduction` leaves out what needs sacrebleu.
+of up to 256), `tiny`. `--config.task=transduction` leaves out the metrics that need sacrebleu.
 """
 
 from ml_collections import ConfigDict

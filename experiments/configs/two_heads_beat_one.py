@@ -1,22 +1,22 @@
-r"""Can one wide head do what two narrow heads do? Not on a graph with a cycle, however wide it is.
+r"""Can one wide head do what two small heads do? Not on a graph with a cycle, however wide it is.
 
     python -m experiments.sweep --config=experiments/configs/two_heads_beat_one.py \
         --workdir=runs/two
 
-The Endpoint Selection Problem (Tesfaye et al., ICLR 2026, openreview RRmPbbZsvl): of an arc (u, v),
-a selector and a query token a model says u or v. One causal layer of attention alone, with learnt
-positions, residual, layer norm and tied embeddings, has one head: on the complete digraph it is
-right in at most 75 % of the cases, whatever its width and precision (the proof is in
-`attnlab/training/sources/endpoints.py`); two heads are right in all. All cases are trained on and
-scored: what a model can say at all is asked.
+The Endpoint Selection Problem (Tesfaye et al., ICLR 2026, openreview RRmPbbZsvl): from an arc (u,
+v), a selector and a query token a model must return u or v. The model is one causal layer of
+attention alone, with learnt positions, residual connection, layer norm and tied embeddings. With
+one head it is right in at most 75 % of the cases on the complete digraph, for every width and
+precision (the proof is in `attnlab/data/endpoints.py`); with two heads it is right in all. All
+cases are trained on and scored, since the question is what a model can represent.
 
-The norms have no bias: the proof scales what attention writes, and a bias behind the last norm
-would not scale along.
+The norms have no bias: the proof scales the output of attention, and a bias after the last norm
+would not be scaled with it.
 
 Measured, five seeds, 2.5 minutes on 2 busy CPU cores: one head is right in 48.1 to 50.4 % of the
-cases (the paper trains 64.6 to 72.4 %), one 8 times as wide as the model in 49.4 to 53.1 %; two
-heads of a quarter of the width, one head without a cycle, and one with a feed-forward part in 100 %
-each.
+cases (the paper trains 64.6 to 72.4 %), one head 8 times as wide as the model in 49.4 to 53.1 %;
+two heads of a quarter of the width, one head on a graph without a cycle, and one head with an FFN
+in 100 % each.
 
 Presets after the colon: `tiny`.
 """
@@ -67,12 +67,12 @@ VARIANTS = {
 CHANGES: dict[str, dict[str, Any]] = {
     "one head": {},
     "one head 8 times as wide": {"model.heads.head_dim": 8 * WIDTH},
-    "two narrow heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},
+    "two small heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},
     "one head, no cycle": {"data.graph": "acyclic"},
-    "one head, feed-forward": {"model.ffn.width": 4 * WIDTH},
+    "one head, FFN": {"model.ffn.width": 4 * WIDTH},
 }
 description = lab.Description(
-    question="Can one wide head do what two narrow heads do?",
+    question="Can one wide head do what two small heads do?",
     source="Tesfaye et al., ICLR 2026 (openreview RRmPbbZsvl): a theorem, and its controls",
     expectations=(
         expect("one head", "at most", 75, "one head is right in {max:.1f} % of the cases at most"),
@@ -80,20 +80,20 @@ description = lab.Description(
             "one head 8 times as wide",
             "at most",
             75,
-            "one 8 times as wide as the model in {max:.1f} %",
+            "one head 8 times as wide as the model in {max:.1f} %",
         ),
-        expect("two narrow heads", "at least", 100, "two narrow ones in {min:.1f} % at least"),
+        expect("two small heads", "at least", 100, "two small heads in {min:.1f} % at least"),
         expect(
             "one head, no cycle",
             "at least",
             99,
-            "on a graph without a cycle one head does in {min:.1f} %",
+            "on a graph without a cycle one head is right in {min:.1f} %",
         ),
         expect(
-            "one head, feed-forward",
+            "one head, FFN",
             "at least",
             100,
-            "one head with a feed-forward part in {min:.1f} %",
+            "one head with an FFN in {min:.1f} %",
         ),
     ),
 )
@@ -105,5 +105,5 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
-    """One head, a wide one, two narrow ones, and both controls."""
+    """One head, a wide one, two small ones, and both controls."""
     return [lab.Variant(values, name) for name, values in CHANGES.items()]

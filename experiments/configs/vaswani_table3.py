@@ -8,12 +8,12 @@ at equal cost (A), the width of the keys (B), sizes (C), dropout and label smoot
 positions (E), big.
 
 `tiny`, 2 CPU cores that had much other work: 36 minutes for 20 rows x 3 seeds, 3.42 (C N=2) to 3.82
-(big) bits per target token, base 3.53 ± 0.01. In 200 steps the small, the shallow and the not
-regularised learn fastest (Spearman's rank correlation with the paper's perplexity: -0.20), heads
-and key widths (A, B) differ by at most 0.02 from the base, and after Holm's correction no row
-differs by more than seeds do.
+(big) bits per target token, base 3.53 ± 0.01. In 200 steps small, shallow and unregularised models
+learn fastest (Spearman's rank correlation with the paper's perplexity: -0.20), heads and key widths
+(A, B) differ by at most 0.02 from the base, and after Holm's correction no row differs
+significantly.
 
-Presets after the colon: see `experiments/published.py`. Without words: the paper's sizes, with
+Presets after the colon: see `experiments/published.py`. Without a preset: the paper's sizes, with
 37,000 symbols, steps and tokens per step.
 """
 

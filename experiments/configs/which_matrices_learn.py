@@ -1,21 +1,21 @@
-r"""Which matrices of attention must learn? Associative recall with some of them as they were drawn.
+r"""Which attention matrices must be trained? Associative recall with some of them frozen.
 
     python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py \
         --workdir=runs/frozen
 
-Frozen queries and keys still find and say what was said, a pattern that does not read the text
-cannot (arXiv 2506.01115, "MixiT": input-independent mixing fails at retrieval). Arms: all matrices
-learn; W_Q and W_K stay as they were drawn; W_V and W_O do; and a fixed random pattern, where scores
-are numbers of the distance alone, drawn and never trained, with all other matrices learning. The
-embedding, the feed-forward part and (but in the last arm) relative positions learn in every arm.
-Expected is the order, not a level.
+With frozen queries and keys a model still retrieves; with attention that does not depend on the
+text it cannot (arXiv 2506.01115, "MixiT": input-independent mixing fails at retrieval). Variants:
+all matrices are trained; W_Q and W_K keep their initial values; W_V and W_O do; and attention is a
+fixed random function of the distance (scores are drawn and never trained), with all other matrices
+trained. Embedding, FFN and (except in the last variant) relative positions are always trained. The
+paper gives the expected order, not a level.
 
-Measured, three seeds, 7 minutes on 2 busy CPU cores, 32 tokens, 4 pairs, 800 steps: all 99.98 to
-100 % right, Q and K frozen 100, V and O frozen 90.4 to 100, the fixed random pattern 26.3 to 27.0,
-where a guess among the values that were said is right in 25 %.
+Measured, three seeds, 7 minutes on 2 busy CPU cores, 32 tokens, 4 pairs, 800 steps: all trained
+99.98 to 100 % right, Q and K frozen 100, V and O frozen 90.4 to 100, the fixed random function 26.3
+to 27.0; a guess among the values of the text is right in 25 %.
 
-Presets after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`; and `text`, which asks the same of
-the next byte of a text (then the words of byte_lm.py),
+Presets after the colon: `paper` (8,192 tokens, 8 pairs), `tiny`; and `text`, which does the same
+for the next byte of a text (then also the presets of byte_lm.py),
 
     python -m experiments.sweep --config=experiments/configs/which_matrices_learn.py:text \
         --workdir=runs/frozen_text
@@ -47,7 +47,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 RECALL = lab.Description(
     question="Which matrices of attention must learn to find again what was said?",
-    source="arXiv 2506.01115, an order of arms and no level",
+    source="arXiv 2506.01115, an order of variants and no level",
     expectations=(
         expect("all learn", "at least", 90, "where all matrices learn {min:.1f} % are right"),
         expect("Q and K frozen", "at least", 2,
@@ -63,7 +63,7 @@ RECALL = lab.Description(
 
 BITS = lab.Description(
     question="Which matrices of attention must learn to predict the next byte?",
-    source="arXiv 2506.01115, an order of arms and no level",
+    source="arXiv 2506.01115, an order of variants and no level",
     expectations=(
         expect("Q and K frozen", "at least", 1.0,
                "with W_Q and W_K as they were drawn a byte takes {ratio:.3f} times the bits of "

@@ -36,7 +36,7 @@ PAIRS = {"a.en": "one\ntwo\n", "a.de": "eins\nzwei\n"}
     ("changes", "message"),
     [
         ({"a.de": "eins\n"}, r"a\.de:1: the file ends here, .*a\.en has 2 lines"),
-        ({"a.en": "one\n  \n"}, r"a\.en:2: the line is empty; drop it from both files"),
+        ({"a.en": "one\n  \n"}, r"a\.en:2: the line is empty; remove it from both files"),
         ({"a.de": b"eins\nzw\xe9i\n"}, r"a\.de:2: byte 0xe9 at column 3 is not UTF-8"),
         ({"a.de.gz": b"", "a.de": None}, r"a\.de\.gz:0: the file ends here"),
         ({"a.de": None}, r"there is no .*a\.de and no a\.de\.gz"),
@@ -177,7 +177,7 @@ def test_a_graph_holds_each_edge_both_ways_and_once(folder):
             "n1\t1\t0\t1\t0\t1\t0\ta",
             r"g\.content:3: node 'n1' stands in line 2 too",
         ),
-        ("g.content", 3, "n2\t1\t0\tx\t0\t1\t0\ta", r"g\.content:3: a feature is no number"),
+        ("g.content", 3, "n2\t1\t0\tx\t0\t1\t0\ta", r"g\.content:3: a feature is not a number"),
         ("g.cites", 2, "n1 n2", r"g\.cites:2: 1 columns, not 2"),
         ("split.tsv", 5, "3\tn3\ttrian", r"split\.tsv:5: part 'trian' is none of train, valid"),
         ("split.tsv", 5, "3\tn99\ttrain", r"split\.tsv:5: node 'n99' has no line in .*g\.content"),

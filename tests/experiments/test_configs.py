@@ -193,8 +193,8 @@ def test_learning_rates_and_chosen_rows():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("tinny", "unknown word 'tinny'; known: tiny, width/N"),
-        ("width/0", "unknown word 'width/0'"),
+        ("tinny", "unknown preset 'tinny'; known: tiny, width/N"),
+        ("width/0", "unknown preset 'width/0'"),
         ("width/3", "width/3: model.width 512 is not divisible by 3"),
         ("rows=F", "rows=F finds none; the rows are base, A h=1"),
     ],
@@ -209,7 +209,7 @@ def test_a_config_file_without_get_config(tmp_path):
     path.write_text("variants = []\n")
     done = command("experiments.sweep", f"--config={path}", f"--workdir={tmp_path}/run")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {path} has no get_config()"), done.stderr
+    assert done.stderr.startswith(f"error: {path} has no function get_config()"), done.stderr
 
 
 def test_two_variants_of_one_name():

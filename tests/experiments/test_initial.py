@@ -167,6 +167,6 @@ def test_export_refuses(tmp_path):
     folder = write(tmp_path / "albert")
     done = command("experiments.export", f"--path={folder}", f"--out={folder}")
     assert done.returncode == 1
-    assert "is there already; name a new folder" in done.stderr
+    assert "exists already; name a new folder" in done.stderr
     with pytest.raises(ValueError, match="holds no run with checkpoints"):
         attnlab.load_run(folder)

@@ -75,7 +75,7 @@ def test_two_stacks_add_up(share):
     unique, applied = (sum(int(r[i].replace(",", "")) for r in rows) for i in (-2, -1))
     assert (unique, applied) == (num_parameters(config), applied_parameters(config))
     assert "  cross      0 0 0" in text
-    assert ("one pool of sets" in text) == share
+    assert ("both stacks use the same parameter groups" in text) == share
 
 
 def test_a_published_folder(tmp_path):
@@ -91,7 +91,7 @@ def test_a_published_folder(tmp_path):
     assert f"at 1 texts of {config.max_len} tokens" in told.stdout
     neither = command("experiments.inspect_model")
     assert neither.returncode == 1
-    assert "give one of --config, --path and --workdir" in neither.stderr
+    assert "give exactly one of --config=FILE" in neither.stderr
 
 
 def test_the_chosen_order_and_backend_are_marked():

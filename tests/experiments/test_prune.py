@@ -20,9 +20,12 @@ def test_what_cannot_be_pruned_is_told(run, tmp_path):
     (tmp_path / "there").write_text("")
     for words, said in (
         (["--pressures=a"], "error: --pressures=a must be numbers"),
-        (["--pressures=-1"], "error: --pressures must be 0 or more"),
-        ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} is there already"),
-        (["--fresh", "--frozen"], "error: --frozen fresh weights would never learn"),
+        (["--pressures=-1"], "error: --pressures must be numbers of at least 0"),
+        ([f"--out={tmp_path / 'there'}"], f"error: {tmp_path / 'there'} exists already"),
+        (
+            ["--fresh", "--frozen"],
+            "error: with --frozen --fresh the initial weights would never be trained",
+        ),
     ):
         done = command("experiments.prune", f"--workdir={run[0]}", *words)
         assert done.returncode == 1

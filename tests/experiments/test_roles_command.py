@@ -48,7 +48,7 @@ def test_the_text_to_train_on(treebank, tmp_path):
     out = tmp_path / "raw.txt"
     roles.write_raw(treebank, out)
     assert out.read_text().splitlines() == [t.text for t in language.trees(0, 120)]
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="exists already"):
         roles.write_raw(treebank, out)
 
 
@@ -66,8 +66,8 @@ def test_what_the_table_says():
     assert lines[4].split()[-6:] == ["30.0", "-10.0", "(-15.0", "to", "-5.0)", "10.0"]
     assert "in 70 sentences, judged in 80 others; 6 more cannot be read whole" in told
     assert lines[-2:] == [
-        "seed 0: its best head beats what needs no grammar in 1 of 2 rows (det).",
-        "seed 0, fresh: no head beats what needs no grammar in any of 2 rows.",
+        "seed 0: its best head is better than both baselines in 1 of 2 rows (det).",
+        "seed 0, fresh: no head is better than both baselines in any of 2 rows.",
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_planted_head_in_a_run(run, treebank, tmp_path):
     assert "100.0*" in alone.stdout
     again = command("experiments.roles", *flags)
     assert again.returncode == 1
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
     few = command("experiments.roles", *flags[:2], "--sentences=5")
     assert "no relation has 100 words in both parts" in few.stderr
 
@@ -136,9 +136,9 @@ def test_a_planted_head_in_a_run(run, treebank, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "type --workdir=RUN for a run, or --path=FOLDER"),
-        (["--workdir=a", "--path=b"], "type --workdir=RUN for a run, or --path=FOLDER"),
-        (["--path=a", "--seed=1"], "--seed is for --workdir"),
+        ([], "give --workdir=RUN, or --path=FOLDER"),
+        (["--workdir=a", "--path=b"], "give --workdir=RUN, or --path=FOLDER"),
+        (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
     ],
 )

@@ -55,9 +55,9 @@ def test_a_folder_writes_words_or_numbers(folder, tmp_path):
 
 def test_what_is_no_command(run):
     for words, said in (
-        ([], "error: which model? type --workdir=RUN for a run, or --path=FOLDER"),
-        ([f"--workdir={run[0]}"], "error: what shall it go on with? give --text="),
-        ([f"--path={run[0]}", "--seed=4"], "error: --seed is for --workdir"),
+        ([], "error: no model; give --workdir=RUN, or --path=FOLDER"),
+        ([f"--workdir={run[0]}"], "error: no text to continue; give --text="),
+        ([f"--path={run[0]}", "--seed=4"], "error: --seed selects a seed of --workdir"),
     ):
         done = command("experiments.sample", *words)
         assert done.returncode == 1

@@ -193,7 +193,7 @@ def test_two_narrow_heads_are_right_in_every_case():
     tokens and places are coordinates of their own."""
     n, large = 5, 30.0
     found = experiments("two_heads_beat_one")
-    model = found["two narrow heads"].model
+    model = found["two small heads"].model
     heads = dataclasses.replace(model.heads, head_dim=1, value_dim=n, num_heads=2)
     model = dataclasses.replace(model, vocab_size=n + 3, width=n + 7, heads=heads)
     params = jax.tree.map(lambda a: np.zeros_like(a[0]), at_random(model, 1))
@@ -300,9 +300,9 @@ def test_sums_of_maxima_by_numpy():
     ("make", "length", "message"),
     [
         (lambda: data.Farthest(dimensions=1), 8, "data.dimensions must be at least 2, not 1"),
-        (data.Farthest, 2, "of 2 points no other is farthest; raise train.length to 3"),
+        (data.Farthest, 2, "2 points have no farthest one; set train.length to at least 3"),
         (lambda: data.Maxima(directions=5), 8, "5 orthonormal data.directions need as many"),
-        (data.Maxima, 2, "train.length 2 leaves no 2 vectors"),
+        (data.Maxima, 2, "train.length 2 leaves fewer than 2 vectors"),
         (lambda: data.Maxima(heldout_rows=0), 8, "data.heldout_rows must be at least 1"),
     ],
 )
@@ -342,7 +342,7 @@ def test_one_full_rank_head_finds_the_farthest():
 def test_frozen_weights_that_are_none_are_refused_before_any_work():
     config = byte_lm.get_config("tiny")
     config.train.frozen = "attention.w"
-    with pytest.raises(ValueError, match=r"='attention.w' is none of the weights embedding, "):
+    with pytest.raises(ValueError, match=r"='attention.w' matches none of the weights embedding, "):
         experiment_of(config)
     config.train.frozen = "q("
     with pytest.raises(ValueError, match="is no regular expression"):

@@ -175,7 +175,7 @@ def test_workers_to_start_elsewhere(tmp_path, text):
     [
         (["--config.model.sharing=albert"], "--config.model.sharing is what this sweep varies"),
         (["--slurm=--time=1"], "--slurm are options of sbatch; add --launcher=slurm"),
-        (["--tune=2"], "--tune=2: a parabola needs at least 3 learning rates"),
+        (["--tune=2"], "--tune=2: give at least 3 learning rates"),
         (["--tune=3"], "the data of standard-separate-seed0 have none"),
         (["--tune=3", "--tune_from=x"], "leave one out"),
         (["--calibrate_only"], "this config has another"),

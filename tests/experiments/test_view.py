@@ -109,7 +109,7 @@ def test_a_run_beside_a_folder(run, folder, tmp_path):
         assert np.abs(page.probs(i) - probs).max() < 1 / 500
     again = command("experiments.view", *words)
     assert again.returncode == 1
-    assert "is there already; add --overwrite" in again.stderr
+    assert "exists already; add --overwrite" in again.stderr
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
         (Prompt(text="a" * 25), "tokens: 25 tokens are more than the 24"),
         (Prompt(tokens="3,256"), "256 is no token of this model, which has 0 to 255"),
         (Prompt(tokens="3,-1"), "-1 is no token"),
-        (Prompt(tokens="3;4"), "must be numbers, as 1,2,3"),
+        (Prompt(tokens="3;4"), "must be numbers such as 1,2,3"),
         (Prompt(text="a", tokens="3"), "--text or --tokens, not both"),
         (Prompt(source="a"), "a decoder reads one text"),
     ],
@@ -193,7 +193,7 @@ def test_what_a_run_cannot_read(run, asked, said):
 
 def test_what_a_folder_cannot_read(folder, tmp_path):
     opened = loaded.open_folder(folder[0])
-    with pytest.raises(ValueError, match="what shall it read"):
+    with pytest.raises(ValueError, match="no text; give --text="):
         opened.read(Prompt())
     assert opened.read(Prompt(tokens="2,4")).written["tokens"] == ["cat", "<4>"]
     assert opened.read(Prompt(text="the cat")).inputs["tokens"].tolist() == [[1, 2]]
@@ -211,9 +211,9 @@ def test_what_a_folder_cannot_read(folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "type --workdir=RUN for a run, or --path=FOLDER"),
-        (["--workdir=a", "--path=b", "--fresh"], "two models stand side by side"),
-        (["--path=a", "--seed=1"], "--seed is for --workdir"),
+        ([], "give --workdir=RUN, or --path=FOLDER"),
+        (["--workdir=a", "--path=b", "--fresh"], "at most two models can be shown"),
+        (["--path=a", "--seed=1"], "--seed selects a seed of --workdir"),
         (["--workdir=nothing-here"], "nothing-here holds no run"),
     ],
 )

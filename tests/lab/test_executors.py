@@ -129,7 +129,7 @@ def test_workers_save_and_end_with_their_sweep(base, tmp_path, number):
         process.send_signal(number)
         said = process.communicate(timeout=120)[1].decode()
     if number != signal.SIGKILL:
-        assert "0 of 1 runs are complete, the same call goes on" in said
+        assert "0 of 1 runs are complete; repeat the call to resume" in said
     until = time.monotonic() + 120
     while lock.holder(folder):
         assert time.monotonic() < until

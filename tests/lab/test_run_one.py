@@ -170,7 +170,7 @@ def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
     with pytest.raises(ValueError, match=r"model\.ffn\.width=40 \(there 12\)"):
         wider.check_start()
     moved = dataclasses.replace(base, start=f"{tmp_path}/missing{{seed}}")
-    with pytest.raises(ValueError, match=r"no folder .* for any seed"):
+    with pytest.raises(ValueError, match=r"no folder .* of any seed"):
         moved.check_start()
 
 

@@ -93,10 +93,10 @@ def test_an_array_is_no_larger_than_the_cluster_allows(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("partition=gpu", "is no line of options"),
+        ("partition=gpu", "is not a list of options"),
         ("--a='", "No closing quotation"),
-        ("--array=1-4", "--array is what this command makes"),
-        ("-a 3", "-a is what this command makes"),
+        ("--array=1-4", "--array is set by this command"),
+        ("-a 3", "-a is set by this command"),
     ],
 )
 def test_options_that_are_none(options, message):
@@ -112,7 +112,7 @@ def test_a_refusal_is_passed_on(cluster, tmp_path):
 
 def test_no_sbatch(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ValueError, match="there is no sbatch on this machine"):
+    with pytest.raises(ValueError, match="no sbatch on this machine"):
         lab.SlurmExecutor().start(tmp_path, 3)
 
 

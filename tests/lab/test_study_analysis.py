@@ -39,7 +39,7 @@ def test_a_complete_study_fills_every_blank(simulated, tmp_path):
     text = (tmp_path / "analysis.md").read_text()
     sentence = next(line for line in text.splitlines() if line.startswith("> "))
     assert "not run yet" not in sentence
-    assert "stage 7 (P1, second look) lacks 32 runs" in text
+    assert "Stage 7 (P1, second look) lacks 32 runs" in text
     # albert is 0.12 worse, 2x32 and 4x16 are equal
     results = {r.name: r for r in hypotheses.secondary(hypotheses.read_study(simulated))}
     assert results["S4"].found.low < 0.12 < results["S4"].found.high
@@ -129,7 +129,7 @@ def test_an_incomplete_stage_has_no_numbers(simulated, tmp_path):
     rows = [row for row in simulated if row is not last]
     page.write_analysis(rows, tmp_path)
     text = (tmp_path / "analysis.md").read_text()
-    assert "stage 3 (surface, D = 64) lacks 1 runs" in text
+    assert "Stage 3 (surface, D = 64) lacks 1 runs" in text
     assert not (tmp_path / "figure2.svg").exists()
     assert "not run yet: 80 bytes per parameter" in (
         page.page([r for r in rows if r.spec.stage != 6], hypotheses.read_study(rows), [])

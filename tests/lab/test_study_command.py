@@ -49,7 +49,7 @@ def test_a_killed_study_goes_on(tmp_path):
     second = start(killed)
     wait_for_rows(killed, 3)
     second.send_signal(signal.SIGTERM)
-    assert "stopped; the same command goes on" in second.communicate(timeout=60)[0]
+    assert "stopped; repeat the command to resume" in second.communicate(timeout=60)[0]
     assert second.returncode == 75
     assert finish(killed)[1] == 0
     assert len(numbers(killed)) == 8

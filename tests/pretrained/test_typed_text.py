@@ -127,10 +127,10 @@ def test_a_folder_goes_on_with_a_sentence(tmp_path):
     ids = library.encode("O for a stage").ids
     count = min(20, model.config.max_len - len(ids))
     new = generate(params, np.array([ids]), model.config, count)
-    assert f"goes on with: {library.decode(np.asarray(new[0]).tolist())!r}" in told
+    assert f"continuation: {library.decode(np.asarray(new[0]).tolist())!r}" in told
     outputs = model.apply({"params": params}, np.array([ids]), capture=("probs",))
     probs = outputs.captured["probs"][:, 0]
-    rows = told.split("where each head looks")[1].splitlines()
+    rows = told.split("what each head attends to most")[1].splitlines()
     assert rows[3].split()[0] == "1"
     assert rows[3].split()[-1] == f"{float(probs[1, 3].mean(0).max()):.2f}"
     assert f"\n0      {ids[0]:<7} 'O'\n" in told
@@ -147,13 +147,13 @@ def test_other_kinds_of_models_from_the_command_line(family, kind, tmp_path):
     assert done.returncode == 0, done.stderr
     last = done.stdout.strip().splitlines()[-1]
     if family == "t5":
-        assert last.startswith("goes on with: ")
+        assert last.startswith("continuation: ")
         return
     ids = library.encode("a kingdom").ids
     model, params = pretrained.load(folder)
     best = np.argmax(model.apply({"params": params}, np.array([ids])).logits[0], axis=-1)
     decode = lambda t: repr(library.decode([int(t)], skip_special_tokens=False))
-    assert last == "what it reads in their place: " + " ".join(map(decode, best))
+    assert last == "predictions in their place: " + " ".join(map(decode, best))
 
 
 def test_the_config_trains_on_the_tokens_of_the_folder(tmp_path):

@@ -161,9 +161,9 @@ CAPTIONS = {
     "part, one seed; cells with an interior minimum).",
 }
 LETTERS = """D is the width of the model, N the number of heads of a layer, h (head_dim) the width
-of a head, T the length of a text in bytes. A point such as 4x16 is 4 heads of width 16. Differences
-are in held-out bits per byte; positive is worse. `python -m experiments.study --analysis` writes
-this page from `runs.csv`, in seconds.
+of a head, T the length of a window in bytes. A point such as 4x16 is 4 heads of width 16.
+Differences are in held-out bits per byte; positive is worse. `python -m experiments.study
+--analysis` writes this page from `runs.csv`, in seconds.
 """
 RULES = """## Registered results
 
@@ -242,9 +242,9 @@ def page(rows: Sequence[Row], study: Study, drawn: Sequence[str]) -> str:
     lines = [
         "# Head-width study: analysis", "",
         "**" + _headline(study) + "**", "", f"> {sentence(study)}", "",
-        "The sentence above is the one of [the plan](plan.md), whose blanks are filled when their "
-        'stages are complete; the others say "not run yet". Each number has its 95 % interval and '
-        "its number of texts and seeds.", "", LETTERS, *_reading(study, fitted),
+        "The sentence above is the one of [the plan](plan.md); a blank is filled when its stages "
+        "are complete. Each number has its 95 % interval and its number of texts and seeds.", "",
+        LETTERS, *_reading(study, fitted),
         "## What is missing", "", _missing(study), "", RULES,
         *table(HEADER, result_rows(primary(study) + secondary(study))),
     ]  # fmt: skip
@@ -275,7 +275,7 @@ def _reading(study: Study, found: Sequence[Fit]) -> list[str]:
         mean = {h: float(np.mean(_text_means(study, study.point(n, h, width=width))))
                 for n, h in design.POINTS[width] if n * h == width}  # fmt: skip
         best.append(f"{min(mean, key=mean.__getitem__)} at D = {width}")
-    lines.append(f"- Lowest measured loss on N h = D: head_dim {', '.join(best)}.")
+    lines.append(f"- Lowest measured loss with N h = D: head_dim {', '.join(best)}.")
     values = [2**one.optimum.best.value for one in found]
     if len(found) > 2:
         alone = next(one for one in found if one.name == "D = 64 alone")

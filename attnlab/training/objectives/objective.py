@@ -112,9 +112,7 @@ def squared_error(
     [5.0]
     """
     if smoothing:
-        raise ValueError(
-            f"a squared error has no smoothing; set label_smoothing=0, not {smoothing}"
-        )
+        raise ValueError(f"label_smoothing must be 0 with a squared error, not {smoothing}")
     return jnp.sum(jnp.square(predictions - targets), axis=-1)
 
 
