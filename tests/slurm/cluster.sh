@@ -2,7 +2,7 @@
 # A SLURM of one machine and two cores, without systemd, cgroups or root:
 #   tests/slurm/cluster.sh start FOLDER     configuration, keys, logs and state go there
 #   export SLURM_CONF=FOLDER/slurm.conf     and sbatch, squeue, scontrol speak to it
-#   tests/slurm/cluster.sh controller FOLDER    the controller, killed and started again
+#   tests/slurm/cluster.sh controller FOLDER    the controller, ended and started again
 #   tests/slurm/cluster.sh stop FOLDER
 # Debian: apt-get install slurmctld slurmd slurm-client munge
 set -euo pipefail
@@ -83,7 +83,7 @@ case $act in
     until_up idle
     ;;
   controller)
-    end "$folder"/slurmctld.pid KILL
+    end "$folder"/slurmctld.pid  # saves its state; a kill within 30 seconds of a launch loses it
     slurmctld
     for _ in $(seq 100); do scontrol ping 2> /dev/null | grep -q "is UP" && exit 0; sleep 0.2; done
     exit 1
