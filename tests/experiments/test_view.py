@@ -178,7 +178,7 @@ def test_two_texts_for_an_encoder_decoder(run, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Prompt(text="a" * 25), "tokens: 25 tokens are more than the 24"),
+        (Prompt(text="a" * 25), "tokens: 25 tokens are more than max_len 24"),
         (Prompt(tokens="3,256"), "256 is no token of this model, which has 0 to 255"),
         (Prompt(tokens="3,-1"), "-1 is no token"),
         (Prompt(tokens="3;4"), "must be numbers such as 1,2,3"),
