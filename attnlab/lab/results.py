@@ -373,7 +373,7 @@ def _flat(run: RunResult) -> dict[str, Tag]:
     parts = {"heldout": run.heldout, "train": run.train, "validation": run.validation}
     scores = {f"{part}_{name}": v for part, values in parts.items() for name, v in values.items()}
     head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
-    rate = {"learning_rate": run.spec.config.train.learning_rate}
+    rate = {"learning_rate": run.spec.config.train.optimizer.learning_rate}
     speed = {"seconds": run.seconds, "tokens_per_second": run.tokens_per_second}
     return {**head, **rate, **dict(run.spec.tags), **scores, **_sizes(run), **speed}
 

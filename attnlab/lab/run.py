@@ -23,6 +23,7 @@ from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
 from attnlab.lab.experiment import Experiment, check_lengths, check_output
+from attnlab.lab.former import spec_fields
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
 from attnlab.lab.result import FILE, DataInfo, MetricInfo, ModelSizes, RunResult, read_result
@@ -309,7 +310,7 @@ class _Run:
         if line := longer.extend(self.folder, record, self.config):
             lines.append(line)
         if path.exists():
-            there = json.loads(path.read_text(encoding="utf-8"))
+            there = spec_fields(json.loads(path.read_text(encoding="utf-8")))
             check_same(there, record, self.folder)
             changed = differences(there["environment"], record["environment"])
             return lines + [
@@ -372,7 +373,8 @@ def _same_number_of_heads(model: ModelConfig) -> bool:
 
 def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
     """The devices of a run. Raises ValueError where its batches do not divide."""
-    sizes = {"batch_size": config.batch_size, "eval_batch_size": config.eval_batch_size}
+    evaluation = config.evaluation.batch_size
+    sizes = {"batch_size": config.batch_size, "evaluation.batch_size": evaluation}
     if config.accumulate > 1:
         sizes["batch_size / accumulate"] = config.batch_size // config.accumulate
     return sharding.data_mesh(model_parallel=model_parallel, **sizes)

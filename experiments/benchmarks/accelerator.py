@@ -95,7 +95,9 @@ _TINY_DECODER = ModelConfig(
     output=OutputHead(kind="own"),
     compute=Compute(dtype="bfloat16", remat=False),
 )
-_TINY_STEPS = training.TrainConfig(batch_size=4, length=8, warmup_steps=1, seeds=(0,))
+_TINY_STEPS = training.TrainConfig(
+    batch_size=4, length=8, schedule=training.ScheduleConfig(warmup_steps=1), seeds=(0,)
+)
 TINY = Design(
     tokens=32,
     lengths=(16,),

@@ -20,6 +20,12 @@ paper's sizes, steps, batch and optimizer (LAMB)."""
 import dataclasses
 
 from attnlab.pretrained import published_config
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from experiments import published
 from experiments.published import Row, Table
 
@@ -104,21 +110,17 @@ TABLE = Table(
     base="E=128 not-shared",
     rows=ROWS,
     model=MODEL,
-    train=dict(
+    train=TrainConfig(
         steps=125_000,
         batch_size=4096,
         accumulate=64,
         length=512,
-        optimizer="lamb",
-        schedule="linear",
-        learning_rate=1.76e-3,
-        final_learning_rate=0.0,
-        warmup_steps=3125,
-        beta2=0.999,
-        epsilon=1e-6,
-        weight_decay=0.01,
+        optimizer=OptimizerConfig(
+            name="lamb", learning_rate=1.76e-3, beta2=0.999, epsilon=1e-6, weight_decay=0.01
+        ),
+        schedule=ScheduleConfig(name="linear", final_learning_rate=0.0, warmup_steps=3125),
+        evaluation=EvaluationConfig(every=5000),
         log_every=500,
-        eval_every=5000,
         checkpoint_every=5000,
     ),
     shrink=("width/16",),
@@ -130,7 +132,7 @@ TABLE = Table(
         "model.max_len": 32,
         "train.length": 32,
         "train.steps": 600,
-        "train.eval_windows": 1024,
+        "train.evaluation.windows": 1024,
     },
     tiny_rows={"model.embedding.width": 24},
     uncounted={

@@ -13,7 +13,7 @@ from conftest import assert_close
 from attnlab import heads
 from attnlab.attention import dot_product_attention
 from attnlab.models import FFN
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import ScheduleConfig, TrainConfig
 from experiments import bench
 from experiments.benchmarks import attention, figure, measure, train
 from experiments.benchmarks.attention import Size
@@ -247,7 +247,9 @@ def test_training_step_at_tiny_sizes():
     layout = dataclasses.replace(train.SMALL_DECODER.heads, num_heads=3)
     ffn = FFN(width=10, activation="gelu_tanh")
     config = dataclasses.replace(train.SMALL_DECODER, **tiny, heads=layout, ffn=ffn)
-    trains = TrainConfig(batch_size=4, length=8, warmup_steps=1, seeds=(0,))
+    trains = TrainConfig(
+        batch_size=4, length=8, schedule=ScheduleConfig(warmup_steps=1), seeds=(0,)
+    )
     (only,) = train.step_cases(config, trains)
     entries = only.build()
     assert [e.name for e in entries][:4] == [

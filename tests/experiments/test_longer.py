@@ -16,7 +16,8 @@ from experiments.setup import run_config
 def run(folder, text, steps, schedule):
     config = byte_lm.get_config("tiny")
     config.data.path = str(text)
-    config.train.update(steps=steps, schedule=schedule, decay_share=0.4)
+    config.train.steps = steps
+    config.train.schedule.name.update(name=schedule, decay_share=0.4)
     config.train.seeds = (0,)
     return run_config(config, folder)[0]
 

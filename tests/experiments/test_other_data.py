@@ -40,7 +40,7 @@ def tiny(name, folder):
     elif name not in DRAWN:
         config.data.path = data.path
     if name == "cora":  # a graph for every device of the tests
-        config.train.batch_size = config.train.eval_batch_size = 8
+        config.train.batch_size = config.train.evaluation.batch_size = 8
     assert name in ("scan", "reviews", *DRAWN) or config.train.length == length
     return config
 

@@ -143,7 +143,7 @@ def test_a_tuned_sweep_with_added_seeds(tmp_path, text):
     folder = tmp_path / "sweep"
     flags = [f"--config={BYTE_LM}:tiny", f"--workdir={folder}", text, "--seeds=0,1,2"]
     flags += ["--vary=model.heads.layout=standard,narrow", "--config.data.validation=0.1"]
-    flags += ["--tune=3", "--max_seeds=4", "--config.train.learning_rate=0.02"]
+    flags += ["--tune=3", "--max_seeds=4", "--config.train.optimizer.learning_rate=0.02"]
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
     tuned, judged = lab.load_results(folder / "tuning"), lab.load_results(folder)
@@ -153,7 +153,7 @@ def test_a_tuned_sweep_with_added_seeds(tmp_path, text):
     rates = lab.best_rates(tuned)
     for result in judged:
         rate = rates[tuple(result.spec.tags.items())]
-        assert result.spec.config.train.learning_rate == pytest.approx(rate)
+        assert result.spec.config.train.optimizer.learning_rate == pytest.approx(rate)
 
 
 def test_workers_to_start_elsewhere(tmp_path, text):

@@ -10,16 +10,21 @@ from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 from attnlab.training.loggers import JsonLines
 
 MODEL = ModelConfig(
     width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
 TRAIN = TrainConfig(
-    steps=40, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=10, eval_windows=32,
-    curve_windows=16, eval_batch_size=8, checkpoint_every=20,
-)  # fmt: skip
+    steps=40,
+    schedule=ScheduleConfig(warmup_steps=1),
+    length=16,
+    batch_size=8,
+    log_every=2,
+    evaluation=EvaluationConfig(every=10, windows=32, curve_windows=16, batch_size=8),
+    checkpoint_every=20,
+)
 BASE = lab.Experiment(model=MODEL, train=TRAIN, data=Text())
 
 

@@ -21,15 +21,20 @@ from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.models import FFN, ModelConfig, num_parameters
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 
 MODEL = ModelConfig(
     width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
 TRAIN = TrainConfig(
-    steps=6, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=3, eval_windows=8,
-    curve_windows=4, eval_batch_size=8, checkpoint_every=2,
-)  # fmt: skip
+    steps=6,
+    schedule=ScheduleConfig(warmup_steps=1),
+    length=16,
+    batch_size=8,
+    log_every=2,
+    evaluation=EvaluationConfig(every=3, windows=8, curve_windows=4, batch_size=8),
+    checkpoint_every=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +143,7 @@ def test_rates_are_added_until_the_best_is_between_two():
     policy = lab.TuneLearningRate(factor=2.0, most=4)
     runs = [made({"name": "a"}, 0, loss, rate) for loss, rate in ((3.0, 0.01), (2.0, 0.02))]
     (proposed,) = policy(lab.Results(runs))
-    assert proposed.config.train.learning_rate == 0.04
+    assert proposed.config.train.optimizer.learning_rate == 0.04
     inside = [*runs, made({"name": "a"}, 0, 2.5, 0.04)]
     assert policy(lab.Results(inside)) == []
     (rate,) = lab.best_rates(lab.Results(inside)).values()
@@ -212,7 +217,7 @@ def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
     tuned = lab.load_results(tmp_path / "w/tuning")
     assert {run.spec.tags["name"] for run in tuned} == {"good"}
     (rate,) = lab.best_rates(tuned).values()
-    assert result.spec.config.train.learning_rate == pytest.approx(rate)
+    assert result.spec.config.train.optimizer.learning_rate == pytest.approx(rate)
     assert result.spec.tags == {"name": "good"}
 
 

@@ -117,24 +117,24 @@ def test_only_the_pairs_of_the_question_are_compared():
 def test_equal_tags_with_another_optimizer_are_two_variants():
     """adamw and lion without a tag of their own: never one row, never "another learning rate"."""
     runs = [
-        made({"layout": "standard"}, seed, score, values={"train.optimizer": name})
+        made({"layout": "standard"}, seed, score, values={"train.optimizer.name": name})
         for name, score in (("adamw", 2.7), ("lion", 2.4))
         for seed in (0, 1)
     ]
     results = lab.Results(runs)
     assert list(results.labels.values()) == ["adamw", "lion"]
     table = results.table()
-    assert list(table["train.optimizer"]) == ["lion", "adamw"]
+    assert list(table["train.optimizer.name"]) == ["lion", "adamw"]
     assert list(table["seeds"]) == [2, 2]
     assert "less adamw" in page_text([Panel(results)])
 
 
 def test_equal_tags_with_another_rate_are_two_variants():
-    rates = {"train.learning_rate": 0.01, "train.final_learning_rate": 0.001}
+    rates = {"train.optimizer.learning_rate": 0.01, "train.schedule.final_learning_rate": 0.001}
     runs = [made({"a": 1}, 0, 2.0), made({"a": 1}, 0, 2.1, values=rates)]
     found = lab.Results(runs).labels
     assert [len(variant) for variant in found] == [2, 2]  # one field tells them apart
-    assert sorted(found.values())[0].startswith("train.learning_rate=0.0")
+    assert sorted(found.values())[0].startswith("train.optimizer.learning_rate=0.0")
 
 
 def test_a_seed_that_would_count_twice_is_refused():
@@ -268,10 +268,15 @@ def test_model_sizes_have_laws_and_gains():
 
 def test_learning_rates_are_those_of_the_validation_part():
     runs = [
-        made({"layout": "wide", "learning_rate": rate}, 1000, 2.0,
-             values={"train.learning_rate": rate}, validation=2 + abs(np.log2(rate / 0.004)))
+        made(
+            {"layout": "wide", "learning_rate": rate},
+            1000,
+            2.0,
+            values={"train.optimizer.learning_rate": rate},
+            validation=2 + abs(np.log2(rate / 0.004)),
+        )
         for rate in (0.002, 0.004, 0.008)
-    ]  # fmt: skip
+    ]
     runs = [
         dataclasses.replace(r, validation={"bits_per_byte": r.validation["loss"]}) for r in runs
     ]

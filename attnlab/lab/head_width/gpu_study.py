@@ -31,7 +31,12 @@ from attnlab.models import FFN, ModelConfig, Rotary, flops_per_token, match_budg
 from attnlab.models import num_parameters as count_parameters
 from attnlab.training import sharding
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from attnlab.training.fit import FitResult, fit
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
@@ -126,15 +131,12 @@ def train_config(program: Program) -> TrainConfig:
         batch_size=BATCH,
         length=LENGTH,
         seeds=SEEDS,
-        optimizer="muon",
-        learning_rate=program.learning_rate,
-        final_learning_rate=program.learning_rate / 10,
-        warmup_steps=steps // 20,
+        optimizer=OptimizerConfig(name="muon", learning_rate=program.learning_rate),
+        schedule=ScheduleConfig(
+            final_learning_rate=program.learning_rate / 10, warmup_steps=steps // 20
+        ),
+        evaluation=EvaluationConfig(every=steps, batch_size=BATCH, windows=1, curve_windows=64),
         log_every=max(1, steps // 20),
-        eval_every=steps,
-        eval_batch_size=BATCH,
-        eval_windows=1,
-        curve_windows=64,
         checkpoint_every=max(1, steps // 4),
     )
 

@@ -265,7 +265,7 @@ def _ratios(panel: Panel) -> str:
 
 def _rates(panel: Panel) -> str:
     """How learning rates were chosen."""
-    rates = sorted({run.spec.config.train.learning_rate for run in panel.results})
+    rates = sorted({run.spec.config.train.optimizer.learning_rate for run in panel.results})
     if panel.tuning is not None:
         return "Each variant has a learning rate of its own, chosen on the validation part."
     if len(rates) == 1:

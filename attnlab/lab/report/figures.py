@@ -133,7 +133,7 @@ def curves_figures(panel: Panel, name: str) -> list[Figure]:
         if not curves:
             continue
         run = next(run for run in panel.results if panel.results.text_of(run) == text)
-        windows = run.spec.config.train.curve_windows
+        windows = run.spec.config.train.evaluation.curve_windows
         part = run.curves
         figure = plotting.learning_curves(curves, f"{part} {panel.metric.unit}")
         title = f"text {number + 1} of {len(texts)}: " if len(texts) > 1 else ""

@@ -43,14 +43,13 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     yield (
         "Training",
         f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} tokens: "
-        f"{tokens:,} tokens a run; {train.optimizer}, {train.schedule.replace('_', ' ')} schedule, "
-        f"{train.warmup_steps:,} steps of warm-up",
+        f"{tokens:,} tokens a run; {train.optimizer.name}, "
+        f"{train.schedule.name.replace('_', ' ')} schedule, "
+        f"{train.schedule.warmup_steps:,} steps of warm-up",
     )
-    yield (
-        "Scored",
-        (f"{train.eval_windows:,} held-out rows" if train.eval_windows else "all held-out rows"),
-    )
-    yield "Learning rates", f"{train.learning_rate:.3g}"
+    scored = train.evaluation.windows
+    yield "Scored", f"{scored:,} held-out rows" if scored else "all held-out rows"
+    yield "Learning rates", f"{train.optimizer.learning_rate:.3g}"
     yield "Seeds", str(run.spec.seed)
     yield (
         "Model",

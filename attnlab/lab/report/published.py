@@ -49,7 +49,7 @@ def _here(panel: Panel, name: str) -> str:
         "model": f"{model.kind}, {model.num_layers} layers, width {model.width:,}, FFN "
         f"{model.ffn.width:,}",
         "training": f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} "
-        f"tokens, {train.optimizer}",
+        f"tokens, {train.optimizer.name}",
         "score": f"held-out {panel.metric.unit}",
     }
     return told.get(name, "see How it was made")

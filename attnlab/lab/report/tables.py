@@ -150,7 +150,7 @@ def budget_table(panel: Panel, name: str) -> Table:
             "seconds": float(np.mean([run.seconds for run in runs])),
             "tokens/s": round(float(np.mean([run.tokens_per_second for run in runs]))),
             "FFN width": sizes.ffn_width,
-            "learning rate": f"{train.learning_rate:.3g}",
+            "learning rate": f"{train.optimizer.learning_rate:.3g}",
         })  # fmt: skip
     caption = (
         "Budgets of a run. Applied parameters count a shared parameter once for each use. FLOPs "
@@ -194,7 +194,7 @@ def _tried(panel: Panel) -> dict[str, Any]:
     for run in runs:
         tags = tuple((n, v) for n, v in run.spec.tags.items() if n != RATE)
         score = panel.sign * run.validation.get(panel.metric.name, np.nan)
-        rate = run.spec.config.train.learning_rate
+        rate = run.spec.config.train.optimizer.learning_rate
         if run.validation or run.status == "diverged":
             score = score if np.isfinite(score) else np.inf
             found.setdefault(tags, {}).setdefault(rate, []).append(score)
