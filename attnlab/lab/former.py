@@ -47,10 +47,28 @@ def spec_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     return dict(record) | {"config": config | {"train": train_fields(config["train"])}}
 
 
+RESULT_FIELDS = {
+    "scores": ("heldout", "train", "validation", "baselines"),
+    "timing": ("seconds", "tokens_per_second"),
+    "provenance": ("environment", "start", "attention"),
+}
+"""Record of a `RunResult` -> its fields, which results of version 1 and 2 have beside it."""
+
+
+def result_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a result of version 1 or 2 as those of version 3."""
+    new = dict(fields)
+    for record, names in RESULT_FIELDS.items():
+        new[record] = {name: new.pop(name) for name in names if name in new}
+    task = {"description": new.pop("task", "")}
+    new["task"] = task | {name: new.pop(name) for name in ("metrics", "curves") if name in new}
+    return new
+
+
 def moved(path: str) -> str:
     """Where a field of an experiment is now, for an error: " (now train.optimizer.name)", or "".
 
-    >>> moved("train.optimizer.learning_rate"), moved("train.steps")
+    >>> moved("train.learning_rate"), moved("train.steps")
     (' (now train.optimizer.learning_rate)', '')
     """
     outer, _, name = path.rpartition(".")

@@ -49,7 +49,7 @@ class AddSeeds:
             from scipy import stats
         wide, proposed = False, []
         for runs in results.by_variant().values():
-            scores = np.array([r.heldout[results.metric] for r in runs if r.heldout])
+            scores = np.array([r.scores.heldout[results.metric] for r in runs if r.scores.heldout])
             count = len(runs)
             if count >= self.most:
                 continue
@@ -170,12 +170,12 @@ def _tried(results: Results, runs: Sequence[RunResult]) -> dict[float, float]:
     metric = results.metric
     found: dict[float, list[float]] = {}
     for run in runs:
-        if run.status == "complete" and not run.validation:
+        if run.status == "complete" and not run.scores.validation:
             raise ValueError(
                 "no validation scores; give the data a validation part (--config.data.validation "
                 "=0.1)"
             )
-        score = results.sign(metric) * run.validation.get(metric, math.nan)
+        score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
         score = score if math.isfinite(score) else math.inf
         found.setdefault(run.spec.config.train.optimizer.learning_rate, []).append(score)
     return {rate: float(np.mean(scores)) for rate, scores in found.items()}

@@ -35,5 +35,5 @@ def get_config(arg: str = "") -> ConfigDict:
         config.data.tokenizer = str(path)
     config.train.update(steps=200, length=min(config.train.length, model.max_len), seeds=(0,))
     config.train.optimizer.learning_rate = 1e-4
-    config.train.schedule.name.update(warmup_steps=10, final_learning_rate=1e-5)
+    config.train.schedule.update(warmup_steps=10, final_learning_rate=1e-5)
     return config

@@ -329,7 +329,7 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
         json.loads((tmp_path / f"run/runs/E_128_all-shared-seed{seed}/result.json").read_text())
         for seed in (0, 1)
     ]
-    bits = np.array([one["heldout"]["bits_per_byte"] for one in ours])
+    bits = np.array([one["scores"]["heldout"]["bits_per_byte"] for one in ours])
     with (tmp_path / "run/tables/published.csv").open(newline="") as lines:
         found = {row["row"]: row for row in csv.DictReader(lines)}
     row = found["E=128 all-shared"]

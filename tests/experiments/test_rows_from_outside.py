@@ -36,7 +36,7 @@ def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     }  # fmt: skip
     config.update_from_flattened_dict(flags)
     results = run_config(config, tmp_path / "run")
-    assert np.mean([result.heldout["accuracy"] for result in results]) > 95
+    assert np.mean([result.scores.heldout["accuracy"] for result in results]) > 95
     assert HERE == {"beta1": 0.7}
     lines = (tmp_path / "run/runs/seed0/metrics.jsonl").read_text().splitlines()
     assert '"train/learning_rate": 0.005' in "".join(lines)  # of the 100th step

@@ -95,7 +95,7 @@ def test_killed_and_started_again(tmp_path, text, moments):
     assert f"resuming at step {older.name}" in resumed.stderr
     assert scores(resumed) == scores(whole)
     one, two = (lab.load_results(tmp_path / n)[0] for n in ("whole", "broken"))
-    assert one.heldout == two.heldout
+    assert one.scores.heldout == two.scores.heldout
     lines = [(tmp_path / n / "runs/seed1/metrics.jsonl").read_text() for n in ("whole", "broken")]
     assert lines[0] == lines[1]
 
@@ -124,13 +124,13 @@ def test_a_sweep_from_the_command_line(tmp_path, text):
     }
     assert "svg" in (folder / "report.html").read_text()
     result = folder / "runs/wide-separate-seed1/result.json"
-    before = json.loads(result.read_text())["heldout"]
+    before = json.loads(result.read_text())["scores"]["heldout"]
     kept = everything(folder / "runs/wide-separate-seed0")
     result.unlink()
     again = command("experiments.sweep", *flags, "--jobs=1")
     assert again.returncode == 0, again.stderr
     assert "[wide-separate-seed1] complete; 1 of 1 have ended" in again.stderr
-    assert json.loads(result.read_text())["heldout"] == before
+    assert json.loads(result.read_text())["scores"]["heldout"] == before
     assert everything(folder / "runs/wide-separate-seed0") == kept
     other = command("experiments.sweep", *flags, "--config.train.steps=21")
     assert other.returncode == 1

@@ -86,7 +86,7 @@ def test_numbers_do_not_depend_on_how_many_run_at_once(base, tmp_path):
     specs = lab.product(base, seeds=[0, 1])
     two = lab.sweep(specs, tmp_path / "two", executor=lab.LocalExecutor(2), progress=False)
     one = lab.sweep(specs, tmp_path / "one", executor=lab.LocalExecutor(1), progress=False)
-    assert [run.heldout for run in two] == [run.heldout for run in one]
+    assert [run.scores.heldout for run in two] == [run.scores.heldout for run in one]
     assert read_threads(tmp_path / "two") == read_threads(tmp_path / "one") is not None
 
 

@@ -82,7 +82,11 @@ def test_one_run_is_never_the_best():
 def test_higher_is_better_for_an_accuracy():
     metric = lab.result.MetricInfo(name="accuracy", unit="% right", better="higher", digits=1)
     runs = [
-        dataclasses.replace(run, metrics=(metric,), heldout={"accuracy": run.heldout["loss"]})
+        dataclasses.replace(
+            run,
+            task=lab.TaskInfo(metrics=(metric,)),
+            scores=lab.Scores(heldout={"accuracy": run.scores.heldout["loss"]}),
+        )
         for run in noisy({(("layout", "a"),): 50.0, (("layout", "b"),): 90.0}, range(5), 1.0)
     ]
     results = lab.Results(runs)
@@ -210,7 +214,7 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
     for run in results:
         curve = one.curve(run, "eval/bits_per_byte")
         assert list(curve) == [10, 20, 30, 40]
-        assert curve[40] == pytest.approx(run.heldout["bits_per_byte"] + 0.01)
+        assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
     [figure] = curves_figures(one, "curves")
     assert "same 16 held-out rows" in figure.caption
 
@@ -278,7 +282,10 @@ def test_learning_rates_are_those_of_the_validation_part():
         for rate in (0.002, 0.004, 0.008)
     ]
     runs = [
-        dataclasses.replace(r, validation={"bits_per_byte": r.validation["loss"]}) for r in runs
+        dataclasses.replace(
+            run, scores=lab.Scores(validation={"bits_per_byte": run.scores.validation["loss"]})
+        )
+        for run in runs
     ]
     one = Panel(lab.Results(noisy(TWO, [0, 1])), tuning=lab.Results(runs))
     table, figures = rates_blocks(one, "rates")
@@ -324,7 +331,7 @@ def test_every_figure_and_table_is_a_file(tmp_path):
         assert all(f'id="{name}"' in page for name in files)
     rows = list(csv.DictReader(io.StringIO((path.parent / "results.csv").read_text())))
     assert len(rows) == len(runs)
-    assert float(rows[0]["heldout_bits_per_byte"]) == runs[0].heldout["bits_per_byte"]
+    assert float(rows[0]["heldout_bits_per_byte"]) == runs[0].scores.heldout["bits_per_byte"]
     table = list(csv.DictReader((path.parent / "tables" / "differences.csv").open()))
     expected = lab.Results(runs).compare({"layout": "standard", "sharing": "separate"})
     np.testing.assert_allclose(

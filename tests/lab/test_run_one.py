@@ -58,8 +58,8 @@ def first(base, tmp_path_factory):
 def test_what_a_run_leaves(first):
     result, folder = first
     assert result.status == "complete"
-    assert result.metrics[0].name in result.heldout
-    assert result.environment["jax"] == jax.__version__
+    assert result.task.metrics[0].name in result.scores.heldout
+    assert result.provenance.environment["jax"] == jax.__version__
     assert result.sample.written
     with np.load(folder / "runs/run" / attention_maps.FILE) as maps:
         np.testing.assert_allclose(maps["probs"].astype(np.float32).sum(-1), 1, atol=1e-2)
@@ -111,7 +111,7 @@ def test_a_death_between_the_last_step_and_the_result(base, tmp_path):
     lines = (folder / "metrics.jsonl").read_text()
     (folder / "result.json").unlink()
     again = run(base, tmp_path)
-    assert again.heldout == whole.heldout
+    assert again.scores.heldout == whole.scores.heldout
     assert (folder / "metrics.jsonl").read_text() == lines
     steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "eval/loss" in row]
     assert steps == [3, 6]
@@ -173,7 +173,8 @@ def test_bad_input_is_refused_when_the_experiment_is_made(base, values, message)
 def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
     folder = str(first[1] / "runs/run")
     result = run(base, tmp_path, 3, start=folder, train__steps=2, model__sharing="albert")
-    assert f"seed 3 of {folder} after 6 steps; plan separate -> albert: outputs" in result.start
+    began = result.provenance.start
+    assert f"seed 3 of {folder} after 6 steps; plan separate -> albert: outputs" in began
     with pytest.raises(ValueError, match=r"seed n starts from seed n of .*no seed 4, only 3"):
         run(base, tmp_path / "b", 4, start=folder)
     wider = lab.with_values(base, {"start": folder, "model.ffn.width": 40})
@@ -235,7 +236,7 @@ def test_a_run_that_began_before_the_training_config_was_nested_goes_on(base, tm
     assert record["config"]["train"]["warmup_steps"] == 1
     (folder / "spec.json").write_text(json.dumps(record))
     assert lab.RunSpec.from_dict(record) == result.spec
-    assert run(base, tmp_path).heldout == result.heldout
+    assert run(base, tmp_path).scores.heldout == result.scores.heldout
 
 
 def test_a_loss_that_is_not_finite_is_a_result(base, tmp_path):

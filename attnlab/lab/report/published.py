@@ -45,7 +45,7 @@ def _here(panel: Panel, name: str) -> str:
     model, train = config.model, config.train
     told = {
         "data": run.data.name or type(config.data).__name__,
-        "task": run.task or config.task,
+        "task": run.task.description or config.task,
         "model": f"{model.kind}, {model.num_layers} layers, width {model.width:,}, FFN "
         f"{model.ffn.width:,}",
         "training": f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} "

@@ -173,7 +173,7 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
     torch = on_torch.load()
     model = torch_decoder(config).to(on_torch.device())
     model.load_state_dict({n: torch.tensor(a) for n, a in torch_params(ours).items()})
-    parameters, trained = list(model.parameters()), trains.optimizer.name
+    parameters, trained = list(model.parameters()), trains.optimizer
     groups: list[dict] = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": trained.weight_decay},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
