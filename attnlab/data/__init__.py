@@ -31,6 +31,7 @@ DATASETS: dict[str, type[DataConfig]] = {
 
 __all__ = [
     "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "DeviceBatches",
-    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan", "RandomAccessData",
-    "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer", "make_tokenizer", "prepare",
+    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan",
+    "RandomAccessData", "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer",
+    "make_tokenizer", "prepare",
 ]  # fmt: skip
