@@ -17,8 +17,8 @@ from scipy import stats
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import LAYOUTS, Standard
-from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.former import RESULT_FIELDS
+from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.models import FFN, ModelConfig, num_parameters
