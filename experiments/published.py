@@ -70,6 +70,17 @@ class Row(NamedTuple):
     """The paper's, one per column; empty where it has none."""
 
 
+class TinyScale(NamedTuple):
+    """What the preset `tiny` stands for."""
+
+    shrink: tuple[str, ...]
+    """Presets that divide the sizes."""
+    base: dict[str, Any]
+    """Config field -> value, of the base."""
+    rows: dict[str, Any] = {}  # noqa: RUF012
+    """The same where a row changes the field."""
+
+
 class Table(NamedTuple):
     """A published table, and how to run it here."""
 
@@ -90,12 +101,7 @@ class Table(NamedTuple):
     """Of the base, at the paper's size."""
     train: TrainConfig
     """At the paper's size."""
-    shrink: tuple[str, ...]
-    """The words that `tiny` stands for."""
-    tiny: dict[str, Any]
-    """Config field -> value at that scale, of the base."""
-    tiny_rows: dict[str, Any] = {}  # noqa: RUF012
-    """The same where a row changes the field."""
+    tiny: TinyScale
     uncounted: dict[str, Any] = {}  # noqa: RUF012
     """Config field -> value that leaves out what the paper does not count."""
 
@@ -145,7 +151,7 @@ def base_config(table: Table, preset: str) -> ConfigDict:
     base.train = ConfigDict(byte_lm.fields(table.train))
     sizes = {f: _value(base, f) for f in (*WIDTHS, *DEPTHS, "model.sharing")}
     base.update_from_flattened_dict(_scaled(table, sizes, words))
-    base.update_from_flattened_dict(table.tiny if words.tiny else {})
+    base.update_from_flattened_dict(table.tiny.base if words.tiny else {})
     return base
 
 
@@ -160,7 +166,7 @@ def variants_of(table: Table, preset: str) -> list[lab.Variant]:
     """One variant for each row, or for each row and learning rate."""
     words = _words(table, preset)
     base = base_config(table, preset)
-    instead = table.tiny_rows if words.tiny else {}
+    instead = table.tiny.rows if words.tiny else {}
     found = []
     for name, row in _rows(table, words).items():
         changes = _scaled(table, row.changes, words)
@@ -220,7 +226,7 @@ class Words(NamedTuple):
 def _words(table: Table, arg: str) -> Words:
     words = [word for word in arg.split(",") if word]
     asked: dict[str, Any] = {}
-    for word in (*(table.shrink if "tiny" in words else ()), *words):
+    for word in (*(table.tiny.shrink if "tiny" in words else ()), *words):
         name, _, number = word.partition("/")
         if name in ("width", "layers") and number.isdigit() and int(number):
             asked[name] = int(number)

@@ -27,7 +27,7 @@ from attnlab.training.config import (
     TrainConfig,
 )
 from experiments import published
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:
@@ -123,18 +123,20 @@ TABLE = Table(
         log_every=500,
         checkpoint_every=5000,
     ),
-    shrink=("width/16",),
-    tiny=published.SHORT
-    | {
-        "model.vocab_size": 257,
-        "model.heads.num_heads": 4,
-        "model.norm.position": "pre",
-        "model.max_len": 32,
-        "train.length": 32,
-        "train.steps": 600,
-        "train.evaluation.windows": 1024,
-    },
-    tiny_rows={"model.embedding.width": 24},
+    tiny=TinyScale(
+        shrink=("width/16",),
+        base=published.SHORT
+        | {
+            "model.vocab_size": 257,
+            "model.heads.num_heads": 4,
+            "model.norm.position": "pre",
+            "model.max_len": 32,
+            "train.length": 32,
+            "train.steps": 600,
+            "train.evaluation.windows": 1024,
+        },
+        rows={"model.embedding.width": 24},
+    ),
     uncounted={
         "model.output.kind": "none",
         "model.output.bias": False,

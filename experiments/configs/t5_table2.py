@@ -32,7 +32,7 @@ from attnlab.training.config import (
     TrainConfig,
 )
 from experiments import published
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 COLUMNS = ("GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo")
 ROWS = {
@@ -101,9 +101,11 @@ TABLE = Table(
         log_every=500,
         checkpoint_every=5000,
     ),
-    shrink=("width/8", "layers/3"),
-    tiny=published.SHORT
-    | {"model.vocab_size": 357, "train.steps": 300, "train.evaluation.windows": 1024},
+    tiny=TinyScale(
+        shrink=("width/8", "layers/3"),
+        base=published.SHORT
+        | {"model.vocab_size": 357, "train.steps": 300, "train.evaluation.windows": 1024},
+    ),
 )
 ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,

@@ -25,7 +25,7 @@ from attnlab.training.config import (
     TrainConfig,
 )
 from experiments import published
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 WARMUP = 4000
 PATHS = {
@@ -124,9 +124,11 @@ TABLE = Table(
         log_every=500,
         checkpoint_every=5000,
     ),
-    shrink=("width/8", "layers/2"),
-    tiny=published.SHORT | {"model.vocab_size": 357},
-    tiny_rows={f: published.SHORT[f] for f in ("train.steps", "train.optimizer.learning_rate")},
+    tiny=TinyScale(
+        shrink=("width/8", "layers/2"),
+        base=published.SHORT | {"model.vocab_size": 357},
+        rows={f: published.SHORT[f] for f in ("train.steps", "train.optimizer.learning_rate")},
+    ),
 )
 
 get_config, variants, describe = published.functions(TABLE)

@@ -123,18 +123,18 @@ def flat(model):
 @pytest.mark.parametrize("name", TABLES)
 def test_tiny_keeps_the_ratios(name):
     table, full, tiny = TABLES[name][1], rows(name), rows(name, "tiny")
-    by = dict(word.split("/") for word in table.shrink)
+    by = dict(word.split("/") for word in table.tiny.shrink)
     for row, one in tiny.items():
         paper = flat(full[row].model)
         for field, size in flat(one.model).items():
             word = ("width" if field in published.WIDTHS else
                     "layers" if field in published.DEPTHS else "")  # fmt: skip
-            if word and paper[field] is not None and field not in table.tiny_rows:
+            if word and paper[field] is not None and field not in table.tiny.rows:
                 assert paper[field] == size * int(by.get(word, 1)), (row, field)
         assert one.model.heads.num_heads == full[row].model.heads.num_heads or (
-            "model.heads.num_heads" in table.tiny
+            "model.heads.num_heads" in table.tiny.base
         )
-        assert {one.train.steps} == {table.tiny["train.steps"]}
+        assert {one.train.steps} == {table.tiny.base["train.steps"]}
     for row in tiny:
         share = [p[row].model.plan.num_groups["ffn"] / p[row].model.num_layers
                  for p in (full, tiny)]  # fmt: skip
