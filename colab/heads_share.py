@@ -254,8 +254,9 @@ def config_of(name):
 
 def train(config, learning_rate):
     settings = training.TrainConfig(
-        steps=steps, seeds=seeds, learning_rate=learning_rate, batch_size=16, length=32,
-        eval_every=1000, log_every=50, eval_windows=512,
+        steps=steps, seeds=seeds, batch_size=16, length=32, log_every=50,
+        optimizer=training.OptimizerConfig(learning_rate=learning_rate),
+        evaluation=training.EvaluationConfig(every=1000, windows=512),
     )  # fmt: skip
     objective = training.OBJECTIVES["causal_lm"]
     run = training.fit_in_memory(config.build(), objective, settings, text)

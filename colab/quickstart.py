@@ -118,8 +118,9 @@ def config_of(layout_name):
 
 def train(config, learning_rate):
     settings = training.TrainConfig(
-        steps=steps, seeds=seeds, learning_rate=learning_rate, batch_size=16, length=32,
-        eval_every=50, eval_windows=512, curve_windows=128,
+        steps=steps, seeds=seeds, batch_size=16, length=32,
+        optimizer=training.OptimizerConfig(learning_rate=learning_rate),
+        evaluation=training.EvaluationConfig(every=50, windows=512, curve_windows=128),
     )  # fmt: skip
     model, objective = config.build(), training.OBJECTIVES["causal_lm"]
     return model, training.fit_in_memory(model, objective, settings, text)

@@ -271,8 +271,9 @@ pd.DataFrame(
 # %%
 steps, seeds = 250, (0, 1, 2)
 settings = training.TrainConfig(
-    steps=steps, seeds=seeds, batch_size=16, length=32, learning_rate=7e-3,
-    eval_every=1000, log_every=50, eval_windows=256,
+    steps=steps, seeds=seeds, batch_size=16, length=32, log_every=50,
+    optimizer=training.OptimizerConfig(learning_rate=7e-3),
+    evaluation=training.EvaluationConfig(every=1000, windows=256),
 )  # fmt: skip
 text = data.Text().load(settings.length)
 variants = {plan: small(plan) for plan in ("separate", "attention_only", "ffn_only", "albert")}

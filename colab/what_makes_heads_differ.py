@@ -116,9 +116,12 @@ starts = {  # name: (heads, width of a head, noise on equal heads or None)
 arrows = data.Endpoints(vertices=vertices).load(4)
 examples = arrows.heldout(0)["tokens"]
 arrow_settings = training.TrainConfig(
-    steps=steps, seeds=seeds, batch_size=64, length=4, optimizer="adam", learning_rate=1e-2,
-    final_learning_rate=1e-3, weight_decay=0.0, clip_norm=0.0, eval_every=50, log_every=500,
-    eval_windows=0, curve_windows=len(examples),
+    steps=steps, seeds=seeds, batch_size=64, length=4, log_every=500,
+    optimizer=training.OptimizerConfig(
+        name="adam", learning_rate=1e-2, weight_decay=0.0, clip_norm=0.0
+    ),
+    schedule=training.ScheduleConfig(final_learning_rate=1e-3),
+    evaluation=training.EvaluationConfig(every=50, windows=0, curve_windows=len(examples)),
 )  # fmt: skip
 
 
@@ -215,8 +218,9 @@ heads = Standard(num_heads=2, biases=("q", "k", "v", "o"))
 sizes = dict(vocab_size=32, max_len=16, width=64, num_layers=2, ffn=FFN(width=0))
 model = ModelConfig(heads=heads, **sizes).build()
 settings = training.TrainConfig(
-    steps=250, seeds=(0, 1), batch_size=64, length=16, learning_rate=5e-3, weight_decay=0.0,
-    eval_every=1000, log_every=50, eval_windows=0,
+    steps=250, seeds=(0, 1), batch_size=64, length=16, log_every=50,
+    optimizer=training.OptimizerConfig(learning_rate=5e-3, weight_decay=0.0),
+    evaluation=training.EvaluationConfig(every=1000, windows=0),
 )  # fmt: skip
 run = training.fit_in_memory(model, training.OBJECTIVES["recall"], settings, task)
 print("% right:", run.result.heldout["accuracy"].round(1), "by guessing one of four: 25")
@@ -283,8 +287,9 @@ config = ModelConfig(
     width=64, num_layers=2, heads=Standard(num_heads=8), ffn=FFN(width=256), max_len=32
 )
 settings = training.TrainConfig(
-    steps=400, seeds=(0,), batch_size=16, length=32, learning_rate=7e-3,
-    eval_every=1000, log_every=50, eval_windows=512,
+    steps=400, seeds=(0,), batch_size=16, length=32, log_every=50,
+    optimizer=training.OptimizerConfig(learning_rate=7e-3),
+    evaluation=training.EvaluationConfig(every=1000, windows=512),
 )  # fmt: skip
 run = training.fit_in_memory(config.build(), training.OBJECTIVES["causal_lm"], settings, code)
 
@@ -375,8 +380,10 @@ _ = right.set(title="heads removed one after the other", xticks=range(0, 17, 4))
 #     output=OutputHead(kind="none", pooler="each", num_classes=8),
 # )
 # settings = training.TrainConfig(
-#     steps=1500, batch_size=64, length=8, seeds=(0,), optimizer="adam", learning_rate=1e-2,
-#     weight_decay=0.0, warmup_steps=75, eval_every=10_000, log_every=500, eval_windows=0,
+#     steps=1500, batch_size=64, length=8, seeds=(0,), log_every=500,
+#     optimizer=training.OptimizerConfig(name="adam", learning_rate=1e-2, weight_decay=0.0),
+#     schedule=training.ScheduleConfig(warmup_steps=75),
+#     evaluation=training.EvaluationConfig(every=10_000, windows=0),
 # )
 # left = {}
 # for num_heads, head_dim in ((1, 16), (8, 2)):

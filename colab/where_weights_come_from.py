@@ -395,8 +395,10 @@ if Path("cora").is_dir():
         dropout=Dropout(rate=0.6, attention=0.6, ffn=0.6),
     )  # fmt: skip
     settings = training.TrainConfig(
-        steps=100, warmup_steps=10, length=2708, batch_size=1, eval_batch_size=1, seeds=(0,),
-        learning_rate=5e-3, weight_decay=0.5, eval_every=1000, eval_windows=0,
+        steps=100, length=2708, batch_size=1, seeds=(0,),
+        optimizer=training.OptimizerConfig(learning_rate=5e-3, weight_decay=0.5),
+        schedule=training.ScheduleConfig(warmup_steps=10),
+        evaluation=training.EvaluationConfig(every=1000, batch_size=1, windows=0),
     )  # fmt: skip
     objective = training.OBJECTIVES["node_class"]
     result = training.fit_in_memory(papers.build(), objective, settings, source).result

@@ -13,6 +13,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from attnlab.lab.former import moved
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
 from attnlab.training.interrupts import Stopped
@@ -124,7 +125,9 @@ def _parse(argv: list[str]) -> list[str]:
             raise ValueError(
                 f"{path} has no function get_config() that returns the config"
             ) from None
-        raise ValueError(_unknown_field(argv, error)) from None
+        raise ValueError(_wrong_field(argv, error)) from None
+    except flags.IllegalFlagValueError as error:
+        raise ValueError(_wrong_field(argv, error)) from None
     if len(rest) > 1:
         raise ValueError(f"unexpected argument {rest[1]!r}; flags start with --")
     return rest
@@ -156,16 +159,18 @@ def _check_config_path(argv: list[str]) -> None:
             raise ValueError(f"no config file {path!r}; --config is path.py or path.py:PRESET")
 
 
-def _unknown_field(argv: list[str], error: Exception) -> str:
-    """Which fields there are beside the one that is not."""
+def _wrong_field(argv: list[str], error: Exception) -> str:
+    """Which fields there are beside the one that is not, or below one that is no value."""
     known = list(_fields(_load(_given_config(argv))))
     for word in argv:
         name = word.removeprefix("--").partition("=")[0].removeprefix("no")
         if word.startswith("--config.") and name.removeprefix("config.") not in known:
             path = name.removeprefix("config.")
+            if below := [one for one in known if one.startswith(f"{path}.")]:
+                return f"config field {path!r} is no value; set one of {', '.join(below)}"
             outer = path.rpartition(".")[0]
             near = [one for one in known if one.rpartition(".")[0] == outer] or known
-            return f"no config field {path!r}; known: {', '.join(near)}"
+            return f"no config field {path!r}{moved(path)}; known: {', '.join(near)}"
     return str(error)
 
 

@@ -33,7 +33,7 @@ from experiments.benchmarks import accelerator, attention, plans, train
 from experiments.benchmarks import accelerator_page as report
 from experiments.benchmarks.figure import ratios
 from experiments.benchmarks.ledger import Ledger, go_through
-from experiments.benchmarks.measure import Case, Row, fastest_peer, judge, measure, table
+from experiments.benchmarks.measure import Case, Measurement, fastest_peer, judge, measure, table
 from experiments.benchmarks.peers import on_torch
 from experiments.benchmarks.peers.systems import installed
 
@@ -83,14 +83,14 @@ def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:
     place = Path(folder) / name
     if folder:
         place.parent.mkdir(parents=True, exist_ok=True)
-    results: list[tuple[Case, list[Row]]] = []
+    results: list[tuple[Case, list[Measurement]]] = []
     for case in cases:
         taken = min(rounds, case.most_rounds or rounds)
-        rows = measure(case.build(), taken, warm=case.warm)
-        results.append((case, rows))
-        texts.append(table(case, rows, taken))
+        measured = measure(case.build(), taken, warm=case.warm)
+        results.append((case, measured))
+        texts.append(table(case, measured, taken))
         print(f"\n{texts[-1]}", flush=True)
-        report["cases"].append(_record(case, rows))
+        report["cases"].append(_record(case, measured))
         if folder:
             place.with_suffix(".md").write_text("\n\n".join(texts) + "\n")
             place.with_suffix(".json").write_text(json.dumps(report, indent=1))
@@ -100,16 +100,16 @@ def run(cases: Sequence[Case], rounds: int, folder: str, name: str) -> None:
         place.with_suffix(".svg").write_text(plotting.to_svg(figure, name))
 
 
-def _record(case: Case, rows: Sequence[Row]) -> dict[str, Any]:
-    peer = fastest_peer(rows)
+def _record(case: Case, measured: Sequence[Measurement]) -> dict[str, Any]:
+    peer = fastest_peer(measured)
     return {
         "name": case.name,
         "group": case.group,
         "tokens": case.tokens,
         "load": round(os.getloadavg()[0], 1),
-        "fastest_peer": peer and peer.name,
-        "bars": [judge(bar, rows) for bar in case.bars],
-        "rows": [r._asdict() for r in rows],
+        "fastest_peer": peer[0] if peer else None,
+        "bars": [judge(bar, measured) for bar in case.bars],
+        "rows": [one.to_dict() for one in measured],
     }
 
 

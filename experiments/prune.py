@@ -127,26 +127,27 @@ def begin(
     [(seed, params)] = found.params.items()
     experiment = stored_experiment(found.record)
     was = experiment.train
-    more: dict[str, Any] = {
-        "steps": steps,
-        "seeds": (seed,),
-        "warmup_steps": min(was.warmup_steps, steps // 10),
-        "log_every": max(1, steps // 10),
-        "eval_every": steps,
-        "eval_windows": 1,  # scored here, on more
-        "curve_windows": 1,
-        "checkpoint_every": steps,
-    }
+    rate, schedule = learning_rate or was.optimizer.learning_rate, was.schedule
     if not fresh:
-        last = float(SCHEDULES[was.schedule](was)(was.steps - 1))
+        last = float(SCHEDULES[schedule.name](was)(was.steps - 1))
         if not (learning_rate or last or frozen):
             raise ValueError(f"{folder} ended at a learning rate of 0; give --learning_rate")
-        more |= {"schedule": "constant", "learning_rate": learning_rate or last or 1.0}
-    elif learning_rate:
-        more["learning_rate"] = learning_rate
-    if frozen:
-        more["frozen"] = ALL
-    trains = dataclasses.replace(was, **more)
+        rate = learning_rate or last or 1.0
+        schedule = dataclasses.replace(schedule, name="constant")
+    warmup = min(schedule.warmup_steps, steps // 10)
+    trains = dataclasses.replace(
+        was,
+        steps=steps,
+        seeds=(seed,),
+        optimizer=dataclasses.replace(
+            was.optimizer, learning_rate=rate, frozen=ALL if frozen else was.optimizer.frozen
+        ),
+        schedule=dataclasses.replace(schedule, warmup_steps=warmup),
+        # Scored here, on more rows.
+        evaluation=dataclasses.replace(was.evaluation, every=steps, windows=1, curve_windows=1),
+        log_every=max(1, steps // 10),
+        checkpoint_every=steps,
+    )
     task = OBJECTIVES[experiment.task]._replace(final_metrics=None)
     place = runs.run_of_seed(folder, seed) if (folder / runs.SPECS).is_file() else folder
     source = experiment.data.load(trains.length, place)
@@ -190,7 +191,7 @@ def at_pressures(
             alone = {"gates": [{name: (a > 0).astype(np.float32) for name, a in values.items()}]}
             for name, some in (alone | shut).items():
                 before[name] = float(np.mean([score(study.params, one) for one in some]))
-        if study.trains.frozen != ALL:
+        if study.trains.optimizer.frozen != ALL:
             for name, (one, *_) in shut.items():
                 fixed = {n: np.where(a > 0, SURE, -SURE) for n, a in one.items()}
                 other = _train(study, gated, fixed, pressure=0.0, rate=0.0)

@@ -20,7 +20,9 @@ from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.description import PublishedRow, PublishedTable
+from attnlab.lab.policies import FINAL_RATE, FIRST_RATE
 from attnlab.models import ModelConfig, num_parameters
+from attnlab.training.config import TrainConfig
 from experiments.configs import byte_lm
 from experiments.setup import model_of
 
@@ -29,7 +31,6 @@ WIDTHS = (
     "model.embedding.width",
 )  # fmt: skip
 DEPTHS = ("model.num_layers", "model.encoder.num_layers")
-RATES = ("learning_rate", "final_learning_rate")
 FACTORS = (0.3, 1.0, 3.0)
 """Of the learning rates of the table, where the word `lr` asks for several."""
 
@@ -39,18 +40,18 @@ SHORT = {
     "train.batch_size": 16,
     "train.accumulate": 1,
     "train.length": 64,
-    "train.optimizer": "adamw",
-    "train.schedule": "cosine",
-    "train.learning_rate": 3e-3,
-    "train.final_learning_rate": 3e-4,
-    "train.warmup_steps": 50,
-    "train.beta2": 0.99,
-    "train.epsilon": 1e-8,
-    "train.weight_decay": 0.1,
-    "train.clip_norm": 1.0,
+    "train.optimizer.name": "adamw",
+    "train.schedule.name": "cosine",
+    "train.optimizer.learning_rate": 3e-3,
+    "train.schedule.final_learning_rate": 3e-4,
+    "train.schedule.warmup_steps": 50,
+    "train.optimizer.beta2": 0.99,
+    "train.optimizer.epsilon": 1e-8,
+    "train.optimizer.weight_decay": 0.1,
+    "train.optimizer.clip_norm": 1.0,
     "train.log_every": 50,
-    "train.eval_windows": 512,
-    "train.eval_every": 100,
+    "train.evaluation.windows": 512,
+    "train.evaluation.every": 100,
     "train.checkpoint_every": 200,
 }
 """A short training for a CPU."""
@@ -67,6 +68,17 @@ class Row(NamedTuple):
     """The same as the paper prints it; empty where it does not."""
     scores: tuple[float | None, ...] = ()
     """The paper's, one per column; empty where it has none."""
+
+
+class TinyScale(NamedTuple):
+    """What the preset `tiny` stands for."""
+
+    shrink: tuple[str, ...]
+    """Presets that divide the sizes."""
+    base: dict[str, Any]
+    """Config field -> value, of the base."""
+    rows: dict[str, Any] = {}  # noqa: RUF012
+    """The same where a row changes the field."""
 
 
 class Table(NamedTuple):
@@ -87,14 +99,9 @@ class Table(NamedTuple):
     rows: dict[str, Row]
     model: ModelConfig
     """Of the base, at the paper's size."""
-    train: dict[str, Any]
-    """Fields of `TrainConfig`, at the paper's size."""
-    shrink: tuple[str, ...]
-    """The words that `tiny` stands for."""
-    tiny: dict[str, Any]
-    """Config field -> value at that scale, of the base."""
-    tiny_rows: dict[str, Any] = {}  # noqa: RUF012
-    """The same where a row changes the field."""
+    train: TrainConfig
+    """At the paper's size."""
+    tiny: TinyScale
     uncounted: dict[str, Any] = {}  # noqa: RUF012
     """Config field -> value that leaves out what the paper does not count."""
 
@@ -141,10 +148,10 @@ def base_config(table: Table, preset: str) -> ConfigDict:
     words = _words(table, preset)
     base = byte_lm.get_config()
     byte_lm.set_model(base, table.model)
-    base.train.update(table.train)
+    base.train = ConfigDict(byte_lm.fields(table.train))
     sizes = {f: _value(base, f) for f in (*WIDTHS, *DEPTHS, "model.sharing")}
     base.update_from_flattened_dict(_scaled(table, sizes, words))
-    base.update_from_flattened_dict(table.tiny if words.tiny else {})
+    base.update_from_flattened_dict(table.tiny.base if words.tiny else {})
     return base
 
 
@@ -158,8 +165,8 @@ def _value(config: ConfigDict, path: str) -> Any:
 def variants_of(table: Table, preset: str) -> list[lab.Variant]:
     """One variant for each row, or for each row and learning rate."""
     words = _words(table, preset)
-    base = base_config(table, preset).train
-    instead = table.tiny_rows if words.tiny else {}
+    base = base_config(table, preset)
+    instead = table.tiny.rows if words.tiny else {}
     found = []
     for name, row in _rows(table, words).items():
         changes = _scaled(table, row.changes, words)
@@ -167,8 +174,8 @@ def variants_of(table: Table, preset: str) -> list[lab.Variant]:
         if not words.lr:
             found.append(lab.Variant(changes, name))
         for factor in FACTORS if words.lr else ():
-            rates = {f"train.{f}": changes.get(f"train.{f}", base[f]) * factor for f in RATES}
-            tags = {"name": name, "learning_rate": rates["train.learning_rate"]}
+            rates = {f: changes.get(f, _value(base, f)) * factor for f in (FIRST_RATE, FINAL_RATE)}
+            tags = {"name": name, "learning_rate": rates[FIRST_RATE]}
             found.append(lab.Variant(changes | rates, name, tags))
     return found
 
@@ -219,7 +226,7 @@ class Words(NamedTuple):
 def _words(table: Table, arg: str) -> Words:
     words = [word for word in arg.split(",") if word]
     asked: dict[str, Any] = {}
-    for word in (*(table.shrink if "tiny" in words else ()), *words):
+    for word in (*(table.tiny.shrink if "tiny" in words else ()), *words):
         name, _, number = word.partition("/")
         if name in ("width", "layers") and number.isdigit() and int(number):
             asked[name] = int(number)

@@ -22,7 +22,7 @@ from attnlab.data import DATASETS
 from attnlab.heads import HeadNorm
 from attnlab.models import config as model_config
 from attnlab.models import specs
-from attnlab.training import TrainConfig
+from attnlab.training.config import PARTS, TrainConfig
 from experiments import app
 
 ROOT = Path(__file__).parent.parent
@@ -275,7 +275,12 @@ def config_page() -> str:
     )
     for name, extra in extras.items():
         parts.append(_fields(f"config.model.heads.extras.{name}.", extra, title=f"`{name}`"))
-    parts += ["## Training", _fields("config.train.", TrainConfig), _prose(TrainConfig)]
+    parts += [
+        "## Training",
+        _fields("config.train.", TrainConfig, without=set(PARTS)),
+        _prose(TrainConfig),
+    ]
+    parts += [_section(f"config.train.{name}.", part) for name, part in PARTS.items()]
     parts.append("## Data: `config.data.`\n\n`source` names one of these; its fields follow.")
     for name, dataset in DATASETS.items():
         parts += [_fields("config.data.", dataset, title=f"`{name}`"), _prose(dataset)]

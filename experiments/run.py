@@ -53,8 +53,8 @@ def main() -> None:
     for result in results:
         if result.status == "diverged":
             sys.exit(f"error: {result.message}")
-        for metric in result.metrics:
-            value = f"{result.heldout[metric.name]:.{metric.digits + 1}f} {metric.unit}"
+        for metric in result.task.metrics:
+            value = f"{result.scores.heldout[metric.name]:.{metric.digits + 1}f} {metric.unit}"
             print(f"seed {result.spec.seed}: held-out {value}")
     for name in ("report", "view", "sample"):
         print(f"python -m experiments.{name} --workdir={folder}", file=sys.stderr)

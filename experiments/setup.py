@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast, get_args
 import jax
 from ml_collections import ConfigDict
 
-from attnlab import lab, training
+from attnlab import lab
 from attnlab.data import DATASETS, DataConfig
 from attnlab.lab.description import Description
 from attnlab.lab.machine import threads
@@ -17,6 +17,7 @@ from attnlab.lab.sweeps import add_specs
 from attnlab.models import ModelConfig, from_dict
 from attnlab.models.budget import Budget, with_layout
 from attnlab.names import lookup
+from attnlab.training.config import TrainConfig
 
 SECONDS = "seconds"
 BUDGETS = (*get_args(Budget), SECONDS)
@@ -56,10 +57,9 @@ def data_of(fields: Any) -> DataConfig:
 
 def experiment_of(config: ConfigDict) -> lab.Experiment:
     """The experiment of a config, before a budget is made equal. Raises ValueError."""
-    train = training.TrainConfig(**{**config.train, "seeds": tuple(config.train.seeds)})
     found = lab.Experiment(
         model=model_of(config.model),
-        train=train,
+        train=TrainConfig.from_dict(config.train.to_dict()),
         data=data_of(config.data),
         task=config.task,
         start=config.start,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attnlab.data import Dataset, DataSizes
+from attnlab.data import Dataset, DataSizes, DeviceBatches
 from attnlab.training.objectives import Example, Objective, accuracy
 
 
@@ -38,7 +38,7 @@ class Chains:
             digest=repr(self),
             sizes=self.sizes(),
             row_tokens=length,
-            generate=lambda arrays, key, size: self.rows(key, size, length),
+            batches=DeviceBatches(lambda arrays, key, size: self.rows(key, size, length)),
             heldout=scored,
             train=scored,
             baselines=lambda: {"accuracy": {"a guess": 100 / self.count}},

@@ -1,6 +1,6 @@
 """Datasets and tokenizers. `DATASETS`: name -> its config, which loads it."""
 
-from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes
+from attnlab.data.dataset import BYTES, Batch, DataConfig, Dataset, DataSizes, DeviceBatches
 from attnlab.data.endpoints import Endpoints
 from attnlab.data.graph import Nodes
 from attnlab.data.huggingface import HuggingFace
@@ -30,7 +30,8 @@ DATASETS: dict[str, type[DataConfig]] = {
 """Name -> a dataclass with the fields of a dataset; `load` returns the `Dataset`."""
 
 __all__ = [
-    "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "Endpoints", "Farthest",
-    "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan", "RandomAccessData",
-    "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer", "make_tokenizer", "prepare",
+    "BYTES", "DATASETS", "Batch", "DataConfig", "DataSizes", "Dataset", "DeviceBatches",
+    "Endpoints", "Farthest", "HuggingFace", "Labelled", "Maxima", "Nodes", "Pairs", "PreparePlan",
+    "RandomAccessData", "Recall", "Text", "TokenFiles", "Tokenizer", "load_tokenizer",
+    "make_tokenizer", "prepare",
 ]  # fmt: skip

@@ -42,15 +42,31 @@ def no_baselines() -> Baselines:
     return {}
 
 
+HostBatches: TypeAlias = Callable[[int, int, int, slice], Batch]
+"""(seed, step, size, shard) -> the rows `shard` of the batch of `size` rows. The whole batch is a
+function of (seed, step, size): it is the same for any number of processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBatches:
+    """Batches that are made on the device, inside the training step.
+
+    Attributes:
+      generate: (arrays, key, size) -> a batch, traced; the key depends on (seed, step).
+      arrays: kept on every device from the start, for `generate`.
+    """
+
+    generate: Callable[[Batch | DeviceBatch, jax.Array, int], DeviceBatch]
+    arrays: Batch = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Training batches, held-out rows, and what a report says about the data.
 
-    Batches are functions of (seed, step), so no state is saved. They come from `batch` on the host
-    or from `generate` on the device, inside the training step; exactly one of them is given. Scored
-    rows (`heldout`, `train`, `validation`) also have the array `valid`, [W] or [W, ...]: False
-    where a row, or a position in it, is padding and must not count. An evaluation pads its last
-    batch with rows of zeros.
+    Batches are functions of (seed, step), so no state is saved. Scored rows (`heldout`, `train`,
+    `validation`) also have the array `valid`, [W] or [W, ...]: False where a row, or a position in
+    it, is padding and must not count. An evaluation pads its last batch with rows of zeros.
 
     Attributes:
       name: for people.
@@ -61,10 +77,7 @@ class Dataset:
       train: the same of the training part, scored as `heldout` is.
       validation: the same of rows for learning curves and for choosing settings, if there are any;
         `heldout` is then scored once, at the end.
-      batch: (seed, step, size, shard) -> the rows `shard` of the batch of `size` rows. The whole
-        batch depends on (seed, step, size) alone: it is the same for any number of processes.
-      generate: (device_arrays, key, size) -> a batch, traced; the key depends on (seed, step).
-      device_arrays: kept on every device from the start, for `generate`.
+      batches: of the training, a function on the host or `DeviceBatches`.
       decode: tokens -> text for people.
       baselines: returns what needs no model, on the held-out rows.
       files: name -> content of what was made for this data (a tokenizer) and belongs to a run. It
@@ -78,27 +91,24 @@ class Dataset:
     row_tokens: int
     heldout: Callable[[int], Batch]
     train: Callable[[int], Batch]
+    batches: HostBatches | DeviceBatches
     validation: Callable[[int], Batch] | None = None
-    batch: Callable[[int, int, int, slice], Batch] | None = None
-    generate: Callable[[Batch | DeviceBatch, jax.Array, int], DeviceBatch] | None = None
-    device_arrays: Batch = dataclasses.field(default_factory=dict)
     decode: Callable[[Sequence[int]], str] = join_tokens
     baselines: Callable[[], Baselines] = no_baselines
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     facts: dict[str, Fact] = dataclasses.field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if (self.batch is None) == (self.generate is None):
-            raise ValueError(f"dataset {self.name!r}: give either batch or generate")
+    @property
+    def device_arrays(self) -> Batch:
+        """Arrays of `DeviceBatches`; none where batches come from the host."""
+        return self.batches.arrays if isinstance(self.batches, DeviceBatches) else {}
 
     def shapes(self) -> BatchShapes:
         """Shapes and dtypes of a batch of one row."""
-        if self.batch is not None:
-            return shapes_of(self.batch(0, 1, 1, slice(None)))
-        assert self.generate is not None
-        generate = self.generate
+        if not isinstance(batches := self.batches, DeviceBatches):
+            return shapes_of(batches(0, 1, 1, slice(None)))
         shapes: BatchShapes = jax.eval_shape(
-            lambda arrays, key: generate(arrays, key, 1), self.device_arrays, jax.random.key(0)
+            lambda arrays, key: batches.generate(arrays, key, 1), batches.arrays, jax.random.key(0)
         )
         return shapes
 

@@ -17,6 +17,7 @@ from attnlab.data.dataset import (
     Dataset,
     DataSizes,
     DeviceBatch,
+    DeviceBatches,
 )
 from attnlab.names import lookup
 
@@ -111,8 +112,7 @@ class Endpoints:
             digest=hashlib.sha256(identity.encode()).hexdigest(),
             sizes=self.sizes(),
             row_tokens=LENGTH,
-            generate=_draw,
-            device_arrays=every,
+            batches=DeviceBatches(_draw, every),
             heldout=scored,
             train=scored,
             decode=self._decode,

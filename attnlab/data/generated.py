@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from attnlab.data.dataset import Baselines, Batch, Dataset, DataSizes, DeviceBatch
+from attnlab.data.dataset import Baselines, Batch, Dataset, DataSizes, DeviceBatch, DeviceBatches
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ def generated_dataset(
         digest=hashlib.sha256(identity.encode()).hexdigest(),
         sizes=config.sizes(),
         row_tokens=length,
-        generate=lambda arrays, key, size: generate(key, size),
+        batches=DeviceBatches(lambda arrays, key, size: generate(key, size)),
         heldout=lambda count: scored(0, count),
         train=lambda count: scored(1, count),
         baselines=lambda: baselines(scored(0, 0)),

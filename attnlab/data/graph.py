@@ -16,6 +16,7 @@ from attnlab.data.dataset import (
     Dataset,
     DataSizes,
     DeviceBatch,
+    DeviceBatches,
     Fact,
     shapes_of,
 )
@@ -90,8 +91,7 @@ class Nodes:
             digest=graph.digest,
             sizes=self.sizes(),
             row_tokens=length,
-            generate=_repeat,
-            device_arrays=_row(graph, "train"),
+            batches=DeviceBatches(_repeat, _row(graph, "train")),
             heldout=functools.partial(_scored, graph, "test"),
             validation=functools.partial(_scored, graph, "valid"),
             train=functools.partial(_scored, graph, "train"),

@@ -76,7 +76,7 @@ class Labelled:
             digest=digest([*contents, tokenizer.content, b"%d" % length]),
             sizes=self.sizes(),
             row_tokens=length,
-            batch=batch,
+            batches=batch,
             heldout=functools.partial(scored_rows, rows["test"]),
             validation=functools.partial(scored_rows, rows["valid"]),
             train=functools.partial(scored_rows, rows["train"]),

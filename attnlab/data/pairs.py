@@ -74,7 +74,7 @@ class Pairs:
             digest=digest([*contents, tokenizer.content, b"%d" % length]),
             sizes=self.sizes(),
             row_tokens=2 * length,
-            batch=batch,
+            batches=batch,
             heldout=functools.partial(scored_rows, _rows(pairs["test"], tokenizer, None)[0]),
             validation=functools.partial(scored_rows, _rows(pairs["valid"], tokenizer, None)[0]),
             train=functools.partial(scored_rows, train),

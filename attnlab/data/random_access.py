@@ -118,7 +118,7 @@ def dataset_of_splits(splits: Splits, row_tokens: int) -> Dataset:
         digest=splits.digest or _digest((splits.train, validation or (), splits.heldout)),
         sizes=splits.sizes,
         row_tokens=row_tokens,
-        batch=batch,
+        batches=batch,
         heldout=functools.partial(scored, splits.heldout),
         train=functools.partial(scored, splits.train),
         validation=functools.partial(scored, validation) if validation else None,

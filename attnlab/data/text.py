@@ -62,7 +62,7 @@ class Text:
     and for choosing learning rates, in place of the held-out part.
 
     >>> dataset = Text().load(64)
-    >>> dataset.batch(0, 1, 8, slice(0, 2))["tokens"].shape
+    >>> dataset.batches(0, 1, 8, slice(0, 2))["tokens"].shape
     (2, 65)
     """
 
@@ -140,7 +140,7 @@ def dataset_of_corpus(corpus: Corpus, length: int) -> Dataset:
         digest=corpus.sha256,
         sizes=BYTES,
         row_tokens=length,
-        batch=batch,
+        batches=batch,
         heldout=functools.partial(scored, corpus.heldout),
         validation=functools.partial(scored, validation) if validation is not None else None,
         train=functools.partial(scored, corpus.train),
@@ -187,7 +187,7 @@ def _tokenized(
         plain,
         digest=hashlib.sha256(f"{corpus.sha256} {tokenizer.digest}".encode()).hexdigest(),
         sizes=DataSizes(tokenizer.size),
-        batch=batch,
+        batches=batch,
         heldout=functools.partial(scored, text.heldout),
         validation=functools.partial(scored, text.validation) if validation else None,
         train=functools.partial(scored, text.train),

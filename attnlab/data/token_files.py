@@ -238,7 +238,7 @@ class TokenFiles:
             digest=digest,
             sizes=DataSizes(size),
             row_tokens=length,
-            batch=batch,
+            batches=batch,
             heldout=functools.partial(scored, heldout),
             train=functools.partial(scored, train),
             decode=_decoder(tokenizer),

@@ -22,7 +22,7 @@ from attnlab.lab.description import Description, read_description
 from attnlab.lab.executors import Executor, InProcess, LocalExecutor, Queued
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.policies import AddSeeds, TuneLearningRate, best_rates, with_rates
-from attnlab.lab.result import ModelSizes, RunResult
+from attnlab.lab.result import ModelSizes, Provenance, RunResult, Scores, TaskInfo, Timing
 from attnlab.lab.results import Results
 from attnlab.lab.run import RunInUse, RunOptions, run_one
 from attnlab.lab.slurm import SlurmExecutor
@@ -41,15 +41,19 @@ __all__ = [
     "Match",
     "ModelSizes",
     "Policy",
+    "Provenance",
     "Queued",
     "Results",
     "RunInUse",
     "RunOptions",
     "RunResult",
     "RunSpec",
+    "Scores",
     "SlurmExecutor",
     "SweepFailed",
     "Tag",
+    "TaskInfo",
+    "Timing",
     "TuneLearningRate",
     "Variant",
     "best_rates",

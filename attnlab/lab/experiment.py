@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attnlab.data import DATASETS, Batch, DataConfig, DataSizes, Text
 from attnlab.data.dataset import BatchShapes
+from attnlab.lab.former import train_fields
 from attnlab.lab.start import HeadInit, check_start, init_function
 from attnlab.models import ModelConfig, config_dict
 from attnlab.names import lookup
@@ -84,8 +85,8 @@ class Experiment:
         check_output(self.task, objective, self.model, sizes)
         bound, shapes = objective.bind(sizes), self.data.shapes(self.train.length)
         check_lengths(bound, shapes, self.model)
-        if self.train.frozen:
-            frozen_mask(self.train.frozen, self._param_shapes(input_shapes(bound, shapes)))
+        if frozen := self.train.optimizer.frozen:
+            frozen_mask(frozen, self._param_shapes(input_shapes(bound, shapes)))
 
     def check_start(self) -> None:
         """Raises ValueError where the parameters of `start` are of another model, or missing."""
@@ -103,7 +104,7 @@ class Experiment:
         return {
             "task": self.task,
             "model": json.loads(config_dict.to_json(self.model)),
-            "train": dataclasses.asdict(self.train),
+            "train": self.train.to_dict(),
             "data": data,
             "start": self.start,
             "head_init": dataclasses.asdict(self.head_init),
@@ -125,13 +126,12 @@ class Experiment:
         """
         data = dict(fields["data"])
         kind = lookup(DATASETS, data.pop("source"), what="data source")
-        train = _tuples(fields["train"])
         names = ("start", "measure_heads", "matched", "seconds_ratio")
         more: dict[str, Any] = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
                 model=config_dict.from_json(json.dumps(fields["model"])),
-                train=TrainConfig(**train),
+                train=TrainConfig.from_dict(train_fields(fields["train"])),
                 data=kind(**_tuples(data)),
                 task=fields["task"],
                 head_init=HeadInit(**fields.get("head_init", {})),

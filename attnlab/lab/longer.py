@@ -10,6 +10,7 @@ from typing import Any
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
+from attnlab.lab.former import spec_fields
 from attnlab.lab.result import FILE
 from attnlab.runs import SPEC
 from attnlab.training.config import TrainConfig
@@ -51,8 +52,10 @@ def extend(folder: Path, record: dict[str, Any], config: TrainConfig) -> str:
       ValueError: there is no such checkpoint; nothing is changed.
     """
     path = folder / SPEC
-    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if there is None or not is_longer(there, record):
+    if not path.exists():
+        return ""
+    there = spec_fields(json.loads(path.read_text(encoding="utf-8")))
+    if not is_longer(there, record):
         return ""
     before = dataclasses.replace(config, steps=there["config"]["train"]["steps"])
     common = common_steps(before, config.steps)
@@ -62,8 +65,8 @@ def extend(folder: Path, record: dict[str, Any], config: TrainConfig) -> str:
         first = f"the first checkpoint is at {steps[0]}" if steps else "there is no checkpoint"
         raise ValueError(
             f"{folder} cannot be continued from {before.steps} to {config.steps} steps: with "
-            f"train.schedule={config.schedule!r} the learning rates of the two differ after step "
-            f"{common}, and {first}; use another --workdir (the schedules constant and "
+            f"train.schedule.name={config.schedule.name!r} the learning rates of the two differ "
+            f"after step {common}, and {first}; use another --workdir (the schedules constant and "
             "warmup_stable_decay can be continued)"
         )
     _keep(folder, before.steps)

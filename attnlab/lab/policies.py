@@ -17,6 +17,8 @@ from attnlab.lab.spec import RunSpec, Tag, with_values
 from attnlab.lab.statistics import best_rate, more_seeds_may_decide
 
 RATE = "learning_rate"
+FIRST_RATE = "train.optimizer.learning_rate"
+FINAL_RATE = "train.schedule.final_learning_rate"
 TUNING = "tuning"
 """Folder in a workdir for the sweep that chooses learning rates."""
 TUNING_SEED = 1000
@@ -47,7 +49,7 @@ class AddSeeds:
             from scipy import stats
         wide, proposed = False, []
         for runs in results.by_variant().values():
-            scores = np.array([r.heldout[results.metric] for r in runs if r.heldout])
+            scores = np.array([r.scores.heldout[results.metric] for r in runs if r.scores.heldout])
             count = len(runs)
             if count >= self.most:
                 continue
@@ -168,14 +170,14 @@ def _tried(results: Results, runs: Sequence[RunResult]) -> dict[float, float]:
     metric = results.metric
     found: dict[float, list[float]] = {}
     for run in runs:
-        if run.status == "complete" and not run.validation:
+        if run.status == "complete" and not run.scores.validation:
             raise ValueError(
                 "no validation scores; give the data a validation part (--config.data.validation "
                 "=0.1)"
             )
-        score = results.sign(metric) * run.validation.get(metric, math.nan)
+        score = results.sign(metric) * run.scores.validation.get(metric, math.nan)
         score = score if math.isfinite(score) else math.inf
-        found.setdefault(run.spec.config.train.learning_rate, []).append(score)
+        found.setdefault(run.spec.config.train.optimizer.learning_rate, []).append(score)
     return {rate: float(np.mean(scores)) for rate, scores in found.items()}
 
 
@@ -238,7 +240,7 @@ def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> l
         first.setdefault(tuple(spec.tags.items()), spec)
     found = []
     for spec in first.values():
-        rates = first_rates(spec.config.train.learning_rate, count)
+        rates = first_rates(spec.config.train.optimizer.learning_rate, count)
         found += [with_rate(_with_seed(spec, seed), rate) for rate in rates]
     return found
 
@@ -256,8 +258,8 @@ def at_rates(specs: Sequence[RunSpec], rates: Mapping[Variant, float]) -> list[R
 def _at_rate(spec: RunSpec, rate: float) -> Experiment:
     """With the last rate of its schedule in proportion."""
     train = spec.config.train
-    final = train.final_learning_rate * rate / train.learning_rate
-    values = {"train.learning_rate": rate, "train.final_learning_rate": final}
+    final = train.schedule.final_learning_rate * rate / train.optimizer.learning_rate
+    values = {FIRST_RATE: rate, FINAL_RATE: final}
     return with_values(spec.config, values)
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
+from attnlab.lab.former import result_fields
 from attnlab.lab.samples import Sample
 from attnlab.lab.spec import RunSpec
 
-VERSION = 2
-READS = (1, 2)
+VERSION = 3
+READS = (1, 2, 3)
 FILE = "result.json"
 Status: TypeAlias = Literal["complete", "diverged"]
 
@@ -42,7 +43,7 @@ class MetricInfo:
     """A metric of the task.
 
     Attributes:
-      name: as in `RunResult.heldout`.
+      name: as in `Scores.heldout`.
       unit: in words, after a number: "bits per byte".
       better: the direction of better scores.
       digits: decimals in a report.
@@ -70,63 +71,101 @@ class DataInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores at the end; empty where the run diverged or the data have no such part.
+
+    Attributes:
+      heldout, train, validation: metric -> value.
+      baselines: metric -> name of a baseline -> its value on the held-out part, without a model.
+    """
+
+    heldout: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    train: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    validation: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskInfo:
+    """What the model learns to do.
+
+    Attributes:
+      description: in words.
+      metrics: the main one first.
+      curves: the part that the learning curves in metrics.jsonl are of.
+    """
+
+    description: str = ""
+    metrics: tuple[MetricInfo, ...] = ()
+    curves: Literal["held-out", "validation"] = "held-out"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How long a run took.
+
+    Attributes:
+      seconds: of training and scoring, over every start of the run.
+      tokens_per_second: in training, without compilation and scoring.
+    """
+
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What a run was computed with.
+
+    Attributes:
+      environment: versions of Python and packages, device, machine, threads.
+      start: what it started from and how that was changed, in words; "": new parameters.
+      attention: attention sublayer -> how it is computed and why, as JSON.
+    """
+
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start: str = ""
+    attention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunResult:
     """What a run left.
 
     Attributes:
       spec: what was run.
       status: "complete", or "diverged": a loss was not finite.
-      heldout, train, validation: metric -> value at the end; empty where it diverged or the data
-        have no such part.
-      baselines: metric -> name of a baseline -> its value on the held-out part, without a model.
-      sizes: of the model.
-      seconds: of training and scoring, over every start of the run.
-      tokens_per_second: in training, without compilation and scoring.
-      environment: versions of Python and packages, device, machine, threads.
       message: why it diverged.
-      task: what the model learns to do, in words.
-      metrics: of the task, the main one first.
-      weights: what `measure_heads` found at the end.
+      scores: at the end.
+      sizes: of the model.
+      task: what the model learns to do.
       data: what it was trained on.
-      curves: the part that the learning curves in metrics.jsonl are of.
-      start: what it started from and how that was changed, in words; "": new parameters.
-      attention: attention sublayer -> how it is computed and why, as JSON.
+      timing: how long it took.
+      provenance: what it was computed with.
+      weights: what `measure_heads` found at the end.
       sample: a text that it wrote, where it writes.
       version: of this record.
     """
 
     spec: RunSpec
     status: Status
-    heldout: Mapping[str, float]
-    train: Mapping[str, float]
-    validation: Mapping[str, float]
-    baselines: Mapping[str, Mapping[str, float]]
-    sizes: ModelSizes
-    seconds: float
-    tokens_per_second: float
-    environment: Mapping[str, str]
     message: str = ""
-    task: str = ""
-    metrics: tuple[MetricInfo, ...] = ()
-    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    scores: Scores
+    sizes: ModelSizes
+    task: TaskInfo = TaskInfo()
     data: DataInfo = DataInfo()
-    curves: Literal["held-out", "validation"] = "held-out"
-    start: str = ""
-    attention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    timing: Timing = Timing()
+    provenance: Provenance = Provenance()
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sample: Sample | None = None
     version: int = VERSION
 
     def to_json(self) -> str:
         """The record as JSON."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields |= {
-            "spec": self.spec.to_dict(),
-            "sizes": dataclasses.asdict(self.sizes),
-            "metrics": [dataclasses.asdict(metric) for metric in self.metrics],
-            "data": dataclasses.asdict(self.data),
-            "sample": self.sample and dataclasses.asdict(self.sample),
-        }
-        return json.dumps(fields, indent=1, allow_nan=False)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        records = {n: dataclasses.asdict(a) for n, a in fields.items() if n in PARTS and a}
+        spec = {"spec": self.spec.to_dict()}
+        return json.dumps(fields | records | spec, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> "RunResult":
@@ -136,24 +175,38 @@ class RunResult:
           ValueError: no such record, or one of another version.
         """
         fields: dict[str, Any] = json.loads(text)
-        if fields.get("version") not in READS:
+        version = fields.get("version")
+        if version not in READS:
             raise ValueError(
-                f"the result has version {fields.get('version')!r}; this attnlab reads "
-                f"{' and '.join(map(str, READS))}: install the release that wrote it"
+                f"the result has version {version!r}; this attnlab reads "
+                f"{', '.join(map(str, READS))}: install the release that wrote it"
             )
-        fields["spec"] = RunSpec.from_dict(fields["spec"])
-        sizes = fields["sizes"]
+        if version != VERSION:
+            fields = result_fields(fields)
+        sizes, task = fields["sizes"], fields.get("task", {})
         uses = {int(n): size for n, size in sizes.get("parameters_by_uses", {}).items()}
-        fields["sizes"] = ModelSizes(**sizes | {"parameters_by_uses": uses})
-        fields["metrics"] = tuple(MetricInfo(**metric) for metric in fields.get("metrics", ()))
-        fields["data"] = DataInfo(**fields.get("data", {}))
-        if fields.get("sample"):
-            fields["sample"] = Sample(**fields["sample"])
-        return cls(**fields | {"version": VERSION})
+        fields["sizes"] = sizes | {"parameters_by_uses": uses}
+        metrics = tuple(MetricInfo(**metric) for metric in task.get("metrics", ()))
+        fields["task"] = task | {"metrics": metrics}
+        records = {name: kind(**fields[name]) for name, kind in PARTS.items() if fields.get(name)}
+        spec = RunSpec.from_dict(fields["spec"])
+        return cls(**fields | records | {"spec": spec, "version": VERSION})
 
     def write(self, folder: Path) -> None:
         """Writes it to the folder of a run; a kill leaves the old file or the new one."""
         write_atomic(folder / FILE, self.to_json().encode())
+
+
+PARTS: dict[str, type] = {
+    "scores": Scores,
+    "sizes": ModelSizes,
+    "task": TaskInfo,
+    "data": DataInfo,
+    "timing": Timing,
+    "provenance": Provenance,
+    "sample": Sample,
+}
+"""Field of `RunResult` -> its record."""
 
 
 def read_result(folder: Path) -> RunResult | None:

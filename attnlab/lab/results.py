@@ -73,13 +73,13 @@ class Results(Sequence[RunResult]):
     @property
     def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
-        known = {m.name: m for run in self.runs for m in run.metrics or _metrics_of(run)}
+        known = {m.name: m for run in self.runs for m in run.task.metrics or _metrics_of(run)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}
 
     @property
     def metric(self) -> str:
         """The main metric, which tables have by default: the first of the task that runs have."""
-        there = {name for run in self.runs for name in run.heldout}
+        there = {name for run in self.runs for name in run.scores.heldout}
         return next((name for name in self.metrics if name in there), "loss")
 
     def sign(self, metric: str) -> int:
@@ -123,7 +123,7 @@ class Results(Sequence[RunResult]):
         found: dict[Variant, Scores] = {}
         for variant, runs in self._variants.items():
             of: dict[tuple[str, int], RunResult] = {}
-            for run in (run for run in runs if metric in run.heldout):
+            for run in (run for run in runs if metric in run.scores.heldout):
                 key = (self.text_of(run), run.spec.seed)
                 if key in of:
                     raise ValueError(
@@ -131,7 +131,7 @@ class Results(Sequence[RunResult]):
                         "which would count twice; leave one of them out (`filter`)"
                     )
                 of[key] = run
-            found[variant] = {key: run.heldout[metric] for key, run in of.items()}
+            found[variant] = {key: run.scores.heldout[metric] for key, run in of.items()}
         return found
 
     def to_pandas(self) -> "DataFrame":
@@ -161,7 +161,7 @@ class Results(Sequence[RunResult]):
                 **({"texts": len({text for text, _ in scores})} if len(self.texts) > 1 else {}),
                 "diverged": sum(run.status == "diverged" for run in runs),
                 **_sizes(runs[0]),
-                "seconds": sum(run.seconds for run in runs),
+                "seconds": sum(run.timing.seconds for run in runs),
             })  # fmt: skip
         return pandas.DataFrame(rows).sort_values(
             "mean", ascending=self.sign(metric) > 0, ignore_index=True, kind="stable"
@@ -285,7 +285,7 @@ class Results(Sequence[RunResult]):
     def known_metric(self, metric: str | None) -> str:
         """The metric, or the main one for None. Raises ValueError where no run has it."""
         metric = metric or self.metric
-        known = sorted({name for run in self.runs for name in run.heldout})
+        known = sorted({name for run in self.runs for name in run.scores.heldout})
         if metric not in known:
             raise ValueError(f"no run has the metric {metric!r}; known: {', '.join(known)}")
         return metric
@@ -370,11 +370,15 @@ def _spread(scores: Scores) -> float:
 
 
 def _flat(run: RunResult) -> dict[str, Tag]:
-    parts = {"heldout": run.heldout, "train": run.train, "validation": run.validation}
+    parts = {
+        "heldout": run.scores.heldout,
+        "train": run.scores.train,
+        "validation": run.scores.validation,
+    }
     scores = {f"{part}_{name}": v for part, values in parts.items() for name, v in values.items()}
     head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
-    rate = {"learning_rate": run.spec.config.train.learning_rate}
-    speed = {"seconds": run.seconds, "tokens_per_second": run.tokens_per_second}
+    rate = {"learning_rate": run.spec.config.train.optimizer.learning_rate}
+    speed = {"seconds": run.timing.seconds, "tokens_per_second": run.timing.tokens_per_second}
     return {**head, **rate, **dict(run.spec.tags), **scores, **_sizes(run), **speed}
 
 

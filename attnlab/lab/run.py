@@ -23,9 +23,21 @@ from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
 from attnlab.lab.experiment import Experiment, check_lengths, check_output
+from attnlab.lab.former import spec_fields
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
-from attnlab.lab.result import FILE, DataInfo, MetricInfo, ModelSizes, RunResult, read_result
+from attnlab.lab.result import (
+    FILE,
+    DataInfo,
+    MetricInfo,
+    ModelSizes,
+    Provenance,
+    RunResult,
+    Scores,
+    TaskInfo,
+    Timing,
+    read_result,
+)
 from attnlab.lab.spec import RunSpec
 from attnlab.lab.start import Start, init_function, initial_params, load_start, with_plan_of
 from attnlab.models import ModelConfig, matrix_axes
@@ -260,10 +272,7 @@ class _Run:
         return RunResult(
             spec=self.spec,
             status="complete",
-            heldout={},
-            train={},
-            validation={},
-            baselines=baselines,
+            scores=Scores(baselines=baselines),
             sizes=ModelSizes(
                 parameters=models.num_parameters(model),
                 applied_parameters=models.applied_parameters(model),
@@ -272,18 +281,20 @@ class _Run:
                 cache_bytes_per_token=models.cache_bytes_per_token(model),
                 parameters_by_uses=models.parameters_by_uses(model),
             ),
-            seconds=0.0,
-            tokens_per_second=0.0,
-            environment=environment(),
-            task=self.objective.description,
-            metrics=tuple(
-                MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
-                for m in self.objective.metrics
+            task=TaskInfo(
+                description=self.objective.description,
+                metrics=tuple(
+                    MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
+                    for m in self.objective.metrics
+                ),
+                curves="held-out" if self.dataset.validation is None else "validation",
             ),
             data=self._data_info(),
-            curves="held-out" if self.dataset.validation is None else "validation",
-            start=start,
-            attention=attention_reports(model, inputs, training=True),
+            provenance=Provenance(
+                environment=environment(),
+                start=start,
+                attention=attention_reports(model, inputs, training=True),
+            ),
         )
 
     def _data_info(self) -> DataInfo:
@@ -309,7 +320,7 @@ class _Run:
         if line := longer.extend(self.folder, record, self.config):
             lines.append(line)
         if path.exists():
-            there = json.loads(path.read_text(encoding="utf-8"))
+            there = spec_fields(json.loads(path.read_text(encoding="utf-8")))
             check_same(there, record, self.folder)
             changed = differences(there["environment"], record["environment"])
             return lines + [
@@ -336,15 +347,18 @@ class _Run:
 
 
 def _with_scores(described: RunResult, fitted: FitResult) -> RunResult:
-    return dataclasses.replace(
-        described,
+    scores = dataclasses.replace(
+        described.scores,
         heldout=_of_seed(fitted.heldout),
         train=_of_seed(fitted.train),
         validation=_of_seed(fitted.validation),
-        weights=_of_seed(fitted.measured),
+    )
+    timing = Timing(
         seconds=round(fitted.wall_seconds, 3),
         tokens_per_second=round(fitted.tokens_per_second, 1),
     )
+    weights = _of_seed(fitted.measured)
+    return dataclasses.replace(described, scores=scores, timing=timing, weights=weights)
 
 
 def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -372,7 +386,8 @@ def _same_number_of_heads(model: ModelConfig) -> bool:
 
 def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
     """The devices of a run. Raises ValueError where its batches do not divide."""
-    sizes = {"batch_size": config.batch_size, "eval_batch_size": config.eval_batch_size}
+    evaluation = config.evaluation.batch_size
+    sizes = {"batch_size": config.batch_size, "evaluation.batch_size": evaluation}
     if config.accumulate > 1:
         sizes["batch_size / accumulate"] = config.batch_size // config.accumulate
     return sharding.data_mesh(model_parallel=model_parallel, **sizes)

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.former import moved
 from attnlab.lab.start import HeadInit
 from attnlab.models import ModelConfig, config_dict
 from attnlab.models.budget import Budget, match_budget, with_layout
 from attnlab.names import nearest
+from attnlab.training.config import TrainConfig
 
 Tag: TypeAlias = str | int | float | bool | None
 LAYOUT, SHARING = "model.heads.layout", "model.sharing"
@@ -82,8 +84,8 @@ class Variant:
     Attributes:
       values: field ("train.steps") -> value.
       name: what tables call it; "": the values.
-      tags: of its runs; None: {"name": name}, or without a name the last part of each field and its
-        value.
+      tags: of its runs; None: {"name": name}, or without a name the last part of each field (of
+        "train.optimizer.name": "optimizer") and its value.
 
     >>> Variant({"model.heads.layout": "wide", "model.sharing": "albert"}).all_tags
     {'layout': 'wide', 'sharing': 'albert'}
@@ -102,10 +104,9 @@ class Variant:
             return dict(self.tags)
         if self.name:
             return {"name": self.name}
-        lasts = [path.rpartition(".")[2] for path in self.values]
+        lasts = [_last_part(path) for path in self.values]
         found: dict[str, Tag] = {}
-        for path, value in self.values.items():
-            last = path.rpartition(".")[2]
+        for path, last, value in zip(self.values, lasts, self.values.values(), strict=True):
             key = path if lasts.count(last) > 1 else last
             found[key] = value if isinstance(value, Tag) else str(value)
         return found
@@ -117,12 +118,18 @@ class Variant:
         return re.sub(r"^[^A-Za-z0-9]+", "", name)[:120]
 
 
+def _last_part(path: str) -> str:
+    """Of the path of a field, without "name": that of "train.optimizer.name" is "optimizer"."""
+    return path.removesuffix(".name").rpartition(".")[2]
+
+
 def grid(**values: Sequence[Any]) -> list[Variant]:
     """A variant for each combination of values of some fields.
 
     Args:
       **values: field -> its values. A field is a path with two underscores between its parts
-        ("model__width", "train__learning_rate"); `layout` and `sharing` are those of the model.
+        ("model__width", "train__optimizer__learning_rate"); `layout` and `sharing` are those of
+        the model.
         Other paths can be given with `**{"model.ffn.width": [...]}`.
 
     >>> [variant.id for variant in grid(layout=["standard", "wide"], sharing=["albert"])]
@@ -246,7 +253,7 @@ def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
     }
     fields |= {
         "model": config_dict.to_dict(model),
-        "train": dataclasses.asdict(base.train),
+        "train": base.train.to_dict(),
         "data": dataclasses.asdict(base.data),  # type: ignore[call-overload]
         "head_init": dataclasses.asdict(base.head_init),
     }
@@ -255,7 +262,7 @@ def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
             _set(fields, path, value)
     fields |= {
         "model": config_dict.from_dict(fields["model"]),
-        "train": dataclasses.replace(base.train, **fields["train"]),
+        "train": TrainConfig.from_dict(fields["train"]),
         "data": dataclasses.replace(base.data, **fields["data"]),  # type: ignore[type-var]
         "head_init": HeadInit(**fields["head_init"]),
     }
@@ -275,7 +282,7 @@ def _set(fields: dict[str, Any], path: str, value: Any) -> None:
         known = place if isinstance(place, dict) else fields
         near = nearest(last, known)
         hint = f"did you mean {near!r}? " if near else ""
-        raise ValueError(f"no field {path!r}: {hint}known: {', '.join(known)}")
+        raise ValueError(f"no field {path!r}{moved(path)}: {hint}known: {', '.join(known)}")
     place[last] = value
 
 

@@ -3,7 +3,12 @@
 from attnlab.training import objectives, sharding
 from attnlab.training.callbacks import Callback, Profile
 from attnlab.training.checkpoint import Checkpoints, WrongCheckpoint, describe_model
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from attnlab.training.fit import FitOptions, FitResult, NonFiniteLoss, Stopped, TrainStep, fit
 from attnlab.training.in_memory import InMemoryFit, fit_in_memory
 from attnlab.training.loggers import LOGGERS, Logger
@@ -15,9 +20,10 @@ from attnlab.training.sharding import StateSharding
 from attnlab.training.step import Evaluator, TrainState, init_state, map_over_seeds, train_step
 
 __all__ = [
-    "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints", "Evaluator",
-    "FitOptions", "FitResult", "InMemoryFit", "Logger", "NonFiniteLoss", "Objective", "Optimizer",
-    "Profile", "Recorder", "StateSharding", "Stopped", "TrainConfig", "TrainState", "TrainStep",
+    "LOGGERS", "OBJECTIVES", "OPTIMIZERS", "SCHEDULES", "Callback", "Checkpoints",
+    "EvaluationConfig", "Evaluator", "FitOptions", "FitResult", "InMemoryFit", "Logger",
+    "NonFiniteLoss", "Objective", "Optimizer", "OptimizerConfig", "Profile", "Recorder",
+    "ScheduleConfig", "StateSharding", "Stopped", "TrainConfig", "TrainState", "TrainStep",
     "WrongCheckpoint", "describe_model", "fit", "fit_in_memory", "frozen_mask", "init_state",
     "make_optimizer", "map_over_seeds", "objectives", "sharding", "train_step",
 ]  # fmt: skip

@@ -119,8 +119,8 @@ def check_run(config: TrainConfig, identity: dict[str, Any], notes: dict[str, An
     common = common_steps(dataclasses.replace(config, steps=steps), config.steps)
     if steps != config.steps and step > common:
         raise WrongCheckpoint(
-            f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule!r} a "
-            f"run of {config.steps} steps has the same learning rates only up to step {common}; "
+            f"the checkpoint is step {step} of {steps}; with the schedule {config.schedule.name!r} "
+            f"a run of {config.steps} steps has the same learning rates only up to step {common}; "
             "give the run another folder (constant and warmup_stable_decay can be continued)"
         )
     if notes.get("source", identity["source"]) != identity["source"]:

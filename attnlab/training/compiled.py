@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from attnlab.data.dataset import Dataset, DeviceBatch
+from attnlab.data.dataset import Dataset, DeviceBatch, DeviceBatches
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
@@ -69,9 +69,9 @@ class TrainStep:
         self, state: TrainState, batch: DeviceBatch, seeds: Array, device_arrays: DeviceBatch
     ) -> PyTree:
         def one_seed(state: TrainState, batch: DeviceBatch, seed: Array) -> TrainState:
-            if self.dataset.generate is not None:
+            if isinstance(batches := self.dataset.batches, DeviceBatches):
                 key = generation_key(seed, state.step)
-                batch = self.dataset.generate(device_arrays, key, self.config.batch_size)
+                batch = batches.generate(device_arrays, key, self.config.batch_size)
                 rows = sharding.shard_rows(self.mesh)
                 batch = jax.lax.with_sharding_constraint(batch, dict.fromkeys(batch, rows))
             return train_step(
@@ -91,11 +91,11 @@ class TrainStep:
 def host_batch(dataset: Dataset, config: TrainConfig, mesh: Mesh, step: int) -> DeviceBatch:
     """The batches of all seeds [S, B, ...], sharded over the devices; empty where the dataset
     generates them."""
-    if dataset.batch is None:
+    if isinstance(dataset.batches, DeviceBatches):
         return {}
     rows = config.batch_size // jax.process_count()
     part = slice(jax.process_index() * rows, (jax.process_index() + 1) * rows)
-    batches = [dataset.batch(seed, step, config.batch_size, part) for seed in config.seeds]
+    batches = [dataset.batches(seed, step, config.batch_size, part) for seed in config.seeds]
     return {
         name: sharding.shard_batch(mesh, np.stack([batch[name] for batch in batches]), axis=1)
         for name in batches[0]

@@ -93,9 +93,9 @@ def fit(
     The result is a function of (model, initial parameters, config, dataset, seeds): killed at any
     moment and called again, a run ends with the same numbers, bit for bit, on the same machine with
     as many cores. Learning curves (`eval/NAME` of the recorder) are of the same
-    `config.curve_windows` rows at every step, the last one too. An error in a callback, in an
-    optional logger or, once there is something to lose, in a statistic is printed and the training
-    goes on.
+    `config.evaluation.curve_windows` rows at every step, the last one too. An error in a callback,
+    in an optional logger or, once there is something to lose, in a statistic is printed and the
+    training goes on.
 
     Args:
       model: with `init` and `apply`.
@@ -150,7 +150,7 @@ class _Run:
             self.init_seed, config.seeds, options.params, self.mesh, options.sharding
         )
         self.device_arrays = sharding.replicate(self.mesh, dataset.device_arrays)
-        self._evaluator = Evaluator(model, self.objective, self.mesh, config.eval_batch_size)
+        self._evaluator = Evaluator(model, self.objective, self.mesh, config.evaluation.batch_size)
         self._measure: Callable[..., dict[str, Array]] | None = None
         if options.measure is not None:
             self._initial = sharding.gather(self.state.params)
@@ -205,7 +205,7 @@ class _Run:
                 if logs or is_last:
                     self.log(step)
                     advance(step, self.tokens_per_step)
-                if step % config.eval_every == 0 and not is_last:
+                if step % config.evaluation.every == 0 and not is_last:
                     self.clock.stop(self.state.step, step)
                     self.evaluate(step)
                 # Hosts agree on the step to stop at, now and then: it costs them a message.
@@ -248,7 +248,8 @@ class _Run:
 
     def evaluate(self, step: int) -> None:
         """Records the scores on the rows of learning curves, and what is measured."""
-        rows = (self.dataset.validation or self.dataset.heldout)(self.config.curve_windows)
+        count = self.config.evaluation.curve_windows
+        rows = (self.dataset.validation or self.dataset.heldout)(count)
         scores = self.score(step, rows)
         self.recorder.log_scalars(step, {f"eval/{name}": a for name, a in scores.items()})
         if step < self.config.steps:
@@ -292,9 +293,9 @@ class _Run:
 
     def result(self) -> FitResult:
         """Scores the trained state."""
-        config, dataset, step = self.config, self.dataset, self.config.steps
-        heldout = self.score(step, dataset.heldout(config.eval_windows))
-        train = self.score(step, dataset.train(config.eval_windows or config.curve_windows))
+        counts, dataset, step = self.config.evaluation, self.dataset, self.config.steps
+        heldout = self.score(step, dataset.heldout(counts.windows))
+        train = self.score(step, dataset.train(counts.windows or counts.curve_windows))
         heldout |= self.recorder.attempt("the final metrics", self._final_metrics) or {}
         self.evaluate(step)
         validation = dataset.validation and self.score(step, dataset.validation(0))

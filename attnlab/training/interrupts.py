@@ -47,7 +47,8 @@ def check_finite(seeds: Sequence[int], step: int, losses: np.ndarray | jax.Array
     if bad:
         raise NonFiniteLoss(
             f"the loss of seed {', '.join(bad)} is not finite at step {step}; lower "
-            "train.learning_rate, raise train.warmup_steps or use model.compute.dtype=float32"
+            "train.optimizer.learning_rate, raise train.schedule.warmup_steps or use "
+            "model.compute.dtype=float32"
         )
 
 

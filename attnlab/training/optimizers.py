@@ -1,8 +1,8 @@
 """Optimizers. `OPTIMIZERS`: name -> title, and (config, rate, axes) -> transform.
 
 All are made of optax's parts. Each leaves out weight decay where `weight_decay_mask` is False,
-multiplies it by the learning rate, and reads the fields of `TrainConfig` from `learning_rate` to
-`clip_norm`. `beta1` is the decay of its momentum, `beta2` that of its second moment.
+multiplies it by the learning rate, and reads the fields of `OptimizerConfig`. `beta1` is the decay
+of its momentum, `beta2` that of its second moment.
 
 The parameters of layers are stacked, and the projections of heads have more than two axes:
 [G, D, N, H] is G matrices of D x N H, [G, N, C, H] of heads that read a slice of x each is G N
@@ -25,7 +25,7 @@ from attnlab.sharing import Params, PyTree
 from attnlab.training.schedules import SCHEDULES, Rate
 
 if TYPE_CHECKING:
-    from attnlab.training.config import TrainConfig
+    from attnlab.training.config import OptimizerConfig, TrainConfig
 
 MatrixAxes: TypeAlias = tuple[int, int]
 """(number of axes that one output sums over, number of axes of the outputs), from the end. All axes
@@ -46,7 +46,7 @@ class OptimizerEntry(NamedTuple):
     """One entry of `OPTIMIZERS`."""
 
     title: str
-    build: Callable[["TrainConfig", Rate, AxesOf], Transform]
+    build: Callable[["OptimizerConfig", Rate, AxesOf], Transform]
     """(config, rate, axes) -> transform, without clipping."""
 
 
@@ -77,7 +77,7 @@ OUTER_PARAMETERS = (
 """Ends of the names of embedding tables and output heads: no matrices within the model."""
 
 
-def adamw(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def adamw(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Loshchilov and Hutter 2017, arXiv 1711.05101. Reads `base_fan_in` (`scale_by_fan_in`)."""
     if config.base_fan_in is not None:
         return optax.chain(
@@ -95,17 +95,17 @@ def adamw(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     )
 
 
-def adam(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def adam(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Kingma and Ba 2014, arXiv 1412.6980. Raises ValueError with a weight decay."""
     if config.weight_decay:
         raise ValueError(
-            "adam has no weight decay; set weight_decay=0, or optimizer='adamw', which is Adam "
-            "with one"
+            "adam has no weight decay; set optimizer.weight_decay=0, or optimizer.name='adamw', "
+            "which is Adam with one"
         )
     return optax.adam(rate, b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
 
-def adafactor(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def adafactor(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Shazeer and Stern 2018, arXiv 1804.04235, without momentum: `rate` is relative to the root
     mean square of a matrix (0.001 at least), the second moment decays by 1 - step^-0.8, updates of
     a matrix are clipped at a root mean square of 1. Sizes below 128 are not factored. `beta1`,
@@ -119,7 +119,7 @@ def adafactor(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     return optax.chain(per_matrix(scaled, axes), *_decay_and_scale(config, rate))
 
 
-def lamb(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def lamb(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """You et al. 2019, arXiv 1904.00962: Adam's update of each matrix, scaled to the norm of the
     matrix. As in ALBERT's code, parameters without decay are not scaled either."""
     return optax.chain(
@@ -130,7 +130,7 @@ def lamb(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     )
 
 
-def lion(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def lion(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Chen et al. 2023, arXiv 2302.06675; needs a third to a tenth of AdamW's rate."""
     return optax.lion(
         rate,
@@ -141,7 +141,7 @@ def lion(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     )
 
 
-def muon(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def muon(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Jordan et al. 2024, github.com/KellerJordan/Muon: the momentum of each matrix is made nearly
     orthogonal by 5 steps of Newton and Schulz, and scaled by 0.2 sqrt(max(rows, columns)) (Liu et
     al. 2025, arXiv 2502.16982), so that `rate` is that of AdamW. Adam updates what is no matrix
@@ -164,16 +164,16 @@ def muon(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
     )
 
 
-def sgd(config: "TrainConfig", rate: Rate, axes: AxesOf) -> Transform:
+def sgd(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
     """Gradient descent with a momentum of `beta1` (0: none)."""
     return optax.chain(optax.trace(config.beta1), *_decay_and_scale(config, rate))
 
 
-def _scale_by_adam(config: "TrainConfig") -> Transform:
+def _scale_by_adam(config: "OptimizerConfig") -> Transform:
     return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
 
-def _decay_and_scale(config: "TrainConfig", rate: Rate) -> tuple[Transform, Transform]:
+def _decay_and_scale(config: "OptimizerConfig", rate: Rate) -> tuple[Transform, Transform]:
     return (
         optax.add_decayed_weights(config.weight_decay, weight_decay_mask),
         optax.scale_by_learning_rate(rate),
@@ -293,31 +293,46 @@ def frozen_mask(pattern: str, params: Params) -> PyTree:
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named[0]]
     matches = [re.search(pattern, path) is not None for path in paths]
     if not any(matches):
-        raise ValueError(f"frozen={pattern!r} matches none of the weights {', '.join(paths)}")
+        raise ValueError(
+            f"optimizer.frozen={pattern!r} matches none of the weights {', '.join(paths)}"
+        )
     return jax.tree.unflatten(named[1], matches)
 
 
-def make_optimizer(config: "TrainConfig", axes: AxesOf = axes_by_shape) -> Optimizer:
-    """The optimizer and schedule of a `TrainConfig`, after clipping by the global norm.
+def make_transform(config: "OptimizerConfig", rate: Rate, axes: AxesOf) -> Transform:
+    """The transform of an `OptimizerConfig` at a learning rate, after clipping by the global norm.
 
     Frozen parameters have no gradient, which the norm does not count, and no update, not even by
     weight decay.
 
     Args:
-      config: with the fields from `optimizer` to `clip_norm`.
+      config: the optimizer.
+      rate: the learning rate of each step.
       axes: which axes of each parameter form a matrix.
+
+    Raises:
+      ValueError: an unknown name, or fields that do not go together.
     """
-    if config.base_fan_in is not None and config.optimizer != "adamw":
+    if config.base_fan_in is not None and config.name != "adamw":
         raise ValueError(
-            f"base_fan_in={config.base_fan_in} needs optimizer='adamw', not "
-            f"{config.optimizer!r}; set base_fan_in=None"
+            f"optimizer.base_fan_in={config.base_fan_in} needs optimizer.name='adamw', not "
+            f"{config.name!r}; set base_fan_in=None"
         )
-    schedule = lookup(SCHEDULES, config.schedule, what="schedule")(config)
-    entry = lookup(OPTIMIZERS, config.optimizer, what="optimizer")
-    transform = entry.build(config, schedule, axes)
+    transform = lookup(OPTIMIZERS, config.name, what="optimizer").build(config, rate, axes)
     if config.clip_norm:
         transform = optax.chain(optax.clip_by_global_norm(config.clip_norm), transform)
     if config.frozen:
         no_update = optax.masked(optax.set_to_zero(), functools.partial(frozen_mask, config.frozen))
         transform = optax.chain(no_update, transform, no_update)
-    return Optimizer(transform, schedule)
+    return transform
+
+
+def make_optimizer(config: "TrainConfig", axes: AxesOf = axes_by_shape) -> Optimizer:
+    """The optimizer and schedule of a `TrainConfig`.
+
+    Args:
+      config: with the fields `optimizer`, `schedule` and `steps`.
+      axes: which axes of each parameter form a matrix.
+    """
+    schedule = SCHEDULES[config.schedule.name](config)
+    return Optimizer(make_transform(config.optimizer, schedule, axes), schedule)

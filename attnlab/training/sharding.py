@@ -23,9 +23,9 @@ def data_mesh(
 ) -> Mesh:
     """All devices as "data" x "model", the second axis `model_parallel` long.
 
-    `batch_sizes` are named, for the message: `data_mesh(batch_size=16, eval_batch_size=64)`. Raises
-    ValueError where the number of devices of a process is no multiple of `model_parallel`, and
-    where the length of "data" does not divide a batch.
+    `batch_sizes` are named, for the message: `data_mesh(batch_size=16)`. Raises ValueError where
+    the number of devices of a process is no multiple of `model_parallel`, and where the length of
+    "data" does not divide a batch.
     """
     devices = jax.devices() if devices is None else devices
     local = len(devices) // jax.process_count()

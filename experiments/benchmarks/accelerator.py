@@ -40,6 +40,30 @@ MOST_SECONDS = 6.0
 """Of the rounds of one case; where they would take longer there are fewer."""
 
 
+class TrainingDesign(NamedTuple):
+    """The trainings that are measured: model and training of each."""
+
+    decoder: tuple[ModelConfig, training.TrainConfig] = (
+        ModelConfig(
+            vocab_size=50304,
+            max_len=1024,
+            width=768,
+            num_layers=12,
+            heads=Standard(num_heads=12, biases=("q", "k", "v", "o")),
+            ffn=FFN(width=3072, activation="gelu_tanh"),
+            output=OutputHead(kind="own"),
+            compute=Compute(dtype="bfloat16", remat=False),  # as the peer
+        ),
+        training.TrainConfig(batch_size=16, length=1024, seeds=(0,)),
+    )
+    small: tuple[ModelConfig, training.TrainConfig] = (
+        dataclasses.replace(train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)),
+        train.TRAINS,
+    )
+    """Trained from several seeds at once."""
+    seeds: int = 8
+
+
 class Design(NamedTuple):
     """What is measured; of each tuple the first stands in the middle."""
 
@@ -60,25 +84,7 @@ class Design(NamedTuple):
         Size(16, 16384, 8, 1024, 1024, dtype="bfloat16"),
     )
     """How full they are in decoding."""
-    decoder: tuple[ModelConfig, training.TrainConfig] = (
-        ModelConfig(
-            vocab_size=50304,
-            max_len=1024,
-            width=768,
-            num_layers=12,
-            heads=Standard(num_heads=12, biases=("q", "k", "v", "o")),
-            ffn=FFN(width=3072, activation="gelu_tanh"),
-            output=OutputHead(kind="own"),
-            compute=Compute(dtype="bfloat16", remat=False),  # as the peer
-        ),
-        training.TrainConfig(batch_size=16, length=1024, seeds=(0,)),
-    )
-    small: tuple[ModelConfig, training.TrainConfig] = (
-        dataclasses.replace(train.SMALL_DECODER, compute=Compute(dtype="bfloat16", remat=False)),
-        train.TRAINS,
-    )
-    """Trained from several seeds at once."""
-    seeds: int = 8
+    training: TrainingDesign = TrainingDesign()
     most_apart: int = 5
     """Points that differ from the middle in more things are left out."""
 
@@ -95,7 +101,9 @@ _TINY_DECODER = ModelConfig(
     output=OutputHead(kind="own"),
     compute=Compute(dtype="bfloat16", remat=False),
 )
-_TINY_STEPS = training.TrainConfig(batch_size=4, length=8, warmup_steps=1, seeds=(0,))
+_TINY_STEPS = training.TrainConfig(
+    batch_size=4, length=8, schedule=training.ScheduleConfig(warmup_steps=1), seeds=(0,)
+)
 TINY = Design(
     tokens=32,
     lengths=(16,),
@@ -103,9 +111,9 @@ TINY = Design(
     heads=2,
     width=16,
     caches=(Size(2, 16, 2, 16, 16, dtype="bfloat16"),),
-    decoder=(_TINY_DECODER, _TINY_STEPS),
-    small=(_TINY_DECODER, _TINY_STEPS),
-    seeds=2,
+    training=TrainingDesign(
+        decoder=(_TINY_DECODER, _TINY_STEPS), small=(_TINY_DECODER, _TINY_STEPS), seeds=2
+    ),
     most_apart=2,
 )
 """Everything that `FULL` does, in minutes on a CPU: it shows that the suite runs, no more."""
@@ -145,9 +153,9 @@ def cases(design: Design = FULL) -> Iterator[Case]:
     places = settings(design)
     yield from (attention_case(place) for place in places if not place.distance)
     yield train.step_case(
-        "training step of the decoder", *design.decoder, train.LINEN[:1], lenient=True
+        "training step of the decoder", *design.training.decoder, train.LINEN[:1], lenient=True
     )
-    yield train.seeds_case(*design.small, design.seeds)
+    yield train.seeds_case(*design.training.small, design.training.seeds)
     yield from map(decode_case, design.caches)
     yield from (attention_case(place) for place in places if place.distance)
 
@@ -216,11 +224,12 @@ def by_backend(
 def work(case: Case, rounds: int) -> dict[str, Any]:
     """What the ledger keeps of a case. Raises DeviceLostError where the device answers no more."""
     try:
-        rows = measure(case.build(), rounds, most_seconds=MOST_SECONDS)
+        measured = measure(case.build(), rounds, most_seconds=MOST_SECONDS)
     finally:
         gc.collect()  # the arrays of a case are many GiB
         _check_device()
-    return {"tokens": case.tokens, "rows": [r._asdict() for r in rows], "peak_bytes": peak_bytes()}
+    rows = [one.to_dict() for one in measured]
+    return {"tokens": case.tokens, "rows": rows, "peak_bytes": peak_bytes()}
 
 
 def _check_device() -> None:

@@ -51,38 +51,7 @@ def decode_case(size: Size) -> Case:
     )
 
     def build() -> list[Entry]:
-        past = size.T - steps
-        names = ("attnlab, cache of k and v", "attnlab, cache of x and v", FROM_X)
-        layouts = dict(zip(names, (wide, bilinear, absorbed), strict=True))
-
-        @jax.jit  # one program, where each product would be one
-        def start() -> Any:
-            keys = jax.random.split(quick_key(0), 2)
-            weights = [init(keys[0], wide, dtype=dtype)]
-            for step in rewrites:
-                weights.append(dict(step.params(weights[-1])))
-            x = jax.random.normal(keys[1], (size.B, size.T, size.D), dtype)
-            old = x.at[:, past:].set(0)
-            read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, weights[0][name])
-            return weights, {"k": read("k"), "v": read("v"), "x": old}, x[:, past:]
-
-        weights, past_of, tokens = start()
-        held = {
-            name: (layout, w, {n: past_of[n] for n in cache_shapes(layout)})
-            for (name, layout), w in zip(layouts.items(), weights, strict=True)
-        }
-        made, expected = [], None
-        for name in sorted(held, key=lambda name: name != FROM_X):
-            entry, expected = _tried(
-                name, functools.partial(_ours, name, *held[name], tokens, past), expected
-            )
-            made.append(entry._replace(ours=True))
-        both = past_of["k"], past_of["v"]
-        linen = lambda: _linen("Linen, decode=True", wide, weights[0], both, tokens, past)
-        made.append(_tried("Linen, decode=True", linen, expected)[0])
-        made.append(_tried("attnlab latent", lambda: _latent(latent, size, tokens, past), None)[0])
-        made[-1] = made[-1]._replace(ours=True)
-        return made
+        return _entries(size, steps, wide, latent)
 
     sizes = " ".join(size.labels()[:2])
     held = {"k and v": wide, "x and v": bilinear, "x": absorbed, "latent": latent}
@@ -91,6 +60,41 @@ def decode_case(size: Size) -> Case:
     }
     about = size._asdict() | {"word": "decoding", "bytes a token": caches}
     return Case(f"decoding {sizes}, {dtype}", "decoding", sizes, size.B * steps, build, about=about)
+
+
+def _entries(size: Size, steps: int, wide: Standard, latent: Latent) -> list[Entry]:
+    """Wide heads from each of their caches, those of Linen, and latent heads."""
+    past, rewrites = size.T - steps, chain(wide)[0]
+    names = ("attnlab, cache of k and v", "attnlab, cache of x and v", FROM_X)
+    layouts = (wide, *(step.layout for step in rewrites))
+
+    @jax.jit  # one program, where each product would be one
+    def start() -> Any:
+        keys = jax.random.split(quick_key(0), 2)
+        weights = [init(keys[0], wide, dtype=size.dtype)]
+        for step in rewrites:
+            weights.append(dict(step.params(weights[-1])))
+        x = jax.random.normal(keys[1], (size.B, size.T, size.D), size.dtype)
+        old = x.at[:, past:].set(0)
+        read = lambda name: jnp.einsum("BSD,DNH->BSNH", old, weights[0][name])
+        return weights, {"k": read("k"), "v": read("v"), "x": old}, x[:, past:]
+
+    weights, past_of, tokens = start()
+    held = {
+        name: (layout, w, {n: past_of[n] for n in cache_shapes(layout)})
+        for name, layout, w in zip(names, layouts, weights, strict=True)
+    }
+    made, expected = [], None
+    for name in sorted(held, key=lambda name: name != FROM_X):
+        entry, expected = _tried(
+            name, functools.partial(_ours, name, *held[name], tokens, past), expected
+        )
+        made.append(entry._replace(ours=True))
+    both = past_of["k"], past_of["v"]
+    linen = lambda: _linen("Linen, decode=True", wide, weights[0], both, tokens, past)
+    made.append(_tried("Linen, decode=True", linen, expected)[0])
+    entry, _ = _tried("attnlab latent", lambda: _latent(latent, size, tokens, past), None)
+    return [*made, entry._replace(ours=True)]
 
 
 def _tried(name: str, make: Callable[[], Entry], expected: Any) -> tuple[Entry, Any]:

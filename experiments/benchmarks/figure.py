@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attnlab.plotting import BACKGROUND, COLOURS, FONT_SIZE, FOREGROUND, GRID, MARKERS
-from experiments.benchmarks.measure import NOT_SLOWER, Case, Row
+from experiments.benchmarks.measure import NOT_SLOWER, Case, Measurement
 
 MOST_COLUMNS = 2
 TWIN = {"color": "#888888", "marker": "|"}
-Shown = tuple[Case, list[Row]]
+Shown = tuple[Case, list[Measurement]]
 
 
-def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
+def ratios(results: Sequence[tuple[Case, Sequence[Measurement]]]) -> Any:
     """Time of ours / time of each peer with its interval, on a logarithmic axis; 1 is marked.
 
     The A/A pair stands in grey. Cases in which nothing was compared are left out; None where
@@ -45,7 +45,8 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
             axes.set_visible(True)
             _panel(axes, group, cases, styles)
     every = _all(groups.values())
-    low, high = min(r.low or 1.0 for r in every), max(r.high or 1.0 for r in every)
+    low = min(r.ratio.low if r.ratio else 1.0 for r in every)
+    high = max(r.ratio.high if r.ratio else 1.0 for r in every)
     grid[0, 0].set_xlim(min(0.5, low / 1.1), max(2.0, high * 1.1))
     figure.supxlabel(
         "time, ours / this (below 1: ours is faster)", fontsize=FONT_SIZE, color=FOREGROUND
@@ -54,7 +55,7 @@ def ratios(results: Sequence[tuple[Case, Sequence[Row]]]) -> Any:
     return figure
 
 
-def _all(groups: Iterable[Sequence[Shown]]) -> list[Row]:
+def _all(groups: Iterable[Sequence[Shown]]) -> list[Measurement]:
     return [row for cases in groups for _, rows in cases for row in rows]
 
 
@@ -76,8 +77,10 @@ def _panel(axes: Any, group: str, cases: Sequence[Shown], styles: Mapping[str, A
     for (_, rows), ys in zip(cases, places, strict=True):
         for row, y in zip(rows, ys, strict=True):
             style = styles["" if row.twin else row.name]
-            axes.plot([row.low, row.high], [y, y], color=style["color"], linewidth=1.4, zorder=2)
-            axes.plot(row.ratio, y, linestyle="none", markersize=4.5, zorder=3, **style)
+            assert row.ratio is not None
+            median, low, high = row.ratio
+            axes.plot([low, high], [y, y], color=style["color"], linewidth=1.4, zorder=2)
+            axes.plot(median, y, linestyle="none", markersize=4.5, zorder=3, **style)
         if ys[0]:
             axes.axhline(ys[0] - 1, color=GRID, linewidth=0.8)
     axes.set_yticks([(ys[0] + ys[-1]) / 2 for ys in places], [case.label for case, _ in cases])

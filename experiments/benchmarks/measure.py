@@ -70,27 +70,46 @@ class Case(NamedTuple):
     """The sizes by name, for who reads many cases."""
 
 
-class Row(NamedTuple):
-    """One line of a table. Times are None where the entry refuses, ratios where ours does."""
+class Interval(NamedTuple):
+    """A median and the ends of its 95 % bootstrap interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Measurement(NamedTuple):
+    """What was measured of one entry."""
 
     name: str
     ours: bool
     twin: bool
-    milliseconds: float | None
-    """Median over rounds."""
-    best_milliseconds: float | None
-    """Of the fastest round. Far below the median where other work held the cores."""
-    ratio: float | None
-    """Median over rounds of ours / this; in an A/A row of the peer's second entry / its first."""
-    low: float | None
-    high: float | None
+    seconds: list[float]
+    """Of each round; empty where the entry refuses."""
+    ratio: Interval | None
+    """Over rounds, of ours / this; in an A/A line of the peer's second entry / its first. None
+    where this or ours refuses."""
     verdict: str
     temp_bytes: int | None
     flops: float | None
-    seconds: list[float]
-    """Of each round."""
     compile_seconds: float | None = None
     peak_bytes: int | None = None
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Median over rounds."""
+        return 1e3 * float(np.median(self.seconds)) if self.seconds else None
+
+    @property
+    def best_milliseconds(self) -> float | None:
+        """Of the fastest round. Far below the median where other work held the cores."""
+        return 1e3 * float(np.min(self.seconds)) if self.seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, all numbers side by side."""
+        ratio = self.ratio or (None, None, None)
+        times = {"milliseconds": self.milliseconds, "best_milliseconds": self.best_milliseconds}
+        return self._asdict() | times | dict(zip(("ratio", "low", "high"), ratio, strict=True))
 
 
 def refuse(name: str, reason: str, ours: bool = False) -> Entry:
@@ -104,7 +123,7 @@ def refuse(name: str, reason: str, ours: bool = False) -> Entry:
 
 def measure(
     entries: Sequence[Entry], rounds: int, *, warm: bool = True, most_seconds: float = math.inf
-) -> list[Row]:
+) -> list[Measurement]:
     """Times every entry once per round, in an order that each round draws anew.
 
     Where all rounds would take more than `most_seconds` there are fewer, at least `FEWEST_ROUNDS`.
@@ -120,7 +139,7 @@ def measure(
     for row in seconds:
         for i in rng.permutation(able):
             row[i] = _seconds(entries[i].run, calls.get(i, 1))
-    return [_row(entries, i, seconds, rng) for i in range(len(entries))]
+    return [measurement(entries, i, seconds, rng) for i in range(len(entries))]
 
 
 def _seconds(run: Callable[[], Any], calls: int) -> float:
@@ -130,67 +149,71 @@ def _seconds(run: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def _row(entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Generator) -> Row:
+def measurement(
+    entries: Sequence[Entry], i: int, seconds: np.ndarray, rng: np.random.Generator
+) -> Measurement:
+    """Of entry `i`, of the seconds [rounds, entries]."""
     entry, own = entries[i], seconds[:, i]
     above, below = (i, i - 1) if entry.twin else (0, i)
     known = not (entry.refusal or entries[above].refusal)
-    ratio, low, high = interval(seconds[:, above] / seconds[:, below], rng) if known else [None] * 3
+    ratio = interval(seconds[:, above] / seconds[:, below], rng) if known else None
     if entry.refusal:
         verdict = f"refuses: {entry.refusal}"
     elif entry.twin:
         verdict = "A/A, the noise"
     elif entry.ours:
         verdict = "ours, as another row" if i else "ours"
-    elif ratio is None or low is None:
+    elif ratio is None:
         verdict = "ours refuses"
     else:
-        verdict = "not slower" if low <= 1.0 and ratio <= NOT_SLOWER else "SLOWER"
-    return Row(
+        verdict = "not slower" if ratio.low <= 1.0 and ratio.median <= NOT_SLOWER else "SLOWER"
+    return Measurement(
         name=entry.name,
         ours=entry.ours,
         twin=entry.twin,
-        milliseconds=None if entry.refusal else 1e3 * float(np.median(own)),
-        best_milliseconds=None if entry.refusal else 1e3 * float(np.min(own)),
+        seconds=[] if entry.refusal else own.tolist(),
         ratio=ratio,
-        low=low,
-        high=high,
         verdict=verdict,
         temp_bytes=entry.temp_bytes,
         flops=entry.flops,
-        seconds=[] if entry.refusal else own.tolist(),
         compile_seconds=entry.compile_seconds,
         peak_bytes=entry.peak_bytes,
     )
 
 
-def interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float, float]:
+def interval(ratios: np.ndarray, rng: np.random.Generator) -> Interval:
     """Median of per-round ratios and the ends of its 95 % bootstrap interval."""
     draws = np.median(rng.choice(ratios, (10_000, len(ratios))), axis=1)
     low, high = np.quantile(draws, [0.025, 0.975])
-    return float(np.median(ratios)), float(low), float(high)
+    return Interval(float(np.median(ratios)), float(low), float(high))
 
 
-def fastest_peer(rows: Sequence[Row]) -> Row | None:
-    """The row of the peer that took the least median time; None where no peer ran."""
-    peers = [r for r in rows if not r.ours and not r.twin and r.ratio is not None]
-    return max(peers, key=lambda r: r.ratio or 0.0, default=None)
+def fastest_peer(measured: Sequence[Measurement]) -> tuple[str, Interval, str] | None:
+    """Name, ratio and verdict of the peer that took the least median time; None where no peer
+    ran."""
+    peers = [
+        (one.name, one.ratio, one.verdict)
+        for one in measured
+        if one.ratio is not None and not one.ours and not one.twin
+    ]
+    return max(peers, key=lambda peer: peer[1].median, default=None)
 
 
-def judge(bar: Bar, rows: Sequence[Row]) -> str:
+def judge(bar: Bar, measured: Sequence[Measurement]) -> str:
     """What ours has to reach beside a peer, what it reached, and whether that is enough."""
-    peer = next((r for r in rows if r.name == bar.peer and r.ratio is not None), None)
+    peer = next((one for one in measured if one.name == bar.peer and one.ratio is not None), None)
     if peer is None or peer.ratio is None:
         return f"bar beside {bar.peer}: it did not run"
-    met = peer.ratio <= bar.time
-    text = f"at most {bar.time:.2f} of the time of {bar.peer}: {peer.ratio:.3f}"
-    if bar.memory is not None and peer.temp_bytes and rows[0].temp_bytes is not None:
-        share = rows[0].temp_bytes / peer.temp_bytes
+    met = peer.ratio.median <= bar.time
+    text = f"at most {bar.time:.2f} of the time of {bar.peer}: {peer.ratio.median:.3f}"
+    if bar.memory is not None and peer.temp_bytes and measured[0].temp_bytes is not None:
+        share = measured[0].temp_bytes / peer.temp_bytes
         met = met and share <= bar.memory
         text += f"; at most {bar.memory:.2f} of its XLA temporary memory: {share:.3f}"
     return f"bar: {text}: {'met' if met else 'NOT MET'}"
 
 
-def table(case: Case, rows: Sequence[Row], rounds: int) -> str:
+def table(case: Case, measured: Sequence[Measurement], rounds: int) -> str:
     """Markdown."""
     lines = [
         f"### {case.name}, {rounds} rounds",
@@ -199,22 +222,24 @@ def table(case: Case, rows: Sequence[Row], rounds: int) -> str:
         "| FLOPs, ours / this |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
+    ours = measured[0].flops
+    for one in measured:
         time, ratio = ["", "", ""], ["", ""]
-        if r.milliseconds is not None and r.best_milliseconds is not None:
-            speed = f"{case.tokens / r.milliseconds * 1e3:,.0f}"
-            time = [f"{r.milliseconds:.4g}", f"{r.best_milliseconds:.4g}", speed]
-        if r.ratio is not None:
-            ratio = [f"{r.ratio:.3f}", f"{r.low:.3f} to {r.high:.3f}"]
-        temp = "" if r.temp_bytes is None else f"{r.temp_bytes / 2**20:.1f}"
-        flops = f"{rows[0].flops / r.flops:.3f}" if rows[0].flops and r.flops else ""
-        lines.append("| " + " | ".join([r.name, *time, *ratio, r.verdict, temp, flops]) + " |")
+        if one.milliseconds is not None and one.best_milliseconds is not None:
+            speed = f"{case.tokens / one.milliseconds * 1e3:,.0f}"
+            time = [f"{one.milliseconds:.4g}", f"{one.best_milliseconds:.4g}", speed]
+        if one.ratio is not None:
+            ratio = [f"{one.ratio.median:.3f}", f"{one.ratio.low:.3f} to {one.ratio.high:.3f}"]
+        temp = "" if one.temp_bytes is None else f"{one.temp_bytes / 2**20:.1f}"
+        flops = f"{ours / one.flops:.3f}" if ours and one.flops else ""
+        lines.append("| " + " | ".join([one.name, *time, *ratio, one.verdict, temp, flops]) + " |")
     lines.append("")
-    peer = fastest_peer(rows)
+    peer = fastest_peer(measured)
     if peer is not None:
+        name, (median, low, high), verdict = peer
         lines.append(
-            f"fastest peer: {peer.name}, time ours / this {peer.ratio:.3f} "
-            f"({peer.low:.3f} to {peer.high:.3f}): {peer.verdict}"
+            f"fastest peer: {name}, time ours / this {median:.3f} ({low:.3f} to {high:.3f}): "
+            f"{verdict}"
         )
-    lines += [judge(bar, rows) for bar in case.bars]
+    lines += [judge(bar, measured) for bar in case.bars]
     return "\n".join(lines).rstrip()

@@ -20,8 +20,14 @@ paper's sizes, steps, batch and optimizer (LAMB)."""
 import dataclasses
 
 from attnlab.pretrained import published_config
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from experiments import published
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 
 def _row(embedding: int, plan: str, parameters: int, printed: str = "", *scores: float) -> Row:
@@ -104,35 +110,33 @@ TABLE = Table(
     base="E=128 not-shared",
     rows=ROWS,
     model=MODEL,
-    train=dict(
+    train=TrainConfig(
         steps=125_000,
         batch_size=4096,
         accumulate=64,
         length=512,
-        optimizer="lamb",
-        schedule="linear",
-        learning_rate=1.76e-3,
-        final_learning_rate=0.0,
-        warmup_steps=3125,
-        beta2=0.999,
-        epsilon=1e-6,
-        weight_decay=0.01,
+        optimizer=OptimizerConfig(
+            name="lamb", learning_rate=1.76e-3, beta2=0.999, epsilon=1e-6, weight_decay=0.01
+        ),
+        schedule=ScheduleConfig(name="linear", final_learning_rate=0.0, warmup_steps=3125),
+        evaluation=EvaluationConfig(every=5000),
         log_every=500,
-        eval_every=5000,
         checkpoint_every=5000,
     ),
-    shrink=("width/16",),
-    tiny=published.SHORT
-    | {
-        "model.vocab_size": 257,
-        "model.heads.num_heads": 4,
-        "model.norm.position": "pre",
-        "model.max_len": 32,
-        "train.length": 32,
-        "train.steps": 600,
-        "train.eval_windows": 1024,
-    },
-    tiny_rows={"model.embedding.width": 24},
+    tiny=TinyScale(
+        shrink=("width/16",),
+        base=published.SHORT
+        | {
+            "model.vocab_size": 257,
+            "model.heads.num_heads": 4,
+            "model.norm.position": "pre",
+            "model.max_len": 32,
+            "train.length": 32,
+            "train.steps": 600,
+            "train.evaluation.windows": 1024,
+        },
+        rows={"model.embedding.width": 24},
+    ),
     uncounted={
         "model.output.kind": "none",
         "model.output.bias": False,

@@ -99,8 +99,8 @@ def _base() -> ConfigDict:
 
 
 def fields(example: Any) -> dict[str, Any]:
-    """Every field of a dataclass, so that every one is a flag; one that is None gets the first
-    type of its hint, since a flag needs one to be read.
+    """Every field of a dataclass, and of those in it, so that every one is a flag; one that is
+    None gets the first type of its hint, since a flag needs one to be read.
     """
     hints = typing.get_type_hints(type(example))
     found: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def fields(example: Any) -> dict[str, Any]:
         if value is None:
             first = typing.get_args(hints[field.name])[0]
             value = config_dict.placeholder(typing.get_origin(first) or first)  # tuple[...]: tuple
-        found[field.name] = value
+        found[field.name] = fields(value) if dataclasses.is_dataclass(value) else value
     return found
 
 
@@ -155,12 +155,12 @@ def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -
 SHORTEST = {
     "train.batch_size": 8,
     "train.steps": 20,
-    "train.warmup_steps": 2,
+    "train.schedule.warmup_steps": 2,
     "train.log_every": 5,
-    "train.eval_every": 10,
+    "train.evaluation.every": 10,
     "train.checkpoint_every": 10,
-    "train.eval_batch_size": 16,
-    "train.curve_windows": 16,
+    "train.evaluation.batch_size": 16,
+    "train.evaluation.curve_windows": 16,
     "train.seeds": (0, 1),
 }
 """A training of seconds, for tests."""
@@ -184,7 +184,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model.max_len": 16,
         **SHORTEST,
         "train.length": 16,
-        "train.eval_windows": 32,
+        "train.evaluation.windows": 32,
     },
     "nanogpt_cpu": {
         "model.width": 128,
@@ -196,11 +196,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model.init.residual": "depth",
         "train.batch_size": 12,
         "train.steps": 2000,
-        "train.learning_rate": 1e-3,
-        "train.final_learning_rate": 1e-4,
-        "train.warmup_steps": 100,
-        "train.eval_every": 500,
+        "train.optimizer.learning_rate": 1e-3,
+        "train.schedule.final_learning_rate": 1e-4,
+        "train.schedule.warmup_steps": 100,
+        "train.evaluation.every": 500,
         "train.checkpoint_every": 200,
-        "train.eval_windows": 0,
+        "train.evaluation.windows": 0,
     },
 }

@@ -61,7 +61,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config = task.get_config(",".join(word for word in words if word not in OWN_WORDS))
     if "tuned" in words:
         config.data.validation = 0.1
-        config.train.learning_rate, config.train.final_learning_rate = 0.006, 0.0006
+        config.train.optimizer.learning_rate = 0.006
+        config.train.schedule.final_learning_rate = 0.0006
     return config
 
 

@@ -36,15 +36,15 @@ VALUES = {
     "model.dropout.ffn": 0.6,
     "train.length": 2708,
     "train.batch_size": 1,
-    "train.eval_batch_size": 1,
+    "train.evaluation.batch_size": 1,
     "train.steps": 150,
-    "train.learning_rate": 5e-3,
-    "train.final_learning_rate": 5e-4,
-    "train.warmup_steps": 10,
-    "train.weight_decay": 0.5,
+    "train.optimizer.learning_rate": 5e-3,
+    "train.schedule.final_learning_rate": 5e-4,
+    "train.schedule.warmup_steps": 10,
+    "train.optimizer.weight_decay": 0.5,
     "train.log_every": 25,
-    "train.eval_every": 25,
-    "train.eval_windows": 0,
+    "train.evaluation.every": 25,
+    "train.evaluation.windows": 0,
 }
 VARIANTS = {
     "citeseer": {
@@ -62,7 +62,7 @@ VARIANTS = {
         "model.ffn.width": 32,
         **byte_lm.SHORTEST,
         "train.batch_size": 1,
-        "train.eval_batch_size": 1,
+        "train.evaluation.batch_size": 1,
         "train.length": 30,
     },
 }

@@ -35,4 +35,4 @@ def get_config(arg: str = "") -> ConfigDict:
         )
     if unknown := set(stages) - {*TITLES, -1}:
         raise ValueError(f"unknown stage {min(unknown)}; stages are {', '.join(map(str, TITLES))}")
-    return ConfigDict({"stages": stages, "weight_decay": TrainConfig().weight_decay})
+    return ConfigDict({"stages": stages, "weight_decay": TrainConfig().optimizer.weight_decay})

@@ -48,6 +48,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from attnlab import lab
+from attnlab.lab.policies import FINAL_RATE, FIRST_RATE
 from attnlab.models import with_layout
 from experiments.configs import byte_lm
 
@@ -63,8 +64,8 @@ SCALES = {
         "train.length": 256,
         "train.batch_size": 32,
         "train.steps": 1000,
-        "train.warmup_steps": 100,
-        "train.eval_every": 200,
+        "train.schedule.warmup_steps": 100,
+        "train.evaluation.every": 200,
         "train.checkpoint_every": 500,
         "train.seeds": tuple(range(10)),
     }
@@ -133,15 +134,14 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     words = preset.split(",")
     rates: list[dict[str, Any]] = [{}]
     if "lr" in words:
-        names = "train.learning_rate", "train.final_learning_rate"
-        rates = [dict(zip(names, (rate, rate / 10), strict=True)) for rate in LEARNING_RATES]
+        rates = [{FIRST_RATE: rate, FINAL_RATE: rate / 10} for rate in LEARNING_RATES]
     found = []
     for layout, plan in itertools.product(_layouts(preset), _plans(preset)):
         head = with_layout(base.model, layout, plan).layout.size("head_dim")
         values = {"model.heads.layout": layout, "model.sharing": plan}
         tags: dict[str, lab.Tag] = {"layout": layout, "sharing": plan}
         for rate in rates:
-            more = {"learning_rate": rate["train.learning_rate"]} if rate else {}
+            more = {"learning_rate": rate[FIRST_RATE]} if rate else {}
             scales: dict[str, dict[str, Any]] = {"sqrt(H)": {}}
             if "scores" in words:
                 scales["H"] = {"model.heads.scale": 1 / head}

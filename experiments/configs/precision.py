@@ -30,7 +30,7 @@ VARIANTS = byte_lm.VARIANTS | {
         "model.max_len": 32,
         "train.length": 32,
         "train.batch_size": 4,
-        "train.eval_every": 800,
+        "train.evaluation.every": 800,
     }
 }
 

@@ -33,12 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
     symbols = len(OBJECTIVES[config.task].special_tokens)
     if path.is_file() and num_tokens(str(path)) + symbols <= model.vocab_size:
         config.data.tokenizer = str(path)
-    config.train.update(
-        steps=200,
-        warmup_steps=10,
-        length=min(config.train.length, model.max_len),
-        learning_rate=1e-4,
-        final_learning_rate=1e-5,
-        seeds=(0,),
-    )
+    config.train.update(steps=200, length=min(config.train.length, model.max_len), seeds=(0,))
+    config.train.optimizer.learning_rate = 1e-4
+    config.train.schedule.update(warmup_steps=10, final_learning_rate=1e-5)
     return config

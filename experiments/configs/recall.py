@@ -36,9 +36,9 @@ VALUES = {
     "train.length": 32,
     "train.batch_size": 64,
     "train.steps": 1500,
-    "train.weight_decay": 0.0,
-    "train.eval_every": 100,
-    "train.eval_windows": 0,
+    "train.optimizer.weight_decay": 0.0,
+    "train.evaluation.every": 100,
+    "train.evaluation.windows": 0,
 }
 VARIANTS = {
     "paper": {

@@ -31,11 +31,11 @@ VALUES = {
     "train.length": 64,
     "train.batch_size": 32,
     "train.steps": 800,
-    "train.learning_rate": 1e-3,
-    "train.final_learning_rate": 1e-4,
-    "train.weight_decay": 0.1,
-    "train.eval_every": 100,
-    "train.eval_windows": 0,
+    "train.optimizer.learning_rate": 1e-3,
+    "train.schedule.final_learning_rate": 1e-4,
+    "train.optimizer.weight_decay": 0.1,
+    "train.evaluation.every": 100,
+    "train.evaluation.windows": 0,
 }
 VARIANTS = {
     "max": {"model.output.pooler": "max"},

@@ -33,11 +33,11 @@ VALUES = two_heads_beat_one.VALUES | {
     "model.heads.num_heads": 2,
     "model.heads.head_dim": 16,
     "model.heads.biases": "",  # a key bias has no gradient, so it would not move
-    "train.clip_norm": 0.0,
+    "train.optimizer.clip_norm": 0.0,
     "train.seeds": (0, 1, 2),
     "measure_heads": True,
 }
-VARIANTS = {"tiny": two_heads_beat_one.VARIANTS["tiny"] | {"train.learning_rate": 3e-2}}
+VARIANTS = {"tiny": two_heads_beat_one.VARIANTS["tiny"] | {"train.optimizer.learning_rate": 3e-2}}
 EQUAL: dict[str, Any] = {"head_init.values": "outputs"}
 CHANGES: dict[str, dict[str, Any]] = {
     "apart": {},

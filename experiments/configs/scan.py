@@ -103,9 +103,9 @@ VALUES = {
     "train.batch_size": 64,
     "train.steps": 1500,
     "train.seeds": (0,),
-    "train.weight_decay": 0.0,
-    "train.eval_every": 250,
-    "train.eval_windows": 0,
+    "train.optimizer.weight_decay": 0.0,
+    "train.evaluation.every": 250,
+    "train.evaluation.windows": 0,
 }
 VARIANTS = {
     "length": {"data.make": "experiments.configs.scan:length"},
@@ -115,7 +115,7 @@ VARIANTS = {
         "model.heads.num_heads": 2,
         "model.ffn.width": 32,
         **byte_lm.SHORTEST,
-        "train.eval_windows": 32,
+        "train.evaluation.windows": 32,
     },
 }
 

@@ -25,8 +25,14 @@ preset: T5 base."""
 import dataclasses
 
 from attnlab.pretrained import published_config
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from experiments import published
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 COLUMNS = ("GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo")
 ROWS = {
@@ -82,23 +88,24 @@ TABLE = Table(
     base="encoder-decoder",
     rows=ROWS,
     model=MODEL,
-    train=dict(
+    train=TrainConfig(
         steps=524_288,
         batch_size=128,
         length=512,
-        optimizer="adafactor",
-        schedule="flat_inverse_sqrt",  # 1 / sqrt(max(step, 10,000))
-        learning_rate=0.01,
-        warmup_steps=9_999,
-        weight_decay=0.0,
-        clip_norm=0.0,
+        optimizer=OptimizerConfig(
+            name="adafactor", learning_rate=0.01, weight_decay=0.0, clip_norm=0.0
+        ),
+        # 1 / sqrt(max(step, 10,000))
+        schedule=ScheduleConfig(name="flat_inverse_sqrt", warmup_steps=9_999),
+        evaluation=EvaluationConfig(every=5000),
         log_every=500,
-        eval_every=5000,
         checkpoint_every=5000,
     ),
-    shrink=("width/8", "layers/3"),
-    tiny=published.SHORT
-    | {"model.vocab_size": 357, "train.steps": 300, "train.eval_windows": 1024},
+    tiny=TinyScale(
+        shrink=("width/8", "layers/3"),
+        base=published.SHORT
+        | {"model.vocab_size": 357, "train.steps": 300, "train.evaluation.windows": 1024},
+    ),
 )
 ALONE = TABLE._replace(
     rows=LANGUAGE_MODEL,

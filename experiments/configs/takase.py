@@ -19,7 +19,7 @@ Presets after the colon: see `experiments/published.py`. Without a preset: the p
 from attnlab.pretrained import published_config
 from experiments import published
 from experiments.configs import vaswani_table3
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 BIG = {"model.width": 1024, "model.ffn.width": 4096, "model.heads.num_heads": 16}
 SIX = 60_878_848
@@ -68,8 +68,10 @@ TABLE = Table(
     rows=ROWS,
     model=published_config("transformer_base", vocab_size=32_768),
     train=vaswani_table3.TABLE.train,
-    shrink=("width/8", "layers/3"),
-    tiny=published.SHORT | {"model.vocab_size": 357, "model.norm.position": "pre"},
+    tiny=TinyScale(
+        shrink=("width/8", "layers/3"),
+        base=published.SHORT | {"model.vocab_size": 357, "model.norm.position": "pre"},
+    ),
 )
 
 get_config, variants, describe = published.functions(TABLE)

@@ -33,12 +33,12 @@ VALUES = {
     "train.steps": 1500,
     "train.seeds": (0,),
     "train.label_smoothing": 0.1,
-    "train.learning_rate": 3e-3,
-    "train.final_learning_rate": 3e-4,
-    "train.warmup_steps": 100,
-    "train.weight_decay": 0.01,
-    "train.eval_every": 250,
-    "train.eval_windows": 0,
+    "train.optimizer.learning_rate": 3e-3,
+    "train.schedule.final_learning_rate": 3e-4,
+    "train.schedule.warmup_steps": 100,
+    "train.optimizer.weight_decay": 0.01,
+    "train.evaluation.every": 250,
+    "train.evaluation.windows": 0,
     "train.checkpoint_every": 250,
 }
 VARIANTS = {

@@ -18,8 +18,14 @@ Presets after the colon: see `experiments/published.py`. Without a preset: the p
 """
 
 from attnlab.pretrained import published_config
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from experiments import published
-from experiments.published import Row, Table
+from experiments.published import Row, Table, TinyScale
 
 WARMUP = 4000
 PATHS = {
@@ -36,7 +42,8 @@ PATHS = {
 
 def _row(perplexity: float, bleu: float, parameters: int, printed: str = "", **changes) -> Row:
     fields = {f"model.{PATHS.get(name, name)}": value for name, value in changes.items()}
-    fields |= {"train.learning_rate": _rate(changes["width"])} if "width" in changes else {}
+    if "width" in changes:
+        fields["train.optimizer.learning_rate"] = _rate(changes["width"])
     return Row(fields, parameters, printed, (perplexity, bleu))
 
 
@@ -99,26 +106,29 @@ TABLE = Table(
     base="base",
     rows=ROWS,
     model=published_config("transformer_base"),
-    train=dict(
+    train=TrainConfig(
         steps=100_000,
         batch_size=56,
         length=512,
-        optimizer="adam",
-        schedule="inverse_sqrt",
-        learning_rate=_rate(512),
-        warmup_steps=WARMUP - 1,
-        beta2=0.98,
-        epsilon=1e-9,
-        weight_decay=0.0,
-        clip_norm=0.0,
+        optimizer=OptimizerConfig(
+            name="adam",
+            learning_rate=_rate(512),
+            beta2=0.98,
+            epsilon=1e-9,
+            weight_decay=0.0,
+            clip_norm=0.0,
+        ),
+        schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=WARMUP - 1),
+        evaluation=EvaluationConfig(every=5000),
         label_smoothing=0.1,
         log_every=500,
-        eval_every=5000,
         checkpoint_every=5000,
     ),
-    shrink=("width/8", "layers/2"),
-    tiny=published.SHORT | {"model.vocab_size": 357},
-    tiny_rows={f: published.SHORT[f] for f in ("train.steps", "train.learning_rate")},
+    tiny=TinyScale(
+        shrink=("width/8", "layers/2"),
+        base=published.SHORT | {"model.vocab_size": 357},
+        rows={f: published.SHORT[f] for f in ("train.steps", "train.optimizer.learning_rate")},
+    ),
 )
 
 get_config, variants, describe = published.functions(TABLE)

@@ -36,14 +36,14 @@ VALUES = recall.VALUES | {
     "data.pairs": 4,
     "model.vocab_size": 32,
     "train.steps": 800,
-    "train.eval_every": 100,
+    "train.evaluation.every": 100,
     "train.checkpoint_every": 800,
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "all learn": {},
-    "Q and K frozen": {"train.frozen": r"attention\.[qk](_bias)?$"},
-    "V and O frozen": {"train.frozen": r"attention\.[vo](_bias)?$"},
-    "fixed random pattern": {"model.heads.scale": 0.0, "train.frozen": "relative_bias"},
+    "Q and K frozen": {"train.optimizer.frozen": r"attention\.[qk](_bias)?$"},
+    "V and O frozen": {"train.optimizer.frozen": r"attention\.[vo](_bias)?$"},
+    "fixed random pattern": {"model.heads.scale": 0.0, "train.optimizer.frozen": "relative_bias"},
 }
 RECALL = lab.Description(
     question="Which matrices of attention must learn to find again what was said?",

@@ -26,9 +26,9 @@ def test_every_dataset_is_tried():
 
 
 def draw(dataset, seed, step, size=4, shard=slice(None)):
-    if dataset.generate is not None:
-        return dataset.generate(dataset.device_arrays, step_key(seed, step), size)
-    return dataset.batch(seed, step, size, shard)
+    if isinstance(batches := dataset.batches, data.DeviceBatches):
+        return batches.generate(batches.arrays, step_key(seed, step), size)
+    return batches(seed, step, size, shard)
 
 
 def same(a, b):
@@ -46,7 +46,7 @@ def test_a_batch_is_a_function_of_seed_and_step(case):
     if not isinstance(config, data.Nodes):  # one graph is one batch
         assert not same(one, draw(dataset, 4, 5))
         assert not same(one, draw(dataset, 3, 6))
-    if dataset.batch is not None:
+    if not isinstance(dataset.batches, data.DeviceBatches):
         halves = [draw(dataset, 3, 5, shard=slice(2 * p, 2 * p + 2)) for p in range(2)]
         assert same(jax.tree.map(lambda *a: np.concatenate(a), *halves), one)
 

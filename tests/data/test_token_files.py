@@ -33,8 +33,9 @@ def test_a_file_gives_the_batches_of_the_text_in_memory(tmp_path, dtype):
         BYTES.astype(dtype).tofile(path)
         config = TokenFiles(path=str(path), dtype=dtype, vocab_size=256, bytes_per_token=1.0)
     text, files = Text(path=str(tmp_path / "text")).load(LENGTH), config.load(LENGTH)
+    shard = slice(2, 6)
     for seed, step in ((0, 1), (3, 70)):
-        assert same(text.batch(seed, step, 8, slice(2, 6)), files.batch(seed, step, 8, slice(2, 6)))
+        assert same(text.batches(seed, step, 8, shard), files.batches(seed, step, 8, shard))
     for part in ("heldout", "train"):
         for count in (0, 7):
             ours, theirs = getattr(files, part)(count), getattr(text, part)(count)
@@ -202,7 +203,7 @@ def test_rows_of_a_table_are_examples(tmp_path):
     rows = dataset.heldout(0)
     assert rows["tokens"].tolist() == [[1, 2, 3, 0, 0], [4, 5, 6, 7, 8]]
     assert rows["valid"].tolist() == [[True, True, False, False], [True] * 4]
-    assert set(dataset.batch(0, 1, 4, slice(None))["tokens"][:, 0]) == {1, 4}
+    assert set(dataset.batches(0, 1, 4, slice(None))["tokens"][:, 0]) == {1, 4}
     splits["train"].to_parquet(tmp_path / "rows.parquet")
     parquet = HuggingFace(path=str(tmp_path / "rows.parquet"), heldout=0.5, **fields).load(4)
     assert parquet.heldout(0)["tokens"].tolist() == [[4, 5, 6, 7, 8]]

@@ -123,18 +123,18 @@ def flat(model):
 @pytest.mark.parametrize("name", TABLES)
 def test_tiny_keeps_the_ratios(name):
     table, full, tiny = TABLES[name][1], rows(name), rows(name, "tiny")
-    by = dict(word.split("/") for word in table.shrink)
+    by = dict(word.split("/") for word in table.tiny.shrink)
     for row, one in tiny.items():
         paper = flat(full[row].model)
         for field, size in flat(one.model).items():
             word = ("width" if field in published.WIDTHS else
                     "layers" if field in published.DEPTHS else "")  # fmt: skip
-            if word and paper[field] is not None and field not in table.tiny_rows:
+            if word and paper[field] is not None and field not in table.tiny.rows:
                 assert paper[field] == size * int(by.get(word, 1)), (row, field)
         assert one.model.heads.num_heads == full[row].model.heads.num_heads or (
-            "model.heads.num_heads" in table.tiny
+            "model.heads.num_heads" in table.tiny.base
         )
-        assert {one.train.steps} == {table.tiny["train.steps"]}
+        assert {one.train.steps} == {table.tiny.base["train.steps"]}
     for row in tiny:
         share = [p[row].model.plan.num_groups["ffn"] / p[row].model.num_layers
                  for p in (full, tiny)]  # fmt: skip
@@ -153,11 +153,17 @@ def test_full_size_trains_as_the_paper_and_tiny_as_all_do():
     for name, (optimizer, schedule, peak, then) in trained.items():
         table = TABLES[name][1]
         train, tiny = (rows(name, words)[table.base].train for words in ("", "tiny"))
-        assert (train.optimizer, train.schedule) == (optimizer, schedule)
+        assert (train.optimizer.name, train.schedule.name) == (optimizer, schedule)
         rate = make_optimizer(train).schedule
-        np.testing.assert_allclose([rate(train.warmup_steps), rate(late)], [peak, then], rtol=1e-4)
-        assert (tiny.optimizer, tiny.schedule, tiny.clip_norm) == ("adamw", "cosine", 1.0)
-    rates = {one.model.width: one.train.learning_rate for one in rows("vaswani_table3").values()}
+        np.testing.assert_allclose(
+            [rate(train.schedule.warmup_steps), rate(late)], [peak, then], rtol=1e-4
+        )
+        assert (tiny.optimizer.name, tiny.schedule.name) == ("adamw", "cosine")
+        assert tiny.optimizer.clip_norm == 1.0
+    rates = {
+        one.model.width: one.train.optimizer.learning_rate
+        for one in rows("vaswani_table3").values()
+    }
     assert rates == {d: (d * 4000) ** -0.5 for d in (256, 512, 1024)}
 
 
@@ -183,7 +189,7 @@ def test_scaled_embeddings_follow_the_width():
 def test_learning_rates_and_chosen_rows():
     setup = planned("vaswani_table3", "tiny,lr,rows=^(base|big)$")
     specs = specs_of(setup.base, setup.variants, [0])
-    rates = [spec.config.train.learning_rate for spec in specs]
+    rates = [spec.config.train.optimizer.learning_rate for spec in specs]
     np.testing.assert_allclose(rates, [0.3 * r for r in (3e-3, 1e-2, 3e-2)] * 2, rtol=1e-9)
     assert [spec.tags["name"] for spec in specs] == ["base"] * 3 + ["big"] * 3
     assert [spec.tags["learning_rate"] for spec in specs] == rates
@@ -305,15 +311,25 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
     config = "--config=experiments/configs/albert_table4.py:tiny,rows=E=128.(all|not)"
     flags = [config, f"--workdir={tmp_path}/run", f"--config.data.path={nine_letters}"]
     flags += ["--jax_disable_most_optimizations"]
-    flags += [f"--config.train.{f}" for f in ("steps=3", "warmup_steps=1", "batch_size=2",
-              "length=16", "eval_batch_size=8", "eval_windows=8", "seeds=(0,1)")]  # fmt: skip
+    flags += [
+        f"--config.train.{field}"
+        for field in (
+            "steps=3",
+            "schedule.warmup_steps=1",
+            "batch_size=2",
+            "length=16",
+            "evaluation.batch_size=8",
+            "evaluation.windows=8",
+            "seeds=(0,1)",
+        )
+    ]
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
     ours = [
         json.loads((tmp_path / f"run/runs/E_128_all-shared-seed{seed}/result.json").read_text())
         for seed in (0, 1)
     ]
-    bits = np.array([one["heldout"]["bits_per_byte"] for one in ours])
+    bits = np.array([one["scores"]["heldout"]["bits_per_byte"] for one in ours])
     with (tmp_path / "run/tables/published.csv").open(newline="") as lines:
         found = {row["row"]: row for row in csv.DictReader(lines)}
     row = found["E=128 all-shared"]

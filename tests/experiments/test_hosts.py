@@ -47,4 +47,4 @@ def run(folder, text):
 
 def heldout(folder):
     results = [json.loads(p.read_text()) for p in sorted(folder.glob("runs/*/result.json"))]
-    return [result["heldout"]["bits_per_byte"] for result in results]
+    return [result["scores"]["heldout"]["bits_per_byte"] for result in results]

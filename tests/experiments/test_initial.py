@@ -69,8 +69,8 @@ def test_the_recipe(tmp_path, text):
         python, m, module, *flags = shlex.split(line.replace("runs/", f"{tmp_path}/"))
         assert (python, m) == ("python", "-m")
         if module == "experiments.run":
-            flags += [f"--config.data.path={text}", "--config.train.eval_windows=8"]
-            flags += ["--config.train.eval_batch_size=8", "--config.train.seeds=(4, 2)"]
+            flags += [f"--config.data.path={text}", "--config.train.evaluation.windows=8"]
+            flags += ["--config.train.evaluation.batch_size=8", "--config.train.seeds=(4, 2)"]
         done = command(module, *flags)
         assert done.returncode == 0, done.stderr
         said.append(done.stdout + done.stderr)
@@ -101,7 +101,8 @@ def test_the_recipe(tmp_path, text):
     # The same run with other weights in the folder does not go on.
     config = config_file.get_config(str(tmp_path / "separate"))
     config.model.sharing, config.train.steps, config.data.path = "attention_only", 20, str(text)
-    config.train.update(eval_windows=8, eval_batch_size=8, seeds=(4, 2))
+    config.train.seeds = (4, 2)
+    config.train.evaluation.update(windows=8, batch_size=8)
     file = tmp_path / "separate" / "model.safetensors"
     tensors = {name: np.array(a) for name, a in read_file(file).items()}
     next(iter(tensors.values()))[:] += 1e-3

@@ -16,7 +16,8 @@ from experiments.setup import run_config
 def run(folder, text, steps, schedule):
     config = byte_lm.get_config("tiny")
     config.data.path = str(text)
-    config.train.update(steps=steps, schedule=schedule, decay_share=0.4)
+    config.train.steps = steps
+    config.train.schedule.update(name=schedule, decay_share=0.4)
     config.train.seeds = (0,)
     return run_config(config, folder)[0]
 
@@ -42,7 +43,7 @@ def test_it_ends_as_if_it_had_always_been_so_long(schedule, tmp_path, nine_lette
     assert f"18 steps become 27\n[seed0] resuming at step {begins}" in capsys.readouterr().err
     same_speed = {"seconds": 0.0, "tokens_per_second": 0.0}
     assert dataclasses.replace(longer, **same_speed) == dataclasses.replace(asked, **same_speed)
-    assert longer.heldout["loss"] != ended.heldout["loss"]
+    assert longer.scores.heldout["loss"] != ended.scores.heldout["loss"]
     rows = [
         [r["train/loss"] for r in read_metrics(f / "runs/seed0/metrics.jsonl") if "train/loss" in r]
         for f in (short, whole)

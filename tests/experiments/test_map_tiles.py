@@ -22,7 +22,7 @@ def test_heads_stand_in_a_row_and_layers_below_each_other():
 def test_layers_with_unlike_heads_have_no_map(nine_letters, tmp_path):
     config = byte_lm.get_config("tiny")
     config.data.path = str(nine_letters)
-    config.train.update(steps=4, warmup_steps=1)
+    config.train.steps, config.train.schedule.warmup_steps = 4, 1
     one_head = {"heads": {"layout": "standard", "num_heads": 1}}
     config.model.update(layer_types=((1, one_head), (1, {})))
     config.train.seeds = (0,)

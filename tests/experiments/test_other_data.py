@@ -40,7 +40,7 @@ def tiny(name, folder):
     elif name not in DRAWN:
         config.data.path = data.path
     if name == "cora":  # a graph for every device of the tests
-        config.train.batch_size = config.train.eval_batch_size = 8
+        config.train.batch_size = config.train.evaluation.batch_size = 8
     assert name in ("scan", "reviews", *DRAWN) or config.train.length == length
     return config
 
@@ -62,11 +62,11 @@ def test_a_config_trains_and_is_reported(name, tmp_path):
     rows = [json.loads(line) for line in metrics.open()]
     losses = [np.mean(row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses[-1] < losses[0]
-    assert all(np.isfinite(result.heldout[metric.name]) for metric in result.metrics)
+    assert all(np.isfinite(result.scores.heldout[metric.name]) for metric in result.task.metrics)
     report.write([tmp_path / "run"])
     told = (tmp_path / "run" / "report.md").read_text()
-    assert result.metrics[0].unit in told
-    for baseline in result.baselines.get(result.metrics[0].name, {}):
+    assert result.task.metrics[0].unit in told
+    for baseline in result.scores.baselines.get(result.task.metrics[0].name, {}):
         assert baseline in told
 
 
@@ -90,6 +90,9 @@ def test_a_stopped_run_goes_on_with_the_same_bits(name, tmp_path, monkeypatch):
         run_config(config, tmp_path / "broken")
     monkeypatch.undo()
     results = [run_config(config, tmp_path / folder)[0] for folder in ("broken", "whole")]
-    assert (results[0].heldout, results[0].train) == (results[1].heldout, results[1].train)
+    assert (results[0].scores.heldout, results[0].scores.train) == (
+        results[1].scores.heldout,
+        results[1].scores.train,
+    )
     logs = [(tmp_path / f / "runs/seed3/metrics.jsonl").read_text() for f in ("broken", "whole")]
     assert logs[0] == logs[1]

@@ -77,7 +77,7 @@ def test_the_balance_loss_is_trained(tmp_path, nine_letters):
     """Where the loss of the task cannot reach the router, since every head is chosen and weighs
     nothing, the balance loss still moves it."""
     config = byte_lm.get_config("tiny")
-    flags = CASES["mixture_of_heads"] | SHORT | {"train.weight_decay": 0.0}
+    flags = CASES["mixture_of_heads"] | SHORT | {"train.optimizer.weight_decay": 0.0}
     config.update_from_flattened_dict(flags | {"data.path": str(nine_letters)})
     config.model.attention.output_scale = 0.0  # attention adds nothing to the residual stream
     run_config(config, tmp_path / "run")

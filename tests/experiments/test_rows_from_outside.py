@@ -31,12 +31,12 @@ def test_rows_of_a_user_train_by_flag(tmp_path, monkeypatch):
     config = byte_lm.get_config("chains,tiny")
     flags = {
         "task": "follow", "data.count": 9, "data.step": 2, "model.vocab_size": 9,
-        "train.steps": 100, "train.optimizer": "signs", "train.schedule": "halves",
-        "train.beta1": 0.7, "train.log_every": 100,
+        "train.steps": 100, "train.optimizer.name": "signs", "train.schedule.name": "halves",
+        "train.optimizer.beta1": 0.7, "train.log_every": 100,
     }  # fmt: skip
     config.update_from_flattened_dict(flags)
     results = run_config(config, tmp_path / "run")
-    assert np.mean([result.heldout["accuracy"] for result in results]) > 95
+    assert np.mean([result.scores.heldout["accuracy"] for result in results]) > 95
     assert HERE == {"beta1": 0.7}
     lines = (tmp_path / "run/runs/seed0/metrics.jsonl").read_text().splitlines()
     assert '"train/learning_rate": 0.005' in "".join(lines)  # of the 100th step

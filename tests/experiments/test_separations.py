@@ -19,7 +19,14 @@ from attnlab.lab.spec import specs_of
 from attnlab.lab.start import init_function
 from attnlab.models import FFN, Compute, head_distance, num_parameters, to_dict
 from attnlab.models.head_similarity import smallest_change
-from attnlab.training import TrainConfig, init_state, make_optimizer, train_step
+from attnlab.training import (
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    init_state,
+    make_optimizer,
+    train_step,
+)
 from attnlab.training.objectives import OBJECTIVES
 from experiments.configs import byte_lm, same_start
 from experiments.setup import experiment_of, run_config, setup_of
@@ -232,8 +239,15 @@ def test_heads_that_cannot_be_the_same(fields, message):
 def trained(model, head_init, steps=12):
     """Weights at the start and after some steps of Adam on the examples of a small graph."""
     # A smaller epsilon would make steps of the noise in gradients that are zero.
-    adam = dict(optimizer="adam", weight_decay=0.0, clip_norm=0.0, epsilon=1e-10)
-    config = TrainConfig(steps=steps, seeds=(0,), learning_rate=1e-2, warmup_steps=1, **adam)
+    adam = OptimizerConfig(
+        name="adam", learning_rate=1e-2, weight_decay=0.0, clip_norm=0.0, epsilon=1e-10
+    )
+    config = TrainConfig(
+        steps=steps,
+        seeds=(0,),
+        optimizer=adam,
+        schedule=ScheduleConfig(warmup_steps=1),
+    )
     source = data.Endpoints(vertices=4).load(4)
     task, transform = OBJECTIVES["endpoint"].bind(source.sizes), make_optimizer(config).transform
     make = init_function(model, head_init)
@@ -341,10 +355,10 @@ def test_one_full_rank_head_finds_the_farthest():
 
 def test_frozen_weights_that_are_none_are_refused_before_any_work():
     config = byte_lm.get_config("tiny")
-    config.train.frozen = "attention.w"
+    config.train.optimizer.frozen = "attention.w"
     with pytest.raises(ValueError, match=r"='attention.w' matches none of the weights embedding, "):
         experiment_of(config)
-    config.train.frozen = "q("
+    config.train.optimizer.frozen = "q("
     with pytest.raises(ValueError, match="is no regular expression"):
         experiment_of(config)
 

@@ -95,7 +95,7 @@ def test_killed_and_started_again(tmp_path, text, moments):
     assert f"resuming at step {older.name}" in resumed.stderr
     assert scores(resumed) == scores(whole)
     one, two = (lab.load_results(tmp_path / n)[0] for n in ("whole", "broken"))
-    assert one.heldout == two.heldout
+    assert one.scores.heldout == two.scores.heldout
     lines = [(tmp_path / n / "runs/seed1/metrics.jsonl").read_text() for n in ("whole", "broken")]
     assert lines[0] == lines[1]
 
@@ -124,13 +124,13 @@ def test_a_sweep_from_the_command_line(tmp_path, text):
     }
     assert "svg" in (folder / "report.html").read_text()
     result = folder / "runs/wide-separate-seed1/result.json"
-    before = json.loads(result.read_text())["heldout"]
+    before = json.loads(result.read_text())["scores"]["heldout"]
     kept = everything(folder / "runs/wide-separate-seed0")
     result.unlink()
     again = command("experiments.sweep", *flags, "--jobs=1")
     assert again.returncode == 0, again.stderr
     assert "[wide-separate-seed1] complete; 1 of 1 have ended" in again.stderr
-    assert json.loads(result.read_text())["heldout"] == before
+    assert json.loads(result.read_text())["scores"]["heldout"] == before
     assert everything(folder / "runs/wide-separate-seed0") == kept
     other = command("experiments.sweep", *flags, "--config.train.steps=21")
     assert other.returncode == 1
@@ -143,7 +143,7 @@ def test_a_tuned_sweep_with_added_seeds(tmp_path, text):
     folder = tmp_path / "sweep"
     flags = [f"--config={BYTE_LM}:tiny", f"--workdir={folder}", text, "--seeds=0,1,2"]
     flags += ["--vary=model.heads.layout=standard,narrow", "--config.data.validation=0.1"]
-    flags += ["--tune=3", "--max_seeds=4", "--config.train.learning_rate=0.02"]
+    flags += ["--tune=3", "--max_seeds=4", "--config.train.optimizer.learning_rate=0.02"]
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
     tuned, judged = lab.load_results(folder / "tuning"), lab.load_results(folder)
@@ -153,7 +153,7 @@ def test_a_tuned_sweep_with_added_seeds(tmp_path, text):
     rates = lab.best_rates(tuned)
     for result in judged:
         rate = rates[tuple(result.spec.tags.items())]
-        assert result.spec.config.train.learning_rate == pytest.approx(rate)
+        assert result.spec.config.train.optimizer.learning_rate == pytest.approx(rate)
 
 
 def test_workers_to_start_elsewhere(tmp_path, text):

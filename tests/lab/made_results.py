@@ -10,16 +10,21 @@ from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import Standard
 from attnlab.models import FFN, ModelConfig
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 from attnlab.training.loggers import JsonLines
 
 MODEL = ModelConfig(
     width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
 TRAIN = TrainConfig(
-    steps=40, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=10, eval_windows=32,
-    curve_windows=16, eval_batch_size=8, checkpoint_every=20,
-)  # fmt: skip
+    steps=40,
+    schedule=ScheduleConfig(warmup_steps=1),
+    length=16,
+    batch_size=8,
+    log_every=2,
+    evaluation=EvaluationConfig(every=10, windows=32, curve_windows=16, batch_size=8),
+    checkpoint_every=20,
+)
 BASE = lab.Experiment(model=MODEL, train=TRAIN, data=Text())
 
 
@@ -46,17 +51,18 @@ def made(
     return lab.RunResult(
         spec=spec,
         status="diverged" if score is None else "complete",
-        heldout=heldout,
-        train=heldout,
-        validation={} if validation is None else {"loss": validation},
-        baselines=baselines,
+        scores=lab.Scores(
+            heldout=heldout,
+            train=heldout,
+            validation={} if validation is None else {"loss": validation},
+            baselines=baselines,
+        ),
         sizes=lab.ModelSizes(
             parameters=parameters, applied_parameters=2 * parameters,
             flops_per_token=4 * parameters, ffn_width=12,
         ),
-        seconds=0.0 if score is None else 2.5,
-        tokens_per_second=1000.0,
-        environment={"python": "3.11", "jax": "0"},
+        timing=lab.Timing(seconds=0.0 if score is None else 2.5, tokens_per_second=1000.0),
+        provenance=lab.Provenance(environment={"python": "3.11", "jax": "0"}),
         weights=weights or {},
     )  # fmt: skip
 
@@ -83,7 +89,7 @@ def with_curves(runs: Sequence[lab.RunResult], folder) -> lab.Results:
         place = folder / "runs" / run.spec.id
         place.mkdir(parents=True)
         lines = JsonLines(place / "metrics.jsonl", 0)
-        end = run.heldout.get("bits_per_byte", 5.0)
+        end = run.scores.heldout.get("bits_per_byte", 5.0)
         for step in (10, 20, 30, 40):
             value = end + 0.01 + 3.0 * (np.exp(-step / 10) - np.exp(-4))
             lines.log_scalars(step, {"eval/bits_per_byte": np.array([value])})

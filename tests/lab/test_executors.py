@@ -22,15 +22,20 @@ from attnlab.lab.resources import read_threads
 from attnlab.lab.run import run_folder
 from attnlab.lab.sweeps import add_specs
 from attnlab.models import FFN, ModelConfig
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 
 MODEL = ModelConfig(
     width=8, num_layers=1, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
 TRAIN = TrainConfig(
-    steps=4, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=4, eval_windows=8,
-    curve_windows=8, eval_batch_size=8, checkpoint_every=2,
-)  # fmt: skip
+    steps=4,
+    schedule=ScheduleConfig(warmup_steps=1),
+    length=16,
+    batch_size=8,
+    log_every=2,
+    evaluation=EvaluationConfig(every=4, windows=8, curve_windows=8, batch_size=8),
+    checkpoint_every=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +86,7 @@ def test_numbers_do_not_depend_on_how_many_run_at_once(base, tmp_path):
     specs = lab.product(base, seeds=[0, 1])
     two = lab.sweep(specs, tmp_path / "two", executor=lab.LocalExecutor(2), progress=False)
     one = lab.sweep(specs, tmp_path / "one", executor=lab.LocalExecutor(1), progress=False)
-    assert [run.heldout for run in two] == [run.heldout for run in one]
+    assert [run.scores.heldout for run in two] == [run.scores.heldout for run in one]
     assert read_threads(tmp_path / "two") == read_threads(tmp_path / "one") is not None
 
 

@@ -6,6 +6,10 @@ import pytest
 
 from attnlab.lab.head_width import gpu_study
 from attnlab.lab.head_width.gpu_study import (
+    NgramBits,
+    ProgramOrigin,
+    ProgramSeed,
+    ProgramSizes,
     TextScore,
     append_scores,
     left,
@@ -45,19 +49,28 @@ def test_rates_surround_the_fitted_one():
 @pytest.fixture
 def score():
     program = gpu_study.programs(FORMULA)[3]
+    variant = program.variant
     return TextScore(
-        program.variant.point, program.variant.plan, program.learning_rate, 2, "web", 1.25, 3.0,
-        2.5, 2.25, 1024, 4_790_000, 11_140_000, program.steps, 12.5, "cpu", "abc",
-    )  # fmt: skip
+        ProgramSeed(variant.point, variant.plan, program.learning_rate, 2),
+        "web",
+        1.25,
+        NgramBits(3.0, 2.5, 2.25),
+        ProgramSizes(1024, 4_790_000, 11_140_000, program.steps),
+        ProgramOrigin(12.5, "cpu", "abc"),
+    )
 
 
 def test_scores_are_read_as_they_were_written(tmp_path, score):
     path = tmp_path / "new" / "scores.csv"
     assert read_scores(path) == []
-    other = dataclasses.replace(score, seed=3)
+    other = dataclasses.replace(score, run=dataclasses.replace(score.run, seed=3))
     append_scores(path, [score])
     append_scores(path, [other])
     assert read_scores(path) == [score, other]
+    assert path.read_text().splitlines()[0] == (
+        "point,plan,learning_rate,seed,text,heldout_bits,ngram3,ngram4,ngram5,ffn_width,parameters,"
+        "flops_per_token,steps,seconds,device,commit"
+    )
 
 
 def test_a_program_with_scores_is_not_run_again(score):

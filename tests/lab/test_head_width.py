@@ -71,8 +71,8 @@ def test_seeds_of_tuning_and_judging_differ():
 def test_training_of_a_run():
     spec = design.stage0([])[0]
     config = train_config(spec)
-    assert (num_steps(spec), config.batch_size, config.warmup_steps) == (1920, 16, 96)
-    assert config.final_learning_rate == spec.learning_rate / 10
+    assert (num_steps(spec), config.batch_size, config.schedule.warmup_steps) == (1920, 16, 96)
+    assert config.schedule.final_learning_rate == spec.learning_rate / 10
     lengths = {r.variant.length for r in design.planned(6)}
     assert lengths == {64, 128, 256}
 

@@ -37,9 +37,9 @@ def test_stopped_and_resumed_it_has_the_same_numbers(tmp_path, monkeypatch):
         def batch(seed, step, size, part):
             if step == 7:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return source.batch(seed, step, size, part)
+            return source.batches(seed, step, size, part)
 
-        return dataclasses.replace(source, batch=batch)
+        return dataclasses.replace(source, batches=batch)
 
     monkeypatch.setattr(lab_run, "make_source", stopping)
     with pytest.raises(Stopped, match="step 7 of 12"):

@@ -17,19 +17,25 @@ from scipy import stats
 from attnlab import lab
 from attnlab.data import Text
 from attnlab.heads import LAYOUTS, Standard
+from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
 from attnlab.models import FFN, ModelConfig, num_parameters
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 
 MODEL = ModelConfig(
     width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
 TRAIN = TrainConfig(
-    steps=6, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=3, eval_windows=8,
-    curve_windows=4, eval_batch_size=8, checkpoint_every=2,
-)  # fmt: skip
+    steps=6,
+    schedule=ScheduleConfig(warmup_steps=1),
+    length=16,
+    batch_size=8,
+    log_every=2,
+    evaluation=EvaluationConfig(every=3, windows=8, curve_windows=4, batch_size=8),
+    checkpoint_every=2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +78,25 @@ def test_specs_and_results_survive_json(swept):
         model = dataclasses.replace(MODEL, heads=heads)
         spec = lab.RunSpec("a", lab.Experiment(model=model, train=TRAIN), 4)
         assert lab.RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
-    with pytest.raises(ValueError, match="version 99"):
+    with pytest.raises(ValueError, match=r"version 99.*reads 1, 2, 3: install the release"):
         lab.RunResult.from_json(json.dumps({"version": 99}))
+
+
+def test_a_result_of_version_2_is_read(swept):
+    run = swept[2].runs[0]
+    fields = json.loads(run.to_json())
+    task = fields.pop("task")
+    for record in RESULT_FIELDS:
+        fields |= fields.pop(record)
+    fields |= {"task": task["description"], "metrics": task["metrics"], "curves": task["curves"]}
+    assert lab.RunResult.from_json(json.dumps(fields | {"version": 2})) == run
 
 
 def test_the_table_has_means_and_deviations(swept):
     table = swept[2].table().set_index("layout")
     for layout in ("standard", "narrow"):
-        scores = [r.heldout["bits_per_byte"] for r in swept[2] if r.spec.tags["layout"] == layout]
+        runs = [run for run in swept[2] if run.spec.tags["layout"] == layout]
+        scores = [run.scores.heldout["bits_per_byte"] for run in runs]
         assert table.loc[layout, "mean"] == pytest.approx(np.mean(scores))
         assert table.loc[layout, "sd"] == pytest.approx(np.std(scores, ddof=1))
     frame = swept[2].to_pandas()
@@ -89,7 +106,7 @@ def test_the_table_has_means_and_deviations(swept):
 
 def test_differences_are_paired_over_seeds(swept):
     results = swept[2]
-    score = {(r.spec.tags["layout"], r.spec.seed): r.heldout["loss"] for r in results}
+    score = {(r.spec.tags["layout"], r.spec.seed): r.scores.heldout["loss"] for r in results}
     test = stats.ttest_rel(*[[score[one, s] for s in (3, 5)] for one in ("narrow", "standard")])
     row = results.compare({"layout": "standard"}, "loss").iloc[0]
     assert row["p"] == pytest.approx(test.pvalue)
@@ -106,10 +123,13 @@ def made(tags, seed, loss, rate=None):
     spec = with_rates([spec], [rate])[0] if rate else spec
     scores = {"loss": loss}
     return lab.RunResult(
-        spec=spec, status="complete", heldout=scores, train=scores, validation=scores,
-        baselines={}, sizes=lab.ModelSizes(parameters=1, applied_parameters=1, flops_per_token=1,
-        ffn_width=1), seconds=1.0, tokens_per_second=1.0, environment={"jax": "0"},
-    )  # fmt: skip
+        spec=spec,
+        status="complete",
+        scores=lab.Scores(heldout=scores, train=scores, validation=scores),
+        sizes=lab.ModelSizes(parameters=1, applied_parameters=1, flops_per_token=1, ffn_width=1),
+        timing=lab.Timing(seconds=1.0, tokens_per_second=1.0),
+        provenance=lab.Provenance(environment={"jax": "0"}),
+    )
 
 
 def test_a_clear_difference_is_told_from_noise(tmp_path):
@@ -138,7 +158,7 @@ def test_rates_are_added_until_the_best_is_between_two():
     policy = lab.TuneLearningRate(factor=2.0, most=4)
     runs = [made({"name": "a"}, 0, loss, rate) for loss, rate in ((3.0, 0.01), (2.0, 0.02))]
     (proposed,) = policy(lab.Results(runs))
-    assert proposed.config.train.learning_rate == 0.04
+    assert proposed.config.train.optimizer.learning_rate == 0.04
     inside = [*runs, made({"name": "a"}, 0, 2.5, 0.04)]
     assert policy(lab.Results(inside)) == []
     (rate,) = lab.best_rates(lab.Results(inside)).values()
@@ -212,7 +232,7 @@ def test_a_failing_tuning_run_leaves_out_its_variant_alone(base, tmp_path):
     tuned = lab.load_results(tmp_path / "w/tuning")
     assert {run.spec.tags["name"] for run in tuned} == {"good"}
     (rate,) = lab.best_rates(tuned).values()
-    assert result.spec.config.train.learning_rate == pytest.approx(rate)
+    assert result.spec.config.train.optimizer.learning_rate == pytest.approx(rate)
     assert result.spec.tags == {"name": "good"}
 
 
@@ -240,8 +260,7 @@ def left_behind(folder):
     found = {}
     for path in sorted(folder.glob("runs/*")):
         result = json.loads((path / "result.json").read_text())
-        for name in ("seconds", "tokens_per_second"):
-            del result[name]
+        del result["timing"]
         found[path.name] = result, (path / "metrics.jsonl").read_text()
     return found
 

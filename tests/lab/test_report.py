@@ -82,7 +82,11 @@ def test_one_run_is_never_the_best():
 def test_higher_is_better_for_an_accuracy():
     metric = lab.result.MetricInfo(name="accuracy", unit="% right", better="higher", digits=1)
     runs = [
-        dataclasses.replace(run, metrics=(metric,), heldout={"accuracy": run.heldout["loss"]})
+        dataclasses.replace(
+            run,
+            task=lab.TaskInfo(metrics=(metric,)),
+            scores=lab.Scores(heldout={"accuracy": run.scores.heldout["loss"]}),
+        )
         for run in noisy({(("layout", "a"),): 50.0, (("layout", "b"),): 90.0}, range(5), 1.0)
     ]
     results = lab.Results(runs)
@@ -117,24 +121,24 @@ def test_only_the_pairs_of_the_question_are_compared():
 def test_equal_tags_with_another_optimizer_are_two_variants():
     """adamw and lion without a tag of their own: never one row, never "another learning rate"."""
     runs = [
-        made({"layout": "standard"}, seed, score, values={"train.optimizer": name})
+        made({"layout": "standard"}, seed, score, values={"train.optimizer.name": name})
         for name, score in (("adamw", 2.7), ("lion", 2.4))
         for seed in (0, 1)
     ]
     results = lab.Results(runs)
     assert list(results.labels.values()) == ["adamw", "lion"]
     table = results.table()
-    assert list(table["train.optimizer"]) == ["lion", "adamw"]
+    assert list(table["train.optimizer.name"]) == ["lion", "adamw"]
     assert list(table["seeds"]) == [2, 2]
     assert "less adamw" in page_text([Panel(results)])
 
 
 def test_equal_tags_with_another_rate_are_two_variants():
-    rates = {"train.learning_rate": 0.01, "train.final_learning_rate": 0.001}
+    rates = {"train.optimizer.learning_rate": 0.01, "train.schedule.final_learning_rate": 0.001}
     runs = [made({"a": 1}, 0, 2.0), made({"a": 1}, 0, 2.1, values=rates)]
     found = lab.Results(runs).labels
     assert [len(variant) for variant in found] == [2, 2]  # one field tells them apart
-    assert sorted(found.values())[0].startswith("train.learning_rate=0.0")
+    assert sorted(found.values())[0].startswith("train.optimizer.learning_rate=0.0")
 
 
 def test_a_seed_that_would_count_twice_is_refused():
@@ -210,7 +214,7 @@ def test_curves_have_all_points_of_all_seeds(tmp_path):
     for run in results:
         curve = one.curve(run, "eval/bits_per_byte")
         assert list(curve) == [10, 20, 30, 40]
-        assert curve[40] == pytest.approx(run.heldout["bits_per_byte"] + 0.01)
+        assert curve[40] == pytest.approx(run.scores.heldout["bits_per_byte"] + 0.01)
     [figure] = curves_figures(one, "curves")
     assert "same 16 held-out rows" in figure.caption
 
@@ -268,12 +272,20 @@ def test_model_sizes_have_laws_and_gains():
 
 def test_learning_rates_are_those_of_the_validation_part():
     runs = [
-        made({"layout": "wide", "learning_rate": rate}, 1000, 2.0,
-             values={"train.learning_rate": rate}, validation=2 + abs(np.log2(rate / 0.004)))
+        made(
+            {"layout": "wide", "learning_rate": rate},
+            1000,
+            2.0,
+            values={"train.optimizer.learning_rate": rate},
+            validation=2 + abs(np.log2(rate / 0.004)),
+        )
         for rate in (0.002, 0.004, 0.008)
-    ]  # fmt: skip
+    ]
     runs = [
-        dataclasses.replace(r, validation={"bits_per_byte": r.validation["loss"]}) for r in runs
+        dataclasses.replace(
+            run, scores=lab.Scores(validation={"bits_per_byte": run.scores.validation["loss"]})
+        )
+        for run in runs
     ]
     one = Panel(lab.Results(noisy(TWO, [0, 1])), tuning=lab.Results(runs))
     table, figures = rates_blocks(one, "rates")
@@ -319,7 +331,7 @@ def test_every_figure_and_table_is_a_file(tmp_path):
         assert all(f'id="{name}"' in page for name in files)
     rows = list(csv.DictReader(io.StringIO((path.parent / "results.csv").read_text())))
     assert len(rows) == len(runs)
-    assert float(rows[0]["heldout_bits_per_byte"]) == runs[0].heldout["bits_per_byte"]
+    assert float(rows[0]["heldout_bits_per_byte"]) == runs[0].scores.heldout["bits_per_byte"]
     table = list(csv.DictReader((path.parent / "tables" / "differences.csv").open()))
     expected = lab.Results(runs).compare({"layout": "standard", "sharing": "separate"})
     np.testing.assert_allclose(

@@ -16,17 +16,23 @@ from attnlab.data import Text
 from attnlab.heads import Standard
 from attnlab.lab import attention_maps, lock, samples
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.former import TRAIN_FIELDS
 from attnlab.models import FFN, ModelConfig, head_distance
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 from attnlab.training.metrics import read_metrics
 
 MODEL = ModelConfig(
     width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
 )
 TRAIN = TrainConfig(
-    steps=6, warmup_steps=1, length=16, batch_size=8, log_every=2, eval_every=3, eval_windows=8,
-    curve_windows=8, eval_batch_size=8, checkpoint_every=2,
-)  # fmt: skip
+    steps=6,
+    schedule=ScheduleConfig(warmup_steps=1),
+    length=16,
+    batch_size=8,
+    log_every=2,
+    evaluation=EvaluationConfig(every=3, windows=8, curve_windows=8, batch_size=8),
+    checkpoint_every=2,
+)
 QUIET = lab.RunOptions(speaks=False)
 
 
@@ -52,8 +58,8 @@ def first(base, tmp_path_factory):
 def test_what_a_run_leaves(first):
     result, folder = first
     assert result.status == "complete"
-    assert result.metrics[0].name in result.heldout
-    assert result.environment["jax"] == jax.__version__
+    assert result.task.metrics[0].name in result.scores.heldout
+    assert result.provenance.environment["jax"] == jax.__version__
     assert result.sample.written
     with np.load(folder / "runs/run" / attention_maps.FILE) as maps:
         np.testing.assert_allclose(maps["probs"].astype(np.float32).sum(-1), 1, atol=1e-2)
@@ -105,7 +111,7 @@ def test_a_death_between_the_last_step_and_the_result(base, tmp_path):
     lines = (folder / "metrics.jsonl").read_text()
     (folder / "result.json").unlink()
     again = run(base, tmp_path)
-    assert again.heldout == whole.heldout
+    assert again.scores.heldout == whole.scores.heldout
     assert (folder / "metrics.jsonl").read_text() == lines
     steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "eval/loss" in row]
     assert steps == [3, 6]
@@ -136,7 +142,11 @@ def test_runs_of_a_workdir_share_a_tokenizer(base, tmp_path):
 
 def test_heads_that_start_equal_are_measured(base, tmp_path):
     result = run(
-        base, tmp_path, head_init__values="outputs", measure_heads=True, train__clip_norm=0.0
+        base,
+        tmp_path,
+        head_init__values="outputs",
+        measure_heads=True,
+        train__optimizer__clip_norm=0.0,
     )
     assert result.weights["heads_apart"] < 1e-3
     assert result.weights["least_moved"] >= 0
@@ -152,7 +162,7 @@ def test_heads_that_start_equal_are_measured(base, tmp_path):
         ({"head_init.values": "x"}, "'x'"),
         ({"head_init.noise": 0.1}, "noise 0.1 must be 0 or more, and needs head_init.values"),
         ({"head_init.first_of": 2}, "first_of 2 must be more than model.heads.num_heads 2"),
-        ({"train.frozen": "nothing_like_it"}, "nothing_like_it"),
+        ({"train.optimizer.frozen": "nothing_like_it"}, "nothing_like_it"),
     ],
 )
 def test_bad_input_is_refused_when_the_experiment_is_made(base, values, message):
@@ -163,7 +173,8 @@ def test_bad_input_is_refused_when_the_experiment_is_made(base, values, message)
 def test_a_run_starts_from_another_under_another_plan(first, base, tmp_path):
     folder = str(first[1] / "runs/run")
     result = run(base, tmp_path, 3, start=folder, train__steps=2, model__sharing="albert")
-    assert f"seed 3 of {folder} after 6 steps; plan separate -> albert: outputs" in result.start
+    began = result.provenance.start
+    assert f"seed 3 of {folder} after 6 steps; plan separate -> albert: outputs" in began
     with pytest.raises(ValueError, match=r"seed n starts from seed n of .*no seed 4, only 3"):
         run(base, tmp_path / "b", 4, start=folder)
     wider = lab.with_values(base, {"start": folder, "model.ffn.width": 40})
@@ -180,7 +191,7 @@ def test_other_parameters_in_the_place_where_it_began_are_refused(base, tmp_path
     run(base, tmp_path / "b", start=start, train__steps=4)
     (tmp_path / "b/runs/run/result.json").unlink()
     shutil.rmtree(tmp_path / "a")
-    run(base, tmp_path / "a", train__steps=2, train__learning_rate=1e-2)
+    run(base, tmp_path / "a", train__steps=2, train__optimizer__learning_rate=1e-2)
     with pytest.raises(ValueError, match=r"start\.digest: there"):
         run(base, tmp_path / "b", start=start, train__steps=4)
 
@@ -206,11 +217,33 @@ def test_another_environment_is_reported(base, tmp_path, capsys):
     assert "threads changed from 77 to" in capsys.readouterr().err
 
 
+def flat(train):
+    """The fields of a `TrainConfig` in JSON as they were before it was nested."""
+    former = {name: value for name, value in train.items() if not isinstance(value, dict)}
+    for name, path in TRAIN_FIELDS.items():
+        outer, inner = path.split(".")
+        former[name] = train[outer][inner]
+    return former
+
+
+def test_a_run_that_began_before_the_training_config_was_nested_goes_on(base, tmp_path):
+    result = run(base, tmp_path)
+    folder = tmp_path / "runs/run"
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints/6")
+    record = json.loads((folder / "spec.json").read_text())
+    record["config"]["train"] = flat(record["config"]["train"])
+    assert record["config"]["train"]["warmup_steps"] == 1
+    (folder / "spec.json").write_text(json.dumps(record))
+    assert lab.RunSpec.from_dict(record) == result.spec
+    assert run(base, tmp_path).scores.heldout == result.scores.heldout
+
+
 def test_a_loss_that_is_not_finite_is_a_result(base, tmp_path):
-    result = run(base, tmp_path, train__learning_rate=1e38)
+    result = run(base, tmp_path, train__optimizer__learning_rate=1e38)
     assert result.status == "diverged"
-    assert "lower train.learning_rate" in result.message
-    assert run(base, tmp_path, train__learning_rate=1e38) == result
+    assert "lower train.optimizer.learning_rate" in result.message
+    assert run(base, tmp_path, train__optimizer__learning_rate=1e38) == result
 
 
 def test_a_folder_of_somebody_else_is_refused(base, tmp_path):
@@ -240,8 +273,10 @@ def test_a_full_disk_is_reported_before_the_start(base, tmp_path, monkeypatch):
 
 
 def test_none_survives_json(base):
-    config = lab.with_values(base, {"model.heads.head_dim": None, "train.base_fan_in": None})
+    config = lab.with_values(
+        base, {"model.heads.head_dim": None, "train.optimizer.base_fan_in": None}
+    )
     again = Experiment.from_json(config.to_json())
     assert again == config
     assert again.model.heads.head_dim is None
-    assert again.train.base_fan_in is None
+    assert again.train.optimizer.base_fan_in is None

@@ -267,9 +267,16 @@ def test_the_balance_loss_falls_in_training():
     """From a router that prefers some experts towards its least value, 1 in each layer."""
     model = dataclasses.replace(SMALL, sharing="ffn_only").build()
     config = training.TrainConfig(
-        steps=40, batch_size=8, length=8, seeds=(0,), warmup_steps=2, log_every=5, eval_every=40,
-        eval_batch_size=8, eval_windows=8, curve_windows=8, checkpoint_every=40, learning_rate=0.02,
-    )  # fmt: skip
+        steps=40,
+        batch_size=8,
+        length=8,
+        seeds=(0,),
+        schedule=training.ScheduleConfig(warmup_steps=2),
+        log_every=5,
+        evaluation=training.EvaluationConfig(every=40, batch_size=8, windows=8, curve_windows=8),
+        checkpoint_every=40,
+        optimizer=training.OptimizerConfig(learning_rate=0.02),
+    )
 
     def preferring(key, inputs):
         params = model.init(key, **inputs)["params"]

@@ -77,7 +77,7 @@ def test_axes_by_hand():
 def test_optimizers_take_every_weight(name, sharing):
     config = ModelConfig(heads=Narrow(num_heads=4, extras=(TalkingHeads(),)), sharing=sharing)
     shapes = param_shapes(config)
-    trains = training.TrainConfig(optimizer=name)
+    trains = training.TrainConfig(optimizer=training.OptimizerConfig(name=name))
     transform = training.make_optimizer(trains, matrix_axes(config)).transform
     updates, _ = jax.eval_shape(lambda p: transform.update(p, transform.init(p), p), shapes)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, shapes)

@@ -9,7 +9,7 @@ from attnlab.atomic import is_partial, write_atomic
 from attnlab.data import Text
 from attnlab.heads import Standard
 from attnlab.models import ModelConfig
-from attnlab.training import TrainConfig
+from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 
 
 def test_a_kill_in_the_first_write_leaves_a_folder_that_can_be_used(tmp_path):
@@ -18,7 +18,11 @@ def test_a_kill_in_the_first_write_leaves_a_folder_that_can_be_used(tmp_path):
     folder.mkdir(parents=True)
     (folder / ".spec.json.k3x9.partial").write_text("{")  # what a kill leaves
     train = TrainConfig(
-        steps=2, warmup_steps=1, length=16, batch_size=8, eval_windows=8, curve_windows=8
+        steps=2,
+        schedule=ScheduleConfig(warmup_steps=1),
+        length=16,
+        batch_size=8,
+        evaluation=EvaluationConfig(windows=8, curve_windows=8),
     )
     model = ModelConfig(width=8, num_layers=1, max_len=16, heads=Standard(num_heads=1))
     (tmp_path / "text").write_bytes(b"the rose is a rose. " * 200)

@@ -10,14 +10,19 @@ from conftest import deep
 
 from attnlab import heads
 from attnlab.models import FFN, Compute, ModelConfig, matrix_axes
-from attnlab.training import TrainConfig, make_optimizer
+from attnlab.training import OptimizerConfig, ScheduleConfig, TrainConfig, make_optimizer
 
-TRAIN = dict(steps=10, warmup_steps=0, schedule="constant", learning_rate=0.5, clip_norm=0.0)
+CONSTANT = ScheduleConfig(name="constant", warmup_steps=0)
 MODEL = ModelConfig(
     width=8, heads=heads.Standard(num_heads=3, head_dim=4), ffn=FFN(width=20), num_layers=2
 )
 # Weight name -> its fan-in: q, k and v read D = 8, o reads N V = 12, the FFN reads 8 and 20.
 FAN_IN = {"q": 8, "k": 8, "v": 8, "o": 12, "up": 8, "down": 20}
+
+
+def train_config(**fields):
+    fields = dict(learning_rate=0.5, clip_norm=0.0, base_fan_in=16, weight_decay=0.0) | fields
+    return TrainConfig(steps=10, optimizer=OptimizerConfig(**fields), schedule=CONSTANT)
 
 
 def params_of(model):
@@ -33,7 +38,7 @@ def test_first_update_is_the_rate_times_base_over_fan_in(plan):
     """The first Adam update is the sign of the gradient times the learning rate; the decay of the
     matrices is learning rate x weight decay x weight, whatever the fan-in."""
     model = dataclasses.replace(MODEL, sharing=plan)
-    config = TrainConfig(**TRAIN, base_fan_in=16, weight_decay=0.1)
+    config = train_config(weight_decay=0.1)
     params = params_of(model)
     transform = make_optimizer(config, matrix_axes(model)).transform
     ones = jax.tree.map(jnp.ones_like, params)
@@ -51,7 +56,7 @@ def test_first_update_is_the_rate_times_base_over_fan_in(plan):
 def test_narrow_heads_read_their_own_slice():
     layout = heads.Narrow(num_heads=2)
     model = ModelConfig(width=8, heads=layout, ffn=FFN(width=20), num_layers=2)
-    config = TrainConfig(**TRAIN, base_fan_in=16, weight_decay=0.0)
+    config = train_config()
     params = params_of(model)
     transform = make_optimizer(config, matrix_axes(model)).transform
     ones = jax.tree.map(jnp.ones_like, params)
@@ -62,8 +67,8 @@ def test_narrow_heads_read_their_own_slice():
 
 
 def test_other_optimizers_are_refused():
-    with pytest.raises(ValueError, match="base_fan_in=16 needs optimizer='adamw'"):
-        TrainConfig(optimizer="muon", base_fan_in=16)
+    with pytest.raises(ValueError, match=r"base_fan_in=16 needs optimizer\.name='adamw'"):
+        OptimizerConfig(name="muon", base_fan_in=16)
 
 
 def residual_changes(width, base, steps):
@@ -77,7 +82,7 @@ def residual_changes(width, base, steps):
         compute=Compute(remat=False),
     )
     model, tokens = config.build(), jax.random.randint(jax.random.key(1), (4, 17), 0, 256)
-    train = TrainConfig(**TRAIN | dict(learning_rate=0.0003), base_fan_in=base, weight_decay=0.0)
+    train = train_config(learning_rate=0.0003, base_fan_in=base)
     transform = make_optimizer(train, matrix_axes(config)).transform
     params = model.init(jax.random.key(0), tokens[:, :-1])["params"]
     for table in ("embedding", "positions"):  # coordinates of 1 at every width

@@ -6,7 +6,7 @@ import tempfile
 import jax
 import numpy as np
 import pytest
-from test_train import CONFIG, DATASET, MODEL, assert_same_bits
+from test_train import CONFIG, DATASET, MODEL, assert_same_bits, evaluated
 
 from attnlab import training
 from attnlab.models import FFN
@@ -17,13 +17,16 @@ from attnlab.training.objectives import OBJECTIVES
 def test_it_leaves_no_file_and_prints_nothing(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = dataclasses.replace(MODEL, num_layers=1, ffn=FFN(width=0)).build()
-    config = dataclasses.replace(CONFIG, steps=4, seeds=(0, 5), log_every=1, eval_every=2)
+    config = dataclasses.replace(
+        CONFIG, steps=4, seeds=(0, 5), log_every=1, evaluation=evaluated(every=2)
+    )
     run = training.fit_in_memory(model, OBJECTIVES["causal_lm"], config, DATASET)
     assert "".join(capfd.readouterr()) == ""
     assert list(tmp_path.iterdir()) == []
     steps, bits = run.curve("eval/bits_per_byte")
     assert (steps.tolist(), bits.shape) == ([2, 4], (2, 2))
-    whole = dataclasses.replace(config, curve_windows=config.eval_windows)
+    windows = config.evaluation.windows
+    whole = dataclasses.replace(config, evaluation=evaluated(every=2, curve_windows=windows))
     again = training.fit_in_memory(model, OBJECTIVES["causal_lm"], whole, DATASET)
     last = again.curve("eval/bits_per_byte")[1][:, -1]
     np.testing.assert_array_equal(last, run.result.heldout["bits_per_byte"])

@@ -6,15 +6,17 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits
+from test_train import CONFIG, DATASET, MODEL, TEXT, Killed, assert_same_bits, evaluated
 
 from attnlab import training
 from attnlab.data import TokenFiles, text
-from attnlab.training import Checkpoints, FitOptions, Recorder
+from attnlab.training import Checkpoints, FitOptions, OptimizerConfig, Recorder
 from attnlab.training.metrics import read_metrics
 from attnlab.training.objectives import OBJECTIVES
 
-SHORT = dataclasses.replace(CONFIG, steps=10, seeds=(0, 5), eval_every=5, checkpoint_every=5)
+SHORT = dataclasses.replace(
+    CONFIG, steps=10, seeds=(0, 5), evaluation=evaluated(every=5), checkpoint_every=5
+)
 
 
 def distance(initial, params):
@@ -76,8 +78,11 @@ def test_each_metric_is_recorded_once_whenever_the_run_is_killed(tmp_path):
 
 def test_all_points_of_a_curve_are_of_the_same_rows(tmp_path):
     """Of parameters that do not move the score is the same at every step."""
-    fixed = dict(learning_rate=1e-12, final_learning_rate=0.0, weight_decay=0.0)
-    config = dataclasses.replace(SHORT, eval_windows=20, curve_windows=8, **fixed)
+    config = dataclasses.replace(
+        SHORT,
+        optimizer=OptimizerConfig(learning_rate=1e-12, weight_decay=0.0),
+        schedule=dataclasses.replace(SHORT.schedule, final_learning_rate=0.0),
+    )
     result = fit(tmp_path, config)
     rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "eval/loss" in r]
     assert [row["step"] for row in rows] == [5, 10]
@@ -103,7 +108,8 @@ def test_token_files_resume_with_the_same_bits(tmp_path):
 def test_the_whole_validation_part_is_scored_at_the_end(tmp_path):
     """Beside the curve, which is of some of its rows. Here the held-out part is the same text."""
     corpus = text.Corpus("test", TEXT[:3400], TEXT[3400:], "", TEXT[3400:])
-    dataset, config = text.dataset_of_corpus(corpus, 8), dataclasses.replace(SHORT, eval_windows=0)
+    dataset = text.dataset_of_corpus(corpus, 8)
+    config = dataclasses.replace(SHORT, evaluation=evaluated(every=5, windows=0))
     result = fit(tmp_path / "both", config, dataset=dataset)
     np.testing.assert_array_equal(result.validation["loss"], result.heldout["loss"])
     last = read_metrics(tmp_path / "both" / "metrics.jsonl")[-1]

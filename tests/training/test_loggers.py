@@ -1,5 +1,6 @@
 """Optional loggers: their own readers open what they wrote, and their errors stop nothing."""
 
+import dataclasses
 import json
 import re
 import struct
@@ -9,7 +10,7 @@ import sys
 import matplotlib.figure
 import numpy as np
 import pytest
-from test_train import CONFIG, DATASET, MODEL
+from test_train import CONFIG, DATASET, MODEL, evaluated
 
 from attnlab import training
 from attnlab.training import LOGGERS, Recorder, provenance
@@ -166,15 +167,17 @@ class Broken(Steps):
         raise KeyError("a bug")
 
 
-SHORT = dict(steps=4, seeds=(0,), log_every=2, eval_every=2, checkpoint_every=4)
+SHORT = dataclasses.replace(
+    CONFIG, steps=4, seeds=(0,), log_every=2, evaluation=evaluated(every=2), checkpoint_every=4
+)
 
 
 def test_callbacks_are_called_around_each_step_and_may_fail():
-    steps, config = Steps(), training.TrainConfig(**{**vars(CONFIG), **SHORT})
+    steps = Steps()
     options = training.FitOptions(callbacks=[steps, Broken()])
     with pytest.warns(RuntimeWarning, match="the callback Broken failed"):
         run = training.fit_in_memory(
-            MODEL.build(), training.OBJECTIVES["causal_lm"], config, DATASET, options=options
+            MODEL.build(), training.OBJECTIVES["causal_lm"], SHORT, DATASET, options=options
         )
     expected = [(when, step) for step in range(1, 5) for when in ("before", "after")]
     assert steps.seen == [*expected, "finish"]
@@ -184,9 +187,8 @@ def test_callbacks_are_called_around_each_step_and_may_fail():
 @pytest.mark.slow
 def test_a_profile_of_some_steps(tmp_path):
     """A trace that holds the steps."""
-    config = training.TrainConfig(**{**vars(CONFIG), **SHORT})
     options = training.FitOptions(callbacks=[training.Profile(tmp_path, 2, 3)])
     training.fit_in_memory(
-        MODEL.build(), training.OBJECTIVES["causal_lm"], config, DATASET, options=options
+        MODEL.build(), training.OBJECTIVES["causal_lm"], SHORT, DATASET, options=options
     )
     assert [p.suffix for p in tmp_path.rglob("*.xplane.pb")] == [".pb"]

@@ -1,5 +1,7 @@
 """Each optimizer against optax and against numbers by hand; the logged rate is the one used."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,19 @@ from conftest import assert_close, deep
 from optax import contrib
 
 from attnlab.models import ModelConfig, OutputHead, matrix_axes
-from attnlab.training import OPTIMIZERS, SCHEDULES, TrainConfig, make_optimizer, optimizers
+from attnlab.training import (
+    OPTIMIZERS,
+    SCHEDULES,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+    make_optimizer,
+    optimizers,
+)
 
-BASE = dict(steps=10, warmup_steps=3, learning_rate=0.5, final_learning_rate=0.1, clip_norm=0.0)
-NO_DECAY = BASE | dict(weight_decay=0.0)
+OPTIMIZER = OptimizerConfig(learning_rate=0.5, clip_norm=0.0)
+SCHEDULE = ScheduleConfig(final_learning_rate=0.1, warmup_steps=3)
+LINEAR = dataclasses.replace(SCHEDULE, name="linear")
 # Three groups of projections with heads, one plain matrix, a table, biases and scales.
 SHAPES = {
     "layers": {
@@ -61,8 +72,11 @@ def updates(optimizer, params, grads):
     return found
 
 
-def config(name, **fields):
-    return TrainConfig(**(NO_DECAY if name == "adam" else BASE) | {"optimizer": name} | fields)
+def config(name, schedule=SCHEDULE, steps=10, **fields):
+    if name == "adam":
+        fields = {"weight_decay": 0.0} | fields
+    optimizer = dataclasses.replace(OPTIMIZER, name=name, **fields)
+    return TrainConfig(steps=steps, optimizer=optimizer, schedule=schedule)
 
 
 STEPS = np.arange(10)
@@ -77,7 +91,8 @@ POINTS = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_by_hand(name):
-    made = make_optimizer(TrainConfig(**BASE, schedule=name, decay_share=0.4)).schedule
+    schedule = dataclasses.replace(SCHEDULE, name=name, decay_share=0.4)
+    made = make_optimizer(config("adamw", schedule)).schedule
     got = [float(made(step)) for step in STEPS]
     if name == "flat_inverse_sqrt":
         expected = 0.5 * (4 / np.maximum(STEPS + 1, 4)) ** 0.5
@@ -90,12 +105,16 @@ def test_schedules_by_hand(name):
 def test_schedules_of_the_papers():
     step = np.array([1, 17, 3999, 4000, 4001, 90_000])
     vaswani = TrainConfig(
-        schedule="inverse_sqrt", learning_rate=(512 * 4000) ** -0.5, warmup_steps=3999, steps=10**5
+        schedule=ScheduleConfig(name="inverse_sqrt", warmup_steps=3999),
+        optimizer=OptimizerConfig(learning_rate=(512 * 4000) ** -0.5),
+        steps=10**5,
     )
     expected = 512**-0.5 * np.minimum(step**-0.5, step * 4000**-1.5)
     np.testing.assert_allclose(make_optimizer(vaswani).schedule(step - 1), expected, rtol=1e-6)
     t5 = TrainConfig(
-        schedule="flat_inverse_sqrt", learning_rate=0.01, warmup_steps=9999, steps=524_288
+        schedule=ScheduleConfig(name="flat_inverse_sqrt", warmup_steps=9999),
+        optimizer=OptimizerConfig(learning_rate=0.01),
+        steps=524_288,
     )
     step = np.array([1, 10_000, 10_001, 500_000])
     expected = 1 / np.sqrt(np.maximum(step, 10_000))
@@ -106,13 +125,13 @@ def test_schedules_of_the_papers():
 def test_the_logged_rate_is_the_one_that_runs(name):
     """Every update is linear in the rate: beside a constant rate of 1 the schedule is left."""
     grads = [random(seed) for seed in range(1, 8)]
-    made = make_optimizer(config(name, schedule="linear"), axes)
-    one = OPTIMIZERS[name].build(config(name), lambda step: 1.0, axes)
+    made = make_optimizer(config(name, LINEAR), axes)
+    one = OPTIMIZERS[name].build(config(name).optimizer, lambda step: 1.0, axes)
     pairs = zip(
         updates(made.transform, random(0), grads), updates(one, random(0), grads), strict=True
     )
     for step, (got, unit) in enumerate(pairs):
-        rate = make_optimizer(config(name, schedule="linear")).schedule(step)
+        rate = make_optimizer(config(name, LINEAR)).schedule(step)
         assert_close(got, jax.tree.map(lambda u: rate * u, unit))  # noqa: B023
 
 
@@ -133,14 +152,18 @@ def test_each_is_optax_on_a_plain_matrix(name):
     plain = {"w": (130, 140)}  # large enough for Adafactor to factor
     grads = [random(seed, plain) for seed in range(1, 4)]
     decay = 0.0 if name in ("adam", "adafactor", "sgd") else 0.1
-    made = make_optimizer(config(name, weight_decay=decay, schedule="constant"))
+    made = make_optimizer(
+        config(name, weight_decay=decay, schedule=dataclasses.replace(SCHEDULE, name="constant"))
+    )
     expected = updates(OF_OPTAX[name](made.schedule), random(0, plain), grads)
     assert_close(updates(made.transform, random(0, plain), grads), expected)
 
 
 def first_step(name, **fields):
     """(weights, gradient, update) of the first step at rate 1 with decay 0.1, of one matrix."""
-    row = OPTIMIZERS[name].build(config(name, **fields), lambda step: 1.0, optimizers.axes_by_shape)
+    row = OPTIMIZERS[name].build(
+        config(name, **fields).optimizer, lambda step: 1.0, optimizers.axes_by_shape
+    )
     w, g = random(0, {"w": (4, 6)}), random(1, {"w": (4, 6)})
     [update] = updates(row, w, [g])
     return np.asarray(w["w"], float), np.asarray(g["w"], float), np.asarray(update["w"], float)
@@ -198,9 +221,8 @@ def test_each_lowers_a_loss(name):
     """0.5 |w - target|^2 over all weights, from random ones."""
     target, params = random(1), random(0)
     rate = {"adafactor": 0.3, "sgd": 0.02, "lion": 0.05, "muon": 0.3}.get(name, 0.1)
-    settings = config(
-        name, steps=100, learning_rate=rate, weight_decay=0.0, final_learning_rate=0.0
-    )
+    schedule = dataclasses.replace(SCHEDULE, final_learning_rate=0.0)
+    settings = config(name, schedule, steps=100, learning_rate=rate, weight_decay=0.0)
     transform = make_optimizer(settings, axes).transform
     square = lambda a, b: sum(jnp.sum((x - y) ** 2) / 2 for x, y in both(a, b))
     both = lambda a, b: zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -254,13 +276,21 @@ def test_clipping_is_by_the_norm_of_all():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(optimizer="adamm"), "unknown optimizer 'adamm': did you mean 'adam'"),
-        (dict(schedule="cosin"), "unknown schedule 'cosin': did you mean 'cosine'"),
-        (dict(optimizer="adam"), "adam has no weight decay; set weight_decay=0, or optimizer="),
-        (dict(decay_share=1.5), "decay_share must be at most 1"),
-        (dict(epsilon=0.0), "epsilon must be more than 0"),
+        ({"optimizer": {"name": "adamm"}}, "unknown optimizer 'adamm': did you mean 'adam'"),
+        ({"schedule": {"name": "cosin"}}, "unknown schedule 'cosin': did you mean 'cosine'"),
+        ({"optimizer": {"name": "adam"}}, "set optimizer.weight_decay=0, or optimizer.name='adamw"),
+        ({"schedule": {"decay_share": 1.5}}, "schedule.decay_share must be a finite number above"),
+        ({"optimizer": {"epsilon": 0.0}}, "optimizer.epsilon must be a finite number above 0"),
+        ({"optimizer": {"weight_decay": -0.1}}, "optimizer.weight_decay must be a finite number"),
+        ({"optimizer": {"frozen": "("}}, "optimizer.frozen='\\(' is no regular expression"),
+        ({"evaluation": {"every": 0}}, "evaluation.every must be a whole number of at least 1"),
+        (
+            {"evaluation": {"rows": 9}},
+            r"EvaluationConfig\(\) got an unknown keyword 'rows'; known: every, batch_size",
+        ),
+        ({"learning_rate": 0.1}, r"TrainConfig\(\) got an unknown keyword .*known: steps, batch"),
     ],
 )
 def test_impossible_optimizers_say_what_to_change(fields, message):
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**fields)
+        TrainConfig.from_dict(fields)

@@ -14,7 +14,7 @@ from attnlab.data import DataSizes
 from attnlab.heads.linear import over_tokens
 from attnlab.models import FFN, Attention, Compute, ModelConfig
 from attnlab.models.dense import dense
-from attnlab.training import TrainConfig, make_optimizer
+from attnlab.training import OptimizerConfig, TrainConfig, make_optimizer
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.step import init_state, train_step
 
@@ -38,7 +38,7 @@ def step_of(config, optimizer="adamw"):
     """A step and its arguments, by shape."""
     model, sizes = config.build(), DataSizes(config.vocab_size, LENGTH)
     objective = OBJECTIVES["causal_lm"].bind(sizes)
-    transform = make_optimizer(TrainConfig(optimizer=optimizer)).transform
+    transform = make_optimizer(TrainConfig(optimizer=OptimizerConfig(name=optimizer))).transform
     batch = {"tokens": jax.ShapeDtypeStruct((BATCH, LENGTH + 1), "int32")}
     start = functools.partial(init_state, model, objective, transform, batch)
     return functools.partial(train_step, model, objective, transform), (start, batch)

@@ -22,15 +22,23 @@ MODEL = ModelConfig(
     width=32, num_layers=2, heads=heads.Standard(num_heads=4), ffn=FFN(width=24), max_len=8
 )
 CONFIG = training.TrainConfig(
-    steps=20, batch_size=8, length=8, seeds=(3,), warmup_steps=2, log_every=5, eval_every=20,
-    checkpoint_every=20, eval_batch_size=8, eval_windows=20, curve_windows=8, learning_rate=0.01,
-)  # fmt: skip
+    steps=20,
+    batch_size=8,
+    length=8,
+    seeds=(3,),
+    schedule=training.ScheduleConfig(warmup_steps=2),
+    log_every=5,
+    evaluation=training.EvaluationConfig(every=20, batch_size=8, windows=20, curve_windows=8),
+    checkpoint_every=20,
+    optimizer=training.OptimizerConfig(learning_rate=0.01),
+)
 TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
 DATASET = text.dataset_of_corpus(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
 
 
 def fit(folder, model, mesh, state_sharding, optimizer="adamw"):
-    config = dataclasses.replace(CONFIG, optimizer=optimizer)
+    named = dataclasses.replace(CONFIG.optimizer, name=optimizer)
+    config = dataclasses.replace(CONFIG, optimizer=named)
     folder.mkdir()
     with (
         Recorder(folder, config.seeds) as records,

@@ -32,18 +32,22 @@ CONFIG = training.TrainConfig(
     batch_size=8,
     length=8,
     seeds=(0, 1, 5),
-    warmup_steps=2,
+    schedule=training.ScheduleConfig(warmup_steps=2),
     log_every=5,
-    eval_every=10,
+    evaluation=training.EvaluationConfig(every=10, batch_size=8, windows=20, curve_windows=8),
     checkpoint_every=5,
-    eval_batch_size=8,
-    eval_windows=20,
-    curve_windows=8,
 )
 # Each byte is the last one plus 1 or 2, modulo 9: ln 9 nats without context, ln 2 with it.
 TEXT = np.random.default_rng(0).integers(1, 3, 4000).cumsum() % 9 + 97
 FLOAT64 = Compute(dtype="float64")
-SELDOM = dict(log_every=10_000, eval_every=10_000, checkpoint_every=10_000)
+FAST = training.OptimizerConfig(learning_rate=1e-2)
+
+
+def evaluated(**changes):
+    return dataclasses.replace(CONFIG.evaluation, **changes)
+
+
+SELDOM = dict(log_every=10_000, evaluation=evaluated(every=10_000), checkpoint_every=10_000)
 DATASET = text.dataset_of_corpus(text.Corpus("test", TEXT[:3600], TEXT[3600:], ""), CONFIG.length)
 
 
@@ -81,8 +85,8 @@ def assert_same_bits(a, b):
 
 def test_it_learns(tmp_path):
     """Nearer to ln 2, all there is to know, than to the ln 9 that needs no context."""
-    rare = dict(log_every=5, eval_every=150, checkpoint_every=150)
-    result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, learning_rate=1e-2, **rare))
+    rare = dict(log_every=5, evaluation=evaluated(every=150), checkpoint_every=150)
+    result = fit(tmp_path, dataclasses.replace(CONFIG, steps=150, optimizer=FAST, **rare))
     assert (result.heldout["loss"] < 1.2).all()
     assert (result.heldout["loss"] > np.log(2)).all()
     assert (np.abs(result.train["loss"] - result.heldout["loss"]) < 0.1).all()
@@ -169,11 +173,12 @@ def test_parts_give_the_gradient_of_the_whole_batch(name):
 def test_a_run_in_float64(tmp_path):
     """Over several log lines; killed in the middle it ends with the same bits."""
     model = dataclasses.replace(MODEL, compute=FLOAT64)
-    config = dataclasses.replace(CONFIG, seeds=(0, 1), eval_every=20)
+    config = dataclasses.replace(CONFIG, seeds=(0, 1), evaluation=evaluated(every=20))
     result = fit(tmp_path / "whole", config, model)
     assert result.state.window_loss.dtype == np.float64
-    fit(tmp_path / "parts", dataclasses.replace(config, steps=12, schedule="constant"), model)
-    constant = dataclasses.replace(config, schedule="constant")
+    schedule = dataclasses.replace(config.schedule, name="constant")
+    constant = dataclasses.replace(config, schedule=schedule)
+    fit(tmp_path / "parts", dataclasses.replace(constant, steps=12), model)
     again = fit(tmp_path / "parts", constant, model)
     assert_same_bits(again.state, fit(tmp_path / "once", constant, model).state)
 
@@ -182,7 +187,7 @@ def test_a_run_in_float64(tmp_path):
 def test_training_is_smoothed_and_evaluation_is_not(tmp_path):
     """Half of each target is spread over 256 symbols: no prediction costs less than 3.4 nats."""
     config = dataclasses.replace(
-        CONFIG, steps=60, seeds=(0,), learning_rate=1e-2, label_smoothing=0.5, accumulate=2
+        CONFIG, steps=60, seeds=(0,), optimizer=FAST, label_smoothing=0.5, accumulate=2
     )
     result = fit(tmp_path, config)
     rows = [r for r in read_metrics(tmp_path / "metrics.jsonl") if "train/loss" in r]
@@ -206,6 +211,12 @@ def killing(step, kill):
     return KillingRecorder
 
 
+MUON = dict(
+    optimizer=training.OptimizerConfig(name="muon"),
+    schedule=training.ScheduleConfig(name="warmup_stable_decay", warmup_steps=2),
+)
+
+
 def die():
     raise Killed
 
@@ -218,7 +229,7 @@ def terminate():
     ("kill", "rows"),
     [
         pytest.param(die, {}, marks=pytest.mark.slow),  # test_end_to_end.py: by SIGKILL
-        (terminate, {"optimizer": "muon", "schedule": "warmup_stable_decay"}),
+        (terminate, MUON),
     ],
 )
 def test_resume_is_as_if_it_had_never_stopped(tmp_path, kill, rows, capsys):
@@ -277,7 +288,7 @@ def test_saved_and_resumed_under_every_plan(tmp_path, plan):
 
 
 def test_another_plan_of_equal_shapes_does_not_go_on(tmp_path):
-    config = dataclasses.replace(CONFIG, steps=5, eval_windows=8, seeds=(0,))
+    config = dataclasses.replace(CONFIG, steps=5, evaluation=evaluated(windows=8), seeds=(0,))
     model = dataclasses.replace(MODEL, num_layers=4)
     fit(tmp_path, config, dataclasses.replace(model, sharing="groups:2"))
     names = (
@@ -304,7 +315,12 @@ def test_sigterm_saves_and_says_so(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
-    config = dataclasses.replace(CONFIG, learning_rate=1e38, warmup_steps=0, seeds=(3,))
+    config = dataclasses.replace(
+        CONFIG,
+        optimizer=training.OptimizerConfig(learning_rate=1e38),
+        schedule=training.ScheduleConfig(warmup_steps=0),
+        seeds=(3,),
+    )
     with pytest.raises(
         training.NonFiniteLoss, match=r"loss of seed 3 is not finite at step \d+; lower"
     ):
@@ -326,7 +342,7 @@ def test_remat_and_bfloat16_give_the_same_losses(tmp_path, changes):
 @pytest.mark.slow
 def test_masked_lm_trains_an_encoder(tmp_path):
     model = dataclasses.replace(MODEL, kind="encoder", vocab_size=257)
-    config = dataclasses.replace(CONFIG, steps=600, learning_rate=1e-2, seeds=(0,), **SELDOM)
+    config = dataclasses.replace(CONFIG, steps=600, optimizer=FAST, seeds=(0,), **SELDOM)
     result = fit(tmp_path, config, model, objective="masked_lm")
     assert result.heldout["loss"] < np.log(9) - 0.1
 
@@ -344,16 +360,18 @@ def test_decay_is_by_name():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (dict(steps=0), "steps must be more than 0"),
-        (dict(batch_size=-1), "batch_size must be more than 0"),
-        (dict(learning_rate=0.0), "learning_rate must be more than 0"),
+        (dict(steps=0), "steps must be a whole number of at least 1, not 0"),
+        (dict(batch_size=-1), "batch_size must be a whole number of at least 1, not -1"),
+        (dict(optimizer="lion"), "optimizer must be of type OptimizerConfig, not 'lion'"),
         (dict(seeds=()), "seeds must be different numbers"),
         (dict(seeds=(1, 1)), "seeds must be different numbers"),
-        (dict(warmup_steps=20), "warmup_steps 20 must be below steps 20"),
-        (dict(weight_decay=-0.1), "weight_decay must be 0 or more"),
+        (dict(steps=2), "schedule.warmup_steps 2 must be below steps 2"),
         (dict(accumulate=3), "batch_size 8 is not divisible by accumulate 3; use a multiple"),
-        (dict(accumulate=0), "accumulate must be more than 0"),
-        (dict(label_smoothing=1.0), "label_smoothing must be below 1"),
+        (dict(accumulate=0), "accumulate must be a whole number of at least 1"),
+        (
+            dict(label_smoothing=1.0),
+            "label_smoothing must be a finite number at least 0 and below 1",
+        ),
     ],
 )
 def test_impossible_training_says_what_to_change(fields, message):

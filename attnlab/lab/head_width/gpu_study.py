@@ -22,7 +22,7 @@ from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, sample
 from attnlab.heads import Standard
 from attnlab.lab.head_width.rates import RateFormula
-from attnlab.lab.head_width.rows import write_whole
+from attnlab.lab.head_width.rows import flat, read_flat, write_whole
 from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
 from attnlab.lab.head_width.spec import BIASES, Variant
 from attnlab.lab.head_width.texts import TEXTS, load_text
@@ -31,7 +31,12 @@ from attnlab.models import FFN, ModelConfig, Rotary, flops_per_token, match_budg
 from attnlab.models import num_parameters as count_parameters
 from attnlab.training import sharding
 from attnlab.training.checkpoint import Checkpoints
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from attnlab.training.fit import FitResult, fit
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES
@@ -74,25 +79,54 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextScore:
-    """Held-out bits per byte of one seed of a program on one text: a line of the CSV file."""
+class ProgramSeed:
+    """One seed of a program."""
 
     point: str
     plan: str
     learning_rate: float
     seed: int
-    text: str
-    heldout_bits: float
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramBits:
+    """Bits per byte of n-grams of the bytes that were trained on."""
+
     ngram3: float
     ngram4: float
     ngram5: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramSizes:
+    """The size of the model and of its training."""
+
     ffn_width: int
     parameters: int
     flops_per_token: int
     steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramOrigin:
+    """Where a score comes from. Seconds are of the training of all seeds."""
+
     seconds: float
     device: str
     commit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TextScore:
+    """Held-out bits per byte of one seed of a program on one text: a line of the CSV file, the
+    fields of every part side by side."""
+
+    run: ProgramSeed
+    text: str
+    heldout_bits: float
+    ngrams: NgramBits
+    sizes: ProgramSizes
+    origin: ProgramOrigin
 
 
 def programs(formula: RateFormula, scale: float = 1.0) -> list[Program]:
@@ -126,15 +160,12 @@ def train_config(program: Program) -> TrainConfig:
         batch_size=BATCH,
         length=LENGTH,
         seeds=SEEDS,
-        optimizer="muon",
-        learning_rate=program.learning_rate,
-        final_learning_rate=program.learning_rate / 10,
-        warmup_steps=steps // 20,
+        optimizer=OptimizerConfig(name="muon", learning_rate=program.learning_rate),
+        schedule=ScheduleConfig(
+            final_learning_rate=program.learning_rate / 10, warmup_steps=steps // 20
+        ),
+        evaluation=EvaluationConfig(every=steps, batch_size=BATCH, windows=1, curve_windows=64),
         log_every=max(1, steps // 20),
-        eval_every=steps,
-        eval_batch_size=BATCH,
-        eval_windows=1,
-        curve_windows=64,
         checkpoint_every=max(1, steps // 4),
     )
 
@@ -221,27 +252,26 @@ def _scores(
     objective = OBJECTIVES["causal_lm"].bind(mixture.dataset.sizes)
     evaluator = Evaluator(model.build(), objective, sharding.data_mesh(batch_size=BATCH), BATCH)
     ngrams = mixture.ngrams(program.steps)
+    sizes = ProgramSizes(
+        ffn_width=model.ffn.width,
+        parameters=count_parameters(model),
+        flops_per_token=flops_per_token(model, LENGTH),
+        steps=program.steps,
+    )
     device = jax.local_devices()[0].device_kind
+    origin = ProgramOrigin(round(fitted.wall_seconds, 1), device, commit)
     for text, rows in mixture.heldout.items():
         bits = evaluator(fitted.state.params, rows)["bits_per_byte"]
         for seed, of_seed in zip(SEEDS, bits, strict=True):
             yield TextScore(
-                point=program.variant.point,
-                plan=program.variant.plan,
-                learning_rate=program.learning_rate,
-                seed=seed,
+                run=ProgramSeed(
+                    program.variant.point, program.variant.plan, program.learning_rate, seed
+                ),
                 text=text,
                 heldout_bits=float(of_seed),
-                ngram3=ngrams[text][2],
-                ngram4=ngrams[text][3],
-                ngram5=ngrams[text][4],
-                ffn_width=model.ffn.width,
-                parameters=count_parameters(model),
-                flops_per_token=flops_per_token(model, LENGTH),
-                steps=program.steps,
-                seconds=round(fitted.wall_seconds, 1),
-                device=device,
-                commit=commit,
+                ngrams=NgramBits(*(ngrams[text][context] for context in (2, 3, 4))),
+                sizes=sizes,
+                origin=origin,
             )
 
 
@@ -258,28 +288,27 @@ def read_scores(path: Path) -> list[TextScore]:
     """The lines of a CSV file of `TextScore`s, none where there is no file."""
     if not path.exists():
         return []
-    kinds = {field.name: field.type for field in dataclasses.fields(TextScore)}
     with path.open(newline="") as file:
-        return [
-            TextScore(**{n: kinds[n](v) for n, v in line.items()})  # type: ignore[operator]
-            for line in csv.DictReader(file)
-        ]
+        return [read_flat(TextScore, line) for line in csv.DictReader(file)]
 
 
 def append_scores(path: Path, scores: Sequence[TextScore]) -> None:
-    """Adds lines to the file; a kill leaves the old file or the new one."""
+    """Adds one or more lines to the file; a kill leaves the old file or the new one."""
+    lines = [flat(score) for score in [*read_scores(path), *scores]]
     text = io.StringIO()
-    names = [field.name for field in dataclasses.fields(TextScore)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(dataclasses.asdict(one) for one in [*read_scores(path), *scores])
+    writer.writerows(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.getvalue())
 
 
 def left(wanted: Sequence[Program], scores: Sequence[TextScore]) -> list[Program]:
     """The programs that have no scores in the file yet."""
-    done = {(s.point, s.plan, s.learning_rate, s.steps) for s in scores}
+    done = {
+        (score.run.point, score.run.plan, score.run.learning_rate, score.sizes.steps)
+        for score in scores
+    }
     return [
         p for p in wanted if (p.variant.point, p.variant.plan, p.learning_rate, p.steps) not in done
     ]

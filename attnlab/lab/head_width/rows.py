@@ -87,13 +87,16 @@ def flat(value: Any) -> dict[str, Any]:
     return found
 
 
-def _read(kind: type[Any], values: dict[str, str]) -> Any:
+def read_flat(kind: type[Any], values: dict[str, str]) -> Any:
+    """The record whose fields `flat` put side by side, of their texts."""
     hints = typing.get_type_hints(kind)
     made: dict[str, Any] = {}
     for name, hint in hints.items():
         nested: Any = hint
         made[name] = (
-            _read(nested, values) if hasattr(hint, "__dataclass_fields__") else nested(values[name])
+            read_flat(nested, values)
+            if hasattr(hint, "__dataclass_fields__")
+            else nested(values[name])
         )
     return kind(**made)
 
@@ -119,7 +122,7 @@ def read_rows(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         if list(reader.fieldnames or []) != columns():
             raise WrongRows(f"{path} has other columns than version {VERSION} of a row")
-        rows: list[Row] = [_read(Row, values) for values in reader]
+        rows: list[Row] = [read_flat(Row, values) for values in reader]
     if old := {row.version for row in rows} - {VERSION}:
         raise WrongRows(f"{path} has rows of version {min(old)}; this code reads {VERSION}")
     ids = [row.spec.id for row in rows]

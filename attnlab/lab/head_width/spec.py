@@ -8,7 +8,12 @@ from attnlab.heads.layout import Bias
 from attnlab.models import FFN, ModelConfig, Rotary, match_budget
 from attnlab.models.budget import Budget
 from attnlab.names import lookup
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import (
+    EvaluationConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 NUM_LAYERS = 4
 BATCH_TOKENS = 2048
@@ -129,16 +134,15 @@ def train_config(spec: StudyRun) -> TrainConfig:
         batch_size=BATCH_TOKENS // spec.variant.length,
         length=spec.variant.length,
         seeds=(spec.seed,),
-        optimizer="muon" if spec.parametrization == "muon" else "adamw",
-        base_fan_in=64 if spec.parametrization == "fan_in" else None,
-        schedule="cosine",
-        learning_rate=spec.learning_rate,
-        final_learning_rate=spec.learning_rate / 10,
-        warmup_steps=steps // 20,
+        optimizer=OptimizerConfig(
+            name="muon" if spec.parametrization == "muon" else "adamw",
+            learning_rate=spec.learning_rate,
+            base_fan_in=64 if spec.parametrization == "fan_in" else None,
+        ),
+        schedule=ScheduleConfig(
+            final_learning_rate=spec.learning_rate / 10, warmup_steps=steps // 20
+        ),
+        evaluation=EvaluationConfig(every=steps, batch_size=32, windows=64, curve_windows=64),
         log_every=max(1, steps // 10),
-        eval_every=steps,
-        eval_batch_size=32,
-        eval_windows=64,
-        curve_windows=64,
         checkpoint_every=max(1, min(480, steps // 2)),
     )

@@ -171,7 +171,7 @@ def _p(p: float) -> str:
 def warnings(panel: Panel) -> list[Paragraph]:
     """What is wrong with the runs."""
     lines = []
-    for name, values in differing([dict(r.environment) for r in panel.results]).items():
+    for name, values in differing([dict(r.provenance.environment) for r in panel.results]).items():
         known = " or ".join(dict.fromkeys(map(str, values)))
         lines.append(f"The runs had different environments: {name} is {known}.")
     for variant, runs in panel.variants.items():
@@ -209,7 +209,7 @@ def _worse_than_baselines(panel: Panel) -> list[str]:
     worse: dict[str, list[str]] = {}
     for variant in panel.scores:
         run = panel.variants[variant][0]
-        known = run.baselines.get(panel.metric.name, {})
+        known = run.scores.baselines.get(panel.metric.name, {})
         if not known:
             continue
         name, value = max(known.items(), key=lambda item: panel.sign * item[1])
@@ -265,7 +265,7 @@ def _ratios(panel: Panel) -> str:
 
 def _rates(panel: Panel) -> str:
     """How learning rates were chosen."""
-    rates = sorted({run.spec.config.train.learning_rate for run in panel.results})
+    rates = sorted({run.spec.config.train.optimizer.learning_rate for run in panel.results})
     if panel.tuning is not None:
         return "Each variant has a learning rate of its own, chosen on the validation part."
     if len(rates) == 1:

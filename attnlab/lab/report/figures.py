@@ -87,7 +87,7 @@ def scores_figure(panel: Panel, name: str) -> list[Figure]:
     caption = "Mean held-out score and its 95 % interval over runs of the variant alone."
     label = f"held-out {panel.metric.unit}"
     if panel.sign < 0:  # shares of 100 %: bars from zero, beside the baselines
-        baselines = dict(panel.results[0].baselines.get(panel.metric.name, {}))
+        baselines = dict(panel.results[0].scores.baselines.get(panel.metric.name, {}))
         figure = plotting.bar_plot(rows, baselines, label)
         caption += " Dashed: baselines without a model." if baselines else ""
     else:
@@ -133,8 +133,8 @@ def curves_figures(panel: Panel, name: str) -> list[Figure]:
         if not curves:
             continue
         run = next(run for run in panel.results if panel.results.text_of(run) == text)
-        windows = run.spec.config.train.curve_windows
-        part = run.curves
+        windows = run.spec.config.train.evaluation.curve_windows
+        part = run.task.curves
         figure = plotting.learning_curves(curves, f"{part} {panel.metric.unit}")
         title = f"text {number + 1} of {len(texts)}: " if len(texts) > 1 else ""
         caption = (
@@ -169,7 +169,7 @@ def _curve(panel: Panel, variant: Variant, text: str) -> plotting.Curve | None:
 COSTS = (
     ("parameters", "parameters", lambda run: float(run.sizes.parameters)),
     ("flops", "training FLOPs of a run", training_flops),
-    ("seconds", "seconds of a run", lambda run: float(run.seconds)),
+    ("seconds", "seconds of a run", lambda run: float(run.timing.seconds)),
 )
 
 
@@ -182,7 +182,7 @@ def budget_figures(panels: Sequence[Panel]) -> list[Figure]:
         points, look = [], plotting.MARKERS
         for i, panel in enumerate(panels):
             for variant, scores in panel.scores.items():
-                runs = [run for run in panel.variants[variant] if run.heldout]
+                runs = [run for run in panel.variants[variant] if run.scores.heldout]
                 x = float(np.mean([cost(run) for run in runs]))
                 style = panel.styles[variant]
                 style = style._replace(marker=look[i % len(look)]) if len(panels) > 1 else style

@@ -66,7 +66,7 @@ def heads_sections(panel: Panel, end: str) -> list[Section]:
 
 def _first(panel: Panel, variant: Any) -> tuple[str, RunResult]:
     """The label and the first complete run of a variant."""
-    runs = [run for run in panel.variants[variant] if run.heldout]
+    runs = [run for run in panel.variants[variant] if run.scores.heldout]
     return panel.labels[variant], runs[0]
 
 

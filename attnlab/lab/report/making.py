@@ -18,7 +18,7 @@ def making_section(panels: Sequence[Panel]) -> Section:
             for name, text in (*_facts(run), *_provenance(panel, run)):
                 facts.setdefault(name, {})[text] = None
     runs = [run for panel in panels for run in panel.results]
-    seconds = sum(run.seconds for run in runs)
+    seconds = sum(run.timing.seconds for run in runs)
     told = [(name, "; ".join(list(texts)[:12])) for name, texts in facts.items()]
     told.append(("Time", f"{seconds:,.0f} seconds of {len(runs)} runs together"))
     text = (
@@ -36,28 +36,30 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
     facts = [f"{v:,} {n}" if isinstance(v, int) else f"{n}: {v}" for n, v in run.data.facts.items()]
     digest = [f"sha256 {run.data.sha256}"] if run.data.sha256 else []
     yield "Data", ", ".join([run.data.name, *given, *facts, *digest]).lstrip(", ")
-    yield "Task", run.task or config.task
-    if run.start:
-        yield "Start", run.start
+    yield "Task", run.task.description or config.task
+    if run.provenance.start:
+        yield "Start", run.provenance.start
     tokens = train.steps * train.batch_size * train.length
     yield (
         "Training",
         f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} tokens: "
-        f"{tokens:,} tokens a run; {train.optimizer}, {train.schedule.replace('_', ' ')} schedule, "
-        f"{train.warmup_steps:,} steps of warm-up",
+        f"{tokens:,} tokens a run; {train.optimizer.name}, "
+        f"{train.schedule.name.replace('_', ' ')} schedule, "
+        f"{train.schedule.warmup_steps:,} steps of warm-up",
     )
-    yield (
-        "Scored",
-        (f"{train.eval_windows:,} held-out rows" if train.eval_windows else "all held-out rows"),
-    )
-    yield "Learning rates", f"{train.learning_rate:.3g}"
+    scored = train.evaluation.windows
+    yield "Scored", f"{scored:,} held-out rows" if scored else "all held-out rows"
+    yield "Learning rates", f"{train.optimizer.learning_rate:.3g}"
     yield "Seeds", str(run.spec.seed)
     yield (
         "Model",
         f"{model.kind}, {model.num_layers} layers, width {model.width:,}, {model.heads.num_heads} "
         f"heads, vocabulary {model.vocab_size:,}",
     )
-    yield "Versions", ", ".join(f"{name} {value}" for name, value in run.environment.items())
+    yield (
+        "Versions",
+        ", ".join(f"{name} {value}" for name, value in run.provenance.environment.items()),
+    )
 
 
 def _provenance(panel: Panel, run: RunResult) -> Iterator[tuple[str, str]]:

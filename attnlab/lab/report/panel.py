@@ -68,7 +68,7 @@ class Panel:
     @functools.cached_property
     def scores(self) -> dict[Variant, Scores]:
         """Of the variants that have any, best mean first."""
-        if not any(run.heldout for run in self.results):
+        if not any(run.scores.heldout for run in self.results):
             return {}
         found = {v: s for v, s in self.results.scores().items() if s}
         return dict(sorted(found.items(), key=lambda item: self.sign * mean_of(item[1])))
@@ -138,7 +138,7 @@ class Panel:
 
     def mean(self, variant: Variant, part: str, metric: str) -> float | None:
         """Mean of a metric of a part over the runs that have it."""
-        runs = [getattr(run, part) for run in self.variants[variant]]
+        runs = [getattr(run.scores, part) for run in self.variants[variant]]
         values = [of[metric] for of in runs if metric in of]
         return float(np.mean(values)) if values else None
 
@@ -148,8 +148,8 @@ class Panel:
         name = name or self.metric.name
         found = []
         for run in self.variants[variant]:
-            if name in run.heldout or name in run.weights:
-                found.append({**run.weights, **run.heldout}[name])
+            if name in run.scores.heldout or name in run.weights:
+                found.append({**run.weights, **run.scores.heldout}[name])
             elif (curve := self.curve(run, name)) and curve:
                 found.append(curve[max(curve)])
         return found

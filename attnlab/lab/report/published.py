@@ -45,11 +45,11 @@ def _here(panel: Panel, name: str) -> str:
     model, train = config.model, config.train
     told = {
         "data": run.data.name or type(config.data).__name__,
-        "task": run.task or config.task,
+        "task": run.task.description or config.task,
         "model": f"{model.kind}, {model.num_layers} layers, width {model.width:,}, FFN "
         f"{model.ffn.width:,}",
         "training": f"{train.steps:,} steps of {train.batch_size:,} rows of {train.length:,} "
-        f"tokens, {train.optimizer}",
+        f"tokens, {train.optimizer.name}",
         "score": f"held-out {panel.metric.unit}",
     }
     return told.get(name, "see How it was made")

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 def scores_table(panel: Panel, name: str) -> Table:
     """Held-out scores of each variant, best mean first, and the baselines without a model."""
     unit, first = panel.metric.unit, panel.results[0]
-    others = [m for m in first.heldout if m != panel.metric.name]
+    others = [m for m in first.scores.heldout if m != panel.metric.name]
     rows: list[Row] = []
     roles = []
     every = [*panel.scores, *(v for v in panel.variants if v not in panel.scores)]
@@ -43,7 +43,7 @@ def scores_table(panel: Panel, name: str) -> Table:
             **{f"held-out {_unit(panel, m)}": panel.mean(variant, "heldout", m) for m in others},
         })  # fmt: skip
         roles.append("" if scores else "bad")
-    for baseline, value in first.baselines.get(panel.metric.name, {}).items():
+    for baseline, value in first.scores.baselines.get(panel.metric.name, {}).items():
         rows.append({"variant": f"{baseline} (no model)", f"held-out {unit}": value})
         roles.append("baseline")
     word = "lowest" if panel.sign > 0 else "highest"
@@ -147,10 +147,10 @@ def budget_table(panel: Panel, name: str) -> Table:
             "applied parameters": sizes.applied_parameters,
             "FLOPs per token": sizes.flops_per_token,
             "training FLOPs": f"{training_flops(runs[0]):.3g}",
-            "seconds": float(np.mean([run.seconds for run in runs])),
-            "tokens/s": round(float(np.mean([run.tokens_per_second for run in runs]))),
+            "seconds": float(np.mean([run.timing.seconds for run in runs])),
+            "tokens/s": round(float(np.mean([run.timing.tokens_per_second for run in runs]))),
             "FFN width": sizes.ffn_width,
-            "learning rate": f"{train.learning_rate:.3g}",
+            "learning rate": f"{train.optimizer.learning_rate:.3g}",
         })  # fmt: skip
     caption = (
         "Budgets of a run. Applied parameters count a shared parameter once for each use. FLOPs "
@@ -193,9 +193,9 @@ def _tried(panel: Panel) -> dict[str, Any]:
     found: dict[Variant, dict[float, list[float]]] = {}
     for run in runs:
         tags = tuple((n, v) for n, v in run.spec.tags.items() if n != RATE)
-        score = panel.sign * run.validation.get(panel.metric.name, np.nan)
-        rate = run.spec.config.train.learning_rate
-        if run.validation or run.status == "diverged":
+        score = panel.sign * run.scores.validation.get(panel.metric.name, np.nan)
+        rate = run.spec.config.train.optimizer.learning_rate
+        if run.scores.validation or run.status == "diverged":
             score = score if np.isfinite(score) else np.inf
             found.setdefault(tags, {}).setdefault(rate, []).append(score)
     from attnlab.plotting import style

@@ -56,7 +56,7 @@ def _read(workdir: Path, several: bool) -> Panel:
     )
 
 
-FREE = ("train.learning_rate", "train.final_learning_rate")
+FREE = ("train.optimizer.learning_rate", "train.schedule.final_learning_rate")
 """Fields that may differ between texts: rates are tuned on each."""
 
 

@@ -173,12 +173,12 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
     torch = on_torch.load()
     model = torch_decoder(config).to(on_torch.device())
     model.load_state_dict({n: torch.tensor(a) for n, a in torch_params(ours).items()})
-    parameters = list(model.parameters())
+    parameters, trained = list(model.parameters()), trains.optimizer
     groups: list[dict] = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": trains.weight_decay},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": trained.weight_decay},
         {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, 1.0, (trains.beta1, trains.beta2), fused=True)
+    optimizer = torch.optim.AdamW(groups, 1.0, (trained.beta1, trained.beta2), fused=True)
     rates = np.asarray(
         training.make_optimizer(trains).schedule(jnp.arange(trains.steps + 1))
     ).tolist()
@@ -196,7 +196,7 @@ def torch_step(config: ModelConfig, trains: training.TrainConfig, ours: Any, tok
         loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, trains.clip_norm)
+        torch.nn.utils.clip_grad_norm_(parameters, trained.clip_norm)
         optimizer.step()
         schedule.step()
         return loss.item()
