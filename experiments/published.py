@@ -107,7 +107,7 @@ class Table(NamedTuple):
 
     def paper_model(self, name: str) -> ModelConfig:
         """The model of a row at the paper's size, less what the paper does not count."""
-        changes = _scaled(self, self.rows[name].changes, Words())
+        changes = _scaled(self, self.rows[name].changes, Presets())
         fields = {f: v for f, v in changes.items() if f.startswith("model.")}
         config = ConfigDict({"model": byte_lm.model_fields(self.model)})
         config.update_from_flattened_dict(fields | self.uncounted)
@@ -127,9 +127,9 @@ def functions(table: Table, **others: Table) -> Functions:
     """
 
     def find(preset: str) -> tuple[Table, str]:
-        words = [word for word in preset.split(",") if word]
-        chosen = next((others[word] for word in words if word in others), table)
-        return chosen, ",".join(word for word in words if word not in others)
+        presets = [name for name in preset.split(",") if name]
+        chosen = next((others[name] for name in presets if name in others), table)
+        return chosen, ",".join(name for name in presets if name not in others)
 
     def get_config(preset: str = "") -> ConfigDict:
         return base_config(*find(preset))
@@ -145,13 +145,13 @@ def functions(table: Table, **others: Table) -> Functions:
 
 def base_config(table: Table, preset: str) -> ConfigDict:
     """What all rows have in common, at the scale of the preset."""
-    words = _words(table, preset)
+    presets = _presets(table, preset)
     base = byte_lm.get_config()
     byte_lm.set_model(base, table.model)
     base.train = ConfigDict(byte_lm.fields(table.train))
     sizes = {f: _value(base, f) for f in (*WIDTHS, *DEPTHS, "model.sharing")}
-    base.update_from_flattened_dict(_scaled(table, sizes, words))
-    base.update_from_flattened_dict(table.tiny.base if words.tiny else {})
+    base.update_from_flattened_dict(_scaled(table, sizes, presets))
+    base.update_from_flattened_dict(table.tiny.base if presets.tiny else {})
     return base
 
 
@@ -164,32 +164,32 @@ def _value(config: ConfigDict, path: str) -> Any:
 
 def variants_of(table: Table, preset: str) -> list[lab.Variant]:
     """One variant for each row, or for each row and learning rate."""
-    words = _words(table, preset)
+    presets = _presets(table, preset)
     base = base_config(table, preset)
-    instead = table.tiny.rows if words.tiny else {}
+    instead = table.tiny.rows if presets.tiny else {}
     found = []
-    for name, row in _rows(table, words).items():
-        changes = _scaled(table, row.changes, words)
+    for name, row in _rows(table, presets).items():
+        changes = _scaled(table, row.changes, presets)
         changes |= {f: value for f, value in instead.items() if f in changes}
-        if not words.lr:
+        if not presets.lr:
             found.append(lab.Variant(changes, name))
-        for factor in FACTORS if words.lr else ():
+        for factor in FACTORS if presets.lr else ():
             rates = {f: changes.get(f, _value(base, f)) * factor for f in (FIRST_RATE, FINAL_RATE)}
             tags = {"name": name, "learning_rate": rates[FIRST_RATE]}
             found.append(lab.Variant(changes | rates, name, tags))
     return found
 
 
-def _rows(table: Table, words: "Words") -> dict[str, Row]:
-    rows = {n: row for n, row in table.rows.items() if re.search(words.rows, n)}
+def _rows(table: Table, presets: "Presets") -> dict[str, Row]:
+    rows = {n: row for n, row in table.rows.items() if re.search(presets.rows, n)}
     if not rows:
-        raise ValueError(f"rows={words.rows} finds none; the rows are {', '.join(table.rows)}")
+        raise ValueError(f"rows={presets.rows} finds none; the rows are {', '.join(table.rows)}")
     return rows
 
 
 def description_of(table: Table, preset: str) -> lab.Description:
     """The published table, and the comparisons with its base."""
-    words = _words(table, preset)
+    presets = _presets(table, preset)
     rows = tuple(
         PublishedRow(
             tags={"name": name},
@@ -208,12 +208,12 @@ def description_of(table: Table, preset: str) -> lab.Description:
         setting=table.setting,
         notes=table.notes,
     )
-    with_base = table.base in _rows(table, words) and not words.lr
+    with_base = table.base in _rows(table, presets) and not presets.lr
     baseline: dict[str, lab.Tag] = {"name": table.base} if with_base else {}
     return lab.Description(baseline=baseline, published=published)
 
 
-class Words(NamedTuple):
+class Presets(NamedTuple):
     """What was asked for: numbers to divide by, and the rest."""
 
     width: int = 1
@@ -223,43 +223,43 @@ class Words(NamedTuple):
     rows: str = ""
 
 
-def _words(table: Table, arg: str) -> Words:
-    words = [word for word in arg.split(",") if word]
-    asked: dict[str, Any] = {}
-    for word in (*(table.tiny.shrink if "tiny" in words else ()), *words):
-        name, _, number = word.partition("/")
+def _presets(table: Table, arg: str) -> Presets:
+    presets = [name for name in arg.split(",") if name]
+    chosen: dict[str, Any] = {}
+    for preset in (*(table.tiny.shrink if "tiny" in presets else ()), *presets):
+        name, _, number = preset.partition("/")
         if name in ("width", "layers") and number.isdigit() and int(number):
-            asked[name] = int(number)
-        elif word in ("tiny", "lr"):
-            asked[word] = True
-        elif word.startswith("rows="):
-            asked["rows"] = word.removeprefix("rows=")
+            chosen[name] = int(number)
+        elif preset in ("tiny", "lr"):
+            chosen[preset] = True
+        elif preset.startswith("rows="):
+            chosen["rows"] = preset.removeprefix("rows=")
         else:
             raise ValueError(
-                f"unknown preset {word!r}; known: tiny, width/N, layers/N, lr, rows=A|B"
+                f"unknown preset {preset!r}; known: tiny, width/N, layers/N, lr, rows=A|B"
             )
-    return Words(**asked)
+    return Presets(**chosen)
 
 
-def _scaled(table: Table, changes: dict[str, Any], words: Words) -> dict[str, Any]:
+def _scaled(table: Table, changes: dict[str, Any], presets: Presets) -> dict[str, Any]:
     """`changes` with every size divided; raises ValueError where one does not divide.
 
     An embedding that is multiplied by the root of the width follows the width.
     """
     divided = dict(changes)
-    for fields, by, word in ((WIDTHS, words.width, "width"), (DEPTHS, words.layers, "layers")):
+    for fields, by, name in ((WIDTHS, presets.width, "width"), (DEPTHS, presets.layers, "layers")):
         for field in (f for f in fields if changes.get(f) is not None):
-            divided[field] = _divided(field, changes[field], by, word)
+            divided[field] = _divided(field, changes[field], by, name)
     name, _, count = changes.get("model.sharing", "").partition(":")
     if count:
-        sets = _divided("the plan's number of sets", int(count), words.layers, "layers")
+        sets = _divided("the plan's number of sets", int(count), presets.layers, "layers")
         divided["model.sharing"] = f"{name}:{sets}"
     if "model.width" in divided and table.model.embedding.scale != 1:
         divided["model.embedding.scale"] = divided["model.width"] ** 0.5
     return divided
 
 
-def _divided(what: str, value: int, by: int, word: str) -> int:
+def _divided(what: str, value: int, by: int, name: str) -> int:
     if value % by:
-        raise ValueError(f"{word}/{by}: {what} {value} is not divisible by {by}; take another")
+        raise ValueError(f"{name}/{by}: {what} {value} is not divisible by {by}; take another")
     return value // by

@@ -41,7 +41,7 @@ MODELS = [
 
 def get_config(arg: str = "") -> ConfigDict:
     """The base config with the words of `arg` applied in order."""
-    return with_words(_base(), arg)
+    return with_presets(_base(), arg)
 
 
 def other_data(
@@ -53,7 +53,7 @@ def other_data(
     config.task = task
     set_source(config, source)
     config.update_from_flattened_dict(values)
-    return with_words(config, arg, variants)
+    return with_presets(config, arg, variants)
 
 
 def presets(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -66,15 +66,15 @@ def presets(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
     }
     told = {kind: ", ".join(names) for kind, names in rows.items()}
     sets = lambda values: ", ".join(f"{path}={value}" for path, value in values.items())
-    return told | {word: sets(values) for word, values in variants.items()}
+    return told | {name: sets(values) for name, values in variants.items()}
 
 
-def with_words(
+def with_presets(
     config: ConfigDict, arg: str, variants: dict[str, dict[str, Any]] | None = None
 ) -> ConfigDict:
     """`config` with the words of `arg` applied in order; None: the words of this file."""
-    for word in filter(None, arg.split(",")):
-        _apply(config, word, VARIANTS if variants is None else variants)
+    for name in filter(None, arg.split(",")):
+        _apply(config, name, VARIANTS if variants is None else variants)
     return config
 
 
@@ -137,18 +137,18 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
     config.task = next(name for name, task in OBJECTIVES.items() if model.kind in task.model_kinds)
 
 
-def _apply(config: ConfigDict, word: str, variants: dict[str, dict[str, Any]]) -> None:
-    if word in LAYOUTS:
-        config.model.heads.layout = word
-    elif word in MODELS:
-        set_model(config, published_config(word))
-    elif word.partition(":")[0] in PLANS or word[:1].isdigit():
-        config.model.sharing = word
-    elif word in DATASETS:
-        set_source(config, word)
+def _apply(config: ConfigDict, name: str, variants: dict[str, dict[str, Any]]) -> None:
+    if name in LAYOUTS:
+        config.model.heads.layout = name
+    elif name in MODELS:
+        set_model(config, published_config(name))
+    elif name.partition(":")[0] in PLANS or name[:1].isdigit():
+        config.model.sharing = name
+    elif name in DATASETS:
+        set_source(config, name)
     else:
         known = dict.fromkeys([*LAYOUTS, *PLANS, *DATASETS, *MODELS])
-        for path, value in (lookup(variants | known, word, what="word") or {}).items():
+        for path, value in (lookup(variants | known, name, what="preset") or {}).items():
             config.update_from_flattened_dict({path: value})
 
 

@@ -45,7 +45,7 @@ from experiments.expect import expect
 
 OWN, ONE, SMALL, EQUAL = "own chunks", "one for all chunks", ", small scores", ", equal parameters"
 WIDE, STANDARD, CODE = "wide", "standard", ONE + SMALL
-OWN_WORDS = ("reviews", "tuned")
+OWN_PRESETS = ("reviews", "tuned")
 UNDONE = {
     OWN + SMALL: "maps of its own for every chunk leave",
     ONE: "the right scale leaves",
@@ -56,10 +56,10 @@ UNDONE = {
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    words = [word for word in arg.split(",") if word]
-    task = reviews if "reviews" in words else byte_lm
-    config = task.get_config(",".join(word for word in words if word not in OWN_WORDS))
-    if "tuned" in words:
+    presets = [name for name in arg.split(",") if name]
+    task = reviews if "reviews" in presets else byte_lm
+    config = task.get_config(",".join(name for name in presets if name not in OWN_PRESETS))
+    if "tuned" in presets:
         config.data.validation = 0.1
         config.train.optimizer.learning_rate = 0.006
         config.train.schedule.final_learning_rate = 0.0006
@@ -80,7 +80,7 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
         found.append(lab.Variant(changes, name))
         equal = changes | {"model.ffn.width": as_many.ffn.width}
         found.append(lab.Variant(equal, name + EQUAL))
-    if not {*OWN_WORDS} & {*preset.split(",")}:
+    if not {*OWN_PRESETS} & {*preset.split(",")}:
         return found
     compared = {name for pair in PAIRS for name in pair}
     return [variant for variant in found if variant.name in compared]
@@ -109,8 +109,8 @@ def describe(preset: str) -> lab.Description:
     relation: Literal["at most", "at least"] = "at most" if text else "at least"
     what = "bits" if text else "right answers"
 
-    def expected(name: str, words: str, over: str = CODE) -> Expectation:
-        return expect(name, relation, 1.0, words, over=over)
+    def expected(name: str, sentence: str, over: str = CODE) -> Expectation:
+        return expect(name, relation, 1.0, sentence, over=over)
 
     return lab.Description(
         question="Why did wide heads look better than chunks?",
@@ -118,7 +118,7 @@ def describe(preset: str) -> lab.Description:
         pairs=tuple(({"name": a}, {"name": b}) for a, b in PAIRS),
         expectations=(
             expected(WIDE, f"wide heads have {{ratio:.3f}} of the {what} of his chunks"),
-            *(expected(name, f"{words} {{ratio:.3f}}") for name, words in UNDONE.items()),
+            *(expected(name, f"{sentence} {{ratio:.3f}}") for name, sentence in UNDONE.items()),
             expected(OWN + EQUAL, "all three at once leave {ratio:.3f}"),
             expected(WIDE, "and wide heads have {ratio:.3f} of that", OWN + EQUAL),
         ),

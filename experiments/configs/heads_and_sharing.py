@@ -71,28 +71,28 @@ SCALES = {
     }
 }
 """Word behind `scale=` -> fields."""
-OWN_WORDS = ("lr", "study", "scores", "confirm")
+OWN_PRESETS = ("lr", "study", "scores", "confirm")
 QUESTION = "Wide, standard or narrow heads, separate or shared layers: which predicts best?"
 BUDGETS = ("parameters", "flops", "seconds", "cache")
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    words = [w for w in arg.split(",") if w]
-    others = [w for w in words if w not in OWN_WORDS and "=" not in w]
+    presets = [w for w in arg.split(",") if w]
+    others = [w for w in presets if w not in OWN_PRESETS and "=" not in w]
     config = byte_lm.get_config(",".join(others))
-    if "study" in words:
+    if "study" in presets:
         config.data.validation = 0.1
     known = [f"match={budget}" for budget in BUDGETS] + [f"scale={name}" for name in SCALES]
-    for word in (w for w in words if "=" in w):
-        if word not in known:
-            raise ValueError(f"unknown word {word!r}; known: {', '.join(known)}")
-        name, value = word.split("=")
+    for preset in (w for w in presets if "=" in w):
+        if preset not in known:
+            raise ValueError(f"unknown preset {preset!r}; known: {', '.join(known)}")
+        name, value = preset.split("=")
         if name == "match":
             config.match.budget = value
         else:
             config.update_from_flattened_dict(SCALES[value])
-    if any("=" in word for word in words):
+    if any("=" in name for name in presets):
         # Wide heads cost 16 D^2 a layer: the reference needs a wide FFN to have that to give. They
         # score and sum over D numbers a key, too, which no count of parameters knows.
         counted = config.match.budget in ("", "parameters", "cache")
@@ -103,7 +103,7 @@ def get_config(arg: str = "") -> ConfigDict:
 def describe(preset: str = "") -> lab.Description:
     """Layouts under each plan against standard heads; each layout's plans against its first,
     unless the question is of layouts alone."""
-    words = preset.split(",")
+    presets = preset.split(",")
     first, *others = _plans(preset)
     layouts = [
         ({"layout": layout, "sharing": plan}, {"layout": "standard", "sharing": plan})
@@ -116,24 +116,24 @@ def describe(preset: str = "") -> lab.Description:
         for other in others
         for layout in LAYOUTS
     ]
-    pairs = layouts if "confirm" in words else layouts + plans
-    if "scores" in words:
+    pairs = layouts if "confirm" in presets else layouts + plans
+    if "scores" in presets:
         plain, scaled = {"scores": "sqrt(H)"}, {"scores": "H"}
         pairs = [({**a, **plain}, {**b, **plain}) for a, b in pairs]
         pairs += [({**a, **scaled}, {**b, **scaled}) for a, b in layouts]
         every = itertools.product(LAYOUTS, _plans(preset))
         both = [{"layout": layout, "sharing": plan} for layout, plan in every]
         pairs += [({**one, **scaled}, {**one, **plain}) for one in both]
-    if "lr" in words:
+    if "lr" in presets:
         return lab.Description(question=QUESTION)  # a pair of tags names one rate only
     return lab.Description(question=QUESTION, pairs=tuple(pairs))
 
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Each layout under each plan."""
-    words = preset.split(",")
+    presets = preset.split(",")
     rates: list[dict[str, Any]] = [{}]
-    if "lr" in words:
+    if "lr" in presets:
         rates = [{FIRST_RATE: rate, FINAL_RATE: rate / 10} for rate in LEARNING_RATES]
     found = []
     for layout, plan in itertools.product(_layouts(preset), _plans(preset)):
@@ -143,7 +143,7 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
         for rate in rates:
             more = {"learning_rate": rate[FIRST_RATE]} if rate else {}
             scales: dict[str, dict[str, Any]] = {"sqrt(H)": {}}
-            if "scores" in words:
+            if "scores" in presets:
                 scales["H"] = {"model.heads.scale": 1 / head}
             for name, scale in scales.items():
                 of_scale = {"scores": name} if len(scales) > 1 else {}

@@ -91,8 +91,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One full-rank head, small heads with as many and with many more parameters, a control."""
-    words = [word for word in preset.split(",") if word in SIZES]
-    dimensions, small, times = SIZES[words[-1] if words else ""]
+    presets = [name for name in preset.split(",") if name in SIZES]
+    dimensions, small, times = SIZES[presets[-1] if presets else ""]
     heads = 2 * dimensions // small
     one: dict[str, Any] = {"model.heads.head_dim": small}
     equal = one | {"model.heads.num_heads": heads}

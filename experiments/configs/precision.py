@@ -37,8 +37,8 @@ VARIANTS = byte_lm.VARIANTS | {
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common: the small decoder."""
-    words = ",".join(word for word in _words(arg) if word not in LAYOUTS)
-    return byte_lm.with_words(byte_lm.get_config(), words, VARIANTS)
+    presets = ",".join(name for name in _presets(arg) if name not in LAYOUTS)
+    return byte_lm.with_presets(byte_lm.get_config(), presets, VARIANTS)
 
 
 def describe(preset: str) -> lab.Description:
@@ -55,9 +55,9 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     return lab.grid(layout=_layouts(preset), model__compute__dtype=DTYPES)
 
 
-def _words(arg: str) -> list[str]:
-    return [word for word in arg.split(",") if word]
+def _presets(arg: str) -> list[str]:
+    return [name for name in arg.split(",") if name]
 
 
 def _layouts(arg: str) -> list[str]:
-    return [word for word in _words(arg) if word in LAYOUTS] or list(LAYOUTS)
+    return [name for name in _presets(arg) if name in LAYOUTS] or list(LAYOUTS)

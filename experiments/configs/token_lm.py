@@ -29,11 +29,11 @@ TOKENIZERS = ("bytes", "bpe:512", "bpe:4096")
 
 def get_config(arg: str = "") -> ConfigDict:
     """The base config, with room for the tokens of the text and of the task."""
-    words = [word for word in arg.split(",") if word]
-    named = [word for word in words if word == "bytes" or word.startswith("bpe:")]
-    config = byte_lm.get_config(",".join(word for word in words if word not in named))
+    presets = [name for name in arg.split(",") if name]
+    named = [name for name in presets if name == "bytes" or name.startswith("bpe:")]
+    config = byte_lm.get_config(",".join(name for name in presets if name not in named))
     config.update_from_flattened_dict(_tokens(config.task, named[-1] if named else "bpe:4096"))
-    if "tiny" not in words:
+    if "tiny" not in presets:
         config.train.steps = 1200  # the 800 of byte_lm.py end a little above the bits of gzip
     return config
 

@@ -79,10 +79,10 @@ BITS = lab.Description(
 
 def get_config(arg: str = "") -> ConfigDict:
     """What all variants have in common."""
-    words = arg.split(",")
-    if "text" not in words:
+    presets = arg.split(",")
+    if "text" not in presets:
         return byte_lm.other_data(arg, "recall", "recall", VALUES, recall.VARIANTS)
-    config = byte_lm.get_config(",".join(word for word in words if word != "text"))
+    config = byte_lm.get_config(",".join(name for name in presets if name != "text"))
     config.model.positions.kind = "relative"
     return config
 
