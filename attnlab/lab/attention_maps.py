@@ -108,11 +108,13 @@ def attention_maps(
       and `fresh` [K, L, N]: the `head_statistics` called `names`, trained and at step 0.
     """
     example, ends = rows[0]
-    look = _attention(config)
+    attention_of = _attention(config)
 
     def of_row(params: Any, row: Row) -> Any:
         length = np.shape(row.example.inputs["tokens"])[1]
-        return look(params, row.example.inputs, np.arange(length)[None] < row.ends.get("tokens", 0))
+        return attention_of(
+            params, row.example.inputs, np.arange(length)[None] < row.ends.get("tokens", 0)
+        )
 
     def mean(params: Any) -> dict[str, np.ndarray]:
         """Over the rows that have a statistic; NaN where none has."""
@@ -148,7 +150,7 @@ def _attention(config: ModelConfig) -> Callable[[Any, Any, Any], tuple[Any, dict
     name = "cross.probs" if config.encoder is not None and not merged else "probs"
 
     @jax.jit
-    def look(params: Any, inputs: Any, real: Any) -> Any:
+    def attention_of(params: Any, inputs: Any, real: Any) -> Any:
         tokens = inputs["tokens"]
         probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
         if merged:  # behind the keys of its own text: no whole rows, no statistics
@@ -156,7 +158,7 @@ def _attention(config: ModelConfig) -> Callable[[Any, Any, Any], tuple[Any, dict
         keys = inputs.get("source", tokens)
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
-    return look
+    return attention_of
 
 
 def _as_text(

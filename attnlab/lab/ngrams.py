@@ -41,12 +41,12 @@ def _runs(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
     return keys[starts], np.diff(np.append(starts, len(keys)))
 
 
-def _lookup(known: Keys, values: npt.NDArray[Any], asked: Keys) -> npt.NDArray[np.float64]:
+def _lookup(known: Keys, values: npt.NDArray[Any], queries: Keys) -> npt.NDArray[np.float64]:
     """The value of each key that is asked for, 0 where it is not known."""
     if not len(known):
-        return np.zeros(asked.shape)
-    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    return np.where(known[place] == asked, values[place], 0).astype(np.float64)
+        return np.zeros(queries.shape)
+    place = np.minimum(np.searchsorted(known, queries), len(known) - 1)
+    return np.where(known[place] == queries, values[place], 0).astype(np.float64)
 
 
 def _refine(
@@ -96,8 +96,8 @@ def witten_bell(
     for size in range(max(contexts) + 1):
         keys, inside = _contexts(train, size)
         sorted_keys = np.sort(((keys << np.uint64(8)) | learnt)[inside])
-        asked, fits = _contexts(scored, size)
-        p[fits] = _refine(p[fits], sorted_keys, asked[fits], target[fits])
+        queries, fits = _contexts(scored, size)
+        p[fits] = _refine(p[fits], sorted_keys, queries[fits], target[fits])
         if size in contexts:
             loss = -np.log2(p)
             bits[size] = float(loss.mean() if valid is None else loss[valid].mean())

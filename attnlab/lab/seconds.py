@@ -79,7 +79,7 @@ def equal_seconds(
       ValueError: the file is missing and `measures` is False, it is of other variants, or no width
         takes the seconds of the reference.
     """
-    asked = {
+    request = {
         _variant(spec): {"config": spec.config.to_dict(), "layout": match.layout,
                          "sharing": match.sharing}
         for spec in specs
@@ -96,10 +96,10 @@ def equal_seconds(
         with lock.hold(workdir, patience=3600):
             if not path.exists():  # another process may have measured while this one waited
                 write_threads(workdir, threads)
-                found = _measure(asked, threads, environment or {})
-                write_atomic(path, json.dumps({"variants": asked} | found, indent=1).encode())
+                found = _measure(request, threads, environment or {})
+                write_atomic(path, json.dumps({"variants": request} | found, indent=1).encode())
     kept = json.loads(path.read_text(encoding="utf-8"))
-    if kept["variants"] != json.loads(json.dumps(asked)):
+    if kept["variants"] != json.loads(json.dumps(request)):
         raise ValueError(f"{path} belongs to other variants or configs; use another --workdir")
     return [_with_width(spec, kept["found"][_variant(spec)]) for spec in specs]
 
@@ -121,13 +121,13 @@ def resized(config: Experiment, width: int) -> Experiment:
 
 
 def _measure(
-    asked: Mapping[str, Any], threads: int, environment: Mapping[str, str]
+    request: Mapping[str, Any], threads: int, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """What `main` finds, in a process that holds the device no longer than it measures."""
     command = [sys.executable, "-m", "attnlab.lab.seconds", f"--threads={threads}"]
     done = subprocess.run(
         command,
-        input=json.dumps(asked).encode(),
+        input=json.dumps(request).encode(),
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},
         check=False,
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m attnlab.lab.seconds", description=__doc__)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args(argv)
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     use_threads(args.threads)
     keep_compiled()
     try:
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name: calibrate(
                 name, Experiment.from_dict(one["config"]), one["layout"], one["sharing"]
             )
-            for name, one in asked.items()
+            for name, one in request.items()
         }
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -282,9 +282,9 @@ def _rates(panel: Panel) -> str:
 
 def question(panels: Sequence[Panel]) -> str:
     """The title: the question of the sweep, else made of its tags."""
-    asked = list(dict.fromkeys(p.about.question for p in panels if p.about.question))
-    if asked:
-        return " ".join(asked)
+    questions = list(dict.fromkeys(p.about.question for p in panels if p.about.question))
+    if questions:
+        return " ".join(questions)
     papers = [p.about.published.title for p in panels if p.about.published]
     if papers:
         return f"{papers[0]}, on other data and at another scale"

@@ -66,12 +66,12 @@ def effects_figure(panels: Sequence[Panel], name: str = "differences") -> list[F
 
 
 def _interval(
-    c: Comparison, label: str, panel: Panel, look: plotting.Style
+    c: Comparison, label: str, panel: Panel, style: plotting.Style
 ) -> plotting.Interval | None:
     d = c.difference
     if not math.isfinite(d.high):
         return None
-    return plotting.Interval(fill(label, LINE), look, d.mean, d.low, d.high)
+    return plotting.Interval(fill(label, LINE), style, d.mean, d.low, d.high)
 
 
 def scores_figure(panel: Panel, name: str) -> list[Figure]:
@@ -114,8 +114,8 @@ def over_tag_figures(panel: Panel, name: str) -> list[Figure]:
             scores = [[panel.scores[points[x]][key] for x in at] for key in sorted(keys)]
             if scores:
                 label = fill(label_of(rest) if rest else panel.metric.unit, LINE)
-                look = plotting.style(i, i)
-                curves.append(plotting.Curve(label, look, np.array(at), np.array(scores)))
+                style = plotting.style(i, i)
+                curves.append(plotting.Curve(label, style, np.array(at), np.array(scores)))
         if curves:
             words = tag.replace("_", " ")
             figure = plotting.metric_curves(curves, [], words, f"held-out {panel.metric.unit}")
@@ -179,13 +179,15 @@ def budget_figures(panels: Sequence[Panel]) -> list[Figure]:
         return []
     figures = []
     for name, label, cost in COSTS:
-        points, look = [], plotting.MARKERS
+        points, markers = [], plotting.MARKERS
         for i, panel in enumerate(panels):
             for variant, scores in panel.scores.items():
                 runs = [run for run in panel.variants[variant] if run.scores.heldout]
                 x = float(np.mean([cost(run) for run in runs]))
                 style = panel.styles[variant]
-                style = style._replace(marker=look[i % len(look)]) if len(panels) > 1 else style
+                style = (
+                    style._replace(marker=markers[i % len(markers)]) if len(panels) > 1 else style
+                )
                 spread = float(np.std(list(scores.values()), ddof=1)) if len(scores) > 1 else 0.0
                 text = fill(panel.named(panel.labels[variant]), LINE)
                 points.append(plotting.Point(text, style, x, mean_of(scores), spread))
@@ -225,17 +227,17 @@ def rates_figure(
 ) -> Figure:
     """Validation scores over the learning rate, with the parabolas; scores are times `sign`."""
     points, fitted = [], []
-    for label, (look, scores) in tried.items():
+    for label, (style, scores) in tried.items():
         rates = np.array([rate for rate in sorted(scores) if math.isfinite(scores[rate])])
         if not len(rates):
             continue
         values = sign * np.array([[scores[rate] for rate in rates]])
-        points.append(plotting.Curve(fill(label, LINE), look, rates, values))
+        points.append(plotting.Curve(fill(label, LINE), style, rates, values))
         if best := best_rate(scores):
             near = np.geomspace(rates[0], rates[-1], 50)
             a, b, c = best.coefficients
             parabola = sign * (a + b * np.log(near) + c * np.log(near) ** 2)[None]
-            fitted.append(plotting.Curve(label, look, near, parabola))
+            fitted.append(plotting.Curve(label, style, near, parabola))
     figure = plotting.fitted_curves(points, fitted, "learning rate", f"validation {unit}")
     caption = (
         "Validation score over the learning rate, and the parabola through the best and its "

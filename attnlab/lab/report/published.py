@@ -150,8 +150,8 @@ def _judge(panel: Panel, expected: Expectation) -> tuple[bool | None, str]:
         told["ratio"] = values.mean() / others.mean()
         judged = np.array([told["ratio"]])
     held = bool(np.all(RELATIONS[expected.relation](judged, expected.value)))
-    asked = f"expected: {expected.relation} {expected.value:g}"
-    return held, f"{expected.text.format(**told)} ({asked})"
+    expectation = f"expected: {expected.relation} {expected.value:g}"
+    return held, f"{expected.text.format(**told)} ({expectation})"
 
 
 def _numbers(panel: Panel, expected: Expectation, tags: Tags) -> Array:

@@ -44,9 +44,9 @@ def sizes_section(panel: Panel) -> list[Section]:
         "the largest size. Laws: L = E + A x^-alpha by least squares over all seeds; intervals by "
         "profile likelihood. They cover variation over seeds, not that the law may be another one."
     )
-    looks = {v: panels[0].styles[at[0][v]] for v in order}
+    styles = {v: panels[0].styles[at[0][v]] for v in order}
     return [
-        Section(title, [Paragraph(text), table, Figures([_figure(panel, found, names, looks)])])
+        Section(title, [Paragraph(text), table, Figures([_figure(panel, found, names, styles)])])
     ]
 
 
@@ -122,17 +122,17 @@ def _figure(
     panel: Panel,
     found: dict[Variant, Measured],
     names: dict[Variant, str],
-    looks: dict[Variant, plotting.Style],
+    styles: dict[Variant, plotting.Style],
 ) -> Figure:
     measured: list[list[plotting.Curve]] = [[], []]
     fitted: list[list[plotting.Curve]] = [[], []]
     for variant, (parameters, flops, losses) in found.items():
         for i, x in enumerate((parameters, flops)):
-            look, name = looks[variant], names[variant]
-            measured[i].append(plotting.Curve(name, look, x, losses.T))
+            style, name = styles[variant], names[variant]
+            measured[i].append(plotting.Curve(name, style, x, losses.T))
             along = np.geomspace(x.min(), x.max(), 50)
             line = power_law(x, losses).at(along)[None]
-            fitted[i].append(plotting.Curve(name, look, along, line))
+            fitted[i].append(plotting.Curve(name, style, along, line))
     labels = ["parameters", "training FLOPs of a run"]
     figure = plotting.scaling_curves(measured, fitted, labels, f"held-out {panel.metric.unit}")
     caption = (
