@@ -14,30 +14,20 @@ writes the text of the treebank, to train a model on:
     python -m experiments.roles --treebank=PATH/ud_english_ewt --raw=ewt.txt
 """
 
-import csv
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 from absl import flags
 
-from attnlab import runs
-from attnlab.atomic import write_atomic
-from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
-from attnlab.lab.loaded import LONGEST, LoadedModel, open_folder, open_run
+from attnlab.lab import syntax
+from attnlab.lab.loaded import open_folder
 from experiments import app
-from experiments.text_table import columns
-
-TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
 
 
 def main() -> None:
     """Prints the table, or writes --raw."""
     given = flags.FLAGS
     if given.raw:
-        return write_raw(Path(given.treebank), Path(given.raw))
+        return syntax.write_raw(Path(given.treebank), Path(given.raw))
     if bool(given.workdir) == bool(given.path):
         raise ValueError("no model; give --workdir=RUN, or --path=FOLDER of a published model")
     if given.seed is not None and not given.workdir:
@@ -45,177 +35,14 @@ def main() -> None:
             "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
         )
     if given.out:
-        _check_free(Path(given.out))
-    parts = [trees[: given.sentences] for trees in read_parts(Path(given.treebank))]
-    models = open_seeds(Path(given.workdir), given.seed) if given.workdir else {}
+        syntax.check_free(Path(given.out))
+    parts = [trees[: given.sentences] for trees in syntax.read_parts(Path(given.treebank))]
+    models = syntax.open_seeds(Path(given.workdir), given.seed) if given.workdir else {}
     models = models or {"model": open_folder(Path(given.path))}
-    study = evaluate(models, parts, fresh=given.fresh, least=given.least)
-    print(table(study))
+    study = syntax.evaluate(models, parts, fresh=given.fresh, least=given.least)
+    print(syntax.table(study))
     if given.out:
-        write_table(study, Path(given.out))
-
-
-class Study(NamedTuple):
-    """What was found, and in what."""
-
-    found: dict[str, list[SyntaxScore]]
-    """Name of a model -> a role for each label, the same labels for all"""
-    sentences: tuple[int, int]
-    """To choose in, and to judge in"""
-    left_out: int
-    """Sentences that the model cannot read"""
-
-
-def evaluate(
-    models: dict[str, LoadedModel], splits: Sequence[Sequence[Tree]], *, fresh: bool, least: int
-) -> Study:
-    """`syntax.evaluate_heads` for each seed of a model, and with `fresh` also before training."""
-    first = next(iter(models.values()))
-    kept = [readable(first, trees) for trees in splits]
-    trees = [[tree for tree, _ in part] for part in kept]
-    labels = syntax.frequent_labels(*trees, least=least)
-    if not labels:
-        raise ValueError(
-            f"no relation has {least} words in both parts that the model can read; raise "
-            "--sentences or lower --least"
-        )
-
-    def study(opened: LoadedModel, params: Any) -> list[SyntaxScore]:
-        tallies = [
-            syntax.count_correct(
-                some,
-                syntax.head_predictions(opened.config, params, [text for _, text in part]),
-                labels,
-            )
-            for some, part in zip(trees, kept, strict=True)
-        ]
-        return syntax.evaluate_heads(*tallies)
-
-    found = {name: study(one, one.params) for name, one in models.items()}
-    one = {"tokens": jnp.zeros((1, 1), jnp.int32)}
-    one |= {"source": one["tokens"]} if first.config.kind == "encoder_decoder" else {}
-    if fresh:
-        found |= {f"{name}, fresh": study(m, m.initial(one)) for name, m in models.items()}
-    sizes = (len(trees[0]), len(trees[1]))
-    return Study(found, sizes, sum(map(len, splits)) - sum(sizes))
-
-
-def readable(
-    opened: LoadedModel, trees: Sequence[Tree]
-) -> list[tuple[Tree, tuple[np.ndarray, np.ndarray]]]:
-    """The sentences that the model can read whole, with the input of `head_predictions`."""
-    found = []
-    for tree in trees:
-        tokens, spans = opened.split(tree.text)
-        shares = syntax.token_word_overlap(spans, tree.spans)
-        if len(tokens) <= min(opened.config.max_len, LONGEST) and shares.any(0).all():
-            found.append((tree, (tokens, shares)))
-    return found
-
-
-def open_seeds(folder: Path, seed: int | None) -> dict[str, LoadedModel]:
-    """Every seed of a run by its name, or the one that is asked for."""
-    first = open_run(folder, seed)
-    seeds = runs.seeds_of(folder)
-    if seed is not None:
-        return {f"seed {seed}": first}
-    return {f"seed {s}": first if s == seeds[0] else open_run(folder, s) for s in seeds}
-
-
-def read_parts(path: Path) -> list[list[Tree]]:
-    """The sentences to choose in and those to judge in."""
-    if path.is_file():
-        trees = read_trees(path)
-        return [trees[::2], trees[1::2]]
-    return [read_trees(_part(path, name)) for name in (CHOOSING, JUDGING)]
-
-
-def _part(path: Path, name: str) -> Path:
-    parts = treebank_parts(path)
-    if name not in parts:
-        raise ValueError(
-            f"{path} holds no file *-{name}.conllu (or .conllu.gz); give a folder as Universal "
-            "Dependencies publishes it, or one .conllu file"
-        )
-    return parts[name]
-
-
-def write_raw(treebank: Path, out: Path) -> None:
-    """The text that a model may be trained on, a sentence a line."""
-    _check_free(out)
-    trees = read_trees(treebank if treebank.is_file() else _part(treebank, TRAIN))
-    text = "".join(f"{tree.text}\n" for tree in trees)
-    write_atomic(out, text.encode())
-    print(f"{out}: {len(trees):,} sentences, {len(text.encode()):,} bytes")
-
-
-def _check_free(out: Path) -> None:
-    if out.exists():
-        raise ValueError(f"{out} exists already; name another file")
-    if not out.parent.is_dir():
-        raise ValueError(f"no folder {out.parent} for {out.name}")
-
-
-def table(study: Study) -> str:
-    """The first model in full, the others with what their own best heads find, and what follows."""
-    first, *others = study.found
-    heading = ("relation", "words", "offset", "right", "longest", "head", "right", "gain")
-    rows = [(*heading, *others)]
-    for i, one in enumerate(study.found[first]):
-        beside = (study.found[name][i] for name in others)
-        rows.append(
-            (
-                one.label,
-                f"{one.cases:,}",
-                f"{one.offset:+d}",
-                _percent(one.by_offset),
-                _percent(one.by_longest),
-                f"{one.layer}.{one.head} {one.direction}",
-                _right(one),
-                f"{_percent(one.gain, '+')} ({_percent(one.low, '+')} to "
-                f"{_percent(one.high, '+')})",
-                *map(_right, beside),
-            )
-        )
-    left = f"; {study.left_out} more cannot be read whole" if study.left_out else ""
-    note = (
-        f"Chosen in {study.sentences[0]:,} sentences, judged in {study.sentences[1]:,} others"
-        f"{left}.\n"
-        "right: percent; longest: right by the longest word; head: layer.head, counted from 0;\n"
-        "gain: over the better of both, with its 95 % interval, of all rows at once; *: above 0."
-    )
-    return "\n\n".join([f"{first}:", columns(rows), note, "\n".join(outcome(study.found))])
-
-
-def outcome(found: dict[str, list[SyntaxScore]]) -> list[str]:
-    """What follows for each model, in a sentence."""
-    lines, every = [], len(next(iter(found.values())))
-    for name, some in found.items():
-        won = [one.label for one in some if one.is_significant]
-        lines.append(
-            f"{name}: its best head is better than both baselines in {len(won)} of {every} rows "
-            f"({', '.join(won)})."
-            if won
-            else f"{name}: no head is better than both baselines in any of {every} rows."
-        )
-    return lines
-
-
-def _right(one: SyntaxScore) -> str:
-    return _percent(one.by_head) + ("*" if one.is_significant else " ")
-
-
-def _percent(share: float, sign: str = "") -> str:
-    return f"{100 * share:{sign}.1f}"
-
-
-def write_table(study: Study, out: Path) -> None:
-    """A row a model and relation."""
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("model", *SyntaxScore._fields))
-        for name, some in study.found.items():
-            writer.writerows((name, *one) for one in some)
+        syntax.write_table(study, Path(given.out))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ APART = {
         "pretrained",
         "plotting",
         "runs",
+        "tap",
         "transforms",
     },
     "contrib": {"extras", "remat", "attention"},

@@ -117,7 +117,7 @@ class GatedModel:
 
     def init(self, key: Array, *texts: ArrayLike, **inputs: ArrayLike) -> dict[str, Params]:
         """{"params": initial parameters, with open gates}."""
-        params = self.model.init(key, *texts, **inputs)["params"]  # type: ignore[arg-type]
+        params = self.model.init(key, *texts, **inputs)["params"]
         return {"params": self.with_gates(params)}
 
     def with_gates(self, params: Params) -> Params:

@@ -11,6 +11,7 @@ from commands import command
 
 from attnlab import pretrained
 from attnlab.heads import Standard, TalkingHeads, Wide
+from attnlab.lab.model_summary import describe
 from attnlab.models import (
     FFN,
     Attention,
@@ -21,7 +22,6 @@ from attnlab.models import (
     num_parameters,
 )
 from attnlab.sharing.plan import Plan
-from experiments.inspect_model import describe
 
 WIDE = Wide(num_heads=3, biases=("q", "k", "v", "o"))
 CONFIG = ModelConfig(width=12, num_layers=10, heads=WIDE, sharing="cycle_rev:4")

@@ -10,8 +10,8 @@ from commands import command
 from test_view import SEEDS, run
 
 from attnlab import interpret, training
+from attnlab.lab import pruning
 from attnlab.models import num_parameters
-from experiments import prune
 
 __all__ = ["run"]
 
@@ -36,13 +36,13 @@ def test_how_it_goes_on(run):
     """At the rate that the run ended with, which its schedule says; fresh weights as the run."""
     train = json.loads((run[0] / "config.json").read_text())["config"]["train"]
     was = training.TrainConfig.from_dict(train)
-    study = prune.begin(run[0], SEEDS[1], 40)
+    study = pruning.begin(run[0], SEEDS[1], 40)
     assert study.trains.seeds == (SEEDS[1],)
     rate = training.make_optimizer(study.trains).schedule(39)
     np.testing.assert_allclose(
         rate, training.make_optimizer(was).schedule(was.steps - 1), rtol=1e-6
     )
-    again = prune.begin(run[0], None, 40, fresh=True)
+    again = pruning.begin(run[0], None, 40, fresh=True)
     assert (again.params, again.trains.schedule.name) == (None, was.schedule.name)
     assert again.trains.optimizer.learning_rate == was.optimizer.learning_rate
 
@@ -50,8 +50,8 @@ def test_how_it_goes_on(run):
 @pytest.mark.slow
 def test_a_row_by_hand(run):
     """Of a plan cycle:2 of three layers with two heads: 6 uses. Some of them close, some stay."""
-    study = prune.begin(run[0], SEEDS[1], 8, frozen=True)
-    whole, (row,) = prune.at_pressures(study, [0.05], by="layer", rate=1.0, rows=9)
+    study = pruning.begin(run[0], SEEDS[1], 8, frozen=True)
+    whole, (row,) = pruning.at_pressures(study, [0.05], by="layer", rate=1.0, rows=9)
     values = np.asarray(row.gates["heads"])
     assert values.shape == (3, 2)
     assert 0 < row.kept == (values > 0).sum() < 6
@@ -72,6 +72,6 @@ def test_a_row_by_hand(run):
     expected = loss(gates.patch(gone.reshape(3, 2))).mean()
     np.testing.assert_allclose(row.before["ablation"], expected, rtol=1e-5)
     assert row.after == {}
-    told = prune.table(study.config, whole, [row], by="layer")
+    told = pruning.table(study.config, whole, [row], by="layer")
     assert told.splitlines()[1].split()[:4] == ["0.05", *map(str, row[1:3]), f"{row.loss:.4f}"]
     assert f"{num_parameters(study.config):,} parameters" in told

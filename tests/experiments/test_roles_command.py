@@ -13,8 +13,8 @@ from commands import command
 
 from attnlab import training
 from attnlab.interpret import SyntaxScore, parse_trees
+from attnlab.lab import syntax
 from attnlab.training.checkpoint import Checkpoints
-from experiments import roles
 from experiments.configs import byte_lm
 
 SEEDS = (4, 9)
@@ -32,31 +32,31 @@ def treebank(tmp_path):
 
 
 def test_parts_of_a_folder_and_of_a_file(treebank):
-    choosing, judging = roles.read_parts(treebank)
+    choosing, judging = syntax.read_parts(treebank)
     assert [t.text for t in choosing] == [t.text for t in language.trees(1, 120)]
     assert [t.text for t in judging] == [t.text for t in language.trees(2, 120)]
-    halves = roles.read_parts(treebank / "xx-ud-dev.conllu")
+    halves = syntax.read_parts(treebank / "xx-ud-dev.conllu")
     assert [t.text for pair in zip(*halves, strict=True) for t in pair] == [
         t.text for t in choosing
     ]
     (treebank / "xx-ud-test.conllu.gz").unlink()
     with pytest.raises(ValueError, match=r"holds no file \*-test.conllu"):
-        roles.read_parts(treebank)
+        syntax.read_parts(treebank)
 
 
 def test_the_text_to_train_on(treebank, tmp_path):
     out = tmp_path / "raw.txt"
-    roles.write_raw(treebank, out)
+    syntax.write_raw(treebank, out)
     assert out.read_text().splitlines() == [t.text for t in language.trees(0, 120)]
     with pytest.raises(ValueError, match="exists already"):
-        roles.write_raw(treebank, out)
+        syntax.write_raw(treebank, out)
 
 
 def test_what_the_table_says():
     det = SyntaxScore("det", 1200, 1, 0.5, 0.07, 1, 0, "to head", 0.625, 0.125, 0.05, 0.2)
     obj = SyntaxScore("obj", 300, -2, 0.3, 0.4, 0, 3, "from head", 0.3, -0.1, -0.15, -0.05)
     fresh = [one._replace(by_head=0.1, gain=-0.4, low=-0.5, high=-0.3) for one in (det, obj)]
-    told = roles.table(roles.Study({"seed 0": [det, obj], "seed 0, fresh": fresh}, (70, 80), 6))
+    told = syntax.table(syntax.Study({"seed 0": [det, obj], "seed 0, fresh": fresh}, (70, 80), 6))
     lines = told.splitlines()
     assert lines[3].split() == [
         "det", "1,200", "+1", "50.0", "7.0", "1.0", "to", "head", "62.5*", "+12.5", "(+5.0", "to",
@@ -77,14 +77,14 @@ def test_only_what_can_be_read_whole_is_read():
     sizes = [len(tree.text) for tree in trees]
     split = lambda text: (np.arange(len(text)), np.array([(i, i + 1) for i in range(len(text))]))
     opened = type("Opened", (), {"config": language.MODEL, "split": staticmethod(split)})
-    assert len(roles.readable(opened, trees)) == 3
+    assert len(syntax.readable(opened, trees)) == 3
     opened.config = type("Config", (), {"max_len": max(sizes) - 1})
-    assert [tree.text for tree, _ in roles.readable(opened, trees)] == [
+    assert [tree.text for tree, _ in syntax.readable(opened, trees)] == [
         tree.text for tree, size in zip(trees, sizes, strict=True) if size < max(sizes)
     ]
     opened.config = language.MODEL
     opened.split = staticmethod(lambda text: (np.arange(1), np.array([[0, 2]])))  # the rest is lost
-    assert roles.readable(opened, trees) == []
+    assert syntax.readable(opened, trees) == []
 
 
 @pytest.fixture

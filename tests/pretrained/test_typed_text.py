@@ -17,9 +17,9 @@ from tokenizers import (
 
 from attnlab import pretrained
 from attnlab.data import load_tokenizer
+from attnlab.lab.model_summary import read_text
 from attnlab.models import generate
 from experiments.configs import pretrained as config_file
-from experiments.inspect_model import read_text
 
 LINES = [
     "O for a Muse of fire, that would ascend\n",
