@@ -157,7 +157,7 @@ def test_prepared_again_the_split_and_digest_are_the_same(texts, tmp_path):
     held = [TokenFiles(path=str(tmp_path / n)).load(8).heldout(0)["tokens"] for n in ("one", "two")]
     shorter = min(len(a) for a in held)
     np.testing.assert_array_equal(held[0][: shorter - 1], held[1][: shorter - 1])
-    with pytest.raises(ValueError, match="already prepared"):
+    with pytest.raises(ValueError, match="prepared already"):
         prepare([texts], tmp_path / "two", plan)
 
 
