@@ -326,7 +326,7 @@ def test_a_table_from_end_to_end(tmp_path, nine_letters):
     done = command("experiments.sweep", *flags)
     assert done.returncode == 0, done.stderr
     ours = [
-        json.loads((tmp_path / f"run/runs/E_128_all-shared-seed{seed}/result.json").read_text())
+        json.loads((tmp_path / f"run/runs/E=128_all-shared-seed{seed}/result.json").read_text())
         for seed in (0, 1)
     ]
     bits = np.array([one["scores"]["heldout"]["bits_per_byte"] for one in ours])

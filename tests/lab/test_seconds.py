@@ -41,5 +41,5 @@ def test_what_was_measured_is_kept(tmp_path):
     timed = equal_seconds(specs, match, tmp_path, measures=False)
     assert [spec.config.model.ffn.width for spec in timed] == [100, 100, 101, 101]
     assert {(s.config.matched, s.config.seconds_ratio) for s in timed} == {("seconds", 1.012)}
-    with pytest.raises(ValueError, match="is of other variants"):
+    with pytest.raises(ValueError, match="belongs to other variants"):
         equal_seconds(specs[:2], match, tmp_path, measures=False)

@@ -75,7 +75,7 @@ def _table(panel: Panel, paper: PublishedTable) -> Table:
                 for i, column in enumerate(paper.columns)
             },
         })  # fmt: skip
-    frame = pandas.DataFrame(rows)
+    frame = pandas.DataFrame(rows, dtype=object)
     frame = frame.astype(object).where(frame.notna(), None)
     caption = (
         f"In the paper's order. The paper's {paper.columns[0]}: {paper.better} is better. "
