@@ -5,7 +5,7 @@ own `@pytest.mark.slow` says the same of a test that was slow from the start.
 """
 
 DEPTH = {
-    # Commands, beside the same in one process (test_train.py, test_workdir.py).
+    # Commands, beside the same in one process (test_train.py, test_run_one.py).
     "test_killed_and_started_again",
     "test_it_trains_by_flag",
     "test_a_run_beside_a_folder",
@@ -77,4 +77,12 @@ DEPTH = {
     "test_merged_attention_has_no_cross_attention",
     "test_patches_under_transformations",
     "test_step_by_step_is_the_whole_text",
+    "test_a_failing_tuning_run_leaves_out_its_variant_alone",
+    "test_numpy_alone_gives_the_same_numbers",
+    "test_the_balance_loss_falls_in_training",
+    "test_stage_7_is_missing_only_where_the_first_look_did_not_decide",
+    "test_another_environment_is_reported",
+    "test_a_large_difference_is_found_and_its_interval_covers_it",
+    "test_rows_of_another_commit_are_refused_by_the_command",
+    "test_sharing_plans_cover_experts",
 }
