@@ -37,6 +37,14 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def check_new_file(path: Path, flag: str) -> None:
+    """Raises ValueError, naming the flag, unless a new file can be written to `path`."""
+    if path.exists():
+        raise ValueError(f"{path} exists already; name another file with --{flag}")
+    if not path.parent.is_dir():
+        raise ValueError(f"no folder {path.parent} for --{flag}; create it or name another")
+
+
 def is_partial(path: Path) -> bool:
     """Is it the temporary file of a `write_atomic` that was killed?
 

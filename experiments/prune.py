@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from attnlab.atomic import write_atomic
+from attnlab.atomic import check_new_file, write_atomic
 from attnlab.lab import pruning
 from attnlab.lab.machine import keep_compiled
 from experiments import app
@@ -27,10 +27,8 @@ def main() -> None:
     """Prints the table, and writes --out."""
     given = flags.FLAGS
     out = Path(given.out) if given.out else None
-    if out and out.exists():
-        raise ValueError(f"{out} exists already; name another file with --out")
-    if out and not out.parent.is_dir():
-        raise ValueError(f"no folder {out.parent} for --out; create it or name another")
+    if out:
+        check_new_file(out, "out")
     try:
         pressures = [float(p) for p in given.pressures]
     except ValueError:

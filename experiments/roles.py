@@ -18,6 +18,7 @@ from pathlib import Path
 
 from absl import flags
 
+from attnlab.atomic import check_new_file
 from attnlab.lab import syntax
 from attnlab.lab.loaded import open_folder
 from experiments import app
@@ -35,7 +36,7 @@ def main() -> None:
             "--seed selects a seed of --workdir; leave it out with --path, which holds one model"
         )
     if given.out:
-        syntax.check_free(Path(given.out))
+        check_new_file(Path(given.out), "out")
     parts = [trees[: given.sentences] for trees in syntax.read_parts(Path(given.treebank))]
     models = syntax.open_seeds(Path(given.workdir), given.seed) if given.workdir else {}
     models = models or {"model": open_folder(Path(given.path))}

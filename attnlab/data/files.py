@@ -6,6 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+def check_path(path: str, what: str, advice: str, *, folder: bool = False) -> None:
+    """Raises FileNotFoundError where `path` is given and there is nothing (or no folder) there.
+
+    Args:
+      path: a file or folder; "": none is given.
+      what, advice: of the message: no `what` at `path`; `advice`.
+      folder: it must be a folder.
+    """
+    if path and not (Path(path).is_dir() if folder else Path(path).exists()):
+        raise FileNotFoundError(f"no {what} at {path}; {advice}")
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file; `.gz` is decompressed.
 

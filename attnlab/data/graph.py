@@ -20,7 +20,7 @@ from attnlab.data.dataset import (
     Fact,
     shapes_of,
 )
-from attnlab.data.files import digest, read_bytes, split_lines
+from attnlab.data.files import check_path, digest, read_bytes, split_lines
 
 PARTS = ("train", "valid", "test", "rest")
 
@@ -60,8 +60,7 @@ class Nodes:
         """The graph of the folder."""
         if not self.path:
             raise ValueError("set data.path to the folder of a graph")
-        if not Path(self.path).is_dir():
-            raise FileNotFoundError(f"no folder at {self.path}; set data.path to that of a graph")
+        check_path(self.path, "folder", "set data.path to that of a graph", folder=True)
         return read_graph(Path(self.path))
 
     def sizes(self) -> DataSizes:

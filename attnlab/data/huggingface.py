@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from attnlab.data.dataset import BatchShapes, Dataset, DataSizes
+from attnlab.data.files import check_path
 from attnlab.data.random_access import Item, Splits, dataset_of_splits
 from attnlab.extras import extra
 
@@ -41,14 +42,9 @@ class HuggingFace:
         if not 0 < self.heldout < 1:
             raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
 
-    def check_path(self) -> None:
-        """Raises FileNotFoundError where there is no dataset at `path`."""
-        if self.path and not Path(self.path).exists():
-            raise FileNotFoundError(f"no dataset at {self.path}; give data.path")
-
     def sizes(self) -> DataSizes:
         """The tokens."""
-        self.check_path()
+        check_path(self.path, "dataset", "give data.path")
         if not self.vocab_size:
             raise ValueError("give data.vocab_size: more than the largest token id")
         return DataSizes(self.vocab_size)
@@ -65,7 +61,7 @@ class HuggingFace:
         Raises:
           ValueError: there is no such column of token ids, or `bytes_per_token` is not given.
         """
-        self.check_path()
+        check_path(self.path, "dataset", "give data.path")
         if not self.bytes_per_token:
             raise ValueError(
                 "give data.bytes_per_token, the mean number of bytes of a token (1: bits per token)"

@@ -11,11 +11,12 @@ import numpy as np
 
 from attnlab.data.batching import epoch_indices, pad_rows, scored_rows, select_rows
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import bucket, digest, read_lines
+from attnlab.data.files import bucket, check_path, digest, read_lines
 from attnlab.data.text import gzip_bits, unigram_bits
 from attnlab.data.tokenizer import Tokenizer, make_tokenizer, num_tokens
 
 SPLITS = ("train", "valid", "test")
+PATH_ADVICE = "set data.path to that of the files"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,14 +35,9 @@ class Pairs:
     parts: str = "train,valid,test"
     tokenizer: str = "bytes"
 
-    def check_path(self) -> None:
-        """Raises FileNotFoundError where there is no folder at `path`."""
-        if self.path and not Path(self.path).is_dir():
-            raise FileNotFoundError(f"no folder at {self.path}; set data.path to that of the files")
-
     def sizes(self) -> DataSizes:
         """The tokens."""
-        self.check_path()
+        check_path(self.path, "folder", PATH_ADVICE, folder=True)
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -54,7 +50,7 @@ class Pairs:
         """Both sides of at most `length` tokens."""
         if not self.path:
             raise ValueError("set data.path to a folder of aligned files")
-        self.check_path()
+        check_path(self.path, "folder", PATH_ADVICE, folder=True)
         pairs = find_pairs(Path(self.path), self.languages.split("-"), self.parts.split(","))
         lines = [line for pair in pairs["train"] for line in pair]
         tokenizer = make_tokenizer(self.tokenizer, lines, folder)

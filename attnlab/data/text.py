@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import BYTES, Baselines, Batch, BatchShapes, Dataset, DataSizes
-from attnlab.data.files import bucket, read_bytes
+from attnlab.data.files import bucket, check_path, read_bytes
 from attnlab.data.tokenizer import FILE, Encoded, Tokenizer, make_tokenizer, num_tokens
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -47,6 +47,9 @@ class Corpus:
         return dataclasses.replace(self, sha256=sha256, train=train, validation=validation)
 
 
+PATH_ADVICE = "leave data.path empty for the default corpus"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Text:
     """A text, to be predicted token by token; losses are reported in bits per byte.
@@ -76,16 +79,9 @@ class Text:
                 f"data.validation {self.validation} must be a share of the training text below 1"
             )
 
-    def check_path(self) -> None:
-        """Raises FileNotFoundError where there is no file at `path`."""
-        if self.path and not Path(self.path).exists():
-            raise FileNotFoundError(
-                f"no text at {self.path}; leave data.path empty for the default corpus"
-            )
-
     def sizes(self) -> DataSizes:
         """The tokens."""
-        self.check_path()
+        check_path(self.path, "text", PATH_ADVICE)
         return DataSizes(num_tokens(self.tokenizer))
 
     def shapes(self, length: int) -> BatchShapes:
@@ -99,7 +95,7 @@ class Text:
           ValueError: a part is shorter than one window; or a text that is to be tokenised is not
             UTF-8, with file and line.
         """
-        self.check_path()
+        check_path(self.path, "text", PATH_ADVICE)
         corpus = load_corpus(self.path, utf8=self.tokenizer != "bytes")
         corpus = corpus.with_validation(self.validation)
         dataset = dataset_of_corpus(corpus, length)

@@ -14,6 +14,7 @@ import numpy as np
 
 from attnlab.data.batching import random_starts, window_starts
 from attnlab.data.dataset import Baselines, Batch, BatchShapes, Dataset, DataSizes, join_tokens
+from attnlab.data.files import check_path
 from attnlab.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer, token_sizes
 
 INDEX = "index.json"
@@ -180,14 +181,9 @@ class TokenFiles:
         if not 0 < self.heldout < 1:
             raise ValueError(f"data.heldout must be between 0 and 1, not {self.heldout}")
 
-    def check_path(self) -> None:
-        """Raises FileNotFoundError where there is nothing at `path`."""
-        if self.path and not Path(self.path).exists():
-            raise FileNotFoundError(f"no token files at {self.path}; give data.path")
-
     def sizes(self) -> DataSizes:
         """The tokens."""
-        self.check_path()
+        check_path(self.path, "token files", "give data.path")
         index = self._index()
         size = index.vocab_size if index else self.vocab_size
         if not size:

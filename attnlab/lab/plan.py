@@ -76,7 +76,7 @@ def run_plan(
       SweepFailed is raised when the others are complete.
       ValueError: no learning rate is known for a variant.
     """
-    specs, failed = list(plan.specs), list[SweepFailed]()
+    specs, failure = list(plan.specs), None
     workdir.mkdir(parents=True, exist_ok=True)
     plan.description.write(workdir)
     if plan.rates_from:
@@ -87,30 +87,31 @@ def run_plan(
             sweep, workdir=workdir / TUNING, executor=executor, policy=TuneLearningRate(),
             progress=progress, waits=waits,
         )  # fmt: skip
-        tuned = _tune(first, call, failed)
+        tuned, failure = _tune(first, call)
         specs = at_rates(specs, best_rates(tuned))
     more = None
     if plan.most_seeds:
         about = plan.description
         more = DecideComparisons(about.pairs, plan.most_seeds, about.margin)
     results = sweep(specs, workdir, executor=executor, policy=more, progress=progress, waits=waits)
-    if failed:
-        raise failed[0]
+    if failure:
+        raise failure
     return results
 
 
 def _tune(
-    specs: list[RunSpec], call: Callable[[list[RunSpec]], Results], failed: list[SweepFailed]
-) -> Results:
-    """The results of the tuning, without variants of which a run failed; what failed is appended.
+    specs: list[RunSpec], call: Callable[[list[RunSpec]], Results]
+) -> tuple[Results, SweepFailed | None]:
+    """The results of the tuning without variants of which a run failed, and the first failure.
 
-    Raises SweepFailed where nothing is left.
+    Raises SweepFailed where no variant is left.
     """
+    failure = None
     while True:
         try:
-            return call(specs)
+            return call(specs), failure
         except SweepFailed as error:
-            failed.append(error)
+            failure = failure or error
             gone = [variant_without_rate(spec) for spec in error.specs]
             specs = [spec for spec in specs if variant_without_rate(spec) not in gone]
             if not specs:

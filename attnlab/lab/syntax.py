@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attnlab import runs
-from attnlab.atomic import write_atomic
+from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
 from attnlab.lab.loaded import LONGEST, LoadedModel, open_run
 from attnlab.lab.text_table import columns
@@ -107,19 +107,11 @@ def _part(path: Path, name: str) -> Path:
 
 def write_raw(treebank: Path, out: Path) -> None:
     """The text that a model may be trained on, a sentence a line."""
-    check_free(out)
+    check_new_file(out, "raw")
     trees = read_trees(treebank if treebank.is_file() else _part(treebank, TRAIN))
     text = "".join(f"{tree.text}\n" for tree in trees)
     write_atomic(out, text.encode())
     print(f"{out}: {len(trees):,} sentences, {len(text.encode()):,} bytes")
-
-
-def check_free(out: Path) -> None:
-    """Raises ValueError where a file cannot be written to `out`."""
-    if out.exists():
-        raise ValueError(f"{out} exists already; name another file")
-    if not out.parent.is_dir():
-        raise ValueError(f"no folder {out.parent} for {out.name}")
 
 
 def table(study: Study) -> str:

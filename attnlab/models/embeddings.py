@@ -178,8 +178,7 @@ def default_positions(config: ModelConfig, tokens: Array) -> Int[Array, "B T"] |
         )
     is_token = (tokens != pad_token).astype(jnp.int32)
     positions = jnp.cumsum(is_token, axis=1) * is_token + pad_token
-    last = jnp.max(positions)
-    if not isinstance(last, jax.core.Tracer) and last >= config.max_len:
+    if not isinstance(positions, jax.core.Tracer) and jnp.max(positions) >= config.max_len:
         raise ValueError(
             f"positions.pad_token {pad_token}: positions count the other tokens from "
             f"{pad_token + 1}, so that a text without padding may have "

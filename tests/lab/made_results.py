@@ -5,26 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from small_experiment import MODEL, train_config
 
 from attnlab import lab
 from attnlab.data import Text
-from attnlab.heads import Standard
-from attnlab.models import FFN, ModelConfig
-from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 from attnlab.training.loggers import JsonLines
 
-MODEL = ModelConfig(
-    width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
-)
-TRAIN = TrainConfig(
-    steps=40,
-    schedule=ScheduleConfig(warmup_steps=1),
-    length=16,
-    batch_size=8,
-    log_every=2,
-    evaluation=EvaluationConfig(every=10, windows=32, curve_windows=16, batch_size=8),
-    checkpoint_every=20,
-)
+TRAIN = train_config(40, every=10, windows=32, curve_windows=16, checkpoint_every=20)
 BASE = lab.Experiment(model=MODEL, train=TRAIN, data=Text())
 
 

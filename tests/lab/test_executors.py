@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,37 +11,21 @@ import time
 
 import pytest
 from conftest import ROOT, deep
+from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.data import Text
-from attnlab.heads import Standard
 from attnlab.lab import lock
 from attnlab.lab.executors import divide, share
 from attnlab.lab.resources import read_threads
 from attnlab.lab.run import run_folder
 from attnlab.lab.sweeps import add_specs
-from attnlab.models import FFN, ModelConfig
-from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
 
-MODEL = ModelConfig(
-    width=8, num_layers=1, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
-)
-TRAIN = TrainConfig(
-    steps=4,
-    schedule=ScheduleConfig(warmup_steps=1),
-    length=16,
-    batch_size=8,
-    log_every=2,
-    evaluation=EvaluationConfig(every=4, windows=8, curve_windows=8, batch_size=8),
-    checkpoint_every=2,
-)
+TRAIN = train_config(4, every=4)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(bytes(random.Random(0).choices(b"abcdef \n", k=4000)))
-    return lab.Experiment(model=MODEL, train=TRAIN, data=Text(path=str(path)))
+    return experiment(tmp_path_factory, dataclasses.replace(MODEL, num_layers=1), TRAIN)
 
 
 @pytest.fixture(autouse=True)

@@ -13,36 +13,22 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from scipy import stats
+from small_experiment import MODEL, experiment, train_config
 
 from attnlab import lab
-from attnlab.data import Text
-from attnlab.heads import LAYOUTS, Standard
+from attnlab.heads import LAYOUTS
 from attnlab.lab.former import RESULT_FIELDS
 from attnlab.lab.plan import Plan, run_plan
 from attnlab.lab.policies import with_rates
 from attnlab.lab.spec import specs_of
-from attnlab.models import FFN, ModelConfig, num_parameters
-from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
+from attnlab.models import num_parameters
 
-MODEL = ModelConfig(
-    width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
-)
-TRAIN = TrainConfig(
-    steps=6,
-    schedule=ScheduleConfig(warmup_steps=1),
-    length=16,
-    batch_size=8,
-    log_every=2,
-    evaluation=EvaluationConfig(every=3, windows=8, curve_windows=4, batch_size=8),
-    checkpoint_every=2,
-)
+TRAIN = train_config(6, every=3, curve_windows=4)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(bytes(random.Random(0).choices(b"abcdef \n", k=4000)))
-    return lab.Experiment(model=MODEL, train=TRAIN, data=Text(path=str(path), validation=0.1))
+    return experiment(tmp_path_factory, MODEL, TRAIN, validation=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -2,45 +2,30 @@
 
 import dataclasses
 import json
-import random
 import shutil
 
 import jax
 import numpy as np
 import pytest
 from conftest import deep
+from small_experiment import MODEL, experiment, train_config
 
 import attnlab
 from attnlab import lab, runs
 from attnlab.data import Text
-from attnlab.heads import Standard
 from attnlab.lab import attention_maps, lock, samples
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.former import TRAIN_FIELDS
-from attnlab.models import FFN, ModelConfig, head_distance
-from attnlab.training import EvaluationConfig, ScheduleConfig, TrainConfig
+from attnlab.models import head_distance
 from attnlab.training.metrics import read_metrics
 
-MODEL = ModelConfig(
-    width=8, num_layers=2, max_len=16, heads=Standard(num_heads=2), ffn=FFN(width=12)
-)
-TRAIN = TrainConfig(
-    steps=6,
-    schedule=ScheduleConfig(warmup_steps=1),
-    length=16,
-    batch_size=8,
-    log_every=2,
-    evaluation=EvaluationConfig(every=3, windows=8, curve_windows=8, batch_size=8),
-    checkpoint_every=2,
-)
+TRAIN = train_config(6, every=3)
 QUIET = lab.RunOptions(speaks=False)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(bytes(random.Random(0).choices(b"abcdef \n", k=4000)))
-    return lab.Experiment(model=MODEL, train=TRAIN, data=Text(path=str(path)))
+    return experiment(tmp_path_factory, MODEL, TRAIN)
 
 
 def run(base, folder, seed=0, options=QUIET, **values):
