@@ -138,12 +138,13 @@ def _sublayers(config: ModelConfig) -> str:
     """Parameters of each sublayer of a stack, and of the weights outside the layers."""
     outer = num_outer_parameters(config)
     rows = [("sublayer", "groups", "parameters each", "unique", "applied")]
+    encoder = config.encoder
     stacks = [
-        (name, config.encoder_layer if name == "encoder" else config.layer, plan)
+        (name, config.encoder_layer if encoder and name == "encoder" else config.layer, plan)
         for name, plan in ({} if config.layer_types else _stacks(config)).items()
     ]
     stacks += [(n, c.layer, c.plan) for n, c in config.stacks.items() if config.layer_types]
-    shares = config.encoder is not None and config.encoder.shares_decoder
+    shares = encoder is not None and encoder.shares_decoder
     for stack, layer, plan in stacks:
         sizes = sublayer_parameters(layer)
         for sublayer, count in plan.num_groups.items():

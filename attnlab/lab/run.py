@@ -228,8 +228,7 @@ class _Run:
         params, change = with_plan_of(start.config, start.params, self.model, tokens)
         other = start.data_digest not in (None, self.dataset.digest)
         more = "; it was trained on other data" if other else ""
-        host = jax.tree.map(np.asarray, params)  # of one device, while `fit` may have several
-        return host, f"{start.description}; {change}{more}"
+        return params, f"{start.description}; {change}{more}"
 
     def _maps_and_sample(self, fitted: FitResult, params: Any) -> samples.Sample | None:
         """Writes attention maps and returns a sample, where there are any."""

@@ -44,6 +44,8 @@ def initial_state(
         return jax.lax.with_sharding_constraint(state, where)
 
     per_seed = params if isinstance(params, list) else [params] * len(seeds)
+    if not callable(params):  # they may be on one device, and the mesh has several
+        per_seed = [sharding.gather(one) for one in per_seed]
     pairs = zip(seeds, per_seed, strict=True)
     states = [sharding.gather(make(np.uint32(seed), params=p)) for seed, p in pairs]
     shardings = sharding.with_seed_axis(sharding.state_shardings(mesh, spec, states[0]))

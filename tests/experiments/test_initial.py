@@ -59,9 +59,9 @@ def text(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_recipe(tmp_path, text):
-    """docs/recipes.md as it stands, with a tiny ALBERT: the last folder has the run's outputs."""
+    """docs/howto/checkpoints.md as it stands, with a tiny ALBERT: the last folder has the run's outputs."""
     folder = write(tmp_path / "albert")
-    page = (ROOT / "docs" / "recipes.md").read_text()
+    page = (ROOT / "docs" / "howto" / "checkpoints.md").read_text()
     block = re.search("```bash\n(.*?)```", page, re.DOTALL)[1].replace("\\\n", " ")
     lines = [line.replace("FOLDER", str(folder)) for line in block.splitlines()]
     said = []

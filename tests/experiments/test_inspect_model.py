@@ -66,6 +66,12 @@ def test_parts_add_up():
     assert f"{sum(held):,} bytes in float32" in text
 
 
+def test_an_encoder_alone_adds_up():
+    config = dataclasses.replace(CONFIG, kind="encoder", num_layers=3, sharing="albert")
+    rows = [line.split() for line in describe(config, 8, 16).split("\n\n")[2].splitlines()[1:]]
+    assert sum(int(row[-2].replace(",", "")) for row in rows) == num_parameters(config)
+
+
 @pytest.mark.parametrize("share", [False, True])
 def test_two_stacks_add_up(share):
     fields = {"kind": "encoder_decoder", "num_layers": 3, "sharing": "albert", "heads": STANDARD}
