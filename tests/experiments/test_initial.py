@@ -59,7 +59,7 @@ def text(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_recipe(tmp_path, text):
-    """The commands of docs/howto/checkpoints.md, with a tiny ALBERT: the outputs of the run stay."""
+    """The commands of docs/howto/checkpoints.md with a tiny ALBERT: the outputs stay."""
     folder = write(tmp_path / "albert")
     page = (ROOT / "docs" / "howto" / "checkpoints.md").read_text()
     block = re.search("```bash\n(.*?)```", page, re.DOTALL)[1].replace("\\\n", " ")
