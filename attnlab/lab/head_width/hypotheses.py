@@ -257,7 +257,8 @@ def _exp2(power: float) -> float:
 
 
 def _counts(pairs: Pairs) -> str:
-    return f"{len(pairs)} texts x {max(map(len, pairs.values()))} seeds"
+    seeds = max(map(len, pairs.values()))
+    return f"{len(pairs)} texts x {seeds} seed{'s' * (seeds > 1)}"
 
 
 def sentence(study: Study) -> str:
