@@ -54,7 +54,7 @@ def empty(layout, size, order="factored"):
     return heads.init_cache(layout, 2, size, jnp.float64, order=order, rotary=rotary)
 
 
-@pytest.mark.parametrize("name", SELF)
+@pytest.mark.parametrize("name", deep(SELF, *DEEP))
 def test_decoding_in_chunks_equals_the_whole_text(name, x64):
     layout = CASES[name]
     params, x = make(layout, jnp.float64)[:2]

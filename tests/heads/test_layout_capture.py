@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_close
+from conftest import assert_close, deep
 from layout_cases import CASES, FIRST, make
 
 from attnlab import heads
@@ -25,7 +25,7 @@ def sizes(layout, arrays):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", deep(NAMES, *NAMES[::2]))
 def test_recorded_values_have_their_axes_and_change_no_bit(name, optimized):
     layout = CASES[name]
     arrays = make(layout)
@@ -53,7 +53,7 @@ def test_recorded_values_have_their_axes_and_change_no_bit(name, optimized):
         assert_close(values["probs"].sum(-1), jnp.ones_like(values["probs"][..., 0]))
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", deep(FORMS, *FORMS[::2]))
 def test_values_of_another_form_are_those_of_the_layout(name, x64):
     layout = CASES[name]
     params, x, *context = make(layout, jnp.float64)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import layout_cases
 import numpy as np
 import pytest
-from conftest import assert_close, product_flops
+from conftest import assert_close, deep, product_flops
 from layout_cases import CASES, DEFINITIONS, SELF, by_hand, make
 
 from attnlab import heads
@@ -122,7 +122,7 @@ def test_cache_entries_are_those_that_a_call_makes(name):
 FORMS = [name for name in CASES if heads.chain(CASES[name])[0]]
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", deep(FORMS, *FORMS[::2]))
 def test_every_form_is_the_same_function(name, x64):
     """With the same gradients in the weights of the layout."""
     layout = CASES[name]

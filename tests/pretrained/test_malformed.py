@@ -245,11 +245,7 @@ def test_nonfinite_weights_are_written_on_request(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, again)
 
 
-RELATIVES = {"plbart", "mbart", "pegasus", "blenderbot", "marian"}
-"""Families that read nearly the attributes of bart."""
-
-
-@pytest.mark.parametrize("family", deep(FAMILIES, *FAMILIES.keys() - RELATIVES))
+@pytest.mark.parametrize("family", deep(FAMILIES, *list(FAMILIES)[::4]))
 def test_no_attribute_ends_in_another_error(family, tmp_path):
     """Each attribute, each odd value: a ValueError, or the same shapes as the file."""
     config, tensors, _, _ = split(FAMILIES[family])

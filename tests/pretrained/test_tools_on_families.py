@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import peer_outputs
 import pytest
+from conftest import deep
 from goldens import FAMILIES, split, write
 
 from attnlab import pretrained
@@ -18,7 +19,7 @@ from attnlab.transforms import change_plan, remove_heads
 NAMES = ["llama", "gemma2", "mixtral", "modernbert", "dinov2", "clip_text_model", "bart"]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=deep(NAMES, "gemma2", "dinov2", "bart"))
 def loaded(request, tmp_path):
     """(config, params, tokens, the other arguments of a call)"""
     config, tensors, given, _ = split(FAMILIES[request.param])
