@@ -10,7 +10,6 @@ c and types(c) the number of different ones. A context that was not seen has p_k
 means k = n - 1 bytes of context, as in "a 5-gram has 4 bytes of context".
 """
 
-import gzip
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,9 +106,3 @@ def witten_bell(
 def unigram_bits(train: Bytes, scored: Bytes, valid: npt.NDArray[np.bool_] | None = None) -> float:
     """Bits per byte without context: Witten-Bell with 0 bytes of context."""
     return witten_bell(train, scored, valid, contexts=(0,))[0]
-
-
-def gzip_bits(text: Bytes) -> float:
-    """Size of a text under gzip -9 by itself, bits per byte."""
-    data = text.astype(np.uint8).tobytes()
-    return 8 * len(gzip.compress(data, 9, mtime=0)) / len(data)

@@ -5,8 +5,8 @@ import collections
 import numpy as np
 import pytest
 
-from attnlab.data.text import load_corpus, sample, windows
-from attnlab.lab.ngrams import gzip_bits, unigram_bits, witten_bell
+from attnlab.data.text import gzip_bits, load_corpus, sample, windows
+from attnlab.lab.ngrams import unigram_bits, witten_bell
 
 
 def by_hand(train, scored, size):

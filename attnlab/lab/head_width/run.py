@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from attnlab.data.dataset import Batch, Dataset
-from attnlab.data.text import Corpus, dataset_of_corpus, sample, windows
+from attnlab.data.text import Corpus, dataset_of_corpus, gzip_bits, sample, windows
 from attnlab.lab.head_width.rows import (
     COMPLETE,
     DIVERGED,
@@ -33,7 +33,7 @@ from attnlab.lab.head_width.spec import (
     train_config,
 )
 from attnlab.lab.head_width.texts import load_text
-from attnlab.lab.ngrams import gzip_bits, witten_bell
+from attnlab.lab.ngrams import witten_bell
 from attnlab.models import flops_per_token, matrix_axes, num_parameters
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
