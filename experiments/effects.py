@@ -7,8 +7,8 @@ sharing at equal parameters, FLOPs and seconds.
 
 A difference is paired by text and seed, then averaged over the seeds of a text. The 95 % interval
 is Student's t over texts; in the panels of the head-width study it is not narrower than that of the
-variance pooled over comparisons, as in the registered analysis.
-Takes seconds; prints the numbers that it draws.
+variance pooled over comparisons, as in the registered analysis. Takes seconds; prints the
+numbers that it draws.
 """
 
 import csv
@@ -25,7 +25,8 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from attnlab.lab.head_width import hypotheses
-from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, pool
+from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, paired, pool
+from attnlab.lab.head_width.design import NARROW
 from attnlab.lab.head_width.rows import read_rows
 from experiments import app
 
@@ -66,37 +67,25 @@ def intervals(
     return [Effect(*key, e.value, e.low, e.high) for key, e in found.items()]
 
 
-def head_widths(rows: Iterable[Row]) -> list[Effect]:
+def head_widths(study: hypotheses.Study) -> list[Effect]:
     """Effects of the head-width study on N h = D, against 4 heads of 16 in layout `standard`."""
-    bits: dict[Any, dict[tuple[str, str], float]] = {}
-    for row in rows:
-        heads, width = int(row["num_heads"]), int(row["head_dim"])
-        if row["stage"] == "3" and heads * width == int(row["width"]):
-            point = bits.setdefault((row["layout"], heads, width), {})
-            point[row["text"], row["seed"]] = float(row["heldout_bits"])
-    reference = bits.pop(("standard", 4, 16))
-    differences: dict[tuple[str, str], Pairs] = {}
-    standard = []
-    for layout, heads, width in sorted(bits, key=lambda p: (p[0] != "standard", -p[1])):
-        pairs: Pairs = {}
-        for (text, seed), value in bits[layout, heads, width].items():
-            pairs.setdefault(text, []).append(value - reference[text, seed])
-        standard += [pairs] if layout == "standard" else []
-        kind = "" if layout == "standard" else f", {layout}"
-        differences[f"{heads} head{'s' * (heads > 1)} of {width}{kind}", "flops"] = pairs
-    return intervals(differences, pool(standard))
+    standard = hypotheses.from_reference(study)
+    pairs = {f"{64 // h} head{'s' * (h < 64)} of {h}": standard[h] for h in sorted(standard)}
+    for heads, width in sorted(NARROW, reverse=True):
+        narrow = study.point(heads, width, layout="narrow")
+        pairs[f"{heads} heads of {width}, narrow"] = paired(study.frame, study.point(4, 16), narrow)
+    pooled = pool(list(standard.values()))
+    return intervals({(label, "flops"): one for label, one in pairs.items()}, pooled)
 
 
 def shared_layers(study: hypotheses.Study) -> list[Effect]:
     """Effects of the sharing plans of the head-width study, against separate layers."""
-    found = []
-    for budget in ("parameters", "flops"):
-        pairs = {
-            (label, budget): hypotheses.sharing(study, plan, budget)
-            for plan, label in SHARED.items()
-        }
-        found += intervals(pairs, pool(list(pairs.values())))
-    return found
+    costs = {budget: hypotheses.sharing_costs(study, budget) for budget in ("parameters", "flops")}
+    return [
+        Effect(label, budget, of[plan].value, of[plan].low, of[plan].high)
+        for budget, of in costs.items()
+        for plan, label in SHARED.items()
+    ]
 
 
 def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
@@ -119,8 +108,8 @@ def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
     names: dict[str, Callable[[str], Pairs]] = {
         "wide heads (4 of 64)": lambda b: against(b, (("wide",), PLANS), (("standard",), PLANS)),
         "narrow heads": lambda b: against(b, (("narrow",), PLANS), (("standard",), PLANS)),
-        "all layers shared": lambda b: against(b, (LAYOUTS, ("albert",)), (LAYOUTS, ("separate",))),
-        "two sets in turn": lambda b: against(b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))),
+        SHARED["albert"]: lambda b: against(b, (LAYOUTS, ("albert",)), (LAYOUTS, ("separate",))),
+        SHARED["cycle:2"]: lambda b: against(b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))),
     }
     return intervals(
         {(name, budget): of(budget) for name, of in names.items() for budget in BUDGETS}
@@ -130,7 +119,9 @@ def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
 def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> str:
     """The three panels as SVG; its ink follows the theme of the reader."""
     figure = Figure(figsize=(4.9, 8.4), layout="constrained", facecolor="none")
-    panels = figure.subplots(3, 1, height_ratios=[6.5, 6, 6.6])
+    rows = [len({e.label for e in effects}) for effects in (widths, sharing, first)]
+    heights = [rows[0] + 1, 1.4 * rows[1] + 1, 1.4 * rows[2] + 1]
+    panels = figure.subplots(3, 1, height_ratios=heights)
     titles = (
         "Head widths against 4 heads of 16,\nat equal FLOPs and parameters (8 texts)",
         "Shared against separate layers,\nheads of 16 and 32, at two equal budgets (4 texts)",
@@ -197,9 +188,8 @@ def read(path: Path) -> list[Row]:
 
 def main() -> None:
     """Prints the effects and writes the figure."""
-    runs = RESULTS / "head_width" / "runs.csv"
-    widths = head_widths(read(runs))
-    sharing = shared_layers(hypotheses.read_study(read_rows(runs)))
+    study = hypotheses.read_study(read_rows(RESULTS / "head_width" / "runs.csv"))
+    widths, sharing = head_widths(study), shared_layers(study)
     first = budgets(read(RESULTS / "heads_and_sharing.csv"))
     for effect in widths + sharing + first:
         ends = f"{effect.mean:+.3f} ({effect.low:+.3f} to {effect.high:+.3f})"

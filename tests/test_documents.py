@@ -20,6 +20,8 @@ import attnlab
 from attnlab import pretrained
 from attnlab.heads.inputs import HEAD_VALUES
 from attnlab.interpret import STATISTICS
+from attnlab.lab.head_width import hypotheses
+from attnlab.lab.head_width.rows import read_rows
 from attnlab.models import FFN, Experts
 from attnlab.models.ffn import ffn_values
 from attnlab.models.layer import LAYER_VALUES
@@ -105,9 +107,8 @@ def test_the_readme_is_short():
 
 
 def test_the_figure_of_the_readme_is_what_the_command_draws():
-    runs = effects.RESULTS / "head_width" / "runs.csv"
-    widths = effects.head_widths(effects.read(runs))
-    sharing = effects.shared_layers(effects.hypotheses.read_study(effects.read_rows(runs)))
+    study = hypotheses.read_study(read_rows(effects.RESULTS / "head_width" / "runs.csv"))
+    widths, sharing = effects.head_widths(study), effects.shared_layers(study)
     first = effects.budgets(effects.read(effects.RESULTS / "heads_and_sharing.csv"))
     drawn = effects.draw(widths, sharing, first)
     assert labels(drawn) == labels((effects.RESULTS / "effects.svg").read_text())

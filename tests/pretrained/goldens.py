@@ -13,6 +13,8 @@ GOLDEN = sorted((ROOT / "tests" / "pretrained" / "golden").glob("*.npz"))
 FAMILIES = {
     name: ROOT / "tests" / "pretrained" / "golden" / f"{name}.npz" for name in pretrained.FAMILIES
 }
+SOME_FAMILIES = list(FAMILIES)[::4]
+"""Those that the default run tests where a test of all takes long."""
 # Family -> attributes that change what is computed, as they are not supported.
 ATTRIBUTES = {
     "bert": {"hidden_act": "mish", "is_decoder": True, "position_embedding_type": "relative_key"},

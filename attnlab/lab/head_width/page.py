@@ -31,6 +31,7 @@ from attnlab.lab.head_width.hypotheses import (
     secondary,
     sentence,
     sharing,
+    sharing_costs,
 )
 from attnlab.lab.head_width.rates import cells_of, minimum
 from attnlab.lab.head_width.rows import Row, write_whole
@@ -77,15 +78,11 @@ def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
         part = analysis.select(study.frame, alone)
         drawn["figure2"] = _surface(analysis.surface_model(part, study.tuning_k))
     if study.slope is not None and study.complete(5):
-        shared = analysis.pool([sharing(study, plan) for plan in PLANS])
-        drawn["figure3"] = charts.sharing_figure(
-            {
-                plan: analysis.compute_multiple(
-                    analysis.over_texts(sharing(study, plan), shared), study.slope
-                )
-                for plan in PLANS
-            }
-        )
+        multiples = {
+            plan: analysis.compute_multiple(cost, study.slope)
+            for plan, cost in sharing_costs(study).items()
+        }
+        drawn["figure3"] = charts.sharing_figure(multiples)
     rates = _rates(rows)
     if rates:
         drawn["figure4"] = charts.rate_figure(rates)
@@ -502,14 +499,11 @@ def _length_tables(study: Study) -> list[str]:
 def _sharing_table(study: Study) -> list[str]:
     lines = []
     for budget in ("flops", "parameters"):
-        ready = study.complete(3, 5)
-        pooled = analysis.pool([sharing(study, p, budget) for p in PLANS]) if ready else None
-        for plan in PLANS:
-            if not ready:
-                lines.append([plan, budget, *[NOT_YET] * 3, ""])
-                continue
+        if not study.complete(3, 5):
+            lines += [[plan, budget, *[NOT_YET] * 3, ""] for plan in PLANS]
+            continue
+        for plan, found in sharing_costs(study, budget).items():
             pairs = sharing(study, plan, budget)
-            found = analysis.over_texts(pairs, pooled)
             counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
             times = multiple(found, study) if budget == "flops" else "–"
             lines.append([plan, budget, ends(found), times, counts, reading(found)])
