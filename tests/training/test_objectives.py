@@ -1,7 +1,6 @@
 """Inputs, targets and what counts."""
 
 import gzip
-import types
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +10,9 @@ import small_data
 from conftest import assert_close
 
 from attnlab.data import BYTES, DataSizes, Text
-from attnlab.models import ModelConfig
+from attnlab.models import ModelConfig, Norm, OutputHead, param_shapes
 from attnlab.training import objectives
-from attnlab.training.objectives import OBJECTIVES, language, sequences
+from attnlab.training.objectives import OBJECTIVES, language
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (40, 101)))
 BATCH = {"tokens": TOKENS}
@@ -133,19 +132,35 @@ def test_every_way_to_cut_is_equally_likely():
     assert (other.targets != example.targets).any()
 
 
-def test_span_corruption_by_hand(monkeypatch):
-    """Spans "c", "f g" of "a b c d e f g"; the last two bytes of the window are filling."""
-    hidden = jnp.array([[0, 0, 1, 0, 0, 1, 1]], bool)
-    monkeypatch.setattr(language, "span_counts", lambda length: (3, 2))
-    monkeypatch.setattr(language, "_random_spans", lambda *args: hidden)
-    a, b, c, d, e, f, g = range(97, 104)
-    valid = jnp.array([[1, 1, 1, 1, 1, 0, 0]], bool)
-    batch = {"tokens": jnp.arange(96, 104)[None], "valid": valid}
+def test_span_corruption_by_hand():
+    """Of 13 bytes the last two are hidden, whatever is drawn: 15 % of them are one span, and a text
+    ends with a span. The last byte is padding."""
+    text = list(b"abcdefghijklm")
+    batch = {"tokens": jnp.array([[96, *text]]), "valid": jnp.arange(13)[None] < 12}
     example = objectives.span_corruption(batch, jax.random.key(0))
-    assert example.inputs["source"].tolist() == [[a, b, 256, d, e, 257]]
-    assert example.targets.tolist() == [[256, c, 257, f, g, 258]]
-    assert example.inputs["tokens"].tolist() == [[356, 256, c, 257, f, g]]
-    assert example.weights.tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert example.inputs["source"].tolist() == [[*text[:11], 256]]
+    assert example.targets.tolist() == [[256, *text[11:], 257]]
+    assert example.inputs["tokens"].tolist() == [[356, 256, *text[11:]]]
+    assert example.weights.tolist() == [[1, 1, 0, 0]]
+
+
+def test_a_sentinel_counts_where_what_it_stands_for_is_no_padding():
+    """Row n of 31 different bytes ends with n bytes of padding. The sentinel before a span stands
+    for the first byte of the piece that was kept before it, the last one for the last byte."""
+    text, valid = jnp.arange(31), np.arange(31) < 31 - np.arange(31)[:, None]
+    batch = {"tokens": jnp.broadcast_to(jnp.append(0, text), (31, 32)), "valid": valid}
+    example = objectives.span_corruption(batch, jax.random.key(0))
+    for padding, source, targets, weights in zip(
+        range(31),
+        np.asarray(example.inputs["source"]),
+        example.targets,
+        example.weights,
+        strict=True,
+    ):
+        kept, _ = cut(source)
+        counted = [piece[0] < 31 - padding for piece in kept[:-1]] + [padding == 0]
+        assert len(counted) == 3
+        assert weights[targets >= FIRST_SENTINEL].tolist() == counted
 
 
 @pytest.mark.parametrize("objective", language.LANGUAGE.values(), ids=language.LANGUAGE)
@@ -187,24 +202,28 @@ def test_cross_entropy_by_hand():
     assert_close(smooth, jnp.asarray(-(q * np.log(p)).sum(-1)), loosen=10)
 
 
-def test_every_line_is_translated_and_nothing_else(tmp_path, monkeypatch):
-    """A model that writes the first line whatever it reads. No row without a token is generated,
-    and the rows that pad the last part are not scored."""
+def test_every_line_is_translated(tmp_path):
+    """A model that writes the first line whatever it reads: its logits depend on the position
+    alone. (`generate` refuses a row without a token.)"""
     sacrebleu = pytest.importorskip("sacrebleu")
     data, length, _ = small_data.pairs(tmp_path)
     dataset = data.load(length)
     first = dataset.heldout(0)["target"][0]
-    rows = sequences.GENERATED_ROWS
-
-    def generate(params, prompt, config, count, *, end, source, source_padding_mask):
-        assert source_padding_mask.any(axis=1).all(), "a row without a token"
-        assert source.shape == source_padding_mask.shape == (rows, source.shape[1])
-        return np.tile([*first[first >= 0], end], (rows, 1))
-
-    monkeypatch.setattr(sequences, "generate", generate)
-    model = types.SimpleNamespace(config=ModelConfig(max_len=32))
+    written = [*first[first >= 0], dataset.sizes.vocab_size + 1]  # and the end token
+    config = ModelConfig(
+        kind="encoder_decoder",
+        vocab_size=dataset.sizes.vocab_size + 2,
+        max_len=32,
+        width=32,
+        num_layers=1,
+        norm=Norm(kind="rms"),
+        output=OutputHead(kind="own"),
+    )
+    params = jax.tree.map(lambda a: jnp.zeros(a.shape), param_shapes(config))
+    params["positions"], params["final_norm"] = jnp.eye(32), {"scale": jnp.ones(32)}
+    params["lm_head"] = params["lm_head"].at[jnp.arange(len(written)), jnp.array(written)].set(1)
     german = gzip.decompress((tmp_path / "test.de.gz").read_bytes()).decode().splitlines()
-    scores, ours = sequences.translate(model, {}, dataset), [german[0]] * len(german)
-    assert len(german) % rows
+    scores = OBJECTIVES["translation"].final_metrics(config.build(), params, dataset)
+    ours = [german[0]] * len(german)
     assert scores["chrf"] == sacrebleu.corpus_chrf(ours, [german]).score > 0
     assert scores["bleu"] == sacrebleu.corpus_bleu(ours, [german]).score
