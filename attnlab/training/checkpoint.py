@@ -13,16 +13,16 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from attnlab.extras import extra
 from attnlab.models import ModelConfig, from_json, to_json
 from attnlab.sharing import PyTree
 from attnlab.training import sharding
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import JsonObject, TrainConfig
 from attnlab.training.schedules import common_steps
 
 
@@ -37,7 +37,7 @@ class WrongCheckpoint(ValueError):
     """A checkpoint of another run than the one that is to be resumed."""
 
 
-def describe_model(model: Any) -> dict[str, Any]:
+def describe_model(model: object) -> JsonObject:
     """The config of a model as nested JSON, with its version and its sharing plans.
 
     `plans` are those of the layers and of an encoder beside a decoder: sublayer -> parameter group
@@ -59,7 +59,7 @@ def describe_model(model: Any) -> dict[str, Any]:
     return {**written["model"], "version": written["version"], "plans": groups}
 
 
-def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
+def check_model(model: JsonObject, notes: JsonObject) -> None:
     """Compares the model of a checkpoint with another.
 
     Equal shapes do not say that two models are the same: plans, norms and masks leave no trace in
@@ -106,7 +106,7 @@ def check_model(model: dict[str, Any], notes: dict[str, Any]) -> None:
         )
 
 
-def check_run(config: TrainConfig, identity: dict[str, Any], notes: dict[str, Any]) -> None:
+def check_run(config: TrainConfig, identity: JsonObject, notes: JsonObject) -> None:
     """Raises WrongCheckpoint where the notes of a checkpoint are of another run.
 
     Args:
@@ -130,20 +130,20 @@ def check_run(config: TrainConfig, identity: dict[str, Any], notes: dict[str, An
         )
 
 
-def _all_fields(described: dict[str, Any]) -> dict[str, Any]:
+def _all_fields(described: JsonObject) -> JsonObject:
     """The fields of the config, those that are newer than the description with their defaults."""
     model = {name: value for name, value in described.items() if name not in ("version", "plans")}
     try:
         config = from_json(json.dumps({"version": described["version"], "model": model}))
     except ValueError as error:
         raise WrongCheckpoint(f"the model of the checkpoint cannot be read: {error}") from None
-    fields: dict[str, Any] = json.loads(to_json(config))["model"]
+    fields: JsonObject = json.loads(to_json(config))["model"]
     return fields
 
 
 def _differences(
-    ours: dict[str, Any], theirs: dict[str, Any], path: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
+    ours: JsonObject, theirs: JsonObject, path: str = ""
+) -> Iterator[tuple[str, object, object]]:
     """(path, ours, theirs) of each field that differs, but for the names of plans."""
     for name in sorted((ours.keys() | theirs.keys()) - {"sharing"}):
         a, b = ours.get(name), theirs.get(name)
@@ -190,7 +190,7 @@ class Checkpoints:
     def __exit__(self, *error: object) -> None:
         self._checkpointer.close()
 
-    def save(self, step: int, state: PyTree, notes: dict[str, Any]) -> None:
+    def save(self, step: int, state: PyTree, notes: JsonObject) -> None:
         """Starts to write `state`; a step that exists is kept. `notes` are JSON."""
         if any(c.step == step for c in self._checkpointer.checkpoints):
             return
@@ -201,8 +201,8 @@ class Checkpoints:
         )
 
     def restore(
-        self, like: PyTree = None, check: Callable[[dict[str, Any]], None] | None = None
-    ) -> tuple[int, PyTree, dict[str, Any]] | None:
+        self, like: PyTree = None, check: Callable[[JsonObject], None] | None = None
+    ) -> tuple[int, PyTree, JsonObject] | None:
         """(step, state, notes) of the newest step that is whole, or None if there is none.
 
         A damaged step is reported in one line and the next older one is tried.
@@ -236,7 +236,7 @@ class Checkpoints:
             )
         return None
 
-    def notes(self) -> tuple[int, dict[str, Any]] | None:
+    def notes(self) -> tuple[int, JsonObject] | None:
         """(step, notes) of the newest step without reading its arrays; None if there is none."""
         step = max((c.step for c in self._checkpointer.checkpoints), default=None)
         if step is None:
@@ -244,16 +244,17 @@ class Checkpoints:
         return step, self._checkpointer.metadata(step).custom_metadata["notes"]
 
     def _remove(self, steps: list[int]) -> None:
-        if steps and jax.process_index() == 0:
+        if not steps:
+            return
+        if jax.process_index() == 0:
             for step in steps:
                 shutil.rmtree(self._directory / str(step))
-        if steps:
-            self._checkpointer.close()
-            self._checkpointer = self._open()
+        self._checkpointer.close()
+        self._checkpointer = self._open()
 
     def _load(
-        self, step: int, like: PyTree, check: Callable[[dict[str, Any]], None] | None
-    ) -> tuple[PyTree, dict[str, Any]]:
+        self, step: int, like: PyTree, check: Callable[[JsonObject], None] | None
+    ) -> tuple[PyTree, JsonObject]:
         stored = self._checkpointer.metadata(step)
         digests, notes = (stored.custom_metadata[name] for name in ("digests", "notes"))
         if check is not None:
@@ -275,7 +276,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(like), leaves), notes
 
 
-def _flat(tree: PyTree) -> dict[str, Any]:
+def _flat(tree: PyTree) -> dict[str, Array]:
     """Leaves by path, so that the files do not depend on optax's classes."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,19 +10,25 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from attnlab.data.dataset import Dataset, DeviceBatch, DeviceBatches
-from attnlab.sharing import PyTree
+from attnlab.sharing import Params, PyTree
 from attnlab.training import sharding
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer
 from attnlab.training.sharding import StateSharding
-from attnlab.training.step import TrainState, generation_key, map_over_seeds, train_step
+from attnlab.training.step import (
+    InitParams,
+    TrainState,
+    generation_key,
+    map_over_seeds,
+    train_step,
+)
 
 
 def initial_state(
-    init: Callable[[Array, Any], TrainState],
+    init: Callable[[Array, Params | InitParams | None], TrainState],
     seeds: Sequence[int],
-    params: Any,
+    params: Params | list[Params] | InitParams | None,
     mesh: Mesh,
     spec: StateSharding,
 ) -> tuple[TrainState, PyTree]:
@@ -38,7 +43,7 @@ def initial_state(
     """
 
     @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
-    def make(seed: Array, params: Any) -> PyTree:
+    def make(seed: Array, params: Params | InitParams | None) -> TrainState:
         state = init(seed, params)
         where = sharding.state_shardings(mesh, spec, state)
         return jax.lax.with_sharding_constraint(state, where)

@@ -3,13 +3,16 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnlab.models.checks import check_number
 from attnlab.models.specs import Spec
 from attnlab.names import check_count, lookup
 from attnlab.training.optimizers import axes_by_shape, make_transform
 from attnlab.training.schedules import SCHEDULES
+
+JsonObject: TypeAlias = dict[str, Any]
+"""An object of JSON, at the edge: a stored config, the notes of a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -158,12 +161,12 @@ class TrainConfig(Spec):
             )
         SCHEDULES[self.schedule.name](self)  # raises where it cannot be made of these fields
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Nested dicts; `from_dict` reads them as the same config."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "TrainConfig":
+    def from_dict(cls, fields: JsonObject) -> "TrainConfig":
         """The config of nested dicts, as `to_dict` made them; missing fields have their defaults.
 
         Raises:

@@ -1,10 +1,11 @@
 """`fit`: trains several seeds in one compiled program, evaluates them, and resumes exactly."""
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from attnlab.training import memory, sharding
 from attnlab.training.callbacks import Callback
 from attnlab.training.checkpoint import Checkpoints, check_run, describe_model
 from attnlab.training.compiled import TrainStep, host_batch, initial_state
-from attnlab.training.config import TrainConfig
+from attnlab.training.config import JsonObject, TrainConfig
 from attnlab.training.interrupts import Clock, NonFiniteLoss, Stopped, check_finite, stop_signals
 from attnlab.training.metrics import Recorder
 from attnlab.training.objectives.objective import Model, Objective
@@ -33,8 +34,6 @@ Scores: TypeAlias = dict[str, np.ndarray]
 """Name -> a number for each seed [S]."""
 Measure: TypeAlias = Callable[[Params, Params], dict[str, Array]]
 """(parameters at step 0, parameters now) of one seed -> numbers by name."""
-Notes: TypeAlias = dict[str, Any]
-"""JSON beside a checkpoint."""
 
 
 class FitOptions(NamedTuple):
@@ -124,27 +123,26 @@ def fit(
     return run.result()
 
 
+@dataclasses.dataclass(eq=False)
 class _Run:
     """One call of `fit`: the state and what changes it."""
 
-    def __init__(
-        self,
-        model: Model,
-        objective: Objective,
-        optimizer: Optimizer,
-        config: TrainConfig,
-        dataset: Dataset,
-        recorder: Recorder,
-        checkpoints: Checkpoints,
-        options: FitOptions,
-    ) -> None:
+    model: Model
+    objective: Objective
+    optimizer: Optimizer
+    config: TrainConfig
+    dataset: Dataset
+    recorder: Recorder
+    checkpoints: Checkpoints
+    options: FitOptions
+
+    def __post_init__(self) -> None:
         self.began, self.earlier_seconds, self.clock = time.perf_counter(), 0.0, Clock()
+        model, config, dataset, options = self.model, self.config, self.dataset, self.options
         self.mesh = options.mesh or sharding.data_mesh(batch_size=config.batch_size)
-        self.model, self.objective = model, objective.bind(dataset.sizes)
-        self.optimizer, self.config, self.dataset = optimizer, config, dataset
-        self.recorder, self.checkpoints = recorder, checkpoints
+        self.objective = self.objective.bind(dataset.sizes)
         self.callbacks = list(options.callbacks)
-        self.identity: Notes = {"model": describe_model(model), "source": dataset.digest}
+        self.identity: JsonObject = {"model": describe_model(model), "source": dataset.digest}
         self.seeds = sharding.replicate(self.mesh, np.array(config.seeds, np.uint32))
         self.state, self.shardings = initial_state(
             self.init_seed, config.seeds, options.params, self.mesh, options.sharding
@@ -284,9 +282,8 @@ class _Run:
             found = measure(self._initial, self.state.params)
             return {name: np.asarray(a) for name, a in found.items()}
 
-        measured: Scores = (
-            (self.recorder.attempt("FitOptions.measure", numbers) or {}) if step else numbers()
-        )
+        attempt = self.recorder.attempt
+        measured = (attempt("FitOptions.measure", numbers) or {}) if step else numbers()
         if measured:
             self.recorder.log_scalars(step, {f"weights/{n}": a for n, a in measured.items()})
         return measured
@@ -323,14 +320,13 @@ class _Run:
         return {name: np.array([one[name] for one in final]) for name in final[0]}
 
     def _call_back(self, call: Callable[[Callback], None]) -> None:
-        for callback in list(self.callbacks):
-
-            def succeeded(callback: Callback = callback) -> bool:
-                call(callback)
-                return True
-
-            if not self.recorder.attempt(f"the callback {type(callback).__name__}", succeeded):
-                self.callbacks.remove(callback)
+        self.callbacks = [
+            one
+            for one in self.callbacks
+            if self.recorder.succeeds(
+                f"the callback {type(one).__name__}", functools.partial(call, one)
+            )
+        ]
 
     @contextlib.contextmanager
     def _finishing_callbacks(self) -> Iterator[None]:

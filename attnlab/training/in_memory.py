@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from attnlab.sharing import Params
 from attnlab.training.checkpoint import Checkpoints
 from attnlab.training.config import TrainConfig
 from attnlab.training.fit import FitOptions, FitResult, fit
+from attnlab.training.loggers import Row
 from attnlab.training.metrics import Recorder, read_metrics
 from attnlab.training.objectives.objective import Model, Objective
 from attnlab.training.optimizers import Optimizer, make_optimizer
@@ -22,7 +23,7 @@ class InMemoryFit(NamedTuple):
 
     result: FitResult
     """Of `fit`: the parameters in `result.state.params`, each with a leading axis of seeds."""
-    records: list[dict[str, Any]]
+    records: list[Row]
     """What was recorded: "step", and numbers with one value per seed."""
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -17,13 +17,16 @@ from attnlab.extras import extra
 
 Scalars: TypeAlias = Mapping[str, ArrayLike]
 """Name -> a number, or an array with one number per seed."""
+Row: TypeAlias = dict[str, Any]
+"""An object of JSON: "step", and of each name a number or a list with one number per seed."""
 
 
 @runtime_checkable
 class SavesFigure(Protocol):
     """A figure of Matplotlib."""
 
-    def savefig(self, *args: Any, **options: Any) -> Any: ...
+    @property
+    def savefig(self) -> Callable[..., object]: ...
 
 
 Figure: TypeAlias = np.ndarray | SavesFigure
@@ -51,14 +54,14 @@ class RunInfo(NamedTuple):
     seeds: Sequence[int]
     name: str
     """For people; may be empty."""
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Mapping[str, object]
     """JSON."""
     first: int
     """The step that the run starts from, or resumes at; nothing after it was kept."""
 
 
 class JsonLines:
-    """`metrics.jsonl`: a JSON object per write, with the step and the values. Has no figures.
+    """`metrics.jsonl`: a JSON object per write, with the step and the values.
 
     Opening it removes the rows after the step `first`. A value that a row of `first` already has is
     not written again: a run that is killed between its last checkpoint and its result, and resumed,
@@ -83,9 +86,6 @@ class JsonLines:
         self._file.write(json.dumps({"step": step, **row}) + "\n")
         self._file.flush()
 
-    def log_figure(self, step: int, name: str, figure: Figure) -> None:
-        """Nothing."""
-
     def sync(self) -> None:
         """Returns when the rows are on the disk."""
         os.fsync(self._file.fileno())
@@ -96,7 +96,7 @@ class JsonLines:
 
 
 class Terminal:
-    """Lines on standard error, and a progress bar if that is a terminal. Has no figures."""
+    """Lines on standard error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,13 +107,8 @@ class Terminal:
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """One line."""
-        self.say(f"step {step:>6}  " + "  ".join(f"{n} {_show(v)}" for n, v in values.items()))
-
-    def log_figure(self, step: int, name: str, figure: Figure) -> None:
-        """Nothing."""
-
-    def finish(self) -> None:
-        """Nothing."""
+        numbers = {n: " ".join(f"{v:.4g}" for v in np.ravel(a)) for n, a in values.items()}
+        self.say(f"step {step:>6}  " + "  ".join(f"{n} {text}" for n, text in numbers.items()))
 
 
 @contextmanager
@@ -254,7 +249,7 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics.jsonl; a last line that a kill cut short is left out."""
     rows = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -265,7 +260,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown_table(values: Mapping[str, Any]) -> str:
+def markdown_table(values: Mapping[str, object]) -> str:
     """Name and value of each field; of a nested mapping each of its fields.
 
     >>> print(markdown_table({"model": {"width": 8}}))
@@ -274,7 +269,7 @@ def markdown_table(values: Mapping[str, Any]) -> str:
     | model.width | 8 |
     """
 
-    def rows(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    def rows(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
         for name, value in values.items():
             if isinstance(value, Mapping):
                 yield from rows(value, f"{prefix}{name}.")
@@ -282,7 +277,3 @@ def markdown_table(values: Mapping[str, Any]) -> str:
                 yield f"| {prefix}{name} | {value} |"
 
     return "\n".join(["| field | value |", "|---|---|", *rows(values)])
-
-
-def _show(value: ArrayLike) -> str:
-    return " ".join(f"{v:.4g}" for v in np.asarray(value).reshape(-1))

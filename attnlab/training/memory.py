@@ -1,7 +1,7 @@
 """The memory that a step needs on each device, checked before the first step runs."""
 
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -15,7 +15,7 @@ class StepMemory(NamedTuple):
     """The most that a step holds at once, with the arguments."""
 
 
-def step_memory(compiled: Any) -> StepMemory | None:
+def step_memory(compiled: jax.stages.Compiled) -> StepMemory | None:
     """What XLA planned for a compiled step; None where a platform does not report it."""
     plan = compiled.memory_analysis()
     if plan is None:

@@ -1,12 +1,13 @@
 """`Recorder`: writes the metrics of a run to all its loggers, and survives errors in them."""
 
 import contextlib
+import functools
 import json
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
@@ -25,6 +26,8 @@ from attnlab.training.loggers import (
 from attnlab.training.provenance import CHANGES, PROVENANCE, describe_process
 
 __all__ = ["Recorder", "read_metrics"]
+
+T = TypeVar("T")
 
 
 class Recorder:
@@ -52,7 +55,7 @@ class Recorder:
         *,
         name: str = "",
         loggers: Sequence[str] = (),
-        hyperparameters: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, object] | None = None,
         writes: bool = True,
         speaks: bool = True,
     ) -> None:
@@ -100,9 +103,7 @@ class Recorder:
 
     def log_scalars(self, step: int, values: Scalars) -> None:
         """Each value is one number or an array with one per seed."""
-        if self._lines is None:
-            return
-        if not (new := self._lines.new(step, values)):
+        if self._lines is None or not (new := self._lines.new(step, values)):
             return
         self._lines.log_scalars(step, new)
         if self._terminal:
@@ -131,13 +132,17 @@ class Recorder:
             self._lines.finish()
             self._lines = None
 
-    def attempt(self, what: str, call: Callable[[], Any]) -> Any:
+    def attempt(self, what: str, call: Callable[[], T]) -> T | None:
         """What `call` returns; None where it raises, which is printed: the training goes on."""
         try:
             return call()
         except Exception:
             self._report(what)
             return None
+
+    def succeeds(self, what: str, call: Callable[[], object]) -> bool:
+        """Calls; False where that raises, which is printed: the training goes on."""
+        return self.attempt(what, lambda: (call(),)) is not None
 
     def _report(self, what: str) -> None:
         """Prints the exception that is being handled."""
@@ -154,14 +159,11 @@ class Recorder:
         return progress_bar(self.name, total, first, shown=self._terminal is not None)
 
     def _each(self, call: Callable[[Logger], None]) -> None:
-        for name, logger in list(self._others.items()):
-
-            def succeeded(logger: Logger = logger) -> bool:
-                call(logger)
-                return True
-
-            if not self.attempt(f"the logger {name}", succeeded):
-                del self._others[name]
+        self._others = {
+            name: logger
+            for name, logger in self._others.items()
+            if self.succeeds(f"the logger {name}", functools.partial(call, logger))
+        }
 
     def _write_provenance(self) -> None:
         about, changes = describe_process()

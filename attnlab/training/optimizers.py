@@ -15,10 +15,11 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
 import optax
+from jax.tree_util import KeyPath
 
 from attnlab.names import lookup
 from attnlab.sharing import Params, PyTree
@@ -54,7 +55,7 @@ def weight_decay_mask(params: Params) -> PyTree:
     """True for matrices, False for biases, sinks, norm scales and the coefficients of mixtures: by
     name, since parameters of layers are stacked."""
 
-    def decays(path: tuple[Any, ...], _: object) -> bool:
+    def decays(path: KeyPath, _: object) -> bool:
         is_mixture = any("_mixture" in _last_name((key,)) for key in path)
         return not is_mixture and not _last_name(path).endswith(("bias", "scale", "norm", "sink"))
 
@@ -243,7 +244,7 @@ def per_matrix(transform: Transform, axes: AxesOf) -> Transform:
         updates: optax.Updates, state: PyTree, params: Params | None = None
     ) -> tuple[optax.Updates, PyTree]:
         assert params is not None
-        tree: Any = jax.tree.structure(updates)
+        tree: PyTree = jax.tree.structure(updates)
         leaves = tree.flatten_up_to(updates)
         others = [tree.flatten_up_to(t) for t in (state, params, axes(params))]
         updated = [
@@ -264,7 +265,7 @@ def _separate(a: jax.Array, axes: MatrixAxes) -> jax.Array:
     return a.reshape(math.prod(a.shape[:apart]), *rows, math.prod(a.shape[end:]))
 
 
-def _last_name(path: tuple[Any, ...]) -> str:
+def _last_name(path: KeyPath) -> str:
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 

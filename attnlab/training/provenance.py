@@ -6,13 +6,12 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 PROVENANCE = "provenance.json"
 CHANGES = "changes.diff"
 
 
-def describe_process(directory: Path | None = None) -> tuple[dict[str, Any], bytes]:
+def describe_process(directory: Path | None = None) -> tuple[dict[str, object], bytes]:
     """What a run was started with.
 
     Args:
@@ -36,7 +35,7 @@ def describe_process(directory: Path | None = None) -> tuple[dict[str, Any], byt
             "branch": branch.decode().strip(),
             "changed": changed.decode(errors="replace").splitlines(),
         }
-    about = {
+    about: dict[str, object] = {
         "argv": sys.argv,
         "directory": str(directory),
         "python": platform.python_version(),

@@ -7,13 +7,14 @@ model needs no code for it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 
 from attnlab.sharing import Params, PyTree
 
@@ -78,7 +79,7 @@ class StateSharding(NamedTuple):
     """Shard the longest remaining axis that "data" divides over "data"?"""
 
 
-def state_shardings(mesh: Mesh, spec: StateSharding, state: Any) -> Any:
+def state_shardings(mesh: Mesh, spec: StateSharding, state: PyTree) -> PyTree:
     """The tree of a `NamedSharding` for each leaf of one seed's `TrainState`.
 
     What an optimizer keeps for a parameter (known by the end of its path and by its shape) is
@@ -92,7 +93,7 @@ def state_shardings(mesh: Mesh, spec: StateSharding, state: Any) -> Any:
         (_names(path), a.shape): axis for (path, a), axis in zip(named, axes, strict=True)
     }
 
-    def of(path: tuple[Any, ...], a: Any) -> NamedSharding:
+    def of(path: tuple[object, ...], a: jax.Array) -> NamedSharding:
         names = _names(path)
         ends = (model_axis.get((names[start:], a.shape), 0) for start in range(len(names)))
         return NamedSharding(mesh, _spec(mesh, spec, a.shape, next(filter(None, ends), 0)))
@@ -143,8 +144,8 @@ def gather(tree: PyTree) -> PyTree:
     return jax.tree.map(_gather_one, tree)
 
 
-def _gather_one(a: Any) -> np.ndarray:
-    if getattr(a, "is_fully_addressable", True) or a.is_fully_replicated:
+def _gather_one(a: ArrayLike) -> np.ndarray:
+    if not isinstance(a, jax.Array) or a.is_fully_addressable or a.is_fully_replicated:
         return np.asarray(a)
     return np.asarray(multihost_utils.process_allgather(a, tiled=True))
 
@@ -167,5 +168,5 @@ def _place(mesh: Mesh, spec: P, local: np.ndarray) -> jax.Array:
     return placed
 
 
-def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+def _names(path: tuple[object, ...]) -> tuple[str, ...]:
     return tuple(str(getattr(key, "key", key)) for key in path)

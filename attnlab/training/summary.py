@@ -1,7 +1,5 @@
 """The line that a run begins with."""
 
-from typing import Any
-
 import jax
 
 from attnlab.data.dataset import Dataset
@@ -10,7 +8,7 @@ from attnlab.sharing import Params
 from attnlab.sharing.named_plans import plan_name
 
 
-def describe_start(model: Any, params: Params, dataset: Dataset, devices: str) -> str:
+def describe_start(model: object, params: Params, dataset: Dataset, devices: str) -> str:
     """Model, parameters, data and devices in words.
 
     Args:
@@ -25,12 +23,11 @@ def describe_start(model: Any, params: Params, dataset: Dataset, devices: str) -
     return f"{_describe_model(model)}, {size:,} parameters; {data}; {devices}"
 
 
-def _describe_model(model: Any) -> str:
+def _describe_model(model: object) -> str:
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         return type(model).__name__
-    plan = config.sharing if isinstance(config.sharing, str) else plan_name(config.sharing)
     return (
         f"{config.kind} of {config.num_layers} layers, width {config.width}, {config.heads.name} "
-        f"heads, plan {plan}"
+        f"heads, plan {plan_name(config.sharing)}"
     )

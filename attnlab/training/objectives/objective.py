@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from attnlab.attention.masks import Edges
 from attnlab.data.dataset import BYTES, Batch, BatchShapes, Dataset, DataSizes, DeviceBatch
 from attnlab.models import Outputs
 from attnlab.models.config import Kind
-from attnlab.sharing import Params
+from attnlab.sharing import Params, PyTree
 
 Inputs: TypeAlias = dict[str, Array | Edges]
 """Arguments of a model's call."""
@@ -26,11 +26,13 @@ Losses: TypeAlias = dict[str, Array]
 class Model(Protocol):
     """What training needs of a model; those of `attnlab.models` have it."""
 
-    def init(self, *args: Any, **inputs: Any) -> Any:
+    @property
+    def init(self) -> Callable[..., Mapping[str, Params]]:
         """(key, inputs of a call) -> {"params": new parameters}."""
 
-    def apply(self, *args: Any, **inputs: Any) -> Any:
-        """({"params": params}, inputs of a call) -> `Outputs`."""
+    @property
+    def apply(self) -> Callable[..., Outputs]:
+        """({"params": params}, inputs of a call) -> outputs."""
 
 
 class Example(NamedTuple):
@@ -171,7 +173,7 @@ class Objective(NamedTuple):
     """In nats if it is a likelihood."""
     special_tokens: tuple[str, ...] = ()
     """Names of the objective's own tokens, which are `sizes.vocab_size` and on."""
-    final_metrics: Callable[[Any, Params, Dataset], dict[str, float]] | None = None
+    final_metrics: Callable[[Model, Params, Dataset], dict[str, float]] | None = None
     """(model, params of one seed, dataset) -> metric -> value, computed once at the end: what needs
     whole texts to be generated (BLEU)."""
 
@@ -180,15 +182,15 @@ class Objective(NamedTuple):
         return self._replace(prepare=functools.partial(self.prepare, sizes=sizes))
 
     def predict(
-        self, model: Model, params: Params, inputs: Inputs, **options: Any
+        self, model: Model, params: Params, inputs: Inputs, **options: PyTree
     ) -> tuple[Array, Losses]:
         """(prediction, auxiliary losses of the model by name); `options` go to the model's call."""
-        outputs: Outputs = model.apply({"params": params}, **inputs, **options)
+        outputs = model.apply({"params": params}, **inputs, **options)
         prediction: Array = getattr(outputs, self.output)
         return prediction, dict(outputs.losses)
 
 
-def input_shapes(objective: Objective, batch: Batch | BatchShapes) -> dict[str, Any]:
+def input_shapes(objective: Objective, batch: Batch | BatchShapes) -> dict[str, PyTree]:
     """Shapes of the arguments of the model's call, for a batch of these shapes. Computes nothing.
 
     Raises:

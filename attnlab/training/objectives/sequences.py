@@ -15,6 +15,7 @@ from attnlab.training.objectives.objective import (
     Example,
     Inputs,
     Metric,
+    Model,
     Objective,
     Sums,
     bits,
@@ -73,12 +74,13 @@ class _HasConfig(Protocol):
     def config(self) -> ModelConfig: ...
 
 
-def translate(model: _HasConfig, params: Params, dataset: Dataset) -> dict[str, float]:
+def translate(model: Model, params: Params, dataset: Dataset) -> dict[str, float]:
     """chrF (Popovic 2015) and BLEU, by sacrebleu with its defaults, of the greedy translations of
     all held-out rows. A row ends with the end token, or at twice the length of the longest
     reference."""
     with extra("data"):
         import sacrebleu
+    assert isinstance(model, _HasConfig)
     rows, end = dataset.heldout(0), dataset.sizes.vocab_size + 1
     count = min(2 * rows["target"].shape[1], model.config.max_len - 1)
     generated: list[list[int]] = []
