@@ -42,7 +42,7 @@ html_theme_options = {
     "top_of_page_buttons": [],
     "footer_icons": [{"name": "GitHub", "url": REPOSITORY, "html": "GitHub", "class": ""}],
 }
-pygments_style, pygments_dark_style = "friendly", "github-dark"
+pygments_style, pygments_dark_style = "default", "github-dark"
 highlight_language = "none"  # where a block does not say
 
 autodoc_member_order = "bysource"
