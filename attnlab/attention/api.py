@@ -5,7 +5,7 @@ They resolve masks before any backend runs, so that all backends mean the same.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from attnlab.attention.keywords import check_keywords, checks_keywords
 from attnlab.attention.mask_spec import Booleans
 from attnlab.attention.masks import Edges
 from attnlab.attention.options import (
+    AttentionKeywords,
     AttentionOptions,
     AttentionOutput,
     Call,
@@ -34,36 +35,30 @@ TAPPED = ("scores", "probs")
 """The values that a tap can record or replace."""
 
 
-# fmt: off
 @overload
 def dot_product_attention(
-    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
-    mask: ArrayLike | Edges | None = None, *, scale: ArrayLike | None = None,
-    is_causal: bool = False, query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
-    score_mods: Sequence[ScoreMod] = (), dropout_rate: float = 0.0,
-    dropout_key: Array | None = None, talking_heads: TalkingHeads | None = None,
-    sink: ArrayLike | None = None, sigmoid_shift: ArrayLike | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Edges | None = None,
+    *,
     return_residual: Literal[False] = False,
-    implementation: Implementation | None = None, tap: Tap | None = None,
+    tap: Tap | None = None,
+    **keywords: Unpack[AttentionKeywords],
 ) -> Array: ...
 @overload
 def dot_product_attention(
-    query: ArrayLike, key: ArrayLike, value: ArrayLike, bias: ArrayLike | None = None,
-    mask: ArrayLike | Edges | None = None, *, scale: ArrayLike | None = None,
-    is_causal: bool = False, query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None, logits_soft_cap: float | None = None,
-    score_mods: Sequence[ScoreMod] = (), dropout_rate: float = 0.0,
-    dropout_key: Array | None = None, talking_heads: TalkingHeads | None = None,
-    sink: ArrayLike | None = None, sigmoid_shift: ArrayLike | None = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | Edges | None = None,
+    *,
     return_residual: Literal[True],
-    implementation: Implementation | None = None, tap: Tap | None = None,
+    tap: Tap | None = None,
+    **keywords: Unpack[AttentionKeywords],
 ) -> tuple[Array, Array]: ...
-# fmt: on
-
-
 @checks_keywords
 def dot_product_attention(
     query: ArrayLike,
@@ -243,9 +238,8 @@ def explain(
     >>> explain(q, q, v)["xla"]
     'it needs as many key heads (2) as value heads (1)'
     """
-    check_keywords(
-        "explain", options, ("tap", "return_residual", *AttentionOptions.__annotations__)
-    )
+    known = ("tap", "return_residual", *AttentionOptions.__annotations__)
+    check_keywords("explain", options, known)
     report: dict[str, str] = {}
     # Recorded values do not matter: no backend may depend on what is recorded.
     patches = None if tap is None else Tap(patch=tap.patch, layer=tap.layer)
@@ -254,7 +248,7 @@ def explain(
     return report
 
 
-def trace(function: Callable[..., object], **arguments: Any) -> None:
+def trace(function: Callable[..., object], **arguments: object) -> None:
     """Traces function(**arguments); arrays may be shapes alone, the rest is passed as it is."""
     kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
     leaves, tree = jax.tree.flatten(arguments)

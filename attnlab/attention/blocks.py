@@ -88,6 +88,17 @@ class ScoreInputs(NamedTuple):
     mods: tuple[Array, ...] = ()
 
 
+class Chunk(NamedTuple):
+    """Some batch rows and heads of a call."""
+
+    blocks: Blocks
+    inputs: ScoreInputs
+    starts: Starts
+    """of its batch rows and heads"""
+    flip: bool = False
+    """Are scores kept as [S, T]?"""
+
+
 class Place(NamedTuple):
     """A block of [B, N, T, S], and which of its keys each of its queries may attend to at most."""
 
@@ -234,15 +245,12 @@ def key_blocks(blocks: Blocks, first: Indices, end: Indices) -> tuple[Array, Arr
 
 
 def over_keys(
-    blocks: Blocks,
-    inputs: ScoreInputs,
-    starts: Starts,
-    flip: bool,
-    step: Callable[[Array, Place, Carry], Carry],
-    carry: Carry,
+    chunk: Chunk, query: Index, step: Callable[[Array, Place, Carry], Carry], carry: Carry
 ) -> Carry:
-    """carry = step(key block, place, carry) over the key blocks that these queries attend to."""
-    rows = Place((*starts, 0), blocks.sizes, flip)
+    """carry = step(key block, place, carry) over the key blocks that the block of queries from
+    `query` on attends to."""
+    blocks, inputs, starts = chunk.blocks, chunk.inputs, (*chunk.starts, query)
+    rows = Place((*starts, 0), blocks.sizes, chunk.flip)
     rows = rows._replace(first=take(inputs.first, rows), end=take(inputs.end, rows))
     lower: Index = 0
     upper: Index = blocks.counts[3]
@@ -256,14 +264,14 @@ def over_keys(
     return last
 
 
-def pieces(blocks: Blocks, inputs: ScoreInputs, starts: Starts, flip: bool) -> list[list[Place]]:
+def pieces(chunk: Chunk) -> list[list[Place]]:
     """The one block of a chunk, some heads at a time, each in strips of queries.
 
     A strip has only the keys that the rule leaves. XLA's products of many small matrices run on
     one core of a CPU, so heads are divided too: each core works on pieces that stay in its cache.
     """
-    (rows, heads, t, s), (b, n) = blocks.sizes, starts
-    rule = blocks.rule.ranges()
+    blocks, inputs, (b, n), flip = chunk
+    (rows, heads, t, s), rule = blocks.sizes, blocks.rule.ranges()
     limits = blocks.limits
     size = t if rule is None else max(-(-t // limits.strips), min(limits.strip_queries, t))
     some = blocks.heads_of_piece(size)

@@ -25,6 +25,7 @@ from attnlab.attention.blocks import (
     DEFAULT_LIMITS,
     BlockLimits,
     Blocks,
+    Chunk,
     Place,
     ScoreInputs,
     Starts,
@@ -244,29 +245,28 @@ def _forward_chunk(
     q, k, v = arrays
     q = q * blocks.scale_q
     run = _forward_pieces if blocks.is_one_block else _forward_loops
-    top, total, output = run(blocks, inputs, starts, q, k, v)
+    top, total, output = run(Chunk(blocks, inputs, starts), q, k, v)
     divisor = jnp.where(total > 0, total, 1)
     share = jnp.where(total > 0, 1 / divisor, 0)
     return carry, [(output / divisor).astype(v.dtype)], (top, share)
 
 
-def _forward_pieces(
-    blocks: Blocks, inputs: ScoreInputs, starts: Starts, q: Array, k: Array, v: Array
-) -> _Sums:
+def _forward_pieces(chunk: Chunk, q: Array, k: Array, v: Array) -> _Sums:
+    blocks = chunk.blocks
+
     def piece(at: Place) -> _Sums:
         rows = rows_at(q, at)
         if not at.sizes[3]:
             return _nothing(rows, k, v)
         keys, values = keys_at(k, at, blocks), keys_at(v, at, blocks)
-        return _block_sums(blocks, inputs, rows, keys, values, at)
+        return _block_sums(blocks, chunk.inputs, rows, keys, values, at)
 
-    made = [[piece(at) for at in row] for row in pieces(blocks, inputs, starts, False)]
+    made = [[piece(at) for at in row] for row in pieces(chunk)]
     return _Sums(*(concatenate_pieces([[a[i] for a in row] for row in made]) for i in range(3)))
 
 
-def _forward_loops(
-    blocks: Blocks, inputs: ScoreInputs, starts: Starts, q: Array, k: Array, v: Array
-) -> _Sums:
+def _forward_loops(chunk: Chunk, q: Array, k: Array, v: Array) -> _Sums:
+    blocks = chunk.blocks
     tq, sk = blocks.sizes[2:]
     k, v = split(k, sk), split(v, sk)
 
@@ -274,16 +274,14 @@ def _forward_loops(
         i, q = args
 
         def step(j: Array, at: Place, carry: _Sums) -> _Sums:
-            new = _block_sums(blocks, inputs, q, k[j], v[j], at)
+            new = _block_sums(blocks, chunk.inputs, q, k[j], v[j], at)
             top = jnp.maximum(carry[0], new[0])
             fade, grow = jnp.exp(carry[0] - top), jnp.exp(new[0] - top)
             return _Sums(
                 top, *(a * fade + b * grow for a, b in zip(carry[1:], new[1:], strict=True))
             )
 
-        at = (*starts, i * tq)
-        made: _Sums = over_keys(blocks, inputs, at, False, step, _nothing(q, k, v))
-        return made
+        return over_keys(chunk, i * tq, step, _nothing(q, k, v))
 
     made = lax.map(query_block, (jnp.arange(blocks.counts[2]), split(q, tq)))
     return _Sums(*map(unsplit, made))
@@ -378,28 +376,21 @@ def _backward_chunk(
     do = (do * share).astype(do.dtype)
     run = _backward_pieces if blocks.is_one_block else _backward_loops
     rows = (q * blocks.scale_q, do, delta, top)
-    sums, dq, dk, dv = run(blocks, inputs, flip, sums, starts, rows, k, v)
+    sums, dq, dk, dv = run(Chunk(blocks, inputs, starts, flip), sums, rows, k, v)
     dq, dk = dq * (blocks.scale_q * blocks.scale_scores), dk * blocks.scale_scores
     return sums, [dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)], ()
 
 
 def _backward_pieces(
-    blocks: Blocks,
-    inputs: ScoreInputs,
-    flip: bool,
-    sums: Sums,
-    starts: Starts,
-    rows: tuple[Array, ...],
-    k: Array,
-    v: Array,
+    chunk: Chunk, sums: Sums, rows: tuple[Array, ...], k: Array, v: Array
 ) -> tuple[Sums, Array, Array, Array]:
-    made = []
-    for row in pieces(blocks, inputs, starts, flip):
+    blocks, made = chunk.blocks, []
+    for row in pieces(chunk):
         dq, dk, dv = [], [], []
         for at in row:
             own = [rows_at(a, at) for a in rows]
             keys, values = keys_at(k, at, blocks), keys_at(v, at, blocks)
-            new = _block_gradients(blocks, inputs, own, keys, values, at)
+            new = _block_gradients(blocks, chunk.inputs, own, keys, values, at)
             dq.append(new.query)
             dk.append(among_all_keys(new.key, at, blocks))
             dv.append(among_all_keys(new.value, at, blocks))
@@ -410,15 +401,9 @@ def _backward_pieces(
 
 
 def _backward_loops(
-    blocks: Blocks,
-    inputs: ScoreInputs,
-    flip: bool,
-    sums: Sums,
-    starts: Starts,
-    rows: tuple[Array, ...],
-    k: Array,
-    v: Array,
+    chunk: Chunk, sums: Sums, rows: tuple[Array, ...], k: Array, v: Array
 ) -> tuple[Sums, Array, Array, Array]:
+    blocks = chunk.blocks
     tq, sk = blocks.sizes[2:]
     k, v, wide = split(k, sk), split(v, sk), rows[3].dtype
 
@@ -429,12 +414,12 @@ def _backward_loops(
 
         def step(j: Array, at: Place, carry: _QueryCarry) -> _QueryCarry:
             dq, dk, dv, sums = carry
-            new = _block_gradients(blocks, inputs, own, k[j], v[j], at)
+            new = _block_gradients(blocks, chunk.inputs, own, k[j], v[j], at)
             dk, dv = dk.at[j].add(new.key), dv.at[j].add(new.value)
             return dq + new.query, dk, dv, _add(sums, at, new)
 
         first = (jnp.zeros_like(own[0], wide), *carry)
-        dq, dk, dv, sums = over_keys(blocks, inputs, (*starts, i * tq), flip, step, first)
+        dq, dk, dv, sums = over_keys(chunk, i * tq, step, first)
         return (dk, dv, sums), dq
 
     carry = (jnp.zeros_like(k, wide), jnp.zeros_like(v, wide), sums)

@@ -17,16 +17,13 @@ TalkingHeads: TypeAlias = tuple[ArrayLike | None, ArrayLike | None]
 """[N, M] applied to the scores and [M, N] applied to the probabilities; either may be None."""
 
 
-class AttentionOptions(TypedDict, total=False):
-    """The keywords of `dot_product_attention`, without `tap` and `return_residual`.
+class AttentionKeywords(TypedDict, total=False):
+    """The options of `dot_product_attention` that are keywords alone.
 
-    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`. It has 15
-    fields because the keywords are those of `jax.nn.dot_product_attention` and six more; inside, a
-    call is the smaller records `MaskSpec`, `Settings` and `Call`.
+    They are those of `jax.nn.dot_product_attention` and six more; inside, a call is the smaller
+    records `MaskSpec`, `Settings` and `Call`.
     """
 
-    bias: ArrayLike | None
-    mask: ArrayLike | Edges | None
     scale: ArrayLike | None
     is_causal: bool
     query_seq_lengths: ArrayLike | None
@@ -40,6 +37,16 @@ class AttentionOptions(TypedDict, total=False):
     sink: ArrayLike | None
     sigmoid_shift: ArrayLike | None
     implementation: Implementation | None
+
+
+class AttentionOptions(AttentionKeywords, total=False):
+    """The options of `dot_product_attention`, without `tap` and `return_residual`.
+
+    For functions that pass options on: `def f(..., **options: Unpack[AttentionOptions])`.
+    """
+
+    bias: ArrayLike | None
+    mask: ArrayLike | Edges | None
 
 
 class AttentionOutput(NamedTuple):
