@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from attnlab.heads.layout import (
+    OUTPUT,
     Bias,
     Blocked,
     Entries,
@@ -18,7 +19,7 @@ from attnlab.heads.layout import (
 )
 from attnlab.heads.linear import add_bias, combine_heads, project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.weights import Params, Weight, without
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,11 +84,13 @@ class Bilinear(InputKeys):
     def weights(self) -> dict[str, Weight]:
         values = {
             "v": Weight("project_kv", ("value_width",), ("num_kv_heads", "value_dim")),
-            "o": Weight("project_out", ("num_heads", "value_dim"), ("out_width",)),
+            "o": OUTPUT,
         }
         if not self.output_projection:
             del values["o"]
-        return self.query_weights() | values | self.query_bias() | only_biases(self, values)
+        made = with_biases(self, values)
+        biases = {name: made[name] for name in made if name not in values}
+        return self.query_weights() | values | self.query_bias() | biases
 
     def project_kv(self, params: Params, y: Array, z: Array, rotate: Rotate) -> Entries:
         return {"x": rotate(y), "v": project_all(params, "v", z)}
@@ -111,8 +114,7 @@ class Bilinear(InputKeys):
             if "v_bias" in weights:
                 bias = jnp.repeat(weights["v_bias"], repeats, axis=0)
                 made["v_bias"] = jnp.einsum("NV,NVO->NO", bias, weights["o"])
-            kept = {n: a for n, a in weights.items() if n not in ("v", "o", "v_bias")}
-            return kept | made
+            return without(weights, "v", "o", "v_bias") | made
 
         width = self.size("value_width") * self.size("value_dim") * self.size("out_width")
         return Rewrite(self.to(Absorbed), params, 2 * self.num_heads * width)
@@ -169,9 +171,3 @@ class Absorbed(InputKeys):
         if "o" in self.biases:
             output["o_bias"] = params["o_bias"]
         return combine_heads(output, heads)
-
-
-def only_biases(layout: Layout, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """The biases of these projections that the layout has; the order is v, o."""
-    made = with_biases(layout, weights)
-    return {name: weight for name, weight in made.items() if name not in weights}

@@ -6,10 +6,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Blocked, Entries, Rewrite, Rotate, with_biases
+from attnlab.heads.layout import OUTPUT, Blocked, Entries, Rewrite, Rotate, with_biases
 from attnlab.heads.linear import over_tokens, project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard, Tie, as_bilinear
+from attnlab.heads.standard import Standard, Tie, as_bilinear
 from attnlab.heads.weights import Params, Weight, without
 
 

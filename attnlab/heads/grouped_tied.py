@@ -14,12 +14,12 @@ from attnlab.heads.layout import (
     Rewrite,
     Rotate,
     check_kv_heads,
-    with_biases,
+    output_projection,
 )
 from attnlab.heads.linear import concat_shared, project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard
-from attnlab.heads.weights import Params, Weight
+from attnlab.heads.standard import Standard
+from attnlab.heads.weights import Params, Weight, without
 
 
 @register_layout("grouped_tied")
@@ -78,14 +78,13 @@ class GroupedTied(Layout):
             )
 
     def weights(self) -> dict[str, Weight]:
-        made = {
+        return {
             "q": Weight("project_q", ("width",), ("num_heads", "head_dim")),
             "q_rotary": Weight("project_q", ("width",), ("num_heads", "rotary_dim")),
             "kv": Weight("project_kv", ("width",), ("num_kv_heads", "value_dim")),
             "k_rotary": Weight("project_kv", ("width",), ("rotary_dim",)),
+            **output_projection(self),
         }
-        output = with_biases(self, {"o": OUTPUT})
-        return made | {n: w for n, w in output.items() if n != "o" or self.output_projection}
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         parts = project_all(params, "q", x), rotate(project_all(params, "q_rotary", x))
@@ -111,21 +110,14 @@ class GroupedTied(Layout):
 
         def params(weights: Params) -> Params:
             k_rotary = weights["k_rotary"]
-            shared = jnp.broadcast_to(
-                k_rotary[:, None], (k_rotary.shape[0], heads, k_rotary.shape[1])
-            )
+            shared = jnp.repeat(k_rotary[:, None], heads, axis=1)
             made = {
                 "q": jnp.concatenate([weights["q"], weights["q_rotary"]], axis=-1),
                 "k": jnp.concatenate([weights["kv"][..., :head_dim], shared], axis=-1),
                 "v": weights["kv"],
             }
-            return made | {
-                n: a for n, a in weights.items() if n not in (*made, "q_rotary", "kv", "k_rotary")
-            }
+            return made | without(weights, *made, "q_rotary", "kv", "k_rotary")
 
-        standard = self.to(
-            Standard,
-            head_dim=head_dim + self.size("rotary_dim"),
-            value_dim=self.size("value_dim"),
-        )
+        width = head_dim + self.size("rotary_dim")
+        standard = self.to(Standard, head_dim=width, value_dim=self.size("value_dim"))
         return Rewrite(standard, params)

@@ -6,11 +6,18 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Bias, Blocked, Entries, Layout, Rewrite, Rotate, with_biases
+from attnlab.heads.layout import (
+    Bias,
+    Blocked,
+    Entries,
+    Layout,
+    Rewrite,
+    Rotate,
+    output_projection,
+)
 from attnlab.heads.linear import concat_shared, normalize, project_all, project_slices
 from attnlab.heads.registry import register_layout
 from attnlab.heads.shapes import score_scale
-from attnlab.heads.standard import OUTPUT
 from attnlab.heads.weights import Params, Weight
 
 
@@ -51,16 +58,6 @@ class Latent(Layout):
     latent_norm: bool = True
 
     @property
-    def default_head_dim(self) -> int:
-        """D / N."""
-        return self.slice_width
-
-    @property
-    def default_value_dim(self) -> int:
-        """As wide as the part of a key without positions."""
-        return self.size("head_dim")
-
-    @property
     def default_latent_dim(self) -> int:
         """4 H."""
         return 4 * self.size("head_dim")
@@ -91,17 +88,12 @@ class Latent(Layout):
         made["k_rotary"] = Weight("project_kv", ("width",), ("rotary_dim",))
         return made
 
-    def output_weights(self) -> dict[str, Weight]:
-        """The output projection and its bias, if the layout has them."""
-        output = with_biases(self, {"o": OUTPUT})
-        return {n: w for n, w in output.items() if n != "o" or self.output_projection}
-
     def weights(self) -> dict[str, Weight]:
         up = {
             "k": Weight("keys_values", ("latent_dim",), ("num_heads", "head_dim")),
             "v": Weight("keys_values", ("latent_dim",), ("num_heads", "value_dim")),
         }
-        return self.latent_weights() | up | self.output_weights()
+        return self.latent_weights() | up | output_projection(self)
 
     def compress(self, params: Params, name: str, x: Array) -> Array:
         """x -> its latent."""
@@ -165,7 +157,7 @@ class LatentAbsorbed(Latent):
             "k": Weight("project_q", ("head_dim",), ("latent_dim",), per=per),
             "v": Weight("project_out", ("latent_dim",), ("value_dim",), per=per),
         }
-        return self.latent_weights() | up | self.output_weights()
+        return self.latent_weights() | up | output_projection(self)
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         q, rotated = self.query_parts(params, x, rotate)

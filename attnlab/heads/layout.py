@@ -32,6 +32,8 @@ Rotate = Callable[[Array], Array]
 """Applies rotary embedding by position to [B, T, ..., H]; the identity without rotary positions."""
 
 Bias = Literal["q", "k", "v", "o", "factors"]
+OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
+"""W_O of most layouts."""
 Entries = dict[str, Array]
 """What a cache keeps of each token: name -> [B, S, ...]."""
 
@@ -268,6 +270,16 @@ class Layout:
         return self.width if self.output_projection else self.num_heads * self.size("value_dim")
 
     # Of fields that several layouts have.
+
+    @property
+    def default_head_dim(self) -> int:
+        """D / N."""
+        return self.slice_width
+
+    @property
+    def default_value_dim(self) -> int:
+        """As wide as a key."""
+        return self.size("head_dim")
 
     @property
     def default_num_kv_heads(self) -> int:
@@ -549,3 +561,9 @@ def with_biases(layout: Layout, weights: dict[str, Weight]) -> dict[str, Weight]
     """`weights`, followed by a bias "q_bias" for each projection in `layout.biases`."""
     names = [name for name in weights if name in layout.biases]
     return weights | {f"{name}_bias": weights[name].bias() for name in names}
+
+
+def output_projection(layout: Layout) -> dict[str, Weight]:
+    """W_O, where the layout has one, and its bias."""
+    made = with_biases(layout, {"o": OUTPUT})
+    return made if layout.output_projection else {n: w for n, w in made.items() if n != "o"}

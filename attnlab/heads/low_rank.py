@@ -6,11 +6,11 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Blocked, Rewrite, Rotate
+from attnlab.heads.layout import OUTPUT, Blocked, Rewrite, Rotate
 from attnlab.heads.linear import normalize, project_all
 from attnlab.heads.narrow import as_standard
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard, Tie
+from attnlab.heads.standard import Standard, Tie
 from attnlab.heads.weights import Params, Weight, without
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Blocked, Rewrite
+from attnlab.heads.layout import OUTPUT, Blocked, Rewrite
 from attnlab.heads.linear import project_all, project_slices, project_tied_slices
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Separate, Standard
+from attnlab.heads.standard import Separate, Standard
 from attnlab.heads.weights import Axes, Method, Params, Weight, without
 
 

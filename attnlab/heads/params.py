@@ -88,9 +88,8 @@ def _initial(
         return jnp.eye(rows, columns, dtype=dtype)
     if weight.constant is not None:
         return jnp.full(shape, weight.constant, dtype)
-    fan_in = math.prod(map(layout.size, weight.reads)) / math.prod(
-        map(layout.size, weight.averaged_over)
-    )
+    reads, averaged = (math.prod(map(layout.size, a)) for a in (weight.reads, weight.averaged_over))
+    fan_in = reads / averaged
     scale = weight.std if weight.std is not None else std or fan_in**-0.5
     drawn = jax.random.normal(key, shape, dtype) * scale
     return drawn * residual_scale if weight.makes == ("out_width",) else drawn

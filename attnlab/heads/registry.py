@@ -1,7 +1,7 @@
 """Registries of layouts and extras by name, and an overview of them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from attnlab.heads.layout import Extra, Layout
@@ -38,7 +38,7 @@ def register_layout(name: str) -> Callable[[type[LayoutT]], type[LayoutT]]:
     """
 
     def register(kind: type[LayoutT]) -> type[LayoutT]:
-        _check_free(LAYOUTS, "layout", name, kind)
+        _check_free("layout", name, LAYOUTS.get(name, kind), kind)
         kind.name = name
         LAYOUTS[name] = kind
         return kind
@@ -60,7 +60,7 @@ def register_extra(name: str) -> Callable[[type[ExtraT]], type[ExtraT]]:
     """
 
     def register(kind: type[ExtraT]) -> type[ExtraT]:
-        _check_free(EXTRAS, "extra", name, kind)
+        _check_free("extra", name, EXTRAS.get(name, kind), kind)
         kind.name = name
         EXTRAS[name] = kind
         return kind
@@ -68,13 +68,9 @@ def register_extra(name: str) -> Callable[[type[ExtraT]], type[ExtraT]]:
     return register
 
 
-def _check_free(registry: Mapping[str, type], what: str, name: str, kind: type) -> None:
-    other = registry.get(name)
+def _check_free(what: str, name: str, other: type, kind: type) -> None:
     # The same class again, as when its module is reloaded, replaces itself.
-    if other is not None and (other.__module__, other.__qualname__) != (
-        kind.__module__,
-        kind.__qualname__,
-    ):
+    if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
         raise ValueError(
             f"{what} {name!r} is {other.__module__}.{other.__qualname__}; choose another name"
         )

@@ -42,13 +42,8 @@ def form(layout: Layout, order: str) -> Layout:
     'bilinear'
     """
     steps, _ = chain(layout)
-    known = {FACTORED: layout} | {order_name(step.layout): step.layout for step in steps}
+    known = {FACTORED: layout} | {step.layout.name: step.layout for step in steps}
     return lookup(known, order, what=f"order of layout {layout.name!r}")
-
-
-def order_name(layout: Layout) -> str:
-    """Name of the order of contraction that computes with this layout."""
-    return layout.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +113,7 @@ def contraction_orders(layout: Layout, sizes: CallSizes) -> dict[str, int | str]
     for step in steps:
         spent += step.flops
         reason = sizes.cannot_read(step.layout)
-        orders[order_name(step.layout)] = reason or spent + sizes.flops(step.layout)
+        orders[step.layout.name] = reason or spent + sizes.flops(step.layout)
     if blocked.layout:
         orders[blocked.layout] = blocked.reason
     return orders

@@ -9,6 +9,7 @@ from jaxtyping import Array
 from attnlab.heads.bilinear import Bilinear
 from attnlab.heads.head_norm import HeadNorm
 from attnlab.heads.layout import (
+    OUTPUT,
     Bias,
     Blocked,
     Entries,
@@ -24,7 +25,6 @@ from attnlab.heads.shapes import score_scale
 from attnlab.heads.weights import Method, Params, Weight, without
 
 Tie = Literal["", "kv", "qk", "qkv"]
-OUTPUT = Weight("project_out", reads=("num_heads", "value_dim"), makes=("out_width",))
 UNTIED: dict[str, dict[Bias, Bias]] = {
     "": {},
     "kv": {"v": "k"},
@@ -52,16 +52,6 @@ class Separate(Layout):
     value_dim: int | None = None
     qk_norm: HeadNorm | None = None
     tie: Tie = ""
-
-    @property
-    def default_head_dim(self) -> int:
-        """D / N."""
-        return self.slice_width
-
-    @property
-    def default_value_dim(self) -> int:
-        """As wide as a key."""
-        return self.size("head_dim")
 
     def check(self) -> None:
         """The projections that are tied have one shape."""

@@ -6,10 +6,9 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Bias, Entries, Layout, Rotate, with_biases
+from attnlab.heads.layout import Bias, Entries, Layout, Rotate, output_projection
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT
 from attnlab.heads.weights import Method, Params, Weight
 
 
@@ -49,16 +48,6 @@ class TensorProduct(Layout):
     value_rank: int = 2
 
     @property
-    def default_head_dim(self) -> int:
-        """D / N."""
-        return self.slice_width
-
-    @property
-    def default_value_dim(self) -> int:
-        """As wide as a key."""
-        return self.size("head_dim")
-
-    @property
     def input_widths(self) -> tuple[int, int, int]:
         return self.width, self.size("key_width"), self.size("value_width")
 
@@ -76,8 +65,7 @@ class TensorProduct(Layout):
             made[name] = Weight(method, (reads,), (rank, makes))
             constants[f"{name}_heads_bias"] = heads.bias()
         made |= constants if "factors" in self.biases else {}
-        output = with_biases(self, {"o": OUTPUT})
-        return made | {n: w for n, w in output.items() if n != "o" or self.output_projection}
+        return made | output_projection(self)
 
     def project_q(self, params: Params, x: Array, rotate: Rotate) -> Array:
         return mean_of_products(

@@ -5,10 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from attnlab.heads.layout import Blocked, Rewrite
+from attnlab.heads.layout import OUTPUT, Blocked, Rewrite
 from attnlab.heads.linear import project_all
 from attnlab.heads.registry import register_layout
-from attnlab.heads.standard import OUTPUT, Standard
+from attnlab.heads.standard import Standard
 from attnlab.heads.weights import Params, Weight, without
 
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from attnlab.heads import Layout, weight_shapes
-from attnlab.heads.rewrites import order_name
 from attnlab.transforms import steps, steps_options, steps_structured
 from attnlab.transforms.forms import Goal, canonical
 from attnlab.transforms.measure import Weights
@@ -81,5 +80,5 @@ def _after(state: State, step: Step, goal: Goal) -> State | None:
     name = step.__name__
     if step is steps.rewrite:
         untied = type(layout) is type(state.layout)
-        name = "untie" if untied else f"to {order_name(layout)}"
+        name = "untie" if untied else f"to {layout.name}"
     return State(layout, made[1], (*state.steps, name))
