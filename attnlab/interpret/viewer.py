@@ -20,7 +20,7 @@ from attnlab.sharing import Group, resolve_kv_sources
 
 HERE = Path(__file__).parent
 SCRIPTS = ("drawing.js", "forms.js", "panel.js", "viewer.js")
-"""Sublayers in the order in which they run."""
+"""Parts of the script of a page, in the order in which they run."""
 HEIGHT = 860
 """Pixels of a page inside a notebook."""
 

@@ -31,13 +31,8 @@ def interval_plot(rows: Sequence[Interval], xlabel: str) -> "Figure":
     axes.axvline(0, color=FOREGROUND, linewidth=1)
     for y, row in enumerate(rows):
         axes.plot([row.low, row.high], [y, y], color=row.style.colour, linewidth=1.6)
-        axes.plot(
-            row.mean,
-            y,
-            color=row.style.colour,
-            linestyle="none",
-            **marker_options(row.style, 7.0),
-        )
+        marker = marker_options(row.style, 7.0)
+        axes.plot(row.mean, y, color=row.style.colour, linestyle="none", **marker)
     _name_rows(axes, rows, xlabel)
     return figure
 

@@ -2,10 +2,10 @@
 there is none."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jaxtyping import Array
 
@@ -13,7 +13,7 @@ from attnlab.attention import ScoreMod
 from attnlab.heads import Absorbed, Layout, Params, weight_shapes
 from attnlab.transforms.dtypes import common_dtype, eps, in_float64
 from attnlab.transforms.forms import Goal, canonical, untied
-from attnlab.transforms.measure import CallOptions, Weights, compare, float64
+from attnlab.transforms.measure import CallOptions, Weights, compare, float64, generator
 from attnlab.transforms.proofs import NotEquivalent, Question, prove
 from attnlab.transforms.search import State, search
 
@@ -120,15 +120,12 @@ def convert(
     for which in (layout, target):
         if rotary and which.rotary_size is None:
             return Undecided(f"rotary positions cannot rotate the keys of {which}")
-    rng = np.random.default_rng(0 if key is None else _seed(key))
+    rng = generator(key)
     goal = Goal(canonical(target), untied(canonical(target)), call)
     with float64():
         found = State(layout, w) if layout == target else search(w, layout, goal)
         if found is None:
-
-            def absorb(w: Weights) -> Weights | None:
-                return absorbed(w, layout, call, rng)
-
+            absorb = functools.partial(absorbed, layout=layout, call=call, rng=rng)
             proof = prove(Question(w, layout, target, call, rng, common_dtype(params), absorb))
             if proof is not None:
                 return proof
@@ -186,7 +183,3 @@ def _check_widths(layout: Layout, target: Layout) -> None:
                 f"layout has {name} {ours}, target {theirs}: they cannot be the same function; "
                 "give both the same widths"
             )
-
-
-def _seed(key: Array) -> int:
-    return int(jax.random.randint(key, (), 0, 2**31 - 1))

@@ -87,6 +87,12 @@ def kv_heads_of(layout: Layout) -> int:
     return layout.size("num_kv_heads") if hasattr(layout, "num_kv_heads") else layout.num_heads
 
 
+def reads_slices(layout: Layout) -> bool:
+    """Does head n read slice n of x, so that its place matters?"""
+    sliced = any("slice_width" in weight.axes for weight in all_weights(layout).values())
+    return sliced and not isinstance(layout, Alt)
+
+
 def has_norms(layout: Layout) -> bool:
     """Is there a norm, of queries and keys or of a latent?"""
     return any(name.endswith("_norm") for name in all_weights(layout))

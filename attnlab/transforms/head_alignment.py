@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.heads import Alt, Layout, Params, TalkingHeads
+from attnlab.heads import Layout, Params, TalkingHeads
 from attnlab.heads.layout import all_weights
 from attnlab.heads.rewrites import chain
-from attnlab.transforms.forms import kv_heads_of
+from attnlab.transforms.forms import kv_heads_of, reads_slices
 
 HEAD_AND_INPUTS = {"num_heads", "width", "key_width", "value_width", "out_width"}
 """Axes of a weight that does not depend on the basis of a head."""
@@ -70,8 +70,7 @@ def align_heads(params: Params, target: Params, layout: Layout) -> NDArray[np.in
 
 
 def _check_can_align(layout: Layout) -> None:
-    weights = all_weights(layout).values()
-    if any("slice_width" in weight.axes for weight in weights) and not isinstance(layout, Alt):
+    if reads_slices(layout):
         raise ValueError(
             f"layout {layout.name!r}: each head reads its own slice of x, so heads cannot be "
             "permuted; use merge='mean'"
@@ -86,9 +85,5 @@ def _check_can_align(layout: Layout) -> None:
 
 def _unit_rows(a: Array, axis: int) -> NDArray[np.float64]:
     """The heads of a weight as rows of length 1: [N, size]."""
-    rows = np.moveaxis(np.asarray(a, np.float64), axis, 0)
-    rows = rows.reshape(len(rows), -1)
-    unit: NDArray[np.float64] = rows / np.maximum(
-        np.linalg.norm(rows, axis=1, keepdims=True), 1e-30
-    )
-    return unit
+    rows = np.moveaxis(np.asarray(a, np.float64), axis, 0).reshape(np.shape(a)[axis], -1)
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30))

@@ -24,11 +24,8 @@ def truncated(a: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
     left, right = u[..., :rank] * root[..., None, :], root[..., None] * vt[..., :rank, :]
     spare = (0, rank - root.shape[-1])  # more columns than the matrix has
     first = [(0, 0)] * (a.ndim - 2)
-    return (
-        np.pad(left, [*first, (0, 0), spare]),
-        np.pad(right, [*first, spare, (0, 0)]),
-        values,
-    )
+    left, right = np.pad(left, [*first, (0, 0), spare]), np.pad(right, [*first, spare, (0, 0)])
+    return left, right, values
 
 
 def split(a: Floats, rank: int) -> tuple[Floats, Floats] | None:

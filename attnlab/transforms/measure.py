@@ -79,6 +79,12 @@ def float64() -> Iterator[None]:
         yield
 
 
+def generator(key: Array | None) -> np.random.Generator:
+    """NumPy's generator of random numbers; None is a fixed one."""
+    seed = 0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
+    return np.random.default_rng(seed)
+
+
 def random_inputs(layout: Layout, rng: np.random.Generator, batch: int = 9) -> Inputs:
     """Normal inputs of standard deviation 1."""
     lengths = NUM_QUERIES, NUM_KEYS, NUM_KEYS

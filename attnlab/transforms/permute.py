@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array
 from numpy.typing import NDArray
 
-from attnlab.heads import Alt, Layout, Params
+from attnlab.heads import Layout, Params
 from attnlab.heads.params import check_params
-from attnlab.transforms.forms import axes, kv_heads_of
+from attnlab.transforms.forms import axes, kv_heads_of, reads_slices
 
 ArrayT = TypeVar("ArrayT", Array, NDArray[np.float64])
 
@@ -65,12 +65,10 @@ def permute_heads(params: Params, layout: Layout, order: Sequence[int]) -> dict[
     order, heads = [int(n) for n in order], layout.num_heads
     if sorted(order) != list(range(heads)):
         raise ValueError(f"order must hold each of 0..{heads - 1} once, not {order}")
-    names = axes(layout)
-    reads_slices = any("slice_width" in a for a in names.values()) and not isinstance(layout, Alt)
-    if reads_slices or not layout.output_projection:
+    if reads_slices(layout) or not layout.output_projection:
         owned = "its slice of x" if layout.output_projection else "its slice of the output"
         raise ValueError(f"head n of {layout} is tied to {owned}; convert it first")
-    if any("num_kv_heads" in a for a in names.values()):
+    if any("num_kv_heads" in a for a in axes(layout).values()):
         size = heads // layout.size("num_kv_heads")
         if any(order[n] // size != order[n - n % size] // size for n in range(heads)):
             raise ValueError(

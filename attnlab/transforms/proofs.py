@@ -140,8 +140,7 @@ def prove(question: Question) -> NotEquivalent | None:
     with np.errstate(all="ignore"):
         if not is_known(question.target) or question.free.norm_eps == 0 or question.call.score_mods:
             return None
-        proofs = itertools.chain(facts(question), ranks(question))
-        return next(proofs, None)
+        return next(itertools.chain(facts(question), ranks(question)), None)
 
 
 # Facts --------------------------------------------------------------------------------------------
@@ -187,11 +186,8 @@ def equations(
     if linear or powers:
         times = 4 if powers else 2
         words = f"twice the value input does not change values other than by a factor of {times}"
-        yield (
-            "scaling",
-            words,
-            lambda w: f(w, twice) - times * f(w, one) + (times - 1) * f(w, no_values),
-        )
+        rest = times - 1
+        yield "scaling", words, lambda w: f(w, twice) - times * f(w, one) + rest * f(w, no_values)
     norm = getattr(ask.free, "qk_norm", None)
     if linear and norm is None and not {"q", "k"} & set(biases) and not ask.has(Gate, ExtraKeys):
         scaled = one._replace(x=2 * one.x, keys=one.keys / 2)

@@ -272,9 +272,8 @@ def detect_sharing(config: ModelConfig, params: Params) -> tuple[ModelConfig, Pa
     ours = {name: layers[name] for name in encoder_plan if name in layers}
     ours |= {name: params[name] for name in outside}
     theirs = encoder_layers | {name: params.get(f"encoder_{name}") for name in outside}
-    can_tie = (
-        _agree(encoder_plan, plan) and "delta" not in encoder_plan and encoder.num_heads is None
-    )
+    alike = _agree(encoder_plan, plan) and encoder.num_heads is None
+    can_tie = alike and "delta" not in encoder_plan
     return tie_encoder(config, params) if can_tie and _equal(ours, theirs) else (config, params)
 
 
@@ -292,11 +291,10 @@ def output_difference(
     >>> output_difference((config, params), (config, params), tokens)
     0.0
     """
-
-    def logits(config: ModelConfig, params: Params) -> np.ndarray:
-        return np.asarray(_logits(config)(params, tokens), np.float64)
-
-    expected, got = logits(*before), logits(*after)
+    expected, got = (
+        np.asarray(_logits(config)(params, tokens), np.float64)
+        for config, params in (before, after)
+    )
     largest = np.max(np.abs(expected), initial=0)
     return float(np.max(np.abs(got - expected), initial=0) / max(largest, 1e-300))
 

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -12,7 +11,14 @@ from attnlab.heads.rewrites import chain
 from attnlab.transforms.dtypes import in_float64
 from attnlab.transforms.forms import canonical
 from attnlab.transforms.matrices import stacked_scores, truncated
-from attnlab.transforms.measure import CallOptions, Floats, Weights, compare, float64
+from attnlab.transforms.measure import (
+    CallOptions,
+    Floats,
+    Weights,
+    compare,
+    float64,
+    generator,
+)
 from attnlab.transforms.steps import finish, repeated
 
 
@@ -64,10 +70,7 @@ def truncate(params: Params, layout: Layout, rank: int, *, key: Array | None = N
         squares = np.sum(values**2, axis=1)
         lost = np.sum(values[:, rank:] ** 2, axis=1)
         score_error = np.sqrt(lost / np.where(squares > 0, squares, 1.0))
-        rng = np.random.default_rng(
-            0 if key is None else int(jax.random.randint(key, (), 0, 2**31 - 1))
-        )
-        cost = compare(found[1], found[0], w, layout, CallOptions(), rng)
+        cost = compare(found[1], found[0], w, layout, CallOptions(), generator(key))
     return Truncation(restore(found[1]), found[0], score_error, cost.forward)
 
 
