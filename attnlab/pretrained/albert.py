@@ -4,21 +4,12 @@ import dataclasses
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout
-from attnlab.pretrained.attributes import JSON, MAX_LAYERS, Attribute
-from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, OLD_NORMS, QKV, masked_head
-from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    Choice,
-    Field,
-    MaskedHead,
-    Source,
-    Values,
-    changed,
-    sizes,
-    value,
-)
-from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.attributes import JSON, MAX_LAYERS, Attribute, bad_value
+from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, QKV, MaskedHead, encoder
+from attnlab.pretrained.common_fields import activation, numbers
+from attnlab.pretrained.family import OtherAttributes
+from attnlab.pretrained.fields import Field, Source, Values, changed, value
+from attnlab.pretrained.name_table import Layers, Module, linears
 from attnlab.sharing.plan import Plan, inner_groups
 
 GROUPS = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
@@ -36,16 +27,15 @@ class _Groups(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         calls, groups, inner = (attributes[name] for name in GROUPS)
         if groups > calls:
-            raise ValueError(
-                f"config.json: num_hidden_groups = {groups} is more than num_hidden_layers = "
-                f"{calls}: only {calls} groups are ever run; keep their tensors, renumbered, and "
-                f"say {calls}"
+            raise bad_value(
+                "num_hidden_groups",
+                groups,
+                f"is more than num_hidden_layers = {calls}: only {calls} groups are ever run; "
+                f"keep their tensors, renumbered, and say {calls}",
             )
         if calls * inner > MAX_LAYERS:
-            raise ValueError(
-                f"config.json: num_hidden_layers = {calls} times inner_group_num = {inner} is more "
-                f"than {MAX_LAYERS:,} layers"
-            )
+            why = f"times inner_group_num = {inner} is more than {MAX_LAYERS:,} layers"
+            raise bad_value("num_hidden_layers", calls, why)
         layer_groups = inner_groups(calls, groups, inner)
         return {
             "num_layers": len(layer_groups),
@@ -83,49 +73,35 @@ LAYERS = Layers(
     ),
     places=_places,
 )
-HEAD = MaskedHead(
-    "Albert", transform="predictions.dense", pooler="pooler", classifier="sop_classifier.classifier"
-)
-ALBERT = Family(
-    name="albert",
-    base=dataclasses.replace(
-        BASE,
-        # transformers has no dropout behind the FFN.
-        dropout=Dropout(places=("embeddings", "attention")),
+ALBERT = encoder(
+    "albert",
+    MaskedHead(
+        name="Albert",
+        transform="predictions.dense",
+        norm="predictions.LayerNorm",
+        lm_head="predictions.decoder",
+        lm_head_bias="predictions",
+        pooler="pooler",
+        classifier="sop_classifier.classifier",
     ),
-    fields=changed(
+    changed(
         FIELDS,
-        *sizes(vocab_size=30000, hidden_size=4096, num_attention_heads=64, intermediate_size=16384),
+        *numbers(vocab_size=30000, hidden_size=4096, num_attention_heads=64),
+        *numbers(intermediate_size=16384),
+        *numbers(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         value("embedding_size", 128, "embedding.width"),
         _Groups(),
-        Choice("hidden_act", "gelu_new", "ffn.activation", ACTIVATIONS),
-        value("hidden_dropout_prob", 0.0, "dropout.rate"),
-        value("attention_probs_dropout_prob", 0.0, "dropout.attention"),
-        HEAD,
+        activation("hidden_act", "gelu_new"),
     ),
-    table=NameTable(
-        modules=(
-            *EMBEDDINGS,
-            Module("encoder.embedding_hidden_mapping_in", "embedding_projection"),
-            Module("pooler", "pooler"),
-            Module("sop_classifier.classifier", "classifier"),
-            *masked_head(
-                "predictions.dense", "predictions.LayerNorm", "predictions", "predictions.decoder"
-            ),
-        ),
-        layers=(LAYERS,),
+    # transformers has no dropout behind the FFN.
+    base=dataclasses.replace(BASE, dropout=Dropout(places=("embeddings", "attention"))),
+    modules=(
+        *EMBEDDINGS,
+        Module("encoder.embedding_hidden_mapping_in", "embedding_projection"),
     ),
-    prefix="albert.",
-    task_modules=("predictions.", "sop_classifier."),
-    shares_layers=True,
-    renamed=OLD_NORMS,
+    layers=LAYERS,
     other_attributes=OtherAttributes(
         fixed={"embedding_hidden_mapping_in": None, "net_structure_type": 0, "gap_size": 0}
         | {"num_memory_blocks": 0, "down_scale_factor": 1}
-    ),
-    unread=UnreadTensors(
-        always=("embeddings.position_ids",),
-        if_tied=("predictions.decoder.*",),
-        copies={"predictions.bias": "predictions.decoder.bias"},
     ),
 )

@@ -1,21 +1,19 @@
 """Functions shared by the readers of `from_variables`."""
 
 import re
-from collections.abc import Mapping
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from attnlab.heads import Layout
 from attnlab.models.config import ModelConfig
+from attnlab.pretrained.attributes import JSON
+from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 
-Arrays: TypeAlias = dict[str, np.ndarray]
 Built: TypeAlias = tuple[Layout | ModelConfig, list[Entry]]
 """A layout or a config, and the name table."""
 
 
-def take(config: Mapping[str, Any], *needed: str, **defaults: Any) -> list[Any]:
+def take(config: JSON, *needed: str, **defaults: Any) -> list[Any]:
     """The values of these words. Raises ValueError for one that is missing or unknown."""
     for name in needed:
         if name not in config:

@@ -31,7 +31,7 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens n_ctx dir
 pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
 pooler_type reorder_and_upcast_attn pretraining_tp cache_implementation
 """.split()  # noqa: SIM905
-FIXED: dict[str, Any] = {
+FIXED: JSON = {
     "pruned_heads": {},
     "is_decoder": False,
     "add_cross_attention": False,
@@ -54,20 +54,20 @@ class Attribute:
         value, which the family checks.
       least: of whole numbers.
       is_depth: it counts layers.
-      compute: attributes before it -> its value where config.json has none or null.
+      compute: attributes -> its value where config.json has none or null.
       follows: attributes from which `compute` derives the only value that it may have.
     """
 
     name: str
-    default: Any = None
+    default: object = None
     nullable: bool = False
-    json_type: type[Any] | None = None
+    json_type: type | None = None
     least: int = 1
     is_depth: bool = False
-    compute: Callable[[JSON], Any] | None = None
+    compute: Callable[[JSON], object] | None = None
     follows: tuple[str, ...] = ()
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Raise ValueError unless `value` is of the right type, finite, and of a possible size."""
         if self.json_type is None and self.default is None:
             return
@@ -77,32 +77,30 @@ class Attribute:
         allowed = (int, float) if kind is float else kind
         if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
             like = "" if self.default is None else f", as {self.default!r} is"
-            raise ValueError(
-                f"config.json: {name} = {shown(value)} should be a {kind.__name__}{like}"
-            )
+            raise bad_value(name, value, f"should be a {kind.__name__}{like}")
         if kind is int:
+            assert isinstance(value, int)
             most = MAX_LAYERS if self.is_depth else LARGEST_COUNT
             if not self.least <= value <= most:
-                raise ValueError(
-                    f"config.json: {name} = {shown(value)} must be from {self.least} to {most:,}"
-                )
+                raise bad_value(name, value, f"must be from {self.least} to {most:,}")
         if kind is float:
             check_number(name, value, least=0.0 if "eps" in name else -LARGEST_NUMBER)
 
 
-def derived(name: str, compute: Callable[[JSON], Any], *follows: str) -> Attribute:
-    """A whole number that follows from other attributes, and may be null.
+def derived(name: str, *follows: str) -> Attribute:
+    """A whole number that must be the sum of other attributes, and may be null.
 
-    >>> derived("head_dim", lambda attributes: attributes["width"], "width").follows
+    >>> derived("head_dim", "width").follows
     ('width',)
     """
-    return Attribute(name, json_type=int, compute=compute, follows=follows)
+    total = lambda attributes: sum(attributes[other] for other in follows)
+    return Attribute(name, json_type=int, compute=total, follows=follows)
 
 
 def read_attributes(
-    raw: Mapping[str, Any],
+    raw: JSON,
     attributes: Iterable[Attribute],
-    fixed: Mapping[str, Any],
+    fixed: Mapping[str, object],
     ignore: tuple[str, ...] = (),
 ) -> JSON:
     """Read the attributes of a family from config.json.
@@ -127,26 +125,21 @@ def read_attributes(
             continue
         elif name in fixed:
             if value != fixed[name]:
-                raise ValueError(
-                    f"config.json: {name} = {shown(value)} is not supported, only {fixed[name]!r}"
-                )
+                raise bad_value(name, value, f"is not supported, only {fixed[name]!r}")
         elif not matches(name, HARMLESS):
             raise ValueError(
                 f"config.json: {shown(name)[1:-1]} = {shown(value)} is unknown here and may change "
                 f"what the model computes; if it does not, pass ignore=({shown(name)},)"
             )
-    found: JSON = {}
+    found = {name: raw.get(name, one.default) for name, one in known.items()}
     for name, one in known.items():
-        found[name] = raw.get(name, one.default)
         if one.compute is None or (found[name] is not None and not one.follows):
             continue
         computed = one.compute(found)
         if found[name] not in (None, computed):
             others = " and ".join(f"{other} = {shown(found[other])}" for other in one.follows)
-            raise ValueError(
-                f"config.json: {name} = {shown(found[name])} contradicts {others}, from which "
-                f"follows {computed!r}"
-            )
+            why = f"contradicts {others}, from which follows {computed!r}"
+            raise bad_value(name, found[name], why)
         found[name] = computed
     return found
 
@@ -160,7 +153,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def shown(value: Any, limit: int = 120) -> str:
+def shown(value: object, limit: int = 120) -> str:
     """The `repr` of a value from a file, cut to about `limit` characters.
 
     >>> shown("x" * 1000, 20), shown([1, None])
@@ -171,9 +164,21 @@ def shown(value: Any, limit: int = 120) -> str:
     return short.repr(value)
 
 
-def check_number(name: str, value: Any, *, least: float = -LARGEST_NUMBER) -> None:
+def bad_value(name: str, value: object, why: str) -> ValueError:
+    """The error about an attribute of config.json.
+
+    >>> str(bad_value("rotary_dim", 99, "is more than the width of a head, 64"))
+    'config.json: rotary_dim = 99 is more than the width of a head, 64'
+    """
+    return ValueError(f"config.json: {name} = {shown(value)} {why}")
+
+
+def check_number(name: str, value: object, *, least: float = -LARGEST_NUMBER) -> None:
     """Raises ValueError unless `value` is a finite number of at least `least`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= LARGEST_NUMBER:
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not least <= value <= LARGEST_NUMBER
+    ):
         bound = f" of at least {least:g}" if least > -LARGEST_NUMBER else ""
-        raise ValueError(f"config.json: {name} = {shown(value)} must be a finite number{bound}")
+        raise bad_value(name, value, f"must be a finite number{bound}")

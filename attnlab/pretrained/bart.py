@@ -8,20 +8,11 @@ import dataclasses
 
 from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
-from attnlab.models.specs import Embedding, Init, Learned, Norm, NormPosition, Sinusoidal
-from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    BIASES,
-    CausalHead,
-    Choice,
-    Field,
-    Source,
-    Values,
-    changed,
-    value,
-)
+from attnlab.models.specs import Embedding, Init, Learned, Norm, Sinusoidal
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value, derived
+from attnlab.pretrained.common_fields import BIASES, CausalHead, activation, numbers
+from attnlab.pretrained.family import NO_OTHERS, Family, OtherAttributes, UnreadTensors
+from attnlab.pretrained.fields import Field, Source, Values, changed
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
 
 STACKS = ("encoder", "decoder")
@@ -39,10 +30,8 @@ class _Stacks(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         widths = [attributes[f"{stack}_ffn_dim"] for stack in STACKS]
         if widths[0] != widths[1]:
-            raise ValueError(
-                f"config.json: encoder_ffn_dim = {widths[0]} is not supported, only "
-                f"decoder_ffn_dim = {widths[1]}"
-            )
+            why = f"is not supported, only decoder_ffn_dim = {widths[1]}"
+            raise bad_value("encoder_ffn_dim", widths[0], why)
         ours, theirs = (attributes[f"{stack}_attention_heads"] for stack in reversed(STACKS))
         return {
             "num_layers": attributes["decoder_layers"],
@@ -70,11 +59,8 @@ class _EmbeddingScale(Field):
     attributes = (Attribute("scale_embedding", False),)
 
     def read(self, attributes: JSON, source: Source) -> Values:
-        return {
-            "embedding.scale": attributes["d_model"] ** 0.5
-            if attributes["scale_embedding"]
-            else 1.0
-        }
+        scaled = attributes["scale_embedding"]
+        return {"embedding.scale": attributes["d_model"] ** 0.5 if scaled else 1.0}
 
     def write(self, config: ModelConfig) -> JSON:
         return {"scale_embedding": config.embedding.scale != 1}
@@ -88,10 +74,7 @@ class _Positions(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         stored = any(f"{stack}.embed_positions.weight" in source.tensors for stack in STACKS)
         sinusoids = Sinusoidal(halves=True, rates="paper")
-        return {
-            "positions": Learned() if stored else sinusoids,
-            "encoder.own_inputs": stored,
-        }
+        return {"positions": Learned() if stored else sinusoids, "encoder.own_inputs": stored}
 
     def write(self, config: ModelConfig) -> JSON:
         return {}
@@ -116,14 +99,10 @@ class _Head(CausalHead):
 
 
 FIELDS: tuple[Field, ...] = (
-    value("vocab_size", 50265, "vocab_size"),
-    value("max_position_embeddings", 1024, "max_len"),
-    value("d_model", 1024, "width"),
+    *numbers(vocab_size=50265, max_position_embeddings=1024, d_model=1024),
+    *numbers(dropout=0.1, attention_dropout=0.0, activation_dropout=0.0),
     _Stacks(),
-    Choice("activation_function", "gelu", "ffn.activation", ACTIVATIONS),
-    value("dropout", 0.1, "dropout.rate"),
-    value("attention_dropout", 0.0, "dropout.attention"),
-    value("activation_dropout", 0.0, "dropout.ffn"),
+    activation("activation_function", "gelu"),
     _EmbeddingScale(),
 )
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
@@ -147,26 +126,21 @@ def _stack(stack: Stack) -> Layers:
 
 
 # Of training, or of a library before transformers, which computes the same whatever they say.
-OTHERS = (
-    "encoder_layerdrop", "decoder_layerdrop", "layerdrop", "init_std", "num_hidden_layers",
-    "normalize_before", "normalize_embedding", "add_bias_logits", "add_final_layer_norm",
-    "static_position_embeddings", "extra_pos_embeddings", "force_bos_token_to_be_generated",
-    "save_step", "classif_dropout", "output_past",
-)  # fmt: skip
-COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-"""The table of tokens, which may be stored again for each stack."""
+IGNORED = (
+    *("encoder_layerdrop", "decoder_layerdrop", "layerdrop", "init_std", "num_hidden_layers"),
+    *("normalize_before", "normalize_embedding", "add_bias_logits", "add_final_layer_norm"),
+    *("static_position_embeddings", "extra_pos_embeddings", "force_bos_token_to_be_generated"),
+    *("save_step", "classif_dropout", "output_past"),
+)
 
 
 def encoder_decoder(
     name: str,
     architecture: str,
     *fields: Field,
-    positions: Learned | None = None,
     causal: str = "ForConditionalGeneration",
-    norm_position: NormPosition = "post",
-    embedding_norm: bool = False,
-    other_attributes: tuple[Attribute, ...] = (),
-    fixed: JSON | None = None,
+    other_attributes: OtherAttributes = NO_OTHERS,
+    **base: object,
 ) -> Family:
     """A family whose files name things as BART's do.
 
@@ -174,27 +148,22 @@ def encoder_decoder(
       name: its `model_type`.
       architecture: how the names of its architectures begin.
       *fields: in the place of BART's.
-      positions: of tokens; None: sinusoids, which a file may hold as a table.
       causal: how the name of the architecture with an LM head goes on.
-      norm_position: as in `Norm`.
-      embedding_norm: there is a norm of embeddings.
-      other_attributes, fixed: as in `Family`.
+      other_attributes: those that set no field of the config, beside BART's.
+      **base: fields of the config that no attribute sets, where they differ from BART's.
     """
-    fields += () if positions else (_Positions(),)
+    others = dataclasses.replace(
+        other_attributes,
+        ignored=IGNORED,
+        fixed={"is_encoder_decoder": True, **other_attributes.fixed},
+        written={"is_encoder_decoder": True},
+    )
     return Family(
         name=name,
-        base=ModelConfig(
-            kind="encoder_decoder",
-            heads=Standard(num_heads=4, biases=BIASES),
-            norm=Norm(position=norm_position),
-            positions=positions or Learned(),
-            embedding=Embedding(norm=embedding_norm),
-            encoder=Encoder(own_inputs=True),
-            init=Init(std=0.02),
-        ),
+        base=dataclasses.replace(BASE, **base),  # type: ignore[arg-type]
         fields=(
             *changed(FIELDS, *fields),
-            _Head(f"{architecture}Model", f"{architecture}{causal}", tied=True, bias=True),
+            _Head(architecture, tied=True, bias=True, causal=causal),
         ),
         table=NameTable(
             modules=(
@@ -205,50 +174,48 @@ def encoder_decoder(
         ),
         prefix="model.",
         task_modules=("lm_head.", "final_logits_bias"),
-        other_attributes=OtherAttributes(
-            read=(*map(Attribute, OTHERS), *other_attributes),
-            fixed={"is_encoder_decoder": True} | (fixed or {}),
-            written={"is_encoder_decoder": True},
+        other_attributes=others,
+        unread=UnreadTensors(
+            # The table of tokens may be stored again for each stack.
+            always=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+            if_tied=("lm_head.weight",),
         ),
-        unread=UnreadTensors(always=COPIES, if_tied=("lm_head.weight",)),
     )
 
 
-BART = encoder_decoder("bart", "Bart", positions=Learned(offset=2), embedding_norm=True)
-
-
-def _vocabulary(attributes: JSON) -> int:
-    return int(attributes["vocab_size"])
-
-
-def _last_token(attributes: JSON) -> int:
-    """Where published models have the token of padding, with which texts begin."""
-    return int(attributes["vocab_size"]) - 1
-
-
+BASE = ModelConfig(
+    kind="encoder_decoder",
+    heads=Standard(num_heads=4, biases=BIASES),
+    norm=Norm(position="post"),
+    positions=Learned(offset=2),
+    embedding=Embedding(norm=True),
+    encoder=Encoder(own_inputs=True),
+    init=Init(std=0.02),
+)
+BART = encoder_decoder("bart", "Bart")
+MBART = encoder_decoder("mbart", "MBart", norm=Norm())
+PLBART = encoder_decoder("plbart", "PLBart", *numbers(vocab_size=50005))
+# Published models have the token of padding, with which texts begin, at the end.
+LAST_TOKENS = tuple(
+    Attribute(name, json_type=int, compute=lambda attributes: attributes["vocab_size"] - 1, least=0)
+    for name in ("pad_token_id", "decoder_start_token_id")
+)
 MARIAN = encoder_decoder(
     "marian",
     "Marian",
-    value("vocab_size", 58101, "vocab_size"),
+    *numbers(vocab_size=58101),
+    _Positions(),
     causal="MTModel",
-    other_attributes=(
-        Attribute("pad_token_id", json_type=int, compute=_last_token, least=0),
-        Attribute("decoder_start_token_id", json_type=int, compute=_last_token, least=0),
-        Attribute(
-            "decoder_vocab_size", json_type=int, compute=_vocabulary, follows=("vocab_size",)
-        ),
+    other_attributes=OtherAttributes(
+        read=(*LAST_TOKENS, derived("decoder_vocab_size", "vocab_size")),
+        fixed={"share_encoder_decoder_embeddings": True},
     ),
-    fixed={"share_encoder_decoder_embeddings": True},
+    positions=Learned(),
+    embedding=Embedding(),
 )
-MBART = encoder_decoder(
-    "mbart", "MBart", positions=Learned(offset=2), norm_position="pre", embedding_norm=True
+PEGASUS = encoder_decoder(
+    "pegasus", "Pegasus", _Positions(), norm=Norm(), positions=Learned(), embedding=Embedding()
 )
-PLBART = encoder_decoder(
-    "plbart",
-    "PLBart",
-    value("vocab_size", 50005, "vocab_size"),
-    positions=Learned(offset=2),
-    embedding_norm=True,
+BLENDERBOT = encoder_decoder(
+    "blenderbot", "Blenderbot", norm=Norm(), positions=Learned(), embedding=Embedding()
 )
-PEGASUS = encoder_decoder("pegasus", "Pegasus", norm_position="pre")
-BLENDERBOT = encoder_decoder("blenderbot", "Blenderbot", positions=Learned(), norm_position="pre")

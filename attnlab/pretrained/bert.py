@@ -1,10 +1,14 @@
-"""BERT (Devlin et al. 2018), in the names of Hugging Face."""
+"""BERT (Devlin et al. 2018), in the names of Hugging Face, and `encoder` for families like it."""
+
+import dataclasses
 
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Embedding, Init, Norm, OutputHead
-from attnlab.pretrained.family import Family, UnreadTensors
-from attnlab.pretrained.fields import ACTIVATIONS, BIASES, Choice, Field, MaskedHead, sizes, value
+from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES, activation, numbers
+from attnlab.pretrained.family import NO_OTHERS, Family, OtherAttributes, UnreadTensors
+from attnlab.pretrained.fields import Choice, Field, Source, Values, choose, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 
 BASE = ModelConfig(
@@ -16,13 +20,11 @@ BASE = ModelConfig(
     init=Init(std=0.02),
 )
 FIELDS: tuple[Field, ...] = (
-    *sizes(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
-    *sizes(intermediate_size=3072, max_position_embeddings=512),
-    Choice("hidden_act", "gelu", "ffn.activation", ACTIVATIONS),
-    value("hidden_dropout_prob", 0.1, "dropout.rate"),
-    value("attention_probs_dropout_prob", 0.1, "dropout.attention"),
+    *numbers(vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
+    *numbers(intermediate_size=3072, max_position_embeddings=512, layer_norm_eps=1e-12),
+    *numbers(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1),
+    activation("hidden_act", "gelu"),
     value("type_vocab_size", 2, "embedding.token_types", least=0),
-    value("layer_norm_eps", 1e-12, "norm.eps"),
 )
 EMBEDDINGS = (
     Module("embeddings.word_embeddings", "embedding", "table"),
@@ -41,51 +43,152 @@ LAYERS = Layers(
         Module("output.LayerNorm", "ffn.norm", "norm"),
     ),
 )
-OLD_NORMS = ((".gamma", ".weight"), (".beta", ".bias"))
-"""Endings of norms in checkpoints made from TensorFlow's."""
 
 
-def masked_head(transform: str, norm: str, tied_bias: str, decoder: str) -> tuple[Module, ...]:
-    """The modules of a masked-LM head; a tied one has only a bias, in a module of its own."""
-    return (
-        Module(transform, "transform"),
-        Module(norm, "transform_norm", "norm"),
-        Module(tied_bias, "lm_head_bias", "bias", only_without="lm_head"),
-        Module(decoder, "lm_head"),
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedHead(Field):
+    """The masked-LM head, pooler and classifier of an encoder: those that the architecture needs,
+    or whose tensors are there.
+
+    Attributes:
+      name: architectures are NAMEModel, NAMEForMaskedLM and maybe NAMEForPreTraining.
+      transform, norm: modules of the transform.
+      lm_head: the LM head that is not tied to the embedding.
+      lm_head_bias: the module with the bias of a tied LM head; "" : `lm_head`.
+      pooler, classifier: modules; "": there is none.
+      activation: attribute that names the activation of the transform, as that of the FFN; an
+        `Attribute`: one that no other field has; "": it is the exact gelu.
+      bias, transform_bias: attribute that says whether the LM head, and the transform, has a bias
+        (with its default); None: it has one.
+    """
+
+    name: str
+    transform: str
+    norm: str
+    lm_head: str
+    lm_head_bias: str = ""
+    pooler: str = ""
+    classifier: str = ""
+    activation: str | Attribute = "hidden_act"
+    bias: Attribute | None = None
+    transform_bias: Attribute | None = None
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """Those of the output heads."""
+        bias = self.lm_head_bias or self.lm_head
+        made = (
+            Module(self.pooler, "pooler"),
+            Module(self.classifier, "classifier"),
+            Module(self.transform, "transform"),
+            Module(self.norm, "transform_norm", "norm"),
+            Module(bias, "lm_head_bias", "bias", only_without="lm_head"),
+            Module(self.lm_head, "lm_head"),
+        )
+        return tuple(module for module in made if module.name)
+
+    @property
+    def unread(self) -> UnreadTensors:
+        """A tied LM head may be stored again; an own one has its own bias, beside an unused one."""
+        copied = bool(self.lm_head_bias)
+        return UnreadTensors(
+            always=("embeddings.position_ids",),
+            if_tied=(f"{self.lm_head}.{'*' if copied else 'weight'}",),
+            copies={f"{self.lm_head_bias}.bias": f"{self.lm_head}.bias"} if copied else {},
+        )
+
+    @property
+    def attributes(self) -> tuple[Attribute, ...]:
+        maybe = (self.activation, self.bias, self.transform_bias)
+        own = (one for one in maybe if isinstance(one, Attribute))
+        return (Attribute("tie_word_embeddings", True), *own)
+
+    def read(self, attributes: JSON, source: Source) -> Values:
+        has = {
+            name: f"{name}.weight" in source.tensors
+            for name in (self.transform, self.pooler, self.classifier)
+        }
+        both = bool(self.classifier) and source.architecture == f"{self.name}ForPreTraining"
+        name = self.activation if isinstance(self.activation, str) else self.activation.name
+        act = choose(name, attributes[name], ACTIVATIONS) if name else ""
+        values: Values = {
+            "output.pooler": "first" if both or has[self.pooler] else None,
+            "output.num_classes": 2 if both or has[self.classifier] else 0,
+            "output.kind": "none",
+        }
+        if both or source.architecture == f"{self.name}ForMaskedLM" or has[self.transform]:
+            values["output.kind"] = "tied" if attributes["tie_word_embeddings"] else "own"
+            values |= {
+                "output.bias": self.bias is None or attributes[self.bias.name],
+                "output.transform": act or "gelu",
+                "output.transform_bias": self.transform_bias is None
+                or attributes[self.transform_bias.name],
+            }
+        return values
+
+    def write(self, config: ModelConfig) -> JSON:
+        output = config.output
+        task = "ForPreTraining" if output.num_classes and self.classifier else "ForMaskedLM"
+        name = self.name + ("Model" if output.kind == "none" else task)
+        attributes: JSON = {"tie_word_embeddings": output.kind != "own", "architectures": [name]}
+        attributes |= {self.bias.name: output.bias} if self.bias else {}
+        if self.transform_bias:
+            attributes[self.transform_bias.name] = output.transform_bias
+        if isinstance(self.activation, Attribute):
+            field = Choice(self.activation.name, "", "output.transform", ACTIVATIONS)
+            usual = {self.activation.name: self.activation.default}
+            attributes |= field.write(config) if output.transform else usual
+        return attributes
+
+
+def encoder(
+    name: str,
+    head: MaskedHead,
+    fields: tuple[Field, ...],
+    *,
+    base: ModelConfig = BASE,
+    modules: tuple[Module, ...] = EMBEDDINGS,
+    layers: Layers = LAYERS,
+    prefix: str = "",
+    other_attributes: OtherAttributes = NO_OTHERS,
+) -> Family:
+    """A family with BERT's output heads.
+
+    Args:
+      name: its `model_type`.
+      head: its output heads.
+      fields: the other attributes.
+      base: what no attribute sets.
+      modules: outside the layers, beside those of the output heads.
+      layers: names of the weights of layers.
+      prefix: of the names of the bare model; "": `name` and a dot.
+      other_attributes: those that set no field of the config.
+    """
+    tasks = {f"{module.name.partition('.')[0]}." for module in head.modules}
+    return Family(
+        name=name,
+        base=base,
+        fields=(*fields, head),
+        table=NameTable((*modules, *head.modules), (layers,)),
+        prefix=prefix or f"{name}.",
+        task_modules=tuple(sorted(tasks - {"pooler."})),
+        # Endings of norms in checkpoints made from TensorFlow's.
+        renamed=((".gamma", ".weight"), (".beta", ".bias")),
+        unread=head.unread,
+        other_attributes=other_attributes,
     )
 
 
-HEAD = MaskedHead(
-    "Bert",
-    transform="cls.predictions.transform.dense",
-    pooler="pooler.dense",
-    classifier="cls.seq_relationship",
-)
-BERT = Family(
-    name="bert",
-    base=BASE,
-    fields=(*FIELDS, HEAD),
-    table=NameTable(
-        modules=(
-            *EMBEDDINGS,
-            Module("pooler.dense", "pooler"),
-            Module("cls.seq_relationship", "classifier"),
-            *masked_head(
-                "cls.predictions.transform.dense",
-                "cls.predictions.transform.LayerNorm",
-                "cls.predictions",
-                "cls.predictions.decoder",
-            ),
-        ),
-        layers=(LAYERS,),
+BERT = encoder(
+    "bert",
+    MaskedHead(
+        name="Bert",
+        transform="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.LayerNorm",
+        lm_head="cls.predictions.decoder",
+        lm_head_bias="cls.predictions",
+        pooler="pooler.dense",
+        classifier="cls.seq_relationship",
     ),
-    prefix="bert.",
-    task_modules=("cls.",),
-    renamed=OLD_NORMS,
-    unread=UnreadTensors(
-        always=("embeddings.position_ids",),
-        # A tied decoder may be stored again; an own one has its own bias, and the other is unused.
-        if_tied=("cls.predictions.decoder.*",),
-        copies={"cls.predictions.bias": "cls.predictions.decoder.bias"},
-    ),
+    FIELDS,
 )

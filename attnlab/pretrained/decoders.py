@@ -3,105 +3,85 @@ StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173), StableLM (Bellagamba et al.
 2402.17834), Granite (IBM 2024), GLM and GLM-4 (arXiv 2406.12793) and SmolLM3 (2025).
 """
 
-from attnlab.heads import Standard, score_scale
+from attnlab.heads import score_scale
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import NoPositions, Norm, Positions, Rotary
-from attnlab.pretrained.attributes import JSON, Attribute, shown
-from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value, shown
+from attnlab.pretrained.common_fields import (
     BIASES,
     AllBiases,
-    Choice,
-    Field,
-    Source,
-    Value,
-    Values,
-    changed,
-    grouped_heads,
-    sizes,
-    value,
+    CausalHead,
+    activation,
+    biases,
+    head_dim,
+    kv_heads,
+    numbers,
 )
-from attnlab.pretrained.gpt2 import QKV
+from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
+from attnlab.pretrained.fields import Choice, Field, Source, Value, Values, changed, value
 from attnlab.pretrained.layer_types import FULL, Window, types_of
-from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, causal_head, decoder
-from attnlab.pretrained.name_table import Module, linears
+from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, decoder
+from attnlab.pretrained.name_table import PACKED, Module, linears
 from attnlab.pretrained.rope import RotaryField
 
-HEADS = Standard(num_heads=4)
-KV_HEADS = grouped_heads()[:1]
-"""num_key_value_heads, where a head is always hidden_size / num_attention_heads wide."""
 FRACTION = "partial_rotary_factor"
-
 FUSED_FFN = (
     Module("mlp.gate_up_proj", ("ffn.gate", "ffn.up")),
     Module("mlp.down_proj", "ffn.down"),
 )
 PHI3 = decoder(
     "phi3",
-    HEADS,
     changed(
         FIELDS,
-        *sizes(vocab_size=32064, hidden_size=3072, intermediate_size=8192),
-        *sizes(max_position_embeddings=4096),
-        value("rms_norm_eps", 1e-5, "norm.eps"),
-        value("resid_pdrop", 0.0, "dropout.rate"),
-        value("embd_pdrop", 0.0, "dropout.embedding", default_path="dropout.rate"),
+        *numbers(vocab_size=32064, hidden_size=3072, intermediate_size=8192),
+        *numbers(max_position_embeddings=4096, rms_norm_eps=1e-5, resid_pdrop=0.0, embd_pdrop=0.0),
         Window(None),
         RotaryField(fraction=FRACTION),
         without=("attention_bias", "mlp_bias", "head_dim"),
     ),
-    causal_head("Phi3"),
+    CausalHead("Phi3"),
     names=DecoderNames(
-        attention=(Module("self_attn.qkv_proj", QKV), Module("self_attn.o_proj", "attention.o")),
+        attention=(Module("self_attn.qkv_proj", PACKED), Module("self_attn.o_proj", "attention.o")),
         ffn=FUSED_FFN,
     ),
     other_attributes=OtherAttributes(
-        read=(Attribute("original_max_position_embeddings"),), written=NO_PAD_TOKEN
+        ignored=("original_max_position_embeddings",), written=NO_PAD_TOKEN
     ),
 )
-
-
 STARCODER2 = decoder(
     "starcoder2",
-    HEADS,
     changed(
         FIELDS,
-        *sizes(vocab_size=49152, hidden_size=3072, intermediate_size=12288, num_hidden_layers=30),
-        *sizes(num_attention_heads=24, max_position_embeddings=4096),
-        *grouped_heads(num_kv_heads=2),
-        Choice("hidden_act", "gelu_pytorch_tanh", "ffn.activation", ACTIVATIONS),
-        value("norm_epsilon", 1e-5, "norm.eps"),
-        value("residual_dropout", 0.0, "dropout.rate"),
-        value("embedding_dropout", 0.0, "dropout.embedding", default_path="dropout.rate"),
+        *numbers(vocab_size=49152, hidden_size=3072, intermediate_size=12288, num_hidden_layers=30),
+        *numbers(num_attention_heads=24, max_position_embeddings=4096, norm_epsilon=1e-5),
+        *numbers(residual_dropout=0.0, embedding_dropout=0.0),
+        kv_heads(2),
+        activation("hidden_act", "gelu_pytorch_tanh"),
         Window(None),
         AllBiases("use_bias", True),
-        without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
+        without=("rms_norm_eps", "attention_bias", "mlp_bias"),
     ),
-    causal_head("Starcoder2", tied=True),
+    CausalHead("Starcoder2", tied=True),
     names=DecoderNames(ffn=linears("mlp.", "ffn", up="c_fc", down="c_proj")),
     norm=Norm(),
 )
 STABLELM = decoder(
     "stablelm",
-    HEADS,
     changed(
         FIELDS,
-        *sizes(vocab_size=50304, hidden_size=2560, intermediate_size=6912),
-        *sizes(max_position_embeddings=4096),
-        *grouped_heads(num_kv_heads=32)[:1],
-        value("layer_norm_eps", 1e-5, "norm.eps"),
-        value("hidden_dropout", 0.0, "dropout.rate"),
-        Choice("use_qkv_bias", False, "heads.biases", {True: BIASES[:3], False: ()}),
+        *numbers(vocab_size=50304, hidden_size=2560, intermediate_size=6912),
+        *numbers(max_position_embeddings=4096, layer_norm_eps=1e-5, hidden_dropout=0.0),
+        kv_heads(32),
+        biases("use_qkv_bias", False, BIASES[:3]),
         RotaryField(fraction=FRACTION, default_fraction=0.25),
         Choice(
             "use_parallel_residual", False, "norm.position", {True: "parallel_one", False: "pre"}
         ),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
     ),
-    causal_head("StableLm"),
-    norm=Norm(),
+    CausalHead("StableLm"),
     other_attributes=OtherAttributes(fixed={"qk_layernorm": False}),
+    norm=Norm(),
 )
 
 
@@ -113,7 +93,7 @@ class _Multipliers(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         scale = float(attributes["logits_scaling"])
         if scale <= 0:
-            raise ValueError(f"config.json: logits_scaling = {scale!r} must be above 0")
+            raise bad_value("logits_scaling", scale, "must be above 0")
         return {"heads.scale": attributes["attention_multiplier"], "output.scale": 1 / scale}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -132,10 +112,8 @@ class _ResidualMultiplier(Value):
 
 GRANITE = decoder(
     "granite",
-    HEADS,
     changed(
         FIELDS,
-        *KV_HEADS,
         value("embedding_multiplier", 1.0, "embedding.scale"),
         _ResidualMultiplier(
             Attribute("residual_multiplier", 1.0), ("attention.output_scale", "ffn.output_scale")
@@ -143,31 +121,29 @@ GRANITE = decoder(
         _Multipliers(),
         without=("head_dim",),
     ),
-    causal_head("Granite"),
+    CausalHead("Granite"),
 )
 GLM_FIELDS = changed(
     FIELDS,
-    *sizes(vocab_size=151552, intermediate_size=13696, num_hidden_layers=40),
-    *sizes(max_position_embeddings=131072),
-    *grouped_heads(num_kv_heads=2, head_dim=128),
-    value("rms_norm_eps", 1.5625e-7, "norm.eps"),
-    Choice("attention_bias", True, "heads.biases", {True: BIASES[:3], False: ()}),
+    *numbers(vocab_size=151552, intermediate_size=13696, num_hidden_layers=40),
+    *numbers(max_position_embeddings=131072, rms_norm_eps=1.5625e-7),
+    kv_heads(2),
+    head_dim(128),
+    biases("attention_bias", True, BIASES[:3]),
     RotaryField(fraction=FRACTION, default_fraction=0.5),
     without=("mlp_bias",),
 )
 GLM = decoder(
     "glm",
-    HEADS,
     GLM_FIELDS,
-    causal_head("Glm"),
+    CausalHead("Glm"),
     names=DecoderNames(attention=PAIRED, ffn=FUSED_FFN),
     other_attributes=OtherAttributes(written=NO_PAD_TOKEN),
 )
 GLM4 = decoder(
     "glm4",
-    HEADS,
     GLM_FIELDS,
-    causal_head("Glm4"),
+    CausalHead("Glm4"),
     names=DecoderNames(
         attention=PAIRED,
         ffn=FUSED_FFN,
@@ -178,8 +154,8 @@ GLM4 = decoder(
             "ffn.norm_after": "post_mlp_layernorm",
         },
     ),
-    norm=Norm(kind="rms", position="sandwich"),
     other_attributes=OtherAttributes(written=NO_PAD_TOKEN),
+    norm=Norm(kind="rms", position="sandwich"),
 )
 
 
@@ -202,9 +178,7 @@ class _PositionLayers(Field):
         turns, types = attributes["no_rope_layers"], attributes["layer_types"]
         turns = [int((i + 1) % every != 0) for i in range(count)] if turns is None else turns
         if len(turns) < count or any(turn not in (0, 1) for turn in turns):
-            raise ValueError(
-                f"config.json: no_rope_layers = {shown(turns)} should be {count} numbers 0 or 1"
-            )
+            raise bad_value("no_rope_layers", turns, f"should be {count} numbers 0 or 1")
         if any(one != FULL for one in types or ()):
             raise ValueError(f"config.json: layer_types = {shown(types)}: only {FULL!r}")
         turns = turns[:count]
@@ -227,16 +201,15 @@ class _PositionLayers(Field):
 
 SMOLLM3 = decoder(
     "smollm3",
-    HEADS,
     changed(
         FIELDS,
-        *sizes(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
-        *sizes(max_position_embeddings=32768),
-        *grouped_heads(num_kv_heads=4)[:1],
+        *numbers(vocab_size=128256, hidden_size=2048, num_hidden_layers=36, num_attention_heads=16),
+        *numbers(max_position_embeddings=32768),
+        kv_heads(4),
         _PositionLayers(),
         without=("head_dim",),
     ),
-    causal_head("SmolLM3", tied=True),
+    CausalHead("SmolLM3", tied=True),
     other_attributes=OtherAttributes(
         fixed={"use_sliding_window": False, "sliding_window": None}, written=NO_PAD_TOKEN
     ),

@@ -1,30 +1,26 @@
 """DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437), in the names of Hugging Face."""
 
 import dataclasses
-import functools
 
 from attnlab.heads import Latent
 from attnlab.models.specs import FFN, Experts
 from attnlab.pretrained.attributes import JSON, Attribute, derived
-from attnlab.pretrained.expert_layers import (
-    ExpertFields,
-    ExpertNames,
-    FirstDense,
-    expert_entries,
-    with_experts,
-)
+from attnlab.pretrained.common_fields import CausalHead, numbers
+from attnlab.pretrained.expert_layers import ExpertFields, FirstDense, expert_modules
 from attnlab.pretrained.family import OtherAttributes
-from attnlab.pretrained.fields import changed, num_attention_heads, sizes, value
-from attnlab.pretrained.llama import FIELDS, DecoderNames, causal_head, decoder
+from attnlab.pretrained.fields import changed, value
+from attnlab.pretrained.llama import FIELDS, GATED_FFN, DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
-PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-NAMES = ExpertNames(
-    "mlp.gate",
-    {name: f"mlp.experts.{{}}.{module}" for name, module in PROJECTIONS.items()},
-    shared={name: f"mlp.shared_experts.{module}" for name, module in PROJECTIONS.items()},
-    balance_bias="mlp.gate.e_score_correction_bias",
+FFN_MODULES = (
+    *expert_modules(
+        "mlp.gate",
+        {name: f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")},
+        dense=GATED_FFN,
+    ),
+    *linears("mlp.shared_experts.", "ffn.shared", gate="gate_proj", up="up_proj", down="down_proj"),
+    Module("mlp.gate.e_score_correction_bias", "ffn.balance_bias", "plain"),
 )
 
 
@@ -61,31 +57,17 @@ EXPERTS = _Experts(
     constant={"scores": "sigmoid", "balance_bias": True},
     dense=FirstDense(),
 )
-OTHERS = "output_router_logits seq_aux ep_size num_nextn_predict_layers".split()  # noqa: SIM905
-"""Say how it was trained, or what stands behind the last norm."""
-
-
-def _query_size(attributes: JSON) -> int:
-    return int(attributes["qk_nope_head_dim"] + attributes["qk_rope_head_dim"])
-
-
-def _rotary_size(attributes: JSON) -> int:
-    return int(attributes["qk_rope_head_dim"])
-
-
 NEIGHBOURS = ("q_rotary", "k_rotary")
 QUERIES = Module(
     "", ("attention.q", "attention.q_rotary"), by_head=True, pairs=NEIGHBOURS,
     pairs_if="rope_interleave",
 )  # fmt: skip
-DENSE = decoder(
+DEEPSEEK_V3 = decoder(
     "deepseek_v3",
-    # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
-    Latent(num_heads=4, norm_eps=1e-6),
     changed(
         FIELDS,
-        *sizes(vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_hidden_layers=61),
-        *sizes(num_attention_heads=128, max_position_embeddings=4096),
+        *numbers(vocab_size=129280, hidden_size=7168, intermediate_size=18432),
+        *numbers(num_hidden_layers=61, num_attention_heads=128, max_position_embeddings=4096),
         value("kv_lora_rank", 512, "heads.latent_dim"),
         value("q_lora_rank", 1536, "heads.query_latent_dim", nullable=True),
         value("qk_rope_head_dim", 64, "heads.rotary_dim"),
@@ -95,7 +77,7 @@ DENSE = decoder(
         RotaryField(of_part=True),
         without=("mlp_bias", "attention_bias", "num_key_value_heads", "head_dim"),
     ),
-    causal_head("DeepseekV3"),
+    CausalHead("DeepseekV3"),
     names=DecoderNames(
         attention=(
             QUERIES._replace(name="self_attn.q_proj", only_without="q_down"),
@@ -111,17 +93,19 @@ DENSE = decoder(
             Module("self_attn.kv_a_layernorm", "attention.kv_down_norm", "table"),
             Module("self_attn.kv_b_proj", ("attention.k", "attention.v"), by_head=True),
         ),
+        ffn=FFN_MODULES,
         # The module behind the last layer that predicts one more token.
         unread=("layers.61.*",),
     ),
     other_attributes=OtherAttributes(
         read=(
-            *map(Attribute, OTHERS),
             Attribute("rope_interleave", True),
-            derived("num_key_value_heads", num_attention_heads, "num_attention_heads"),
-            derived("qk_head_dim", _query_size, "qk_nope_head_dim", "qk_rope_head_dim"),
-            derived("head_dim", _rotary_size, "qk_rope_head_dim"),
+            derived("num_key_value_heads", "num_attention_heads"),
+            derived("qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"),
+            derived("head_dim", "qk_rope_head_dim"),
         ),
+        # They say how it was trained, or what stands behind the last norm.
+        ignored=("output_router_logits", "seq_aux", "ep_size", "num_nextn_predict_layers"),
         fixed={
             "attention_bias": False,
             "scoring_func": "sigmoid",
@@ -131,5 +115,6 @@ DENSE = decoder(
         # As in all that are published.
         written={"rope_interleave": True, "num_nextn_predict_layers": 0},
     ),
+    # The epsilon of its norms is 1e-6, whatever rms_norm_eps says.
+    heads=Latent(num_heads=4, norm_eps=1e-6),
 )
-DEEPSEEK_V3 = with_experts(DENSE, functools.partial(expert_entries, NAMES))

@@ -4,59 +4,43 @@ import dataclasses
 
 from attnlab.models.specs import Dropout, Norm
 from attnlab.pretrained.attributes import Attribute
-from attnlab.pretrained.bert import BASE, EMBEDDINGS, OLD_NORMS, masked_head
-from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import ACTIVATIONS, Choice, MaskedHead, value
-from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.bert import BASE, MaskedHead, encoder
+from attnlab.pretrained.common_fields import activation, numbers
+from attnlab.pretrained.family import OtherAttributes
+from attnlab.pretrained.name_table import Layers, Module, linears
 
-DISTILBERT = Family(
-    name="distilbert",
+DISTILBERT = encoder(
+    "distilbert",
+    MaskedHead(
+        name="DistilBert",
+        transform="vocab_transform",
+        norm="vocab_layer_norm",
+        lm_head="vocab_projector",
+        activation="activation",
+    ),
+    (
+        *numbers(vocab_size=30522, max_position_embeddings=512, n_layers=6, n_heads=12, dim=768),
+        *numbers(hidden_dim=3072, dropout=0.1, attention_dropout=0.1),
+        activation("activation", "gelu"),
+    ),
     base=dataclasses.replace(
         BASE,
         norm=Norm(position="post", eps=1e-12),  # no attribute says it
         dropout=Dropout(places=("embeddings", "ffn")),
     ),
-    fields=(
-        value("vocab_size", 30522, "vocab_size"),
-        value("max_position_embeddings", 512, "max_len"),
-        value("n_layers", 6, "num_layers", is_depth=True),
-        value("n_heads", 12, "heads.num_heads"),
-        value("dim", 768, "width"),
-        value("hidden_dim", 3072, "ffn.width"),
-        value("dropout", 0.1, "dropout.rate"),
-        value("attention_dropout", 0.1, "dropout.attention"),
-        Choice("activation", "gelu", "ffn.activation", ACTIVATIONS),
-        MaskedHead("DistilBert", transform="vocab_transform", activation="activation"),
-    ),
-    table=NameTable(
-        modules=(
-            *EMBEDDINGS,
-            *masked_head(
-                "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector"
-            ),
-        ),
-        layers=(
-            Layers(
-                "transformer.layer.{}.",
-                (
-                    *linears(
-                        "attention.", "attention", q="q_lin", k="k_lin", v="v_lin", o="out_lin"
-                    ),
-                    Module("sa_layer_norm", "attention.norm", "norm"),
-                    *linears("ffn.", "ffn", up="lin1", down="lin2"),
-                    Module("output_layer_norm", "ffn.norm", "norm"),
-                ),
-            ),
+    layers=Layers(
+        "transformer.layer.{}.",
+        (
+            *linears("attention.", "attention", q="q_lin", k="k_lin", v="v_lin", o="out_lin"),
+            Module("sa_layer_norm", "attention.norm", "norm"),
+            *linears("ffn.", "ffn", up="lin1", down="lin2"),
+            Module("output_layer_norm", "ffn.norm", "norm"),
         ),
     ),
-    prefix="distilbert.",
-    task_modules=("vocab_",),
-    renamed=OLD_NORMS,
     other_attributes=OtherAttributes(
         read=(Attribute("sinusoidal_pos_embds", False),),
         fixed={"tie_weights_": True},
         # The table of sinusoids is stored as a weight: only how it was made differs.
         written={"sinusoidal_pos_embds": False},
     ),
-    unread=UnreadTensors(always=("embeddings.position_ids",), if_tied=("vocab_projector.weight",)),
 )

@@ -4,10 +4,10 @@ and the masked-LM head of its generator.
 
 from attnlab.models.config import ModelConfig
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.bert import BASE, EMBEDDINGS, FIELDS, LAYERS, OLD_NORMS, masked_head
-from attnlab.pretrained.family import Family, UnreadTensors
-from attnlab.pretrained.fields import Field, MaskedHead, Source, Values, changed, sizes
-from attnlab.pretrained.name_table import Module, NameTable
+from attnlab.pretrained.bert import EMBEDDINGS, FIELDS, MaskedHead, encoder
+from attnlab.pretrained.common_fields import numbers
+from attnlab.pretrained.fields import Field, Source, Values, changed
+from attnlab.pretrained.name_table import Module
 
 
 class _EmbeddingSize(Field):
@@ -26,33 +26,19 @@ class _EmbeddingSize(Field):
         return {"embedding_size": config.embedding.width or config.width}
 
 
-ELECTRA = Family(
-    name="electra",
-    base=BASE,
-    fields=changed(
+ELECTRA = encoder(
+    "electra",
+    MaskedHead(
+        name="Electra",
+        transform="generator_predictions.dense",
+        norm="generator_predictions.LayerNorm",
+        lm_head="generator_lm_head",
+        activation="",  # the exact gelu whatever hidden_act says
+    ),
+    changed(
         FIELDS,
-        *sizes(hidden_size=256, num_attention_heads=4, intermediate_size=1024),
+        *numbers(hidden_size=256, num_attention_heads=4, intermediate_size=1024),
         _EmbeddingSize(),
-        # Its LM head has the exact gelu whatever hidden_act says.
-        MaskedHead("Electra", transform="generator_predictions.dense", activation=""),
     ),
-    table=NameTable(
-        modules=(
-            *EMBEDDINGS,
-            Module("embeddings_project", "embedding_projection"),
-            *masked_head(
-                "generator_predictions.dense",
-                "generator_predictions.LayerNorm",
-                "generator_lm_head",
-                "generator_lm_head",
-            ),
-        ),
-        layers=(LAYERS,),
-    ),
-    prefix="electra.",
-    task_modules=("generator_predictions.", "generator_lm_head."),
-    renamed=OLD_NORMS,
-    unread=UnreadTensors(
-        always=("embeddings.position_ids",), if_tied=("generator_lm_head.weight",)
-    ),
+    modules=(*EMBEDDINGS, Module("embeddings_project", "embedding_projection")),
 )

@@ -1,18 +1,15 @@
 """Layers with experts in a config.json and its tensors, also with dense layers and windows."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
-from attnlab.models.config import ModelConfig, layers_of
+from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Experts
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family
-from attnlab.pretrained.fields import GATED, Field, Source, Values, choose
+from attnlab.pretrained.common_fields import GATED
+from attnlab.pretrained.fields import Field, Source, Values, choose
 from attnlab.pretrained.layer_types import overrides_of, types_of
-from attnlab.pretrained.weights import Entry
-
-# Attributes ---------------------------------------------------------------------------------------
+from attnlab.pretrained.name_table import Module
 
 
 class DensePattern:
@@ -53,9 +50,8 @@ class FirstDense(DensePattern):
     attributes = (Attribute("first_k_dense_replace", 3, least=0),)
 
     def read(self, attributes: JSON) -> list[bool]:
-        return [
-            i < attributes["first_k_dense_replace"] for i in range(attributes["num_hidden_layers"])
-        ]
+        count = attributes["first_k_dense_replace"]
+        return [i < count for i in range(attributes["num_hidden_layers"])]
 
     def write(self, dense: list[bool]) -> JSON:
         count = sum(dense)
@@ -81,7 +77,7 @@ class ExpertFields(Field):
 
     options: Mapping[str, Attribute]
     width: Attribute
-    constant: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    constant: Mapping[str, object] = dataclasses.field(default_factory=dict)
     other_name: str = ""
     dense: DensePattern = DensePattern()  # has no state
     windows: Field | None = None
@@ -143,84 +139,18 @@ class ExpertFields(Field):
         return attributes
 
 
-# Tensors ------------------------------------------------------------------------------------------
-
-
-class ExpertNames(NamedTuple):
-    """Names of the tensors of a layer, after "layers.N."; "{}" is the number of an expert."""
-
-    router: str
-    weights: Mapping[str, str]
-    """Weight -> its linear module, one for each expert; empty: see `fused_entries`."""
-    shared: Mapping[str, str] = {}
-    """Weight of the shared expert -> its linear module."""
-    shared_gate: str = ""
-    balance_bias: str = ""
-
-
-class StoredLayer(NamedTuple):
-    """One layer of a file."""
-
-    prefix: str
-    stack: str
-    """Name of the stack of its weights."""
-    ffn: FFN
-    groups: Mapping[str, int]
-    """Sublayer -> its parameter group."""
-
-
-def stored_layers(config: ModelConfig) -> Iterator[StoredLayer]:
-    """Every layer of a decoder."""
-    for name, layers in layers_of(config).items():
-        stack = config.stacks[name]
-        for k, layer in enumerate(layers):
-            groups = {sub: stack.plan.indices(sub)[k] for sub in ("attention", "ffn")}
-            yield StoredLayer(f"layers.{layer}.", name, stack.ffn, groups)
-
-
-def expert_entries(names: ExpertNames, config: ModelConfig) -> list[Entry]:
-    """The tensors of routers and experts, one for each weight of an expert."""
-    made = []
-    for prefix, stack, ffn, groups in stored_layers(config):
-        if ffn.experts is None:
-            continue
-        group, where = groups["ffn"], (stack, "ffn")
-
-        def linear(module: str, *path: str, at: Any = group, where: Any = where) -> Entry:
-            return Entry(f"{prefix}{module}.weight", ((*where, *path),), at, "linear")  # noqa: B023
-
-        made.append(linear(names.router, "router"))
-        for weight, module in names.weights.items():
-            for e in range(ffn.experts.num_experts):
-                made.append(linear(module.format(e), weight, at=(group, e)))
-        if ffn.shared is not None:
-            made += [linear(module, "shared", name) for name, module in names.shared.items()]
-        if ffn.experts.shared_gate:
-            made.append(linear(names.shared_gate, "shared_gate"))
-        if ffn.experts.balance_bias:
-            path = ((*where, "balance_bias"),)
-            made.append(Entry(prefix + names.balance_bias, path, group, "vector"))
-    return made
-
-
-def with_experts(
-    family: Family, entries: Callable[[ModelConfig], list[Entry]], *, bias: bool = False
-) -> Family:
-    """A family whose dense FFNs are those of layers without experts.
+def expert_modules(
+    router: str, experts: dict[str, str], dense: tuple[Module, ...] = ()
+) -> tuple[Module, ...]:
+    """Modules of an FFN with experts.
 
     Args:
-      family: its table names the weights of a dense FFN.
-      entries: config -> the tensors of routers and experts.
-      bias: of the FFN.
+      router: its module.
+      experts: weight -> its module; "{}" is the number of an expert.
+      dense: modules of layers without experts.
     """
-    table, (layers,) = family.table, family.table.layers
-    modules = tuple(
-        one._replace(only_without="router") if one.weights in DENSE else one
-        for one in layers.modules
+    return (
+        *(module._replace(only_without="router") for module in dense),
+        Module(router, "ffn.router"),
+        *(Module(name, f"ffn.{ours}", only_with="router") for ours, name in experts.items()),
     )
-    table = table._replace(layers=(layers._replace(modules=modules),), special=entries)
-    base = dataclasses.replace(family.base, ffn=FFN(bias=bias))
-    return dataclasses.replace(family, table=table, base=base)
-
-
-DENSE = ("ffn.gate", "ffn.up", "ffn.down")

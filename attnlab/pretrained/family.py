@@ -18,13 +18,18 @@ class OtherAttributes:
 
     Attributes:
       read: those that are read, to compute or check others.
+      ignored: those that change nothing that a model computes.
       fixed: name -> the only value that is supported.
       written: name -> the value that is written.
     """
 
     read: tuple[Attribute, ...] = ()
+    ignored: tuple[str, ...] = ()
     fixed: Mapping[str, object] = dataclasses.field(default_factory=dict)
     written: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+NO_OTHERS = OtherAttributes()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,6 @@ class Family:
       prefix: of the names of the bare model in the files of its task models.
       task_modules: how names begin that belong to a task and never have the prefix.
       unread: tensors that are not read.
-      shares_layers: fewer tensors than layers are stored.
       renamed: (ending of an older checkpoint, ending of today).
     """
 
@@ -64,18 +68,23 @@ class Family:
     base: ModelConfig
     fields: tuple[Field, ...]
     table: NameTable
-    other_attributes: OtherAttributes = OtherAttributes()
+    other_attributes: OtherAttributes = NO_OTHERS
     prefix: str = ""
     task_modules: tuple[str, ...] = ()
     unread: UnreadTensors = UnreadTensors()
-    shares_layers: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether fewer layers are stored than are applied."""
+        return any(layers.places is not None for layers in self.table.layers)
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
         """All attributes that are read."""
         of_fields = (one for field in self.fields for one in field.attributes)
-        return (*of_fields, *self.other_attributes.read)
+        others = self.other_attributes
+        return (*of_fields, *others.read, *map(Attribute, others.ignored))
 
     def config(self, attributes: JSON, source: Source) -> ModelConfig:
         """Attributes -> config. Raises ValueError if they are not supported or do not fit."""

@@ -1,7 +1,6 @@
 """pbloem/former, and the tutorial class with one chunk projection for all heads."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -9,8 +8,10 @@ from attnlab.heads import Alt, HeadNorm, Layout, NarrowTied, Standard, Wide
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Norm, OutputHead
 from attnlab.names import lookup
-from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
+from attnlab.pretrained.arrays import Built, depth, require, take
+from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.name_table import Layers, Module, NameTable
+from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 
 LAYOUTS: dict[str, type[Layout]] = {
@@ -30,13 +31,23 @@ MODULES = (
     Module("tovalues", "attention.v"),
     Module("downproj", "attention.mix"),
     Module("qln", "attention.q_norm", "table"),
+    Module("qln", "attention.q_norm_bias", "bias"),
     Module("kln", "attention.k_norm", "table"),
+    Module("kln", "attention.k_norm_bias", "bias"),
     Module("unifyheads", "attention.o"),
 )
+PROJECTIONS = ("toqueries", "tokeys", "tovalues")
+
+
+def _modules(layout: Layout) -> tuple[Module, ...]:
+    """Those of an attention; the projections of Alt are bare parameters, [heads, out, in]."""
+    if not isinstance(layout, Alt):
+        return MODULES
+    return tuple(m._replace(kind="swapped") if m.name in PROJECTIONS else m for m in MODULES)
 
 
 def _layout(
-    name: str, width: int, num_heads: int, prefix: str, config: dict[str, Any], tensors: Arrays
+    name: str, width: int, num_heads: int, prefix: str, config: JSON, tensors: Arrays
 ) -> Layout:
     """The layout of an attention whose names begin with `prefix`."""
     revision, kqnorm, factor = (config.get(n) for n in ("revision", "kqnorm", "scalefactor"))
@@ -67,23 +78,7 @@ def _layout(
     return dataclasses.replace(layout, scale=scale if factor is None else factor)
 
 
-def _renamed(entries: list[Entry], layout: Layout) -> list[Entry]:
-    """The projections of Alt are bare parameters, [heads, out, in]; biases of norms of queries and
-    keys stand beside their scales."""
-    made = []
-    for entry in entries:
-        last = entry.paths[0][-1]
-        if isinstance(layout, Alt) and last in ("q", "k", "v"):
-            entry = entry._replace(name=entry.name.removesuffix(".weight"), kind="swapped")
-        made.append(entry)
-        if last in ("q_norm", "k_norm"):
-            path = (*entry.paths[0][:-1], f"{last}_bias")
-            name = entry.name.replace(".weight", ".bias")
-            made.append(entry._replace(name=name, paths=(path,)))
-    return made
-
-
-def build(config: dict[str, Any], tensors: Arrays) -> Built:
+def build(config: JSON, tensors: Arrays) -> Built:
     """One attention, or a GTransformer or CTransformer."""
     if config.get("module") in ("GTransformer", "CTransformer"):
         return _build_model(config, tensors)
@@ -91,21 +86,19 @@ def build(config: dict[str, Any], tensors: Arrays) -> Built:
         config, "module", "emb", "heads", revision="HEAD", kqnorm=None, scalefactor=None
     )
     layout = _layout(name, width, heads, "", config, tensors)
-    return layout, attention_entries(layout, MODULES)
+    return layout, attention_entries(layout, _modules(layout))
 
 
 def attention_entries(layout: Layout, modules: tuple[Module, ...]) -> list[Entry]:
     """The tensors of an attention alone; `modules` have paths such as "attention.q"."""
     config = ModelConfig(width=layout.width, num_layers=1, heads=layout)
-    made = NameTable((), (Layers("", modules),)).entries(config)
-    alone = [
-        one._replace(paths=tuple(("heads", path[-1]) for path in one.paths), at=None)
-        for one in made
+    return [
+        one._replace(paths=tuple(("heads", path[-1]) for path in one.paths), at=...)
+        for one in NameTable((), (Layers("", modules),)).entries(config)
     ]
-    return _renamed(alone, layout)
 
 
-def _build_model(config: dict[str, Any], tensors: Arrays) -> Built:
+def _build_model(config: JSON, tensors: Arrays) -> Built:
     module, heads, kind, max_pool, *_ = take(
         config, "module", "heads", attention_type="default", max_pool=True, revision="HEAD",
         kqnorm=None, scalefactor=None,
@@ -146,7 +139,7 @@ def _build_model(config: dict[str, Any], tensors: Arrays) -> Built:
             Layers(
                 "tblocks.{}.",
                 (
-                    *(one._replace(name=f"attention.{one.name}") for one in MODULES),
+                    *(one._replace(name=f"attention.{one.name}") for one in _modules(layout)),
                     Module("norm1", "attention.norm", "norm"),
                     Module("ff.0", "ffn.up"),
                     Module("ff.2", "ffn.down"),
@@ -155,10 +148,10 @@ def _build_model(config: dict[str, Any], tensors: Arrays) -> Built:
             ),
         ),
     )
-    return model, _renamed(table.entries(model), layout)
+    return model, table.entries(model)
 
 
-def build_tutorial(config: dict[str, Any], tensors: Arrays) -> Built:
+def build_tutorial(config: JSON, tensors: Arrays) -> Built:
     """The tutorial class: scores over sqrt(embed_size)."""
     width, heads = take(config, "embed_size", "heads")
     layout = NarrowTied(width=width, num_heads=heads, biases=("o",), scale=width**-0.5)

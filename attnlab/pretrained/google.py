@@ -2,16 +2,15 @@
 tanh kind.
 """
 
-from typing import Any
-
 from attnlab.models.config import ModelConfig
 from attnlab.pretrained.albert import ALBERT
-from attnlab.pretrained.arrays import Arrays, Built
+from attnlab.pretrained.arrays import Built
 from attnlab.pretrained.attributes import JSON, read_attributes
 from attnlab.pretrained.bert import BASE, BERT, QKV
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, Values, build_config, changed
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Suffixes, linears
+from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 from attnlab.sharing.plan import GROUP_RULES, Plan
 
@@ -21,8 +20,8 @@ def _classifier(config: ModelConfig) -> list[Entry]:
         return []
     at = "cls/seq_relationship/output_"
     return [
-        Entry(f"{at}weights", (("classifier",),), None, "linear"),
-        Entry(f"{at}bias", (("classifier_bias",),), None, "vector"),
+        Entry(f"{at}weights", (("classifier",),), ..., "linear"),
+        Entry(f"{at}bias", (("classifier_bias",),), ..., "vector"),
     ]
 
 
@@ -83,13 +82,13 @@ def _read(family: Family, config: JSON, tensors: Arrays, without: tuple[str, ...
     }
 
 
-def build_bert(config: dict[str, Any], tensors: Arrays) -> Built:
+def build_bert(config: JSON, tensors: Arrays) -> Built:
     """`config` is a bert_config.json."""
     model = build_config(BASE, _read(BERT, config, tensors, ()))
     return model, _table(BERT_LAYERS).entries(model)
 
 
-def build_albert(config: dict[str, Any], tensors: Arrays) -> Built:
+def build_albert(config: JSON, tensors: Arrays) -> Built:
     """`config` is an albert_config.json. Some groups may never be applied, and have no weights."""
     values = _read(ALBERT, config, tensors, ("num_hidden_groups", "embedding_size"))
     attributes = read_attributes(config, ALBERT.attributes, ALBERT.other_attributes.fixed)

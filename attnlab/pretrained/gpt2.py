@@ -2,24 +2,12 @@
 
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Init
+from attnlab.models.specs import FFN, Init, Norm
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import Family, UnreadTensors
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    BIASES,
-    CausalHead,
-    Choice,
-    Field,
-    Source,
-    Values,
-    value,
-)
-from attnlab.pretrained.name_table import Layers, Module, NameTable
-
-
-def hidden_width(attributes: JSON) -> int:
-    return 4 * int(attributes["n_embd"])
+from attnlab.pretrained.common_fields import BIASES, CausalHead, activation, ffn_width, numbers
+from attnlab.pretrained.fields import Choice, Field, Source, Values
+from attnlab.pretrained.llama import DecoderNames, decoder
+from attnlab.pretrained.name_table import PACKED, Module
 
 
 class _LayerScales(Field):
@@ -36,55 +24,35 @@ class _LayerScales(Field):
         return {"scale_attn_by_inverse_layer_idx": config.attention.layer_scales is not None}
 
 
-QKV = ("attention.q", "attention.k", "attention.v")
-GPT2 = Family(
-    name="gpt2",
-    base=ModelConfig(
-        heads=Standard(num_heads=4, biases=BIASES), init=Init(std=0.02, residual="depth")
-    ),
-    fields=(
-        value("vocab_size", 50257, "vocab_size"),
-        value("n_positions", 1024, "max_len"),
-        value("n_embd", 768, "width"),
-        value("n_layer", 12, "num_layers", is_depth=True),
-        value("n_head", 12, "heads.num_heads"),
-        value("n_inner", None, "ffn.width", json_type=int, compute=hidden_width),
-        Choice("activation_function", "gelu_new", "ffn.activation", ACTIVATIONS),
-        value("resid_pdrop", 0.1, "dropout.rate"),
-        value("embd_pdrop", 0.1, "dropout.embedding", default_path="dropout.rate"),
-        value("attn_pdrop", 0.1, "dropout.attention"),
-        value("layer_norm_epsilon", 1e-5, "norm.eps"),
+GPT2 = decoder(
+    "gpt2",
+    (
+        *numbers(vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12),
+        *numbers(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, layer_norm_epsilon=1e-5),
+        ffn_width("n_inner", "n_embd"),
+        activation("activation_function", "gelu_new"),
         Choice("scale_attn_weights", True, "heads.scale", {True: None, False: 1.0}),
         _LayerScales(),
-        # The bare model has the same weights: its LM head is there, tied, for whoever asks.
-        CausalHead("GPT2Model", "GPT2LMHeadModel", tied=True, bare_kind="tied"),
     ),
-    table=NameTable(
-        modules=(
-            Module("wte", "embedding", "table"),
-            Module("wpe", "positions", "table"),
-            Module("ln_f", "final_norm", "norm"),
-            Module("lm_head", "lm_head"),
+    # The bare model has the same weights: its LM head is there, tied, for whoever asks.
+    CausalHead("GPT2", tied=True, causal="LMHeadModel", bare_kind="tied"),
+    names=DecoderNames(
+        attention=(
+            Module("attn.c_attn", PACKED, "conv1d"),
+            Module("attn.c_proj", "attention.o", "conv1d"),
         ),
-        layers=(
-            Layers(
-                "h.{}.",
-                (
-                    Module("attn.c_attn", QKV, "conv1d"),
-                    Module("attn.c_proj", "attention.o", "conv1d"),
-                    Module("ln_1", "attention.norm", "norm"),
-                    Module("mlp.c_fc", "ffn.up", "conv1d"),
-                    Module("mlp.c_proj", "ffn.down", "conv1d"),
-                    Module("ln_2", "ffn.norm", "norm"),
-                ),
-            ),
-        ),
-    ),
-    prefix="transformer.",
-    task_modules=("lm_head.",),
-    unread=UnreadTensors(
+        ffn=(Module("mlp.c_fc", "ffn.up", "conv1d"), Module("mlp.c_proj", "ffn.down", "conv1d")),
+        norms={"attention.norm": "ln_1", "ffn.norm": "ln_2"},
+        embedding="wte",
+        final_norm="ln_f",
+        more=(Module("wpe", "positions", "table"),),
+        layers="h.{}.",
+        prefix="transformer.",
         # The causal mask, stored as if it were a bias.
-        always=("h.*.attn.bias", "h.*.attn.masked_bias"),
-        if_tied=("lm_head.weight",),
+        unread=("h.*.attn.bias", "h.*.attn.masked_bias"),
     ),
+    heads=Standard(num_heads=4, biases=BIASES),
+    norm=Norm(),
+    ffn=FFN(),
+    init=Init(std=0.02, residual="depth"),
 )

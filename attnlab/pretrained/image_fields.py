@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Images
-from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value
 from attnlab.pretrained.fields import Field, Source, Values
 from attnlab.pretrained.weights import Entry
 
@@ -15,10 +15,8 @@ def _sides(attributes: JSON, name: str, default: int) -> list[int]:
     said = default if attributes[name] is None else attributes[name]
     sides = said if isinstance(said, list) else [said, said]
     if len(sides) != 2 or not all(type(side) is int and 0 < side < 2**16 for side in sides):
-        raise ValueError(
-            f"config.json: {name} = {shown(said)} should be a whole number, or height and width, "
-            "from 1 to 65,535"
-        )
+        why = "should be a whole number, or height and width, from 1 to 65,535"
+        raise bad_value(name, said, why)
     return sides
 
 

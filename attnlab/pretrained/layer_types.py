@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attnlab.models.config import LayerOverrides, ModelConfig
 from attnlab.models.specs import Positions
-from attnlab.pretrained.attributes import JSON, Attribute, shown
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value
 from attnlab.pretrained.fields import Field, Source, Values
 from attnlab.pretrained.rope import RotaryField, score_scales
 from attnlab.sharing.stack import repeating_pattern
@@ -31,7 +31,7 @@ def types_of(layers: list[LayerOverrides]) -> Values:
     """
     if len(set(layers)) == 1:
         return {}
-    runs: Any = repeating_pattern(layers)[0][0]
+    runs, _ = repeating_pattern(layers)[0]
     return {"layer_types": tuple((count, one) for one, count in runs)}
 
 
@@ -62,9 +62,8 @@ class Window(Field):
 
 
 def _by_window(attributes: JSON) -> list[str]:
-    return [FULL if attributes["sliding_window"] is None else SLIDING] * int(
-        attributes["num_hidden_layers"]
-    )
+    one = FULL if attributes["sliding_window"] is None else SLIDING
+    return [one] * int(attributes["num_hidden_layers"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,15 +109,11 @@ class LayerTypes(Field):
         types = attributes["layer_types"]
         types = self.default_types(attributes) if types is None else types
         if not types or any(t not in (SLIDING, FULL) for t in types):
-            raise ValueError(
-                f"config.json: layer_types = {shown(types)} is not supported, only a list of "
-                f"{SLIDING!r} and {FULL!r}"
-            )
+            why = f"is not supported, only a list of {SLIDING!r} and {FULL!r}"
+            raise bad_value("layer_types", types, why)
         if len(types) != attributes["num_hidden_layers"]:
-            raise ValueError(
-                f"config.json: layer_types = {shown(types)} are {len(types)}, num_hidden_layers is "
-                f"{attributes['num_hidden_layers']}"
-            )
+            why = f"are {len(types)}, num_hidden_layers is {attributes['num_hidden_layers']}"
+            raise bad_value("layer_types", types, why)
         return list(types)
 
     def positions(self, attributes: JSON) -> dict[str, Positions]:
@@ -130,11 +125,8 @@ class LayerTypes(Field):
         return dict.fromkeys((FULL, SLIDING), self.rope.score_scale(attributes))
 
     def read(self, attributes: JSON, source: Source) -> Values:
-        types, positions, scales = (
-            self.types(attributes),
-            self.positions(attributes),
-            self.score_scales(attributes),
-        )
+        types, positions = self.types(attributes), self.positions(attributes)
+        scales = self.score_scales(attributes)
         window = self.window(attributes) if SLIDING in types else None
         base = FULL if FULL in types else SLIDING
         values: Values = {
@@ -151,11 +143,10 @@ class LayerTypes(Field):
         windows = {c.attention.window for c in config.stacks.values()} - {None}
         if len(windows) > 1:
             raise ValueError(f"all layers with a window must have the same, not {windows}")
-        window = max((w for w in windows if w is not None), default=None)
         slides = {name: c.attention.window is not None for name, c in config.stacks.items()}
         return self.write_positions(config) | {
             "layer_types": [SLIDING if slides[name] else FULL for name in config.layer_names],
-            **self.write_window(window),
+            **self.write_window(next(iter(windows), None)),
         }
 
     def write_positions(self, config: ModelConfig) -> JSON:
@@ -174,24 +165,18 @@ class TypedRotary(LayerTypes):
     bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
 
     def positions(self, attributes: JSON) -> dict[str, Positions]:
-        return {type_: self._of_type(attributes, type_) for type_ in self.bases}
+        return {t: self.rope.positions(self._of_type(attributes, t)) for t in self.bases}
 
     def score_scales(self, attributes: JSON) -> dict[str, float]:
-        return {
-            type_: self.rope.score_scale(self._given_of(attributes, type_)) for type_ in self.bases
-        }
+        return {t: self.rope.score_scale(self._of_type(attributes, t)) for t in self.bases}
 
-    def _of_type(self, attributes: JSON, type_: str) -> Positions:
-        return self.rope.positions(self._given_of(attributes, type_))
-
-    def _given_of(self, attributes: JSON, type_: str) -> JSON:
+    def _of_type(self, attributes: JSON, type_: str) -> JSON:
+        """The attributes of rotary positions, for the layers of one type alone."""
         today, (name, base) = attributes["rope_parameters"] or {}, self.bases[type_]
         objects = all(isinstance(one, dict | None) for one in today.values())
         if set(today) - set(self.bases) or not objects:
-            raise ValueError(
-                f"config.json: rope_parameters = {shown(today)} should be an object with {FULL!r} "
-                f"and {SLIDING!r}"
-            )
+            why = f"should be an object with {FULL!r} and {SLIDING!r}"
+            raise bad_value("rope_parameters", today, why)
         own = today.get(type_) or {"rope_type": "default"}
         missing = attributes[name] is None and "rope_theta" not in own
         return attributes | {
@@ -202,15 +187,13 @@ class TypedRotary(LayerTypes):
 
     def write_positions(self, config: ModelConfig) -> JSON:
         ropes = {
-            type_: self.rope.describe(positions_of(config, type_), _scale_of(config, type_))
-            for type_ in self.bases
+            t: self.rope.describe(positions_of(config, t), _scale_of(config, t)) for t in self.bases
         }
-        names = {type_: name for type_, (name, _) in self.bases.items()}
-        one = (
-            len({*names.values()}) == 1
-            and ropes[FULL]["rope_theta"] != ropes[SLIDING]["rope_theta"]
-        )
-        own = {name: None if one else ropes[t]["rope_theta"] for t, name in names.items()}
+        own: JSON = {}
+        for type_, (name, _) in self.bases.items():
+            base = ropes[type_]["rope_theta"]
+            # One attribute cannot have both bases.
+            own[name] = base if own.get(name, base) == base else None
         parameters = {type_: rope["rope_parameters"] for type_, rope in ropes.items()}
         return ropes[FULL] | own | {"rope_parameters": parameters}
 

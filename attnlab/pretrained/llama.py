@@ -5,43 +5,39 @@ Qwen3 (2025), in the names of Hugging Face.
 import dataclasses
 from collections.abc import Mapping
 
-from attnlab.heads import HeadNorm, Layout, Standard
+from attnlab.heads import HeadNorm, Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Init, Norm
-from attnlab.pretrained.attributes import JSON, Attribute, shown
-from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import (
-    BIASES,
-    GATED,
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.pretrained.common_fields import (
     CausalHead,
-    Choice,
-    Field,
-    changed,
-    grouped_heads,
-    sizes,
-    value,
+    activation,
+    biases,
+    head_dim,
+    kv_heads,
+    numbers,
 )
+from attnlab.pretrained.family import NO_OTHERS, Family, OtherAttributes, UnreadTensors
+from attnlab.pretrained.fields import Field, changed, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, LayerTypes, Window
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
 from attnlab.pretrained.rope import RotaryField
 
+BASE = ModelConfig(
+    heads=Standard(num_heads=4), norm=Norm(kind="rms"), ffn=FFN(bias=False), init=Init(std=0.02)
+)
 FIELDS: tuple[Field, ...] = (
-    *sizes(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32),
-    *sizes(num_attention_heads=32, max_position_embeddings=2048),
-    *grouped_heads(),
-    Choice("hidden_act", "silu", "ffn.activation", GATED),
-    value("rms_norm_eps", 1e-6, "norm.eps"),
-    Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
+    *numbers(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32),
+    *numbers(num_attention_heads=32, max_position_embeddings=2048, rms_norm_eps=1e-6),
+    *numbers(attention_dropout=0.0),
+    kv_heads(),
+    head_dim(),
+    activation("hidden_act", "silu", gated=True),
+    biases("attention_bias", False),
     value("mlp_bias", False, "ffn.bias"),
-    value("attention_dropout", 0.0, "dropout.attention"),
     RotaryField(),
 )
-RMS = Norm(kind="rms")
-NO_OTHERS = OtherAttributes()
-NORMS = {
-    "attention.norm": "input_layernorm",
-    "ffn.norm": "post_attention_layernorm",
-}
+NORMS = {"attention.norm": "input_layernorm", "ffn.norm": "post_attention_layernorm"}
 HEADS = (
     *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
     Module("self_attn.q_norm", "attention.q_norm", "table"),
@@ -59,10 +55,11 @@ class DecoderNames:
     Attributes:
       attention, ffn: modules of a layer.
       norms: weight -> module, of the norms of a layer.
-      embedding, final_norm: modules outside the layers.
+      embedding, final_norm, lm_head: modules outside the layers.
       more: further modules outside the layers.
       layers, prefix: how names of a layer, and of the bare model in a file, begin.
       unread: patterns of tensors that hold no weight, beside the rates of rotary positions.
+      renamed: as in `Family`.
     """
 
     attention: tuple[Module, ...] = HEADS
@@ -70,22 +67,24 @@ class DecoderNames:
     norms: Mapping[str, str] = dataclasses.field(default_factory=NORMS.copy)
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
+    lm_head: str = "lm_head"
     more: tuple[Module, ...] = ()
     layers: str = "layers.{}."
     prefix: str = "model."
     unread: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def table(self) -> NameTable:
-        """These names, and those of an LM head."""
+        """The table of these names."""
         norms = tuple(Module(theirs, ours, "norm") for ours, theirs in self.norms.items())
         return NameTable(
             modules=(
                 Module(self.embedding, "embedding", "table"),
                 Module(self.final_norm, "final_norm", "norm"),
                 *self.more,
-                Module("lm_head", "lm_head"),
-                Module("lm_head", "lm_head_bias", "bias", only_without="lm_head"),
+                Module(self.lm_head, "lm_head"),
+                Module(self.lm_head, "lm_head_bias", "bias", only_without="lm_head"),
             ),
             layers=(Layers(self.layers, (*self.attention, *self.ffn, *norms)),),
         )
@@ -94,52 +93,38 @@ class DecoderNames:
 LLAMA_NAMES = DecoderNames()
 
 
-def causal_head(architecture: str, *, tied: bool = False, bias: bool = False) -> CausalHead:
-    """The LM head of the architectures NAMEModel and NAMEForCausalLM.
-
-    Args:
-      architecture: NAME.
-      tied: the default of tie_word_embeddings.
-      bias: the LM head has one.
-    """
-    return CausalHead(f"{architecture}Model", f"{architecture}ForCausalLM", tied, bias=bias)
-
-
 def decoder(
     name: str,
-    heads: Layout,
     fields: tuple[Field, ...],
     lm_head: CausalHead,
     *,
     names: DecoderNames = LLAMA_NAMES,
-    norm: Norm = RMS,
-    ffn_bias: bool = False,
     other_attributes: OtherAttributes = NO_OTHERS,
+    **base: object,
 ) -> Family:
     """A family whose files name things almost as Llama's do.
 
     Args:
       name: its `model_type`.
-      heads: the layout, with what no attribute sets.
       fields: those of the layers and sizes.
       lm_head: architectures with and without an LM head.
       names: of the weights.
-      norm: kind and position.
-      ffn_bias: the FFN has biases where no attribute says.
       other_attributes: those that set no field of the config.
+      **base: fields of the config that no attribute sets, where they differ from Llama's.
     """
     return Family(
         name=name,
-        base=ModelConfig(heads=heads, norm=norm, ffn=FFN(bias=ffn_bias), init=Init(std=0.02)),
+        base=dataclasses.replace(BASE, **base),  # type: ignore[arg-type]
         fields=(*fields, lm_head),
         table=names.table,
         other_attributes=other_attributes,
         prefix=names.prefix,
-        task_modules=("lm_head.",),
+        task_modules=(f"{names.lm_head}.",),
+        renamed=names.renamed,
         unread=UnreadTensors(
             # Rates of the rotary positions, which follow from config.json.
             always=("layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *names.unread),
-            if_tied=("lm_head.weight",),
+            if_tied=(f"{names.lm_head}.weight",),
         ),
     )
 
@@ -157,9 +142,7 @@ class _QwenTypes(LayerTypes):
     def types(self, attributes: JSON) -> list[str]:
         types = super().types(attributes)
         if SLIDING in types and not attributes["use_sliding_window"]:
-            raise ValueError(
-                f"config.json: layer_types = {shown(types)} need use_sliding_window = true"
-            )
+            raise bad_value("layer_types", types, "need use_sliding_window = true")
         return types
 
     def write(self, config: ModelConfig) -> JSON:
@@ -177,50 +160,31 @@ QWEN_TYPES = _QwenTypes(
 )
 MISTRAL_FIELDS = changed(
     FIELDS,
-    *sizes(intermediate_size=14336, max_position_embeddings=131072),
-    *grouped_heads(num_kv_heads=8),
+    *numbers(intermediate_size=14336, max_position_embeddings=131072),
+    kv_heads(8),
     Window(),
     without=("attention_bias", "mlp_bias"),
 )
 QWEN_FIELDS = changed(
     FIELDS,
-    *sizes(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
-    *grouped_heads(num_kv_heads=32),
+    *numbers(vocab_size=151936, intermediate_size=22016, max_position_embeddings=32768),
+    kv_heads(32),
     QWEN_TYPES,
     without=("attention_bias", "mlp_bias"),
 )
-LLAMA = decoder(
-    "llama",
-    Standard(num_heads=4),
-    FIELDS,
-    causal_head("Llama"),
-)
-MISTRAL = decoder(
-    "mistral",
-    Standard(num_heads=4),
-    MISTRAL_FIELDS,
-    causal_head("Mistral"),
-)
-MINISTRAL = decoder(
-    "ministral",
-    Standard(num_heads=4),
-    changed(MISTRAL_FIELDS, LayerTypes()),
-    causal_head("Ministral"),
-)
+RMS_HEADS = Standard(num_heads=4, qk_norm=HeadNorm("rms"))
+NORMED = value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps")
+"""The epsilon of norms, also of those of queries and keys."""
+
+LLAMA = decoder("llama", FIELDS, CausalHead("Llama"))
+MISTRAL = decoder("mistral", MISTRAL_FIELDS, CausalHead("Mistral"))
+MINISTRAL = decoder("ministral", changed(MISTRAL_FIELDS, LayerTypes()), CausalHead("Ministral"))
 QWEN2 = decoder(
-    "qwen2",
-    Standard(num_heads=4, biases=("q", "k", "v")),
-    QWEN_FIELDS,
-    causal_head("Qwen2"),
+    "qwen2", QWEN_FIELDS, CausalHead("Qwen2"), heads=Standard(num_heads=4, biases=("q", "k", "v"))
 )
 QWEN3 = decoder(
     "qwen3",
-    Standard(num_heads=4, qk_norm=HeadNorm("rms")),
-    changed(
-        QWEN_FIELDS,
-        *grouped_heads(num_kv_heads=32, head_dim=128),
-        Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
-        value("rms_norm_eps", 1e-6, "norm.eps", "heads.norm_eps"),
-    ),
-    causal_head("Qwen3"),
+    changed(QWEN_FIELDS, head_dim(128), biases("attention_bias", False), NORMED),
+    CausalHead("Qwen3"),
+    heads=RMS_HEADS,
 )

@@ -15,13 +15,14 @@ from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
-from attnlab.pretrained.attributes import JSON, matches, read_attributes, shown
+from attnlab.pretrained.attributes import JSON, bad_value, matches, read_attributes, shown
 from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source
 from attnlab.pretrained.hub import TOKENIZER, find_folder
 from attnlab.pretrained.registry import FAMILIES, REFUSED
 from attnlab.pretrained.tensors import Stored, read_folder, read_json
 from attnlab.pretrained.weights import fill
+from attnlab.sharing import Params, PyTree
 from attnlab.transforms import resharing
 
 Sharding = jax.sharding.Sharding
@@ -38,9 +39,9 @@ def load(
     param_dtype: str = "float32",
     detect_sharing: bool = False,
     allow_nonfinite: bool = False,
-    sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | dict[str, Any] | None = None,
+    sharding: Callable[[WeightPath, tuple[int, ...]], Sharding] | Params | None = None,
     **fields: Any,
-) -> tuple[Transformer, dict[str, Any]]:
+) -> tuple[Transformer, Params]:
     """Read a model by its name on the Hugging Face Hub, or a folder, as transformers saves it.
 
         model, params = load("openai-community/gpt2")
@@ -78,17 +79,16 @@ def load(
     _check_all_used(tensors, {entry.name for entry in entries}, family, config, ignore)
 
     def put(path: WeightPath, a: np.ndarray) -> jax.Array:
-        placed: jax.Array = jax.device_put(a, _sharding_of(sharding, path, a.shape))
+        where: PyTree = sharding
+        if callable(sharding):
+            where = sharding(path, a.shape)
+        elif sharding is not None:
+            where = functools.reduce(operator.getitem, path, sharding)
+        placed: jax.Array = jax.device_put(a, where)
         return placed
 
-    params = fill(
-        param_shapes(config),
-        entries,
-        tensors,
-        dtype=dtype,
-        put=put,
-        allow_nonfinite=allow_nonfinite,
-    )
+    shapes = param_shapes(config)
+    params = fill(shapes, entries, tensors, dtype=dtype, put=put, allow_nonfinite=allow_nonfinite)
     if detect_sharing:
         config, params = resharing.detect_sharing(config, params)
     return dataclasses.replace(config, **fields).build(), params
@@ -105,13 +105,6 @@ def _check_all_used(
             f"{len(unknown)} tensors have no place in a {family.name} model with this config.json, "
             f"the first is {first}; if they do not matter, pass ignore=({first},)"
         )
-
-
-def _sharding_of(sharding: Any, path: WeightPath, shape: tuple[int, ...]) -> Any:
-    """The sharding of one weight, or None."""
-    if callable(sharding):
-        return sharding(path, shape)
-    return sharding and functools.reduce(operator.getitem, path, sharding)
 
 
 def load_config(
@@ -151,10 +144,8 @@ def _read(folder: Path, ignore: tuple[str, ...]) -> tuple[Family, JSON, Stored, 
     if not family.shares_layers:
         for one in family.attributes:
             if one.is_depth and (attributes[one.name] or 0) > len(tensors):
-                raise ValueError(
-                    f"config.json: {one.name} = {attributes[one.name]} is more than the "
-                    f"{len(tensors)} tensors in the folder"
-                )
+                why = f"is more than the {len(tensors)} tensors in the folder"
+                raise bad_value(one.name, attributes[one.name], why)
     source = Source(_architecture(raw), tensors)
     return family, attributes, tensors, family.config(attributes, source)
 
@@ -164,10 +155,7 @@ def _family(raw: JSON, path: Path) -> Family:
         raise ValueError(f"{path} has no model_type; known: {', '.join(FAMILIES)}")
     name = raw["model_type"]
     if not isinstance(name, str) or len(name) > 100:
-        raise ValueError(
-            f"config.json: model_type = {shown(name)} is not supported; known: "
-            f"{', '.join(FAMILIES)}"
-        )
+        raise bad_value("model_type", name, f"is not supported; known: {', '.join(FAMILIES)}")
     if name in REFUSED:
         raise ValueError(f"config.json: model_type = {name!r}: {REFUSED[name]}")
     return lookup(FAMILIES, name, what="model_type")
@@ -179,9 +167,7 @@ def _architecture(raw: JSON) -> str:
     if names is None:
         return ""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"config.json: architectures = {shown(names)} should be a list of names, or null"
-        )
+        raise bad_value("architectures", names, "should be a list of names, or null")
     return names[0] if names else ""
 
 

@@ -5,21 +5,12 @@ import dataclasses
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Dropout, Norm, NormPosition
 from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.bert import BASE, masked_head
-from attnlab.pretrained.family import NO_PAD_TOKEN, Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import (
-    BIASES,
-    GATED,
-    Choice,
-    MaskedHead,
-    Source,
-    Values,
-    sizes,
-    value,
-)
-from attnlab.pretrained.gpt2 import QKV
+from attnlab.pretrained.bert import BASE, MaskedHead, encoder
+from attnlab.pretrained.common_fields import activation, biases, numbers
+from attnlab.pretrained.family import NO_PAD_TOKEN, OtherAttributes
+from attnlab.pretrained.fields import Choice, Source, Values, value
 from attnlab.pretrained.layer_types import FULL, SLIDING, TypedRotary, overrides_of, types_of
-from attnlab.pretrained.name_table import Layers, Module, NameTable
+from attnlab.pretrained.name_table import PACKED, Layers, Module
 
 FIRST: NormPosition = "pre_ffn"
 
@@ -63,22 +54,26 @@ OTHERS = (
     "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction", "layer_norm_eps",
     "sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad", "classifier_pooling",
 )  # fmt: skip
-MODERNBERT = Family(
-    name="modernbert",
-    base=dataclasses.replace(
-        BASE, norm=Norm(bias=False), dropout=Dropout(places=("embeddings", "attention"))
+MODERNBERT = encoder(
+    "modernbert",
+    MaskedHead(
+        name="ModernBert",
+        transform="head.dense",
+        norm="head.norm",
+        lm_head="decoder",
+        activation=Attribute("classifier_activation", "gelu"),
+        bias=Attribute("decoder_bias", True),
+        transform_bias=Attribute("classifier_bias", False),
     ),
-    fields=(
-        *sizes(vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12),
-        *sizes(intermediate_size=1152, max_position_embeddings=8192),
-        Choice("hidden_activation", "gelu", "ffn.activation", GATED),
-        value("norm_eps", 1e-5, "norm.eps"),
-        Choice("norm_bias", False, "norm.bias", {True: None, False: False}),
-        Choice("attention_bias", False, "heads.biases", {True: BIASES, False: ()}),
-        value("mlp_bias", False, "ffn.bias"),
-        value("embedding_dropout", 0.0, "dropout.embedding", default_path="dropout.rate"),
+    (
+        *numbers(vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12),
+        *numbers(intermediate_size=1152, max_position_embeddings=8192, norm_eps=1e-5),
+        *numbers(embedding_dropout=0.0, mlp_dropout=0.0),
         value("attention_dropout", 0.0, "dropout.rate", "dropout.attention"),
-        value("mlp_dropout", 0.0, "dropout.ffn"),
+        activation("hidden_activation", "gelu", gated=True),
+        Choice("norm_bias", False, "norm.bias", {True: None, False: False}),
+        biases("attention_bias", False),
+        value("mlp_bias", False, "ffn.bias"),
         _LayerTypes(
             default_window=128,
             default_types=_types,
@@ -90,37 +85,26 @@ MODERNBERT = Family(
             ),
             bases={FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10000.0)},
         ),
-        MaskedHead(
-            "ModernBert",
-            transform="head.dense",
-            activation=Attribute("classifier_activation", "gelu"),
-            bias=Attribute("decoder_bias", True),
-            transform_bias=Attribute("classifier_bias", False),
-        ),
     ),
-    table=NameTable(
-        modules=(
-            Module("embeddings.tok_embeddings", "embedding", "table"),
-            Module("embeddings.norm", "embedding_norm", "norm"),
-            Module("final_norm", "final_norm", "norm"),
-            *masked_head("head.dense", "head.norm", "decoder", "decoder"),
-        ),
-        layers=(
-            Layers(
-                "layers.{}.",
-                (
-                    Module("attn.Wqkv", QKV),
-                    Module("attn.Wo", "attention.o"),
-                    Module("attn_norm", "attention.norm", "norm"),
-                    Module("mlp.Wi", ("ffn.gate", "ffn.up")),
-                    Module("mlp.Wo", "ffn.down"),
-                    Module("mlp_norm", "ffn.norm", "norm"),
-                ),
-            ),
+    base=dataclasses.replace(
+        BASE, norm=Norm(bias=False), dropout=Dropout(places=("embeddings", "attention"))
+    ),
+    modules=(
+        Module("embeddings.tok_embeddings", "embedding", "table"),
+        Module("embeddings.norm", "embedding_norm", "norm"),
+        Module("final_norm", "final_norm", "norm"),
+    ),
+    layers=Layers(
+        "layers.{}.",
+        (
+            Module("attn.Wqkv", PACKED),
+            Module("attn.Wo", "attention.o"),
+            Module("attn_norm", "attention.norm", "norm"),
+            Module("mlp.Wi", ("ffn.gate", "ffn.up")),
+            Module("mlp.Wo", "ffn.down"),
+            Module("mlp_norm", "ffn.norm", "norm"),
         ),
     ),
     prefix="model.",
-    task_modules=("head.", "decoder."),
-    other_attributes=OtherAttributes(read=tuple(map(Attribute, OTHERS)), written=NO_PAD_TOKEN),
-    unread=UnreadTensors(if_tied=("decoder.weight",)),
+    other_attributes=OtherAttributes(ignored=OTHERS, written=NO_PAD_TOKEN),
 )

@@ -4,17 +4,19 @@ A table lists all modules that a family may have. Those whose weights a given co
 are passed over, and a bias is stored where the model has one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from types import EllipsisType
 from typing import Literal, NamedTuple
 
 from attnlab.models.config import ModelConfig
 from attnlab.models.parameters import param_shapes
 from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.weights import Entry, Path
+from attnlab.sharing import Params
 from attnlab.sharing.plan import Plan
 
 Stack = Literal["encoder", "decoder", ""]
-Kind = Literal["linear", "conv1d", "norm", "table", "vector", "bias", "plain"]
+Kind = Literal["linear", "conv1d", "norm", "table", "vector", "bias", "plain", "swapped"]
 
 
 class Module(NamedTuple):
@@ -25,13 +27,15 @@ class Module(NamedTuple):
     """
 
     name: str
-    """Its name in the file, behind that of the layer; "in_proj_" has the tensor in_proj_weight."""
+    """Its name in the file, behind that of the layer; "in_proj_" has the tensor in_proj_weight;
+    "{}" is the number of an expert, each of which has its own module."""
     weights: str | tuple[str, ...]
     """Paths of weights, without stack and layer; several lie side by side in one tensor."""
     kind: Kind = "linear"
     """"linear" (out, in) and "conv1d" (in, out) have a bias where the model has one; a "norm" has a
     scale and maybe a bias; a "table" is stored as it is, a "vector" flat; "bias" is a lone bias; a
-    "plain" one is a table whose tensor has the name of the module."""
+    "plain" one is a table whose tensor has the name of the module, "swapped" such a one with the
+    last two axes exchanged."""
     by_head: bool = False
     """Several weights lie side by side head by head: all of head 0, then all of head 1."""
     pairs: tuple[str, ...] = ()
@@ -46,6 +50,8 @@ class Module(NamedTuple):
     """Of a "plain" one: axes of 1 that the tensor has in front."""
     only_norms: tuple[str, ...] = ()
     """Stored only where the norms of the model have one of these positions; (): anywhere."""
+    in_turn: bool = False
+    """Several weights lie column by column: the first of each, then the second of each."""
 
 
 Places = Callable[[ModelConfig, JSON], list[tuple[str, int]]]
@@ -95,14 +101,14 @@ class NameTable(NamedTuple):
         rotated = {name: stack.rotary_size for name, stack in config.stacks.items()}
         made = self.special(config) if self.special else []
         for module in self.modules:
-            made += self._entries(module, "", shapes, (), None, attributes)
+            made += self._entries(module, "", shapes, (), ..., attributes)
         for layers in self.layers:
             if layers.stack == "decoder" and config.kind == "encoder":
                 continue
             own = _own_prefix(config) if layers.stack == "encoder" else ""
             for module in layers.outer:
                 outer = module._replace(weights=f"{own}{module.weights}")
-                made += self._entries(outer, "", shapes, (), None, attributes)
+                made += self._entries(outer, "", shapes, (), ..., attributes)
             for prefix, stack, groups in _places(layers, config, own, attributes):
                 for module in layers.modules:
                     if module.only_norms and config.norm.position not in module.only_norms:
@@ -122,28 +128,30 @@ class NameTable(NamedTuple):
         self,
         module: Module,
         prefix: str,
-        shapes: Mapping[str, object],
+        shapes: Params,
         where: Path,
-        index: int | None,
+        index: int | EllipsisType,
         attributes: JSON,
     ) -> list[Entry]:
         """The tensors of a module; none if the model lacks its weights."""
         paths = tuple((*where, *name.split(".")) for name in _names(module))
-        beside: Mapping[str, object] = shapes
+        beside = shapes
         for step in paths[0][:-1]:
-            beside = beside[step]  # type: ignore[assignment]
+            beside = beside.get(step, {})
         if (
             any(path[-1] not in beside for path in paths)
             or (module.only_with and module.only_with not in beside)
             or module.only_without in beside
         ):
             return []
-        name, ends = prefix + module.name, self.suffixes
+        there, name, ends = beside[paths[0][-1]], prefix + module.name, self.suffixes
+        if "{}" in name:
+            assert isinstance(index, int)
+            weight, experts = name + ends.weight, range(there.shape[1])
+            return [Entry(weight.format(e), paths, (index, e), ends.linear) for e in experts]
         if name.endswith("_"):
             ends = ends._replace(weight="weight", bias="bias")
         if module.kind == "norm":
-            there = beside[paths[0][-1]]
-            assert isinstance(there, Mapping)
             ends_of = {"scale": ends.scale, "bias": ends.norm_bias}
             return [
                 Entry(name + ends_of[n], ((*paths[0], n),), index) for n in ends_of if n in there
@@ -151,9 +159,10 @@ class NameTable(NamedTuple):
         pairs = module.pairs if not module.pairs_if or attributes.get(module.pairs_if) else ()
         if module.kind in ("table", "vector"):
             return [Entry(name + ends.table, paths, index, module.kind, pairs=pairs)]
-        if module.kind == "plain":
-            shape = beside[paths[0][-1]].shape[index is not None :]  # type: ignore[attr-defined]
-            return [Entry(name, paths, index, stored=(1,) * module.axes + shape)]
+        if module.kind in ("plain", "swapped"):
+            kind = "table" if module.kind == "plain" else "swapped"
+            shape = (1,) * module.axes + there.shape[index is not ... :] if module.axes else ()
+            return [Entry(name, paths, index, kind, stored=shape, in_turn=module.in_turn)]
         if module.kind == "bias":
             return [Entry(name + ends.bias, paths, index, "vector")]
         kind = ends.linear if module.kind == "linear" else module.kind
@@ -203,3 +212,7 @@ def linears(prefix: str, sublayer: str, **names: str) -> tuple[Module, ...]:
     'mlp.up_proj'
     """
     return tuple(Module(prefix + name, f"{sublayer}.{ours}") for ours, name in names.items())
+
+
+PACKED = ("attention.q", "attention.k", "attention.v")
+"""Weights that many files hold side by side in one tensor."""

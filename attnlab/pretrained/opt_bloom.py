@@ -2,69 +2,44 @@
 names of Hugging Face.
 """
 
-import dataclasses
-
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Alibi, Embedding, Learned, Norm
+from attnlab.models.specs import FFN, Alibi, Embedding, Learned, Norm
 from attnlab.pretrained.attributes import JSON, Attribute, derived
-from attnlab.pretrained.family import Family, OtherAttributes
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    BIASES,
-    AllBiases,
-    Choice,
-    Field,
-    Source,
-    Values,
-    hidden_size,
-    sizes,
-    value,
-)
-from attnlab.pretrained.gpt2 import QKV
-from attnlab.pretrained.llama import DecoderNames, causal_head, decoder
+from attnlab.pretrained.common_fields import BIASES, AllBiases, CausalHead, activation, numbers
+from attnlab.pretrained.family import OtherAttributes
+from attnlab.pretrained.fields import Choice, Field, Source, Values
+from attnlab.pretrained.gpt_neox import MEGATRON_FFN, megatron_heads
+from attnlab.pretrained.llama import DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
 
-
-def _with_base(family: Family, **changes: object) -> Family:
-    return dataclasses.replace(family, base=dataclasses.replace(family.base, **changes))  # type: ignore[arg-type]
-
-
-OPT = _with_base(
-    decoder(
-        "opt",
-        Standard(num_heads=4),
-        (
-            *sizes(vocab_size=50272, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
-            *sizes(max_position_embeddings=2048),
-            value("ffn_dim", 3072, "ffn.width"),
-            Choice("activation_function", "relu", "ffn.activation", ACTIVATIONS),
-            Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
-            value("dropout", 0.1, "dropout.rate"),
-            value("attention_dropout", 0.0, "dropout.attention"),
-            AllBiases("enable_bias", True),
-        ),
-        causal_head("OPT", tied=True),
-        names=DecoderNames(
-            attention=linears(
-                "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
-            ),
-            ffn=linears("", "ffn", up="fc1", down="fc2"),
-            norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
-            embedding="decoder.embed_tokens",
-            final_norm="decoder.final_layer_norm",
-            more=(Module("decoder.embed_positions", "positions", "table"),),
-            layers="decoder.layers.{}.",
-        ),
-        norm=Norm(eps=1e-5),
-        other_attributes=OtherAttributes(
-            read=(
-                derived("word_embed_proj_dim", hidden_size, "hidden_size"),
-                *map(Attribute, ("init_std", "layerdrop", "activation_dropout")),
-            ),
-            fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-        ),
+OPT = decoder(
+    "opt",
+    (
+        *numbers(vocab_size=50272, hidden_size=768, num_hidden_layers=12, num_attention_heads=12),
+        *numbers(max_position_embeddings=2048, ffn_dim=3072, dropout=0.1, attention_dropout=0.0),
+        activation("activation_function", "relu"),
+        Choice("do_layer_norm_before", True, "norm.position", {True: "pre", False: "post"}),
+        AllBiases("enable_bias", True),
     ),
+    CausalHead("OPT", tied=True),
+    names=DecoderNames(
+        attention=linears(
+            "self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
+        ),
+        ffn=linears("", "ffn", up="fc1", down="fc2"),
+        norms={"attention.norm": "self_attn_layer_norm", "ffn.norm": "final_layer_norm"},
+        embedding="decoder.embed_tokens",
+        final_norm="decoder.final_layer_norm",
+        more=(Module("decoder.embed_positions", "positions", "table"),),
+        layers="decoder.layers.{}.",
+    ),
+    other_attributes=OtherAttributes(
+        read=(derived("word_embed_proj_dim", "hidden_size"),),
+        ignored=("init_std", "layerdrop", "activation_dropout"),
+        fixed={"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
+    ),
+    norm=Norm(eps=1e-5),
     positions=Learned(offset=2),
 )
 
@@ -81,12 +56,6 @@ class _FFN(Field):
         if (config.ffn.width, config.ffn.activation) != (4 * config.width, "gelu_tanh"):
             raise ValueError(f"ffn must have width {4 * config.width} and activation 'gelu_tanh'")
         return {}
-
-
-OTHERS = (
-    "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "attention_softmax_in_fp32",
-    "masked_softmax_fusion", "slow_but_exact", "n_embed",
-)  # fmt: skip
 
 
 class _NumHeads(Field):
@@ -106,40 +75,34 @@ class _NumHeads(Field):
         return {a.name: config.heads.num_heads for a in self.attributes}
 
 
-BLOOM = _with_base(
-    decoder(
-        "bloom",
-        Standard(num_heads=4, biases=BIASES),
-        (
-            *sizes(vocab_size=250880, hidden_size=64),
-            value("n_layer", 2, "num_layers", is_depth=True),
-            _NumHeads(),
-            value("seq_length", 2048, "max_len"),
-            _FFN(),
-            value("hidden_dropout", 0.0, "dropout.rate"),
-            value("attention_dropout", 0.0, "dropout.attention"),
-            value("layer_norm_epsilon", 1e-5, "norm.eps"),
-        ),
-        causal_head("Bloom", tied=True),
-        names=DecoderNames(
-            attention=(
-                Module("self_attention.query_key_value", QKV, by_head=True),
-                Module("self_attention.dense", "attention.o"),
-            ),
-            ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
-            embedding="word_embeddings",
-            final_norm="ln_f",
-            more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
-            layers="h.{}.",
-            prefix="transformer.",
-        ),
-        norm=Norm(),
-        ffn_bias=True,
-        other_attributes=OtherAttributes(
-            read=tuple(map(Attribute, OTHERS)),
-            fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
-        ),
+BLOOM = decoder(
+    "bloom",
+    (
+        *numbers(vocab_size=250880, hidden_size=64, n_layer=2, seq_length=2048),
+        *numbers(hidden_dropout=0.0, attention_dropout=0.0, layer_norm_epsilon=1e-5),
+        _NumHeads(),
+        _FFN(),
     ),
+    CausalHead("Bloom", tied=True),
+    names=DecoderNames(
+        attention=megatron_heads("self_attention"),
+        ffn=MEGATRON_FFN,
+        embedding="word_embeddings",
+        final_norm="ln_f",
+        more=(Module("word_embeddings_layernorm", "embedding_norm", "norm"),),
+        layers="h.{}.",
+        prefix="transformer.",
+    ),
+    other_attributes=OtherAttributes(
+        ignored=(
+            *("offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "attention_softmax_in_fp32"),
+            *("masked_softmax_fusion", "slow_but_exact", "n_embed"),
+        ),
+        fixed={"apply_residual_connection_post_layernorm": False, "n_inner": None},
+    ),
+    heads=Standard(num_heads=4, biases=BIASES),
+    norm=Norm(),
+    ffn=FFN(),
     positions=Alibi(),
     embedding=Embedding(norm=True),
 )

@@ -5,73 +5,57 @@ GPT-J (Wang and Komatsuzaki 2021), Phi (Li et al. 2023, arXiv 2309.05463), Coher
 
 from attnlab.heads import HeadNorm, Standard
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Norm, Rotary
-from attnlab.pretrained.attributes import JSON, Attribute
-from attnlab.pretrained.family import OtherAttributes
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
+from attnlab.models.specs import FFN, Norm, Rotary
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value
+from attnlab.pretrained.common_fields import (
     BIASES,
     AllBiases,
-    Choice,
-    Field,
-    Source,
-    Values,
-    changed,
-    grouped_heads,
-    sizes,
-    value,
+    CausalHead,
+    activation,
+    ffn_width,
+    numbers,
 )
-from attnlab.pretrained.gpt2 import QKV, hidden_width
-from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, causal_head, decoder
+from attnlab.pretrained.family import OtherAttributes
+from attnlab.pretrained.fields import Choice, Field, Source, Values, changed, value
+from attnlab.pretrained.gpt_neox import MEGATRON_FFN, megatron_heads
+from attnlab.pretrained.llama import FIELDS, PAIRED, DecoderNames, decoder
 from attnlab.pretrained.name_table import Module, linears
 from attnlab.pretrained.rope import RotaryField
 
 PARALLEL = Norm(position="parallel_one")
 ONE_NORM = {"attention.norm": "input_layernorm"}
+EPSILON = value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps")
+HEAD_NORM, BIASED_HEAD_NORM = HeadNorm("layer", over="own_head"), HeadNorm("layer", bias=True)
 
 COHERE = decoder(
     "cohere",
-    Standard(num_heads=4),
     changed(
         FIELDS,
-        *sizes(vocab_size=256000, hidden_size=8192, intermediate_size=22528, num_hidden_layers=40),
-        *sizes(num_attention_heads=64, max_position_embeddings=8192),
-        *grouped_heads()[:1],
-        value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
-        Choice(
-            "use_qk_norm",
-            False,
-            "heads.qk_norm",
-            {True: HeadNorm("layer", over="own_head"), False: None},
-        ),
+        *numbers(vocab_size=256000, hidden_size=8192, intermediate_size=22528),
+        *numbers(num_hidden_layers=40, num_attention_heads=64, max_position_embeddings=8192),
+        EPSILON,
+        Choice("use_qk_norm", False, "heads.qk_norm", {True: HEAD_NORM, False: None}),
         value("logit_scale", 0.0625, "output.scale"),
         RotaryField(default_base=5e5),
         without=("rms_norm_eps", "mlp_bias", "head_dim"),
     ),
-    causal_head("Cohere", tied=True),
+    CausalHead("Cohere", tied=True),
     names=DecoderNames(attention=PAIRED, norms=ONE_NORM),
     norm=Norm(position="parallel_one", bias=False),
 )
 PHI = decoder(
     "phi",
-    Standard(num_heads=4, biases=BIASES),
     changed(
         FIELDS,
-        *sizes(vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24),
-        Choice("hidden_act", "gelu_new", "ffn.activation", ACTIVATIONS),
-        value("layer_norm_eps", 1e-5, "norm.eps", "heads.norm_eps"),
-        value("resid_pdrop", 0.0, "dropout.rate"),
-        value("embd_pdrop", 0.0, "dropout.embedding", default_path="dropout.rate"),
-        Choice(
-            "qk_layernorm",
-            False,
-            "heads.qk_norm",
-            {True: HeadNorm("layer", bias=True), False: None},
-        ),
+        *numbers(vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24),
+        *numbers(resid_pdrop=0.0, embd_pdrop=0.0),
+        activation("hidden_act", "gelu_new"),
+        EPSILON,
+        Choice("qk_layernorm", False, "heads.qk_norm", {True: BIASED_HEAD_NORM, False: None}),
         RotaryField(fraction="partial_rotary_factor", default_fraction=0.5),
         without=("rms_norm_eps", "attention_bias", "mlp_bias", "head_dim"),
     ),
-    causal_head("Phi", bias=True),
+    CausalHead("Phi", bias=True),
     names=DecoderNames(
         attention=(
             *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="dense"),
@@ -82,11 +66,11 @@ PHI = decoder(
         ),
         ffn=linears("mlp.", "ffn", up="fc1", down="fc2"),
         norms=ONE_NORM,
-        embedding="embed_tokens",
         final_norm="final_layernorm",
     ),
+    heads=Standard(num_heads=4, biases=BIASES),
     norm=PARALLEL,
-    ffn_bias=True,
+    ffn=FFN(),
 )
 
 
@@ -98,10 +82,8 @@ class _RotaryDim(Field):
     def read(self, attributes: JSON, source: Source) -> Values:
         size = attributes["n_embd"] / attributes["n_head"]
         if attributes["rotary_dim"] > size:
-            raise ValueError(
-                f"config.json: rotary_dim = {attributes['rotary_dim']} is more than the width of a "
-                f"head, {size:g}"
-            )
+            why = f"is more than the width of a head, {size:g}"
+            raise bad_value("rotary_dim", attributes["rotary_dim"], why)
         return {"positions": Rotary(fraction=attributes["rotary_dim"] / size)}
 
     def write(self, config: ModelConfig) -> JSON:
@@ -110,31 +92,19 @@ class _RotaryDim(Field):
         return {"rotary_dim": config.rotary_size}
 
 
+GPTJ_HEADS = linears("attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj")
 GPTJ = decoder(
     "gptj",
-    Standard(num_heads=4),
     (
-        value("vocab_size", 50400, "vocab_size"),
-        value("n_positions", 2048, "max_len"),
-        value("n_embd", 4096, "width"),
-        value("n_layer", 28, "num_layers", is_depth=True),
-        value("n_head", 16, "heads.num_heads"),
-        value("n_inner", None, "ffn.width", json_type=int, compute=hidden_width),
-        Choice("activation_function", "gelu_new", "ffn.activation", ACTIVATIONS),
-        value("resid_pdrop", 0.0, "dropout.rate"),
-        value("embd_pdrop", 0.0, "dropout.embedding", default_path="dropout.rate"),
-        value("attn_pdrop", 0.0, "dropout.attention"),
-        value("layer_norm_epsilon", 1e-5, "norm.eps"),
+        *numbers(vocab_size=50400, n_positions=2048, n_embd=4096, n_layer=28, n_head=16),
+        *numbers(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, layer_norm_epsilon=1e-5),
+        ffn_width("n_inner", "n_embd"),
+        activation("activation_function", "gelu_new"),
         _RotaryDim(),
     ),
-    causal_head("GPTJ", bias=True),
+    CausalHead("GPTJ", bias=True),
     names=DecoderNames(
-        attention=tuple(
-            module._replace(pairs=("q", "k"))
-            for module in linears(
-                "attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"
-            )
-        ),
+        attention=tuple(module._replace(pairs=("q", "k")) for module in GPTJ_HEADS),
         ffn=linears("mlp.", "ffn", up="fc_in", down="fc_out"),
         norms={"attention.norm": "ln_1"},
         embedding="wte",
@@ -143,9 +113,9 @@ GPTJ = decoder(
         prefix="transformer.",
         unread=("h.*.attn.bias", "h.*.attn.masked_bias"),
     ),
-    norm=PARALLEL,
-    ffn_bias=True,
     other_attributes=OtherAttributes(fixed={"rotary": True, "scale_attn_weights": True}),
+    norm=PARALLEL,
+    ffn=FFN(),
 )
 
 
@@ -164,10 +134,11 @@ class _Falcon(Field):
         new, heads = attributes["new_decoder_architecture"], attributes["num_attention_heads"]
         norms = attributes["num_ln_in_parallel_attn"] or (2 if new else 1)
         if (new and not attributes["parallel_attn"]) or norms > (2 if new else 1):
-            raise ValueError(
-                f"config.json: num_ln_in_parallel_attn = {norms} and parallel_attn = "
-                f"{attributes['parallel_attn']} are not supported where "
-                f"new_decoder_architecture = {new}"
+            raise bad_value(
+                "num_ln_in_parallel_attn",
+                norms,
+                f"and parallel_attn = {attributes['parallel_attn']} are not supported where "
+                f"new_decoder_architecture = {new}",
             )
         old = 1 if attributes["multi_query"] else heads
         position = "parallel" if norms == 2 else "parallel_one"
@@ -191,36 +162,28 @@ class _Falcon(Field):
         }
 
 
-def _ffn_width(attributes: JSON) -> int:
-    return 4 * int(attributes["hidden_size"])
-
-
 FALCON = decoder(
     "falcon",
-    Standard(num_heads=4),
     (
-        *sizes(vocab_size=65024, hidden_size=4544, num_hidden_layers=32, num_attention_heads=71),
-        *sizes(max_position_embeddings=2048),
-        value("ffn_hidden_size", None, "ffn.width", json_type=int, compute=_ffn_width),
-        Choice("activation", "gelu", "ffn.activation", ACTIVATIONS),
-        value("attention_dropout", 0.0, "dropout.attention"),
-        value("hidden_dropout", 0.0, "dropout.rate"),
-        value("layer_norm_epsilon", 1e-5, "norm.eps"),
+        *numbers(vocab_size=65024, hidden_size=4544, num_hidden_layers=32, num_attention_heads=71),
+        *numbers(max_position_embeddings=2048, attention_dropout=0.0, hidden_dropout=0.0),
+        *numbers(layer_norm_epsilon=1e-5),
+        ffn_width("ffn_hidden_size", "hidden_size"),
+        activation("activation", "gelu"),
         _Falcon(),
         AllBiases("bias", False),
         RotaryField(),
     ),
-    causal_head("Falcon", tied=True),
+    CausalHead("Falcon", tied=True),
     names=DecoderNames(
         attention=(
-            Module("self_attention.query_key_value", QKV, by_head=True),
-            Module("self_attention.dense", "attention.o"),
+            *megatron_heads("self_attention"),
             Module("ln_attn", "attention.norm", "norm", only_norms=("parallel",)),
             Module("ln_mlp", "ffn.norm", "norm", only_norms=("parallel",)),
             Module("input_layernorm", "attention.norm", "norm", only_norms=("parallel_one", "pre")),
             Module("post_attention_layernorm", "ffn.norm", "norm", only_norms=("pre",)),
         ),
-        ffn=linears("mlp.", "ffn", up="dense_h_to_4h", down="dense_4h_to_h"),
+        ffn=MEGATRON_FFN,
         norms={},
         embedding="word_embeddings",
         final_norm="ln_f",
@@ -228,6 +191,6 @@ FALCON = decoder(
         prefix="transformer.",
         unread=("h.*.self_attention.rotary_emb.inv_freq",),
     ),
-    norm=PARALLEL,
     other_attributes=OtherAttributes(fixed={"alibi": False}),
+    norm=PARALLEL,
 )

@@ -1,6 +1,7 @@
 """The sizes of published models, by name: configs to train or to count, without any weights."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 from attnlab.heads import Standard
@@ -31,13 +32,18 @@ class Published(NamedTuple):
         return family.config(attributes, Source(self.architecture, dict.fromkeys(self.tensors)))
 
 
-def _sizes(width: int, layers: int, heads: int, ffn_width: int = 0) -> JSON:
-    return {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn_width or 4 * width,
-    }
+def _model(
+    family: str,
+    architecture: str,
+    width: int,
+    layers: int,
+    heads: int,
+    ffn_width: int = 0,
+    **more: object,
+) -> Published:
+    sizes = dict(hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads)
+    sizes |= dict(intermediate_size=ffn_width or 4 * width)
+    return Published(family, architecture, sizes | more)
 
 
 def _gpt2(width: int, layers: int, heads: int) -> Published:
@@ -55,39 +61,42 @@ def _t5_v1_1(width: int, ffn_width: int, layers: int, heads: int) -> Published:
     return old._replace(attributes=old.attributes | gated, tensors=("lm_head.weight",))
 
 
-def _gemma3(width: int, ffn_width: int, layers: int) -> Published:
-    sizes = _sizes(width, layers, 4, ffn_width)
-    sizes |= dict(num_key_value_heads=1, max_position_embeddings=32768)
-    sizes |= dict(vocab_size=262144, sliding_window=512)
-    return Published("gemma3_text", "Gemma3ForCausalLM", sizes)
-
-
-def _vit(width: int, layers: int, heads: int, patch: int) -> Published:
-    labels = {"id2label": dict.fromkeys(range(1000)), "patch_size": patch}
-    return Published("vit", "ViTForImageClassification", _sizes(width, layers, heads) | labels)
-
-
-LLAMA_3 = dict(vocab_size=128256, num_key_value_heads=8, rope_theta=500000.0, rms_norm_eps=1e-5)
+_bert = functools.partial(_model, "bert", "BertForPreTraining")
+_albert = functools.partial(_model, "albert", "AlbertForPreTraining")
+_roberta = functools.partial(
+    _model, "roberta", "RobertaForMaskedLM",
+    max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5,
+)  # fmt: skip
+_llama = functools.partial(_model, "llama", "LlamaForCausalLM")
+_llama3 = functools.partial(
+    _llama, vocab_size=128256, num_key_value_heads=8, rope_theta=500000.0, rms_norm_eps=1e-5
+)
+_qwen2 = functools.partial(
+    _model, "qwen2", "Qwen2ForCausalLM", rope_theta=1000000.0, max_position_embeddings=131072
+)
+_qwen3 = functools.partial(
+    _model, "qwen3", "Qwen3ForCausalLM",
+    num_key_value_heads=8, rope_theta=1000000.0, max_position_embeddings=40960,
+)  # fmt: skip
+_gemma3 = functools.partial(
+    _model, "gemma3_text", "Gemma3ForCausalLM", heads=4, num_key_value_heads=1,
+    max_position_embeddings=32768, vocab_size=262144, sliding_window=512,
+)  # fmt: skip
+_pythia = functools.partial(_model, "gpt_neox", "GPTNeoXForCausalLM", vocab_size=50304)
+_vit = functools.partial(
+    _model, "vit", "ViTForImageClassification", id2label=dict.fromkeys(range(1000))
+)
 LLAMA_3_2_ROPE = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA_3_2_ROPE |= dict(original_max_position_embeddings=8192)
-LLAMA_3_2: JSON = LLAMA_3 | dict(
-    max_position_embeddings=131072, rope_scaling=LLAMA_3_2_ROPE, tie_word_embeddings=True
-)
-QWEN2: JSON = dict(rope_theta=1000000.0, max_position_embeddings=131072)
-QWEN3: JSON = dict(num_key_value_heads=8, rope_theta=1000000.0, max_position_embeddings=40960)
-ROBERTA = dict(max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
-BERT_HEADS, ALBERT_HEADS = "BertForPreTraining", "AlbertForPreTraining"
-LLAMA_LM, QWEN2_LM, QWEN3_LM = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-NEOX_LM = "GPTNeoXForCausalLM"
 PUBLISHED = {
-    "bert_base": Published("bert", BERT_HEADS, _sizes(768, 12, 12)),
-    "bert_large": Published("bert", BERT_HEADS, _sizes(1024, 24, 16)),
-    "albert_base": Published("albert", ALBERT_HEADS, _sizes(768, 12, 12)),
-    "albert_large": Published("albert", ALBERT_HEADS, _sizes(1024, 24, 16)),
-    "albert_xlarge": Published("albert", ALBERT_HEADS, _sizes(2048, 24, 16)),
-    "albert_xxlarge": Published("albert", ALBERT_HEADS, _sizes(4096, 12, 64)),
-    "roberta_base": Published("roberta", "RobertaForMaskedLM", ROBERTA | _sizes(768, 12, 12)),
-    "roberta_large": Published("roberta", "RobertaForMaskedLM", ROBERTA | _sizes(1024, 24, 16)),
+    "bert_base": _bert(768, 12, 12),
+    "bert_large": _bert(1024, 24, 16),
+    "albert_base": _albert(768, 12, 12),
+    "albert_large": _albert(1024, 24, 16),
+    "albert_xlarge": _albert(2048, 24, 16),
+    "albert_xxlarge": _albert(4096, 12, 64),
+    "roberta_base": _roberta(768, 12, 12),
+    "roberta_large": _roberta(1024, 24, 16),
     "distilbert_base": Published("distilbert", "DistilBertForMaskedLM", {}),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2_medium": _gpt2(1024, 24, 16),
@@ -100,42 +109,29 @@ PUBLISHED = {
     "t5_11b": _t5(1024, 128, 65536, 24, 128),
     "t5_v1_1_small": _t5_v1_1(512, 1024, 8, 6),
     "t5_v1_1_base": _t5_v1_1(768, 2048, 12, 12),
-    "llama_2_7b": Published(
-        "llama",
-        LLAMA_LM,
-        _sizes(4096, 32, 32, 11008) | dict(max_position_embeddings=4096, rms_norm_eps=1e-5),
+    "llama_2_7b": _llama(4096, 32, 32, 11008, max_position_embeddings=4096, rms_norm_eps=1e-5),
+    "llama_3_8b": _llama3(4096, 32, 32, 14336, max_position_embeddings=8192),
+    "llama_3_2_1b": _llama3(
+        *(2048, 16, 32, 8192),
+        max_position_embeddings=131072,
+        rope_scaling=LLAMA_3_2_ROPE,
+        tie_word_embeddings=True,
     ),
-    "llama_3_8b": Published(
-        "llama",
-        LLAMA_LM,
-        _sizes(4096, 32, 32, 14336) | LLAMA_3 | dict(max_position_embeddings=8192),
+    "mistral_7b": _model(
+        *("mistral", "MistralForCausalLM", 4096, 32, 32, 14336),
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-5,
     ),
-    "llama_3_2_1b": Published("llama", LLAMA_LM, _sizes(2048, 16, 32, 8192) | LLAMA_3_2),
-    "mistral_7b": Published(
-        "mistral",
-        "MistralForCausalLM",
-        _sizes(4096, 32, 32, 14336) | dict(max_position_embeddings=32768, rms_norm_eps=1e-5),
-    ),
-    "qwen2_0_5b": Published(
-        "qwen2",
-        QWEN2_LM,
-        _sizes(896, 24, 14, 4864) | QWEN2 | dict(num_key_value_heads=2, tie_word_embeddings=True),
-    ),
-    "qwen2_7b": Published(
-        "qwen2",
-        QWEN2_LM,
-        _sizes(3584, 28, 28, 18944) | QWEN2 | dict(num_key_value_heads=4, vocab_size=152064),
-    ),
-    "qwen3_0_6b": Published(
-        "qwen3", QWEN3_LM, _sizes(1024, 28, 16, 3072) | QWEN3 | dict(tie_word_embeddings=True)
-    ),
-    "qwen3_8b": Published("qwen3", QWEN3_LM, _sizes(4096, 36, 32, 12288) | QWEN3),
-    "gemma3_270m": _gemma3(640, 2048, 18),
-    "gemma3_1b": _gemma3(1152, 6912, 26),
-    "pythia_70m": Published("gpt_neox", NEOX_LM, _sizes(512, 6, 8) | dict(vocab_size=50304)),
-    "pythia_160m": Published("gpt_neox", NEOX_LM, _sizes(768, 12, 12) | dict(vocab_size=50304)),
-    "pythia_1_4b": Published("gpt_neox", NEOX_LM, _sizes(2048, 24, 16) | dict(vocab_size=50304)),
-    "gpt_neox_20b": Published("gpt_neox", NEOX_LM, {}),
+    "qwen2_0_5b": _qwen2(896, 24, 14, 4864, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2_7b": _qwen2(3584, 28, 28, 18944, num_key_value_heads=4, vocab_size=152064),
+    "qwen3_0_6b": _qwen3(1024, 28, 16, 3072, tie_word_embeddings=True),
+    "qwen3_8b": _qwen3(4096, 36, 32, 12288),
+    "gemma3_270m": _gemma3(640, 18, ffn_width=2048),
+    "gemma3_1b": _gemma3(1152, 26, ffn_width=6912),
+    "pythia_70m": _pythia(512, 6, 8),
+    "pythia_160m": _pythia(768, 12, 12),
+    "pythia_1_4b": _pythia(2048, 24, 16),
+    "gpt_neox_20b": Published("gpt_neox", "GPTNeoXForCausalLM", {}),
     "mixtral_8x7b": Published("mixtral", "MixtralForCausalLM", dict(rope_theta=1000000.0)),
     "qwen1_5_moe_a2_7b": Published(
         "qwen2_moe", "Qwen2MoeForCausalLM", dict(rope_theta=1000000.0, max_position_embeddings=8192)
@@ -145,10 +141,10 @@ PUBLISHED = {
         "Qwen3MoeForCausalLM",
         dict(num_hidden_layers=48, head_dim=128, norm_topk_prob=True, rope_theta=1000000.0),
     ),
-    "vit_base_16": _vit(768, 12, 12, 16),
-    "vit_base_32": _vit(768, 12, 12, 32),
-    "vit_large_16": _vit(1024, 24, 16, 16),
-    "vit_huge_14": _vit(1280, 32, 16, 14),
+    "vit_base_16": _vit(768, 12, 12, patch_size=16),
+    "vit_base_32": _vit(768, 12, 12, patch_size=32),
+    "vit_large_16": _vit(1024, 24, 16, patch_size=16),
+    "vit_huge_14": _vit(1280, 32, 16, patch_size=14),
 }
 # The paper's (Vaswani et al. 2017, table 3), with tensor2tensor's positions; post-norm.
 TRANSFORMER = ModelConfig(

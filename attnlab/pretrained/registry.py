@@ -22,11 +22,10 @@ from attnlab.pretrained.gpt_neox import GPT_NEOX
 from attnlab.pretrained.llama import LLAMA, MINISTRAL, MISTRAL, QWEN2, QWEN3
 from attnlab.pretrained.mixtures import GPT_OSS, MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from attnlab.pretrained.modernbert import MODERNBERT
-from attnlab.pretrained.mpnet import MPNET
 from attnlab.pretrained.olmo import OLMO, OLMO2, OLMO3
 from attnlab.pretrained.opt_bloom import BLOOM, OPT
 from attnlab.pretrained.parallel import COHERE, FALCON, GPTJ, PHI
-from attnlab.pretrained.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from attnlab.pretrained.roberta import CAMEMBERT, MPNET, ROBERTA, XLM_ROBERTA
 from attnlab.pretrained.t5 import MT5, T5
 from attnlab.pretrained.towers import CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION
 from attnlab.pretrained.vit import DINOV2, VIT

@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from attnlab.heads.positions import SCALINGS, read_scaling
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import Positions, Rotary
-from attnlab.pretrained.attributes import JSON, LARGEST_NUMBER, Attribute, shown
+from attnlab.pretrained.attributes import JSON, LARGEST_NUMBER, Attribute, bad_value, shown
 from attnlab.pretrained.fields import Field, Source, Values
 
 
@@ -56,9 +55,11 @@ class RotaryField(Field):
         if not self.of_part:
             return own**2
         if own != 1:
-            raise ValueError(
-                f"config.json: mscale = {shown(one)} is not supported, only mscale_all_dim = "
-                f"{shown(all_)}: rotated and other numbers of a head would be scaled differently"
+            raise bad_value(
+                "mscale",
+                one,
+                f"is not supported, only mscale_all_dim = {shown(all_)}: rotated and other "
+                "numbers of a head would be scaled differently",
             )
         return _yarn_size(factor, all_) ** 2 if all_ else 1.0
 
@@ -69,12 +70,10 @@ class RotaryField(Field):
             attributes, {"rope_theta": self.base, "partial_rotary_factor": self.fraction}
         )
         kind = found.pop("rope_type", "default")
-        kind = self._yarn(attributes, found) if kind == "yarn" else kind
+        kind = self._yarn(found) if kind == "yarn" else kind
         if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
-            raise ValueError(
-                f"config.json: rope_type = {shown(kind)} is not supported; known: default, "
-                f"{', '.join(SCALINGS)}"
-            )
+            why = f"is not supported; known: default, {', '.join(SCALINGS)}"
+            raise bad_value("rope_type", kind, why)
         names = () if kind == "default" else SCALINGS[kind].numbers
         numbers = {"rope_theta": self.default_base, "partial_rotary_factor": self.default_fraction}
         _check_numbers(found, (*numbers, *names), kind)
@@ -89,10 +88,8 @@ class RotaryField(Field):
             raise ValueError(f"config.json: rope_type {kind!r} needs {missing[0]}")
         share = numbers["partial_rotary_factor"]
         if not self.fraction and share != 1:
-            raise ValueError(
-                f"config.json: partial_rotary_factor = {share!r} is not supported in this family, "
-                "only 1.0"
-            )
+            why = "is not supported in this family, only 1.0"
+            raise bad_value("partial_rotary_factor", share, why)
         scaling = f"{kind}:{','.join(_short(numbers[name]) for name in names)}" if names else None
         if share != 1 and self.score_scale(attributes) != 1:
             raise ValueError(
@@ -102,17 +99,17 @@ class RotaryField(Field):
         return Rotary(base=float(numbers["rope_theta"]), fraction=float(share), scaling=scaling)
 
     @staticmethod
-    def _yarn(attributes: JSON, found: JSON) -> str:
+    def _yarn(found: JSON) -> str:
         """The name of the scaling; `found` without what `score_scale` reads, and with defaults."""
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             number = found.pop(name, None)
             if number is not None and (not isinstance(number, int | float) or number <= 0):
-                raise ValueError(f"config.json: {name} = {shown(number)} must be above 0")
+                raise bad_value(name, number, "must be above 0")
         for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
             found[name] = found.get(name) or default
         truncate = found.pop("truncate", True)
         if not isinstance(truncate, bool):
-            raise ValueError(f"config.json: truncate = {shown(truncate)} should be true or false")
+            raise bad_value("truncate", truncate, "should be true or false")
         return "yarn" if truncate else "yarn_smooth"
 
     def write(self, config: ModelConfig) -> JSON:
@@ -178,18 +175,18 @@ def _collect(attributes: JSON, own: dict[str, str]) -> JSON:
     `rope_parameters`."""
     found: JSON = {}
 
-    def add(key: str, value: Any, name: str) -> None:
+    def add(key: str, value: object, name: str) -> None:
         if found.setdefault(key, value) != value:
-            raise ValueError(
-                f"config.json: {name} = {shown(value)} contradicts another attribute of the rotary "
-                f"positions, which says {shown(found[key])}"
+            raise bad_value(
+                name,
+                value,
+                "contradicts another attribute of the rotary positions, which says "
+                f"{shown(found[key])}",
             )
 
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(attributes[name], dict | None):
-            raise ValueError(
-                f"config.json: {name} = {shown(attributes[name])} should be an object or null"
-            )
+            raise bad_value(name, attributes[name], "should be an object or null")
         for key, value in (attributes[name] or {}).items():
             add("rope_type" if key == "type" else key, value, f"{name}.{key}")
     for key, name in own.items():
@@ -208,9 +205,7 @@ def _check_numbers(found: JSON, known: tuple[str, ...], kind: str) -> None:
             )
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value <= LARGEST_NUMBER:
-            raise ValueError(
-                f"config.json: {key} = {shown(value)} of the rotary positions must be above 0"
-            )
+            raise bad_value(key, value, "of the rotary positions must be above 0")
 
 
 def _short(number: int | float) -> str:

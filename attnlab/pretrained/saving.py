@@ -20,7 +20,7 @@ from attnlab.pretrained.family import Family
 from attnlab.pretrained.fields import Source, config_value
 from attnlab.pretrained.folders import write_together
 from attnlab.pretrained.registry import FAMILIES
-from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, is_floating, write_file
+from attnlab.pretrained.tensors import CHUNK, INDEX, ONE_FILE, Arrays, is_floating, write_file
 from attnlab.pretrained.weights import unfill
 from attnlab.sharing import Params
 from attnlab.sharing.plan import mixtures
@@ -121,19 +121,22 @@ def _check_finite(name: str, a: np.ndarray) -> None:
             )
 
 
-def _contents(
-    family: Family, config: ModelConfig, params: Params
-) -> tuple[JSON, dict[str, np.ndarray]]:
-    """config.json and the tensors."""
+def _contents(family: Family, config: ModelConfig, params: Params) -> tuple[JSON, Arrays]:
+    """config.json, and name in the file -> tensor."""
     attributes = family.describe(config)
-    tensors = _tensors(family, config, attributes, params)
+    tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, attributes))
+    tensors |= {name: tensors[other] for name, other in family.copies_in(config).items()}
+    architecture = attributes["architectures"][0]
+    if not architecture.endswith("Model") or architecture.endswith(("HeadModel", "MTModel")):
+        own = family.task_modules
+        tensors = {n if n.startswith(own) else family.prefix + n: a for n, a in tensors.items()}
     attributes |= {"model_type": family.name}
     dtypes = {str(a.dtype) for a in tensors.values()}
     return attributes | ({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}), tensors
 
 
 def _write(
-    folder: str | Path, attributes: JSON, tensors: dict[str, np.ndarray], max_bytes: int, card: str
+    folder: str | Path, attributes: JSON, tensors: Arrays, max_bytes: int, card: str
 ) -> None:
     shards = split_shards(tensors, max_bytes)
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
@@ -197,20 +200,6 @@ def _choose_family(config: ModelConfig, family: str) -> Family:
         reasons[one.name] = reason
     why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     raise ValueError(f"no published format can say this model. {why}")
-
-
-def _tensors(
-    family: Family, config: ModelConfig, attributes: JSON, params: Params
-) -> dict[str, np.ndarray]:
-    """Name in the file -> tensor."""
-    tensors = unfill(jax.tree.map(np.asarray, params), family.table.entries(config, attributes))
-    for name, other in family.copies_in(config).items():
-        tensors[name] = tensors[other]
-    architecture = attributes["architectures"][0]
-    if architecture.endswith("Model") and not architecture.endswith(("HeadModel", "MTModel")):
-        return tensors
-    own = family.task_modules
-    return {n if n.startswith(own) else family.prefix + n: a for n, a in tensors.items()}
 
 
 def _difference(family: Family, config: ModelConfig) -> str | None:

@@ -8,8 +8,10 @@ sublayer's post-processing and once more by the layer.
 from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, OutputHead, Sinusoidal
-from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
+from attnlab.pretrained.arrays import Built, depth, require, take
+from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
+from attnlab.pretrained.tensors import Arrays
 
 PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "output_proj"}
 
@@ -32,7 +34,7 @@ TABLE = NameTable(
 )
 
 
-def build(config: dict[str, object], tensors: Arrays) -> Built:
+def build(config: JSON, tensors: Arrays) -> Built:
     """Widths and depths are those of the arrays."""
     encoder_heads, num_heads, max_len = take(
         config, "num_encoder_heads", "num_decoder_heads", max_length=256

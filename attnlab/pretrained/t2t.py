@@ -8,8 +8,10 @@ from attnlab.heads import Standard
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, Embedding, Norm, NormPosition, Sinusoidal
 from attnlab.names import lookup
-from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
+from attnlab.pretrained.arrays import Built, depth, require, take
+from attnlab.pretrained.attributes import JSON
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, Suffixes, linears
+from attnlab.pretrained.tensors import Arrays
 
 NORMS: dict[str, tuple[NormPosition, str]] = {
     "da": ("pre", "layer_prepostprocess"),
@@ -45,7 +47,7 @@ def _join_shards(tensors: Arrays) -> None:
     tensors["embedding"] = np.concatenate([tensors.pop(name) for name in found])
 
 
-def build(config: dict[str, object], tensors: Arrays) -> Built:
+def build(config: JSON, tensors: Arrays) -> Built:
     """Widths and depths are those of the arrays.
 
     q, k and v of three axes [E, heads, d] carry the scale of the scores in their values.

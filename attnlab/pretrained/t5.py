@@ -3,23 +3,15 @@
 """
 
 import dataclasses
+import operator
 
 from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
 from attnlab.models.specs import FFN, Dropout, Norm, Relative
 from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.pretrained.common_fields import ACTIVATIONS, GATED, numbers
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    GATED,
-    Choice,
-    Field,
-    Source,
-    Tensors,
-    Values,
-    changed,
-    value,
-)
+from attnlab.pretrained.fields import Choice, Field, Source, Tensors, Values, changed, value
 from attnlab.pretrained.name_table import Layers, Module, NameTable, Stack, linears
 from attnlab.sharing.bits import same_bits
 
@@ -38,14 +30,6 @@ def _activation(attributes: JSON) -> str:
     return "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
 
 
-def _decoder_layers(attributes: JSON) -> int:
-    return int(attributes["num_layers"])
-
-
-def _is_tied(attributes: JSON) -> bool:
-    return bool(attributes["tie_word_embeddings"])
-
-
 @dataclasses.dataclass(frozen=True)
 class _Stacks(Field):
     """Which stacks there are, and their depth.
@@ -62,7 +46,12 @@ class _Stacks(Field):
     def attributes(self) -> tuple[Attribute, ...]:
         return (
             Attribute("num_layers", self.num_layers, is_depth=True),
-            Attribute("num_decoder_layers", json_type=int, is_depth=True, compute=_decoder_layers),
+            Attribute(
+                "num_decoder_layers",
+                json_type=int,
+                is_depth=True,
+                compute=operator.itemgetter("num_layers"),
+            ),
             Attribute("is_encoder_decoder", True),
         )
 
@@ -87,7 +76,11 @@ class _Head(Field):
 
     attributes = (
         Attribute("tie_word_embeddings", True),
-        Attribute("scale_decoder_outputs", json_type=bool, compute=_is_tied),
+        Attribute(
+            "scale_decoder_outputs",
+            json_type=bool,
+            compute=operator.itemgetter("tie_word_embeddings"),
+        ),
     )
     name: str = "T5"
     can_scale: bool = True
@@ -103,14 +96,14 @@ class _Head(Field):
 
     def write(self, config: ModelConfig) -> JSON:
         bare = config.output.kind == "none"
-        scaled = config.output.scale != 1 or bare
-        name = f"{self.name}ForConditionalGeneration"
-        if bare:
-            name = f"{self.name}{'EncoderModel' if config.kind == 'encoder' else 'Model'}"
+        bare_name = "EncoderModel" if config.kind == "encoder" else "Model"
+        name = self.name + (bare_name if bare else "ForConditionalGeneration")
+        if not self.can_scale:
+            return {"tie_word_embeddings": True, "architectures": [name]}
         # What a reader before version 5 takes for "scaled", and for "tied".
+        scaled = config.output.scale != 1 or bare
         names = ("tie_word_embeddings", "scale_decoder_outputs")
-        said = dict.fromkeys(names, scaled) if self.can_scale else {names[0]: True}
-        return said | {"architectures": [name]}
+        return dict.fromkeys(names, scaled) | {"architectures": [name]}
 
 
 def _has_own_head(tensors: Tensors) -> bool:
@@ -163,16 +156,12 @@ T5 = Family(
         dropout=Dropout(places=("embeddings", "attention", "ffn", "final")),
     ),
     fields=(
-        value("vocab_size", 32128, "vocab_size"),
-        value("d_model", 512, "width"),
-        value("d_kv", 64, "heads.head_dim"),
-        value("d_ff", 2048, "ffn.width"),
-        value("num_heads", 8, "heads.num_heads"),
+        *numbers(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8),
+        *numbers(layer_norm_epsilon=1e-6),
         _Stacks(),
         value("relative_attention_num_buckets", 32, "positions.buckets"),
         value("relative_attention_max_distance", 128, "positions.max_distance"),
         value("dropout_rate", 0.1, "dropout.rate", "dropout.attention", "dropout.ffn"),
-        value("layer_norm_epsilon", 1e-6, "norm.eps"),
         Choice("feed_forward_proj", "relu", "ffn.activation", FEED_FORWARD),
         _Head(),
     ),
@@ -208,9 +197,7 @@ MT5 = dataclasses.replace(
     name="mt5",
     fields=changed(
         T5.fields,
-        value("vocab_size", 250112, "vocab_size"),
-        value("d_ff", 1024, "ffn.width"),
-        value("num_heads", 6, "heads.num_heads"),
+        *numbers(vocab_size=250112, d_ff=1024, num_heads=6),
         _Stacks("MT5", 8),
         Choice("feed_forward_proj", "gated-gelu", "ffn.activation", FEED_FORWARD),
         _Head("MT5", can_scale=False),

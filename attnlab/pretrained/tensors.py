@@ -9,30 +9,31 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import EllipsisType
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from attnlab.extras import extra
-from attnlab.pretrained.attributes import shown
+from attnlab.pretrained.attributes import JSON, shown
 
-DTYPES: dict[str, Any] = {
+DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
     "BOOL": np.bool_,
 }  # fmt: skip
 PICKLES = (b"PK", *(bytes([0x80, protocol]) for protocol in range(2, 6)))
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
+Arrays = dict[str, np.ndarray]
+"""Name of a tensor -> the tensor."""
 CHUNK = 2**20
 """Numbers of a tensor that are read, or checked, at once."""
 
 
-def is_floating(dtype: Any) -> bool:
+def is_floating(dtype: DTypeLike) -> bool:
     """Whether a dtype is a real floating one, bfloat16 included."""
-    return bool(jnp.issubdtype(dtype, jnp.floating))
+    return bool(jnp.issubdtype(np.dtype(dtype), jnp.floating))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +41,12 @@ class Tensor:
     """One tensor of a file, of which only what is asked for is read; nothing is kept or mapped."""
 
     path: Path
-    dtype: Any
+    dtype: DTypeLike
     shape: tuple[int, ...]
     start: int
     """Its first byte in the file."""
 
-    def __getitem__(self, rows: Any) -> np.ndarray:
+    def __getitem__(self, rows: slice | EllipsisType) -> np.ndarray:
         """A slice of the first axis, or ... for all."""
         first, end = 0, math.prod(self.shape[:1])
         if isinstance(rows, slice):
@@ -166,7 +167,7 @@ def read_file(path: Path) -> Stored:
         raise ValueError(f"{path} is no whole safetensors file ({error}); copy it again") from None
     with path.open("rb") as file:  # the library has checked all of it
         length = int.from_bytes(file.read(8), "little")
-        header = _parse(file.read(length).decode(), path)
+        header = _parse_object(file.read(length).decode(), path)
     found = {}
     names: list[str] = list(mapped.keys())  # type: ignore[no-untyped-call]
     for name in names:
@@ -178,7 +179,7 @@ def read_file(path: Path) -> Stored:
     return Stored(found)
 
 
-def write_file(path: Path, tensors: Mapping[str, Any]) -> None:
+def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """The inverse of `read_file`. Raises OSError where the file cannot be written."""
     with extra("pretrained"):
         from safetensors import SafetensorError
@@ -191,7 +192,7 @@ def write_file(path: Path, tensors: Mapping[str, Any]) -> None:
         raise OSError(f"{path.name} cannot be written: {error}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JSON:
     """A JSON object. Raises ValueError, naming the file."""
     if not _is_file(path):
         cut = str(path) if len(str(path)) < 400 else f"{str(path)[:200]}...{str(path)[-100:]}"
@@ -200,17 +201,14 @@ def read_json(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    value = _parse(text, path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return value
+    return _parse_object(text, path)
 
 
-def _parse(text: str, path: Path) -> Any:
-    """A JSON value in which no object has a key twice."""
+def _parse_object(text: str, path: Path) -> JSON:
+    """A JSON object, in which none has a key twice."""
     twice: list[str] = []
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
@@ -225,4 +223,6 @@ def _parse(text: str, path: Path) -> Any:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if twice:
         raise ValueError(f"{path} has the key {shown(twice[0])} twice; keep one")
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
     return value

@@ -8,8 +8,6 @@ A decoder alone is that of an encoder-decoder whose encoder uses its weights (sh
 does not run: it is given the memory as `encoded`.
 """
 
-from typing import Any
-
 import numpy as np
 
 from attnlab.heads import ExtraKeys, Sink, Standard
@@ -17,9 +15,11 @@ from attnlab.heads.layout import Extra
 from attnlab.models.config import Encoder, ModelConfig
 from attnlab.models.specs import FFN, NoPositions, Norm, NormPosition, OutputHead
 from attnlab.names import lookup
-from attnlab.pretrained.arrays import Arrays, Built, depth, require, take
-from attnlab.pretrained.fields import ACTIVATIONS, BIASES
+from attnlab.pretrained.arrays import Built, depth, require, take
+from attnlab.pretrained.attributes import JSON
+from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import Entry
 
 NORMS: dict[tuple[bool, bool], NormPosition] = {
@@ -31,7 +31,7 @@ NORMS: dict[tuple[bool, bool], NormPosition] = {
 """(norm_first, is there a norm behind the layers?) -> position of the norms."""
 
 
-def build_attention(config: dict[str, Any], tensors: Arrays) -> Built:
+def build_attention(config: JSON, tensors: Arrays) -> Built:
     """torch.nn.MultiheadAttention."""
     width, heads, kdim, vdim, add_bias_kv, add_zero_attn, _ = take(
         config, "embed_dim", "num_heads", kdim=None, vdim=None, add_bias_kv=None,
@@ -54,16 +54,16 @@ def build_attention(config: dict[str, Any], tensors: Arrays) -> Built:
     paths = tuple(("heads", n) for n in "qkv")
     biases = tuple(("heads", f"{n}_bias") for n in "qkv")
     if "in_proj_weight" in tensors:
-        entries = [Entry("in_proj_weight", paths, None, "linear")]
+        entries = [Entry("in_proj_weight", paths, ..., "linear")]
     else:
-        entries = [Entry(f"{path[-1]}_proj_weight", (path,), None, "linear") for path in paths]
-    entries.append(Entry("out_proj.weight", (("heads", "o"),), None, "linear"))
+        entries = [Entry(f"{path[-1]}_proj_weight", (path,), ..., "linear") for path in paths]
+    entries.append(Entry("out_proj.weight", (("heads", "o"),), ..., "linear"))
     if has_biases:
-        entries.append(Entry("in_proj_bias", biases, None, "vector"))
-        entries.append(Entry("out_proj.bias", (("heads", "o_bias"),), None, "vector"))
+        entries.append(Entry("in_proj_bias", biases, ..., "vector"))
+        entries.append(Entry("out_proj.bias", (("heads", "o_bias"),), ..., "vector"))
     for n in "kv" if has_keys else "":
         tensors[f"bias_{n}"] = np.ravel(tensors.get(f"bias_{n}", np.zeros(0)))  # torch: [1, 1, E]
-        entries.append(Entry(f"bias_{n}", (("heads", f"extra_{n}"),), None, "vector"))
+        entries.append(Entry(f"bias_{n}", (("heads", f"extra_{n}"),), ..., "vector"))
     return layout, entries
 
 
@@ -84,7 +84,7 @@ def _stack(stack: str, prefix: str, numbered: bool, paired: bool) -> Layers:
     return Layers(at, tuple(modules), "encoder" if paired and stack == "encoder" else "", outer)
 
 
-def build_layers(config: dict[str, Any], tensors: Arrays) -> Built:
+def build_layers(config: JSON, tensors: Arrays) -> Built:
     """torch.nn's layers and stacks of them; adds the table of the identity to `tensors`."""
     heads, norm_first, activation, eps, max_len, *_ = take(
         config, "nhead", norm_first=False, activation="relu", layer_norm_eps=1e-5, max_length=1024,
@@ -111,7 +111,7 @@ def build_layers(config: dict[str, Any], tensors: Arrays) -> Built:
         ffn=FFN(
             width=ffn_width,
             bias=bias,
-            activation=lookup(ACTIVATIONS, activation, what="activation"),  # type: ignore[arg-type]
+            activation=lookup(ACTIVATIONS, activation, what="activation"),
         ),
         norm=Norm(
             position=NORMS[norm_first, f"{prefix}norm.weight" in tensors], eps=eps, bias=bias

@@ -3,49 +3,29 @@ al. 2023, arXiv 2303.15343), each alone, in the names of Hugging Face.
 """
 
 import dataclasses
+from collections.abc import Callable
 
-from attnlab.heads import Standard
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Embedding, Init, Norm, OutputHead
+from attnlab.models.specs import Embedding, Norm, OutputHead
+from attnlab.pretrained import bert
 from attnlab.pretrained.attributes import JSON, Attribute, derived
+from attnlab.pretrained.common_fields import activation, numbers
 from attnlab.pretrained.family import Family, OtherAttributes, UnreadTensors
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    BIASES,
-    Choice,
-    Field,
-    Source,
-    Values,
-    changed,
-    hidden_size,
-    sizes,
-    value,
-)
+from attnlab.pretrained.fields import Choice, Field, Source, Values, changed
 from attnlab.pretrained.image_fields import ImageField, image_entries
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.weights import Entry
 
-BASE = ModelConfig(
-    kind="encoder",
-    heads=Standard(num_heads=4, biases=BIASES),
-    output=OutputHead(kind="none"),
-    init=Init(std=0.02),
-)
 FIELDS: tuple[Field, ...] = (
-    *sizes(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
-    Choice("hidden_act", "gelu_pytorch_tanh", "ffn.activation", ACTIVATIONS),
-    value("layer_norm_eps", 1e-6, "norm.eps"),
-    value("attention_dropout", 0.0, "dropout.attention"),
+    *numbers(hidden_size=768, intermediate_size=3072, num_hidden_layers=12),
+    *numbers(num_attention_heads=12, layer_norm_eps=1e-6, attention_dropout=0.0),
+    activation("hidden_act", "gelu_pytorch_tanh"),
 )
-CLIP_FIELDS = changed(
-    FIELDS,
-    Choice("hidden_act", "quick_gelu", "ffn.activation", ACTIVATIONS),
-    value("layer_norm_eps", 1e-5, "norm.eps"),
-)
-PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+CLIP_FIELDS = changed(FIELDS, *numbers(layer_norm_eps=1e-5), activation("hidden_act", "quick_gelu"))
 LAYERS = Layers(
     "encoder.layers.{}.",
     (
-        *linears("self_attn.", "attention", **PROJECTIONS),
+        *linears("self_attn.", "attention", q="q_proj", k="k_proj", v="v_proj", o="out_proj"),
         Module("layer_norm1", "attention.norm", "norm"),
         *linears("mlp.", "ffn", up="fc1", down="fc2"),
         Module("layer_norm2", "ffn.norm", "norm"),
@@ -58,7 +38,6 @@ TEXT = (
     POSITIONS,
     Module("final_layer_norm", "final_norm", "norm"),
 )
-IGNORED = ("embeddings.position_ids",)
 
 
 class _EndToken(Field):
@@ -77,90 +56,95 @@ class _EndToken(Field):
         return {"eos_token_id": 2 if end is None else end}
 
 
-def _output(**options: object) -> OutputHead:
-    return dataclasses.replace(BASE.output, **options)  # type: ignore[arg-type]
+def _tower(
+    name: str,
+    architecture: str,
+    fields: tuple[Field, ...],
+    modules: tuple[Module, ...],
+    *,
+    special: Callable[[ModelConfig], list[Entry]] | None = None,
+    read: tuple[Attribute, ...] = (),
+    **base: object,
+) -> Family:
+    """A family of one of the two models.
+
+    Args:
+      name: its `model_type`, which ends in "_model".
+      architecture: the only one.
+      fields: the attributes that set a field of the config.
+      modules, special: as in `NameTable`, outside the layers.
+      read: attributes that set no field of the config.
+      **base: fields of the config that no attribute sets.
+    """
+    plain = dict(norm=Norm(), embedding=Embedding()) | base
+    return Family(
+        name=name,
+        base=dataclasses.replace(bert.BASE, **plain),  # type: ignore[arg-type]
+        fields=fields,
+        table=NameTable(modules, (LAYERS,), special=special),
+        prefix="text_model." if "text" in name else "vision_model.",
+        other_attributes=OtherAttributes(read=read, written={"architectures": [architecture]}),
+        unread=UnreadTensors(always=("embeddings.position_ids",)),
+    )
 
 
 PROJECTION = (Attribute("projection_dim"),)
 """Of the model with both towers."""
-CLIP_TEXT = Family(
-    name="clip_text_model",
-    base=dataclasses.replace(BASE, kind="decoder", output=_output(pooler="end")),
-    fields=(
+CLIP_TEXT = _tower(
+    "clip_text_model",
+    "CLIPTextModel",
+    (
         *changed(
-            CLIP_FIELDS,
-            *sizes(hidden_size=512, intermediate_size=2048, num_attention_heads=8),
-            *sizes(vocab_size=49408, max_position_embeddings=77),
+            CLIP_FIELDS, *numbers(hidden_size=512, intermediate_size=2048, num_attention_heads=8)
         ),
+        *numbers(vocab_size=49408, max_position_embeddings=77),
         _EndToken(),
     ),
-    table=NameTable(TEXT, (LAYERS,)),
-    prefix="text_model.",
-    other_attributes=OtherAttributes(read=PROJECTION, written={"architectures": ["CLIPTextModel"]}),
-    unread=UnreadTensors(always=IGNORED),
+    TEXT,
+    read=PROJECTION,
+    kind="decoder",
+    output=OutputHead(kind="none", pooler="end"),
 )
-CLIP_VISION = Family(
-    name="clip_vision_model",
-    base=dataclasses.replace(
-        BASE,
-        norm=Norm(position="pre_open"),
-        embedding=Embedding(norm=True),
-        output=_output(pooler="first_norm"),
+CLIP_VISION = _tower(
+    "clip_vision_model",
+    "CLIPVisionModel",
+    (*CLIP_FIELDS, ImageField(patch_size=32, bias=False)),
+    (
+        POSITIONS,
+        Module("pre_layrnorm", "embedding_norm", "norm"),
+        Module("post_layernorm", "pooler_norm", "norm"),
     ),
-    fields=(*CLIP_FIELDS, ImageField(patch_size=32, bias=False)),
-    table=NameTable(
-        (
-            POSITIONS,
-            Module("pre_layrnorm", "embedding_norm", "norm"),
-            Module("post_layernorm", "pooler_norm", "norm"),
-        ),
-        (LAYERS,),
-        special=image_entries(PATCHES, class_token=("embeddings.class_embedding", ())),
-    ),
-    prefix="vision_model.",
-    other_attributes=OtherAttributes(
-        read=PROJECTION, written={"architectures": ["CLIPVisionModel"]}
-    ),
-    unread=UnreadTensors(always=IGNORED),
+    special=image_entries(PATCHES, class_token=("embeddings.class_embedding", ())),
+    read=PROJECTION,
+    norm=Norm(position="pre_open"),
+    embedding=Embedding(norm=True),
+    output=OutputHead(kind="none", pooler="first_norm"),
 )
-
-
-SIGLIP_TEXT = Family(
-    name="siglip_text_model",
-    base=dataclasses.replace(BASE, output=_output(pooler="last_linear")),
-    fields=(*FIELDS, *sizes(vocab_size=32000, max_position_embeddings=64)),
-    table=NameTable((*TEXT, Module("head", "pooler")), (LAYERS,)),
-    prefix="text_model.",
-    other_attributes=OtherAttributes(
-        read=(derived("projection_size", hidden_size, "hidden_size"),),
-        written={"architectures": ["SiglipTextModel"]},
-    ),
-    unread=UnreadTensors(always=IGNORED),
+SIGLIP_TEXT = _tower(
+    "siglip_text_model",
+    "SiglipTextModel",
+    (*FIELDS, *numbers(vocab_size=32000, max_position_embeddings=64)),
+    (*TEXT, Module("head", "pooler")),
+    read=(derived("projection_size", "hidden_size"),),
+    output=OutputHead(kind="none", pooler="last_linear"),
 )
-QKV = tuple(f"pooler_{name}" for name in "qkv")
-SIGLIP_VISION = Family(
-    name="siglip_vision_model",
-    base=BASE,
-    fields=(
+SIGLIP_VISION = _tower(
+    "siglip_vision_model",
+    "SiglipVisionModel",
+    (
         *FIELDS,
         ImageField(class_token=False),
         Choice("vision_use_head", True, "output.pooler", {True: "attention", False: None}),
     ),
-    table=NameTable(
-        (
-            POSITIONS,
-            Module("post_layernorm", "final_norm", "norm"),
-            Module("head.attention.in_proj_", QKV),
-            Module("head.attention.out_proj", "pooler_o"),
-            Module("head.layernorm", "pooler_norm", "norm"),
-            Module("head.mlp.fc1", "pooler_up"),
-            Module("head.mlp.fc2", "pooler_down"),
-            Module("head.probe", "pooler_query", "plain", axes=1),
-        ),
-        (LAYERS,),
-        special=image_entries(PATCHES),
+    (
+        POSITIONS,
+        Module("post_layernorm", "final_norm", "norm"),
+        Module("head.attention.in_proj_", ("pooler_q", "pooler_k", "pooler_v")),
+        Module("head.attention.out_proj", "pooler_o"),
+        Module("head.layernorm", "pooler_norm", "norm"),
+        Module("head.mlp.fc1", "pooler_up"),
+        Module("head.mlp.fc2", "pooler_down"),
+        Module("head.probe", "pooler_query", "plain", axes=1),
     ),
-    prefix="vision_model.",
-    other_attributes=OtherAttributes(written={"architectures": ["SiglipVisionModel"]}),
-    unread=UnreadTensors(always=IGNORED),
+    special=image_entries(PATCHES),
 )

@@ -4,11 +4,11 @@ Beside folders (`load`): systems that have no config.json, or none with a model_
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from attnlab.heads import Layout, weight_shapes
 from attnlab.models.modules import MultiHeadAttention
@@ -16,11 +16,13 @@ from attnlab.models.parameters import param_shapes
 from attnlab.models.transformer import Transformer
 from attnlab.names import lookup
 from attnlab.pretrained import former, google, summae, t2t, torch_layers
-from attnlab.pretrained.arrays import Arrays, Built
+from attnlab.pretrained.arrays import Built
+from attnlab.pretrained.attributes import JSON
+from attnlab.pretrained.tensors import Arrays
 from attnlab.pretrained.weights import fill
 from attnlab.sharing import Params
 
-SYSTEMS: dict[str, Callable[[dict[str, Any], Arrays], Built]] = {
+SYSTEMS: dict[str, Callable[[JSON, Arrays], Built]] = {
     "torch_mha": torch_layers.build_attention,
     "torch_layers": torch_layers.build_layers,
     "former": former.build,
@@ -33,7 +35,7 @@ SYSTEMS: dict[str, Callable[[dict[str, Any], Arrays], Built]] = {
 
 
 def from_variables(
-    system: str, config: Mapping[str, Any], variables: Mapping[str, Any]
+    system: str, config: Mapping[str, object], variables: Mapping[str, ArrayLike]
 ) -> tuple[MultiHeadAttention | Transformer, Params]:
     """(model, params) of `variables`, named as in `system`; `config` has the system's own words.
 

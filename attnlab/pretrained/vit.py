@@ -3,27 +3,18 @@ al. 2023, arXiv 2304.07193), in the names of Hugging Face.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from attnlab.models.config import ModelConfig
-from attnlab.models.specs import Embedding, Norm
-from attnlab.pretrained.attributes import JSON, Attribute
+from attnlab.models.specs import Embedding, Norm, OutputHead
+from attnlab.pretrained.attributes import JSON, Attribute, bad_value
 from attnlab.pretrained.bert import BASE, FIELDS, QKV
+from attnlab.pretrained.common_fields import ACTIVATIONS, BIASES, activation, numbers
 from attnlab.pretrained.family import Family, OtherAttributes
-from attnlab.pretrained.fields import (
-    ACTIVATIONS,
-    BIASES,
-    Choice,
-    Field,
-    Source,
-    Values,
-    changed,
-    choose,
-    classes_of,
-    labels_of,
-    value,
-)
+from attnlab.pretrained.fields import Choice, Field, Source, Values, changed, choose, value
 from attnlab.pretrained.image_fields import ImageField, image_entries
 from attnlab.pretrained.name_table import Layers, Module, NameTable, linears
+from attnlab.pretrained.weights import Entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +41,25 @@ class _Head(Field):
 
     def read(self, attributes: JSON, source: Source) -> Values:
         if attributes["pooler_output_size"] not in (None, 0, attributes["hidden_size"]):
-            raise ValueError(
-                f"config.json: pooler_output_size = {attributes['pooler_output_size']!r} is not "
-                f"supported, only hidden_size = {attributes['hidden_size']}"
-            )
+            why = f"is not supported, only hidden_size = {attributes['hidden_size']}"
+            raise bad_value("pooler_output_size", attributes["pooler_output_size"], why)
         if source.architecture.endswith("Classification") or "classifier.weight" in source.tensors:
-            return {"output.pooler": "first_plain", "output.num_classes": classes_of(attributes)}
+            labels = attributes["id2label"]  # 2 without it, as in transformers
+            classes = 2 if labels is None else len(labels)
+            return {"output.pooler": "first_plain", "output.num_classes": classes}
         return {"output.pooler": "first" if "pooler.dense.weight" in source.tensors else None}
 
     def write(self, config: ModelConfig) -> JSON:
         attributes: JSON = {"pooler_output_size": config.width, "architectures": ["ViTModel"]}
         if config.output.pooler != "first_plain":
             return attributes
-        return attributes | labels_of(config) | {"architectures": ["ViTForImageClassification"]}
+        # The names that transformers gives classes without one.
+        labels = {str(i): f"LABEL_{i}" for i in range(config.output.num_classes)}
+        return attributes | {
+            "id2label": labels,
+            "label2id": {label: int(i) for i, label in labels.items()},
+            "architectures": ["ViTForImageClassification"],
+        }
 
 
 BLOCK = (
@@ -78,13 +75,21 @@ VIT_LAYERS = Layers(
         Module("layernorm_after", "ffn.norm", "norm"),
     ),
 )
-PROJECTION = "embeddings.patch_embeddings.projection"
-CLASS_TOKEN = ("embeddings.cls_token", (1, 1))
-POSITIONS = "embeddings.position_embeddings"
+
+
+def _embeddings(*mask_axes: int) -> Callable[[ModelConfig], list[Entry]]:
+    """The tensors of the embedding table; `mask_axes`: axes of 1 of the mask token, in front."""
+    return image_entries(
+        "embeddings.patch_embeddings.projection",
+        "embeddings.position_embeddings",
+        class_token=("embeddings.cls_token", (1, 1)),
+        mask_token=("embeddings.mask_token", mask_axes),
+    )
+
+
 VIT_FIELDS = changed(
     FIELDS,
-    value("hidden_dropout_prob", 0.0, "dropout.rate"),
-    value("attention_probs_dropout_prob", 0.0, "dropout.attention"),
+    *numbers(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     Choice("qkv_bias", True, "heads.biases", {True: BIASES, False: ("o",)}),
     without=("vocab_size", "max_position_embeddings", "type_vocab_size"),
 )
@@ -99,12 +104,7 @@ VIT = Family(
             Module("classifier", "classifier"),
         ),
         layers=(VIT_LAYERS,),
-        special=image_entries(
-            PROJECTION,
-            POSITIONS,
-            class_token=CLASS_TOKEN,
-            mask_token=("embeddings.mask_token", (1, 1)),
-        ),
+        special=_embeddings(1, 1),
     ),
     prefix="vit.",
     task_modules=("classifier.",),
@@ -132,50 +132,35 @@ class _FFN(Field):
     def write(self, config: ModelConfig) -> JSON:
         width, gated = config.ffn.width, config.ffn.activation == "gated_silu"
         for ratio in (width / config.width, 1.5 * width / config.width, 4):
-            attributes: JSON = {"mlp_ratio": int(ratio) if ratio == int(ratio) else ratio}
-            attributes |= {"use_swiglu_ffn": gated, "hidden_act": "gelu"}
+            attributes: JSON = {
+                "hidden_size": config.width,
+                "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
+                "use_swiglu_ffn": gated,
+                "hidden_act": "gelu",
+            }
             if not gated:
-                attributes |= Choice("hidden_act", "gelu", "ffn.activation", ACTIVATIONS).write(
-                    config
-                )
-            if (
-                self.read(attributes | {"hidden_size": config.width}, Source())["ffn.width"]
-                == width
-            ):
+                attributes |= activation("hidden_act", "gelu").write(config)
+            if self.read(attributes, Source())["ffn.width"] == width:
                 return attributes
         raise ValueError(f"no mlp_ratio makes ffn.width {width} of width {config.width}")
 
 
-class _Dinov2Head(Field):
-    """The class token is what the bare model pools."""
-
-    attributes = ()
-
-    def read(self, attributes: JSON, source: Source) -> Values:
-        return {"output.pooler": "first_plain"}
-
-    def write(self, config: ModelConfig) -> JSON:
-        return {"architectures": ["Dinov2Model"]}
-
-
-# Dropped paths are of training; the rest says what a backbone returns.
-OTHERS = (
-    "drop_path_rate", "stage_names", "out_features", "out_indices", "apply_layernorm",
-    "reshape_hidden_states", "intermediate_size",
-)  # fmt: skip
 DINOV2 = Family(
     name="dinov2",
-    base=dataclasses.replace(VIT.base, norm=Norm(layer_scale=1.0)),
+    base=dataclasses.replace(
+        VIT.base,
+        norm=Norm(layer_scale=1.0),
+        output=OutputHead(kind="none", pooler="first_plain"),  # the class token
+    ),
     fields=(
         *changed(
             VIT_FIELDS,
-            value("layer_norm_eps", 1e-6, "norm.eps"),
+            *numbers(layer_norm_eps=1e-6),
             value("layerscale_value", 1.0, "norm.layer_scale"),
             without=("intermediate_size", "hidden_act"),
         ),
         _FFN(),
         ImageField(has_mask="use_mask_token"),
-        _Dinov2Head(),
     ),
     table=NameTable(
         modules=(Module("layernorm", "final_norm", "norm"),),
@@ -197,13 +182,15 @@ DINOV2 = Family(
                 ),
             ),
         ),
-        special=image_entries(
-            PROJECTION,
-            POSITIONS,
-            class_token=CLASS_TOKEN,
-            mask_token=("embeddings.mask_token", (1,)),
-        ),
+        special=_embeddings(1),
     ),
     prefix="dinov2.",
-    other_attributes=OtherAttributes(read=tuple(map(Attribute, OTHERS))),
+    other_attributes=OtherAttributes(
+        # Dropped paths are of training; the rest says what a backbone returns.
+        ignored=(
+            *("drop_path_rate", "stage_names", "out_features", "out_indices", "apply_layernorm"),
+            *("reshape_hidden_states", "intermediate_size"),
+        ),
+        written={"architectures": ["Dinov2Model"]},
+    ),
 )

@@ -3,17 +3,23 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from types import EllipsisType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
-from attnlab.heads.standard import OUTPUT
+from attnlab.heads.layout import OUTPUT
 from attnlab.pretrained.attributes import shown
-from attnlab.pretrained.tensors import CHUNK, Stored, Tensor, is_floating
+from attnlab.pretrained.tensors import CHUNK, Arrays, Stored, Tensor, is_floating
+from attnlab.sharing import Params
 
 Path = tuple[str, ...]
+Shapes = dict[Path, tuple[int, ...]]
+"""Path of a weight -> its shape."""
+Index = int | slice | tuple[int, int] | EllipsisType
 
 
 class Entry(NamedTuple):
@@ -22,7 +28,7 @@ class Entry(NamedTuple):
     name: str
     paths: tuple[Path, ...]
     """Weights, each a path in the tree; several lie side by side in the tensor."""
-    at: int | slice | tuple[int, int] | None = None
+    at: Index = ...
     """Index of the weight in stacked weights: a group of [G, ...], a group and an expert of
     [G, E, ...], or rows of a table [rows, ...]."""
     kind: str = "table"
@@ -42,14 +48,14 @@ class Entry(NamedTuple):
 
 
 def fill(
-    shapes: Any,
+    shapes: Params,
     entries: Iterable[Entry],
     tensors: Mapping[str, np.ndarray],
     *,
-    dtype: Any = np.float32,
-    put: Callable[[Path, np.ndarray], Any] = lambda path, a: a,
+    dtype: DTypeLike = np.float32,
+    put: Callable[[Path, np.ndarray], object] = lambda path, a: a,
     allow_nonfinite: bool = False,
-) -> Any:
+) -> Params:
     """The tree of `shapes` from the tensors, in `dtype`. Every weight is filled, once.
 
     Weights are made one by one, the largest first, and passed to `put`, whose result stands in the
@@ -60,25 +66,28 @@ def fill(
     or infinity without `allow_nonfinite`.
     """
     entries = list(entries)
-    leaves = {
-        tuple(key.key for key in keys): leaf.shape
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(shapes)[0]
-    }
+    leaves: Shapes = {path: leaf.shape for path, leaf in _leaves(shapes).items()}
     parts = _parts(entries, tensors, leaves)
     made = {}
     for path in sorted(leaves, key=lambda path: -math.prod(leaves[path])):
         weight = _empty(leaves[path], dtype)
         for entry, tensor in parts[path]:
-            target = weight if entry.at is None else weight[entry.at]
-            _copy(entry, path, leaves, tensor, target, allow_nonfinite)
+            _copy(entry, path, leaves, tensor, weight[entry.at], allow_nonfinite)
         made[path] = put(path, weight)
         del weight
-    return jax.tree.unflatten(jax.tree.structure(shapes), [made[path] for path in leaves])
+    filled: Params = jax.tree.unflatten(jax.tree.structure(shapes), [made[p] for p in leaves])
+    return filled
+
+
+def _leaves(params: Params) -> dict[Path, np.ndarray]:
+    """Path of a weight -> the weight."""
+    found = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {tuple(key.key for key in keys): leaf for keys, leaf in found}
 
 
 def _parts(
-    entries: list[Entry], tensors: Mapping[str, np.ndarray], leaves: dict[Path, Any]
-) -> dict[Path, list[tuple[Entry, Any]]]:
+    entries: list[Entry], tensors: Mapping[str, np.ndarray], leaves: Shapes
+) -> dict[Path, list[tuple[Entry, Tensor | np.ndarray]]]:
     """Path of a weight -> the tensors that it is made of. Raises the errors of `fill`."""
     missing = [entry.name for entry in entries if entry.name not in tensors]
     if missing:
@@ -86,7 +95,7 @@ def _parts(
             f"{len(missing)} tensors are missing, the first is {missing[0]!r}; the model of "
             "config.json needs it"
         )
-    parts: dict[Path, list[tuple[Entry, Any]]] = {path: [] for path in leaves}
+    parts: dict[Path, list[tuple[Entry, Tensor | np.ndarray]]] = {path: [] for path in leaves}
     for entry in entries:
         tensor = tensors.at(entry.name) if isinstance(tensors, Stored) else tensors[entry.name]
         stored = _stored_shape(entry, leaves)
@@ -104,35 +113,30 @@ def _parts(
         for path in entry.paths:
             parts[path].append((entry, tensor))
     for path, found in parts.items():
-        indices = [entry.at for entry, _ in found]
-        if not _is_covered(indices, leaves[path]):
+        if not _is_covered([entry.at for entry, _ in found], leaves[path]):
             raise ValueError(f"no tensor of the file becomes all of {'.'.join(path)}")
     return parts
 
 
-def _is_covered(indices: list[Any], shape: tuple[int, ...]) -> bool:
+def _is_covered(indices: list[Index], shape: tuple[int, ...]) -> bool:
     """Is each number of a weight filled, and once?"""
-    if indices == [None]:
-        return True
-    if indices and isinstance(indices[0], tuple):
-        return sorted(indices) == list(np.ndindex(*shape[: len(indices[0])]))
-    return _places(indices, shape[0]) == list(range(shape[0]))
+    axes = 2 if any(isinstance(index, tuple) for index in indices) else 1
+    filled = np.zeros(shape[:axes], int)
+    for index in indices:
+        filled[index] += 1
+    return bool(np.all(filled == 1))
 
 
-def unfill(params: Any, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
+def unfill(params: Params, entries: Iterable[Entry]) -> Arrays:
     """The inverse of `fill`: name -> tensor."""
-    leaves = {
-        tuple(key.key for key in keys): np.asarray(leaf)
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
-    }
-    shapes = {path: a.shape for path, a in leaves.items()}
+    leaves = {path: np.asarray(leaf) for path, leaf in _leaves(params).items()}
+    shapes: Shapes = {path: a.shape for path, a in leaves.items()}
     tensors = {}
     for entry in entries:
         dtype = functools.reduce(jnp.promote_types, [leaves[path].dtype for path in entry.paths])
         tensor = np.empty(_stored_shape(entry, shapes), dtype)
         for path, columns in _columns(entry, shapes).items():
-            a = leaves[path] if entry.at is None else leaves[path][entry.at]
-            folded = a.reshape(_fold(entry, path, shapes))
+            folded = leaves[path][entry.at].reshape(_fold(entry, path, shapes))
             if isinstance(columns, slice):
                 tensor[...] = _as_stored(entry, folded)
             else:
@@ -144,8 +148,8 @@ def unfill(params: Any, entries: Iterable[Entry]) -> dict[str, np.ndarray]:
 def _copy(
     entry: Entry,
     path: Path,
-    shapes: dict[Path, Any],
-    tensor: Any,
+    shapes: Shapes,
+    tensor: Tensor | np.ndarray,
     weight: np.ndarray,
     allow_nonfinite: bool,
 ) -> None:
@@ -191,7 +195,7 @@ def _convert(
         )
 
 
-def _file(tensor: Any) -> str:
+def _file(tensor: Tensor | np.ndarray) -> str:
     """Where a tensor lies, for an error."""
     return f", in {tensor.path}" if isinstance(tensor, Tensor) else ""
 
@@ -210,7 +214,7 @@ def _as_stored(entry: Entry, folded: np.ndarray) -> np.ndarray:
     return _as_ours(entry, folded.reshape(entry.stored or folded.shape))
 
 
-def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
+def _columns(entry: Entry, shapes: Shapes) -> dict[Path, slice | np.ndarray]:
     """path -> which outputs of the stored tensor, inputs first, are those of the weight."""
     if len(entry.paths) == 1 and not entry.pairs:
         return {entry.paths[0]: slice(None)}
@@ -220,7 +224,8 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
     heads = min(counts) if entry.by_head else 1
     heads = widths[entry.paths[0]] if entry.in_turn else heads
     order = np.arange(sum(widths.values())).reshape(heads, -1)
-    found, start = {}, 0
+    found: dict[Path, slice | np.ndarray] = {}
+    start = 0
     for path, width in widths.items():
         end = start + width // heads
         mine = order[:, start:end]
@@ -230,11 +235,12 @@ def _columns(entry: Entry, shapes: dict[Path, Any]) -> dict[Path, Any]:
             mine = mine.reshape(-1, each)
             pairs_apart = mine[:, :size].reshape(-1, size // 2, 2).swapaxes(-1, -2)
             mine = np.concatenate([pairs_apart.reshape(-1, size), mine[:, size:]], axis=1)
-        found[path], start = mine.reshape(-1), end
+        found[path] = mine.reshape(-1)
+        start = end
     return found
 
 
-def _stored_shape(entry: Entry, shapes: dict[Path, Any]) -> tuple[int, ...]:
+def _stored_shape(entry: Entry, shapes: Shapes) -> tuple[int, ...]:
     """The shape in the file."""
     if entry.stored:
         return entry.stored
@@ -243,22 +249,11 @@ def _stored_shape(entry: Entry, shapes: dict[Path, Any]) -> tuple[int, ...]:
     return (*ours[:-2], *ours[:-3:-1]) if entry.kind in ("linear", "swapped") else ours
 
 
-def _indexed_shape(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
-    if isinstance(entry.at, slice):
-        return len(_places([entry.at], shapes[path][0])), *shapes[path][1:]
-    shape: tuple[int, ...] = shapes[path]
-    if isinstance(entry.at, tuple):
-        return shape[len(entry.at) :]
-    return shape if entry.at is None else shape[1:]
+def _indexed_shape(entry: Entry, path: Path, shapes: Shapes) -> tuple[int, ...]:
+    return np.broadcast_to(0, shapes[path])[entry.at].shape
 
 
-def _places(indices: Iterable[Any], count: int) -> list[int]:
-    """Which of `count` these are, ascending."""
-    each = (s if isinstance(s, slice) else slice(s, None if s is None else s + 1) for s in indices)
-    return sorted(place for one in each for place in range(*one.indices(count)))
-
-
-def _fold(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
+def _fold(entry: Entry, path: Path, shapes: Shapes) -> tuple[int, ...]:
     """Heads and their width side by side, as files have them: [in, out], or flat."""
     name, shape = path[-1], _indexed_shape(entry, path, shapes)
     if entry.kind == "vector":
@@ -269,7 +264,7 @@ def _fold(entry: Entry, path: Path, shapes: dict[Path, Any]) -> tuple[int, ...]:
     return math.prod(shape[:reads]), math.prod(shape[reads:])
 
 
-def _empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def _empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """Aligned to 64 bytes, so that JAX on a CPU need not copy it."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     buffer = np.empty(size + 64, np.uint8)
