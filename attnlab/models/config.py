@@ -4,16 +4,15 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import jax.numpy as jnp
 
 from attnlab.heads import Cache, Layout, Standard, init_cache, kv_weight_names
 from attnlab.heads.cost import cache_shapes
-from attnlab.heads.layout import check_size
 from attnlab.heads.positions import read_scaling
 from attnlab.heads.rewrites import CallSizes, choose, form
-from attnlab.models.checks import check_bool
+from attnlab.models.checks import bounded
 from attnlab.models.specs import (
     FFN,
     Attention,
@@ -30,6 +29,7 @@ from attnlab.models.specs import (
     Rotary,
     Spec,
 )
+from attnlab.names import check_count
 from attnlab.sharing.mixing import check_mixtures
 from attnlab.sharing.named_plans import as_plan, plan_name
 from attnlab.sharing.plan import MIXTURE_SUFFIX, Plan, mixtures
@@ -47,7 +47,7 @@ __all__ = ["Encoder", "LayerOverrides", "LayerSpec", "LayerType", "ModelConfig"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class LayerOverrides(Spec):
+class LayerOverrides(Spec, path="layer_types: "):
     """Fields of a config that one type of layer replaces; None keeps that of the config.
 
     Attributes:
@@ -60,25 +60,16 @@ class LayerOverrides(Spec):
     ffn: FFN | None = None
     positions: Positions | None = None
     sharing: str | Plan | None = None
-    window: int | None = None
+    window: int | None = bounded(None, least=0)
     full_attention: bool = False
     order: str | None = None
     implementation: str | None = None
     norm: Norm | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.full_attention and self.window is not None:
             raise ValueError("layer_types: give window or full_attention=True, not both")
-        check_bool("layer_types: full_attention", self.full_attention)
-        if not isinstance(self.heads, Layout | None):
-            raise ValueError(f"layer_types: heads must be a Layout or None, not {self.heads!r}")
-        check_sharing("layer_types: sharing", self.sharing)
-
-
-def check_sharing(field: str, sharing: object) -> None:
-    """Raises ValueError unless `sharing` is the name of a plan, a `Plan` or None."""
-    if not isinstance(sharing, str | Plan | None):
-        raise ValueError(f"{field} must be the name of a plan, a Plan or None, not {sharing!r}")
 
 
 LayerType: TypeAlias = tuple[int, LayerOverrides]
@@ -86,7 +77,7 @@ LayerType: TypeAlias = tuple[int, LayerOverrides]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Encoder(Spec):
+class Encoder(Spec, path="encoder."):
     """The encoder of an encoder-decoder.
 
     Attributes:
@@ -99,22 +90,17 @@ class Encoder(Spec):
         "merged" is one softmax of self-attention over both texts (T5Gemma 2, arXiv 2512.14856).
     """
 
-    num_layers: int | None = None
-    num_heads: int | None = None
+    num_layers: int | None = bounded(None, least=1)
+    num_heads: int | None = bounded(None, least=1)
     sharing: str | Plan | None = None
     shares_decoder: bool = False
     cross: Literal["own", "merged"] = "own"
     own_inputs: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_heads"):
-            if getattr(self, name) is not None:
-                check_size(f"encoder.{name}", getattr(self, name))
         if self.cross not in ("own", "merged"):
             raise ValueError(f"encoder.cross must be 'own' or 'merged', not {self.cross!r}")
-        check_bool("encoder.own_inputs", self.own_inputs)
-        check_bool("encoder.shares_decoder", self.shares_decoder)
-        check_sharing("encoder.sharing", self.sharing)
+        super().__post_init__()
         if self.shares_decoder and self.own_inputs:
             raise ValueError("encoder.shares_decoder: leave own_inputs out")
         if self.shares_decoder and self.num_heads is not None:
@@ -159,10 +145,10 @@ class ModelConfig(Spec):
     """
 
     kind: Kind = "decoder"
-    vocab_size: int = 256
-    max_len: int = 64
-    width: int = 64
-    num_layers: int = 4
+    vocab_size: int = bounded(256, least=1)
+    max_len: int = bounded(64, least=1)
+    width: int = bounded(64, least=1)
+    num_layers: int = bounded(4, least=1)
     heads: Layout = Standard(num_heads=4, biases=("q", "k", "v", "o"))
     attention: Attention = Attention()
     ffn: FFN = FFN()
@@ -172,7 +158,7 @@ class ModelConfig(Spec):
     embedding: Embedding = Embedding()
     output: OutputHead = OutputHead()
     sharing: str | Plan = "separate"
-    delta_rank: int = 8
+    delta_rank: int = bounded(8, least=1)
     layer_types: tuple[LayerType, ...] = ()
     encoder: Encoder | None = None
     init: Init = Init()
@@ -206,21 +192,23 @@ class ModelConfig(Spec):
         return made if self.layer_types else made["layers"]
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "max_len", "width", "num_layers", "delta_rank"):
-            check_size(name, getattr(self, name))
+        if not isinstance(self.heads, Layout):
+            raise ValueError(
+                f"heads must be a Layout such as heads.Standard(num_heads=4), not {self.heads!r}"
+            )
+        if not isinstance(self.layer_types, list | tuple):
+            raise ValueError(
+                "layer_types must be a tuple of pairs (count, LayerOverrides(...)), not "
+                f"{self.layer_types!r}"
+            )
         if self.kind not in ("decoder", "encoder", "encoder_decoder"):
             raise ValueError(
                 f"kind must be 'decoder', 'encoder' or 'encoder_decoder', not {self.kind!r}"
             )
-        self._check_types()
+        super().__post_init__()
         # One way to write the same thing, so that equal configs are equal.
         if self.heads.width == self.width:
             self._set("heads", dataclasses.replace(self.heads, width=0))
-        if not isinstance(self.layer_types, list | tuple):
-            raise ValueError(
-                f"layer_types must be a tuple of pairs (count, LayerOverrides(...)), not "
-                f"{self.layer_types!r}"
-            )
         self._set("layer_types", tuple(_layer_type(pair, self.width) for pair in self.layer_types))
         if self.kind == "encoder_decoder":
             self._set("encoder", self.encoder or Encoder())
@@ -254,19 +242,6 @@ class ModelConfig(Spec):
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_types(self) -> None:
-        kinds = {
-            "heads": Layout, "attention": Attention, "ffn": FFN, "norm": Norm, "dropout": Dropout,
-            "positions": Positions, "embedding": Embedding, "output": OutputHead, "init": Init,
-            "compute": Compute, "sharing": str | Plan, "encoder": Encoder | None,
-        }  # fmt: skip
-        for name, kind in kinds.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                wanted = " or ".join(one.__name__ for one in get_args(kind) or (kind,))
-                example = " such as heads.Standard(num_heads=4)" if name == "heads" else ""
-                raise ValueError(f"{name} must be a {wanted}{example}, not {value!r}")
 
     def _check_sublayers(self, plan: Plan) -> None:
         """Sublayers that a layer has, and what shared keys and values need."""
@@ -338,7 +313,7 @@ class ModelConfig(Spec):
     def plan(self) -> Plan:
         """The sharing plan as data; of the decoder, where there are two stacks; of all types."""
         if self.layer_types:
-            return whole_plan(self)
+            return _whole_plan(self)
         plan = as_plan(self.sharing, self.num_layers)
         if self.encoder is None or "cross" in plan or self.encoder.cross == "merged":
             return plan
@@ -399,8 +374,17 @@ class ModelConfig(Spec):
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """The name of the weights of every layer, in order."""
-        return layer_names(self)
+        """The name of the weights of every layer, in order.
+
+        >>> types = ((2, LayerOverrides(window=7)), (1, LayerOverrides()))
+        >>> ModelConfig(layer_types=types, num_layers=4).layer_names
+        ('layers_0', 'layers_0', 'layers_1', 'layers_0')
+        """
+        if not self.layer_types:
+            return ("layers",) * self.num_layers
+        names = {overrides: name for name, overrides in _types(self).items()}
+        turn = [names[overrides] for count, overrides in self.layer_types for _ in range(count)]
+        return tuple(turn[i % len(turn)] for i in range(self.num_layers))
 
 
 def _init_cache(config: ModelConfig, batch: int, size: int, piece: int | None) -> Cache:
@@ -428,7 +412,7 @@ def _layer_type(pair: object, width: int) -> LayerType:
         raise ValueError(
             f"layer_types holds pairs (count, LayerOverrides(...)), not {pair!r}"
         ) from None
-    check_size("layer_types: number of layers", count)
+    check_count("layer_types: number of layers", count, 1)
     if isinstance(overrides, Mapping):
         known = [f.name for f in dataclasses.fields(LayerOverrides)]
         if odd := sorted(set(overrides) - set(known)):
@@ -445,20 +429,6 @@ def _layer_type(pair: object, width: int) -> LayerType:
 # Layer types --------------------------------------------------------------------------------------
 
 
-def layer_names(config: ModelConfig) -> tuple[str, ...]:
-    """The name of the weights of every layer, in order.
-
-    >>> types = ((2, LayerOverrides(window=7)), (1, LayerOverrides()))
-    >>> layer_names(ModelConfig(layer_types=types, num_layers=4))
-    ('layers_0', 'layers_0', 'layers_1', 'layers_0')
-    """
-    if not config.layer_types:
-        return ("layers",) * config.num_layers
-    names = {overrides: name for name, overrides in _types(config).items()}
-    turn = [names[overrides] for count, overrides in config.layer_types for _ in range(count)]
-    return tuple(turn[i % len(turn)] for i in range(config.num_layers))
-
-
 def _types(config: ModelConfig) -> dict[str, LayerOverrides]:
     """Name of its weights -> overrides of every type, in the order of its first layer."""
     types_ = dict.fromkeys(overrides for _, overrides in config.layer_types)
@@ -470,7 +440,7 @@ def stacks_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
     """Name of its weights -> the config of the layers of one type, with their number and plan."""
     if not config.layer_types:
         return {"layers": config}
-    made, names = {}, layer_names(config)
+    made, names = {}, config.layer_names
     for name, overrides in _types(config).items():
         count = names.count(name)
         try:
@@ -507,29 +477,21 @@ def _with_overrides(
     )
 
 
-def layers_of(config: ModelConfig) -> dict[str, list[int]]:
-    """Name of its weights -> indices of the layers of a type."""
-    found: dict[str, list[int]] = {name: [] for name in stacks_of(config)}
-    for i, name in enumerate(layer_names(config)):
-        found[name].append(i)
-    return found
-
-
-def whole_plan(config: ModelConfig) -> Plan:
+def _whole_plan(config: ModelConfig) -> Plan:
     """The plans of all layer types as one.
 
     Groups are numbered type by type (in `kv` also for a type without that sublayer), layers as in
     the model.
     """
-    stacks = stacks_of(config)
+    stacks, names = stacks_of(config), config.layer_names
     sublayers = [{*c.plan} | {"kv"} for c in stacks.values()]
     kept = set.intersection(*sublayers)
     if not any("kv" in c.plan for c in stacks.values()):
         kept -= {"kv"}
     made: dict[str, list[int | str | None]] = {n: [None] * config.num_layers for n in sorted(kept)}
     used = dict.fromkeys(made, 0)
-    for name, layers in layers_of(config).items():
-        plan = stacks[name].plan
+    for name, stack in stacks.items():
+        plan, layers = stack.plan, [i for i, other in enumerate(names) if other == name]
         for sublayer, groups in made.items():
             own = plan[sublayer] if sublayer in plan else plan["attention"]
             for i, group, source in zip(layers, own, plan.kv_sources, strict=True):

@@ -5,15 +5,15 @@ composes them.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, TypeAlias, TypeVar, get_args
+import functools
+import typing
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
 from attnlab.attention.dispatch import check_implementation
 from attnlab.attention.keywords import check_keywords
 from attnlab.heads import positions
-from attnlab.heads.layout import Layout, check_size
-from attnlab.models.checks import check_bool, check_choice, check_number
-from attnlab.names import check_count, lookup
-from attnlab.norms import NORM_KINDS
+from attnlab.heads.layout import Layout
+from attnlab.models.checks import bounded, check_choice, check_field
 
 Activation: TypeAlias = Literal[
     "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "gated_gelu", "gated_gelu_tanh",
@@ -35,13 +35,32 @@ SpecT = TypeVar("SpecT", bound="Spec")
 
 
 class Spec:
-    """Base class of the records of a config: its repr has the fields that differ from defaults."""
+    """Base class of the records of a config: checks the types and bounds of its fields.
+
+    A subclass with checks of its own first calls `super().__post_init__()`. The repr has the fields
+    that differ from their defaults. A tuple may be given as a list.
+    """
+
+    path: ClassVar[str] = ""
+    """Before the name of a field in an error: `class FFN(Spec, path="ffn.")`."""
+
+    def __init_subclass__(cls, path: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.path = cls.path if path is None else path
 
     def __new__(cls: type["SpecT"], *args: object, **fields: object) -> "SpecT":
         """Raises TypeError for an unknown field; the message lists the fields."""
         assert dataclasses.is_dataclass(cls)
         check_keywords(cls.__name__, fields, [field.name for field in dataclasses.fields(cls)])
         return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        record: type = type(self)
+        for field, hint in _hints(record):
+            value = getattr(self, field.name)
+            check_field(f"{self.path}{field.name}", value, hint, field)
+            if isinstance(value, list):  # of a config file; a tuple can be hashed
+                object.__setattr__(self, field.name, tuple(value))
 
     def __repr__(self) -> str:
         assert dataclasses.is_dataclass(self)
@@ -53,15 +72,15 @@ class Spec:
         return f"{type(self).__name__}({changed})"
 
 
-def _set_tuple(spec: Spec, field: str, value: object) -> None:
-    """Sets a field to its value as a tuple, so that a list of a config file is hashable."""
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{field} must be a tuple, not {value!r}; write ({value!r},) for one")
-    object.__setattr__(spec, field.partition(".")[2], tuple(value))
+@functools.cache
+def _hints(cls: type) -> list[tuple[dataclasses.Field[Any], object]]:
+    """The fields of a record with their types."""
+    hints = typing.get_type_hints(cls)
+    return [(field, hints[field.name]) for field in dataclasses.fields(cls)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Experts(Spec):
+class Experts(Spec, path="ffn.experts."):
     """Mixture of experts: each token uses `top_k` FFNs (Shazeer et al. 2017, arXiv 1701.06538).
 
         y = sum over the chosen e of weight_e FFN_e(x), plus the shared expert
@@ -83,29 +102,21 @@ class Experts(Spec):
       balance: weight of the balance loss "expert_balance", see `experts.balance_loss`.
     """
 
-    num_experts: int
-    top_k: int = 2
+    num_experts: int = dataclasses.field(metadata={"least": 1})
+    top_k: int = bounded(2, least=1)
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalize: bool = True
     scale: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
+    num_groups: int = bounded(1, least=1)
+    top_groups: int = bounded(1, least=1)
     balance_bias: bool = False
     router_bias: bool = False
-    shared_width: int = 0
+    shared_width: int = bounded(0, least=0)
     shared_gate: bool = False
-    balance: float = 0.01
+    balance: float = bounded(0.01, least=0.0)
 
     def __post_init__(self) -> None:
-        check_size("ffn.experts.num_experts", self.num_experts)
-        check_choice("ffn.experts.scores", self.scores, ("softmax", "sigmoid"))
-        for name in ("normalize", "balance_bias", "router_bias", "shared_gate"):
-            check_bool(f"ffn.experts.{name}", getattr(self, name))
-        check_number("ffn.experts.scale", self.scale)
-        check_number("ffn.experts.balance", self.balance, least=0.0)
-        check_count("ffn.experts.shared_width", self.shared_width, 0)
-        for name in ("top_k", "num_groups", "top_groups"):
-            check_size(f"ffn.experts.{name}", getattr(self, name))
+        super().__post_init__()
         if self.num_experts % self.num_groups or self.top_groups > self.num_groups:
             raise ValueError(
                 f"ffn.experts: num_groups {self.num_groups} must divide num_experts "
@@ -121,7 +132,7 @@ class Experts(Spec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class FFN(Spec):
+class FFN(Spec, path="ffn."):
     """Position-wise feed-forward network: act(x W_up + b) W_down + b.
 
     Attributes:
@@ -135,26 +146,18 @@ class FFN(Spec):
       experts: a mixture of experts in place of one FFN for all tokens; None: no experts.
     """
 
-    width: int = 256
+    width: int = bounded(256, least=0)
     activation: Activation = "gelu"
     bias: bool = True
     residual_scale: float = 1.0
     output_scale: float = 1.0
-    clip: float | None = None
+    clip: float | None = bounded(None, above=0.0)
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
-        check_count("ffn.width", self.width, 0)
-        check_choice("ffn.activation", self.activation, ACTIVATION_NAMES)
-        check_bool("ffn.bias", self.bias)
-        check_number("ffn.residual_scale", self.residual_scale)
-        check_number("ffn.output_scale", self.output_scale)
-        if self.clip is not None:
-            check_number("ffn.clip", self.clip, above=0.0)
-            if not self.activation.startswith("gated_"):
-                raise ValueError("ffn.clip needs a gated activation, such as 'gated_silu'")
-        if not isinstance(self.experts, Experts | None):
-            raise ValueError(f"ffn.experts must be Experts(...) or None, not {self.experts!r}")
+        super().__post_init__()
+        if self.clip is not None and not self.activation.startswith("gated_"):
+            raise ValueError("ffn.clip needs a gated activation, such as 'gated_silu'")
         if self.experts is not None and not self.width:
             raise ValueError("ffn.experts need a hidden layer: set ffn.width")
 
@@ -167,7 +170,7 @@ class FFN(Spec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Norm(Spec):
+class Norm(Spec, path="norm."):
     """Norms of the residual stream.
 
     Attributes:
@@ -188,20 +191,13 @@ class Norm(Spec):
 
     kind: Literal["layer", "rms", "rms_plus_one"] = "layer"
     position: NormPosition = "pre"
-    eps: float = 1e-5
+    eps: float = bounded(1e-5, least=0.0)
     bias: bool | None = None
     scale: bool = True
     layer_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.layer_scale is not None:
-            check_number("norm.layer_scale", self.layer_scale)
-        lookup(NORM_KINDS, self.kind, what="norm.kind")
-        check_bool("norm.scale", self.scale)
-        if self.bias is not None:
-            check_bool("norm.bias", self.bias)
-        check_choice("norm.position", self.position, get_args(NormPosition))
-        check_number("norm.eps", self.eps, least=0.0)
+        super().__post_init__()
         if self.bias and self.kind != "layer":
             raise ValueError(f"norm.bias: an {self.kind} norm has no bias; leave bias out")
         if self.bias and not self.scale:
@@ -233,7 +229,7 @@ class Norm(Spec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Attention(Spec):
+class Attention(Spec, path="attention."):
     """Options of every self-attention sublayer, apart from its heads.
 
     Attributes:
@@ -244,28 +240,20 @@ class Attention(Spec):
       output_scale: multiplies what self-attention adds to the residual stream.
     """
 
-    window: int | None = None
+    window: int | None = bounded(None, least=0)
     order: str | None = None
     implementation: str | None = None
-    layer_scales: tuple[float, ...] | None = None
+    layer_scales: tuple[float, ...] | None = bounded(None, above=0.0)
     output_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.window is not None:
-            check_count("attention.window", self.window, 0)
-        if not isinstance(self.order, str | None):
-            raise ValueError(f"attention.order must be a str or None, not {self.order!r}")
+        super().__post_init__()
         if self.implementation is not None:
             check_implementation(self.implementation)
-        if self.layer_scales is not None:
-            _set_tuple(self, "attention.layer_scales", self.layer_scales)
-            for scale in self.layer_scales:
-                check_number("attention.layer_scales", scale, above=0.0)
-        check_number("attention.output_scale", self.output_scale)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Dropout(Spec):
+class Dropout(Spec, path="dropout."):
     """Dropout rates.
 
     Attributes:
@@ -276,20 +264,11 @@ class Dropout(Spec):
       places: where `rate` acts.
     """
 
-    rate: float = 0.0
-    embedding: float | None = None
-    attention: float = 0.0
-    ffn: float = 0.0
+    rate: float = bounded(0.0, least=0.0, below=1.0)
+    embedding: float | None = bounded(None, least=0.0, below=1.0)
+    attention: float = bounded(0.0, least=0.0, below=1.0)
+    ffn: float = bounded(0.0, least=0.0, below=1.0)
     places: tuple[DropoutPlace, ...] = ("embeddings", "attention", "ffn")
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "embedding", "attention", "ffn"):
-            value = getattr(self, name)
-            if value is not None:
-                check_number(f"dropout.{name}", value, least=0.0, below=1.0)
-        _set_tuple(self, "dropout.places", self.places)
-        for place in self.places:
-            check_choice("dropout.places", place, get_args(DropoutPlace))
 
     @property
     def is_active(self) -> bool:
@@ -301,7 +280,7 @@ class Dropout(Spec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Positions(Spec):
+class Positions(Spec, path="positions."):
     """Base class of position schemes."""
 
     name: ClassVar[str] = ""
@@ -334,17 +313,12 @@ class Learned(Positions):
     """
 
     name: ClassVar[str] = "learned"
-    pad_token: int | None = None
-    offset: int = 0
+    pad_token: int | None = bounded(None, least=0)
+    offset: int = bounded(0, least=0)
 
     @property
     def is_learned(self) -> bool:
         return True
-
-    def __post_init__(self) -> None:
-        check_count("positions.offset", self.offset, 0)
-        if self.pad_token is not None:
-            check_count("positions.pad_token", self.pad_token, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -361,8 +335,7 @@ class Sinusoidal(Positions):
     rates: Literal["t2t", "paper"] = "t2t"
 
     def __post_init__(self) -> None:
-        check_bool("positions.halves", self.halves)
-        check_choice("positions.rates", self.rates, ("t2t", "paper"))
+        super().__post_init__()
         if self.rates != "t2t" and not self.halves:
             raise ValueError("positions.rates is of halves: set halves=True, or leave rates out")
 
@@ -380,16 +353,13 @@ class Rotary(Positions):
 
     name: ClassVar[str] = "rotary"
     is_rotary: ClassVar[bool] = True
-    base: float = 10000.0
-    fraction: float = 1.0
+    base: float = bounded(10000.0, above=0.0)
+    fraction: float = bounded(1.0, above=0.0, most=1.0)
     scaling: str | None = None
 
     def __post_init__(self) -> None:
-        check_number("positions.base", self.base, above=0.0)
-        check_number("positions.fraction", self.fraction, above=0.0, most=1.0)
+        super().__post_init__()
         if self.scaling is not None:
-            if not isinstance(self.scaling, str):
-                raise ValueError(f"positions.scaling must be a str or None, not {self.scaling!r}")
             positions.read_scaling(self.scaling)
 
     def rotated_size(self, layout: Layout) -> int:
@@ -411,23 +381,19 @@ class Relative(Positions):
 
     name: ClassVar[str] = "relative"
     is_relative: ClassVar[bool] = True
-    buckets: int = 32
-    max_distance: int = 128
+    buckets: int = bounded(32, least=4)
+    max_distance: int = bounded(128, least=1)
     table: bool = False
-    pad_token: int | None = None
+    pad_token: int | None = bounded(None, least=0)
 
     @property
     def is_learned(self) -> bool:
         return self.table
 
     def __post_init__(self) -> None:
-        check_bool("positions.table", self.table)
-        if self.pad_token is not None:
-            check_count("positions.pad_token", self.pad_token, 0)
-            if not self.table:
-                raise ValueError("positions.pad_token is of a table; set table=True")
-        check_count("positions.buckets", self.buckets, 4)
-        check_count("positions.max_distance", self.max_distance, 1)
+        super().__post_init__()
+        if self.pad_token is not None and not self.table:
+            raise ValueError("positions.pad_token is of a table; set table=True")
         if self.buckets % 4 or self.max_distance <= self.buckets // 2:
             raise ValueError(
                 f"positions: buckets {self.buckets} must be a multiple of 4 and max_distance "
@@ -453,7 +419,7 @@ POSITIONS: dict[str, type[Positions]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Images(Spec):
+class Images(Spec, path="images."):
     """Images instead of tokens (Dosovitskiy et al. 2021, arXiv 2010.11929).
 
     A class token, then the patches from left to right and from top to bottom.
@@ -469,21 +435,18 @@ class Images(Spec):
         2106.08254).
     """
 
-    height: int
-    width: int
-    channels: int
-    patch_height: int
-    patch_width: int
+    height: int = dataclasses.field(metadata={"least": 1})
+    width: int = dataclasses.field(metadata={"least": 1})
+    channels: int = dataclasses.field(metadata={"least": 1})
+    patch_height: int = dataclasses.field(metadata={"least": 1})
+    patch_width: int = dataclasses.field(metadata={"least": 1})
     crop: bool = False
     class_token: bool = True
     bias: bool = True
     mask_token: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "channels", "patch_height", "patch_width"):
-            check_count(f"images.{name}", getattr(self, name), 1)
-        for name in ("crop", "class_token", "bias", "mask_token"):
-            check_bool(f"images.{name}", getattr(self, name))
+        super().__post_init__()
         divides = not (self.height % self.patch_height or self.width % self.patch_width)
         if not all(self.grid) or not (divides or self.crop):
             raise ValueError(
@@ -524,7 +487,7 @@ class Images(Spec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Embedding(Spec):
+class Embedding(Spec, path="embedding."):
     """Token embedding: projection(norm(scale * token + position + type)).
 
     Attributes:
@@ -537,27 +500,16 @@ class Embedding(Spec):
       images: the model also reads images, as rows of `vocab_size` features.
     """
 
-    width: int | None = None
+    width: int | None = bounded(None, least=1)
     scale: float = 1.0
-    token_types: int = 0
+    token_types: int = bounded(0, least=0)
     norm: bool = False
-    zero_token: int | None = None
+    zero_token: int | None = bounded(None, least=0)
     images: Images | None = None
-
-    def __post_init__(self) -> None:
-        if self.width is not None:
-            check_size("embedding.width", self.width)
-        check_number("embedding.scale", self.scale)
-        check_count("embedding.token_types", self.token_types, 0)
-        check_bool("embedding.norm", self.norm)
-        if self.zero_token is not None:
-            check_count("embedding.zero_token", self.zero_token, 0)
-        if not isinstance(self.images, Images | None):
-            raise ValueError(f"embedding.images must be Images(...) or None, not {self.images!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class OutputHead(Spec):
+class OutputHead(Spec, path="output."):
     """LM head and classifier head.
 
     Attributes:
@@ -582,36 +534,26 @@ class OutputHead(Spec):
     scale: float = 1.0
     transform: Activation | None = None
     pooler: Pooler | None = None
-    num_classes: int = 0
-    soft_cap: float | None = None
+    num_classes: int = bounded(0, least=0)
+    soft_cap: float | None = bounded(None, above=0.0)
     transform_bias: bool = True
-    end_token: int | None = None
+    end_token: int | None = bounded(None, least=0)
 
     def __post_init__(self) -> None:
-        if self.soft_cap is not None:
-            check_number("output.soft_cap", self.soft_cap, above=0.0)
-        check_choice("output.kind", self.kind, ("tied", "own", "none"))
-        check_bool("output.bias", self.bias)
-        check_number("output.scale", self.scale)
+        super().__post_init__()
         if self.transform is not None:
             plain = [name for name in ACTIVATION_NAMES if not name.startswith("gated_")]
             check_choice("output.transform", self.transform, plain)
         if self.kind == "none" and (self.bias or self.transform):
             raise ValueError("output.kind='none' has no logits; leave bias and transform out")
-        if self.pooler is not None:
-            check_choice("output.pooler", self.pooler, get_args(Pooler))
-        check_count("output.num_classes", self.num_classes, 0)
-        check_bool("output.transform_bias", self.transform_bias)
-        if self.end_token is not None:
-            check_count("output.end_token", self.end_token, 0)
-            if self.pooler != "end":
-                raise ValueError("output.end_token is of the pooler 'end'; set pooler='end'")
+        if self.end_token is not None and self.pooler != "end":
+            raise ValueError("output.end_token is of the pooler 'end'; set pooler='end'")
         if self.num_classes and self.pooler is None:
             raise ValueError("output.num_classes are read from the pooler; set pooler='first'")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Init(Spec):
+class Init(Spec, path="init."):
     """Initial weights.
 
     Attributes:
@@ -620,17 +562,12 @@ class Init(Spec):
         (GPT-2; Radford et al. 2019, section 2.3).
     """
 
-    std: float | None = None
+    std: float | None = bounded(None, above=0.0)
     residual: Literal["plain", "depth"] = "plain"
-
-    def __post_init__(self) -> None:
-        if self.std is not None:
-            check_number("init.std", self.std, above=0.0)
-        check_choice("init.residual", self.residual, ("plain", "depth"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Compute(Spec):
+class Compute(Spec, path="compute."):
     """Precision and memory.
 
     Weights, softmax, statistics of norms, logits and loss are float32 at least.
@@ -649,15 +586,14 @@ class Compute(Spec):
                 "compute.dtype 'float16' ends at 65,504 and at 6e-8, and no loss is scaled here to "
                 "keep gradients between; use 'bfloat16', which has the range of float32"
             )
-        check_choice("compute.dtype", self.dtype, get_args(Dtype))
-        check_bool("compute.remat", self.remat)
+        super().__post_init__()
 
 
 # Layers -------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class LayerSpec(Spec):
+class LayerSpec(Spec, path="layer."):
     """Configuration of one layer.
 
     Attributes:
@@ -680,5 +616,5 @@ class LayerSpec(Spec):
     is_causal: bool = False
     merged: bool = False
     separate_kv: bool = False
-    delta_rank: int | None = None
+    delta_rank: int | None = bounded(None, least=1)
     mixed: tuple[tuple[str, int], ...] = ()

@@ -43,7 +43,7 @@ def initial_state(
     """
 
     @functools.partial(jax.jit, static_argnames="params" if callable(params) else ())
-    def make(seed: Array, params: Params | InitParams | None) -> TrainState:
+    def make(seed: Array, params: Params | InitParams | None) -> PyTree:
         state = init(seed, params)
         where = sharding.state_shardings(mesh, spec, state)
         return jax.lax.with_sharding_constraint(state, where)

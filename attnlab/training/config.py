@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from attnlab.models.checks import check_number
+from attnlab.models.checks import bounded
 from attnlab.models.specs import Spec
-from attnlab.names import check_count, lookup
+from attnlab.names import lookup
 from attnlab.training.optimizers import axes_by_shape, make_transform
 from attnlab.training.schedules import SCHEDULES
 
@@ -16,7 +16,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class OptimizerConfig(Spec):
+class OptimizerConfig(Spec, path="optimizer."):
     """The optimizer: what it does with a gradient.
 
     Attributes:
@@ -34,22 +34,17 @@ class OptimizerConfig(Spec):
     """
 
     name: str = "adamw"
-    learning_rate: float = 3e-3
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
-    base_fan_in: int | None = None
-    clip_norm: float = 1.0
+    learning_rate: float = bounded(3e-3, above=0.0)
+    beta1: float = bounded(0.9, least=0.0)
+    beta2: float = bounded(0.99, above=0.0)
+    epsilon: float = bounded(1e-8, above=0.0)
+    weight_decay: float = bounded(0.1, least=0.0)
+    base_fan_in: int | None = bounded(None, least=1)
+    clip_norm: float = bounded(1.0, least=0.0)
     frozen: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "beta2", "epsilon"):
-            check_number(f"optimizer.{name}", getattr(self, name), above=0.0)
-        for name in ("beta1", "weight_decay", "clip_norm"):
-            check_number(f"optimizer.{name}", getattr(self, name), least=0.0)
-        if self.base_fan_in is not None:
-            check_count("optimizer.base_fan_in", self.base_fan_in, 1)
+        super().__post_init__()
         try:
             re.compile(self.frozen)
         except re.error as error:
@@ -61,7 +56,7 @@ class OptimizerConfig(Spec):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ScheduleConfig(Spec):
+class ScheduleConfig(Spec, path="schedule."):
     """The learning rate of each step; the largest is `OptimizerConfig.learning_rate`.
 
     Attributes:
@@ -72,19 +67,17 @@ class ScheduleConfig(Spec):
     """
 
     name: str = "cosine"
-    final_learning_rate: float = 3e-4
-    warmup_steps: int = 50
-    decay_share: float = 0.2
+    final_learning_rate: float = bounded(3e-4, least=0.0)
+    warmup_steps: int = bounded(50, least=0)
+    decay_share: float = bounded(0.2, above=0.0, most=1.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         lookup(SCHEDULES, self.name, what="schedule")
-        check_number("schedule.final_learning_rate", self.final_learning_rate, least=0.0)
-        check_count("schedule.warmup_steps", self.warmup_steps, 0)
-        check_number("schedule.decay_share", self.decay_share, above=0.0, most=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class EvaluationConfig(Spec):
+class EvaluationConfig(Spec, path="evaluation."):
     """When and on how many rows the model is scored.
 
     Attributes:
@@ -94,15 +87,10 @@ class EvaluationConfig(Spec):
       curve_windows: rows scored for a point of the learning curves.
     """
 
-    every: int = 100
-    batch_size: int = 64
-    windows: int = 2048
-    curve_windows: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("every", "batch_size", "curve_windows"):
-            check_count(f"evaluation.{name}", getattr(self, name), 1)
-        check_count("evaluation.windows", self.windows, 0)
+    every: int = bounded(100, least=1)
+    batch_size: int = bounded(64, least=1)
+    windows: int = bounded(2048, least=0)
+    curve_windows: int = bounded(256, least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -126,28 +114,24 @@ class TrainConfig(Spec):
     TrainConfig(steps=200, optimizer=OptimizerConfig(learning_rate=0.01))
     """
 
-    steps: int = 800
-    batch_size: int = 16
-    accumulate: int = 1
-    length: int = 64
-    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = bounded(800, least=1)
+    batch_size: int = bounded(16, least=1)
+    accumulate: int = bounded(1, least=1)
+    length: int = bounded(64, least=1)
+    seeds: tuple[int, ...] = bounded((0, 1, 2), least=0)
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    label_smoothing: float = 0.0
-    log_every: int = 50
-    checkpoint_every: int = 400
+    label_smoothing: float = bounded(0.0, least=0.0, below=1.0)
+    log_every: int = bounded(50, least=1)
+    checkpoint_every: int = bounded(400, least=1)
 
     def __post_init__(self) -> None:
         for name, kind in PARTS.items():
             if not isinstance(part := getattr(self, name), kind):
                 raise ValueError(f"{name} must be of type {kind.__name__}, not {part!r}")
-        for name in (
-            "steps", "batch_size", "accumulate", "length", "log_every", "checkpoint_every",
-        ):  # fmt: skip
-            check_count(name, getattr(self, name), 1)
-        check_number("label_smoothing", self.label_smoothing, least=0.0, below=1.0)
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
+        super().__post_init__()
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds must be different numbers of 0 or more, not {self.seeds}")
         if self.batch_size % self.accumulate:
             raise ValueError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
 import optax
-from jax.tree_util import KeyPath
+from jax.tree_util import KeyEntry
 
 from attnlab.names import lookup
 from attnlab.sharing import Params, PyTree
@@ -55,7 +55,7 @@ def weight_decay_mask(params: Params) -> PyTree:
     """True for matrices, False for biases, sinks, norm scales and the coefficients of mixtures: by
     name, since parameters of layers are stacked."""
 
-    def decays(path: KeyPath, _: object) -> bool:
+    def decays(path: tuple[KeyEntry, ...], _: object) -> bool:
         is_mixture = any("_mixture" in _last_name((key,)) for key in path)
         return not is_mixture and not _last_name(path).endswith(("bias", "scale", "norm", "sink"))
 
@@ -265,7 +265,7 @@ def _separate(a: jax.Array, axes: MatrixAxes) -> jax.Array:
     return a.reshape(math.prod(a.shape[:apart]), *rows, math.prod(a.shape[end:]))
 
 
-def _last_name(path: KeyPath) -> str:
+def _last_name(path: tuple[KeyEntry, ...]) -> str:
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
