@@ -37,8 +37,6 @@ class Labelled:
         """The texts of the path."""
         if not self.path:
             raise ValueError("set data.path to labelled texts")
-        if not Path(self.path).exists():
-            raise FileNotFoundError(f"there is no {self.path}; set data.path to labelled texts")
         return read_labelled(Path(self.path))
 
     def sizes(self) -> DataSizes:

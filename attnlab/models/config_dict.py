@@ -20,9 +20,10 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from attnlab.heads import EXTRAS, LAYOUTS, Extra, Layout
+from attnlab.heads.layout import Bias
 from attnlab.models.config import Encoder, LayerOverrides, LayerType, ModelConfig
 from attnlab.models.specs import POSITIONS, Positions
 from attnlab.names import lookup
@@ -75,7 +76,7 @@ def to_dict(config: ModelConfig, placeholder: Placeholder | None = None) -> Reco
     return _Writer(dense=True, placeholder=placeholder or (lambda kind: None)).record(config)
 
 
-def from_dict(fields: Mapping[str, Any]) -> ModelConfig:
+def from_dict(fields: Mapping[str, object]) -> ModelConfig:
     """The config of a nested dict. Missing fields, and those that are None, have their defaults.
 
     Raises:
@@ -87,8 +88,7 @@ def from_dict(fields: Mapping[str, Any]) -> ModelConfig:
     ValueError: the position scheme 'learned' has no base: its fields are pad_token, offset; base \
 is a field of rotary
     """
-    config: ModelConfig = _read(ModelConfig, fields, "", none_is_unset=True)
-    return config
+    return _read(ModelConfig, fields, "", none_is_unset=True)
 
 
 def to_json(config: ModelConfig) -> str:
@@ -120,8 +120,7 @@ def from_json(text: str) -> ModelConfig:
             f"the model config has version {version!r}; this attnlab reads version {VERSION}: "
             "install the release that wrote it"
         )
-    config: ModelConfig = _read(ModelConfig, found.get("model"), "", none_is_unset=False)
-    return config
+    return _read(ModelConfig, found.get("model"), "", none_is_unset=False)
 
 
 # Types of fields ----------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ def field_types(cls: type) -> dict[str, type]:
     }
 
 
-def _plain_type(hint: Any) -> type:
+def _plain_type(hint: object) -> type:
     """The type of a hint: `int | None` is int, `Literal["a"]` str, `tuple[int, ...]` tuple."""
     origin = get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -151,8 +150,7 @@ def _plain_type(hint: Any) -> type:
         return float if set(kinds) == {int, float} else kinds[0]
     if origin is Literal:
         return type(get_args(hint)[0])
-    plain: type = origin or hint
-    return plain
+    return cast(type, origin or hint)
 
 
 def union_types(choice: Choice) -> dict[str, type]:
@@ -184,13 +182,12 @@ class _Writer:
     dense: bool
     placeholder: Placeholder
 
-    def record(self, value: Any, skip: Iterable[str] = ()) -> Record:
+    def record(self, value: object, skip: Iterable[str] = ()) -> Record:
         """The fields of a dataclass."""
-        kinds = field_types(type(value))
-        fields = {n: (getattr(value, n), kind) for n, kind in kinds.items() if n not in skip}
-        return {name: self.value(a, kind) for name, (a, kind) in fields.items()}
+        kinds = field_types(type(value)).items()
+        return {n: self.value(getattr(value, n), kind) for n, kind in kinds if n not in skip}
 
-    def value(self, value: Any, kind: type) -> Any:
+    def value(self, value: object, kind: type) -> object:
         """One value, of a field of this type."""
         if isinstance(value, Layout):
             return self.layout(value)
@@ -202,12 +199,12 @@ class _Writer:
             return repr(value)
         if isinstance(value, Encoder) and self.dense:
             # Left out where it is the default, so that a flag can choose a model without encoder.
-            fields = {n: (getattr(value, n), one) for n, one in field_types(Encoder).items()}
-            default = Encoder()
-            return {
-                n: self.value(None if a == getattr(default, n) else a, one)
-                for n, (a, one) in fields.items()
-            }
+            made: Record = {}
+            for field in dataclasses.fields(value):
+                a = getattr(value, field.name)
+                one = field_types(Encoder)[field.name]
+                made[field.name] = self.value(None if a == field.default else a, one)
+            return made
         if dataclasses.is_dataclass(value):
             return self.record(value)
         if value is None and self.dense:
@@ -216,20 +213,15 @@ class _Writer:
             return tuple(self.value(a, type(a)) for a in value)
         return value
 
-    def unset(self, kind: type) -> Any:
+    def unset(self, kind: type) -> object:
         """The placeholder of a field without a value; of a record, of all its fields."""
         if dataclasses.is_dataclass(kind):
             return {name: self.unset(one) for name, one in field_types(kind).items()}
         return self.placeholder(kind)
 
-    def choice(self, value: Any, choice: Choice) -> Record:
+    def choice(self, value: Layout | Positions, choice: Choice) -> Record:
         """A part that is chosen by name."""
-        name = next((n for n, cls in choice.classes.items() if cls is type(value)), None)
-        if name is None:
-            raise ValueError(
-                f"{type(value).__name__} has no name to write: register it, as with "
-                "@register_layout(name)"
-            )
+        name = _registered_name(value, choice.classes, "@register_layout(name)")
         if not self.dense:
             return {choice.tag: name} | self.record(value, skip=("extras",))
         defaults = {f.name: f.default for f in dataclasses.fields(value)}
@@ -254,22 +246,19 @@ class _Writer:
             biases = layout.biases
             is_all = biases == _all_biases(type(layout), _given_fields(layout))
             made["biases"] = ALL_BIASES if is_all and biases else ",".join(biases)
-        extras = {self.extra_name(extra): extra for extra in layout.extras}
-        made["extras"] = {name: {"on": True} | self.record(e) for name, e in extras.items()}
+        made["extras"] = {
+            _registered_name(extra, EXTRAS, "@register_extra(name)"): {
+                "on": True, **self.record(extra),
+            }
+            for extra in layout.extras
+        }  # fmt: skip
         for name, cls in EXTRAS.items() if self.dense else ():
-            fields = {n: self.value(v, k) for n, v, k in _defaults(cls)}
-            made["extras"].setdefault(name, {"on": False} | fields)
+            kinds = field_types(cls)
+            defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+            given = {n: None if a is dataclasses.MISSING else a for n, a in defaults.items()}
+            fields = {n: self.value(a, kinds[n]) for n, a in given.items()}
+            made["extras"].setdefault(name, {"on": False, **fields})
         return made
-
-    def extra_name(self, extra: Extra) -> str:
-        """The registered name of an extra."""
-        name = next((name for name, cls in EXTRAS.items() if cls is type(extra)), None)
-        if name is None:
-            raise ValueError(
-                f"{type(extra).__name__} has no name to write: register it with "
-                "@register_extra(name)"
-            )
-        return name
 
     def overrides(self, overrides: LayerOverrides) -> Record:
         """Of a layer type, the fields that differ from the config; a flag cannot name them."""
@@ -278,20 +267,19 @@ class _Writer:
         return {n: a for n, a in writer.record(overrides).items() if a != defaults[n]}
 
 
-def _defaults(cls: type) -> list[tuple[str, Any, type]]:
-    """(name, default, type) of the fields of an extra; None where it has no default."""
-    kinds = field_types(cls)
-    missing = dataclasses.MISSING
-    return [
-        (f.name, None if f.default is missing else f.default, kinds[f.name])
-        for f in dataclasses.fields(cls)
-    ]
+def _registered_name(value: object, classes: Mapping[str, type], decorator: str) -> str:
+    for name, cls in classes.items():
+        if cls is type(value):
+            return name
+    raise ValueError(
+        f"{type(value).__name__} has no name to write: register it, as with {decorator}"
+    )
 
 
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _read(cls: type[T], fields: Any, path: str, *, none_is_unset: bool) -> T:
+def _read(cls: type[T], fields: object, path: str, *, none_is_unset: bool) -> T:
     """A record as an instance of `cls`. `path` is that of the record, for errors."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path or 'a model config'} must be a dict of fields, not {fields!r}")
@@ -316,8 +304,8 @@ def _read(cls: type[T], fields: Any, path: str, *, none_is_unset: bool) -> T:
     return cls(**given)
 
 
-def _read_value(value: Any, kind: type, path: str, none_is_unset: bool) -> Any:
-    if path == "layer_types" and value is not None:
+def _read_value(value: object, kind: type, path: str, none_is_unset: bool) -> object:
+    if path == "layer_types" and isinstance(value, Iterable):
         return tuple(_read_layer_type(pair, none_is_unset) for pair in value)
     if value is None:
         return None
@@ -335,7 +323,9 @@ def _read_value(value: Any, kind: type, path: str, none_is_unset: bool) -> Any:
     return _read(kind, value, path, none_is_unset=none_is_unset)
 
 
-def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_unset: bool) -> Any:
+def _read_choice(
+    fields: Mapping[str, Any], choice: Choice, path: str, none_is_unset: bool
+) -> object:
     """A part that is chosen by name. A set field that the choice does not have is an error."""
     set_fields = dict(fields)
     name = set_fields.pop(choice.tag, None)
@@ -343,7 +333,7 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
         if all(a is None for a in _leaves(set_fields)):
             return None
         raise ValueError(f"{path}.{choice.tag} is not set; known: {', '.join(choice.classes)}")
-    cls: type[Any] = _registered(choice.classes, name, choice.tag)
+    cls: type = _registered(choice.classes, name, choice.tag)
     extras = set_fields.pop("extras", None) or {}
     kinds = field_types(cls)
     for field, value in set_fields.items():
@@ -351,10 +341,10 @@ def _read_choice(fields: Mapping[str, Any], choice: Choice, path: str, none_is_u
         if field not in kinds and is_set and not _is_default(choice, field, value):
             _raise_unknown(choice, name, field)
     given = {field: value for field, value in set_fields.items() if field in kinds}
-    if "extras" not in kinds:
+    if not issubclass(cls, Layout):
         return _read(cls, given, path, none_is_unset=none_is_unset)
     biases = given.pop("biases", None)
-    layout: Layout = _read(cls, given, path, none_is_unset=none_is_unset)
+    layout = _read(cls, given, path, none_is_unset=none_is_unset)
     return dataclasses.replace(
         layout,
         biases=_read_biases(biases, cls, _given_fields(layout)),
@@ -379,7 +369,7 @@ def _registered(classes: Mapping[str, type[T]], name: str, what: str) -> type[T]
         ) from None
 
 
-def _is_default(choice: Choice, field: str, value: Any) -> bool:
+def _is_default(choice: Choice, field: str, value: object) -> bool:
     """Is it the default in every class with this field? Then a flag leaves it unset."""
     owners = [cls for cls in choice.classes.values() if field in field_types(cls)]
     defaults = [f.default for cls in owners for f in dataclasses.fields(cls) if f.name == field]
@@ -396,7 +386,7 @@ def _raise_unknown(choice: Choice, name: str, field: str) -> None:
     )
 
 
-def _read_extras(fields: Any, path: str, none_is_unset: bool) -> tuple[Extra, ...]:
+def _read_extras(fields: object, path: str, none_is_unset: bool) -> tuple[Extra, ...]:
     """The extras that are on, in their order."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"{path} must be a dict of extras by name, not {fields!r}")
@@ -409,21 +399,27 @@ def _read_extras(fields: Any, path: str, none_is_unset: bool) -> tuple[Extra, ..
     return tuple(made)
 
 
-def _read_biases(biases: Any, cls: type[Layout], fields: Mapping[str, Any]) -> tuple[Any, ...]:
+def _read_biases(
+    biases: str | Sequence[Bias] | None, cls: type[Layout], fields: Record
+) -> tuple[Bias, ...]:
     """ "all", names separated by commas, or a sequence of names."""
     if biases == ALL_BIASES:
         return _all_biases(cls, fields)
     if isinstance(biases, str):
-        return tuple(name.strip() for name in biases.split(",") if name.strip())
+        names = [name.strip() for name in biases.split(",") if name.strip()]
+        return cast(tuple[Bias, ...], tuple(names))  # the layout checks them
     return tuple(biases or ())
 
 
-def _all_biases(cls: type[Layout], fields: Mapping[str, Any]) -> tuple[Any, ...]:
+def _all_biases(cls: type[Layout], fields: Record) -> tuple[Bias, ...]:
     """The biases that a layout with these fields may have, in the order of its class."""
 
-    def is_allowed(bias: Any) -> bool:
+    # Any number of heads divides it, and the heads have an even width.
+    width = 4 * int(fields["num_heads"])
+
+    def is_allowed(bias: Bias) -> bool:
         try:
-            cls(**{**fields, "width": _example_width(fields), "biases": (bias,)})
+            cls(**{**fields, "width": width, "biases": (bias,)})
         except ValueError:
             return False
         return True
@@ -431,18 +427,13 @@ def _all_biases(cls: type[Layout], fields: Mapping[str, Any]) -> tuple[Any, ...]
     return tuple(bias for bias in cls.bias_names if is_allowed(bias))
 
 
-def _example_width(fields: Mapping[str, Any]) -> int:
-    """A width that any number of heads divides, and whose heads have an even width."""
-    return 4 * int(fields["num_heads"])
-
-
-def _given_fields(layout: Layout) -> dict[str, Any]:
+def _given_fields(layout: Layout) -> Record:
     """Fields of a layout that decide which biases it may have."""
     kept = {"num_heads", "tie", "output_projection"}
     return {f.name: getattr(layout, f.name) for f in dataclasses.fields(layout) if f.name in kept}
 
 
-def _read_layer_type(pair: Any, none_is_unset: bool) -> LayerType:
+def _read_layer_type(pair: object, none_is_unset: bool) -> LayerType:
     """(count, overrides) of a layer type."""
     if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
         raise ValueError(f"layer_types holds pairs (count, overrides), not {pair!r}")
@@ -464,11 +455,11 @@ def _read_plan(text: str, path: str) -> Plan:
     return Plan(**groups)
 
 
-def _as_tuple(value: Any) -> Any:
+def _as_tuple(value: object) -> object:
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[object]:
     """Values of a record and of the records in it."""
     if not isinstance(value, Mapping):
         return [value]

@@ -26,7 +26,6 @@ Shapes = dict[str, tuple[int, ...] | dict[str, tuple[int, ...]]]
 
 OWN_INPUTS = ("positions", "embedding_norm")
 """Weights that an encoder-decoder has twice if `encoder.own_inputs` is true."""
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float64": jnp.float64}
 
 
 def embedding_shapes(config: ModelConfig) -> Shapes:

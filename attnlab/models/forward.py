@@ -14,7 +14,6 @@ from attnlab.heads.cache import Cache, held_positions, next_positions, stacked_s
 from attnlab.models.config import ModelConfig
 from attnlab.models.dense import dense, dropout
 from attnlab.models.embeddings import (
-    DTYPES,
     OWN_INPUTS,
     check_per_token,
     check_positions,
@@ -313,7 +312,7 @@ class _Run:
             params = params | {name: params[theirs] for name, theirs in own.items()}
         x = embed(params, tokens, c, positions=positions, token_types=token_types)
         rate = c.dropout.rate if c.dropout.embedding is None else c.dropout.embedding
-        x = self._dropout("embeddings", x, rate).astype(DTYPES[c.compute.dtype])
+        x = self._dropout("embeddings", x, rate).astype(c.compute.dtype)
         if c.positions.is_learned and c.positions.is_relative:
             positions = after_cache  # the table has positions, distances count tokens
         numbers = jnp.arange(length) if positions is None else jnp.asarray(positions)

@@ -175,8 +175,7 @@ def generate(
     (1, 4)
     """
     request = _check(params, prompt, config, num_tokens, options)
-    written: Array = request.programs.whole(*request.arrays, request.keys)
-    return written
+    return request.programs.whole(request.arrays, request.keys)
 
 
 def stream(
@@ -202,15 +201,14 @@ def stream(
     request = _check(params, prompt, config, num_tokens, options)
 
     def tokens() -> Iterator[Array]:
-        state = request.programs.first(*request.arrays, request.keys[0])
+        params, limits = request.arrays.params, request.arrays.limits
+        state = request.programs.first(request.arrays, request.keys[0])
         yield state.token
         for key in request.keys[1:]:
             if request.ends and bool(jnp.all(state.ended)):
                 return
             rest = state._replace(cache={})
-            state = request.programs.next(
-                request.arrays.params, state.cache, rest, request.arrays.limits, key
-            )
+            state = request.programs.next(params, state.cache, rest, limits, key)
             yield state.token
 
     return tokens()
@@ -263,9 +261,12 @@ class _Source(NamedTuple):
     padding_mask: Array | None = None
     encoded: Array | None = None
 
-    def inputs(self) -> SourceInputs:
-        """As the model receives it after it was encoded."""
-        return {"encoded": self.encoded, "source_padding_mask": self.padding_mask}
+
+def _source_inputs(source: _Source | None) -> SourceInputs:
+    """What the model receives of an encoded source."""
+    if source is None:
+        return {}
+    return {"encoded": source.encoded, "source_padding_mask": source.padding_mask}
 
 
 class _Arrays(NamedTuple):
@@ -389,9 +390,9 @@ class _State(NamedTuple):
 class _Programs(NamedTuple):
     """Compiled programs; their arguments are arrays alone."""
 
-    first: Callable[..., _State]
-    next: Callable[..., _State]
-    whole: Callable[..., Array]
+    first: Callable[[_Arrays, Array], _State]
+    next: Callable[[Params, ModelCache, _State, SamplingArrays, Array], _State]
+    whole: Callable[[_Arrays, Array], Array]
 
 
 class _Settings(NamedTuple):
@@ -420,24 +421,18 @@ def _programs(settings: _Settings) -> _Programs:
     return _Programs(jax.jit(first), jax.jit(next_, donate_argnums=1), jax.jit(whole))
 
 
-def _first(
-    settings: _Settings,
-    params: Params,
-    prompt: Array,
-    mask: Array | None,
-    source: _Source | None,
-    limits: SamplingArrays,
-    key: Array,
-) -> _State:
+def _first(settings: _Settings, arrays: _Arrays, key: Array) -> _State:
     """The prompt and the first new token."""
     config = settings.config
+    params, prompt, mask, source, limits = arrays
     if source is not None:
         source = _encode(params, prompt, config, source)
     windows = [c.attention.window for c in config.stacks.values()]
     least = min((w for w in windows if w is not None), default=0)
     cache = config.init_cache(prompt.shape[0], settings.cache_size, least + 1)
-    inputs = source.inputs() if source is not None else SourceInputs()
-    logits, cache = prefill(params, prompt, config, cache, padding_mask=mask, **inputs)
+    logits, cache = prefill(
+        params, prompt, config, cache, padding_mask=mask, **_source_inputs(source)
+    )
     last = logits[:, -1]
     if mask is not None:
         end = mask.shape[1] - 1 - jnp.argmax(mask[:, ::-1], axis=1)
@@ -455,26 +450,18 @@ def _next(
     key: Array,
 ) -> _State:
     """One more token; `cache` is that of the state."""
-    inputs = state.source.inputs() if state.source is not None else SourceInputs()
-    token = state.token[:, None]
+    token, inputs = state.token[:, None], _source_inputs(state.source)
     logits, cache = _next_logits(params, token, settings.config, cache, **inputs)
     chosen = next_token(logits[:, -1], key, limits, settings.top_k)
     token = jnp.where(state.ended, settings.fill, chosen)
     return _State(token, state.ended | settings.is_end(token), cache, state.source)
 
 
-def _whole(
-    settings: _Settings,
-    params: Params,
-    prompt: Array,
-    mask: Array | None,
-    source: _Source | None,
-    limits: SamplingArrays,
-    keys: Array,
-) -> Int[Array, "B new"]:
+def _whole(settings: _Settings, arrays: _Arrays, keys: Array) -> Int[Array, "B new"]:
     """One token for each key, in one loop that stops when all rows have ended."""
-    state = _first(settings, params, prompt, mask, source, limits, keys[0])
-    written = jnp.full((prompt.shape[0], len(keys)), settings.fill, jnp.int32)
+    params, limits = arrays.params, arrays.limits
+    state = _first(settings, arrays, keys[0])
+    written = jnp.full((len(arrays.prompt), len(keys)), settings.fill, jnp.int32)
     encoded = state.source  # the same in every step
 
     def goes_on(carry: tuple[Array, Array, _State]) -> Array:

@@ -1,5 +1,6 @@
 """Finds the `Weight` of each parameter of a model's heads by its path in the tree of params."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -62,6 +63,18 @@ def leaves(config: ModelConfig, params: PyTree) -> list[Leaf]:
         weight = None if layout is None else weights[layout].get(path[-1])
         made.append(Leaf(path, array, *((layout, weight) if weight else (None, None))))
     return made
+
+
+def map_leaves(
+    function: Callable[[Leaf], object], config: ModelConfig
+) -> Callable[[PyTree], PyTree]:
+    """params -> the tree of what `function` returns for each array."""
+
+    def of(params: PyTree) -> PyTree:
+        made = [function(leaf) for leaf in leaves(config, params)]
+        return jax.tree.unflatten(jax.tree.structure(params), made)
+
+    return of
 
 
 def head_layouts(config: ModelConfig) -> dict[tuple[str, ...], Layout]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attnlab.heads import EXTRAS, LAYOUTS, Layout, weight_shapes
+from attnlab.models.head_weights import is_stack
 
 Path = tuple[str, ...]
 Shapes = dict[Path, tuple[int, ...]]
@@ -116,13 +117,9 @@ def _describe_other_library(actual: Shapes) -> str | None:
     return None
 
 
-def _is_stack(name: str) -> bool:
-    return name.removeprefix("encoder_").startswith("layers")
-
-
 def _groups(shapes: Shapes) -> dict[Path, int]:
     """(stack, sublayer) -> its number of parameter groups, the first axis of all its weights."""
-    return {p[:2]: s[0] for p, s in shapes.items() if _is_stack(p[0]) and len(p) > 2 and s}
+    return {p[:2]: s[0] for p, s in shapes.items() if is_stack(p[0]) and len(p) > 2 and s}
 
 
 def _describe_plan(expected: Shapes, actual: Shapes) -> str | None:
@@ -149,7 +146,7 @@ def _describe_plan(expected: Shapes, actual: Shapes) -> str | None:
 
 def _describe_layout(expected: Shapes, actual: Shapes) -> str | None:
     """Another head layout, or other sizes or extras of heads."""
-    for stack in sorted({path[0] for path in expected if _is_stack(path[0])}):
+    for stack in sorted({path[0] for path in expected if is_stack(path[0])}):
         ours, theirs = (_head_weights(a, stack) for a in (expected, actual))
         if ours == theirs or not theirs:
             continue
@@ -223,7 +220,7 @@ def _extra_weights(layout: Layout) -> set[str]:
 
 def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:
     """Other stacks of layers: a separate encoder, or layers of several types."""
-    ours, theirs = ({p[0] for p in a if _is_stack(p[0])} for a in (expected, actual))
+    ours, theirs = ({p[0] for p in a if is_stack(p[0])} for a in (expected, actual))
     if ours == theirs:
         return None
     if theirs - ours == {"encoder_layers"}:
@@ -244,7 +241,7 @@ def _describe_stacks(expected: Shapes, actual: Shapes) -> str | None:
 
 def _describe_outer(expected: Shapes, actual: Shapes) -> str | None:
     """Weights outside the layers that only one of the two has: another family."""
-    ours, theirs = ({p[0] for p in a if not _is_stack(p[0])} for a in (expected, actual))
+    ours, theirs = ({p[0] for p in a if not is_stack(p[0])} for a in (expected, actual))
     found = [_with_field(name, "lack") for name in sorted(ours - theirs)]
     found += [_with_field(name, "have") for name in sorted(theirs - ours)]
     if not found:

@@ -79,11 +79,7 @@ class StackedParams(nn.Module):
     @nn.compact
     def __call__(self) -> Params:
         """Sublayer -> parameters, initialized where there are none."""
-        inits = init_sublayers(
-            self.spec, self.plan, std=self.init_std, residual_scale=self.residual_scale
-        )
-        params: Params = {name: self.param(name, init) for name, init in inits.items()}
-        return empty_sublayers(self.spec) | params
+        return _stacked_params(self)
 
 
 class LayerStack(nn.Module):
@@ -107,14 +103,9 @@ class LayerStack(nn.Module):
         deterministic: bool = True,
     ) -> StackOutputs:
         """x after all layers. Dropout needs rngs={"dropout": key} and deterministic=False."""
-        inits = init_sublayers(
-            self.spec, self.plan, std=self.init_std, residual_scale=self.residual_scale
-        )
-        params: Params = {name: self.param(name, init) for name, init in inits.items()}
+        params = _stacked_params(self)
         drops = self.spec.dropout.is_active and not deterministic
-        layers = LayersOfType(
-            params=empty_sublayers(self.spec) | params, plan=self.plan, spec=self.spec, text=text
-        )
+        layers = LayersOfType(params=params, plan=self.plan, spec=self.spec, text=text)
         inputs = StackInputs(
             head_mask=head_mask,
             dropout_key=self.make_rng("dropout") if drops else None,
@@ -123,3 +114,12 @@ class LayerStack(nn.Module):
             remat=self.remat,
         )
         return run_layers({"layers": layers}, ["layers"] * self.plan.num_layers, x, inputs)
+
+
+def _stacked_params(module: StackedParams | LayerStack) -> Params:
+    """Sublayer -> parameters that the module owns; empty where a sublayer has none."""
+    inits = init_sublayers(
+        module.spec, module.plan, std=module.init_std, residual_scale=module.residual_scale
+    )
+    params: Params = {name: module.param(name, init) for name, init in inits.items()}
+    return empty_sublayers(module.spec) | params

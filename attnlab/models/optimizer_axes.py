@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-import jax
-
 from attnlab.models.config import ModelConfig
-from attnlab.models.head_weights import Leaf, leaves
+from attnlab.models.head_weights import Leaf, map_leaves
 from attnlab.sharing import PyTree
 
 MatrixAxes = tuple[int, int]
@@ -20,17 +18,13 @@ def matrix_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
     follow from `Weight`: q [G, D, N, H] is G matrices of D x NH, o [G, N, V, O] is G matrices of
     NV x O.
 
+    >>> import jax
     >>> from attnlab.heads import Narrow
     >>> axes = matrix_axes(ModelConfig(heads=Narrow(num_heads=4)))
     >>> axes({"layers": {"attention": {"q": jax.numpy.zeros((2, 4, 16, 16))}}})
     {'layers': {'attention': {'q': (1, 1)}}}
     """
-
-    def axes(params: PyTree) -> PyTree:
-        made = [_axes(leaf) for leaf in leaves(config, params)]
-        return jax.tree.unflatten(jax.tree.structure(params), made)
-
-    return axes
+    return map_leaves(_axes, config)
 
 
 def _axes(leaf: Leaf) -> MatrixAxes:

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 
-import jax
-
 from attnlab.models.config import ModelConfig
-from attnlab.models.head_weights import Leaf, leaves
+from attnlab.models.head_weights import Leaf, map_leaves
 from attnlab.sharing import PyTree
 
 HIDDEN_AXES = {"up": -1, "gate": -1, "up_bias": -1, "gate_bias": -1, "down": -2}
@@ -19,16 +17,12 @@ def shard_axes(config: ModelConfig) -> Callable[[PyTree], PyTree]:
     output projection and after the FFN (Shoeybi et al. 2019, arXiv 1909.08053,
     section 3).
 
+    >>> import jax
     >>> axes = shard_axes(ModelConfig(width=32))
     >>> axes({"layers": {"attention": {"q": jax.numpy.zeros((2, 32, 4, 8))}}})
     {'layers': {'attention': {'q': -2}}}
     """
-
-    def axes(params: PyTree) -> PyTree:
-        made = [_axis(leaf) for leaf in leaves(config, params)]
-        return jax.tree.unflatten(jax.tree.structure(params), made)
-
-    return axes
+    return map_leaves(_axis, config)
 
 
 def _axis(leaf: Leaf) -> int:
