@@ -16,7 +16,7 @@ nothing.
 from absl import flags
 
 from attnlab import pretrained, runs
-from attnlab.lab.model_summary import describe, read_text
+from attnlab.lab.model_summary import inspect_model, read_text
 from attnlab.lab.run import step_inputs
 from attnlab.training.objectives import OBJECTIVES
 from experiments import app
@@ -34,19 +34,19 @@ def main() -> None:
         )
     if path:
         model = pretrained.load_config(path)
-        print(describe(model, 1, min(model.max_len, 512)))
+        print(inspect_model(model, 1, min(model.max_len, 512)))
         if flags.FLAGS.text:
             print("\n" + read_text(path, flags.FLAGS.text))
         return
     if workdir:
         config = runs.read_run(workdir, ()).config
-        print(describe(config, 1, min(config.max_len, 512)))
+        print(inspect_model(config, 1, min(config.max_len, 512)))
         return
     experiment = matched_experiment(app.config())
     task = OBJECTIVES[experiment.task].bind(experiment.data.sizes())
     train = experiment.train
     inputs = step_inputs(task, experiment.data.shapes(train.length), train)
-    print(describe(experiment.model, train.batch_size, train.length, inputs))
+    print(inspect_model(experiment.model, train.batch_size, train.length, inputs))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _call(
 ) -> tuple[list[int], tuple[Any, ...], dict[str, Any]]:
     """The tokens that stand before what is written, and what `generate` is called with."""
     inputs = opened.read(asked).inputs
-    given = {name: jnp.repeat(a, count, axis=0) for name, a in inputs.items()}
+    given = {name: jnp.repeat(jnp.asarray(a), count, axis=0) for name, a in inputs.items()}
     prompt, most = given["tokens"], opened.config.max_len
     if prompt.shape[1] >= most:
         raise ValueError(f"the text fills all {most} tokens of the model; give a shorter one")

@@ -11,13 +11,16 @@ encoder and --text that of the decoder. The file opens in any browser and loads 
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from absl import flags
+from jax.typing import ArrayLike
 
 from attnlab.interpret import model_panel, view_panels
-from attnlab.lab.loaded import LoadedModel, Prompt, open_folder, open_run
+from attnlab.lab.loaded import Prompt, open_folder, open_run
 from experiments import app
 
 
@@ -45,7 +48,8 @@ def main() -> None:
     models += [open_folder(Path(folder)) for folder in folders]
     read = [model.read(asked) for model in models]
     if given.fresh:
-        models.append(_begun(models[0], read[0].inputs))
+        before = models[0].initial(read[0].inputs)
+        models.append(models[0]._replace(name=f"{models[0].name}, fresh", params=before))
         read.append(read[0])
     panels = []
     for opened, one in zip(models, read, strict=True):
@@ -56,7 +60,7 @@ def main() -> None:
             model_panel(
                 config,
                 opened.params,
-                one.inputs,
+                cast(Mapping[str, ArrayLike], one.inputs),
                 one.written,
                 metric=one.metric and one.metric(config.build()),
                 ablate=given.ablation,
@@ -67,12 +71,6 @@ def main() -> None:
     page.save(out, overwrite=given.overwrite)
     heads = sum(math.prod(np.shape(maps.probs)[:2]) for panel in panels for maps in panel.maps)
     print(f"{out}: {heads} heads, {out.stat().st_size / 2**20:.1f} MiB")
-
-
-def _begun(opened: LoadedModel, inputs: dict) -> LoadedModel:
-    """The same model before it was trained."""
-    fresh = opened.initial(inputs)
-    return opened._replace(name=f"{opened.name}, fresh", params=fresh)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,19 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from attnlab.data import Dataset
 from attnlab.interpret.statistics import head_statistics
 from attnlab.models import ModelConfig
+from attnlab.sharing import Params
 from attnlab.training.objectives import Objective, decode_tokens
-from attnlab.training.objectives.objective import Example
+from attnlab.training.objectives.objective import Example, Inputs
 
 FILE = "maps.npz"
 LONGEST = 512
@@ -87,8 +90,8 @@ def attention_maps(
     objective: Objective,
     dataset: Dataset,
     rows: Sequence[Row],
-    params: Any,
-    initial: Any,
+    params: Params,
+    initial: Params,
 ) -> dict[str, np.ndarray]:
     """Attention maps on the first row and head statistics over all rows, as arrays for a file.
 
@@ -110,13 +113,13 @@ def attention_maps(
     example, ends = rows[0]
     attention_of = _attention(config)
 
-    def of_row(params: Any, row: Row) -> Any:
+    def of_row(params: Params, row: Row) -> tuple[jax.Array, Statistics]:
         length = np.shape(row.example.inputs["tokens"])[1]
         return attention_of(
             params, row.example.inputs, np.arange(length)[None] < row.ends.get("tokens", 0)
         )
 
-    def mean(params: Any) -> dict[str, np.ndarray]:
+    def mean(params: Params) -> dict[str, np.ndarray]:
         """Over the rows that have a statistic; NaN where none has."""
         found = [jax.tree.map(np.asarray, of_row(params, row)[1]) for row in rows]
         with warnings.catch_warnings():
@@ -140,7 +143,13 @@ def attention_maps(
     }
 
 
-def _attention(config: ModelConfig) -> Callable[[Any, Any, Any], tuple[Any, dict[str, Any]]]:
+Statistics = dict[str, jax.Array]
+"""Name -> a number for each layer and head [L, N]."""
+
+
+def _attention(
+    config: ModelConfig,
+) -> Callable[[Params, Inputs, ArrayLike], tuple[jax.Array, Statistics]]:
     """(params, inputs, True = a query that counts) -> attention of the first text and statistics of
     all texts."""
     # Fused kernels keep no probabilities: whatever trained, the dense path shows them.
@@ -150,12 +159,14 @@ def _attention(config: ModelConfig) -> Callable[[Any, Any, Any], tuple[Any, dict
     name = "cross.probs" if config.encoder is not None and not merged else "probs"
 
     @jax.jit
-    def attention_of(params: Any, inputs: Any, real: Any) -> Any:
-        tokens = inputs["tokens"]
+    def attention_of(
+        params: Params, inputs: Inputs, real: ArrayLike
+    ) -> tuple[jax.Array, Statistics]:
+        tokens = jnp.asarray(inputs["tokens"])
         probs = model.apply({"params": params}, **inputs, capture=(name,)).captured[name]
         if merged:  # behind the keys of its own text: no whole rows, no statistics
             return probs[:, 0, ..., tokens.shape[1] :], {}
-        keys = inputs.get("source", tokens)
+        keys = jnp.asarray(inputs.get("source", tokens))
         return probs[:, 0], head_statistics(probs, tokens, real, key_tokens=keys)
 
     return attention_of

@@ -5,9 +5,10 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
+from attnlab.lab.fields import Json
 from attnlab.lab.spec import Tag
 
 FILE = "description.json"
@@ -122,7 +123,7 @@ class Description:
     @classmethod
     def from_json(cls, text: str) -> "Description":
         """What `to_json` wrote. Raises ValueError for another version."""
-        fields: dict[str, Any] = json.loads(text)
+        fields: Json = json.loads(text)
         if (version := fields.pop("version", None)) != VERSION:
             raise ValueError(
                 f"the description has version {version!r}; this attnlab reads {VERSION}"
@@ -146,6 +147,6 @@ class Description:
 def read_description(workdir: Path) -> Description:
     """The description in the workdir of a sweep; the default one where there is none."""
     path = workdir / FILE
-    return (
-        Description.from_json(path.read_text(encoding="utf-8")) if path.exists() else Description()
-    )
+    if not path.exists():
+        return Description()
+    return Description.from_json(path.read_text(encoding="utf-8"))

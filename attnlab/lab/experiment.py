@@ -10,10 +10,12 @@ import jax.numpy as jnp
 
 from attnlab.data import DATASETS, Batch, DataConfig, DataSizes, Text
 from attnlab.data.dataset import BatchShapes
+from attnlab.lab.fields import Json
 from attnlab.lab.former import train_fields
 from attnlab.lab.start import HeadInit, check_start, init_function
 from attnlab.models import ModelConfig, config_dict
 from attnlab.names import lookup
+from attnlab.sharing import Params
 from attnlab.training.config import TrainConfig
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.optimizers import frozen_mask
@@ -93,11 +95,13 @@ class Experiment:
         if self.start:
             check_start(self.model, self.start)
 
-    def _param_shapes(self, inputs: dict[str, Any]) -> Any:
+    def _param_shapes(self, inputs: Mapping[str, object]) -> Params:
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), inputs)
-        return jax.eval_shape(lambda: self.model.build().init(jax.random.key(0), **zeros)["params"])
+        make = lambda: self.model.build().init(jax.random.key(0), **zeros)["params"]
+        shapes: Params = jax.eval_shape(make)
+        return shapes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Nested dicts of JSON values; `from_dict` reads them as the same experiment."""
         kinds = {kind: name for name, kind in DATASETS.items()}
         data = {"source": kinds[type(self.data)], **dataclasses.asdict(self.data)}  # type: ignore[call-overload]
@@ -127,12 +131,12 @@ class Experiment:
         data = dict(fields["data"])
         kind = lookup(DATASETS, data.pop("source"), what="data source")
         names = ("start", "measure_heads", "matched", "seconds_ratio")
-        more: dict[str, Any] = {name: fields[name] for name in names if name in fields}
+        more: Json = {name: fields[name] for name in names if name in fields}
         try:
             return cls(
                 model=config_dict.from_json(json.dumps(fields["model"])),
                 train=TrainConfig.from_dict(train_fields(fields["train"])),
-                data=kind(**_tuples(data)),
+                data=kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in data.items()}),
                 task=fields["task"],
                 head_init=HeadInit(**fields.get("head_init", {})),
                 checks_data=False,
@@ -145,11 +149,6 @@ class Experiment:
     def from_json(cls, text: str) -> "Experiment":
         """The experiment that `to_json` wrote. Raises ValueError."""
         return cls.from_dict(json.loads(text))
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists for tuples."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
 
 
 def check_output(task: str, objective: Objective, model: ModelConfig, sizes: DataSizes) -> None:

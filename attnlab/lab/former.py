@@ -1,7 +1,6 @@
 """Records of earlier versions, read as those of this one."""
 
-from collections.abc import Mapping
-from typing import Any
+from attnlab.lab.fields import Json
 
 TRAIN_FIELDS = {
     "optimizer": "optimizer.name",
@@ -25,7 +24,7 @@ TRAIN_FIELDS = {
 """Field of `TrainConfig` before it was nested -> its place now."""
 
 
-def train_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def train_fields(fields: Json) -> Json:
     """The fields of a `TrainConfig` as `TrainConfig.from_dict` reads them, from before it was
     nested too.
 
@@ -33,18 +32,18 @@ def train_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     {'steps': 9, 'optimizer': {'name': 'lion'}, 'evaluation': {'every': 3}}
     """
     if not isinstance(fields.get("optimizer"), str):
-        return dict(fields)
-    nested: dict[str, Any] = {}
+        return fields
+    nested: Json = {}
     for name, value in fields.items():
         part, _, inner = TRAIN_FIELDS.get(name, name).rpartition(".")
         (nested.setdefault(part, {}) if part else nested)[inner] = value
     return nested
 
 
-def spec_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+def spec_fields(record: Json) -> Json:
     """A spec.json as this version writes it, from before `TrainConfig` was nested too."""
-    config = dict(record["config"])
-    return dict(record) | {"config": config | {"train": train_fields(config["train"])}}
+    config = record["config"]
+    return record | {"config": config | {"train": train_fields(config["train"])}}
 
 
 RESULT_FIELDS = {
@@ -55,7 +54,7 @@ RESULT_FIELDS = {
 """Record of a `RunResult` -> its fields, which results of version 1 and 2 have beside it."""
 
 
-def result_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def result_fields(fields: Json) -> Json:
     """The fields of a result of version 1 or 2 as those of version 3."""
     new = dict(fields)
     for record, names in RESULT_FIELDS.items():

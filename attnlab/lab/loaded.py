@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,24 @@ import numpy as np
 from attnlab import pretrained, runs
 from attnlab.atomic import write_atomic
 from attnlab.data import Dataset
-from attnlab.data.tokenizer import FILE, SubwordTokenizer, load_tokenizer, make_tokenizer
+from attnlab.data.tokenizer import (
+    FILE,
+    SubwordTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    make_tokenizer,
+)
 from attnlab.interpret import AblationMetric
 from attnlab.lab import attention_maps
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.fields import Json
 from attnlab.lab.start import init_function, initial_params, load_start, with_plan_of
 from attnlab.models import ModelConfig, from_dict
 from attnlab.models import to_json as models_to_json
-from attnlab.training.objectives import OBJECTIVES, Objective, decode_tokens
-from attnlab.training.objectives.objective import Example, cross_entropy
+from attnlab.sharing import Params
+from attnlab.tap import Patches
+from attnlab.training.objectives import OBJECTIVES, Model, Objective, decode_tokens
+from attnlab.training.objectives.objective import Example, Inputs, cross_entropy
 
 LONGEST = 1024
 """Tokens of the longest text: a page holds a byte for every pair of them, head by head."""
@@ -44,11 +53,11 @@ class Prompt(NamedTuple):
 class ModelInput(NamedTuple):
     """One text as a model reads it."""
 
-    inputs: dict[str, Any]
+    inputs: Inputs
     """Arguments of the model's call"""
     written: dict[str, list[str]]
     """Names of those that are texts -> how their tokens are written, without filling"""
-    metric: Callable[[Any], AblationMetric] | None = None
+    metric: Callable[[Model], AblationMetric] | None = None
     """Model -> the loss of the task; None where there is no task"""
 
 
@@ -57,8 +66,8 @@ class LoadedModel(NamedTuple):
 
     name: str
     config: ModelConfig
-    params: Any
-    initial: Callable[[dict[str, Any]], Any]
+    params: Params
+    initial: Callable[[Inputs], Params]
     """Inputs -> the parameters at step 0, or others drawn alike"""
     read: Callable[[Prompt], ModelInput]
     decode: Callable[[Sequence[int]], str]
@@ -104,7 +113,7 @@ def open_run(folder: Path, seed: int | None = None) -> LoadedModel:
     )  # fmt: skip
 
 
-def stored_experiment(record: dict[str, Any]) -> Experiment:
+def stored_experiment(record: Json) -> Experiment:
     """The experiment of spec.json, or of config.json of a run of November 2026.
 
     Raises:
@@ -151,15 +160,16 @@ class _Run:
         return False
 
     @functools.cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The run's own."""
         return make_tokenizer(self.tokenizer_name, [], self.folder)
 
-    def initial(self, inputs: dict[str, Any]) -> Any:
+    def initial(self, inputs: Inputs) -> Params:
         """The parameters that it began with."""
         if self.experiment.start:
             start = load_start(self.experiment.start, self.seed)
-            return with_plan_of(start.config, start.params, self.config, inputs["tokens"])[0]
+            tokens = np.asarray(inputs["tokens"])
+            return with_plan_of(start.config, start.params, self.config, tokens)[0]
         make = init_function(self.config, self.experiment.head_init)
         return initial_params(self.config.build(), make, self.seed, inputs)
 
@@ -168,8 +178,7 @@ class _Run:
         if not self.tokenizer_name or not self.is_kept:
             return ",".join(map(str, tokens))
         size = self.experiment.data.sizes().vocab_size  # special tokens of the task are no text
-        text: str = self.tokenizer.decode([t for t in tokens if t < size])
-        return text
+        return self.tokenizer.decode([t for t in tokens if t < size])
 
     def read(self, prompt: Prompt) -> ModelInput:
         """The prompt as the model reads it."""
@@ -185,7 +194,7 @@ class _Run:
             return tokens
 
         def piece(token: int) -> str:
-            return symbols[token - size] if token >= size else str(self.tokenizer.piece(token))
+            return symbols[token - size] if token >= size else self.tokenizer.piece(token)
 
         return _read(self.config, prompt, encode, piece, starts)
 
@@ -226,8 +235,8 @@ def open_folder(folder: Path) -> LoadedModel:
     def tokenizer() -> SubwordTokenizer:
         return load_tokenizer(pretrained.tokenizer_path(folder))
 
-    def initial(inputs: dict[str, Any]) -> Any:
-        return jax.jit(config.build().init)(jax.random.key(0), **inputs)["params"]
+    def initial(inputs: Inputs) -> Params:
+        return initial_params(config.build(), None, 0, inputs)
 
     def read(prompt: Prompt) -> ModelInput:
         if not any(prompt):
@@ -246,7 +255,7 @@ def open_folder(folder: Path) -> LoadedModel:
         return tokenizer().decode(tokens)
 
     def split(text: str) -> tuple[np.ndarray, np.ndarray]:
-        one = tokenizer(folder).read(text)
+        one = tokenizer().read(text)
         return one.tokens, one.spans
 
     def save_tokenizer(out: Path) -> bool:
@@ -262,11 +271,11 @@ def open_folder(folder: Path) -> LoadedModel:
 
 def _ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
     """`eos_token_id`, one or several, of generation_config.json, else of config.json."""
-    told: Any = None
+    found = None
     for name in ("generation_config.json", "config.json"):
-        if told is None and (folder / name).is_file():
-            told = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-    listed = told if isinstance(told, list) else [told]
+        if found is None and (folder / name).is_file():
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+    listed = found if isinstance(found, list) else [found]
     return tuple(t for t in listed if isinstance(t, int) and 0 <= t < config.vocab_size)
 
 
@@ -301,7 +310,7 @@ def _read(
                 f"to {config.vocab_size - 1}"
             )
     _check_length(config, {name: len(row) for name, row in ids.items()})
-    inputs = {name: jnp.asarray([row], jnp.int32) for name, row in ids.items()}
+    inputs: Inputs = {name: jnp.asarray([row], jnp.int32) for name, row in ids.items()}
     return ModelInput(inputs, {name: list(map(write, row)) for name, row in ids.items()})
 
 
@@ -357,11 +366,11 @@ def _heldout(config: ModelConfig, objective: Objective, dataset: Dataset) -> Mod
     return ModelInput(inputs, {name: write(name) for name in ends}, metric)
 
 
-def _metric(task: Objective, example: Example, model: Any) -> AblationMetric:
+def _metric(task: Objective, example: Example, model: Model) -> AblationMetric:
     """What the task says of the answer, the mean over its targets."""
     unit, divisor = ("bits ", math.log(2)) if task.loss is cross_entropy else ("", 1.0)
 
-    def loss(params: Any, patch: Any) -> jax.Array:
+    def loss(params: Params, patch: Patches) -> jax.Array:
         answer, _ = task.predict(model, params, example.inputs, patch=patch)
         losses = task.loss(answer, example.targets) * example.weights
         return jnp.sum(losses) / jnp.sum(example.weights) / divisor

@@ -23,7 +23,9 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from attnlab.lab.fields import Json
 
 FILE = "lock.json"
 TOUCH_SECONDS, DEAD_SECONDS = 10.0, 60.0
@@ -115,7 +117,7 @@ def _take(path: Path, mode: str) -> IO[str]:
             # Its holder removed it in between: the lock is on a file that has no name.
 
 
-def _ourselves() -> dict[str, Any]:
+def _ourselves() -> Json:
     """What a holder writes. Locks hold among the processes of one kernel, containers or not."""
     host = socket.gethostname()
     try:
@@ -126,16 +128,16 @@ def _ourselves() -> dict[str, Any]:
     return {"host": host, "process": os.getpid(), "since": now, "kernel": kernel}
 
 
-def _in_words(found: dict[str, Any]) -> str:
+def _in_words(found: Json) -> str:
     if not found:  # it has not written yet
         return "another process"
     return f"process {found['process']} on {found['host']} since {found['since']}"
 
 
-def _read(file: IO[str]) -> dict[str, Any]:
+def _read(file: IO[str]) -> Json:
     file.seek(0)
     try:
-        found: dict[str, Any] = json.loads(file.read())
+        found: Json = json.loads(file.read())
     except ValueError:
         return {}
     return found

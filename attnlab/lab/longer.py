@@ -4,12 +4,11 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
+from attnlab.lab.fields import Json
 from attnlab.lab.former import spec_fields
 from attnlab.lab.result import FILE
 from attnlab.runs import SPEC
@@ -20,10 +19,10 @@ ENDED = "ended"
 """Holds, under its number of steps, the run as it was when it ended for the first time."""
 
 
-def is_longer(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+def is_longer(there: Json, here: Json) -> bool:
     """Does one spec, as JSON, differ from another in more `train.steps` alone?"""
 
-    def without_steps(spec: Mapping[str, Any]) -> Any:
+    def without_steps(spec: Json) -> Json:
         config = spec["config"]
         train = config["train"] | {"steps": 0, "seeds": ()}
         names = {"seed": spec["seed"], "source": spec.get("source"), "start": spec.get("start")}
@@ -33,7 +32,7 @@ def is_longer(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
     return without_steps(there) == without_steps(here) and bool(steps[0] < steps[1])
 
 
-def extend(folder: Path, record: dict[str, Any], config: TrainConfig) -> str:
+def extend(folder: Path, record: Json, config: TrainConfig) -> str:
     """Makes the run of `folder` the beginning of one that differs from it in more steps alone.
 
     It does nothing where another thing or nothing differs. The longer run ends with the numbers

@@ -7,7 +7,6 @@ import sys
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -62,8 +61,8 @@ def keep_compiled() -> Path | None:
       bounds the folder to 2 GiB and lets processes share it), where it cannot be written, and on
       systems other than Linux, where loading was seen to crash.
     """
-    options: Any = jax.config  # mypy does not know its attributes
-    if options.jax_compilation_cache_dir or not options.jax_enable_compilation_cache:
+    options = jax.config.values
+    if options["jax_compilation_cache_dir"] or not options["jax_enable_compilation_cache"]:
         return None
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     versions = [metadata.version(name) for name in ("jax", "jaxlib")]

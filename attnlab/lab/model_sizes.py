@@ -1,10 +1,12 @@
 """Models of several sizes: each variant is made wider or deeper, so that what holds at one size is
 seen at others."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.fields import flatten
 from attnlab.lab.spec import Variant, with_values
 from attnlab.models import ModelConfig, config_dict
 
@@ -68,14 +70,15 @@ def at_sizes(
     return found
 
 
-def scaled(model: ModelConfig, size: float, by: By) -> dict[str, Any]:
+def scaled(model: ModelConfig, size: float, by: By) -> dict[str, float]:
     """The fields, with "model." before them, that make a model so many times as wide or deep.
 
     Raises:
       ValueError: as of `at_sizes`.
     """
     for _, overrides in model.layer_types:
-        if own := [name for name in FIELDS[by] if _value(overrides, name) is not None]:
+        fields = flatten(dataclasses.asdict(overrides))
+        if own := [name for name in FIELDS[by] if fields.get(name) is not None]:
             raise ValueError(
                 f"sizes: layer types have {own[0]} of their own, which would stay as it is; leave "
                 "it out there, or use --sizes_by=depth"
@@ -85,10 +88,10 @@ def scaled(model: ModelConfig, size: float, by: By) -> dict[str, Any]:
             f"sizes: model.heads.scale={model.heads.scale} would stay as it is while heads grow "
             "wider; leave it out, or use --sizes_by=depth"
         )
-    fields, changes = config_dict.to_dict(model), dict[str, Any]()
+    fields, changes = flatten(config_dict.to_dict(model)), dict[str, float]()
     for name in FIELDS[by]:
-        value = _value(fields, name)
-        if value is None:
+        value = fields.get(name)
+        if not isinstance(value, int):  # not set
             continue
         if not float(value * size).is_integer():
             raise ValueError(
@@ -98,10 +101,3 @@ def scaled(model: ModelConfig, size: float, by: By) -> dict[str, Any]:
     if by == "width" and model.embedding.scale == model.width**0.5:
         changes["model.embedding.scale"] = float(changes["model.width"] ** 0.5)
     return changes
-
-
-def _value(fields: Any, path: str) -> Any:
-    """The value at a path of nested mappings or dataclasses; None where it is not set."""
-    for name in path.split("."):
-        fields = fields.get(name) if isinstance(fields, Mapping) else getattr(fields, name, None)
-    return fields

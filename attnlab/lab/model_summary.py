@@ -1,7 +1,10 @@
-"""What a model consists of, what it costs, how its attention is computed, and what it reads."""
+"""What a model consists of, what it costs, how its attention is computed, and what it reads.
 
-from collections.abc import Sequence
-from typing import Any
+`experiments.inspect_model` is the command; `attnlab.models.describe` the short table of a config.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +20,19 @@ from attnlab.models.cost import sublayer_parameters
 from attnlab.models.parameters import num_outer_parameters
 from attnlab.sharing.plan import Plan
 
+Shapes: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
+"""Arguments of a model's call."""
 
-def describe(
-    config: ModelConfig, batch: int, length: int, inputs: dict[str, Any] | None = None
+
+def inspect_model(
+    config: ModelConfig, batch: int, length: int, inputs: Shapes | None = None
 ) -> str:
-    """The model in text, for batches of `batch` texts of `length` tokens.
+    """Parameter groups of every layer, parameters of every sublayer, costs, attention, as text.
 
-    Attention is that of a training step on `inputs`, where given, else of a call on such texts.
+    Args:
+      config: the model.
+      batch, length: texts and tokens of each, for FLOPs and attention.
+      inputs: of a training step, whose attention is then shown; None: of a call on such texts.
     """
     plan = sharing_name(config)
     plan = "by hand" if "=" in plan else plan  # the picture below says which
@@ -72,9 +81,8 @@ def read_text(folder: str, text: str) -> str:
     ids, both = jnp.asarray(read.tokens)[None], config.encoder is not None
     prompt = jnp.zeros((1, 1), ids.dtype) if both else ids  # T5 begins with token 0
     source, probs_of = ids if both else None, "encoder.probs" if both else "probs"
-    seen = jax.jit(
-        lambda p: model.apply({"params": p}, prompt, source=source, capture=(probs_of,))
-    )(params)
+    call = lambda p: model.apply({"params": p}, prompt, source=source, capture=(probs_of,))
+    seen = jax.jit(call)(params)
     names = [repr(name) for name in read.names]
     rows = zip(range(len(names)), read.tokens, names, strict=True)
     sections = ["\n".join(["token  id      text", *(f"{i:<6} {t:<7} {n}" for i, t, n in rows)])]
@@ -114,24 +122,20 @@ def _picture(config: ModelConfig) -> str:
     """One row per sublayer, one column per layer: its parameter group. All count from 0."""
     lines = []
     for stack, plan in _stacks(config).items():
-        rows: list[tuple[str, list[Any]]] = [(stack, list(range(plan.num_layers)))]
+        rows = [(stack, list(map(str, range(plan.num_layers))))]
         if config.layer_types:
             rows.append(("  type", [name.removeprefix("layers_") for name in config.layer_names]))
+        # "<": the keys and values of the layer before; a name is that of another layer.
         rows += [
-            (f"  {sublayer}", [g if isinstance(g, int) else _pointer(g) for g in groups])
+            (f"  {sublayer}", ["<" if group is None else str(group) for group in groups])
             for sublayer, groups in plan.items()
         ]
-        width = max(len(str(cell)) for _, row in rows for cell in row)
+        width = max(len(cell) for _, row in rows for cell in row)
         names = max(11, *(len(name) for name, _ in rows)) + 2
         lines += [f"{name:<{names}}{' '.join(f'{n:>{width}}' for n in row)}" for name, row in rows]
     if config.encoder is not None and config.encoder.shares_decoder:
         lines.append("both stacks use the same parameter groups")
     return "\n".join(lines)
-
-
-def _pointer(group: str | None) -> str:
-    """To keys and values of the layer before, or of one with a number."""
-    return "<" if group is None else group
 
 
 def _sublayers(config: ModelConfig) -> str:
@@ -158,28 +162,25 @@ def _sublayers(config: ModelConfig) -> str:
 ATTENTION = {"self": "attention", "cross": "cross-attention", "encoder": "the encoder's attention"}
 
 
-def _texts(config: ModelConfig, batch: int, length: int) -> dict[str, Any]:
+def _texts(config: ModelConfig, batch: int, length: int) -> Shapes:
     names = ("source", "tokens") if config.kind == "encoder_decoder" else ("tokens",)
     return dict.fromkeys(names, jax.ShapeDtypeStruct((batch, length), "int32"))
 
 
-def _attention(config: ModelConfig, inputs: dict[str, Any], *, training: bool) -> str:
+def _attention(config: ModelConfig, inputs: Shapes, *, training: bool) -> str:
     """Order of contraction and backend, with the reasons against the others."""
-    texts = {"self": "tokens", "cross": "tokens", "encoder": "source"}
     sections = []
-    for name, told in attention_reports(config, inputs, training=training).items():
-        batch, length = inputs[texts.get(name, "tokens")].shape[:2]
+    for name, report in attention_reports(config, inputs, training=training).items():
+        batch, length = inputs["source" if name == "encoder" else "tokens"].shape[:2]
         which = ATTENTION.get(name, f"attention of {name}")
         lines = [f"{which}, contraction order at {batch} texts of {length} tokens:"]
-        for order, cost in told["order"].items():
-            mark = "*" if order == told["chosen"]["order"] else " "
-            lines.append(f"  {mark} {order:<12} {_flops(cost)}")
+        for order, cost in report["order"].items():
+            mark = "*" if order == report["chosen"]["order"] else " "
+            flops = f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost
+            lines.append(f"  {mark} {order:<12} {flops}")
         lines.append("backend:")
-        for backend, reason in told["implementation"].items():
-            lines.append(f"  {'*' if reason.startswith('chosen') else ' '} {backend:<12} {reason}")
+        for backend, reason in report["implementation"].items():
+            mark = "*" if str(reason).startswith("chosen") else " "
+            lines.append(f"  {mark} {backend:<12} {reason}")
         sections.append("\n".join(lines))
     return "\n\n".join(sections)
-
-
-def _flops(cost: Any) -> str:
-    return f"{cost:,} FLOPs a layer" if isinstance(cost, int) else cost

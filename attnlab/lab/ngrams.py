@@ -11,7 +11,6 @@ means k = n - 1 bytes of context, as in "a 5-gram has 4 bytes of context".
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ def _runs(keys: Keys) -> tuple[Keys, npt.NDArray[np.int64]]:
     return keys[starts], np.diff(np.append(starts, len(keys)))
 
 
-def _lookup(known: Keys, values: npt.NDArray[Any], queries: Keys) -> npt.NDArray[np.float64]:
+def _lookup(known: Keys, values: npt.NDArray[np.int64], queries: Keys) -> npt.NDArray[np.float64]:
     """The value of each key that is asked for, 0 where it is not known."""
     if not len(known):
         return np.zeros(queries.shape)

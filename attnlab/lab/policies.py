@@ -8,13 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnlab.extras import extra
 from attnlab.lab.comparisons import Variant, compare_pairs
 from attnlab.lab.experiment import Experiment
 from attnlab.lab.result import RunResult
-from attnlab.lab.results import LEVEL, Results
+from attnlab.lab.results import Results
 from attnlab.lab.spec import RunSpec, Tag, with_values
-from attnlab.lab.statistics import best_rate, more_seeds_may_decide
+from attnlab.lab.statistics import best_rate, more_seeds_may_decide, paired_difference
 
 RATE = "learning_rate"
 FIRST_RATE = "train.optimizer.learning_rate"
@@ -30,10 +29,11 @@ MOST_RATES = 12
 
 @dataclasses.dataclass(frozen=True)
 class AddSeeds:
-    """One more seed for every variant until the mean of each is known well enough.
+    """Adds a seed to every variant until the mean of each is known well enough.
 
-    Looking at results and adding seeds until they please makes intervals of a fixed number of seeds
-    too narrow; here only the width of intervals decides, never their place.
+    Only the width of intervals decides, never their place: adding seeds until the results please
+    would make intervals of a fixed number of seeds too narrow. `DecideComparisons` adds seeds until
+    comparisons are decided, with a test that allows it.
 
     Attributes:
       half_width: largest half of a 95 % interval of a variant's mean.
@@ -45,21 +45,16 @@ class AddSeeds:
 
     def __call__(self, results: Results) -> list[RunSpec]:
         """A further seed of each variant, none when all are known well enough."""
-        with extra("train"):
-            from scipy import stats
-        wide, proposed = False, []
-        for runs in results.by_variant().values():
-            scores = np.array([r.scores.heldout[results.metric] for r in runs if r.scores.heldout])
-            count = len(runs)
-            if count >= self.most:
-                continue
-            if len(scores) > 1:
-                t = stats.t.ppf((1 + LEVEL) / 2, len(scores) - 1)
-                wide |= bool(t * scores.std(ddof=1) / len(scores) ** 0.5 > self.half_width)
-            else:
-                wide = True
-            proposed.append(_with_seed(runs[0].spec, max(r.spec.seed for r in runs) + 1))
-        return proposed if wide else []
+        some = [runs for runs in results.by_variant().values() if len(runs) < self.most]
+        scores = [[r.scores.heldout[results.metric] for r in runs if r.scores.heldout]
+                  for runs in some]  # fmt: skip
+        if not any(self._is_wide(one) for one in scores):
+            return []
+        return [spec for runs in some for spec in _further_seeds(runs, 1)]
+
+    def _is_wide(self, scores: Sequence[float]) -> bool:
+        found = paired_difference(scores)
+        return not found.high - found.mean <= self.half_width  # NaN of one score too
 
 
 Pairs: TypeAlias = Sequence[tuple[Mapping[str, Tag], Mapping[str, Tag]]]
@@ -71,8 +66,9 @@ class DecideComparisons:
     """Adds seeds to the variants of a comparison until it is significant, equivalent within the
     margin, or more seeds could not make it so.
 
-    Seeds that are added after looking need a test that holds at any time: the report uses that of
-    Wang and Ramdas (2023, arXiv 2310.03722) when told that seeds were added.
+    Unlike `AddSeeds` it looks at the differences themselves, which makes the intervals of a fixed
+    number of seeds too narrow: comparisons then need the test that holds at any time (`seeds_added`
+    of `Description` and of `compare_pairs`).
 
     Attributes:
       pairs: the comparisons, one family for Holm's correction; empty: every two variants.
@@ -88,14 +84,11 @@ class DecideComparisons:
 
     def __call__(self, results: Results) -> list[RunSpec]:
         """Further seeds of the variants of undecided comparisons."""
-        variants, proposed = results.by_variant(), dict[str, RunSpec]()
-        for variant in self._undecided(results):
-            runs = variants[variant]
-            first = max(run.spec.seed for run in runs) + 1
-            for seed in range(first, first + min(self.step, self.most - len(runs))):
-                spec = _with_seed(runs[0].spec, seed)
-                proposed[spec.id] = spec
-        return list(proposed.values())
+        variants = results.by_variant()
+        chosen = [variants[variant] for variant in self._undecided(results)]
+        counts = [min(self.step, self.most - len(runs)) for runs in chosen]
+        new = [_further_seeds(runs, n) for runs, n in zip(chosen, counts, strict=True)]
+        return list({spec.id: spec for specs in new for spec in specs}.values())
 
     def _undecided(self, results: Results) -> list[Variant]:
         """The variants of comparisons that more seeds may decide."""
@@ -235,7 +228,7 @@ def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> l
     if count < 3:
         raise ValueError(f"--tune={count}: give at least 3 learning rates, which a parabola needs")
     seed = tuning_seed([spec.seed for spec in specs], most_seeds)
-    first: dict[tuple[tuple[str, Tag], ...], RunSpec] = {}
+    first: dict[Variant, RunSpec] = {}
     for spec in specs:
         first.setdefault(tuple(spec.tags.items()), spec)
     found = []
@@ -248,11 +241,12 @@ def tuning_specs(specs: Sequence[RunSpec], count: int, most_seeds: int = 0) -> l
 def at_rates(specs: Sequence[RunSpec], rates: Mapping[Variant, float]) -> list[RunSpec]:
     """The specs, each at the learning rate of its variant; those of variants without one are left
     out."""
-    found = []
-    for spec in specs:
-        if (rate := rates.get(tuple(spec.tags.items()))) is not None:
-            found.append(dataclasses.replace(spec, config=_at_rate(spec, rate)))
-    return found
+    known = [(spec, rates.get(tuple(spec.tags.items()))) for spec in specs]
+    return [
+        dataclasses.replace(spec, config=_at_rate(spec, rate))
+        for spec, rate in known
+        if rate is not None
+    ]
 
 
 def _at_rate(spec: RunSpec, rate: float) -> Experiment:
@@ -277,6 +271,12 @@ def with_rate(spec: RunSpec, rate: float) -> RunSpec:
 def with_rates(specs: Sequence[RunSpec], rates: Sequence[float]) -> list[RunSpec]:
     """Each run at each of the rates."""
     return [with_rate(spec, rate) for spec in specs for rate in rates]
+
+
+def _further_seeds(runs: Sequence[RunResult], count: int) -> list[RunSpec]:
+    """The next seeds of a variant."""
+    first = max(run.spec.seed for run in runs) + 1
+    return [_with_seed(runs[0].spec, seed) for seed in range(first, first + count)]
 
 
 def _with_seed(spec: RunSpec, seed: int) -> RunSpec:

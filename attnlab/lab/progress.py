@@ -5,13 +5,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnlab.extras import extra
 from attnlab.lab import lock
 from attnlab.lab.result import FILE, read_result
 from attnlab.lab.run import run_folder
 from attnlab.lab.spec import RunSpec
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 SECONDS = 0.5
 """Between two looks at the folders of the runs."""
@@ -30,7 +33,7 @@ class RunsProgress:
         self._left = {spec.id: spec for spec in specs}
         self._workdir, self._count, self._shown = workdir, len(specs), shown
         self._began, self._last = time.monotonic(), 0.0
-        self._rows: dict[str, Any] = {}
+        self._rows: dict[str, TaskID] = {}
 
     def __enter__(self) -> "RunsProgress":
         with extra("train"):
@@ -73,15 +76,15 @@ class RunsProgress:
         if self._shown and self._bars.disable:
             minutes = (time.monotonic() - self._began) / 60
             ended = f"{self._count - len(self._left)} of {self._count} have ended"
-            print(f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes", file=sys.stderr)
-            sys.stderr.flush()
+            line = f"[{spec.id}] {status}; {ended} in {minutes:.1f} minutes"
+            print(line, file=sys.stderr, flush=True)
 
     def _show_running(self, spec: RunSpec, folder: Path) -> None:
-        runs = lock.holder(folder) is not None
-        if runs and spec.id not in self._rows:
+        if lock.holder(folder) is None:
+            return
+        if spec.id not in self._rows:
             self._rows[spec.id] = self._bars.add_task(spec.id, total=spec.config.train.steps)
-        if runs:
-            self._bars.update(self._rows[spec.id], completed=last_step(folder / "metrics.jsonl"))
+        self._bars.update(self._rows[spec.id], completed=last_step(folder / "metrics.jsonl"))
 
 
 def last_step(metrics: Path) -> int:

@@ -8,7 +8,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,19 @@ import numpy as np
 
 from attnlab import interpret, runs, training
 from attnlab.data import Dataset
+from attnlab.data.dataset import Batch
 from attnlab.lab.loaded import stored_experiment
 from attnlab.lab.text_table import columns
 from attnlab.models import ModelConfig, matrix_axes, num_parameters
+from attnlab.sharing import Params
 from attnlab.tap import Patches
-from attnlab.training.objectives import OBJECTIVES, Objective
+from attnlab.training.objectives import OBJECTIVES, Model, Objective
+from attnlab.training.objectives.objective import Inputs
 from attnlab.training.schedules import SCHEDULES
 
-Values = Mapping[str, Any]
+Values: TypeAlias = Mapping[str, np.ndarray]
 """Name of heads -> gates [R, N]"""
-Loss = Callable[[Any, Any, Patches], jax.Array]
+Loss: TypeAlias = Callable[[Model, Params, Patches], jax.Array]
 """(model, params, patch) -> the losses of rows [B]"""
 DRAWS = 10
 """Choices by chance, in the model as it was."""
@@ -39,8 +42,8 @@ class Study(NamedTuple):
     """What is pruned, and how it is trained."""
 
     config: ModelConfig
-    params: Any
-    """None: fresh ones"""
+    params: Params | None
+    """None: new ones"""
     task: Objective
     source: Dataset
     trains: training.TrainConfig
@@ -120,12 +123,12 @@ def at_pressures(
     rate: float,
     rows: int,
 ) -> tuple[float | None, list[Row]]:
-    """The loss of the model as it was (None: it is fresh), and what every pressure leads to."""
+    """The loss of the model as it was (None: it is new), and what every pressure leads to."""
     gates = interpret.all_head_gates(study.config, by=by)
     gated = interpret.GatedModel(study.config.build(), gates)
     choose, judge = (loss_on(study, of(rows)) for of in (study.source.train, study.source.heldout))
     mean = lambda params, values: jnp.mean(judge(gated.model, params, gated.patch(values)))
-    score: Callable[[Any, Any], Any] = jax.jit(mean)
+    score: Callable[[Params, Values], jax.Array] = jax.jit(mean)
     orders: dict[str, list[np.ndarray]] = {}
     if study.params is not None:
         loss = functools.partial(choose, gated.model, study.params)
@@ -141,8 +144,8 @@ def at_pressures(
         flat = np.concatenate([np.ravel(values[one.name]) for one in gated.gates])
         kept = int((flat > 0).sum())
         loss_then = float(score(params["model"], values))
-        told = f"pressure {pressure:g}: {kept} of {size} heads, loss {loss_then:.4f}"
-        print(told, file=sys.stderr, flush=True)
+        line = f"pressure {pressure:g}: {kept} of {size} heads, loss {loss_then:.4f}"
+        print(line, file=sys.stderr, flush=True)
         shut = {n: [_without(gated, o[: size - kept]) for o in of] for n, of in orders.items()}
         before, after = {}, {}
         if study.params is not None:
@@ -158,16 +161,16 @@ def at_pressures(
         as_data = {name: a.tolist() for name, a in values.items()}
         row = Row(pressure, kept, between, loss_then, before, after, as_data)
         found.append(_smaller(row, study, params["model"], gated, values, judge))
-    ones = {one.name: np.ones(one.shape, np.float32) for one in gated.gates}
+    ones: Values = {one.name: np.ones(one.shape, np.float32) for one in gated.gates}
     return None if study.params is None else float(score(study.params, ones)), found
 
 
-def loss_on(study: Study, rows: Any) -> Loss:
+def loss_on(study: Study, rows: Batch) -> Loss:
     """(model, params, patch) -> [B], whose mean is the mean loss of the targets of these rows."""
     task = study.task.bind(study.source.sizes)
     example = jax.jit(task.prepare)(rows, jax.random.key(0))
 
-    def loss(model: Any, params: Any, patch: Patches) -> jax.Array:
+    def loss(model: Model, params: Params, patch: Patches) -> jax.Array:
         answer, _ = task.predict(model, params, example.inputs, patch=patch)
         each = task.loss(answer, example.targets, 0.0) * example.weights
         of_row = jnp.sum(each.reshape(len(each), -1), axis=1)
@@ -196,16 +199,16 @@ def _without(gated: interpret.GatedModel, heads: np.ndarray) -> Values:
 
 
 def _train(
-    study: Study, gated: interpret.GatedModel, alphas: Any, *, pressure: float, rate: float
-) -> dict[str, Any]:
+    study: Study, gated: interpret.GatedModel, alphas: Params, *, pressure: float, rate: float
+) -> Params:
     """Weights and gates after as many steps; `alphas` are the first log_alpha."""
     made = training.make_optimizer(study.trains, matrix_axes(study.config))
     transform = interpret.gated_optimizer(made.transform, penalty=pressure, learning_rate=rate)
 
-    def start(params: Any) -> Any:
+    def start(params: Params) -> Params:
         return gated.with_gates(params) | {"gates": alphas}
 
-    def fresh(key: Any, inputs: Any) -> Any:
+    def new(key: jax.Array, inputs: Inputs) -> Params:
         return start(gated.model.init(key, **inputs)["params"])
 
     done = training.fit_in_memory(
@@ -214,7 +217,7 @@ def _train(
         study.trains,
         study.source,
         optimizer=made._replace(transform=transform),
-        options=training.FitOptions(params=fresh if study.params is None else start(study.params)),
+        options=training.FitOptions(params=new if study.params is None else start(study.params)),
     )
     return done.params()
 
@@ -222,7 +225,7 @@ def _train(
 def _smaller(
     row: Row,
     study: Study,
-    params: Any,
+    params: Params,
     gated: interpret.GatedModel,
     values: Values,
     judge: Loss,

@@ -4,12 +4,14 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from attnlab.atomic import write_atomic
+from attnlab.lab.fields import Json
 from attnlab.lab.former import result_fields
 from attnlab.lab.samples import Sample
 from attnlab.lab.spec import RunSpec
+from attnlab.training.objectives import Objective
 
 VERSION = 3
 READS = (1, 2, 3)
@@ -53,6 +55,14 @@ class MetricInfo:
     unit: str
     better: Literal["lower", "higher"] = "lower"
     digits: int = 3
+
+
+def metric_infos(objective: Objective) -> tuple[MetricInfo, ...]:
+    """The metrics of an objective, the main one first."""
+    return tuple(
+        MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
+        for m in objective.metrics
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +135,7 @@ class Provenance:
 
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     start: str = ""
-    attention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    attention: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +184,7 @@ class RunResult:
         Raises:
           ValueError: no such record, or one of another version.
         """
-        fields: dict[str, Any] = json.loads(text)
+        fields: Json = json.loads(text)
         version = fields.get("version")
         if version not in READS:
             raise ValueError(

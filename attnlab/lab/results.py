@@ -7,14 +7,15 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnlab.extras import extra
 from attnlab.lab.comparisons import Comparison, Scores, Variant, compare_pairs
-from attnlab.lab.result import MetricInfo, RunResult
-from attnlab.lab.spec import Tag
+from attnlab.lab.fields import differing, flatten
+from attnlab.lab.result import MetricInfo, RunResult, metric_infos
+from attnlab.lab.spec import Tag, as_tag
 from attnlab.lab.statistics import LEVEL, paired_difference
 from attnlab.training.loggers import SavesFigure
 from attnlab.training.objectives import OBJECTIVES
@@ -73,7 +74,7 @@ class Results(Sequence[RunResult]):
     @property
     def metrics(self) -> dict[str, MetricInfo]:
         """Name -> metric of the task, the main one first, with "loss" last."""
-        known = {m.name: m for run in self.runs for m in run.task.metrics or _metrics_of(run)}
+        known = {m.name: m for run in self.runs for m in run.task.metrics or _of_task(run)}
         return {**known, "loss": MetricInfo(name="loss", unit="loss")}
 
     @property
@@ -316,25 +317,7 @@ def config_fields(run: RunResult) -> dict[str, Tag]:
     """Path -> value of the config of a run without its data and seeds."""
     fields = run.spec.config.to_dict()
     del fields["data"], fields["train"]["seeds"]
-    return flatten(fields)
-
-
-def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Tag]:
-    """Path -> value of nested fields; what is no number or text, as text."""
-    found: dict[str, Tag] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            found |= flatten(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value if isinstance(value, Tag) else str(value)
-    return found
-
-
-def differing(fields: Sequence[Mapping[str, Tag]]) -> dict[str, list[Tag]]:
-    """Path -> its value in each, of paths with more than one value."""
-    names = dict.fromkeys(name for one in fields for name in one)
-    values = {name: [one.get(name) for one in fields] for name in names}
-    return {name: v for name, v in values.items() if len(set(map(repr, v))) > 1}
+    return {path: as_tag(value) for path, value in flatten(fields).items()}
 
 
 def _distinguish(runs: Sequence[RunResult]) -> list[Variant]:
@@ -370,12 +353,8 @@ def _spread(scores: Scores) -> float:
 
 
 def _flat(run: RunResult) -> dict[str, Tag]:
-    parts = {
-        "heldout": run.scores.heldout,
-        "train": run.scores.train,
-        "validation": run.scores.validation,
-    }
-    scores = {f"{part}_{name}": v for part, values in parts.items() for name, v in values.items()}
+    parts = ("heldout", "train", "validation")
+    scores = {f"{p}_{name}": v for p in parts for name, v in getattr(run.scores, p).items()}
     head: dict[str, Tag] = {"id": run.spec.id, "seed": run.spec.seed, "status": run.status}
     rate = {"learning_rate": run.spec.config.train.optimizer.learning_rate}
     speed = {"seconds": run.timing.seconds, "tokens_per_second": run.timing.tokens_per_second}
@@ -387,12 +366,9 @@ def _sizes(run: RunResult) -> dict[str, Tag]:
     return {name: getattr(run.sizes, name) for name in names}
 
 
-def _metrics_of(run: RunResult) -> list[MetricInfo]:
+def _of_task(run: RunResult) -> tuple[MetricInfo, ...]:
     """The metrics of the task, for results that do not have them."""
-    return [
-        MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
-        for m in OBJECTIVES[run.spec.config.task].metrics
-    ]
+    return metric_infos(OBJECTIVES[run.spec.config.task])
 
 
 def _markup(table: "DataFrame") -> str:

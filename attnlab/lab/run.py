@@ -9,7 +9,6 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +22,20 @@ from attnlab.data.dataset import Baselines
 from attnlab.extras import extra
 from attnlab.lab import attention_maps, lock, longer, samples
 from attnlab.lab.experiment import Experiment, check_lengths, check_output
+from attnlab.lab.fields import SHOWN, Json, differences
 from attnlab.lab.former import spec_fields
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.machine import environment
 from attnlab.lab.result import (
     FILE,
     DataInfo,
-    MetricInfo,
     ModelSizes,
     Provenance,
     RunResult,
     Scores,
     TaskInfo,
     Timing,
+    metric_infos,
     read_result,
 )
 from attnlab.lab.spec import RunSpec
@@ -43,7 +43,9 @@ from attnlab.lab.start import Start, init_function, initial_params, load_start, 
 from attnlab.models import ModelConfig, matrix_axes
 from attnlab.models.config import heads_per_layer
 from attnlab.models.head_similarity import smallest_change
+from attnlab.models.layer import Report
 from attnlab.runs import RUNS, SPEC
+from attnlab.sharing import Params
 from attnlab.training import sharding
 from attnlab.training.callbacks import Profile, parse_steps
 from attnlab.training.checkpoint import Checkpoints
@@ -53,6 +55,7 @@ from attnlab.training.metrics import Recorder
 from attnlab.training.objectives import OBJECTIVES, Objective, input_shapes
 from attnlab.training.optimizers import make_optimizer
 from attnlab.training.schedules import fork_step
+from attnlab.training.step import InitParams
 
 __all__ = [
     "RunInUse",
@@ -66,8 +69,6 @@ __all__ = [
 
 SHARED = "shared"
 """Folder of a workdir for what its runs share."""
-SHOWN = 5
-"""Differences that a refusal lists."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,7 +189,7 @@ class _Run:
         return result
 
     def _fit(self, mesh: Mesh, callbacks: Sequence[Profile], baselines: Baselines) -> RunResult:
-        params: Any = init_function(self.model, self.experiment.head_init)
+        params: Params | InitParams | None = init_function(self.model, self.experiment.head_init)
         start = ""
         if self.start is not None:
             params, start = self._started(self.start)
@@ -221,16 +222,18 @@ class _Run:
         result = _with_scores(described, fitted)
         return dataclasses.replace(result, sample=self._maps_and_sample(fitted, params))
 
-    def _started(self, start: Start) -> tuple[Any, str]:
+    def _started(self, start: Start) -> tuple[Params, str]:
         """The parameters, and in words where they come from."""
         rows = jax.tree.map(jnp.asarray, self.dataset.heldout(1))
-        tokens = self.objective.prepare(rows, jax.random.key(0)).inputs["tokens"]
+        tokens = np.asarray(self.objective.prepare(rows, jax.random.key(0)).inputs["tokens"])
         params, change = with_plan_of(start.config, start.params, self.model, tokens)
         other = start.data_digest not in (None, self.dataset.digest)
         more = "; it was trained on other data" if other else ""
         return params, f"{start.description}; {change}{more}"
 
-    def _maps_and_sample(self, fitted: FitResult, params: Any) -> samples.Sample | None:
+    def _maps_and_sample(
+        self, fitted: FitResult, params: Params | InitParams | None
+    ) -> samples.Sample | None:
         """Writes attention maps and returns a sample, where there are any."""
         inputs = input_shapes(self.objective, self.dataset.shapes())
         tokens = inputs["tokens"]
@@ -244,18 +247,16 @@ class _Run:
 
         def write() -> samples.Sample:
             row = attention_maps.shown_row(self.objective, self.dataset)
-            trained = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
-            return samples.sample(self.model, trained, self.dataset, row, self.spec.seed)
+            return samples.sample(self.model, _trained(fitted), self.dataset, row, self.spec.seed)
 
         found: samples.Sample | None = self.recorder.attempt("the sample", write)
         return found
 
-    def _write_maps(self, fitted: FitResult, params: Any) -> None:
+    def _write_maps(self, fitted: FitResult, params: Params | InitParams | None) -> None:
         rows = attention_maps.shown_rows(self.objective, self.dataset)
         initial = initial_params(self.model.build(), params, self.spec.seed, rows[0].example.inputs)
-        trained = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
         found = attention_maps.attention_maps(
-            self.model, self.objective, self.dataset, rows, trained, initial
+            self.model, self.objective, self.dataset, rows, _trained(fitted), initial
         )
         if jax.process_index() == 0:
             path = self.folder / attention_maps.FILE
@@ -282,10 +283,7 @@ class _Run:
             ),
             task=TaskInfo(
                 description=self.objective.description,
-                metrics=tuple(
-                    MetricInfo(name=m.name, unit=m.unit, better=m.better, digits=m.digits)
-                    for m in self.objective.metrics
-                ),
+                metrics=metric_infos(self.objective),
                 curves="held-out" if self.dataset.validation is None else "validation",
             ),
             data=self._data_info(),
@@ -345,6 +343,12 @@ class _Run:
             )
 
 
+def _trained(fitted: FitResult) -> Params:
+    """The parameters of the only seed, on this host."""
+    params: Params = jax.tree.map(lambda a: a[0], sharding.gather(fitted.state.params))
+    return params
+
+
 def _with_scores(described: RunResult, fitted: FitResult) -> RunResult:
     scores = dataclasses.replace(
         described.scores,
@@ -366,7 +370,7 @@ def _of_seed(scores: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def _measure_heads(config: ModelConfig, initial: Any, params: Any) -> dict[str, jax.Array]:
+def _measure_heads(config: ModelConfig, initial: Params, params: Params) -> dict[str, jax.Array]:
     """Numbers of the parameters of a seed; see `models.head_distance`, `smallest_change`."""
     return {
         "heads_apart": models.head_distance(config, params),
@@ -394,7 +398,7 @@ def _mesh(config: TrainConfig, model_parallel: int) -> Mesh:
 
 def step_inputs(
     objective: Objective, row: Mapping[str, jax.ShapeDtypeStruct], config: TrainConfig
-) -> dict[str, Any]:
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of the model's inputs in a part of a training step; `row` are those of one row."""
     rows = config.batch_size // config.accumulate
     shapes = {name: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) for name, a in row.items()}
@@ -402,11 +406,11 @@ def step_inputs(
 
 
 def attention_reports(
-    model: ModelConfig, inputs: dict[str, Any], *, training: bool
-) -> dict[str, Any]:
+    model: ModelConfig, inputs: Mapping[str, object], *, training: bool
+) -> Report:
     """`models.explain_model` by attention sublayer: "self", "cross" and "encoder"; with layer types
     one each, by their names."""
-    found: dict[str, Any] = {}
+    found: Report = {}
     for stack, reports in models.explain_model(model, inputs, training=training).items():
         name = {"layers": "self", "encoder_layers": "encoder"}.get(stack, stack)
         found |= {name: reports["self"]} if "self" in reports else {}
@@ -445,10 +449,10 @@ def load_baselines(dataset: Dataset, shared: Path) -> Baselines:
     return found
 
 
-def check_same(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
+def check_same(there: Json, here: Json, folder: Path) -> None:
     """Raises ValueError, with the differences, where two specs are of two runs."""
     free = {"environment": None, "tags": None}
-    changed = differences(dict(there) | free, dict(here) | free)
+    changed = differences(there | free, here | free)
     if not changed:
         return
     rows = [f"  {name}: there {a!r}, here {b!r}" for name, a, b in changed]
@@ -458,19 +462,6 @@ def check_same(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) 
         f"{folder} holds another run of this id:\n{lines}\nuse another --workdir or id, or give "
         "the same config"
     )
-
-
-def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """(name, there, here) of every value that differs between two JSON values; of a mapping that
-    one side lacks, one row."""
-    if old == new:
-        return []
-    if isinstance(old, dict) and isinstance(new, dict):
-        names = sorted(old.keys() | new.keys())
-        below = [(f"{name}.{n}" if name else n, old.get(n), new.get(n)) for n in names]
-        return [row for n, a, b in below for row in differences(a, b, n)]
-    old, new = (f"{len(s)} fields" if isinstance(s, dict) else s for s in (old, new))
-    return [(name, old, new)]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What a trained language model writes behind a held-out text."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import numpy as np
 from attnlab.data import Dataset
 from attnlab.lab.attention_maps import Row
 from attnlab.models import ModelConfig, Sampling, generate
+from attnlab.sharing import Params
 
 TASK = "causal_lm"
 """The task whose models write."""
@@ -35,7 +35,7 @@ class Sample:
     seed: int
 
 
-def sample(config: ModelConfig, params: Any, dataset: Dataset, row: Row, seed: int) -> Sample:
+def sample(config: ModelConfig, params: Params, dataset: Dataset, row: Row, seed: int) -> Sample:
     """The beginning of `row` and what the model writes behind it, drawn with key 0.
 
     Where the model's longest text is full it goes on from the last tokens alone, as many as the

@@ -15,14 +15,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from attnlab.atomic import write_atomic
+from attnlab.data import Dataset
 from attnlab.lab import lock
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.fields import Json
 from attnlab.lab.machine import cores, environment, keep_compiled, use_threads
 from attnlab.lab.resources import read_threads, write_threads
 from attnlab.lab.spec import Match, RunSpec
@@ -31,7 +33,7 @@ from attnlab.training import sharding
 from attnlab.training.fit import TrainStep, host_batch
 from attnlab.training.objectives import OBJECTIVES
 from attnlab.training.optimizers import make_optimizer
-from attnlab.training.step import init_state
+from attnlab.training.step import TrainState, init_state
 
 FILE = "calibration.json"
 NEAR, FAR = 0.02, 0.05
@@ -79,11 +81,8 @@ def equal_seconds(
       ValueError: the file is missing and `measures` is False, it is of other variants, or no width
         takes the seconds of the reference.
     """
-    request = {
-        _variant(spec): {"config": spec.config.to_dict(), "layout": match.layout,
-                         "sharing": match.sharing}
-        for spec in specs
-    }  # fmt: skip
+    reference = {"layout": match.layout, "sharing": match.sharing}
+    request = {spec.title: {"config": spec.config.to_dict(), **reference} for spec in specs}
     path = workdir / FILE
     if not path.exists():
         if not measures:
@@ -101,14 +100,10 @@ def equal_seconds(
     kept = json.loads(path.read_text(encoding="utf-8"))
     if kept["variants"] != json.loads(json.dumps(request)):
         raise ValueError(f"{path} belongs to other variants or configs; use another --workdir")
-    return [_with_width(spec, kept["found"][_variant(spec)]) for spec in specs]
+    return [_with_width(spec, kept["found"][spec.title]) for spec in specs]
 
 
-def _variant(spec: RunSpec) -> str:
-    return spec.title
-
-
-def _with_width(spec: RunSpec, found: Mapping[str, Any]) -> RunSpec:
+def _with_width(spec: RunSpec, found: Json) -> RunSpec:
     config = resized(spec.config, found["ffn_width"])
     config = dataclasses.replace(config, matched="seconds", seconds_ratio=round(found["ratio"], 3))
     return dataclasses.replace(spec, config=config)
@@ -120,9 +115,7 @@ def resized(config: Experiment, width: int) -> Experiment:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, ffn=ffn))
 
 
-def _measure(
-    request: Mapping[str, Any], threads: int, environment: Mapping[str, str]
-) -> dict[str, Any]:
+def _measure(request: Json, threads: int, environment: Mapping[str, str]) -> Json:
     """What `main` finds, in a process that holds the device no longer than it measures."""
     command = [sys.executable, "-m", "attnlab.lab.seconds", f"--threads={threads}"]
     done = subprocess.run(
@@ -134,7 +127,7 @@ def _measure(
     )
     if done.returncode:
         raise ValueError("match.budget=seconds could not be measured; see above")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: Json = json.loads(done.stdout)
     return found
 
 
@@ -146,13 +139,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = json.load(sys.stdin)
     use_threads(args.threads)
     keep_compiled()
+    found = {}
     try:
-        found = {
-            name: calibrate(
-                name, Experiment.from_dict(one["config"]), one["layout"], one["sharing"]
-            )
-            for name, one in request.items()
-        }
+        for name, one in request.items():
+            config = Experiment.from_dict(one["config"])
+            found[name] = calibrate(name, config, one["layout"], one["sharing"])
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -160,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def calibrate(name: str, config: Experiment, layout: str, sharing: str) -> dict[str, Any]:
+def calibrate(name: str, config: Experiment, layout: str, sharing: str) -> Json:
     """The nearest width that was found for a variant, measured once more, and all that was tried.
 
     Args:
@@ -241,7 +232,7 @@ def _first(model: ModelConfig, reference: ModelConfig, length: int) -> int:
         return model.ffn.width
 
 
-def training_step(config: Experiment, dataset: Any) -> Callable[[], float]:
+def training_step(config: Experiment, dataset: Dataset) -> Callable[[], float]:
     """A training step as `fit` compiles it; its call returns seconds."""
     train = dataclasses.replace(config.train, seeds=(0,))
     mesh = sharding.data_mesh(batch_size=train.batch_size)
@@ -249,7 +240,7 @@ def training_step(config: Experiment, dataset: Any) -> Callable[[], float]:
     optimizer = make_optimizer(train, matrix_axes(config.model))
     seeds = sharding.replicate(mesh, np.array(train.seeds, np.uint32))
 
-    def init(seed: jax.Array) -> Any:
+    def init(seed: jax.Array) -> TrainState:
         return init_state(model, objective, optimizer.transform, dataset.shapes(), seed)
 
     state = sharding.replicate(mesh, jax.jit(jax.vmap(init))(seeds))

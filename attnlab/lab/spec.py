@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from attnlab.lab.experiment import Experiment
+from attnlab.lab.fields import Json
 from attnlab.lab.former import moved
 from attnlab.lab.start import HeadInit
 from attnlab.models import ModelConfig, config_dict
@@ -18,6 +19,11 @@ from attnlab.training.config import TrainConfig
 
 Tag: TypeAlias = str | int | float | bool | None
 LAYOUT, SHARING = "model.heads.layout", "model.sharing"
+
+
+def as_tag(value: object) -> Tag:
+    """A value as a tag: what is neither a number nor a text becomes one."""
+    return value if isinstance(value, Tag) else str(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +60,7 @@ class RunSpec:
         """Of the config and the seed: what decides the numbers."""
         return hashlib.sha256(f"{self.seed} {self.config.to_json()}".encode()).hexdigest()[:12]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """JSON values; `from_dict` reads them as the same spec."""
         tags = dict(self.tags)
         return {"id": self.id, "seed": self.seed, "tags": tags, "config": self.config.to_dict()}
@@ -93,7 +99,7 @@ class Variant:
     {'name': 'one head'}
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     name: str = ""
     tags: Mapping[str, Tag] | None = None
 
@@ -104,12 +110,12 @@ class Variant:
             return dict(self.tags)
         if self.name:
             return {"name": self.name}
-        lasts = [_last_part(path) for path in self.values]
-        found: dict[str, Tag] = {}
-        for path, last, value in zip(self.values, lasts, self.values.values(), strict=True):
-            key = path if lasts.count(last) > 1 else last
-            found[key] = value if isinstance(value, Tag) else str(value)
-        return found
+        # Of "train.optimizer.name" the last part is "optimizer".
+        lasts = [path.removesuffix(".name").rpartition(".")[2] for path in self.values]
+        return {
+            path if lasts.count(last) > 1 else last: as_tag(value)
+            for last, (path, value) in zip(lasts, self.values.items(), strict=True)
+        }
 
     @property
     def id(self) -> str:
@@ -118,12 +124,7 @@ class Variant:
         return re.sub(r"^[^A-Za-z0-9]+", "", name)[:120]
 
 
-def _last_part(path: str) -> str:
-    """Of the path of a field, without "name": that of "train.optimizer.name" is "optimizer"."""
-    return path.removesuffix(".name").rpartition(".")[2]
-
-
-def grid(**values: Sequence[Any]) -> list[Variant]:
+def grid(**values: Sequence[object]) -> list[Variant]:
     """A variant for each combination of values of some fields.
 
     Args:
@@ -195,7 +196,7 @@ def product(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     match: Budget | None = None,
-    **values: Sequence[Any],
+    **values: Sequence[object],
 ) -> list[RunSpec]:
     """A spec for each combination of values of some fields and each seed.
 
@@ -232,7 +233,7 @@ def check_unique(specs: Sequence[RunSpec]) -> None:
         raise ValueError(f"two runs have the id {twice!r}; give each its own")
 
 
-def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
+def with_values(base: Experiment, values: Mapping[str, object]) -> Experiment:
     """`base` with other values of fields, by path ("train.steps").
 
     Raises:
@@ -243,14 +244,13 @@ def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
     """
     model = base.model
     if LAYOUT in values or SHARING in values:
-        layout, has_all = values.get(LAYOUT, model.heads.name), _has_all_biases(model)
-        model = with_layout(model, layout, values.get(SHARING, model.sharing))
-        if has_all:
+        chosen: Json = {LAYOUT: model.heads.name, SHARING: model.sharing, **values}
+        had_all = set(model.heads.biases) == set(type(model.heads).bias_names)
+        model = with_layout(model, chosen[LAYOUT], chosen[SHARING])
+        if had_all:
             heads = dataclasses.replace(model.heads, biases=type(model.heads).bias_names)
             model = dataclasses.replace(model, heads=heads)
-    fields: dict[str, Any] = {
-        field.name: getattr(base, field.name) for field in dataclasses.fields(Experiment)
-    }
+    fields: Json = {f.name: getattr(base, f.name) for f in dataclasses.fields(Experiment)}
     fields |= {
         "model": config_dict.to_dict(model),
         "train": base.train.to_dict(),
@@ -269,13 +269,9 @@ def with_values(base: Experiment, values: Mapping[str, Any]) -> Experiment:
     return Experiment(**fields)
 
 
-def _has_all_biases(model: ModelConfig) -> bool:
-    return set(model.heads.biases) == set(type(model.heads).bias_names)
-
-
-def _set(fields: dict[str, Any], path: str, value: Any) -> None:
+def _set(fields: Json, path: str, value: object) -> None:
     *outer, last = path.split(".")
-    place: Any = fields
+    place: Json | None = fields
     for name in outer:
         place = place.get(name) if isinstance(place, dict) else None
     if not isinstance(place, dict) or last not in place:

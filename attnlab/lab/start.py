@@ -3,18 +3,21 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attnlab import pretrained, runs, transforms
+from attnlab.lab.fields import flatten
 from attnlab.models import ModelConfig, identical_heads, to_json
 from attnlab.models.config import sharing_name
+from attnlab.sharing import Params
 from attnlab.training.checkpoint import digest
+from attnlab.training.objectives.objective import Inputs, Model
+from attnlab.training.step import InitParams
 
 NOISE = 2**31
 """Folded into the key of a seed for the noise between heads."""
@@ -45,7 +48,7 @@ class Start(NamedTuple):
     """What a run starts from."""
 
     config: ModelConfig
-    params: Any
+    params: Params
     digest: str
     """Of the parameters."""
     data_digest: str | None
@@ -53,11 +56,7 @@ class Start(NamedTuple):
     description: str
 
 
-InitFunction = Callable[[jax.Array, dict[str, Any]], Any]
-"""(key, inputs) -> parameters."""
-
-
-def init_function(model: ModelConfig, head_init: HeadInit) -> InitFunction | None:
+def init_function(model: ModelConfig, head_init: HeadInit) -> InitParams | None:
     """Makes parameters that start as `head_init` says; None where it says nothing.
 
     Raises:
@@ -71,8 +70,8 @@ def init_function(model: ModelConfig, head_init: HeadInit) -> InitFunction | Non
         )
     many = with_more_heads(model, head_init.first_of) if head_init.first_of else model
 
-    def make(key: jax.Array, inputs: dict[str, Any]) -> Any:
-        params = many.build().init(key, **inputs)["params"]
+    def make(key: jax.Array, inputs: Inputs) -> Params:
+        params: Params = many.build().init(key, **inputs)["params"]
         if head_init.first_of:
             shapes = jax.eval_shape(model.build().init, key, **inputs)["params"]
             params = jax.tree.map(lambda a, like: a[tuple(map(slice, like.shape))], params, shapes)
@@ -83,7 +82,7 @@ def init_function(model: ModelConfig, head_init: HeadInit) -> InitFunction | Non
         return params
 
     texts = ("source", "tokens") if model.kind == "encoder_decoder" else ("tokens",)
-    one = dict.fromkeys(texts, jnp.zeros((1, 1), int))
+    one: Inputs = dict.fromkeys(texts, jnp.zeros((1, 1), int))
     jax.eval_shape(lambda key: make(key, one), jax.random.key(0))
     return make
 
@@ -96,19 +95,20 @@ def with_more_heads(model: ModelConfig, count: int) -> ModelConfig:
             f"{model.heads.num_heads}"
         )
     known = {field.name for field in dataclasses.fields(model.heads)}
-    widths: dict[str, Any] = {
-        name: model.layout.size(name) for name in known & {"head_dim", "value_dim"}
-    }
-    heads = dataclasses.replace(model.heads, num_heads=count, **widths)
+    widths = {name: model.layout.size(name) for name in known & {"head_dim", "value_dim"}}
+    heads = dataclasses.replace(model.heads, **{"num_heads": count, **widths})  # type: ignore[arg-type]
     return dataclasses.replace(model, heads=heads)
 
 
-def initial_params(model: Any, params: Any, seed: int, inputs: dict[str, Any]) -> Any:
+def initial_params(
+    model: Model, params: Params | InitParams | None, seed: int, inputs: Inputs
+) -> Params:
     """The parameters of a seed at step 0, as `fit` makes them of `FitOptions.params`."""
-    if params is not None and not callable(params):
+    if isinstance(params, dict):
         return params
     key = jax.random.key(seed)
-    return params(key, inputs) if params else jax.jit(model.init)(key, **inputs)["params"]
+    new: Params = params(key, inputs) if params else jax.jit(model.init)(key, **inputs)["params"]
+    return new
 
 
 def check_start(model: ModelConfig, folder: str) -> None:
@@ -127,7 +127,7 @@ def check_start(model: ModelConfig, folder: str) -> None:
         stored = runs.read_run(folder, ()).config
     else:
         stored = pretrained.load_config(folder)
-    ours, theirs = (_flat_fields(config) for config in (model, stored))
+    ours, theirs = (_fixed_fields(config) for config in (model, stored))
     wrong = [
         f"model.{path}={ours.get(path)!r} (there {theirs.get(path)!r})"
         for path in sorted(ours.keys() | theirs.keys())
@@ -140,21 +140,10 @@ def check_start(model: ModelConfig, folder: str) -> None:
         )
 
 
-def _flat_fields(config: ModelConfig) -> dict[str, Any]:
+def _fixed_fields(config: ModelConfig) -> dict[str, object]:
     """Path -> value of every field that makes other parameters or computes otherwise."""
-    found: dict[str, Any] = {}
-
-    def visit(value: Any, path: str) -> None:
-        if path.startswith(MAY_DIFFER):
-            return
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                visit(inner, f"{path}.{name}" if path else name)
-        else:
-            found[path] = value
-
-    visit(json.loads(to_json(config))["model"], "")
-    return found
+    fields = flatten(json.loads(to_json(config))["model"])
+    return {path: value for path, value in fields.items() if not path.startswith(MAY_DIFFER)}
 
 
 def load_start(folder: str, seed: int) -> Start:
@@ -178,7 +167,7 @@ def load_start(folder: str, seed: int) -> Start:
     return Start(found.config, params, params_digest(params), data, description)
 
 
-def params_digest(params: Any) -> str:
+def params_digest(params: Params) -> str:
     """Of all arrays and their names."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     lines = [f"{jax.tree_util.keystr(path)} {digest(leaf)}" for path, leaf in leaves]
@@ -186,8 +175,8 @@ def params_digest(params: Any) -> str:
 
 
 def with_plan_of(
-    config: ModelConfig, params: Any, model: ModelConfig, tokens: Any
-) -> tuple[Any, str]:
+    config: ModelConfig, params: Params, model: ModelConfig, tokens: np.ndarray | jax.Array
+) -> tuple[Params, str]:
     """Parameters under the sharing plan of another model.
 
     Args:
@@ -215,5 +204,5 @@ def with_plan_of(
         changes.append("encoder and decoder become one")
     if not changes:
         return new, f"its plan, {sharing_name(config)}, is kept"
-    difference = transforms.output_difference((config, params), (changed, new), np.asarray(tokens))
+    difference = transforms.output_difference((config, params), (changed, new), tokens)
     return new, f"{', '.join(changes)}: outputs differ by {difference:.3g} of the largest"

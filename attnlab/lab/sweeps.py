@@ -7,12 +7,13 @@ from typing import TypeAlias
 
 from attnlab.atomic import write_atomic
 from attnlab.lab import lock
-from attnlab.lab.executors import Executor, LocalExecutor, Queued, wait_until_free
+from attnlab.lab.executors import LOGS, Executor, LocalExecutor, Queued, wait_until_free
+from attnlab.lab.fields import SHOWN, differences
 from attnlab.lab.longer import is_longer
 from attnlab.lab.progress import RunsProgress
 from attnlab.lab.result import read_result
 from attnlab.lab.results import Results
-from attnlab.lab.run import SHOWN, differences, run_folder
+from attnlab.lab.run import run_folder
 from attnlab.lab.spec import RunSpec, check_unique, read_specs, write_specs
 from attnlab.lab.worker import ERROR, is_complete
 from attnlab.runs import SPECS
@@ -177,6 +178,6 @@ def _reason(failed: Sequence[RunSpec], workdir: Path) -> str:
     for spec in failed[:SHOWN]:
         path = run_folder(workdir, spec) / ERROR
         text = path.read_text().strip().splitlines()[-1] if path.exists() else ""
-        where = path if path.exists() else workdir / "logs"
+        where = path if path.exists() else workdir / LOGS
         lines.append(f"  {spec.id}: {text or 'it ended'} (see {where})")
     return "\n".join(lines + (["  ..."] if len(failed) > SHOWN else []))

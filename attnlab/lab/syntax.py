@@ -6,7 +6,7 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,8 @@ from attnlab.atomic import check_new_file, write_atomic
 from attnlab.interpret import SyntaxScore, Tree, read_trees, syntax, treebank_parts
 from attnlab.lab.loaded import LONGEST, LoadedModel, open_run
 from attnlab.lab.text_table import columns
+from attnlab.sharing import Params
+from attnlab.training.objectives.objective import Inputs
 
 TRAIN, CHOOSING, JUDGING = "train", "dev", "test"
 
@@ -45,7 +47,7 @@ def evaluate(
             "--sentences or lower --least"
         )
 
-    def study(opened: LoadedModel, params: Any) -> list[SyntaxScore]:
+    def study(opened: LoadedModel, params: Params) -> list[SyntaxScore]:
         tallies = [
             syntax.count_correct(
                 some,
@@ -57,8 +59,8 @@ def evaluate(
         return syntax.evaluate_heads(*tallies)
 
     found = {name: study(one, one.params) for name, one in models.items()}
-    one = {"tokens": jnp.zeros((1, 1), jnp.int32)}
-    one |= {"source": one["tokens"]} if first.config.kind == "encoder_decoder" else {}
+    texts = ("source", "tokens") if first.config.kind == "encoder_decoder" else ("tokens",)
+    one: Inputs = dict.fromkeys(texts, jnp.zeros((1, 1), jnp.int32))
     if fresh:
         found |= {f"{name}, fresh": study(m, m.initial(one)) for name, m in models.items()}
     sizes = (len(trees[0]), len(trees[1]))

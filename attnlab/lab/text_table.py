@@ -1,4 +1,4 @@
-"""Aligned columns for a terminal."""
+"""Text of tables and sentences: aligned columns for a terminal, counted nouns."""
 
 from collections.abc import Sequence
 
@@ -18,3 +18,12 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
             cells.append(cell.rjust(width) if len(rest) > 1 else cell)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, which has a plural in s.
+
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

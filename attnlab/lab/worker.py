@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from attnlab.lab import lock
+from attnlab.lab.experiment import Experiment
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.result import FILE, read_result
 from attnlab.lab.run import RunOptions, run_folder, run_one
@@ -91,14 +92,13 @@ def is_complete(folder: Path, spec: RunSpec) -> bool:
 
 def costly_first(specs: Sequence[RunSpec]) -> list[RunSpec]:
     """By the FLOPs of a training: the last ones to end are then short."""
-    known: dict[str, int] = {}
+    known = {spec.config.to_json(): spec.config for spec in specs}
+    flops = {key: forward_flops(config) for key, config in known.items()}
+    return sorted(specs, key=lambda spec: -flops[spec.config.to_json()])
 
-    def cost(spec: RunSpec) -> int:
-        key = spec.config.to_json()
-        if key not in known:
-            train = spec.config.train
-            tokens = train.steps * train.batch_size * train.length
-            known[key] = flops_per_token(spec.config.model, train.length) * tokens
-        return -known[key]
 
-    return sorted(specs, key=cost)
+def forward_flops(config: Experiment) -> int:
+    """FLOPs of the forward passes of a training."""
+    train = config.train
+    tokens = train.steps * train.batch_size * train.length
+    return flops_per_token(config.model, train.length) * tokens

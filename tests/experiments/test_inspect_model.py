@@ -11,7 +11,7 @@ from commands import command
 
 from attnlab import pretrained
 from attnlab.heads import Standard, TalkingHeads, Wide
-from attnlab.lab.model_summary import describe
+from attnlab.lab.model_summary import inspect_model
 from attnlab.models import (
     FFN,
     Attention,
@@ -32,7 +32,7 @@ PUBLISHED = ModelConfig(width=12, heads=STANDARD, ffn=FFN(activation="gelu_tanh"
 
 
 def test_the_plan_as_a_picture():
-    lines = describe(CONFIG, 8, 16).splitlines()
+    lines = inspect_model(CONFIG, 8, 16).splitlines()
     assert lines[0] == "decoder, 10 layers of width 12, 3 wide heads, plan cycle_rev:4"
     assert lines[2] == "decoder      0 1 2 3 4 5 6 7 8 9"
     assert lines[3] == "  attention  0 1 2 3 0 1 2 3 3 2"
@@ -41,9 +41,9 @@ def test_the_plan_as_a_picture():
 
 def test_who_makes_keys_and_who_reads_them():
     config = dataclasses.replace(CONFIG, num_layers=4, sharing="cla:2")
-    lines = describe(config, 8, 16).splitlines()
+    lines = inspect_model(config, 8, 16).splitlines()
     assert lines[3:6] == ["  attention  0 1 2 3", "  kv         0 < 1 <", "  ffn        0 1 2 3"]
-    unshared = describe(dataclasses.replace(config, sharing="separate"), 8, 16)
+    unshared = inspect_model(dataclasses.replace(config, sharing="separate"), 8, 16)
     stored = [
         int(re.search(r"cache per token *([0-9,]+)", t)[1].replace(",", ""))
         for t in ("\n".join(lines), unshared)
@@ -54,7 +54,7 @@ def test_who_makes_keys_and_who_reads_them():
 def test_parts_add_up():
     plan = Plan(attention=(0, 0, 1), ffn=(0, 1, 2))
     config = dataclasses.replace(CONFIG, num_layers=3, sharing=plan)
-    text = describe(config, 8, 16)
+    text = inspect_model(config, 8, 16)
     rows = [line.split() for line in text.split("\n\n")[2].splitlines()[1:]]
     unique, applied = (sum(int(r[i].replace(",", "")) for r in rows) for i in (-2, -1))
     assert (unique, applied) == (num_parameters(config), applied_parameters(config))
@@ -68,7 +68,7 @@ def test_parts_add_up():
 
 def test_an_encoder_alone_adds_up():
     config = dataclasses.replace(CONFIG, kind="encoder", num_layers=3, sharing="albert")
-    rows = [line.split() for line in describe(config, 8, 16).split("\n\n")[2].splitlines()[1:]]
+    rows = [line.split() for line in inspect_model(config, 8, 16).split("\n\n")[2].splitlines()[1:]]
     assert sum(int(row[-2].replace(",", "")) for row in rows) == num_parameters(config)
 
 
@@ -76,7 +76,7 @@ def test_an_encoder_alone_adds_up():
 def test_two_stacks_add_up(share):
     fields = {"kind": "encoder_decoder", "num_layers": 3, "sharing": "albert", "heads": STANDARD}
     config = dataclasses.replace(CONFIG, **fields, encoder=EncoderConfig(shares_decoder=share))
-    text = describe(config, 8, 16)
+    text = inspect_model(config, 8, 16)
     rows = [line.split() for line in text.split("\n\n")[2].splitlines()[1:]]
     unique, applied = (sum(int(r[i].replace(",", "")) for r in rows) for i in (-2, -1))
     assert (unique, applied) == (num_parameters(config), applied_parameters(config))
@@ -101,26 +101,27 @@ def test_a_published_folder(tmp_path):
 
 
 def test_the_chosen_order_and_backend_are_marked():
-    told = describe(dataclasses.replace(CONFIG, attention=Attention(implementation="xla")), 8, 16)
+    config = dataclasses.replace(CONFIG, attention=Attention(implementation="xla"))
+    told = inspect_model(config, 8, 16)
     assert "  * absorbed" in told
     assert "  * xla" in told
     factored = dataclasses.replace(CONFIG, attention=Attention(order="factored"))
-    assert "  * factored" in describe(factored, 8, 16)
+    assert "  * factored" in inspect_model(factored, 8, 16)
 
 
 def test_what_is_told_of_attention_is_what_runs():
     """Talking heads leave the blocks, shared keys the other orders; a source is read apart."""
     talking = dataclasses.replace(WIDE, extras=(TalkingHeads(),))
     config = dataclasses.replace(CONFIG, max_len=2048, heads=talking)
-    told = describe(config, 64, 2048)
+    told = inspect_model(config, 64, 2048)
     assert "  * dense" in told
     assert "    blockwise    talking_heads needs the scores of all heads at once" in told
-    assert "  * blockwise" in describe(dataclasses.replace(config, heads=WIDE), 64, 2048)
-    shared = describe(dataclasses.replace(CONFIG, sharing="cla:2"), 8, 16)
+    assert "  * blockwise" in inspect_model(dataclasses.replace(config, heads=WIDE), 64, 2048)
+    shared = inspect_model(dataclasses.replace(CONFIG, sharing="cla:2"), 8, 16)
     assert "  * factored" in shared
     assert "    absorbed     the cache holds k, v" in shared
     both = dataclasses.replace(CONFIG, kind="encoder_decoder", sharing="albert")
-    sections = [text.split(",")[0] for text in describe(both, 8, 16).split("\n\n")[-3:]]
+    sections = [text.split(",")[0] for text in inspect_model(both, 8, 16).split("\n\n")[-3:]]
     assert sections == ["the encoder's attention", "attention", "cross-attention"]
 
 

@@ -7,7 +7,7 @@ are held-out bits per byte of complete runs. Plan: docs/results/head_width/plan.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,16 @@ LOOKS = (0.005, 0.048)
 class Frame(Protocol):
     """Columns by name: a dict of arrays or a pandas DataFrame."""
 
-    def __getitem__(self, name: str, /) -> Any: ...
+    def __getitem__(self, name: str, /) -> object: ...
 
 
-def columns(rows: Sequence[Row], formula: RateFormula | None = None) -> dict[str, NDArray[Any]]:
+Column: TypeAlias = NDArray[Any]
+"""Numbers or texts, one for each row."""
+Columns: TypeAlias = dict[str, Column]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+def columns(rows: Sequence[Row], formula: RateFormula | None = None) -> Columns:
     """Rows as columns: every field, `bits` (held out), u = log2 h, v = log2(N h / D), and
     `tuning` = ln r - ln r* (0 without a formula)."""
     records = [flat(row) for row in rows]
@@ -50,7 +56,7 @@ def columns(rows: Sequence[Row], formula: RateFormula | None = None) -> dict[str
     return frame
 
 
-def select(frame: Frame, mask: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def select(frame: Frame, mask: Mask) -> Columns:
     """The rows of a mask, of the columns that the analysis reads."""
     names = ("text", "seed", "width", "point", "plan", "budget", "layout", "bits", "u", "v",
              "tuning", "num_heads", "head_dim", "length", "bytes_per_parameter", "stage",
@@ -58,7 +64,7 @@ def select(frame: Frame, mask: NDArray[Any]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(frame[name])[mask] for name in names}
 
 
-def where(frame: Frame, **values: Any) -> NDArray[np.bool_]:
+def where(frame: Frame, **values: str | float) -> Mask:
     """Rows whose columns have these values."""
     mask = np.ones(len(np.asarray(frame["bits"])), bool)
     for name, value in values.items():
@@ -70,7 +76,7 @@ Pairs = dict[str, list[float]]
 """Text -> one difference per seed."""
 
 
-def paired(frame: Frame, a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Pairs:
+def paired(frame: Frame, a: Mask, b: Mask) -> Pairs:
     """bits(b) - bits(a) of the runs that have the same text and seed.
 
     A text on which a run of `a` or `b` diverged has no estimate and is left out.
@@ -283,7 +289,7 @@ def surface_model(frame: Frame, k: float) -> MixedModel:
     return fit_reml(part["bits"] - k * part["tuning"] ** 2, columns_of, random, texts)
 
 
-def _indicators(values: NDArray[Any]) -> Array:
+def _indicators(values: Column) -> Array:
     return np.asarray(values[:, None] == np.unique(values), np.float64)
 
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
-from attnlab.lab.head_width.rates import cells_of, choose, fit_rates, minimum, next_rate
+from attnlab.lab.head_width.rates import PLANS, cells_of, choose, fit_rates, minimum, next_rate
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.head_width.spec import PARAMETRIZATIONS, StudyRun, Variant
 from attnlab.lab.head_width.texts import TEXTS
@@ -32,7 +33,6 @@ POINTS = {
     96: ((24, 4), (12, 8), (6, 16), (3, 32), (1, 96), (3, 16), (9, 16)),
 }  # fmt: skip
 NARROW = ((4, 16), (8, 8))
-PLANS = ("cycle:2", "albert", "attention_only", "ffn_only")
 
 # Stage 0: grids with a factor of 2, extended by the same factor.
 STAGE0_POINTS = ((4, 16), (1, 64), (3, 32))
@@ -175,7 +175,7 @@ def stage1(rows: Sequence[Row]) -> list[StudyRun]:
     name = chosen_parametrization(rows)
     cells = cells_of([r for r in rows if r.spec.stage == 0 and r.spec.parametrization == name])
     best = [minimum(of_cell).log_rate for of_cell in cells.values()]
-    centre = 2.718281828459045 ** (sum(best) / len(best))
+    centre = math.e ** (sum(best) / len(best))
     rates = [float(f"{centre * STAGE1_FACTOR**power:.3g}") for power in range(-2, 3)]
     specs = [
         StudyRun(

@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from attnlab.lab.mixed_model import Estimate
+from attnlab.lab.mixed_model import Array, Estimate
 from attnlab.plotting import INK, new_axes
 from attnlab.plotting import THEMED_COLOURS as COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BASELINES = {"unigram": "unigram", "ngram3": "3-gram", "ngram4": "4-gram", "ngram5": "5-gram",
              "gzip": "gzip -9"}  # fmt: skip
@@ -27,13 +31,13 @@ class SizePanel(NamedTuple):
     baselines: Mapping[str, float]
 
 
-def _head_dims(axes: Any, values: Sequence[int]) -> None:
+def _head_dims(axes: "Axes", values: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(set(values)), [str(v) for v in sorted(set(values))])
     axes.set_xlabel("head_dim")
 
 
-def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o") -> None:
+def _errors(axes: "Axes", series: Series, colour: str, label: str, marker: str = "o") -> None:
     x = sorted(series)
     y = [series[h].value for h in x]
     axes.plot(x, y, color=colour, linewidth=1.2, label=label)
@@ -44,7 +48,7 @@ def _errors(axes: Any, series: Series, colour: str, label: str, marker: str = "o
             axes.plot([h, h], [low, high], color=colour, linewidth=1.6)
 
 
-def loss_figure(panels: Sequence[SizePanel]) -> Any:
+def loss_figure(panels: Sequence[SizePanel]) -> "Figure":
     """Figure 1: loss over head_dim on N h = D, a panel per model size, baselines as lines."""
     figure, grid = new_axes(len(panels), 3.4)
     for axes, panel in zip(grid, panels, strict=True):
@@ -68,7 +72,9 @@ def loss_figure(panels: Sequence[SizePanel]) -> Any:
     return figure
 
 
-def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, float]]) -> Any:
+def surface_figure(
+    u: Array, v: Array, bits: Array, points: Sequence[tuple[float, float]]
+) -> "Figure":
     """Figure 2: the fitted surface at D = 64 in (h, N h / D), measured points marked."""
     figure, [axes] = new_axes(1)
     levels = np.arange(math.floor(bits.min() * 100), math.ceil(bits.max() * 100) + 1) / 100
@@ -84,7 +90,7 @@ def surface_figure(u: Any, v: Any, bits: Any, points: Sequence[tuple[float, floa
     return figure
 
 
-def sharing_figure(multiples: Mapping[str, Estimate]) -> Any:
+def sharing_figure(multiples: Mapping[str, Estimate]) -> "Figure":
     """Figure 3: the compute multiple of each sharing plan."""
     figure, [axes] = new_axes(1, 1.0 + 0.4 * len(multiples))
     for i, found in enumerate(list(multiples.values())[::-1]):
@@ -106,7 +112,7 @@ def sharing_figure(multiples: Mapping[str, Estimate]) -> Any:
     return figure
 
 
-def rate_figure(series: Mapping[str, Mapping[int, float]]) -> Any:
+def rate_figure(series: Mapping[str, Mapping[int, float]]) -> "Figure":
     """Figure 4: the best learning rate over head_dim on N h = D."""
     figure, [axes] = new_axes(1)
     for i, (name, values) in enumerate(series.items()):

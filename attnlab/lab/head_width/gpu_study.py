@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, sample
 from attnlab.heads import Standard
 from attnlab.lab.head_width.rates import RateFormula
-from attnlab.lab.head_width.rows import flat, read_flat, write_whole
+from attnlab.lab.head_width.rows import read_flat, write_records
 from attnlab.lab.head_width.run import HELDOUT_BYTES, VALIDATION_BYTES, Place, scored_windows
 from attnlab.lab.head_width.spec import BIASES, Variant
 from attnlab.lab.head_width.texts import TEXTS, load_text
@@ -294,13 +293,8 @@ def read_scores(path: Path) -> list[TextScore]:
 
 def append_scores(path: Path, scores: Sequence[TextScore]) -> None:
     """Adds one or more lines to the file; a kill leaves the old file or the new one."""
-    lines = [flat(score) for score in [*read_scores(path), *scores]]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.getvalue())
+    write_records(path, [*read_scores(path), *scores])
 
 
 def left(wanted: Sequence[Program], scores: Sequence[TextScore]) -> list[Program]:

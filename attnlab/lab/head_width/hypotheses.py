@@ -3,18 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from attnlab.lab.head_width import analysis, design
-from attnlab.lab.head_width.analysis import Optimum, Pairs
-from attnlab.lab.head_width.rates import cells_of, fit_rates, minimum
+from attnlab.lab.head_width.analysis import Columns, Mask, Optimum, Pairs
+from attnlab.lab.head_width.rates import PLANS, cells_of, fit_rates, minimum
 from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
+from attnlab.lab.text_table import counted
 
 NOT_YET = "not run yet"
-PLANS = design.PLANS
 STAGE_OF_WIDTH = {32: 2, 64: 3, 96: 4}
 """Model width -> the stage of its surface."""
 START = "At 216,448 parameters and 3,932,160 bytes, at equal FLOPs, the best head is h\\* ="
@@ -36,7 +36,7 @@ class Result:
 class Study:
     """What the page is made of: judged rows of complete stages, and the fits."""
 
-    frame: dict[str, Any]
+    frame: Columns
     left: dict[int, int]
     model: MixedModel | None
     slope: Estimate | None
@@ -52,15 +52,15 @@ class Study:
 
     def point(
         self, num_heads: int, head_dim: int, plan: str = "separate", budget: str = "flops",
-        **other: Any,
-    ) -> Any:  # fmt: skip
+        **other: str | float,
+    ) -> Mask:  # fmt: skip
         """The rows of a variant; D = 64, T = 128, 20 bytes per parameter, standard heads unless
         `other` says otherwise."""
-        values = {"width": 64, "layout": "standard", "length": 128, "bytes_per_parameter": 20.0}
-        return analysis.where(
-            self.frame, num_heads=num_heads, head_dim=head_dim, plan=plan, budget=budget,
-            **(values | other),
-        )  # fmt: skip
+        values: dict[str, str | float] = {
+            "width": 64, "layout": "standard", "length": 128, "bytes_per_parameter": 20.0,
+            "num_heads": num_heads, "head_dim": head_dim, "plan": plan, "budget": budget,
+        }  # fmt: skip
+        return analysis.where(self.frame, **(values | other))
 
 
 def missing(stage: int, rows: Sequence[Row]) -> int:
@@ -97,7 +97,7 @@ def read_study(rows: Sequence[Row]) -> Study:
     return Study(frame, left, model, slope, k, formula.residual_sd, widths)
 
 
-def _pairs(study: Study, a: Sequence[Any], b: Sequence[Any]) -> Pairs:
+def _pairs(study: Study, a: Sequence[Mask], b: Sequence[Mask]) -> Pairs:
     return analysis.paired(study.frame, np.any(a, axis=0), np.any(b, axis=0))
 
 
@@ -265,8 +265,7 @@ def _exp2(power: float) -> float:
 
 
 def _counts(pairs: Pairs) -> str:
-    seeds = max(map(len, pairs.values()))
-    return f"{len(pairs)} texts x {seeds} seed{'s' * (seeds > 1)}"
+    return f"{len(pairs)} texts x {counted(max(map(len, pairs.values())), 'seed')}"
 
 
 def sentence(study: Study) -> str:

@@ -6,17 +6,17 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnlab.atomic import write_atomic
 from attnlab.lab.cells import table
 from attnlab.lab.head_width import analysis, design
 from attnlab.lab.head_width import figures as charts
-from attnlab.lab.head_width.analysis import Pairs
+from attnlab.lab.head_width.analysis import Mask, Pairs
 from attnlab.lab.head_width.hypotheses import (
     NOT_YET,
-    PLANS,
     STAGE_OF_WIDTH,
     Fit,
     Result,
@@ -33,10 +33,13 @@ from attnlab.lab.head_width.hypotheses import (
     sharing,
     sharing_costs,
 )
-from attnlab.lab.head_width.rates import cells_of, minimum
-from attnlab.lab.head_width.rows import Row, write_whole
+from attnlab.lab.head_width.rates import PLANS, cells_of, minimum
+from attnlab.lab.head_width.rows import Row
 from attnlab.lab.mixed_model import Estimate, MixedModel
 from attnlab.plotting import themed_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CHECK = Path(__file__).with_name("_recompute.py")
 
@@ -53,9 +56,7 @@ def result_rows(results: Sequence[Result]) -> list[list[str]]:
             low, high = analysis.bootstrap(r.pairs)
             boot = f"{low:+.4f} to {high:+.4f}"
             units = ends(analysis.over_texts(analysis.merged(r.pairs)))
-        counts = f"{r.found.count}"
-        if r.pairs:
-            counts += f" x {max(map(len, r.pairs.values()))}"
+        counts = _counts(r.pairs) if r.pairs else f"{r.found.count}"
         p = "–"
         if math.isfinite(r.corrected):
             p = f"{r.corrected:.4f}" if r.corrected >= 1e-4 else "< 0.0001"
@@ -63,13 +64,18 @@ def result_rows(results: Sequence[Result]) -> list[list[str]]:
     return lines
 
 
+def _counts(pairs: Pairs) -> str:
+    """Texts x seeds."""
+    return f"{len(pairs)} x {max(map(len, pairs.values()))}"
+
+
 HEADER = ("name", "what", "estimate (95 % interval)", "texts x seeds", "bootstrap interval",
           "Tatoeba texts as one", "p (Holm for S1 to S5)", "conclusion")  # fmt: skip
 
 
-def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+def figures(study: Study, rows: Sequence[Row]) -> "dict[str, Figure]":
     """Figure name -> figure, of what there is."""
-    drawn: dict[str, Any] = {}
+    drawn: dict[str, Figure] = {}
     panels = [_panel(study, w) for w, s in STAGE_OF_WIDTH.items() if study.complete(s)]
     if panels:
         drawn["figure1"] = charts.loss_figure(panels)
@@ -91,24 +97,21 @@ def figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _panel(study: Study, width: int) -> charts.SizePanel:
     base = study.point(width // 16, 16, width=width)
-    bits, text = study.frame["bits"][base], study.frame["text"][base]
-    level = float(np.mean([bits[text == t].mean() for t in np.unique(text)]))
+    of_text = _text_means(study, base)
+    level = float(np.mean(of_text))
     pairs = from_reference(study, width)
     pooled = analysis.pool(list(pairs.values()))
-    series = {16: Estimate(level, math.nan, math.nan, math.nan, math.nan, len(np.unique(text)))}
+    series = {16: Estimate(level, math.nan, math.nan, math.nan, math.nan, len(of_text))}
     for h, one in pairs.items():
         d = analysis.over_texts(one, pooled)
         series[h] = dataclasses.replace(
             d, value=level + d.value, low=level + d.low, high=level + d.high
         )
-    grams = {}
-    for name in charts.BASELINES:
-        values = study.frame[name][base]
-        grams[name] = float(np.mean([values[text == t].mean() for t in np.unique(text)]))
+    grams = {name: float(np.mean(_text_means(study, base, name))) for name in charts.BASELINES}
     return charts.SizePanel(width, int(study.frame["parameters"][base][0]), series, grams)
 
 
-def _surface(model: MixedModel) -> Any:
+def _surface(model: MixedModel) -> "Figure":
     u, v = np.meshgrid(np.linspace(2, 6, 60), np.linspace(-1, math.log2(1.5), 40))
     b = dict(zip(model.names, model.coefficients, strict=True))
     x = u - 4
@@ -372,9 +375,10 @@ def _changes(study: Study) -> list[str]:
     return lines
 
 
-def _text_means(study: Study, mask: Any) -> list[float]:
-    text, bits = (np.asarray(study.frame[name])[mask] for name in ("text", "bits"))
-    return [float(bits[text == one].mean()) for one in np.unique(text)]
+def _text_means(study: Study, mask: Mask, column: str = "bits") -> list[float]:
+    """Mean of a column on each text."""
+    text, values = study.frame["text"][mask], study.frame[column][mask]
+    return [float(values[text == one].mean()) for one in np.unique(text)]
 
 
 def _headline(study: Study) -> str:
@@ -428,8 +432,7 @@ def _point_tables(study: Study) -> Iterator[str]:
         pooled = analysis.pool(list(from_reference(study, width).values()))
         for n, h, layout in points:
             mask = study.point(n, h, width=width, layout=layout)
-            text, bits = study.frame["text"][mask], study.frame["bits"][mask]
-            mean = float(np.mean([bits[text == t].mean() for t in np.unique(text)]))
+            mean = float(np.mean(_text_means(study, mask)))
             shape = [f"{study.frame[f][mask][0]:,}" for f in ("ffn_width", "parameters")]
             name = f"{n}x{h}" + (" narrow" if layout == "narrow" else "")
             line = [str(width), name, f"{n * h / width:g}", *shape, f"{mean:.4f}"]
@@ -439,8 +442,7 @@ def _point_tables(study: Study) -> Iterator[str]:
                 continue
             found = analysis.over_texts(pairs, pooled)
             merged = ends(analysis.over_texts(analysis.merged(pairs)))
-            counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
-            lines.append([*line, ends(found), merged, counts, reading(found)])
+            lines.append([*line, ends(found), merged, _counts(pairs), reading(found)])
     yield from table(header, lines)
 
 
@@ -488,9 +490,8 @@ def _length_tables(study: Study) -> list[str]:
         pooled = analysis.pool(list(many.values()))
         for (n, h), pairs in many.items():
             found = analysis.over_texts(pairs, pooled)
-            counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
             cells = [str(length), f"{each:g}", f"{n}x{h}", ends(found)]
-            lines.append([*cells, counts, reading(found)])
+            lines.append([*cells, _counts(pairs), reading(found)])
     header = ("T", "bytes per parameter", "point", "bits worse than 4x16 (95 %)",
               "texts x seeds", "")  # fmt: skip
     return table(header, lines)
@@ -503,8 +504,7 @@ def _sharing_table(study: Study) -> list[str]:
             lines += [[plan, budget, *[NOT_YET] * 3, ""] for plan in PLANS]
             continue
         for plan, found in sharing_costs(study, budget).items():
-            pairs = sharing(study, plan, budget)
-            counts = f"{len(pairs)} x {max(map(len, pairs.values()))}"
+            counts = _counts(sharing(study, plan, budget))
             times = multiple(found, study) if budget == "flops" else "–"
             lines.append([plan, budget, ends(found), times, counts, reading(found)])
     header = ("plan", "equal", "bits worse than separate (95 %)", "compute multiple",
@@ -541,10 +541,10 @@ def write_analysis(rows: Sequence[Row], folder: Path) -> list[Path]:
         path = folder / f"{name}.svg"
         path.unlink(missing_ok=True)
         if name in drawn:
-            write_whole(path, themed_svg(drawn[name], name))
+            write_atomic(path, themed_svg(drawn[name], name).encode())
             paths.append(path)
-    write_whole(folder / "analysis.csv", _csv(primary(study) + secondary(study)))
-    write_whole(folder / "analysis.md", page(rows, study, list(drawn)))
+    write_atomic(folder / "analysis.csv", _csv(primary(study) + secondary(study)).encode())
+    write_atomic(folder / "analysis.md", page(rows, study, list(drawn)).encode())
     return [folder / "analysis.md", folder / "analysis.csv", *paths]
 
 

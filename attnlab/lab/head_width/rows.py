@@ -5,13 +5,18 @@ import csv
 import dataclasses
 import fcntl
 import io
-import os
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-from attnlab.lab.head_width.spec import StudyRun, Variant
+from attnlab.atomic import write_atomic
+from attnlab.lab.head_width.spec import StudyRun
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
 
 VERSION = 1
 COMPLETE, DIVERGED = "complete", "diverged"
@@ -78,37 +83,41 @@ class WrongRows(ValueError):
     """Rows that may not stand beside those of this study."""
 
 
-def flat(value: Any) -> dict[str, Any]:
+def flat(record: "DataclassInstance") -> dict[str, object]:
     """The fields of nested dataclasses side by side, in order."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        one = getattr(value, field.name)
-        found |= flat(one) if dataclasses.is_dataclass(one) else {field.name: one}
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        found |= flat(value) if nested else {field.name: value}
     return found
 
 
-def read_flat(kind: type[Any], values: dict[str, str]) -> Any:
+def read_flat(kind: type[T], texts: Mapping[str, str]) -> T:
     """The record whose fields `flat` put side by side, of their texts."""
-    hints = typing.get_type_hints(kind)
-    made: dict[str, Any] = {}
-    for name, hint in hints.items():
-        nested: Any = hint
-        made[name] = (
-            read_flat(nested, values)
-            if hasattr(hint, "__dataclass_fields__")
-            else nested(values[name])
-        )
+    made = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        nested = dataclasses.is_dataclass(hint)
+        made[name] = read_flat(hint, texts) if nested else hint(texts[name])
     return kind(**made)
 
 
-def columns() -> list[str]:
-    """The header of the file."""
+def columns(kind: type = Row) -> list[str]:
+    """The header of a file of records."""
     names: list[str] = []
-    for kind in (StudyRun, Sizes, Scores, Baselines, Origin):
-        for field in dataclasses.fields(kind):
-            nested = kind is StudyRun and field.name == "variant"
-            names += [f.name for f in dataclasses.fields(Variant)] if nested else [field.name]
-    return [*names, "version"]
+    for name, hint in typing.get_type_hints(kind).items():
+        names += columns(hint) if hasattr(hint, "__dataclass_fields__") else [name]
+    return names
+
+
+def write_records(path: Path, records: "Sequence[DataclassInstance]") -> None:
+    """One or more records of a kind as CSV; a kill leaves the old file or the new one."""
+    lines = [flat(record) for record in records]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    write_atomic(path, text.getvalue().encode())
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -122,7 +131,7 @@ def read_rows(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         if list(reader.fieldnames or []) != columns():
             raise WrongRows(f"{path} has other columns than version {VERSION} of a row")
-        rows: list[Row] = [read_flat(Row, values) for values in reader]
+        rows = [read_flat(Row, values) for values in reader]
     if old := {row.version for row in rows} - {VERSION}:
         raise WrongRows(f"{path} has rows of version {min(old)}; this code reads {VERSION}")
     ids = [row.spec.id for row in rows]
@@ -149,31 +158,14 @@ def check_origin(rows: Iterable[Row], commits: Sequence[str], digests: dict[str,
 
 
 def append_row(path: Path, row: Row) -> bool:
-    """Adds a row to the file, once: False where its run is there already.
-
-    The new file replaces the old one whole, under a lock, so a kill leaves either.
-    """
+    """Adds a row to the file, under a lock, once: False where its run is there already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_name(path.name + ".lock")):
         rows = read_rows(path)
         if any(one.spec.id == row.spec.id for one in rows):
             return False
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat(one) for one in [*rows, row])
-        write_whole(path, text.getvalue())
+        write_records(path, [*rows, row])
     return True
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that a kill leaves the old one or the new one."""
-    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab.atomic import write_atomic
 from attnlab.data.dataset import Batch, Dataset
 from attnlab.data.text import Corpus, dataset_of_corpus, gzip_bits, sample, windows
 from attnlab.lab.head_width.rows import (
@@ -23,7 +24,6 @@ from attnlab.lab.head_width.rows import (
     Row,
     Scores,
     Sizes,
-    write_whole,
 )
 from attnlab.lab.head_width.spec import (
     BATCH_TOKENS,
@@ -90,7 +90,7 @@ def baselines(corpus: Corpus, config: TrainConfig, folder: Path) -> Baselines:
     bits = witten_bell(train.astype(np.uint8), tokens, rows["valid"], (0, 2, 3, 4))
     found = Baselines(bits[0], bits[2], bits[3], bits[4], gzip_bits(tokens[:, 1:]))
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(dataclasses.asdict(found)))
+    write_atomic(path, json.dumps(dataclasses.asdict(found)).encode())
     return found
 
 
@@ -183,7 +183,7 @@ def _cpu(folder: Path) -> Iterator["functools.partial[float]"]:
     try:
         yield total
     finally:
-        write_whole(path, str(total()))
+        write_atomic(path, str(total()).encode())
 
 
 def _machine() -> str:

@@ -37,15 +37,8 @@ def stage0_page(rows: Sequence[Row]) -> str:
     ]
     cells = cells_of(of_stage)
     order = sorted(cells, key=_order)
-    header = (
-        "parametrization",
-        "point",
-        "text",
-        "bits at each learning rate",
-        "minimum",
-        "r*",
-        "k",
-    )
+    header = ("parametrization", "point", "text", "bits at each learning rate", "minimum", "r*",
+              "k")  # fmt: skip
     lines += table(header, [_cell_row(cell, cells[cell]) for cell in order])
     lines += ["## Baselines", "", "Bits per byte on the held-out windows, beside the best held-out "
               "score of a run of stage 0.", ""]  # fmt: skip
@@ -129,18 +122,8 @@ def rates_page(rows: Sequence[Row]) -> str:
     lines += table(
         ("term", "coefficient"), [(n, f"{c:.3f}") for n, c in formula.coefficients.items()]
     )
-    header = (
-        "D",
-        "T",
-        "point",
-        "plan",
-        "bytes per parameter",
-        "text",
-        "minimum",
-        "r*",
-        "k",
-        "residual of ln r*",
-    )
+    header = ("D", "T", "point", "plan", "bytes per parameter", "text", "minimum", "r*", "k",
+              "residual of ln r*")  # fmt: skip
     found = []
     for (cell, of_cell), residual in zip(cells.items(), formula.residuals.values(), strict=True):
         best, v = minimum(of_cell), cell.variant

@@ -30,6 +30,7 @@ from attnlab.lab.report.panel import Panel
 from attnlab.lab.report.published import expectations, published_section
 from attnlab.lab.report.sizes import sizes_section
 from attnlab.lab.report.workdirs import read_panels
+from attnlab.lab.text_table import counted
 
 __all__ = [
     "Description", "Expectation", "Panel", "PublishedRow", "PublishedTable", "make_page",
@@ -89,13 +90,13 @@ def _subject(panels: Sequence[Panel]) -> str:
     runs = [run for panel in panels for run in panel.results]
     names = dict.fromkeys(run.data.name or type(run.spec.config.data).__name__ for run in runs)
     seeds = len({run.spec.seed for run in runs})
-    count = max(len(panel.variants) for panel in panels)
+    variants = max(len(panel.variants) for panel in panels)
     units = " or ".join(dict.fromkeys(panel.metric.unit for panel in panels))
     better = "lower" if panels[0].sign > 0 else "higher"
     return (
-        f"{count} variant{'s' * (count > 1)}, {seeds} seed{'s' * (seeds > 1)}, {len(runs)} "
-        f"run{'s' * (len(runs) > 1)}, trained on {' and '.join(names)}. Scores are {units} on "
-        f"held-out data; {better} is better."
+        f"{counted(variants, 'variant')}, {counted(seeds, 'seed')}, {counted(len(runs), 'run')}, "
+        f"trained on {' and '.join(names)}. Scores are {units} on held-out data; {better} is "
+        "better."
     )
 
 

@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 
 from attnlab.lab.comparisons import Comparison, Variant
+from attnlab.lab.fields import differing, flatten
 from attnlab.lab.report.page import Paragraph, number
 from attnlab.lab.report.panel import Panel, mean_of
-from attnlab.lab.results import data_of, differing, flatten, label_of
+from attnlab.lab.results import data_of, label_of
 from attnlab.lab.statistics import Difference
+from attnlab.lab.text_table import counted
 
 METHODS = {
     "paired t": "Student's paired t",
@@ -47,7 +49,7 @@ def _single(panel: Panel) -> Paragraph:
     seeds = len(scores)
     text = (
         f"{number(mean_of(scores), panel.metric.digits)} {panel.metric.unit} held out, "
-        f"{seeds} run{'s' * (seeds > 1)}. There is no other variant to compare it with."
+        f"{counted(seeds, 'run')}. There is no other variant to compare it with."
     )
     return Paragraph(text, _titled(panel, f"{panel.labels[variant]}:"), "answer")
 

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from attnlab import plotting
 from attnlab.lab.attention_maps import FILE
+from attnlab.lab.comparisons import Variant
 from attnlab.lab.report.page import Block, Figure, Figures, Paragraph, Section, Text, draw
 from attnlab.lab.report.panel import Panel
 from attnlab.lab.result import RunResult
@@ -30,7 +30,7 @@ TITLES = {
     "induction": "% behind same token",
 }
 """Of `attnlab.interpret.statistics.STATISTICS`, those that are drawn."""
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, np.ndarray]
 
 
 def heads_sections(panel: Panel, end: str) -> list[Section]:
@@ -64,7 +64,7 @@ def heads_sections(panel: Panel, end: str) -> list[Section]:
     return sections + _samples(panel, chosen)
 
 
-def _first(panel: Panel, variant: Any) -> tuple[str, RunResult]:
+def _first(panel: Panel, variant: Variant) -> tuple[str, RunResult]:
     """The label and the first complete run of a variant."""
     runs = [run for run in panel.variants[variant] if run.scores.heldout]
     return panel.labels[variant], runs[0]

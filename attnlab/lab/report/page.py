@@ -5,12 +5,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from attnlab.atomic import write_atomic
 from attnlab.extras import extra
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
     from pandas import DataFrame
 
 FIGURES, TABLES = "figures", "tables"
@@ -98,7 +99,7 @@ class Cell:
     """What a cell shows, and the value to sort by."""
 
     text: str
-    value: Any
+    value: object
 
     @property
     def key(self) -> str:
@@ -138,6 +139,7 @@ class Figures:
 
 
 Block: TypeAlias = Paragraph | Facts | Text | Table | Figures
+Kind = TypeVar("Kind", bound=Block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,13 +163,13 @@ class Page:
     head: Sequence[Block]
     sections: Sequence[Section] = ()
 
-    def blocks(self, kind: type) -> list[Any]:
+    def blocks(self, kind: type[Kind]) -> list[Kind]:
         """All of one kind."""
         every = [*self.head, *(block for section in self.sections for block in section.blocks)]
         return [block for block in every if isinstance(block, kind)]
 
 
-def draw(drawing: Any, name: str, alt: str, caption: str) -> Figure:
+def draw(drawing: "Drawing", name: str, alt: str, caption: str) -> Figure:
     """A figure of matplotlib as one of a page."""
     from attnlab.plotting import to_svg
 

@@ -1,7 +1,6 @@
 """The tables of a report."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +12,14 @@ from attnlab.lab.report.page import Block, Figures, Table, number
 from attnlab.lab.report.panel import Panel, mean_of
 from attnlab.lab.results import LEVEL, label_of
 from attnlab.lab.statistics import best_rate
+from attnlab.plotting import Style, style
 
 with extra("lab"):
     import pandas
 
 INTERVAL = f"{100 * LEVEL:.0f} % interval"
 RATE = "learning_rate"
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 def scores_table(panel: Panel, name: str) -> Table:
@@ -68,7 +68,7 @@ def comparison_table(panel: Panel, name: str) -> Table:
     """Each comparison with its interval and corrected p-values."""
     rows = [_comparison(c, panel, panel.labels) for c in panel.comparisons]
     data = [_raw(c, panel.labels) for c in panel.comparisons]
-    baselines = {row["baseline"] for row in rows}
+    baselines = {panel.labels[c.baseline] for c in panel.comparisons}
     base = "baseline"
     if len(baselines) == 1:
         base = baselines.pop()
@@ -165,7 +165,7 @@ def rates_blocks(panel: Panel, name: str) -> list[Block]:
     tried = _tried(panel)
     if not tried:
         return []
-    rows = []
+    rows: list[Row] = []
     for label, (_, scores) in tried.items():
         best, sign = best_rate(scores), panel.sign
         bounded = best and best.low > 0 and best.high < np.inf
@@ -186,7 +186,7 @@ def rates_blocks(panel: Panel, name: str) -> list[Block]:
     return [Table(name, caption, _frame(rows)), Figures([figure])]
 
 
-def _tried(panel: Panel) -> dict[str, Any]:
+def _tried(panel: Panel) -> dict[str, tuple[Style, dict[float, float]]]:
     """Label -> (style, rate -> mean validation score, lower is better), of variants with three
     rates or more."""
     runs = [*(panel.tuning or ()), *panel.results]
@@ -198,8 +198,6 @@ def _tried(panel: Panel) -> dict[str, Any]:
         if run.scores.validation or run.status == "diverged":
             score = score if np.isfinite(score) else np.inf
             found.setdefault(tags, {}).setdefault(rate, []).append(score)
-    from attnlab.plotting import style
-
     return {
         label_of(tags): (style(i, i // 6), {r: float(np.mean(s)) for r, s in rates.items()})
         for i, (tags, rates) in enumerate(found.items())
