@@ -1,5 +1,6 @@
 """What the commands have in common: flags of config files, errors in one line, exit codes."""
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -7,17 +8,20 @@ import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import NoReturn, TypeVar
 
 import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from attnlab.lab.fields import flatten
 from attnlab.lab.former import moved
 from attnlab.lab.lock import RunInUse
 from attnlab.lab.sweeps import SweepFailed
 from attnlab.training.interrupts import Stopped
 
+T = TypeVar("T")
 AGAIN = 75
 """Exit code: the same command goes on later (EX_TEMPFAIL of sysexits.h)."""
 LOG = "error.log"
@@ -65,12 +69,12 @@ def config_file() -> tuple[Path, str]:
     return Path(path), preset
 
 
-def overrides() -> dict[str, Any]:
+def overrides() -> dict[str, object]:
     """Field -> value, of the fields that flags set."""
     return dict(config_flags.get_override_values(flags.FLAGS["config"]))
 
 
-def config_module() -> Any:
+def config_module() -> ModuleType:
     """The module of --config, as config_flags loaded it."""
     return sys.modules["config_config"]
 
@@ -161,7 +165,7 @@ def _check_config_path(argv: list[str]) -> None:
 
 def _wrong_field(argv: list[str], error: Exception) -> str:
     """Which fields there are beside the one that is not, or below one that is no value."""
-    known = list(_fields(_load(_given_config(argv))))
+    known = list(flatten(_load(_given_config(argv)).to_dict()))
     for word in argv:
         name = word.removeprefix("--").partition("=")[0].removeprefix("no")
         if word.startswith("--config.") and name.removeprefix("config.") not in known:
@@ -179,24 +183,13 @@ def _load(config_flag: str) -> ConfigDict:
     return found
 
 
-def _fields(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
-    """Path -> value of every field."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            found |= _fields(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
-
-
 def _print_help(argv: list[str]) -> None:
     """The docstring of the command, its flags, and the fields and presets of --config."""
     print(sys.modules["__main__"].__doc__)
-    config_flag = _given_config(argv)
-    if config_flag:
+    fields: dict[str, object] = {}
+    if config_flag := _given_config(argv):
         _check_config_path(argv)
-        config = _load(config_flag)
+        fields = flatten(_load(config_flag).to_dict())
         module = config_module()
         print(f"{config_flag.partition(':')[0]}: {module.__doc__ or ''}")
         if hasattr(module, "VARIANTS"):
@@ -207,20 +200,18 @@ def _print_help(argv: list[str]) -> None:
                 print(textwrap.fill(f"{name}: {text}", 78, initial_indent="  ",
                                     subsequent_indent="    "))  # fmt: skip
     print("\nflags:")
-    for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]) + _own_flags():
+    known = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    known += [f for f in flags.FLAGS.get_key_flags_for_module(__name__) if f.name != "config"]
+    for flag in known:
         print(textwrap.fill(f"--{flag.name}: {flag.help}", 96, initial_indent="  ",
                             subsequent_indent="      "))  # fmt: skip
-    if config_flag:
+    if fields:
         print("\nfields of the config, each a flag (value in this config):")
-        for path, value in _fields(config).items():
+        for path, value in fields.items():
             print(f"  --config.{path}={value!r}")
 
 
-def _own_flags() -> list[Any]:
-    return [f for f in flags.FLAGS.get_key_flags_for_module(__name__) if f.name != "config"]
-
-
-def _or_exit(call: Callable[[], Any]) -> Any:
+def _or_exit(call: Callable[[], T]) -> T:
     known = (ValueError, OSError, SweepFailed, flags.Error, ModuleNotFoundError)
     try:
         return call()
@@ -255,12 +246,7 @@ def _is_ours(error: BaseException) -> bool:
 def _log() -> None:
     """Writes the traceback to error.log in --workdir, where that is a folder."""
     given = flags.FLAGS
-    if not given.is_parsed() or "workdir" not in given:
-        return
-    folder = given["workdir"].value
+    folder = given["workdir"].value if given.is_parsed() and "workdir" in given else None
     if isinstance(folder, str) and os.path.isdir(folder):
-        try:
-            with open(os.path.join(folder, LOG), "a", encoding="utf-8") as file:
-                file.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}\n")
-        except OSError:
-            return
+        with contextlib.suppress(OSError), open(Path(folder) / LOG, "a", encoding="utf-8") as file:
+            file.write(f"{' '.join(sys.argv)}\n{traceback.format_exc()}\n")

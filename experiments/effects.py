@@ -15,19 +15,21 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import matplotlib
 import numpy as np
 from absl import flags
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnlab.lab.head_width import hypotheses
 from attnlab.lab.head_width.analysis import Pairs, Pooled, over_texts, paired, pool
 from attnlab.lab.head_width.design import NARROW
 from attnlab.lab.head_width.rows import read_rows
+from attnlab.lab.text_table import counted
 from experiments import app
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
@@ -41,7 +43,9 @@ SHARED = {
     "attention_only": "attention shared", "ffn_only": "FFN shared",
 }  # fmt: skip
 """Sharing plan -> its label."""
-Row = Mapping[str, str]
+Row: TypeAlias = Mapping[str, str]
+Cells: TypeAlias = tuple[Sequence[str], Sequence[str]]
+"""Layouts and plans of the first study, whose scores are averaged."""
 
 
 class Effect(NamedTuple):
@@ -70,7 +74,7 @@ def intervals(
 def head_widths(study: hypotheses.Study) -> list[Effect]:
     """Effects of the head-width study on N h = D, against 4 heads of 16 in layout `standard`."""
     standard = hypotheses.from_reference(study)
-    pairs = {f"{64 // h} head{'s' * (h < 64)} of {h}": standard[h] for h in sorted(standard)}
+    pairs = {f"{counted(64 // h, 'head')} of {h}": standard[h] for h in sorted(standard)}
     for heads, width in sorted(NARROW, reverse=True):
         narrow = study.point(heads, width, layout="narrow")
         pairs[f"{heads} heads of {width}, narrow"] = paired(study.frame, study.point(4, 16), narrow)
@@ -90,29 +94,25 @@ def shared_layers(study: hypotheses.Study) -> list[Effect]:
 
 def budgets(rows: Iterable[Row], seeds: str = "012") -> list[Effect]:
     """Effects of the first study: layouts averaged over plans, plans averaged over layouts."""
-    score = {
-        (r["match"], r["text"], r["layout"], r["plan"], r["seed"]): float(
-            r["heldout_bits_per_byte"]
-        )
-        for r in rows
-    }
+    names = ("match", "text", "layout", "plan", "seed")
+    score = {tuple(r[name] for name in names): float(r["heldout_bits_per_byte"]) for r in rows}
     texts = sorted({cell[1] for cell in score})
 
-    def mean(match: str, text: str, layouts: Iterable[str], plans: Iterable[str]) -> float:
-        cells = itertools.product(layouts, plans, seeds)
-        return float(np.mean([score[(match, text, *cell)] for cell in cells]))
+    def mean(match: str, text: str, cells: Cells) -> float:
+        runs = itertools.product([match], [text], *cells, seeds)
+        return float(np.mean([score[run] for run in runs]))
 
-    def against(match: str, one: Any, other: Any) -> Pairs:
-        return {text: [mean(match, text, *one) - mean(match, text, *other)] for text in texts}
+    def against(match: str, one: Cells, other: Cells) -> Pairs:
+        return {text: [mean(match, text, one) - mean(match, text, other)] for text in texts}
 
-    names: dict[str, Callable[[str], Pairs]] = {
-        "wide heads (4 of 64)": lambda b: against(b, (("wide",), PLANS), (("standard",), PLANS)),
-        "narrow heads": lambda b: against(b, (("narrow",), PLANS), (("standard",), PLANS)),
-        SHARED["albert"]: lambda b: against(b, (LAYOUTS, ("albert",)), (LAYOUTS, ("separate",))),
-        SHARED["cycle:2"]: lambda b: against(b, (LAYOUTS, ("cycle:2",)), (LAYOUTS, ("separate",))),
+    compared: dict[str, tuple[Cells, Cells]] = {
+        "wide heads (4 of 64)": ((["wide"], PLANS), (["standard"], PLANS)),
+        "narrow heads": ((["narrow"], PLANS), (["standard"], PLANS)),
+        SHARED["albert"]: ((LAYOUTS, ["albert"]), (LAYOUTS, ["separate"])),
+        SHARED["cycle:2"]: ((LAYOUTS, ["cycle:2"]), (LAYOUTS, ["separate"])),
     }
     return intervals(
-        {(name, budget): of(budget) for name, of in names.items() for budget in BUDGETS}
+        {(name, b): against(b, *cells) for name, cells in compared.items() for b in BUDGETS}
     )
 
 
@@ -141,7 +141,7 @@ def draw(widths: list[Effect], sharing: list[Effect], first: list[Effect]) -> st
     return svg(figure)
 
 
-def forest(axes: Any, effects: list[Effect]) -> None:
+def forest(axes: Axes, effects: list[Effect]) -> None:
     """One line per label from the top, one marker per budget."""
     labels = list(dict.fromkeys(effect.label for effect in effects))
     shown = list(dict.fromkeys(effect.budget for effect in effects))

@@ -4,8 +4,8 @@ import ast
 import dataclasses
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -15,9 +15,11 @@ from attnlab.lab.executors import worker_command
 from attnlab.lab.model_sizes import TAG, at_sizes, parse_sizes
 from attnlab.lab.plan import REPORT, Plan
 from attnlab.lab.report import read_panels, write_report
+from attnlab.lab.report.figures import PASSES
 from attnlab.lab.spec import specs_of
 from attnlab.lab.sweeps import add_specs
-from attnlab.models import flops_per_token, num_parameters
+from attnlab.lab.worker import forward_flops
+from attnlab.models import num_parameters
 from experiments import app
 from experiments.benchmarks.peaks import PEAKS
 from experiments.setup import Setup, setup_of
@@ -32,7 +34,7 @@ def parse_variants(lines: list[str]) -> list[lab.Variant]:
     >>> [variant.id for variant in parse_variants(["train.steps=10,20"])]
     ['10', '20']
     """
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[object]] = {}
     for line in lines:
         path, equals, values = line.partition("=")
         if not (path and equals and values):
@@ -41,7 +43,7 @@ def parse_variants(lines: list[str]) -> list[lab.Variant]:
     return lab.grid(**found)
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> object:
     """A Python value; what is none is a string."""
     try:
         return ast.literal_eval(text)
@@ -141,14 +143,9 @@ def _imports() -> list[str]:
     return [str(app.config_file()[0].absolute())]
 
 
-def training_flops(specs: list[lab.RunSpec]) -> int:
+def training_flops(specs: Sequence[lab.RunSpec]) -> int:
     """Of all runs: three forward passes of each token."""
-    total = 0
-    for spec in specs:
-        train = spec.config.train
-        tokens = train.steps * train.batch_size * train.length
-        total += 3 * flops_per_token(spec.config.model, train.length) * tokens
-    return total
+    return sum(PASSES * forward_flops(spec.config) for spec in specs)
 
 
 def header(plan: Plan, folder: Path) -> str:
@@ -160,21 +157,18 @@ def header(plan: Plan, folder: Path) -> str:
         f"  {title}: {num_parameters(spec.config.model):,} parameters"
         for title, spec in first.items()
     ]
-    flops = training_flops(list(plan.specs))
-    return "\n".join(
-        [f"{len(plan.specs)} runs of {len(first)} variants, {flops:.2e} FLOPs, in {folder}", *lines]
-    )
+    flops = training_flops(plan.specs)
+    title = f"{len(plan.specs)} runs of {len(first)} variants, {flops:.2e} FLOPs, in {folder}"
+    return "\n".join([title, *lines])
 
 
 def print_workers(plan: Plan, folder: Path) -> None:
     """Writes the specs and prints what runs them, and an estimate."""
     add_specs(plan.specs, folder)
     plan.description.write(folder)
-    command = ["python", *worker_command(folder.absolute(), _imports())[1:]]
-    print(shlex.join(command))
-    flops = training_flops(list(plan.specs))
-    seeds = len({spec.seed for spec in plan.specs})
-    flops += flops * plan.tune // seeds
+    print(shlex.join(["python", *worker_command(folder.absolute(), _imports())[1:]]))
+    flops = training_flops(plan.specs)
+    flops += flops * plan.tune // len({spec.seed for spec in plan.specs})
     peak = PEAKS[EXAMPLE].flops["bfloat16"]
     print(
         f"{len(plan.specs)} runs are written to {folder}; start that command as often as you like, "

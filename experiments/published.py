@@ -14,12 +14,13 @@ Without a preset the sizes are the paper's.
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ml_collections import ConfigDict
 
 from attnlab import lab
 from attnlab.lab.description import PublishedRow, PublishedTable
+from attnlab.lab.fields import flatten
 from attnlab.lab.policies import FINAL_RATE, FIRST_RATE
 from attnlab.models import ModelConfig, num_parameters
 from attnlab.training.config import TrainConfig
@@ -57,10 +58,14 @@ SHORT = {
 """A short training for a CPU."""
 
 
+Values: TypeAlias = dict[str, Any]
+"""Config field -> value."""
+
+
 class Row(NamedTuple):
     """One row of a table."""
 
-    changes: dict[str, Any]
+    changes: Values
     """Config field -> its value at the paper's size, where it is not the base's."""
     parameters: int
     """Exact, at the paper's size, of what the paper counts."""
@@ -75,9 +80,9 @@ class TinyScale(NamedTuple):
 
     shrink: tuple[str, ...]
     """Presets that divide the sizes."""
-    base: dict[str, Any]
+    base: Values
     """Config field -> value, of the base."""
-    rows: dict[str, Any] = {}  # noqa: RUF012
+    rows: Values = {}  # noqa: RUF012
     """The same where a row changes the field."""
 
 
@@ -102,7 +107,7 @@ class Table(NamedTuple):
     train: TrainConfig
     """At the paper's size."""
     tiny: TinyScale
-    uncounted: dict[str, Any] = {}  # noqa: RUF012
+    uncounted: Values = {}  # noqa: RUF012
     """Config field -> value that leaves out what the paper does not count."""
 
     def paper_model(self, name: str) -> ModelConfig:
@@ -149,23 +154,17 @@ def base_config(table: Table, preset: str) -> ConfigDict:
     base = byte_lm.get_config()
     byte_lm.set_model(base, table.model)
     base.train = ConfigDict(byte_lm.fields(table.train))
-    sizes = {f: _value(base, f) for f in (*WIDTHS, *DEPTHS, "model.sharing")}
+    fields = flatten(base.to_dict())
+    sizes = {path: fields[path] for path in (*WIDTHS, *DEPTHS, "model.sharing")}
     base.update_from_flattened_dict(_scaled(table, sizes, presets))
     base.update_from_flattened_dict(table.tiny.base if presets.tiny else {})
     return base
 
 
-def _value(config: ConfigDict, path: str) -> Any:
-    value: Any = config
-    for name in path.split("."):
-        value = value[name]
-    return value
-
-
 def variants_of(table: Table, preset: str) -> list[lab.Variant]:
     """One variant for each row, or for each row and learning rate."""
     presets = _presets(table, preset)
-    base = base_config(table, preset)
+    base: Values = flatten(base_config(table, preset).to_dict())
     instead = table.tiny.rows if presets.tiny else {}
     found = []
     for name, row in _rows(table, presets).items():
@@ -174,7 +173,7 @@ def variants_of(table: Table, preset: str) -> list[lab.Variant]:
         if not presets.lr:
             found.append(lab.Variant(changes, name))
         for factor in FACTORS if presets.lr else ():
-            rates = {f: changes.get(f, _value(base, f)) * factor for f in (FIRST_RATE, FINAL_RATE)}
+            rates = {f: (base | changes)[f] * factor for f in (FIRST_RATE, FINAL_RATE)}
             tags = {"name": name, "learning_rate": rates[FIRST_RATE]}
             found.append(lab.Variant(changes | rates, name, tags))
     return found
@@ -225,7 +224,7 @@ class Presets(NamedTuple):
 
 def _presets(table: Table, arg: str) -> Presets:
     presets = [name for name in arg.split(",") if name]
-    chosen: dict[str, Any] = {}
+    chosen: Values = {}
     for preset in (*(table.tiny.shrink if "tiny" in presets else ()), *presets):
         name, _, number = preset.partition("/")
         if name in ("width", "layers") and number.isdigit() and int(number):
@@ -241,7 +240,7 @@ def _presets(table: Table, arg: str) -> Presets:
     return Presets(**chosen)
 
 
-def _scaled(table: Table, changes: dict[str, Any], presets: Presets) -> dict[str, Any]:
+def _scaled(table: Table, changes: Values, presets: Presets) -> Values:
     """`changes` with every size divided; raises ValueError where one does not divide.
 
     An embedding that is multiplied by the root of the width follows the width.

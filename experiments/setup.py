@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from types import ModuleType
+from typing import NamedTuple, cast, get_args
 
 import jax
 from ml_collections import ConfigDict
@@ -10,9 +11,10 @@ from ml_collections import ConfigDict
 from attnlab import lab
 from attnlab.data import DATASETS, DataConfig
 from attnlab.lab.description import Description
+from attnlab.lab.fields import flatten
 from attnlab.lab.machine import threads
 from attnlab.lab.resources import write_threads
-from attnlab.lab.spec import matched, specs_of
+from attnlab.lab.spec import LAYOUT, SHARING, matched, specs_of
 from attnlab.lab.sweeps import add_specs
 from attnlab.models import ModelConfig, from_dict
 from attnlab.models.budget import Budget, with_layout
@@ -42,7 +44,7 @@ def model_of(fields: ConfigDict) -> ModelConfig:
     return from_dict(fields.to_dict())
 
 
-def data_of(fields: Any) -> DataConfig:
+def data_of(fields: ConfigDict) -> DataConfig:
     """`config.data` as an entry of `DATASETS` with its fields. Raises ValueError."""
     given = dict(fields)
     kind = lookup(DATASETS, given.pop("source"), what="data source")
@@ -113,10 +115,10 @@ def match_of(config: ConfigDict) -> lab.Match | None:
 
 def setup_of(
     config: ConfigDict,
-    module: Any,
+    module: ModuleType,
     preset: str,
     variants: Sequence[lab.Variant] | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> Setup:
     """What a config and its module describe.
 
@@ -152,7 +154,10 @@ def setup_of(
 
 
 def _check_overrides(
-    variants: Sequence[lab.Variant], overrides: Mapping[str, Any], module: Any, config: ConfigDict
+    variants: Sequence[lab.Variant],
+    overrides: Mapping[str, object],
+    module: ModuleType,
+    config: ConfigDict,
 ) -> None:
     """Raises ValueError where a flag or a preset sets what all variants set."""
     if not variants:
@@ -160,18 +165,10 @@ def _check_overrides(
     varied = set.intersection(*(set(variant.values) for variant in variants))
     if flag := next((field for field in overrides if field in varied), None):
         raise ValueError(f"--config.{flag} is what this sweep varies; leave the flag out")
-    default = module.get_config()
-    for field in ("model.heads.layout", "model.sharing"):
-        values = [_value(one, field) for one in (config, default)]
-        if field in varied and values[0] != values[1]:
+    chosen, default = (flatten(one.to_dict()) for one in (config, module.get_config()))
+    for field in (LAYOUT, SHARING):
+        if field in varied and chosen[field] != default[field]:
             raise ValueError(
-                f"the preset sets {field}={values[0]}, which this sweep varies; leave it out, or "
-                f"choose by --vary={field}={values[0]}"
+                f"the preset sets {field}={chosen[field]}, which this sweep varies; leave it out, "
+                f"or choose by --vary={field}={chosen[field]}"
             )
-
-
-def _value(config: ConfigDict, path: str) -> Any:
-    value: Any = config
-    for name in path.split("."):
-        value = value[name]
-    return value

@@ -11,15 +11,18 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from attnlab import training
 from attnlab.attention import dot_product_attention, explain
 from attnlab.heads import Standard, explain_heads, init, multi_head_attention
+from attnlab.lab.fields import Json
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead
+from attnlab.sharing import Params
 from experiments.benchmarks import train
 from experiments.benchmarks.attention import (
     OURS,
@@ -192,7 +195,7 @@ def _of_layer(size: Size, mode: str) -> list[Entry]:
     layout = Standard(width=size.D, num_heads=size.N, head_dim=size.H)
 
     @jax.jit
-    def start() -> Any:
+    def start() -> tuple[Params, Array]:
         w = init(quick_key(0), layout, dtype=size.dtype)
         return w, jax.random.normal(quick_key(1), (size.B, size.T, size.D), size.dtype)
 
@@ -221,7 +224,7 @@ def by_backend(
     return own, [refuse(f"{title} {n}", str(would[n]), ours=True) for n in would if n not in able]
 
 
-def work(case: Case, rounds: int) -> dict[str, Any]:
+def work(case: Case, rounds: int) -> Json:
     """What the ledger keeps of a case. Raises DeviceLostError where the device answers no more."""
     try:
         measured = measure(case.build(), rounds, most_seconds=MOST_SECONDS)

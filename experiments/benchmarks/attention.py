@@ -10,13 +10,15 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from attnlab import heads
 from attnlab.attention import dot_product_attention, explain
+from attnlab.sharing import PyTree
 from experiments.benchmarks.flops import matmul_flops
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers import attention as peers
@@ -154,8 +156,8 @@ def function_case(
         others = {n: functools.partial(peers.FUNCTIONS[n], size.is_causal) for n in names}
         return entries(own, others, (q, k, v), mode, twin)
 
-    rounds: dict[str, Any] = {"most_rounds": most_rounds, "warm": most_rounds is None}
-    return _case("function", size, mode, build, bars=bars, **rounds)
+    warm = most_rounds is None
+    return _case("function", size, mode, build, bars=bars, most_rounds=most_rounds, warm=warm)
 
 
 def chosen_in(backends: Mapping[str, object]) -> str:
@@ -163,18 +165,26 @@ def chosen_in(backends: Mapping[str, object]) -> str:
     return next(name for name, word in backends.items() if str(word).startswith("chosen"))
 
 
-def _case(what: str, size: Size, mode: str, build: Callable, **fields: Any) -> Case:
+class CaseOptions(TypedDict, total=False):
+    """Fields of a `Case` with defaults."""
+
+    bars: tuple[Bar, ...]
+    most_rounds: int | None
+    warm: bool
+
+
+def _case(what: str, size: Size, mode: str, build: Callable, **fields: Unpack[CaseOptions]) -> Case:
     sizes, *marks = size.labels()
     name = ", ".join([f"{what} {sizes} {marks[0]}", *marks[1:], mode])
     label = f"{sizes}\n{' '.join(marks)}"
     return Case(name, f"{what}s, {mode}", label, size.B * size.T, build, **fields)
 
 
-def _normal(key: Any, shape: tuple[int, ...], size: Size) -> Any:
+def _normal(key: Array, shape: tuple[int, ...], size: Size) -> Array:
     return jax.random.normal(key, shape, size.dtype)
 
 
-def quick_key(seed: int) -> Any:
+def quick_key(seed: int) -> Array:
     """Of the generator that the device has itself: its programs compile in no time."""
     return jax.random.key(seed, impl="rbg")
 
@@ -231,7 +241,7 @@ def reason_of(error: Exception) -> str:
     return f"{reason[:157]}..." if len(reason) > 160 else reason
 
 
-def _entry(name, peer, args, cotangent, mode, expected) -> tuple[Entry, Any]:
+def _entry(name, peer, args, cotangent, mode, expected) -> tuple[Entry, PyTree]:
     """The entry and the results that all have to equal: its own where there are none yet."""
     entry = (torch_entry if peer.torch else jax_entry)(name, peer, args, cotangent, mode)
     if entry.refusal:
@@ -255,7 +265,7 @@ def _left_out(package: str) -> None:
     print(f"{package} is left out: it is not installed; pip install attnlab[bench]", flush=True)
 
 
-def check_equal(name: str, got: Any, expected: Any) -> None:
+def check_equal(name: str, got: PyTree, expected: PyTree) -> None:
     """Raises DifferentResultsError unless all is finite and agrees up to rounding."""
     got, expected = jax.tree.leaves(got), jax.tree.leaves(expected)
     if [a.shape for a in got] != [b.shape for b in expected]:
@@ -268,13 +278,13 @@ def check_equal(name: str, got: Any, expected: Any) -> None:
 
 
 @jax.jit
-def _worst(a: Any, b: Any) -> Any:
+def _worst(a: Array, b: Array) -> Array:
     """The largest difference, relative to the largest value: where the arrays are."""
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     return jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))
 
 
-def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Any, mode: str) -> Entry:
+def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
     """Compiled for these arguments; refuses what would not fit in memory."""
 
     def work(args, cotangent):
@@ -304,7 +314,7 @@ def jax_entry(name: str, peer: Peer, args: tuple, cotangent: Any, mode: str) -> 
     return entry
 
 
-def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Any, mode: str) -> Entry:
+def torch_entry(name: str, peer: Peer, args: tuple, cotangent: Array, mode: str) -> Entry:
     """Eager, in tensors of its own."""
     torch = on_torch.load()
     given = [on_torch.tensor(a).requires_grad_() for a in peer.arrange(*args)]

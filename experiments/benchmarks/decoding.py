@@ -9,11 +9,12 @@ the same weights, and their outputs are compared before anything is timed.
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from attnlab.heads import (
     HeadInputs,
@@ -28,9 +29,12 @@ from attnlab.heads import (
     init,
     init_cache,
 )
+from attnlab.sharing import PyTree
 from experiments.benchmarks.attention import Size, check_equal, quick_key, reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 
+Cache: TypeAlias = dict[str, Array]
+Tried: TypeAlias = tuple[Entry, Array | None]
 STEPS = 16
 """Tokens of one call."""
 FROM_X = "attnlab, cache of x"
@@ -69,7 +73,7 @@ def _entries(size: Size, steps: int, wide: Standard, latent: Latent) -> list[Ent
     layouts = (wide, *(step.layout for step in rewrites))
 
     @jax.jit  # one program, where each product would be one
-    def start() -> Any:
+    def start() -> tuple[list[dict[str, Array]], dict[str, Array], Array]:
         keys = jax.random.split(quick_key(0), 2)
         weights = [init(keys[0], wide, dtype=size.dtype)]
         for step in rewrites:
@@ -97,7 +101,7 @@ def _entries(size: Size, steps: int, wide: Standard, latent: Latent) -> list[Ent
     return [*made, entry._replace(ours=True)]
 
 
-def _tried(name: str, make: Callable[[], Entry], expected: Any) -> tuple[Entry, Any]:
+def _tried(name: str, make: Callable[[], Entry], expected: Array | None) -> Tried:
     """The entry, or a row that says why there is none; and what later ones have to equal."""
     try:
         entry = make()
@@ -109,25 +113,26 @@ def _tried(name: str, make: Callable[[], Entry], expected: Any) -> tuple[Entry, 
 
 
 def _ours(
-    name: str, layout: Layout, w: Params, held: dict[str, Any], tokens: Any, past: int
+    name: str, layout: Layout, w: Params, held: dict[str, Array], tokens: Array, past: int
 ) -> Entry:
     cache = init_cache(layout, tokens.shape[0], past + tokens.shape[1], tokens.dtype)
     cache = cache | held | {"length": jnp.asarray(past)}
 
-    def step(w: Params, cache: Any, x: Any) -> Any:
+    def step(w: Params, cache: Cache, x: Array) -> tuple[Array, Cache]:
         inputs = HeadInputs(cache=cache, order="factored")
         outputs = attend_heads(w, x[:, None], layout, inputs, is_causal=True)
+        assert outputs.cache is not None
         return outputs.output, outputs.cache
 
     return _entry(name, step, w, cache, tokens, lambda cache: cache | {"length": jnp.asarray(past)})
 
 
-def _latent(layout: Layout, size: Size, tokens: Any, past: int) -> Entry:
+def _latent(layout: Layout, size: Size, tokens: Array, past: int) -> Entry:
     """Absorbed: every head attends to the latent. The cache holds normal numbers."""
     ((last,), _) = chain(layout)
 
     @jax.jit
-    def start() -> Any:
+    def start() -> tuple[Params, dict[str, Array]]:
         w = last.params(init(quick_key(2), layout, dtype=size.dtype))
         shapes = {n: (size.B, size.T, *shape) for n, shape in cache_shapes(last.layout).items()}
         return w, {
@@ -139,7 +144,7 @@ def _latent(layout: Layout, size: Size, tokens: Any, past: int) -> Entry:
 
 
 def _linen(
-    name: str, layout: Layout, w: Params, held: tuple[Any, Any], tokens: Any, past: int
+    name: str, layout: Layout, w: Params, held: tuple[Array, Array], tokens: Array, past: int
 ) -> Entry:
     n, h = layout.num_heads, layout.size("head_dim")
     layer = nn.MultiHeadDotProductAttention(
@@ -154,7 +159,7 @@ def _linen(
     params = {theirs: {"kernel": w[ours]} for theirs, ours in names.items()}
     cache = {"cached_key": held[0], "cached_value": held[1], "cache_index": jnp.asarray(past)}
 
-    def step(params: Any, cache: Any, x: Any) -> Any:
+    def step(params: PyTree, cache: Cache, x: Array) -> tuple[Array, Cache]:
         out, new = layer.apply({"params": params, "cache": cache}, x[:, None], mutable=["cache"])
         return out, new["cache"]
 
@@ -163,13 +168,18 @@ def _linen(
 
 
 def _entry(
-    name: str, step: Callable, w: Any, cache: Any, tokens: Any, back: Callable[[Any], Any]
+    name: str,
+    step: Callable,
+    w: PyTree,
+    cache: Cache,
+    tokens: Array,
+    back: Callable[[Cache], Cache],
 ) -> Entry:
     """`step` (w, cache, x [B, D]) -> (out [B, 1, D], cache), for every one of `tokens` in one
     program. The cache is overwritten in place; `back` makes it as long as it was."""
 
-    def work(w: Any, cache: Any, tokens: Any) -> Any:
-        def body(cache: Any, x: Any) -> Any:
+    def work(w: PyTree, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+        def body(cache: Cache, x: Array) -> tuple[Cache, Array]:
             out, cache = step(w, cache, x)
             return cache, out[:, 0]
 
@@ -181,7 +191,7 @@ def _entry(
     compiled = jax.jit(work, donate_argnums=1).lower(w, cache, tokens).compile()
     seconds, memory = time.perf_counter() - began, compiled.memory_analysis()
 
-    def run() -> Any:
+    def run() -> Array:
         nonlocal cache
         outs, cache = jax.block_until_ready(compiled(w, cache, tokens))
         return outs

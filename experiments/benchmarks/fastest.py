@@ -3,14 +3,15 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from attnlab.lab.fields import Json
 from experiments.benchmarks.attention import OURS
 from experiments.benchmarks.measure import interval
 
-Record = dict[str, Any]
+Record: TypeAlias = Json
 
 
 class Ratio(NamedTuple):
@@ -21,24 +22,24 @@ class Ratio(NamedTuple):
     high: float
 
 
-def able(record: Record) -> dict[str, dict]:
+def able(record: Record) -> dict[str, Json]:
     """The rows that have times, by name."""
     return {row["name"]: row for row in record["rows"] if row["seconds"]}
 
 
-def ours(record: Record) -> dict[str, dict]:
+def ours(record: Record) -> dict[str, Json]:
     """Of `able` those of attnlab, by backend (in a layer: by order of contraction and backend)."""
     return {
         name.removeprefix(OURS).strip(): row for name, row in able(record).items() if row["ours"]
     }
 
 
-def peers(record: Record) -> dict[str, dict]:
+def peers(record: Record) -> dict[str, Json]:
     """Of `able` those of others."""
     return {name: row for name, row in able(record).items() if not row["ours"]}
 
 
-def fastest(rows: dict[str, dict]) -> str | None:
+def fastest(rows: dict[str, Json]) -> str | None:
     """The name of the row with the least median time."""
     return min(rows, key=lambda name: rows[name]["milliseconds"], default=None)
 
@@ -48,13 +49,13 @@ def chosen(record: Record) -> str:
     return record["rows"][0]["name"].removeprefix(OURS).strip()
 
 
-def ratio(above: dict, below: dict) -> Ratio:
+def ratio(above: Json, below: Json) -> Ratio:
     """How many times as long one row takes as another, within rounds."""
     both = np.asarray(above["seconds"]) / np.asarray(below["seconds"])
     return Ratio(*interval(both, np.random.default_rng(0)))
 
 
-def of(records: Iterable[Record], **about: Any) -> list[Record]:
+def of(records: Iterable[Record], **about: object) -> list[Record]:
     """Those of these sizes that have a row with times."""
     return [
         r

@@ -1,17 +1,23 @@
 """The ratios of a suite as one figure: a panel per group, a row per case, a mark per peer."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnlab.plotting import BACKGROUND, COLOURS, FONT_SIZE, FOREGROUND, GRID, MARKERS
 from experiments.benchmarks.measure import NOT_SLOWER, Case, Measurement
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 MOST_COLUMNS = 2
 TWIN = {"color": "#888888", "marker": "|"}
-Shown = tuple[Case, list[Measurement]]
+Shown: TypeAlias = tuple[Case, list[Measurement]]
+Style: TypeAlias = dict[str, Any]
+"""Keywords of matplotlib."""
 
 
-def ratios(results: Sequence[tuple[Case, Sequence[Measurement]]]) -> Any:
+def ratios(results: Sequence[tuple[Case, Sequence[Measurement]]]) -> "Figure | None":
     """Time of ours / time of each peer with its interval, on a logarithmic axis; 1 is marked.
 
     The A/A pair stands in grey. Cases in which nothing was compared are left out; None where
@@ -68,7 +74,7 @@ def _places(cases: Sequence[Shown]) -> tuple[list[list[float]], float]:
     return places, y
 
 
-def _panel(axes: Any, group: str, cases: Sequence[Shown], styles: Mapping[str, Any]) -> None:
+def _panel(axes: "Axes", group: str, cases: Sequence[Shown], styles: Mapping[str, Style]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     places, height = _places(cases)
@@ -100,11 +106,11 @@ def _panel(axes: Any, group: str, cases: Sequence[Shown], styles: Mapping[str, A
     axes.set_title(group, fontsize=FONT_SIZE, color=FOREGROUND, loc="left")
 
 
-def _style(k: int) -> dict[str, Any]:
+def _style(k: int) -> Style:
     return {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)]}
 
 
-def _legend(figure: Any, styles: Mapping[str, Any]) -> None:
+def _legend(figure: "Figure", styles: Mapping[str, Style]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [

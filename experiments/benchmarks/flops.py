@@ -41,7 +41,7 @@ def matmul_flops(jaxpr: Any) -> float | None:
     return total
 
 
-def _jaxprs(parameter: Any) -> list[Any]:
+def _jaxprs(parameter: object) -> list[ClosedJaxpr | Jaxpr]:
     if isinstance(parameter, (ClosedJaxpr, Jaxpr)):
         return [parameter]
     if isinstance(parameter, (tuple, list)):

@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+from attnlab.lab.fields import Json
 from experiments.benchmarks.measure import Case
 
 FILE = "cases.jsonl"
@@ -28,7 +28,7 @@ class DeviceLostError(RuntimeError):
 class Ledger:
     """What a folder knows of its cases."""
 
-    def __init__(self, folder: Path, about: dict[str, Any]):
+    def __init__(self, folder: Path, about: Json):
         """`about`: what the numbers belong to. Raises ValueError where those that are there belong
         to something else."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ class Ledger:
             raise ValueError(f"{self._path} holds other numbers: {told}; use another --out")
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Json:
         """What the numbers belong to."""
         return self._lines[0]["about"]
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """Of every case that is done, in the order in which they came."""
         return [line for line in self._lines if "rows" in line]
 
@@ -69,11 +69,11 @@ class Ledger:
         self._append({"begins": case.name})
         return True
 
-    def add(self, case: Case, result: dict[str, Any]) -> None:
+    def add(self, case: Case, result: Json) -> None:
         """Keeps the result of a case: its "rows", and "trouble" where there are none."""
         self._append({"name": case.name, "about": dict(case.about)} | result)
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, line: Json) -> None:
         self._lines.append(json.loads(json.dumps(line)))
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -84,7 +84,7 @@ class Ledger:
 def go_through(
     cases: Iterable[Case],
     ledger: Ledger,
-    work: Callable[[Case], dict[str, Any]],
+    work: Callable[[Case], Json],
     *,
     minutes: float,
     say: Callable[[str], None] = print,

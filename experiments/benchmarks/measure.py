@@ -9,9 +9,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from attnlab.lab.fields import Json
+from attnlab.sharing import PyTree
 
 # A round calls a fast entry until this time is filled, so that the clock does not matter.
 SECONDS_PER_ROUND = 0.02
@@ -24,7 +27,7 @@ class Entry(NamedTuple):
     """One thing to time."""
 
     name: str
-    run: Callable[[], Any]
+    run: Callable[[], PyTree]
     """Does the work once, waits for it and returns what it made."""
     ours: bool = False
     twin: bool = False
@@ -66,7 +69,7 @@ class Case(NamedTuple):
     """Run every entry once before the first round; False where start-up is what is timed."""
     bars: tuple[Bar, ...] = ()
     most_rounds: int | None = None
-    about: Mapping[str, Any] = MappingProxyType({})
+    about: Mapping[str, object] = MappingProxyType({})
     """The sizes by name, for who reads many cases."""
 
 
@@ -105,7 +108,7 @@ class Measurement(NamedTuple):
         """Of the fastest round. Far below the median where other work held the cores."""
         return 1e3 * float(np.min(self.seconds)) if self.seconds else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """For JSON, all numbers side by side."""
         ratio = self.ratio or (None, None, None)
         times = {"milliseconds": self.milliseconds, "best_milliseconds": self.best_milliseconds}
@@ -142,7 +145,7 @@ def measure(
     return [measurement(entries, i, seconds, rng) for i in range(len(entries))]
 
 
-def _seconds(run: Callable[[], Any], calls: int) -> float:
+def _seconds(run: Callable[[], PyTree], calls: int) -> float:
     began = time.perf_counter()
     for _ in range(calls):
         run()

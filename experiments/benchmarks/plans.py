@@ -8,12 +8,13 @@ XLA sets aside beside weights, inputs and gradients.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from attnlab.heads import Standard, init_cache
 from attnlab.models import (
@@ -26,7 +27,7 @@ from attnlab.models import (
     run_layers,
     transformer_layer,
 )
-from attnlab.sharing import init_stacked, plan_names, select_params
+from attnlab.sharing import Params, init_stacked, plan_names, select_params
 from experiments.benchmarks.measure import Bar, Case, Entry, refuse
 from experiments.benchmarks.peers.decoders import LinenBlock, linen_layers
 
@@ -41,6 +42,7 @@ BATCH, LENGTH = 4, 256
 OTHER_DEPTHS = (2, 96)
 GROUPS = 4
 """Parameter groups of the plans that take a number."""
+Loss: TypeAlias = Callable[[Params, Array], Array]
 NN_SCAN = "Linen, nn.scan"
 LINEN_PLANS: dict[str, dict[str, Any]] = {
     "separate": {"variable_axes": {"params": 0}, "split_rngs": {"params": True}},
@@ -70,14 +72,14 @@ def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
         sized_plan = f"{base}:{min(GROUPS, depth)}" if colon else plan
         return dataclasses.replace(config, num_layers=depth, sharing=sized_plan)
 
-    def init_layers(config: ModelConfig) -> Any:
+    def init_layers(config: ModelConfig) -> Params:
         return init_stacked(init_layer(config.layer), jax.random.key(0), config.plan)
 
     whole = sized(config.num_layers)
     shape = (batch, config.max_len, config.width)
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
     w = jax.jit(functools.partial(init_layers, whole))()
-    work: dict[str, tuple[Callable, Any]] = {
+    work: dict[str, tuple[Loss, Params]] = {
         "attnlab": (_ours(whole, remat=False), w),
         "attnlab, remat": (_ours(whole, remat=True), w),
         "Python loop": (_loop(whole), w),
@@ -113,18 +115,18 @@ def _entries(config: ModelConfig, batch: int, plan: str) -> list[Entry]:
     return entries
 
 
-def _compile(loss: Callable, w: Any, x: Any) -> Any:
+def _compile(loss: Loss, w: Params, x: Array) -> jax.stages.Compiled:
     """The loss and its gradient, traced and compiled anew (jax.jit remembers functions)."""
     fresh = lambda w, x: jax.value_and_grad(loss)(w, x)
     return jax.jit(fresh).lower(w, x).compile()
 
 
-def _loss(y: Any) -> Any:
+def _loss(y: Array) -> Array:
     return jnp.mean(jnp.square(y))
 
 
-def _ours(config: ModelConfig, remat: bool) -> Callable:
-    def loss(w: Any, x: Any) -> Any:
+def _ours(config: ModelConfig, remat: bool) -> Loss:
+    def loss(w: Params, x: Array) -> Array:
         layers = LayersOfType(params=w, plan=config.plan, spec=config.layer)
         inputs = StackInputs(remat=remat)
         return _loss(run_layers({"layers": layers}, config.layer_names, x, inputs).x)
@@ -132,10 +134,10 @@ def _ours(config: ModelConfig, remat: bool) -> Callable:
     return loss
 
 
-def _loop(config: ModelConfig) -> Callable:
+def _loop(config: ModelConfig) -> Loss:
     """The same layers, one after another in Python."""
 
-    def loss(w: Any, x: Any) -> Any:
+    def loss(w: Params, x: Array) -> Array:
         plan, shared_kv = config.plan, None
         if any(plan.reuses_kv):
             empty = init_cache(config.layout, x.shape[0], x.shape[1], x.dtype)
@@ -150,11 +152,11 @@ def _loop(config: ModelConfig) -> Callable:
     return loss
 
 
-def _linen(config: ModelConfig, block: Any, plan: str) -> Callable:
+def _linen(config: ModelConfig, block: type[nn.Module], plan: str) -> Loss:
     scan = nn.scan(block, length=config.num_layers, in_axes=nn.broadcast, **LINEN_PLANS[plan])
     layers = scan(config)
 
-    def loss(w: Any, x: Any) -> Any:
+    def loss(w: Params, x: Array) -> Array:
         mask = nn.make_causal_mask(x[..., 0])
         return _loss(layers.apply({"params": w}, x, mask)[0])
 

@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from attnlab import training
 from attnlab.heads import Standard
 from attnlab.models import FFN, Compute, ModelConfig, OutputHead, flops_per_token
+from attnlab.sharing import Params, PyTree
 from experiments.benchmarks.attention import reason_of
 from experiments.benchmarks.measure import Case, Entry, refuse
 from experiments.benchmarks.peers import decoders
@@ -68,7 +70,7 @@ def seeds_case(config: ModelConfig, trains: training.TrainConfig, count: int) ->
     return Case(f"{count} seeds at once", "seeds", f"{count} seeds", tokens, build, about=about)
 
 
-def _about(config: ModelConfig, trains: training.TrainConfig, tokens: int) -> dict[str, Any]:
+def _about(config: ModelConfig, trains: training.TrainConfig, tokens: int) -> dict[str, object]:
     """With FLOPs of 3 forward passes, as `sweep` counts."""
     flops = 3.0 * tokens * flops_per_token(config, trains.length)
     sizes = {
@@ -192,11 +194,11 @@ def whole_run_cases(data: str) -> Iterator[Case]:
     yield Case(name, "whole run", "nanoGPT", 2000 * 12 * 64, build, warm=False)
 
 
-def _count(params: Any) -> int:
+def _count(params: Params) -> int:
     return sum(a.size for a in jax.tree.leaves(params))
 
 
-def _jax_entry(name: str, step: Callable, state: Any, *given: Any) -> Entry:
+def _jax_entry(name: str, step: Callable, state: PyTree, *given: ArrayLike) -> Entry:
     """`step` (state, *given) -> (state, loss), compiled, with its state given back to it."""
     # A copy, because the compiled step overwrites what it is given.
     state, given = jax.tree.map(jnp.array, state), jax.tree.map(jnp.asarray, given)

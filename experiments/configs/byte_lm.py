@@ -19,7 +19,8 @@ which reaches 1.88 nats (2.71 bits) per character on the whole validation text.
 
 import dataclasses
 import typing
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict, config_dict
 
@@ -39,15 +40,19 @@ MODELS = [
 """Published models that read text: no row of `DATASETS` has images."""
 
 
+Values: TypeAlias = Mapping[str, object]
+"""Config field -> value."""
+
+
 def get_config(arg: str = "") -> ConfigDict:
     """The base config with the words of `arg` applied in order."""
     return with_presets(_base(), arg)
 
 
 def other_data(
-    arg: str, task: str, source: str, values: dict[str, Any], variants: dict[str, Any]
+    arg: str, task: str, source: str, values: Values, variants: Mapping[str, Values]
 ) -> ConfigDict:
-    """The config of another task and row of `DATASETS`: the base with `values` (field -> value),
+    """The config of another task and entry of `DATASETS`: the base with `values` (field -> value),
     then the words of `arg`, those of `variants` among them."""
     config = _base()
     config.task = task
@@ -56,7 +61,7 @@ def other_data(
     return with_presets(config, arg, variants)
 
 
-def presets(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
+def presets(variants: Mapping[str, Values]) -> dict[str, str]:
     """What may stand behind the colon -> what it does, for --help."""
     rows = {
         "a layout": LAYOUTS,
@@ -70,7 +75,7 @@ def presets(variants: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 
 def with_presets(
-    config: ConfigDict, arg: str, variants: dict[str, dict[str, Any]] | None = None
+    config: ConfigDict, arg: str, variants: Mapping[str, Values] | None = None
 ) -> ConfigDict:
     """`config` with the words of `arg` applied in order; None: the words of this file."""
     for name in filter(None, arg.split(",")):
@@ -98,12 +103,12 @@ def _base() -> ConfigDict:
     )
 
 
-def fields(example: Any) -> dict[str, Any]:
+def fields(example: Any) -> dict[str, object]:
     """Every field of a dataclass, and of those in it, so that every one is a flag; one that is
     None gets the first type of its hint, since a flag needs one to be read.
     """
     hints = typing.get_type_hints(type(example))
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for field in dataclasses.fields(example):
         value = getattr(example, field.name)
         if value is None:
@@ -113,12 +118,12 @@ def fields(example: Any) -> dict[str, Any]:
     return found
 
 
-def set_source(config: ConfigDict, name: str, **values: Any) -> None:
-    """Another row of `DATASETS`, all its fields with their defaults or `values`."""
+def set_source(config: ConfigDict, name: str, **values: object) -> None:
+    """Another entry of `DATASETS`, all its fields with their defaults or `values`."""
     config.data = ConfigDict({"source": name, **fields(DATASETS[name](**values))})
 
 
-def model_fields(model: ModelConfig) -> dict[str, Any]:
+def model_fields(model: ModelConfig) -> dict[str, object]:
     """Every field of every layout and part of a model, so that every one is a flag; its sharing
     plan by name.
 
@@ -137,7 +142,7 @@ def set_model(config: ConfigDict, model: ModelConfig) -> None:
     config.task = next(name for name, task in OBJECTIVES.items() if model.kind in task.model_kinds)
 
 
-def _apply(config: ConfigDict, name: str, variants: dict[str, dict[str, Any]]) -> None:
+def _apply(config: ConfigDict, name: str, variants: Mapping[str, Values]) -> None:
     if name in LAYOUTS:
         config.model.heads.layout = name
     elif name in MODELS:
@@ -148,7 +153,7 @@ def _apply(config: ConfigDict, name: str, variants: dict[str, dict[str, Any]]) -
         set_source(config, name)
     else:
         known = dict.fromkeys([*LAYOUTS, *PLANS, *DATASETS, *MODELS])
-        for path, value in (lookup(variants | known, name, what="preset") or {}).items():
+        for path, value in (lookup({**variants, **known}, name, what="preset") or {}).items():
             config.update_from_flattened_dict({path: value})
 
 
@@ -165,7 +170,7 @@ SHORTEST = {
 }
 """A training of seconds, for tests."""
 
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, Values] = {
     "masked": {
         "task": "masked_lm",
         "model.kind": "encoder",

@@ -33,7 +33,7 @@ difference, and naive Bayes, without a model, 77.6.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from ml_collections import ConfigDict
 
@@ -69,14 +69,15 @@ def get_config(arg: str = "") -> ConfigDict:
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Wide and standard heads, and chunks with every cause undone or not."""
     wide = with_layout(base.model, "wide", "separate")
-    kinds: dict[str, dict[str, Any]] = {STANDARD: {"layout": "standard"}}
+    kinds: dict[str, tuple[str, float | None]] = {STANDARD: ("standard", None)}
     for name, layout in ((OWN, "narrow"), (ONE, "narrow_tied")):
-        kinds[name] = {"layout": layout}
-        kinds[name + SMALL] = {"layout": layout, "scale": base.model.width**-0.5}
+        kinds[name] = layout, None
+        kinds[name + SMALL] = layout, base.model.width**-0.5
     found = [lab.Variant({"model.heads.layout": "wide"}, WIDE)]
-    for name, values in kinds.items():
-        as_many = match_budget(_with_heads(base.model, **values), wide, "parameters").config
-        changes = {f"model.heads.{field}": value for field, value in values.items()}
+    for name, (layout, scale) in kinds.items():
+        as_many = match_budget(_with_heads(base.model, layout, scale), wide, "parameters").config
+        changes: dict[str, object] = {"model.heads.layout": layout}
+        changes |= {"model.heads.scale": scale} if scale else {}
         found.append(lab.Variant(changes, name))
         equal = changes | {"model.ffn.width": as_many.ffn.width}
         found.append(lab.Variant(equal, name + EQUAL))
@@ -86,7 +87,7 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     return [variant for variant in found if variant.name in compared]
 
 
-def _with_heads(base: ModelConfig, layout: str, scale: float | None = None) -> ModelConfig:
+def _with_heads(base: ModelConfig, layout: str, scale: float | None) -> ModelConfig:
     """`base` with another head layout and score scale."""
     config = with_layout(base, layout, "separate")
     return dataclasses.replace(config, heads=dataclasses.replace(config.heads, scale=scale))

@@ -46,7 +46,7 @@ VALUES = {
     "train.evaluation.every": 25,
     "train.evaluation.windows": 0,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "citeseer": {
         "model.vocab_size": 3703,
         "model.max_len": 3312,

@@ -15,7 +15,6 @@ Presets after the colon: those of byte_lm.py (`tiny`, a sharing plan, ...).
 """
 
 import dataclasses
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -33,7 +32,7 @@ from attnlab.models import ModelConfig, match_budget
 from experiments.configs import byte_lm
 
 STANDARD, DIFFERENTIAL = "standard", "differential"
-EXTRAS: dict[str, tuple[str, type[Extra], dict[str, Any]]] = {
+EXTRAS: dict[str, tuple[str, type[Extra], dict[str, object]]] = {
     "mixture of heads": ("mixture_of_heads", MixtureOfHeads, {}),
     "gate per head": ("gate", Gate, {"by": "head"}),
     "gate per element": ("gate", Gate, {"by": "element"}),

@@ -43,7 +43,6 @@ widths of match=parameters are no multiples of 8, which is slower on a GPU.
 """
 
 import itertools
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -132,7 +131,7 @@ def describe(preset: str = "") -> lab.Description:
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """Each layout under each plan."""
     presets = preset.split(",")
-    rates: list[dict[str, Any]] = [{}]
+    rates: list[dict[str, float]] = [{}]
     if "lr" in presets:
         rates = [{FIRST_RATE: rate, FINAL_RATE: rate / 10} for rate in LEARNING_RATES]
     found = []
@@ -142,7 +141,7 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
         tags: dict[str, lab.Tag] = {"layout": layout, "sharing": plan}
         for rate in rates:
             more = {"learning_rate": rate[FIRST_RATE]} if rate else {}
-            scales: dict[str, dict[str, Any]] = {"sqrt(H)": {}}
+            scales: dict[str, dict[str, float]] = {"sqrt(H)": {}}
             if "scores" in presets:
                 scales["H"] = {"model.heads.scale": 1 / head}
             for name, scale in scales.items():

@@ -20,6 +20,7 @@ Presets after the colon: `paper` (T = 128), `tiny`.
 from ml_collections import ConfigDict
 
 from attnlab import lab
+from attnlab.lab.text_table import counted
 from experiments.configs import byte_lm
 from experiments.expect import expect
 
@@ -52,12 +53,12 @@ VALUES = {
     "train.evaluation.windows": 0,
     "train.checkpoint_every": 3000,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "paper": {"model.max_len": 129, "train.length": 129, "train.steps": 20_000},
     "tiny": {"data.heldout_rows": 32, "model.width": 16} | byte_lm.SHORTEST,
 }
-DEPTHS = {"one": (1, (1, 2, 3, 4, 5)), "two": (2, (1, 2))}
-"""First word of an arm -> its layers, and the numbers of heads in each."""
+DEPTHS = {"one layer": (1, (1, 2, 3, 4, 5)), "two layers": (2, (1, 2))}
+"""First words of a variant -> its layers, and the numbers of heads in each."""
 description = lab.Description(
     question="How many heads does a sum of four maxima need, and can depth stand in for them?",
     source="Yu et al., ICLR 2026 (arXiv 2510.06662): bounds, and its figure 1",
@@ -83,9 +84,8 @@ def get_config(arg: str = "") -> ConfigDict:
 def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     """One layer of 1 to 5 heads, two of 1 and 2."""
     found = []
-    for word, (layers, counts) in DEPTHS.items():
+    for words, (layers, counts) in DEPTHS.items():
         for heads in counts:
-            name = f"{word} layer{'s' * (layers > 1)}, {heads} head{'s' * (heads > 1)}"
             values = {"model.num_layers": layers, "model.heads.num_heads": heads}
-            found.append(lab.Variant(values, name))
+            found.append(lab.Variant(values, f"{words}, {counted(heads, 'head')}"))
     return found

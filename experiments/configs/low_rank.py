@@ -17,8 +17,6 @@ four is not that of the paper (`docs/results/known_answers.md`).
 Presets after the colon: those of byte_lm.py (`tiny`, ...).
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -26,7 +24,7 @@ from experiments.configs import byte_lm
 from experiments.expect import expect
 
 HEADS = (2, 8, 32)
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, object]] = {
     **{f"H = D/N, {n} heads": {"model.heads.num_heads": n} for n in HEADS},
     **{
         f"H = 16, {n} heads": {"model.heads.num_heads": n, "model.heads.head_dim": 16}

@@ -15,8 +15,6 @@ without neighbours; the dense mask gives the same answers as the edges.
 Presets after the colon: those of cora.py (`citeseer`, `tiny`).
 """
 
-from typing import Any
-
 from attnlab import lab
 from experiments.configs import cora
 from experiments.expect import expect
@@ -24,7 +22,7 @@ from experiments.expect import expect
 EDGES, MEAN, ALONE = "over the edges", "the mean of all", "no neighbours"
 FIRST, DENSE = "over the edges, 40 steps", "a dense mask, 40 steps"
 SHORT = {"train.seeds": (0,), "train.steps": 40}
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, object]] = {
     EDGES: {},
     FIRST: SHORT,
     DENSE: {"model.attention.implementation": "dense"} | SHORT,

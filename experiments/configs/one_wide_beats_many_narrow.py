@@ -19,8 +19,6 @@ Presets after the colon: `paper` (16 points in 64 dimensions, heads of 4, up to 
 parameters: for a GPU), `tiny`.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -32,7 +30,7 @@ SIZES = {"": (8, 2, 16), "paper": (64, 4, 64), "tiny": (8, 2, 2)}
 one full-rank head the largest number of small heads has."""
 
 
-def sized(dimensions: int) -> dict[str, Any]:
+def sized(dimensions: int) -> dict[str, int]:
     """What follows the dimensions of the points."""
     names = ("data.dimensions", "model.vocab_size", "model.output.num_classes")
     return dict.fromkeys(names, dimensions) | {"model.width": 2 * dimensions}
@@ -64,7 +62,7 @@ VALUES = sized(8) | {
     "train.evaluation.windows": 0,
     "train.checkpoint_every": 3000,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "paper": sized(64) | {"train.length": 16, "train.steps": 100_000},
     "tiny": {"data.heldout_rows": 32} | byte_lm.SHORTEST,
 }
@@ -94,7 +92,7 @@ def variants(base: lab.Experiment, preset: str) -> list[lab.Variant]:
     presets = [name for name in preset.split(",") if name in SIZES]
     dimensions, small, times = SIZES[presets[-1] if presets else ""]
     heads = 2 * dimensions // small
-    one: dict[str, Any] = {"model.heads.head_dim": small}
+    one: dict[str, object] = {"model.heads.head_dim": small}
     equal = one | {"model.heads.num_heads": heads}
     return [
         lab.Variant({}, "one full-rank head"),

@@ -40,7 +40,7 @@ VALUES = {
     "train.evaluation.every": 100,
     "train.evaluation.windows": 0,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "paper": {
         "data.vocab_size": 8192,
         "data.pairs": 8,

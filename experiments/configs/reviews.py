@@ -37,7 +37,7 @@ VALUES = {
     "train.evaluation.every": 100,
     "train.evaluation.windows": 0,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "max": {"model.output.pooler": "max"},
     "long": {"model.max_len": 512, "train.length": 512, "train.batch_size": 16},
     "tiny": {

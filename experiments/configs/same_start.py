@@ -21,8 +21,6 @@ weights ends at a distance of 0.20 to 0.22, different values at 0.73 to 0.77, dr
 Presets after the colon: `tiny`.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -37,9 +35,9 @@ VALUES = two_heads_beat_one.VALUES | {
     "train.seeds": (0, 1, 2),
     "measure_heads": True,
 }
-VARIANTS = {"tiny": two_heads_beat_one.VARIANTS["tiny"] | {"train.optimizer.learning_rate": 3e-2}}
-EQUAL: dict[str, Any] = {"head_init.values": "outputs"}
-CHANGES: dict[str, dict[str, Any]] = {
+VARIANTS = {"tiny": {**two_heads_beat_one.VARIANTS["tiny"], "train.optimizer.learning_rate": 3e-2}}
+EQUAL: dict[str, object] = {"head_init.values": "outputs"}
+CHANGES: dict[str, dict[str, object]] = {
     "apart": {},
     "equal": EQUAL,
     "one head, output times 2": {

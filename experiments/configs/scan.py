@@ -107,7 +107,7 @@ VALUES = {
     "train.evaluation.every": 250,
     "train.evaluation.windows": 0,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "length": {"data.make": "experiments.configs.scan:length"},
     "jump": {"data.make": "experiments.configs.scan:jump"},
     "tiny": {

@@ -18,8 +18,6 @@ merged attention 1.526, one stack for both 1.543, both together 1.552.
 Presets after the colon: those of translation.py (`reverse`, `bytes`, `tiny`).
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -28,7 +26,7 @@ from experiments.expect import expect
 
 OWN, SHARED, HALF = "two of their own", "one for both", "half the depth"
 MERGED, ONE = "merged attention", "merged, one for both"
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, object]] = {
     OWN: {},
     SHARED: {"model.encoder.shares_decoder": True},
     HALF: {"model.num_layers": 1},

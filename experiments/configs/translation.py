@@ -41,7 +41,7 @@ VALUES = {
     "train.evaluation.windows": 0,
     "train.checkpoint_every": 250,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "reverse": {"data.languages": "de-en"},
     "bytes": {
         "data.tokenizer": "bytes",

@@ -21,8 +21,6 @@ in 100 % each.
 Presets after the colon: `tiny`.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -55,7 +53,7 @@ VALUES = {
     "train.evaluation.curve_windows": 480,
     "train.checkpoint_every": 3000,
 }
-VARIANTS = {
+VARIANTS: dict[str, byte_lm.Values] = {
     "tiny": {
         "data.vertices": 4,
         "model.vocab_size": 7,
@@ -64,7 +62,7 @@ VARIANTS = {
         "train.evaluation.curve_windows": 24,
     },
 }
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, object]] = {
     "one head": {},
     "one head 8 times as wide": {"model.heads.head_dim": 8 * WIDTH},
     "two small heads": {"model.heads.num_heads": 2, "model.heads.head_dim": WIDTH // 4},

@@ -23,8 +23,6 @@ for the next byte of a text (then also the presets of byte_lm.py),
 4 minutes, bits per byte: all 2.542, Q and K frozen 2.577, V and O 2.610, the fixed pattern 3.031.
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from attnlab import lab
@@ -39,7 +37,7 @@ VALUES = recall.VALUES | {
     "train.evaluation.every": 100,
     "train.checkpoint_every": 800,
 }
-CHANGES: dict[str, dict[str, Any]] = {
+CHANGES: dict[str, dict[str, object]] = {
     "all learn": {},
     "Q and K frozen": {"train.optimizer.frozen": r"attention\.[qk](_bias)?$"},
     "V and O frozen": {"train.optimizer.frozen": r"attention\.[vo](_bias)?$"},
